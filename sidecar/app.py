@@ -1,0 +1,135 @@
+"""The composition root: builds everything and wires it together."""
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from sidecar.cache.store import PrefixStore
+from sidecar.config import Config, physical_memory
+from sidecar.engine.batch_loop import BatchLoop, ExtraProcessors, no_extra_processors
+from sidecar.engine.gpu_thread import GpuThread
+from sidecar.engine.loader import load, model_name
+from sidecar.engine.pool import EnginePool
+from sidecar.engine.text import TextEngine
+from sidecar.infra.metrics import Metrics
+from sidecar.pipeline.prepare import Pipeline, ThinkingDefaults
+from sidecar.server.handler import Listener
+from sidecar.server.routes import Routes, Services
+from sidecar.service.chat import ChatService
+from sidecar.service.models import ModelService
+from sidecar.service.served_model import ServedModel
+
+logger = logging.getLogger(__name__)
+
+_CACHE_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """A built server: `serve` it, then `close` it."""
+
+    config: Config
+    listener: Listener
+    pool: EnginePool[ServedModel]
+    gpu: GpuThread
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://{self.config.server.host}:{self.listener.port}"
+
+    def serve(self) -> None:
+        """Load the default model and answer until `stop_listening`."""
+        self.pool.start_loading()
+        self.listener.serve_forever(poll_interval=0.1)
+
+    def stop_listening(self) -> None:
+        """End `serve`; from another thread."""
+        self.listener.shutdown()
+
+    def drain(self) -> None:
+        """Take no new work and wait for what runs, at most the drain timeout."""
+        self.pool.drain()
+        deadline = time.monotonic() + self.config.server.drain_timeout_s
+        while self.pool.num_leases and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """Close the socket, unload, end the GPU thread."""
+        self.listener.server_close()
+        self.pool.close()
+        self.gpu.stop(timeout_s=10.0)
+
+
+def build(
+    config: Config, extra_processors: ExtraProcessors = no_extra_processors
+) -> App:
+    """
+    Build a server; nothing is loaded and nobody is served yet.
+
+    Args:
+        extra_processors: more logits processors for each row (the test harness's).
+    Raises:
+        OSError: the address cannot be bound.
+    """
+    metrics = Metrics()
+    gpu = GpuThread()
+    gpu.call(lambda: _prepare_device(config))
+    pool = EnginePool(
+        config.model.proxy_model_id or f"openai/{model_name(config.model.path)}",
+        ("local", "openai/local", model_name(config.model.path)),
+        lambda: _load_served(config, gpu, metrics, extra_processors),
+        config.model.load_wait_s,
+    )
+    services = Services(
+        ChatService(pool, config.generation, metrics), ModelService(pool, gpu), metrics
+    )
+    listener = Listener(config.server, Routes(services, config.server), metrics)
+    return App(config, listener, pool, gpu)
+
+
+def _prepare_device(config: Config) -> None:
+    mx.set_cache_limit(int(config.engine.max_cache_gb * (1 << 30)))
+    recommended = mx.device_info().get("max_recommended_working_set_size")
+    if recommended:  # Metal only
+        mx.set_wired_limit(int(recommended))
+
+
+def _load_served(
+    config: Config,
+    gpu: GpuThread,
+    metrics: Metrics,
+    extra_processors: ExtraProcessors,
+) -> ServedModel:
+    started = time.monotonic()
+    model = gpu.call(
+        lambda: load(
+            config.model.path,
+            config.model.family,
+            trust=config.model.trust_remote_code,
+        )
+    )
+    budget = config.cache.max_bytes
+    if budget is None:
+        budget = int(physical_memory() * _CACHE_SHARE)
+    store = PrefixStore(budget, config.cache.max_entries)
+    loop = BatchLoop(model, store, config.engine, extra_processors)
+    engine = TextEngine(model, loop, store, gpu, config.engine)
+    thinking = ThinkingDefaults(
+        config.generation.thinking, config.generation.preserve_thinking
+    )
+    pipeline = Pipeline(model.tokenizer, model.syntax.markers.think_open, thinking)
+    metrics.model_load_s.observe(time.monotonic() - started)
+    metrics.model_bytes.labels(model.name).set(model.num_bytes)
+    metrics.kv_bytes.set_function(lambda: store.num_bytes)
+    return ServedModel(engine, pipeline)
+
+
+def serve_in_thread(app: App) -> threading.Thread:
+    """Serve on a thread of its own, for a process that has other things to do."""
+    thread = threading.Thread(target=app.serve, name="listener", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,314 @@
+"""
+Settings: the one place that reads the environment.
+
+Sources, later wins: default, `.env`, process environment, flag
+(`ENV_FILE_OVERRIDES=true` lets `.env` beat the environment). Every name also works
+as `MLX_SERVER_<NAME>`. A bad value stops the start with the variable and its range.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dotenv import dotenv_values
+
+_UNITS = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+
+
+class ConfigError(Exception):
+    """A setting has a value it cannot have; the message names both."""
+
+
+def _setting(
+    default: Any,
+    env: str,
+    parse: Callable[[str], Any],
+    also: tuple[str, ...] = (),
+) -> Any:
+    meta = {"env": env, "parse": parse, "also": also}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: default, metadata=meta)
+    return field(default=default, metadata=meta)
+
+
+# Parsers: text -> value, ValueError with the range in words.
+
+
+def boolean(text: str) -> bool:
+    """`1 true yes on` or `0 false no off`, any case."""
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("true or false")
+
+
+def number(low: float, high: float) -> Callable[[str], float]:
+    """A number in [low, high]."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"a number {low:g}..{high:g}") from None
+        if not low <= value <= high:
+            raise ValueError(f"a number {low:g}..{high:g}")
+        return value
+
+    return parse
+
+
+def integer(low: int, high: int) -> Callable[[str], int]:
+    """A whole number in [low, high]."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(f"a whole number {low}..{high}") from None
+        if not low <= value <= high:
+            raise ValueError(f"a whole number {low}..{high}")
+        return value
+
+    return parse
+
+
+def choice(*words: str) -> Callable[[str], str]:
+    """One of the given words, any case."""
+
+    def parse(text: str) -> str:
+        for word in words:
+            if text.strip().lower() == word.lower():
+                return word
+        raise ValueError("one of " + ", ".join(words))
+
+    return parse
+
+
+def size(text: str) -> int:
+    """Bytes: a number, `64GB`, or a share of this machine's memory (`80%`)."""
+    word = text.strip().upper()
+    try:
+        if word.endswith("%"):
+            return int(physical_memory() * float(word[:-1]) / 100)
+        for unit, factor in _UNITS.items():
+            if word.endswith(unit):
+                return int(float(word.removesuffix(unit)) * factor)
+        return int(word)
+    except ValueError:
+        raise ValueError("bytes, a size such as 64GB, or a share such as 80%") from None
+
+
+def words(text: str) -> tuple[str, ...]:
+    """A comma list, or a JSON list of strings."""
+    if text.strip().startswith("["):
+        value = json.loads(text)
+        if not all(isinstance(item, str) for item in value):
+            raise ValueError("a list of strings")
+        return tuple(value)
+    return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+def physical_memory() -> int:
+    """Bytes of RAM in this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def cache_home() -> Path:
+    """Where files that outlive a run go."""
+    chosen = os.environ.get("MLX_CACHE_HOME") or os.environ.get("EXO_CACHE_HOME")  # noqa: TID251
+    return Path(chosen) if chosen else Path.home() / ".cache" / "litellm-mlx"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The listener: address, who may come in, limits, times."""
+
+    host: str = _setting("127.0.0.1", "MLX_HOST", str, ("MLX_SERVER_HOST",))
+    port: int = _setting(8080, "MLX_PORT", integer(0, 65535), ("MLX_SERVER_PORT",))
+    api_key: str | None = _setting(None, "MLX_API_KEY", str)
+    cors_allow_origins: tuple[str, ...] = _setting((), "CORS_ALLOW_ORIGINS", words)
+    allowed_hosts: tuple[str, ...] = _setting((), "ALLOWED_HOSTS", words)
+    max_body_mb: int = _setting(64, "MAX_BODY_MB", integer(1, 4096))
+    max_connections: int = _setting(128, "MAX_CONNECTIONS", integer(1, 65536))
+    keepalive_s: float = _setting(15.0, "KEEPALIVE_SECONDS", number(0.1, 3600))
+    timeout_chat_s: float = _setting(900.0, "TIMEOUT_CHAT_SECONDS", number(1, 86400))
+    timeout_completions_s: float = _setting(
+        600.0, "TIMEOUT_COMPLETIONS_SECONDS", number(1, 86400)
+    )
+    drain_timeout_s: float = _setting(30.0, "DRAIN_TIMEOUT_SECONDS", number(0, 3600))
+    metrics_enabled: bool = _setting(True, "METRICS_ENABLED", boolean)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, under which names."""
+
+    path: str | None = _setting(None, "MODEL_PATH", str, ("MLX_SERVER_DEFAULT_MODEL",))
+    family: str | None = _setting(
+        None,
+        "MODEL_FAMILY",
+        choice("qwen3", "glm4", "generic", "qwen", "qen3", "glm", "glm-4"),
+    )
+    proxy_model_id: str | None = _setting(None, "PROXY_MODEL_ID", str)
+    trust_remote_code: bool = _setting(False, "TRUST_REMOTE_CODE", boolean)
+    load_wait_s: float = _setting(30.0, "LOAD_WAIT_SECONDS", number(0, 3600))
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """Defaults of a generation; None leaves the choice to the model's own file."""
+
+    temperature: float | None = _setting(None, "DEFAULT_TEMPERATURE", number(0, 5))
+    top_p: float | None = _setting(None, "DEFAULT_TOP_P", number(0, 1))
+    top_k: int | None = _setting(None, "DEFAULT_TOP_K", integer(-1, 1 << 20))
+    min_p: float | None = _setting(None, "DEFAULT_MIN_P", number(0, 1))
+    repetition_penalty: float | None = _setting(
+        None, "DEFAULT_REPETITION_PENALTY", number(0.01, 10)
+    )
+    repetition_context_size: int = _setting(
+        256, "DEFAULT_REPETITION_CONTEXT_SIZE", integer(1, 1 << 20)
+    )
+    thinking: bool = _setting(
+        True, "DEFAULT_THINKING", boolean, ("DEFAULT_ENABLE_THINKING",)
+    )
+    preserve_thinking: bool = _setting(True, "PRESERVE_THINKING", boolean)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The batch loop: context, chunks, places, times."""
+
+    max_kv_size: int = _setting(196608, "MAX_KV_SIZE", integer(16, 1 << 24))
+    default_max_tokens: int | None = _setting(
+        None, "DEFAULT_MAX_TOKENS", integer(1, 1 << 24)
+    )
+    prefill_step_size: int = _setting(2048, "PREFILL_STEP_SIZE", integer(16, 65536))
+    enable_batching: bool = _setting(True, "ENABLE_BATCHING", boolean)
+    batch_max_size: int = _setting(
+        8, "BATCH_MAX_SIZE", integer(1, 256), ("MLX_SERVER_BATCH_MAX_BATCH_SIZE",)
+    )
+    max_concurrent: int = _setting(8, "MAX_CONCURRENT_REQUESTS", integer(1, 1024))
+    max_queued: int = _setting(64, "MAX_QUEUED_REQUESTS", integer(0, 65536))
+    queue_timeout_s: float = _setting(
+        600.0, "QUEUE_TIMEOUT_SECONDS", number(0.1, 86400)
+    )
+    decode_stall_ms: int = _setting(500, "DECODE_STALL_TARGET_MS", integer(10, 60000))
+    max_cache_gb: float = _setting(
+        8.0, "MAX_CACHE_SIZE_GB", number(0, 4096), ("MLX_SERVER_MAX_CACHE_SIZE_GB",)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The KV kept for reuse."""
+
+    max_bytes: int | None = _setting(None, "PROMPT_CACHE_MAX_BYTES", size)
+    max_entries: int = _setting(
+        24, "PROMPT_CACHE_MAX_ENTRIES_GLOBAL", integer(1, 65536),
+        ("PROMPT_CACHE_MAX_SIZE",),
+    )  # fmt: skip
+    ttl_s: float = _setting(1800.0, "PROMPT_CACHE_TTL_SECONDS", number(0, 1e9))
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """What is written where."""
+
+    level: str = _setting(
+        "INFO", "LOG_LEVEL", choice("DEBUG", "INFO", "WARNING", "ERROR")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All sections; each part of the program receives only its own."""
+
+    server: ServerConfig = ServerConfig()
+    model: ModelConfig = ModelConfig()
+    generation: GenerationConfig = GenerationConfig()
+    engine: EngineConfig = EngineConfig()
+    cache: CacheConfig = CacheConfig()
+    log: LogConfig = LogConfig()
+
+
+def load_config(
+    flags: Mapping[str, str], env_file: Path, environ: Mapping[str, str] | None = None
+) -> Config:
+    """
+    Build the configuration.
+
+    Args:
+        flags: variable name -> text, from the command line; these win.
+        env_file: the `.env` file; it need not exist.
+        environ: the process environment, or a stand-in.
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+    env = dict(os.environ if environ is None else environ)  # noqa: TID251
+    file = {k: v for k, v in dotenv_values(env_file).items() if v is not None}
+    override = env.get("ENV_FILE_OVERRIDES") or file.get("ENV_FILE_OVERRIDES") or "0"
+    merged = {**env, **file} if _read("ENV_FILE_OVERRIDES", override, boolean) else {
+        **file,
+        **{k: v for k, v in env.items() if v.strip()},
+    }  # fmt: skip
+    merged.update(flags)
+    sections = {
+        section.name: _load_section(_type_of(section), merged)
+        for section in dataclasses.fields(Config)
+    }
+    return Config(**sections)
+
+
+def unknown_names(env_file: Path) -> list[str]:
+    """Names in the `.env` file that look like ours and are not."""
+    known = {name for section in dataclasses.fields(Config)
+             for item in dataclasses.fields(type(section.default))
+             for name in _names(item)}  # fmt: skip
+    groups = {name.split("_")[0] + "_" for name in known}
+    return [
+        name
+        for name in dotenv_values(env_file)
+        if name not in known
+        and name not in _ELSEWHERE
+        and any(name.startswith(group) for group in groups)
+    ]
+
+
+# Read by the launcher, the plugin or LiteLLM, not by the sidecar.
+_ELSEWHERE = {
+    "PROXY_HOST", "PROXY_PORT", "PROXY_STARTUP_WAIT_SECONDS", "MLX_CACHE_HOME",
+    "PROXY_REQUEST_TIMEOUT_SECONDS", "ENV_FILE_OVERRIDES", "LITELLM_MASTER_KEY",
+}  # fmt: skip
+
+
+def _type_of(section: Any) -> Any:
+    return type(section.default)
+
+
+def _names(item: Any) -> tuple[str, ...]:
+    env = item.metadata["env"]
+    return (env, *item.metadata["also"], f"MLX_SERVER_{env}")
+
+
+def _load_section(section: type, env: Mapping[str, str]) -> Any:
+    values = {}
+    for item in dataclasses.fields(section):
+        for name in _names(item):
+            text = env.get(name, "")
+            if text.strip():
+                values[item.name] = _read(name, text, item.metadata["parse"])
+                break
+    return section(**values)
+
+
+def _read(name: str, text: str, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} must be {error}, got {text!r}") from None

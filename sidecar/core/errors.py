@@ -1,0 +1,179 @@
+"""
+Every error a client may see.
+
+SidecarError                    code                      status
+ +- BadRequest                  invalid_request           400
+ |   +- ContextLengthExceeded   context_length_exceeded   400
+ +- Unauthorized                unauthorized              401
+ +- Forbidden                   forbidden                 403
+ +- NotFound                    resource_not_found        404
+ |   +- ModelNotFound           model_not_found           404
+ +- MethodNotAllowed            method_not_allowed        405
+ +- RequestTimeout              request_timeout           408
+ +- LengthRequired              length_required           411
+ +- PayloadTooLarge             payload_too_large         413
+ +- ValidationFailed            validation_error          422
+ +- Busy                        rate_limited              429
+ +- HeadersTooLarge             headers_too_large         431
+ +- RequestCancelled            request_cancelled         499
+ +- GenerationFailed            generation_error          500
+ +- ModelLoadFailed             model_load_failed         500
+ +- NotSupported                not_implemented           501
+ +- Unavailable                 service_unavailable       503
+
+Anything else that escapes is a defect and becomes internal_error 500 at the
+handler's edge. Messages name the field and its range; they hold no prompt text,
+no key and no path.
+"""
+
+from typing import ClassVar
+
+
+class SidecarError(Exception):
+    """
+    Base of all errors that have a place on the wire.
+
+    Args:
+        message: what went wrong, for the client's user.
+        param: the request field at fault, if one is.
+        retry_after_s: when a repeat may succeed, for 429 and 503.
+    """
+
+    code: ClassVar[str] = "internal_error"
+    status_hint: ClassVar[int] = 500
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class BadRequest(SidecarError):
+    """A field is missing, of the wrong type or out of range."""
+
+    code = "invalid_request"
+    status_hint = 400
+
+
+class ContextLengthExceeded(BadRequest):
+    """The prompt alone fills the context."""
+
+    code = "context_length_exceeded"
+
+
+class Unauthorized(SidecarError):
+    """No key, or a wrong one."""
+
+    code = "unauthorized"
+    status_hint = 401
+
+
+class Forbidden(SidecarError):
+    """This origin or host name may not come in."""
+
+    code = "forbidden"
+    status_hint = 403
+
+
+class NotFound(SidecarError):
+    """No such path or object."""
+
+    code = "resource_not_found"
+    status_hint = 404
+
+
+class ModelNotFound(NotFound):
+    """No served model has that name."""
+
+    code = "model_not_found"
+
+
+class MethodNotAllowed(SidecarError):
+    """The path exists, the method does not."""
+
+    code = "method_not_allowed"
+    status_hint = 405
+
+
+class RequestTimeout(SidecarError):
+    """The client or the generation took longer than its limit."""
+
+    code = "request_timeout"
+    status_hint = 408
+
+
+class LengthRequired(SidecarError):
+    """A body without a usable length."""
+
+    code = "length_required"
+    status_hint = 411
+
+
+class PayloadTooLarge(SidecarError):
+    """The body is above MAX_BODY_MB."""
+
+    code = "payload_too_large"
+    status_hint = 413
+
+
+class ValidationFailed(SidecarError):
+    """A value is of the right type and out of its range."""
+
+    code = "validation_error"
+    status_hint = 422
+
+
+class Busy(SidecarError):
+    """The queue is full."""
+
+    code = "rate_limited"
+    status_hint = 429
+
+
+class HeadersTooLarge(SidecarError):
+    """The request head is above its limit."""
+
+    code = "headers_too_large"
+    status_hint = 431
+
+
+class RequestCancelled(SidecarError):
+    """Somebody posted /v1/cancel for it."""
+
+    code = "request_cancelled"
+    status_hint = 499
+
+
+class GenerationFailed(SidecarError):
+    """The engine raised while it worked on this request."""
+
+    code = "generation_error"
+    status_hint = 500
+
+
+class ModelLoadFailed(SidecarError):
+    """The model could not be loaded."""
+
+    code = "model_load_failed"
+    status_hint = 500
+
+
+class NotSupported(SidecarError):
+    """A known request that no engine here can serve."""
+
+    code = "not_implemented"
+    status_hint = 501
+
+
+class Unavailable(SidecarError):
+    """Loading, draining or out of memory: another server may serve this now."""
+
+    code = "service_unavailable"
+    status_hint = 503

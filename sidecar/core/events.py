@@ -1,0 +1,79 @@
+"""What a running generation says, from the service to whoever formats it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sidecar.core.requests import ToolCall
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One sampled token with its log-probability and the best alternatives."""
+
+    token: str
+    token_id: int
+    logprob: float
+    top: tuple[tuple[str, int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing happened for a moment: a chance to look at the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """A piece of the model's thinking."""
+
+    choice: int
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """A piece of the visible answer; empty text only to carry logprobs."""
+
+    choice: int
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """One whole tool call; `index` counts the calls of its choice from 0."""
+
+    choice: int
+    index: int
+    call: ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
+    """A choice ended; `stop_string` is the request's stop text that ended it."""
+
+    choice: int
+    reason: FinishReason
+    stop_string: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a whole response; cached tokens were not prefilled."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The response is complete: comes once, last."""
+
+    usage: Usage
+
+
+Event = Idle | ReasoningDelta | TextDelta | ToolCallDelta | ChoiceFinished | Finished

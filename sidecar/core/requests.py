@@ -1,0 +1,151 @@
+"""What a client asks for, in our own words. Frozen: a change is a new object."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call in an assistant turn; `arguments` is JSON text as the wire has it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One offered function; `raw` is its OpenAI form, which chat templates print."""
+
+    name: str
+    parameters: Json
+    raw: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """
+    One message of the conversation.
+
+    Args:
+        parts: the text parts in order; how a client cut its text is not content.
+        reasoning: thinking the client echoed beside the text, None if it sent none.
+        tool_call_id: which call a `tool` message answers.
+    """
+
+    role: Role
+    parts: tuple[str, ...] = ()
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The parts as one text, a newline between two unless one stands there."""
+        return join_parts(self.parts)
+
+
+def join_parts(parts: tuple[str, ...]) -> str:
+    """Join text parts with a newline, unless one already stands at the seam."""
+    text = ""
+    for part in parts:
+        seam = text and part and not text.endswith("\n") and not part.startswith("\n")
+        text += "\n" + part if seam else part
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """
+    Whether the model shall reason, and who said so.
+
+    Args:
+        enabled: None if no source in the request decided.
+        source: the field that decided, e.g. `extra_body.reasoning.effort`.
+        raw: the value found there.
+        effort: the effort word, for templates that take one.
+    """
+
+    enabled: bool | None = None
+    source: str | None = None
+    raw: Any = None
+    effort: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """
+    How the next token is chosen; None takes the model's or the server's default.
+
+    Ranges are checked where the request is read (protocols/sampling_fields).
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    repetition_context_size: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """What applies to a chat and to a raw completion alike."""
+
+    sampling: SamplingParams = SamplingParams()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    top_logprobs: int | None = None  # None: no logprobs; 0: the sampled token's only
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """`mode` none, auto, required, or named (then `name`)."""
+
+    mode: Literal["none", "auto", "required", "named"] = "auto"
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInfo:
+    """Who asks, as far as the request says; for logs, sessions and scopes."""
+
+    session: str | None = None
+    user_agent: str | None = None
+    api_key_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One chat request, checked."""
+
+    request_id: str
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    thinking: Thinking = Thinking()
+    template_kwargs: Json = field(default_factory=dict)
+    options: GenerationOptions = GenerationOptions()
+    client: ClientInfo = ClientInfo()
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """One raw completion: the prompt goes to the model as it is, no template."""
+
+    request_id: str
+    model: str
+    prompts: tuple[str | tuple[int, ...], ...]
+    echo: bool = False
+    options: GenerationOptions = GenerationOptions()
+    client: ClientInfo = ClientInfo()

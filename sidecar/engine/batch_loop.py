@@ -1,0 +1,245 @@
+"""
+A text model's turns on the GPU thread: admit, restore, prefill, decode, keep.
+
+Prompts are prefilled one at a time, in chunks, with caches of their own, so that a
+chunk can end anywhere and a cancelled prompt's KV can be kept; then the sequence
+joins mlx-lm's GenerationBatch, which decodes all of them in one forward pass.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+from mlx_lm.generate import GenerationBatch, StopSequences
+from mlx_lm.sample_utils import greedy_sampler
+
+from sidecar.cache.kv_layers import KVLayers, copy_layers, evaluate, to_batch
+from sidecar.cache.store import PrefixStore
+from sidecar.config import EngineConfig
+from sidecar.core.errors import GenerationFailed, SidecarError, Unavailable
+from sidecar.core.prompt import ModelIds
+from sidecar.engine.job import Job, JobFailed, Prefilled
+from sidecar.engine.loader import LoadedModel
+from sidecar.engine.pacing import PrefillPacer
+from sidecar.engine.row import Row
+from sidecar.engine.sampling import (
+    LogitsProcessor,
+    make_row_processors,
+    make_row_sampler,
+)
+
+logger = logging.getLogger(__name__)
+
+# Beside the settings of a request: what a test harness wants to add to each row.
+ExtraProcessors = Callable[[Job, int], list[LogitsProcessor]]
+_STEPS_BETWEEN_CLEARS = 512
+
+
+def no_extra_processors(_job: Job, _choice: int) -> list[LogitsProcessor]:
+    """The production choice."""
+    return []
+
+
+@dataclass(eq=False)
+class _Prefill:
+    job: Job
+    cache: KVLayers
+    cached_len: int
+    done: int
+
+    @property
+    def target(self) -> int:
+        # The last token goes through the decode batch: its logits are needed.
+        return len(self.job.spec.model_ids) - 1
+
+
+class BatchLoop:
+    """The worker of one text model. All methods on the GPU thread."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        store: PrefixStore,
+        config: EngineConfig,
+        extra_processors: ExtraProcessors = no_extra_processors,
+    ) -> None:
+        self._model = model
+        self._store = store
+        self._extra_processors = extra_processors
+        self._max_rows = config.batch_max_size if config.enable_batching else 1
+        self._max_rows = min(self._max_rows, config.max_concurrent)
+        self._queue_timeout_s = config.queue_timeout_s
+        self._pacer = PrefillPacer(
+            config.prefill_step_size, config.decode_stall_ms / 1000
+        )
+        self._stop_sequences = StopSequences([[i] for i in sorted(model.stop_ids)])
+        self._waiting: deque[Job] = deque()
+        self._prefill: _Prefill | None = None
+        self._rows: dict[int, Row] = {}
+        self._next_uid = 0
+        self._num_steps = 0
+        self._batch = GenerationBatch.empty(model.model, greedy_sampler)
+
+    def add(self, job: Job) -> None:
+        """Queue a job, first come first served."""
+        self._waiting.append(job)
+
+    def has_work(self) -> bool:
+        """Whether any job waits or runs."""
+        return bool(self._waiting or self._prefill or self._rows)
+
+    def step(self) -> None:
+        """One prefill chunk or one decode step; a failure ends the jobs it hit."""
+        try:
+            self._drop_cancelled()
+            if self._prefill is None:
+                self._admit()
+            if self._prefill and (not self._rows or self._pacer.prefill_is_due):
+                self._prefill_chunk(self._prefill)
+            elif self._rows:
+                self._decode()
+        except Exception as error:
+            logger.exception("decode step failed model=%s", self._model.name)
+            self.fail_all(GenerationFailed(f"the engine failed: {error}"))
+
+    def fail_all(self, error: SidecarError) -> None:
+        """End every job, waiting or running."""
+        jobs = [*self._waiting, *(row.job for row in self._rows.values())]
+        if self._prefill:
+            jobs.append(self._prefill.job)
+        self._waiting.clear()
+        self._rows.clear()
+        self._prefill = None
+        self._batch = GenerationBatch.empty(self._model.model, greedy_sampler)
+        for job in dict.fromkeys(jobs):
+            job.emit(JobFailed(error))
+
+    def _drop_cancelled(self) -> None:
+        self._waiting = deque(job for job in self._waiting if not job.is_cancelled)
+        while self._waiting and (
+            time.monotonic() - self._waiting[0].submitted > self._queue_timeout_s
+        ):
+            late = Unavailable("waited too long in the queue", retry_after_s=5)
+            self._waiting.popleft().emit(JobFailed(late))
+        if self._prefill and self._prefill.job.is_cancelled:
+            self._keep_partial(self._prefill)
+            self._prefill = None
+        gone = [uid for uid, row in self._rows.items() if row.job.is_cancelled]
+        if gone:
+            self._remove_rows(gone)
+
+    def _admit(self) -> None:
+        if not self._waiting:
+            return
+        job = self._waiting[0]
+        if len(self._rows) + job.spec.n > self._max_rows:
+            return
+        self._waiting.popleft()
+        ids = job.spec.model_ids
+        restored = self._store.restore(ids)
+        cached_len = restored.cached_len if restored else 0
+        cache = restored.cache if restored else self._model.new_cache()
+        self._prefill = _Prefill(job, cache, cached_len, cached_len)
+        job.emit(Prefilled(cached_len, len(ids), cached_len))
+
+    def _prefill_chunk(self, prefill: _Prefill) -> None:
+        try:
+            if prefill.done < prefill.target:
+                self._compute(prefill)
+            if prefill.done == prefill.target:
+                self._prefill = None
+                self._begin_decode(prefill)
+        except Exception as error:
+            logger.exception("prefill failed model=%s", self._model.name)
+            self._prefill = None
+            failure = GenerationFailed(f"the prompt could not be computed: {error}")
+            prefill.job.emit(JobFailed(failure))
+
+    def _compute(self, prefill: _Prefill) -> None:
+        chunk = self._pacer.chunk_len(beside_streams=bool(self._rows))
+        end = min(prefill.done + chunk, prefill.target)
+        ids = prefill.job.spec.model_ids
+        started = time.perf_counter()
+        self._model.model(mx.array([ids[prefill.done : end]]), cache=prefill.cache)
+        evaluate(prefill.cache)
+        mx.clear_cache()
+        self._pacer.prefilled(end - prefill.done, time.perf_counter() - started)
+        prefill.done = end
+        prefill.job.emit(Prefilled(end, len(ids), prefill.cached_len))
+
+    def _begin_decode(self, prefill: _Prefill) -> None:
+        spec = prefill.job.spec
+        for choice in range(spec.n):
+            is_last = choice == spec.n - 1
+            cache = prefill.cache if is_last else copy_layers(prefill.cache)
+            self._join(Row(prefill.job, choice, self._model), cache)
+
+    def _join(self, row: Row, cache: KVLayers) -> None:
+        spec = row.job.spec
+        uid, self._next_uid = self._next_uid, self._next_uid + 1
+        processors = self._extra_processors(row.job, row.choice)
+        window: list[int] = []
+        if spec.sampling.has_processors:
+            processors = [*make_row_processors(spec.sampling), *processors]
+            window = list(spec.model_ids[-spec.sampling.context_size - 1 : -1])
+        sampler = make_row_sampler(spec.sampling, self._model.vocab_size, row.choice)
+        self._batch.extend(
+            GenerationBatch(
+                self._model.model,
+                [uid],
+                mx.array([spec.model_ids[-1]]),
+                to_batch(cache),
+                [window],
+                [sampler],
+                greedy_sampler,
+                [tuple(processors)],
+                [self._stop_sequences],
+                [spec.max_tokens],
+            )
+        )
+        self._rows[uid] = row
+
+    def _decode(self) -> None:
+        started = time.perf_counter()
+        stopped = []
+        for response in self._batch.next():
+            row = self._rows[response.uid]
+            row.take(response.token, response.logprobs)
+            if response.finish_reason is not None:
+                del self._rows[response.uid]
+                self._finish(row, response.finish_reason, response.prompt_cache)
+            elif row.stop_string is not None:
+                stopped.append(response.uid)
+        for uid in stopped:
+            cache = self._batch.extract_cache(self._batch.uids.index(uid))
+            row = self._rows[uid]
+            self._remove_rows([uid])
+            self._finish(row, "stop", cache)
+        self._num_steps += 1
+        if self._num_steps % _STEPS_BETWEEN_CLEARS == 0:
+            mx.clear_cache()
+        self._pacer.decoded(time.perf_counter() - started)
+
+    def _finish(self, row: Row, reason: str, cache: KVLayers) -> None:
+        row.end("length" if reason == "length" else "stop")
+        if row.choice == 0:
+            self._keep(row.kv_ids, cache)
+
+    def _remove_rows(self, uids: list[int]) -> None:
+        for uid in uids:
+            del self._rows[uid]
+        keep = [i for i, uid in enumerate(self._batch.uids) if uid not in uids]
+        self._batch.filter(keep)
+
+    def _keep_partial(self, prefill: _Prefill) -> None:
+        self._keep(ModelIds(prefill.job.spec.model_ids[: prefill.done]), prefill.cache)
+
+    def _keep(self, ids: ModelIds, cache: KVLayers) -> None:
+        try:
+            evaluate(cache)
+            self._store.insert(ids, cache)
+        except Exception:
+            logger.exception("could not keep KV num_tokens=%d", len(ids))

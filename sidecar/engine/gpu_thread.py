@@ -1,0 +1,100 @@
+"""The one thread of every MLX call in the process."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_IDLE_WAIT_S = 1.0
+
+
+class Worker(Protocol):
+    """A model's share of the GPU thread."""
+
+    def has_work(self) -> bool:
+        """Whether `step` would do something."""
+
+    def step(self) -> None:
+        """Do one short unit of work; must not raise."""
+
+
+class GpuThread:
+    """
+    Runs commands in order and, between them, the workers in turn.
+
+    Lazy arrays do not cross threads, so whatever touches MLX comes here: by `call`
+    (wait for the result) or `post` (do not wait). A worker's submitters call `wake`.
+    """
+
+    def __init__(self) -> None:
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._workers: list[Worker] = []
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="gpu", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """False once stopped, or if the thread died of a defect."""
+        return self._thread.is_alive()
+
+    def call(self, function: Callable[[], T], timeout_s: float | None = None) -> T:
+        """Run `function` on the GPU thread; return or raise what it does."""
+        if threading.current_thread() is self._thread:
+            return function()
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - handed to the caller
+                future.set_exception(error)
+
+        self._commands.put(run)
+        return future.result(timeout_s)
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Run `function` on the GPU thread, later; it must not raise."""
+        self._commands.put(function)
+
+    def add_worker(self, worker: Worker) -> None:
+        """Give a worker its turns from now on."""
+        self.call(lambda: self._workers.append(worker))
+
+    def remove_worker(self, worker: Worker) -> None:
+        """Take a worker's turns away."""
+        self.call(lambda: self._workers.remove(worker))
+
+    def stop(self, timeout_s: float) -> None:
+        """End the thread after the command in hand."""
+
+        def stop() -> None:
+            self._stopping = True
+
+        self._commands.put(stop)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            busy = [worker for worker in self._workers if worker.has_work()]
+            self._run_commands(wait=not busy)
+            for worker in busy:
+                worker.step()
+
+    def _run_commands(self, *, wait: bool) -> None:
+        """Run all commands that are there; `wait` a while for the first."""
+        while not self._stopping:
+            try:
+                command = self._commands.get(wait, _IDLE_WAIT_S if wait else None)
+            except queue.Empty:
+                return
+            wait = False
+            try:
+                command()
+            except Exception:
+                logger.exception("a posted command failed")

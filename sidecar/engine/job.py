@@ -1,0 +1,122 @@
+"""One queued generation: what it asks, its handle, and what comes back."""
+
+import itertools
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from sidecar.core.errors import SidecarError
+from sidecar.core.events import TokenLogprob
+from sidecar.core.prompt import ModelIds
+from sidecar.engine.sampling import Sampling
+
+# A client this far behind its stream has stopped reading.
+_MAX_EVENTS = 16384
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """
+    What to generate.
+
+    Args:
+        model_ids: the prompt, at least one token.
+        max_tokens: per choice, at least 1, already cut to the context.
+        stop: stop strings, matched in decoded text.
+        n: choices decoded from one prefill.
+        top_logprobs: None for none; else how many alternatives a token.
+    """
+
+    model_ids: ModelIds
+    sampling: Sampling
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The prompt is being computed: `done` of `total` tokens, `cached` of them not."""
+
+    done: int
+    total: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One sampled token and the text that is now safe to show (may be empty)."""
+
+    choice: int
+    text: str
+    logprob: TokenLogprob | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnded:
+    """
+    A choice is complete.
+
+    Args:
+        text: what was held back and is now safe to show.
+        token_ids: all sampled ids, without the end-of-turn token.
+    """
+
+    choice: int
+    text: str
+    reason: Literal["stop", "length"]
+    stop_string: str | None
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed:
+    """Nothing more will come."""
+
+    error: SidecarError
+
+
+JobEvent = Prefilled | Token | ChoiceEnded | JobFailed
+
+
+class Job:
+    """
+    The two ends of one generation.
+
+    The HTTP thread reads `next_event` and may `cancel`; the GPU thread writes with
+    `emit`.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.spec = spec
+        self.number = next(_numbers)
+        self.submitted = time.monotonic()
+        self._events: queue.Queue[JobEvent] = queue.Queue(_MAX_EVENTS)
+        self._cancelled = threading.Event()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for this any more."""
+        return self._cancelled.is_set()
+
+    def cancel(self) -> None:
+        """Give up: the engine drops the job at its next step."""
+        self._cancelled.set()
+
+    def emit(self, event: JobEvent) -> None:
+        """Hand over an event; a reader that far behind loses the job."""
+        try:
+            self._events.put_nowait(event)
+        except queue.Full:
+            self.cancel()
+
+    def next_event(self, timeout_s: float) -> JobEvent | None:
+        """The next event, or None if none came in time."""
+        try:
+            return self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            return None

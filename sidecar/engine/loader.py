@@ -1,0 +1,168 @@
+"""Model id or folder -> a loaded model with everything computable computed."""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from huggingface_hub import snapshot_download
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model, load_tokenizer
+
+from sidecar.cache.kv_layers import KVLayers, evaluate
+from sidecar.core.errors import ModelLoadFailed
+from sidecar.parsers.families import OutputSyntax, find_family, output_syntax
+
+logger = logging.getLogger(__name__)
+
+BUILTIN_DIR = Path(__file__).parent.parent / "builtin_model"
+BUILTIN_NAME = "mlx-tiny-agent"
+_UNKNOWN_CONTEXT = 1 << 20
+_FILES = [
+    "*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """
+    One model in memory.
+
+    Args:
+        context_len: most tokens it was made for.
+        vocab_size: width of its logits.
+        stop_ids: tokens that end a turn.
+        generation_config: the model's own defaults, None if it ships none.
+        num_bytes: bytes of its weights.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    syntax: OutputSyntax
+    context_len: int
+    vocab_size: int
+    stop_ids: frozenset[int]
+    generation_config: dict[str, Any] | None
+    num_bytes: int
+
+    def new_cache(self) -> KVLayers:
+        """Empty caches for one sequence."""
+        cache: KVLayers = make_prompt_cache(self.model)
+        return cache
+
+
+def model_name(path: str | None) -> str:
+    """What a model is called: its hub id, or the name of its folder."""
+    if path is None:
+        return BUILTIN_NAME
+    return Path(path).name if Path(path).is_dir() else path
+
+
+def load(path: str | None, family: str | None, *, trust: bool) -> LoadedModel:
+    """
+    Load a text model; GPU thread only.
+
+    Args:
+        path: a folder, a hub id to download, or None for the built-in model.
+        family: the configured family, None to find it out.
+        trust: let the model's folder bring code of its own.
+    Raises:
+        ModelLoadFailed: with the reason.
+    """
+    started = time.monotonic()
+    name = model_name(path)
+    try:
+        folder = _resolve(path)
+        model, config = load_model(folder, trust_remote_code=trust)
+        tokenizer = load_tokenizer(
+            folder,
+            tokenizer_config_extra={"trust_remote_code": trust},
+            eos_token_ids=config.get("eos_token_id"),
+        )
+        loaded = _describe(name, folder, (model, tokenizer), config, family)
+    except Exception as error:
+        logger.exception("model load failed model=%s", name)
+        raise ModelLoadFailed(f"model {name} could not be loaded: {error}") from error
+    logger.info(
+        "loaded model=%s bytes=%d seconds=%.1f",
+        name, loaded.num_bytes, time.monotonic() - started,
+    )  # fmt: skip
+    return loaded
+
+
+def _resolve(path: str | None) -> Path:
+    if path is None:
+        return BUILTIN_DIR
+    if Path(path).is_dir():
+        return Path(path)
+    if path.startswith((".", "/", "~")):
+        raise FileNotFoundError("no such folder")
+    return Path(snapshot_download(path, allow_patterns=_FILES))
+
+
+def _describe(
+    name: str,
+    folder: Path,
+    parts: tuple[Any, Any],
+    config: dict[str, Any],
+    family_setting: str | None,
+) -> LoadedModel:
+    model, tokenizer = parts
+    family = find_family(family_setting, name, str(config.get("model_type", "")))
+    vocab = tokenizer.get_vocab()
+    stop_ids = set(tokenizer.eos_token_ids)
+    stop_ids.update(vocab[token] for token in family.stop_tokens if token in vocab)
+    think = (tokenizer.think_start, tokenizer.think_end)
+    return LoadedModel(
+        name=name,
+        model=model,
+        tokenizer=tokenizer,
+        syntax=output_syntax(
+            family, think if tokenizer.has_thinking else None, _library(tokenizer)
+        ),
+        context_len=_context_len(config),
+        vocab_size=_warm_up(model, sorted(stop_ids)),
+        stop_ids=frozenset(stop_ids),
+        generation_config=_generation_config(folder),
+        num_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters())),
+    )
+
+
+def _library(tokenizer: Any) -> tuple[str, str, Callable[..., Any]] | None:
+    if not tokenizer.has_tool_calling:
+        return None
+    return tokenizer.tool_call_start, tokenizer.tool_call_end, tokenizer.tool_parser
+
+
+def _context_len(config: dict[str, Any]) -> int:
+    for part in (config, config.get("text_config") or {}):
+        if part.get("max_position_embeddings"):
+            return int(part["max_position_embeddings"])
+    return _UNKNOWN_CONTEXT
+
+
+def _generation_config(folder: Path) -> dict[str, Any] | None:
+    file = folder / "generation_config.json"
+    if not file.exists():
+        return None
+    value = json.loads(file.read_text())
+    return value if isinstance(value, dict) else None
+
+
+def _warm_up(model: Any, stop_ids: list[int]) -> int:
+    """Compile the kernels of a chunk and of single steps; return the logits' width."""
+    token = stop_ids[0] if stop_ids else 0
+    cache = make_prompt_cache(model)
+    model(mx.array([[token] * 64]), cache=cache)
+    evaluate(cache)
+    for _ in range(2):
+        logits = model(mx.array([[token]]), cache=cache)
+        mx.eval(logits)
+    mx.clear_cache()
+    return int(logits.shape[-1])

@@ -1,0 +1,53 @@
+"""How prefill and decode share the GPU."""
+
+_LEAST_CHUNK = 64
+_DECODE_SHARE = 1 / 3  # of a chunk's time goes to running streams before the next
+_SMOOTHING = 0.5
+
+
+class PrefillPacer:
+    """
+    Sizes prefill chunks so that running streams pause no longer than a target.
+
+    Alone, a prefill takes whole steps. Beside running streams a chunk is cut to what
+    the last measured rate does in `stall_s`, and between two chunks the streams
+    decode for at least a third of the last chunk's time: one step per chunk would
+    starve them.
+
+    Args:
+        step_size: tokens of a chunk when nothing else runs.
+        stall_s: longest pause of a running stream, in seconds.
+    """
+
+    def __init__(self, step_size: int, stall_s: float) -> None:
+        self._step_size = step_size
+        self._stall_s = stall_s
+        self._seconds_per_token: float | None = None
+        self._owed_s = 0.0
+
+    @property
+    def prefill_is_due(self) -> bool:
+        """Whether the running streams have had their share."""
+        return self._owed_s <= 0.0
+
+    def chunk_len(self, *, beside_streams: bool) -> int:
+        """Tokens of the next chunk."""
+        if not beside_streams:
+            return self._step_size
+        if self._seconds_per_token is None:
+            return min(_LEAST_CHUNK, self._step_size)
+        fitting = int(self._stall_s / self._seconds_per_token)
+        return max(min(fitting, self._step_size), min(_LEAST_CHUNK, self._step_size))
+
+    def prefilled(self, num_tokens: int, seconds: float) -> None:
+        """Learn from a chunk just done; the rate follows the depth."""
+        rate = seconds / max(1, num_tokens)
+        last = self._seconds_per_token
+        self._seconds_per_token = (
+            rate if last is None else _SMOOTHING * rate + (1 - _SMOOTHING) * last
+        )
+        self._owed_s = seconds * _DECODE_SHARE
+
+    def decoded(self, seconds: float) -> None:
+        """Count a decode step against what is owed."""
+        self._owed_s -= seconds

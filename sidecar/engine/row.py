@@ -1,0 +1,71 @@
+"""One sequence in the decode batch: its ids, its text, its stop strings."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+
+from sidecar.core.events import TokenLogprob
+from sidecar.core.prompt import ModelIds
+from sidecar.engine.job import ChoiceEnded, Job, Token
+from sidecar.engine.loader import LoadedModel
+from sidecar.parsers.stop_strings import StopStrings
+
+
+@dataclass(eq=False)
+class Row:
+    """What one choice of a job has generated. GPU thread only."""
+
+    job: Job
+    choice: int
+    model: LoadedModel
+    sampled: list[int] = field(default_factory=list)
+    stop_string: str | None = None
+
+    def __post_init__(self) -> None:
+        self._detokenizer = self.model.tokenizer.detokenizer
+        self._stops = StopStrings(self.job.spec.stop)
+
+    @property
+    def kv_ids(self) -> ModelIds:
+        """The ids whose KV the row's cache holds once its last token was fed."""
+        return ModelIds((*self.job.spec.model_ids, *self.sampled))
+
+    def take(self, token_id: int, logprobs: mx.array) -> None:
+        """Count a sampled token and tell the job's reader."""
+        self.sampled.append(token_id)
+        if token_id in self.model.stop_ids:
+            return
+        self._detokenizer.add_token(token_id)
+        shown = self._stops.feed(self._detokenizer.last_segment)
+        self.stop_string = shown.stop
+        logprob = self._logprob(token_id, logprobs)
+        self.job.emit(Token(self.choice, shown.text, logprob))
+
+    def end(self, reason: Literal["stop", "length"]) -> None:
+        """Flush what is held back and say how it ended."""
+        text = ""
+        if self.stop_string is None:
+            self._detokenizer.finalize()
+            last = self._stops.feed(self._detokenizer.last_segment)
+            self.stop_string = last.stop
+            text = last.text if last.stop else last.text + self._stops.flush()
+        ids = self.sampled
+        if ids and ids[-1] in self.model.stop_ids:
+            ids = ids[:-1]
+        if self.stop_string is not None:
+            reason = "stop"
+        self.job.emit(
+            ChoiceEnded(self.choice, text, reason, self.stop_string, tuple(ids))
+        )
+
+    def _logprob(self, token_id: int, logprobs: mx.array) -> TokenLogprob | None:
+        count = self.job.spec.top_logprobs
+        if count is None:
+            return None
+        decode: Any = self.model.tokenizer.decode
+        values = np.array(logprobs.astype(mx.float32))
+        best = np.argsort(-values)[:count]
+        top = tuple((decode([int(i)]), int(i), float(values[i])) for i in best)
+        return TokenLogprob(decode([token_id]), token_id, float(values[token_id]), top)

@@ -1,0 +1,120 @@
+"""A text model that can be asked: admission, jobs, numbers."""
+
+import threading
+
+from sidecar.cache.store import PrefixStore
+from sidecar.config import EngineConfig
+from sidecar.core.errors import BadRequest, Busy, ContextLengthExceeded, Unavailable
+from sidecar.core.prompt import ModelIds
+from sidecar.core.requests import GenerationOptions
+from sidecar.engine.batch_loop import BatchLoop
+from sidecar.engine.gpu_thread import GpuThread
+from sidecar.engine.job import Job, JobSpec
+from sidecar.engine.loader import LoadedModel
+from sidecar.engine.sampling import Sampling
+
+_MOST_BY_DEFAULT = 32768  # when neither the request nor the user says
+
+
+class TextEngine:
+    """One loaded text model and its batch loop. Safe from any thread."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        loop: BatchLoop,
+        store: PrefixStore,
+        gpu: GpuThread,
+        config: EngineConfig,
+    ) -> None:
+        self.model = model
+        self.store = store
+        self.max_context = min(model.context_len, config.max_kv_size)
+        self._loop = loop
+        self._gpu = gpu
+        self._config = config
+        self._lock = threading.Lock()
+        self._open: set[Job] = set()
+        self._is_draining = False
+        gpu.add_worker(loop)
+
+    @property
+    def num_open(self) -> int:
+        """Jobs submitted and not released."""
+        with self._lock:
+            return len(self._open)
+
+    def submit(
+        self, ids: ModelIds, sampling: Sampling, options: GenerationOptions
+    ) -> Job:
+        """
+        Admit a generation; whoever gets the job must `release` it.
+
+        Raises:
+            ContextLengthExceeded: the prompt leaves no room for an answer.
+            Busy: the queue is full.
+            Unavailable: the server is going down.
+        """
+        job = Job(self._admit(ids, sampling, options))
+        with self._lock:
+            if self._is_draining:
+                raise Unavailable("the server is shutting down", retry_after_s=5)
+            limit = self._config.max_concurrent + self._config.max_queued
+            if len(self._open) >= limit:
+                raise Busy(f"all {limit} places are taken", retry_after_s=2)
+            self._open.add(job)
+        self._gpu.post(lambda: self._loop.add(job))
+        return job
+
+    def release(self, job: Job) -> None:
+        """Give the job's place back; it is cancelled if it still runs."""
+        job.cancel()
+        with self._lock:
+            self._open.discard(job)
+
+    def drain(self) -> None:
+        """Take no new jobs."""
+        with self._lock:
+            self._is_draining = True
+
+    def close(self) -> None:
+        """Stop taking turns and forget the KV."""
+        self._gpu.remove_worker(self._loop)
+        self._gpu.call(self.store.clear)
+
+    def _admit(
+        self, ids: ModelIds, sampling: Sampling, options: GenerationOptions
+    ) -> JobSpec:
+        if not ids:
+            raise BadRequest("the prompt is empty", param="messages")
+        room = self.max_context - len(ids)
+        if room < 1:
+            raise ContextLengthExceeded(
+                f"this model's maximum context length is {self.max_context} tokens, "
+                f"and the prompt has {len(ids)}",
+                param="messages",
+            )
+        most = self._config.batch_max_size if self._config.enable_batching else 1
+        most = min(most, self._config.max_concurrent)
+        if options.n > most:
+            raise BadRequest(f"n must be 1..{most}, got {options.n}", param="n")
+        self._check_ids(ids, options)
+        wanted = (
+            options.max_tokens or self._config.default_max_tokens or _MOST_BY_DEFAULT
+        )
+        max_tokens = min(wanted, room)
+        return JobSpec(
+            ids, sampling, max_tokens, options.stop, options.n, options.top_logprobs
+        )
+
+    def _check_ids(self, ids: ModelIds, options: GenerationOptions) -> None:
+        """Ids the model has no row for would be read out of bounds."""
+        size = self.model.vocab_size
+        if not all(0 <= i < size for i in ids):
+            raise BadRequest(f"token ids must be 0..{size - 1}", param="prompt")
+        for token, _ in options.sampling.logit_bias:
+            if not 0 <= token < size:
+                raise BadRequest(
+                    f"logit_bias keys must be token ids 0..{size - 1}, got {token}",
+                    param="logit_bias",
+                )

@@ -1,0 +1,58 @@
+"""
+Counters and histograms, exposed at /metrics.
+
+Each server has its own registry, so two of them in one process (tests) do not mix.
+Healthy values: `jobs_failed` and `slow_client` stay 0.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import generate_latest as _exposition
+
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+class Metrics:
+    """All metrics of one server."""
+
+    content_type = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "mlx_requests", "Requests by status.", ["endpoint", "status"],
+            registry=registry,
+        )  # fmt: skip
+        self.latency = Histogram(
+            "mlx_request_latency_seconds", "Seconds from head to last byte.",
+            ["endpoint"], buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self.ttft = Histogram(
+            "mlx_ttft_seconds", "Seconds from submission to the first token.",
+            buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self.active = Gauge(
+            "mlx_active_requests", "Generations queued or running.", registry=registry
+        )
+        self.tokens = Counter(
+            "mlx_token_throughput", "Tokens by kind: prompt, cached, generated.",
+            ["kind"], registry=registry,
+        )  # fmt: skip
+        self.jobs_ended = Counter(
+            "mlx_jobs_ended", "Generations by how they ended.", ["reason"],
+            registry=registry,
+        )  # fmt: skip
+        self.model_load_s = Histogram(
+            "mlx_model_load_duration_seconds", "Seconds of a model load.",
+            buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self.model_bytes = Gauge(
+            "mlx_model_memory_bytes", "Weights of a loaded model.", ["model"],
+            registry=registry,
+        )  # fmt: skip
+        self.kv_bytes = Gauge(
+            "mlx_prefix_cache_bytes", "KV kept for reuse.", registry=registry
+        )
+
+    def exposition(self) -> bytes:
+        """The Prometheus text format 0.0.4."""
+        return _exposition(self._registry)

@@ -1,0 +1,117 @@
+"""Typed reading of a JSON object: every complaint names the field and the range."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from sidecar.core.errors import BadRequest, ValidationFailed
+
+
+class Fields:
+    """
+    A JSON object and where it stands in the request. null counts as absent.
+
+    Raises:
+        BadRequest: a value of the wrong type. ValidationFailed: out of range.
+    """
+
+    def __init__(self, value: Any, path: str = "") -> None:
+        if not isinstance(value, dict):
+            raise BadRequest(
+                f"{path or 'the body'} must be an object, got {_kind(value)}",
+                param=path or None,
+            )
+        self._value: dict[str, Any] = value
+        self._path = path
+
+    def path(self, name: str) -> str:
+        """Full path of a field, for messages."""
+        return f"{self._path}.{name}" if self._path else name
+
+    def raw(self, name: str) -> Any:
+        """The value as it is; None if absent."""
+        return self._value.get(name)
+
+    def text(self, name: str) -> str | None:
+        """A string."""
+        value = self.raw(name)
+        if value is None or isinstance(value, str):
+            return value
+        raise self._wrong(name, "a string", value)
+
+    def required_text(self, name: str) -> str:
+        """A non-empty string that must be there."""
+        value = self.text(name)
+        if not value:
+            raise BadRequest(
+                f"{self.path(name)} must be a non-empty string", param=self.path(name)
+            )
+        return value
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """true or false."""
+        value = self.raw(name)
+        if value is None:
+            return default
+        if isinstance(value, bool):
+            return value
+        raise self._wrong(name, "true or false", value)
+
+    def number(self, name: str, low: float, high: float) -> float | None:
+        """A number in [low, high]."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self._wrong(name, "a number", value)
+        if not low <= value <= high:
+            raise self._out_of_range(name, f"{low:g}..{high:g}", value)
+        return float(value)
+
+    def integer(self, name: str, low: int, high: int) -> int | None:
+        """A whole number in [low, high]; 3.0 counts as 3."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(name, "a whole number", value)
+        if not low <= value <= high:
+            raise self._out_of_range(name, f"{low}..{high}", value)
+        return value
+
+    def object(self, name: str) -> dict[str, Any] | None:
+        """An object."""
+        value = self.raw(name)
+        if value is None or isinstance(value, dict):
+            return value
+        raise self._wrong(name, "an object", value)
+
+    def items(self, name: str) -> list[Any]:
+        """A list; empty if absent."""
+        value = self.raw(name)
+        if value is None:
+            return []
+        if isinstance(value, list):
+            return value
+        raise self._wrong(name, "a list", value)
+
+    def objects(self, name: str) -> Iterator["Fields"]:
+        """A list of objects."""
+        for index, item in enumerate(self.items(name)):
+            yield Fields(item, f"{self.path(name)}[{index}]")
+
+    def _wrong(self, name: str, wanted: str, value: Any) -> BadRequest:
+        path = self.path(name)
+        return BadRequest(f"{path} must be {wanted}, got {_kind(value)}", param=path)
+
+    def _out_of_range(self, name: str, wanted: str, value: Any) -> ValidationFailed:
+        path = self.path(name)
+        return ValidationFailed(f"{path} must be {wanted}, got {value}", param=path)
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string"}
+    return names.get(type(value), "a list" if isinstance(value, list) else "an object")

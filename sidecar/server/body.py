@@ -1,0 +1,129 @@
+"""Reading a request from a socket with deadlines, and looking whether it closed."""
+
+import io
+import select
+import socket
+import time
+
+from sidecar.core.errors import (
+    BadRequest,
+    HeadersTooLarge,
+    LengthRequired,
+    PayloadTooLarge,
+)
+
+_CHUNK = 1 << 16
+
+
+class DeadlineReader(io.RawIOBase):
+    """
+    A socket's bytes, with a limit on the wait for more and on the whole.
+
+    A peer that sends one byte now and then does not hold a thread: each read may
+    wait `gap_s`, and none past the deadline.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._gap_s = 30.0
+        self._deadline = time.monotonic() + self._gap_s
+
+    def allow(self, gap_s: float, total_s: float) -> None:
+        """Set the limits from now on."""
+        self._gap_s = gap_s
+        self._deadline = time.monotonic() + total_s
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Raises TimeoutError when a limit is passed."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request took too long to arrive")
+        self._connection.settimeout(min(left, self._gap_s))
+        return self._connection.recv_into(buffer)
+
+
+def read_body(
+    stream: io.BufferedReader, length: str | None, encoding: str, limit: int
+) -> bytes:
+    """
+    Read a request body of at most `limit` bytes.
+
+    Args:
+        length: the Content-Length header. encoding: Transfer-Encoding, lower case.
+    Raises:
+        PayloadTooLarge: before it is read whole. BadRequest, LengthRequired.
+    """
+    if encoding:
+        if encoding != "chunked" or length is not None:
+            raise BadRequest("Transfer-Encoding must be chunked, without a length")
+        return _read_chunked(stream, limit)
+    if length is None:
+        raise LengthRequired("a Content-Length or chunked encoding is needed")
+    if not (length.isascii() and length.isdigit()):
+        raise BadRequest("Content-Length must be a whole number of bytes")
+    if len(length) > 18 or int(length) > limit:
+        raise _too_large(limit)
+    return _exactly(stream, int(length))
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Whether the peer has not closed its end; does not wait or read."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN | select.POLLHUP | select.POLLERR)
+    try:
+        ready = poll.poll(0)
+    except OSError:
+        return False
+    if not ready:
+        return True
+    if ready[0][1] & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+        return False
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def _read_chunked(stream: io.BufferedReader, limit: int) -> bytes:
+    body = bytearray()
+    while True:
+        line = stream.readline(1024)
+        digits = line.split(b";")[0].strip()
+        if not line.endswith(b"\n") or not digits or len(digits) > 8:
+            raise BadRequest("a chunk of the body has no valid size")
+        try:
+            size = int(digits, 16)
+        except ValueError:
+            raise BadRequest("a chunk of the body has no valid size") from None
+        if len(body) + size > limit:
+            raise _too_large(limit)
+        if size == 0:
+            _skip_trailers(stream)
+            return bytes(body)
+        body += _exactly(stream, size)
+        if stream.readline(3).strip():
+            raise BadRequest("a chunk of the body is longer than its size")
+
+
+def _skip_trailers(stream: io.BufferedReader) -> None:
+    for _ in range(100):
+        if not stream.readline(_CHUNK).strip():
+            return
+    raise HeadersTooLarge("too many trailers")
+
+
+def _exactly(stream: io.BufferedReader, size: int) -> bytes:
+    data = stream.read(size)
+    if data is None or len(data) < size:
+        raise ConnectionResetError("the client closed before its body was complete")
+    return data
+
+
+def _too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body must be at most {limit} bytes")

@@ -1,0 +1,66 @@
+"""
+Who may come in.
+
+A web page in the user's browser must not reach a local model: a foreign Origin is
+refused, and so is a Host that is no address of this machine (a rebound DNS name).
+"""
+
+import hmac
+import ipaddress
+from collections.abc import Mapping
+
+from sidecar.config import ServerConfig
+from sidecar.core.errors import Forbidden, Unauthorized
+
+_OPEN_PATHS = ("/health",)
+
+
+def check(config: ServerConfig, path: str, headers: Mapping[str, str]) -> None:
+    """
+    Let a request in or not.
+
+    Raises:
+        Forbidden: foreign origin or host name. Unauthorized: no key or a wrong one.
+    """
+    origin = headers.get("origin")
+    if origin is not None and origin not in config.cors_allow_origins:
+        raise Forbidden("this origin is not in CORS_ALLOW_ORIGINS")
+    if not _is_own_host(headers.get("host", ""), config.allowed_hosts):
+        raise Forbidden("this host name is not in ALLOWED_HOSTS")
+    if config.api_key and path not in _OPEN_PATHS and not _has_key(config, headers):
+        raise Unauthorized("a valid key is needed: Authorization: Bearer MLX_API_KEY")
+
+
+def needs_key(host: str) -> bool:
+    """Whether an address lets others than this machine in."""
+    if host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True
+
+
+def _has_key(config: ServerConfig, headers: Mapping[str, str]) -> bool:
+    given = headers.get("x-api-key", "")
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        given = token.strip()
+    return hmac.compare_digest(given.encode(), (config.api_key or "").encode())
+
+
+def _is_own_host(header: str, allowed: tuple[str, ...]) -> bool:
+    if not header:
+        return True  # HTTP/1.0; a browser always sends one
+    name = header.lower()
+    if name.startswith("["):
+        name = name[1:].partition("]")[0]
+    else:
+        name = name.partition(":")[0]
+    if name == "localhost" or name in allowed:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,78 @@
+"""What an endpoint gets and gives back."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from sidecar.core.errors import BadRequest
+
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """
+    One HTTP request, read whole.
+
+    Args:
+        headers: names in lower case.
+        tail: what the route's pattern left of the path, e.g. the id of a cancel.
+        is_connected: whether the client is still there; cheap.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    request_id: str
+    tail: str = ""
+    is_connected: Callable[[], bool] = lambda: True
+
+    def json(self) -> Any:
+        """
+        The body as JSON.
+
+        Raises:
+            BadRequest: it is not.
+        """
+        try:
+            return orjson.loads(self.body)
+        except orjson.JSONDecodeError as error:
+            raise BadRequest(f"the body is not valid JSON: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A whole response."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = JSON
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EventStream:
+    """
+    A response that is written as it comes.
+
+    Args:
+        frames: JSON objects; None for an idle moment. SidecarError ends it.
+        keepalive: object to send after a long silence; None for an SSE comment.
+        close: called once, however it ends.
+    """
+
+    frames: Iterator[dict[str, Any] | None]
+    close: Callable[[], None]
+    keepalive: dict[str, Any] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Endpoint = Callable[[Request], Response | EventStream]
+
+
+def json_response(body: Any, status: int = 200) -> Response:
+    """A JSON response."""
+    return Response(orjson.dumps(body), status)

@@ -1,0 +1,160 @@
+"""(method, path) -> endpoint; each endpoint is parse -> service -> format."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from sidecar.config import ServerConfig
+from sidecar.core.errors import MethodNotAllowed, NotFound, NotSupported
+from sidecar.core.events import Event, Idle
+from sidecar.infra.metrics import Metrics
+from sidecar.protocols.openai_chat import format_chat, parse_chat
+from sidecar.protocols.openai_completion import CompletionFormat, parse_completion
+from sidecar.protocols.openai_models import model_entry, model_list
+from sidecar.protocols.openai_stream import ChatChunks
+from sidecar.server.messages import (
+    Endpoint,
+    EventStream,
+    Request,
+    Response,
+    json_response,
+)
+from sidecar.service.chat import ChatService
+from sidecar.service.completion import CompletionRun
+from sidecar.service.generation import Generation
+from sidecar.service.models import ModelService
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """All use cases the routes serve."""
+
+    chat: ChatService
+    models: ModelService
+    metrics: Metrics
+
+
+class Routes:
+    """The table of endpoints."""
+
+    def __init__(self, services: Services, config: ServerConfig) -> None:
+        self._services = services
+        self._config = config
+        self._table: dict[str, dict[str, Endpoint]] = {
+            "/": {"GET": self._health},
+            "/health": {"GET": self._health},
+            "/v1/models": {"GET": self._models},
+            "/v1/chat/completions": {"POST": self._chat},
+            "/v1/completions": {"POST": self._completion},
+            "/v1/cancel": {"POST": self._cancel},
+            "/v1/embeddings": {"POST": _unsupported("embeddings")},
+            "/v1/rerank": {"POST": _unsupported("reranking")},
+        }
+        for short in ("/models", "/chat/completions", "/completions"):
+            self._table[short] = self._table["/v1" + short]
+        if config.metrics_enabled:
+            self._table["/metrics"] = {"GET": self._metrics}
+
+    def find(self, method: str, path: str) -> tuple[Endpoint, str]:
+        """
+        The endpoint of a path, and the last part of the path where it is a name.
+
+        Raises:
+            NotFound, MethodNotAllowed.
+        """
+        tail = ""
+        methods = self._table.get(path)
+        head, _, last = path.rpartition("/")
+        if methods is None and head == "/v1/cancel":
+            methods, tail = self._table[head], unquote(last)
+        if methods is None:
+            raise NotFound("no such path")
+        if method not in methods:
+            allowed = ", ".join(methods)
+            raise MethodNotAllowed(f"this path takes {allowed}, not {method[:16]}")
+        return methods[method], tail
+
+    def name(self, target: str) -> str:
+        """A path as a metrics label: a known one, or `other`."""
+        path = urlsplit(target).path.rstrip("/") or "/"
+        if path.startswith("/v1/cancel/"):
+            return "/v1/cancel"
+        return path if path in self._table else "other"
+
+    def _chat(self, request: Request) -> Response | EventStream:
+        chat, how = parse_chat(
+            request.json(), request.request_id, request.headers.get("user-agent")
+        )
+        running = self._services.chat.start_chat(chat, self._config.timeout_chat_s)
+        if not how.stream:
+            events = _collect(running, request)
+            return json_response(format_chat(events, chat.model, chat.options.n))
+        chunks = ChatChunks(chat.model, chat.options.n, include_usage=how.include_usage)
+        return EventStream(
+            chunks.frames(running.events()),
+            running.close,
+            chunks.keepalive if how.is_plugin else None,
+        )
+
+    def _completion(self, request: Request) -> Response | EventStream:
+        asked, how = parse_completion(
+            request.json(), request.request_id, request.headers.get("user-agent")
+        )
+        running = self._services.chat.start_completion(
+            asked, self._config.timeout_completions_s
+        )
+        form = CompletionFormat(
+            asked.model, running.echoes, include_usage=how.include_usage
+        )
+        if not how.stream:
+            return json_response(form.whole(_collect(running, request)))
+        return EventStream(form.frames(running.events()), running.close)
+
+    def _cancel(self, request: Request) -> Response:
+        found = self._services.chat.cancel(request.tail)
+        return json_response({"cancelled": found, "id": request.tail})
+
+    def _models(self, request: Request) -> Response:
+        entries = self._services.models.entries()
+        return json_response(
+            model_list(
+                [model_entry(e.id, e.aliases, e.max_input_tokens) for e in entries]
+            )
+        )
+
+    def _health(self, request: Request) -> Response:
+        health = self._services.models.health()
+        models = [
+            {"id": e.id, "state": e.state, "error": e.load_error} for e in health.models
+        ]
+        body = {"status": health.status, "models": models}
+        return json_response(body, 200 if health.status == "ok" else 503)
+
+    def _metrics(self, request: Request) -> Response:
+        metrics = self._services.metrics
+        return Response(metrics.exposition(), content_type=metrics.content_type)
+
+
+def _collect(running: Generation | CompletionRun, request: Request) -> list[Event]:
+    """All events of a generation, as long as the client is there."""
+    try:
+        return list(_while_connected(running, request.is_connected))
+    finally:
+        running.close()
+
+
+def _while_connected(
+    running: Generation | CompletionRun, is_connected: Callable[[], bool]
+) -> Iterator[Event]:
+    for event in running.events():
+        if not isinstance(event, Idle):
+            yield event
+        elif not is_connected():
+            raise ConnectionResetError("the client closed the connection")
+
+
+def _unsupported(what: str) -> Endpoint:
+    def endpoint(request: Request) -> Response:
+        raise NotSupported(f"{what} need an engine that this server does not have")
+
+    return endpoint

@@ -1,0 +1,157 @@
+"""Chat and raw completion: lease, prepare, submit, and the running requests."""
+
+import contextlib
+import functools
+import threading
+
+from sidecar.config import GenerationConfig
+from sidecar.core.prompt import ModelIds, PreparedPrompt
+from sidecar.core.requests import ChatRequest, CompletionRequest, Tool
+from sidecar.engine.pool import EnginePool
+from sidecar.engine.sampling import settle
+from sidecar.engine.text import TextEngine
+from sidecar.infra.metrics import Metrics
+from sidecar.parsers.families import OutputSyntax
+from sidecar.parsers.splitter import Markers, StartMode, StreamSplitter
+from sidecar.parsers.tool_calls import is_complete_call
+from sidecar.pipeline.prepare import offered_tools
+from sidecar.service.choice import ChatChoice, Choice, PlainChoice
+from sidecar.service.completion import CompletionRun
+from sidecar.service.generation import Generation
+from sidecar.service.served_model import ServedModel
+
+
+class ChatService:
+    """Starts generations and finds them again by request id. Any thread."""
+
+    def __init__(
+        self,
+        pool: EnginePool[ServedModel],
+        defaults: GenerationConfig,
+        metrics: Metrics,
+    ) -> None:
+        self._pool = pool
+        self._defaults = defaults
+        self._metrics = metrics
+        self._lock = threading.Lock()
+        self._running: dict[str, list[Generation]] = {}
+
+    def start_chat(self, request: ChatRequest, timeout_s: float) -> Generation:
+        """
+        Admit a chat request; everything that can be refused is refused here.
+
+        Raises:
+            SidecarError: bad messages, too long, busy, loading, unknown model.
+        """
+        with contextlib.ExitStack() as resources:
+            served = resources.enter_context(self._pool.lease(request.model))
+            prompt = served.pipeline.prepare(request)
+            tools = offered_tools(request)
+            syntax = served.engine.model.syntax
+            choices = [
+                _chat_choice(index, syntax, prompt, tools)
+                for index in range(request.options.n)
+            ]
+            return self._start(
+                served.engine, prompt.model_ids, request, choices,
+                timeout_s, resources.pop_all(),
+            )  # fmt: skip
+
+    def start_completion(
+        self, request: CompletionRequest, timeout_s: float
+    ) -> CompletionRun:
+        """
+        Admit a raw completion; several prompts are several generations.
+
+        Raises:
+            SidecarError: too long, busy, loading, unknown model.
+        """
+        with contextlib.ExitStack() as started:
+            generations, echoes = [], []
+            for prompt in request.prompts:
+                resources = contextlib.ExitStack()
+                with resources:
+                    served = resources.enter_context(self._pool.lease(request.model))
+                    ids, text = _raw_prompt(served, prompt)
+                    choices = [PlainChoice(i) for i in range(request.options.n)]
+                    generation = self._start(
+                        served.engine, ids, request, choices, timeout_s,
+                        resources.pop_all(),
+                    )  # fmt: skip
+                started.callback(generation.close)
+                generations.append(generation)
+                echoes.append(text if request.echo else "")
+            started.pop_all()
+            return CompletionRun(generations, echoes, request.options.n)
+
+    def cancel(self, request_id: str) -> bool:
+        """Stop a running request; whether there was one."""
+        with self._lock:
+            running = tuple(self._running.get(request_id, ()))
+        for generation in running:
+            generation.cancel()
+        return bool(running)
+
+    def _start(  # noqa: PLR0913 - one use case's own ingredients
+        self,
+        engine: TextEngine,
+        ids: ModelIds,
+        request: ChatRequest | CompletionRequest,
+        choices: list[ChatChoice] | list[PlainChoice],
+        timeout_s: float,
+        resources: contextlib.ExitStack,
+    ) -> Generation:
+        with resources:
+            sampling = settle(
+                request.options.sampling,
+                self._defaults,
+                engine.model.generation_config,
+            )
+            job = engine.submit(ids, sampling, request.options)
+            resources.callback(engine.release, job)
+            all_choices: list[Choice] = [*choices]
+            generation = Generation(
+                job, all_choices, timeout_s, self._metrics, resources.pop_all()
+            )
+            generation.on_close(lambda: self._forget(request.request_id, generation))
+        with self._lock:
+            self._running.setdefault(request.request_id, []).append(generation)
+        return generation
+
+    def _forget(self, request_id: str, generation: Generation) -> None:
+        with self._lock:
+            running = self._running.get(request_id, [])
+            if generation in running:
+                running.remove(generation)
+            if not running:
+                self._running.pop(request_id, None)
+
+
+def _raw_prompt(
+    served: ServedModel, prompt: str | tuple[int, ...]
+) -> tuple[ModelIds, str]:
+    if isinstance(prompt, str):
+        return served.pipeline.encoder.encode(prompt), prompt
+    return ModelIds(prompt), served.engine.model.tokenizer.decode(list(prompt))
+
+
+def _chat_choice(
+    index: int, syntax: OutputSyntax, prompt: PreparedPrompt, tools: tuple[Tool, ...]
+) -> ChatChoice:
+    markers = syntax.markers
+    if tools:
+        markers = Markers(
+            markers.think_open, markers.think_close, (syntax.tools.opener,)
+        )
+    complete = functools.partial(is_complete_call, syntax=syntax.tools, tools=tools)
+    splitter = StreamSplitter(markers, _start_mode(syntax, prompt), complete)
+    return ChatChoice(index, splitter, syntax.tools, tools)
+
+
+def _start_mode(syntax: OutputSyntax, prompt: PreparedPrompt) -> StartMode:
+    if prompt.opens_thinking:
+        return "on"
+    closed = prompt.text.rstrip().lower().endswith(syntax.markers.think_close.lower())
+    if not prompt.thinking or closed:
+        return "off"
+    return "on" if syntax.family.always_reasons else "undecided"

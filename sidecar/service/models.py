@@ -1,0 +1,37 @@
+"""What is served, and whether it can answer."""
+
+from dataclasses import dataclass
+
+from sidecar.engine.gpu_thread import GpuThread
+from sidecar.engine.pool import EnginePool, ModelEntry
+from sidecar.service.served_model import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`ok` can answer; `loading` soon will; `failed` and `dead` will not."""
+
+    status: str
+    models: tuple[ModelEntry, ...]
+
+
+class ModelService:
+    """Lists models and reports health. Any thread."""
+
+    def __init__(self, pool: EnginePool[ServedModel], gpu: GpuThread) -> None:
+        self._pool = pool
+        self._gpu = gpu
+
+    def entries(self) -> tuple[ModelEntry, ...]:
+        """All served models."""
+        return self._pool.entries()
+
+    def health(self) -> Health:
+        """The state of the whole server; cheap, and never waits for the GPU."""
+        entries = self._pool.entries()
+        states = {entry.state for entry in entries}
+        if not self._gpu.is_alive:
+            return Health("dead", entries)
+        if "failed" in states:
+            return Health("failed", entries)
+        return Health("ok" if states == {"loaded"} else "loading", entries)
