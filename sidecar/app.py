@@ -10,7 +10,7 @@ import mlx.core as mx
 from sidecar.cache.store import PrefixStore
 from sidecar.config import Config, physical_memory
 from sidecar.engine.batch_loop import BatchLoop, ExtraProcessors, no_extra_processors
-from sidecar.engine.gpu_thread import GpuThread
+from sidecar.engine.gpu_thread import GpuThread, gpu_thread
 from sidecar.engine.loader import load, model_name
 from sidecar.engine.pool import EnginePool
 from sidecar.engine.text import TextEngine
@@ -58,10 +58,9 @@ class App:
             time.sleep(0.05)
 
     def close(self) -> None:
-        """Close the socket, unload, end the GPU thread."""
+        """Close the socket and unload."""
         self.listener.server_close()
         self.pool.close()
-        self.gpu.stop(timeout_s=10.0)
 
 
 def build(
@@ -76,7 +75,7 @@ def build(
         OSError: the address cannot be bound.
     """
     metrics = Metrics()
-    gpu = GpuThread()
+    gpu = gpu_thread()
     gpu.call(lambda: _prepare_device(config))
     pool = EnginePool(
         config.model.proxy_model_id or f"openai/{model_name(config.model.path)}",

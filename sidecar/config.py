@@ -258,7 +258,7 @@ def load_config(
         **{k: v for k, v in env.items() if v.strip()},
     }  # fmt: skip
     merged.update(flags)
-    sections = {
+    sections: dict[str, Any] = {
         section.name: _load_section(_type_of(section), merged)
         for section in dataclasses.fields(Config)
     }
@@ -268,7 +268,7 @@ def load_config(
 def unknown_names(env_file: Path) -> list[str]:
     """Names in the `.env` file that look like ours and are not."""
     known = {name for section in dataclasses.fields(Config)
-             for item in dataclasses.fields(type(section.default))
+             for item in dataclasses.fields(_type_of(section))
              for name in _names(item)}  # fmt: skip
     groups = {name.split("_")[0] + "_" for name in known}
     return [

@@ -1,5 +1,6 @@
 """The one thread of every MLX call in the process."""
 
+import functools
 import logging
 import queue
 import threading
@@ -23,24 +24,30 @@ class Worker(Protocol):
         """Do one short unit of work; must not raise."""
 
 
+@functools.cache
+def gpu_thread() -> "GpuThread":
+    """The process's only GPU thread, started at the first call."""
+    return GpuThread()
+
+
 class GpuThread:
     """
     Runs commands in order and, between them, the workers in turn.
 
     Lazy arrays do not cross threads, so whatever touches MLX comes here: by `call`
-    (wait for the result) or `post` (do not wait). A worker's submitters call `wake`.
+    (wait for the result) or `post` (do not wait). The thread never ends: a process in
+    which a thread that used MLX has ended may abort at its exit (seen with 0.32).
     """
 
     def __init__(self) -> None:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._workers: list[Worker] = []
-        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="gpu", daemon=True)
         self._thread.start()
 
     @property
     def is_alive(self) -> bool:
-        """False once stopped, or if the thread died of a defect."""
+        """False only if the thread died of a defect."""
         return self._thread.is_alive()
 
     def call(self, function: Callable[[], T], timeout_s: float | None = None) -> T:
@@ -70,17 +77,8 @@ class GpuThread:
         """Take a worker's turns away."""
         self.call(lambda: self._workers.remove(worker))
 
-    def stop(self, timeout_s: float) -> None:
-        """End the thread after the command in hand."""
-
-        def stop() -> None:
-            self._stopping = True
-
-        self._commands.put(stop)
-        self._thread.join(timeout_s)
-
     def _run(self) -> None:
-        while not self._stopping:
+        while True:
             busy = [worker for worker in self._workers if worker.has_work()]
             self._run_commands(wait=not busy)
             for worker in busy:
@@ -88,7 +86,7 @@ class GpuThread:
 
     def _run_commands(self, *, wait: bool) -> None:
         """Run all commands that are there; `wait` a while for the first."""
-        while not self._stopping:
+        while True:
             try:
                 command = self._commands.get(wait, _IDLE_WAIT_S if wait else None)
             except queue.Empty:
