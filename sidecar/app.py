@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from sidecar.cache.store import PrefixStore
-from sidecar.config import Config, physical_memory
+from sidecar.config import Config
 from sidecar.engine.batch_loop import BatchLoop, ExtraProcessors, no_extra_processors
 from sidecar.engine.gpu_thread import GpuThread, gpu_thread
 from sidecar.engine.loader import load, model_name
@@ -16,11 +16,13 @@ from sidecar.engine.pool import EnginePool
 from sidecar.engine.text import TextEngine
 from sidecar.infra.metrics import Metrics
 from sidecar.pipeline.prepare import Pipeline, ThinkingDefaults
-from sidecar.server.handler import Listener
+from sidecar.server.handler import Handler
+from sidecar.server.listener import Listener
 from sidecar.server.routes import Routes, Services
 from sidecar.service.chat import ChatService
 from sidecar.service.models import ModelService
 from sidecar.service.served_model import ServedModel
+from sidecar.setting_values import physical_memory
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +88,9 @@ def build(
     services = Services(
         ChatService(pool, config.generation, metrics), ModelService(pool, gpu), metrics
     )
-    listener = Listener(config.server, Routes(services, config.server), metrics)
+    listener = Listener(
+        config.server, Routes(services, config.server), metrics, Handler
+    )
     return App(config, listener, pool, gpu)
 
 
