@@ -93,11 +93,11 @@ def test_a_batch_says_what_each_would_say_alone(
 @pytest.mark.xfail(
     strict=True, reason="mlx-lm's detokenizer drops a space before the first word"
 )
-def test_the_text_is_that_of_the_tokens(engine: TextEngine) -> None:
+def test_the_text_is_that_of_the_tokens(dense_engine: TextEngine) -> None:
     """A raw completion goes on where its prompt ends, a leading space included."""
     for seed in range(20):
-        said = run(engine, random_ids(seed, 10), 4).choices[0]
-        assert said.text == engine.model.tokenizer.decode(list(said.ids))
+        said = run(dense_engine, random_ids(seed, 10), 4).choices[0]
+        assert said.text == dense_engine.model.tokenizer.decode(list(said.ids))
 
 
 def test_warm_says_what_cold_says(served: App, engine: TextEngine) -> None:
@@ -112,12 +112,12 @@ def test_warm_says_what_cold_says(served: App, engine: TextEngine) -> None:
 
 
 def cold_and_warm(
-    served: App, engine: TextEngine, seed: int, **settings: object
+    served: App, engine: TextEngine, number: int, /, **settings: object
 ) -> tuple[ModelIds, Outcome, Outcome]:
     """A prompt, and its answers before and after its beginning was computed."""
-    first = random_ids(seed, 60)
+    first = random_ids(number, 60)
     answer = library_run(served, engine, first, 8)
-    ids = ModelIds((*first, *answer, *random_ids(seed + 1, 20)))
+    ids = ModelIds((*first, *answer, *random_ids(number + 1, 20)))
     cold = run(engine, ids, NUM_TOKENS, **settings)
     assert run(engine, first, 8).choices[0].ids == tuple(answer)
     warm = run(engine, ids, NUM_TOKENS, **settings)
