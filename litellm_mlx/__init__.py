@@ -1,0 +1,19 @@
+"""LiteLLM custom provider for the local MLX sidecar: `litellm_mlx.mlx_llm`."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from litellm_mlx.provider import MLXProvider
+
+    mlx_llm: MLXProvider
+
+__all__ = ["mlx_llm"]
+
+
+def __getattr__(name: str) -> "MLXProvider":
+    """Load the provider on first use: `import litellm` alone takes seconds."""
+    if name != "mlx_llm":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from litellm_mlx.provider import mlx_llm
+
+    return mlx_llm

@@ -1,0 +1,105 @@
+"""One child process: started in a session of its own, its output read and kept."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import httpx
+
+_TAIL_LINES = 40
+_KILL_WAIT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What to run and how to see that it is well."""
+
+    name: str
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    health_url: str
+    is_healthy: Callable[[httpx.Response], bool]
+    start_deadline_s: float
+    least_wait_s: float = 0.0  # it is not called up before this
+    watch_health: bool = False  # restart it when it keeps answering 503
+    on_pid: Callable[[int | None], None] = lambda pid: None
+
+
+class Child:
+    """
+    One run of a service; its output goes to `say`, the last lines are kept.
+
+    `say` is called from a thread of the child's own and must not raise.
+    """
+
+    def __init__(self, service: Service, say: Callable[[str], None]) -> None:
+        self.service = service
+        self.started_at = time.monotonic()
+        self._lines: deque[str] = deque(maxlen=_TAIL_LINES)
+        # A session of its own: Ctrl-C reaches the launcher alone, which then stops
+        # the services in order, instead of all of them twice.
+        self._process = subprocess.Popen(
+            service.command,
+            env=dict(service.env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+        service.on_pid(self._process.pid)
+        self._reader = threading.Thread(target=self._read, args=(say,), daemon=True)
+        self._reader.start()
+
+    def exit_code(self) -> int | None:
+        """How it ended (negative: by that signal), or None while it runs."""
+        return self._process.poll()
+
+    def age_s(self) -> float:
+        """Seconds since it was started."""
+        return time.monotonic() - self.started_at
+
+    def send(self, signum: int) -> None:
+        """Signal it and what it started; no effect once it has ended."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signum)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for its end; False if it still runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+            self.service.on_pid(None)
+            self._reader.join(1.0)
+            return True
+        return False
+
+    def kill(self) -> None:
+        """End it now."""
+        self.send(signal.SIGKILL)
+        self.wait(_KILL_WAIT_S)
+
+    def tail(self) -> str:
+        """Its last lines of output."""
+        self._reader.join(1.0 if self.exit_code() is not None else 0.0)
+        return "\n".join(list(self._lines))
+
+    def ending(self) -> str:
+        """How and when it ended, in words."""
+        code = self.exit_code() or 0
+        how = f"by signal {-code}" if code < 0 else f"with code {code}"
+        return f"{self.service.name} ended {how} after {self.age_s():.1f} s"
+
+    def _read(self, say: Callable[[str], None]) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as stream:
+            for line in stream:
+                self._lines.append(line.rstrip("\n"))
+                say(f"{self.service.name} | {line.rstrip()}")

@@ -1,0 +1,218 @@
+"""
+What the launcher needs to know, from flags, the process environment and `.env`.
+
+Later wins: default, `.env`, process environment (`ENV_FILE_OVERRIDES=true` lets
+`.env` beat it), flag. A blank value counts as not set.
+"""
+
+import ipaddress
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dotenv import dotenv_values
+
+MASTER_KEY = "LITELLM_MASTER_KEY"
+DEFAULT_CONFIG = "litellm_config.yaml"
+_PACKAGE_PARENT = Path(__file__).resolve().parent.parent
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+class SettingsError(Exception):
+    """A setting has a value it cannot have; the message names both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The command line as given; None where a flag was left out."""
+
+    model: str | None = None
+    port: int | None = None
+    proxy_port: int | None = None
+    no_proxy: bool = False
+    config: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server binds."""
+
+    host: str
+    port: int
+
+    @property
+    def local_host(self) -> str:
+        """The host under which this machine itself reaches the server."""
+        return _ANY_HOST.get(self.host, self.host)
+
+    @property
+    def url(self) -> str:
+        """The server's root as seen from this machine, without a final slash."""
+        host = self.local_host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if only this machine can reach the server."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSettings:
+    """Everything the launcher acts on. Times are in seconds."""
+
+    model_flag: str | None  # handed on; MODEL_PATH reaches the sidecar by itself
+    model_path: str | None  # what will be served; None is the built-in model
+    sidecar: Address
+    proxy: Address | None  # None: no LiteLLM
+    config_path: Path
+    config_required: bool
+    env_path: Path
+    run_dir: Path
+    proxy_startup_wait_s: float
+    request_timeout_s: float
+    drain_timeout_s: float
+    api_key: str | None
+    master_key: str | None
+    child_env: Mapping[str, str]
+
+    @property
+    def generated_config(self) -> Path:
+        """The file LiteLLM is started with."""
+        port = self.proxy.port if self.proxy else 0
+        return self.run_dir / f"litellm_config-{port}.yaml"
+
+
+def load_settings(
+    flags: Flags, folder: Path, environ: Mapping[str, str] | None = None
+) -> LaunchSettings:
+    """
+    Gather the settings.
+
+    Args:
+        folder: where `.env` and the default LiteLLM config are looked for.
+        environ: the process environment, or a stand-in.
+    Raises:
+        SettingsError: a value is out of its range.
+    """
+    env = merged_environment(folder / ".env", environ)
+    proxy_port = flags.proxy_port or _port(env, "PROXY_PORT", 4000)
+    proxy = Address(_text(env, "PROXY_HOST") or "127.0.0.1", proxy_port)
+    sidecar_port = flags.port or _port(env, "MLX_PORT", 8080, "MLX_SERVER_PORT")
+    if sidecar_port == proxy_port and not flags.no_proxy:
+        raise SettingsError(f"MLX_PORT and PROXY_PORT must differ, got {proxy_port}")
+    sidecar_host = _text(env, "MLX_HOST", "MLX_SERVER_HOST") or "127.0.0.1"
+    sidecar = Address(sidecar_host, sidecar_port)
+    config_path = folder / (flags.config or DEFAULT_CONFIG)
+    return LaunchSettings(
+        model_flag=flags.model,
+        model_path=flags.model or _text(env, "MODEL_PATH", "MLX_SERVER_DEFAULT_MODEL"),
+        sidecar=sidecar,
+        proxy=None if flags.no_proxy else proxy,
+        config_path=config_path,
+        config_required=flags.config is not None,
+        env_path=folder / ".env",
+        run_dir=_cache_home(env) / "run",
+        proxy_startup_wait_s=_seconds(env, "PROXY_STARTUP_WAIT_SECONDS", 2.0),
+        request_timeout_s=_seconds(env, "PROXY_REQUEST_TIMEOUT_SECONDS", 1200.0),
+        drain_timeout_s=_seconds(env, "DRAIN_TIMEOUT_SECONDS", 30.0),
+        api_key=_text(env, "MLX_API_KEY", "MLX_SERVER_API_KEY"),
+        master_key=env.get(MASTER_KEY),
+        child_env=_child_environment(env, sidecar, config_path),
+    )
+
+
+def merged_environment(
+    env_file: Path, environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The process environment and `.env` as one mapping, blank values left out."""
+    process = dict(os.environ if environ is None else environ)  # noqa: TID251
+    env = {name: text for name, text in process.items() if text.strip()}
+    file = {name: text for name, text in dotenv_values(env_file).items() if text}
+    override = env.get("ENV_FILE_OVERRIDES", file.get("ENV_FILE_OVERRIDES", "0"))
+    return {**env, **file} if _is_true(override) else {**file, **env}
+
+
+def create_master_key(env_path: Path) -> str:
+    """Add a random LiteLLM master key to `.env` (readable by the user only)."""
+    key = "sk-" + secrets.token_urlsafe(32)
+    old = env_path.read_text(encoding="utf-8") if env_path.exists() else ""
+    line = f"{MASTER_KEY}={key}\n"
+    descriptor = os.open(env_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "a", encoding="utf-8") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(line if not old or old.endswith("\n") else "\n" + line)
+    return key
+
+
+def _child_environment(
+    env: Mapping[str, str], sidecar: Address, config_path: Path
+) -> dict[str, str]:
+    # LiteLLM looks for handler files beside its config, and it is started with a
+    # generated one elsewhere; so the folder of the user's own goes on the path.
+    paths = [str(_PACKAGE_PARENT), str(config_path.resolve().parent)]
+    paths += [env["PYTHONPATH"]] if "PYTHONPATH" in env else []
+    child = {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        **env,
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PYTHONUNBUFFERED": "1",
+        # For the plugin: a flag may have said otherwise than the environment.
+        "MLX_HOST": sidecar.host,
+        "MLX_PORT": str(sidecar.port),
+    }
+    # The children write into a pipe, where they would leave their colours out.
+    if sys.stdout.isatty() and "NO_COLOR" not in env:
+        child.setdefault("FORCE_COLOR", "1")
+    return child
+
+
+def _cache_home(env: Mapping[str, str]) -> Path:
+    chosen = env.get("MLX_CACHE_HOME") or env.get("EXO_CACHE_HOME")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache/litellm-mlx"
+
+
+def _text(env: Mapping[str, str], name: str, also: str = "") -> str | None:
+    for spelling in (name, also, f"MLX_SERVER_{name}"):
+        if spelling in env:
+            return env[spelling].strip()
+    return None
+
+
+def _port(env: Mapping[str, str], name: str, default: int, also: str = "") -> int:
+    text = _text(env, name, also)
+    try:
+        return valid_port(text) if text else default
+    except ValueError as error:
+        raise SettingsError(f"{name} must be {error}, got {text!r}") from None
+
+
+def valid_port(text: str) -> int:
+    """Read a port number; ValueError with the range in words."""
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise ValueError("a port 1..65535")
+    return int(text)
+
+
+def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+    text = _text(env, name)
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 86400:
+        raise SettingsError(f"{name} must be seconds 0..86400, got {text!r}")
+    return value
+
+
+def _is_true(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+        raise SettingsError(f"ENV_FILE_OVERRIDES must be true or false, got {text!r}")
+    return word in ("1", "true", "yes", "on")

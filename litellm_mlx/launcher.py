@@ -1,0 +1,198 @@
+"""
+Starts the sidecar and LiteLLM, keeps both running, stops them together.
+
+Order: ports free? -> sidecar up -> which models? -> LiteLLM config -> LiteLLM up.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import platform
+import shlex
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from litellm_mlx.launch_settings import (
+    MASTER_KEY,
+    Address,
+    Flags,
+    LaunchSettings,
+    SettingsError,
+    load_settings,
+    valid_port,
+)
+from litellm_mlx.ports import Claim, PidFile, PortHeld, claim_port
+from litellm_mlx.proxy_config import ConfigError, ServedModel
+from litellm_mlx.services import (
+    ProxyPlan,
+    fetch_models,
+    plan_proxy,
+    proxy_service,
+    sidecar_service,
+    write_proxy_config,
+)
+from litellm_mlx.supervisor import ServiceFailed, StopRequested, Supervisor
+
+_STOP_GRACE_S = 5.0  # beyond the time the sidecar itself takes to drain
+_REAL_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command `litellm-mlx`; returns its exit code."""
+    try:
+        settings = load_settings(parse_flags(argv), Path.cwd())
+    except SettingsError as error:
+        _complain(str(error))
+        return 2
+    for line in notices(settings):
+        _say(line)
+    try:
+        return run(settings)
+    except (PortHeld, ConfigError, OSError) as error:
+        _complain(str(error))
+    except ServiceFailed as failure:
+        _complain(f"{failure}. Its last lines:\n{failure.tail or '(no output)'}")
+    return 1
+
+
+def parse_flags(argv: Sequence[str] | None) -> Flags:
+    """Read the command line; a bad one ends the process with code 2."""
+    parser = argparse.ArgumentParser(prog="litellm-mlx", description=__doc__)
+    add = parser.add_argument
+    add("--model", help="hub id or folder; default: the built-in model [MODEL_PATH]")
+    add("--port", type=_port, help="of the sidecar; default 8080 [MLX_PORT]")
+    add("--proxy-port", type=_port, help="of LiteLLM; default 4000 [PROXY_PORT]")
+    add("--no-proxy", action="store_true", help="start the sidecar alone")
+    add("--config", help="your LiteLLM config; default ./litellm_config.yaml")
+    return Flags(**vars(parser.parse_args(argv)))
+
+
+def notices(settings: LaunchSettings) -> list[str]:
+    """The first lines on the terminal: which model, and what it runs on."""
+    lines = []
+    if settings.model_path is None:
+        lines += [
+            "No MODEL_PATH is set: serving the small built-in model. A real one:",
+            f"  python3 install_and_run.py --model {_REAL_MODEL}",
+        ]
+    return [*lines, f"Platform: {_platform_notice()}"]
+
+
+def run(settings: LaunchSettings) -> int:
+    """Start both servers and stay until a signal; returns the exit code."""
+    plan = plan_proxy(settings)
+    if plan and plan.created_key:
+        _say(f"Others can reach LiteLLM: put a {MASTER_KEY} into {settings.env_path}")
+    pid_files = _claim_ports(settings)
+    supervisor = Supervisor(_say, stop_wait_s=settings.drain_timeout_s + _STOP_GRACE_S)
+    _handle_signals(supervisor)
+    with supervisor:
+        try:
+            _start_all(supervisor, settings, plan, pid_files)
+            supervisor.watch()
+        except StopRequested:
+            pass
+        _say("stopping; once more to stop at once")
+    return 1 if supervisor.was_killed else 0
+
+
+def ready_block(
+    settings: LaunchSettings, models: Sequence[ServedModel], *, needs_key: bool
+) -> str:
+    """What the user reads once all is up: addresses, model name, a line to paste."""
+    names = [name for model in models for name in (*model.aliases, model.id)]
+    name = "local" if "local" in names or not names else names[0]
+    front = settings.proxy or settings.sidecar
+    body = (
+        f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    )
+    curl = f"curl {front.url}/v1/chat/completions -H 'Content-Type: application/json'"
+    key_name = MASTER_KEY if settings.proxy else "MLX_API_KEY"
+    if needs_key:
+        curl += f' -H "Authorization: Bearer ${key_name}"'
+    lines = ["", "Ready."]
+    if settings.proxy:
+        lines += [
+            f"  LiteLLM  {settings.proxy.url}/v1   (OpenAI clients)",
+            f"           {settings.proxy.url}      (Anthropic clients)",
+        ]
+    lines += [f"  sidecar  {settings.sidecar.url}/v1"]
+    lines += [f"  model    {name}   ({', '.join(dict.fromkeys(names)) or 'none'})"]
+    if needs_key:
+        lines += [f"  key      {key_name} (if it is in .env: `. ./.env` sets it)"]
+    return "\n".join([*lines, "", f"  {curl} -d {shlex.quote(body)}", ""])
+
+
+def _claim_ports(settings: LaunchSettings) -> dict[str, PidFile]:
+    wanted: list[tuple[str, Address, str | None]] = [
+        ("sidecar", settings.sidecar, None)
+    ]
+    if settings.proxy:
+        wanted.append(("litellm", settings.proxy, str(settings.generated_config)))
+    pid_files = {}
+    for name, address, own_argument in wanted:
+        pid_file = PidFile(settings.run_dir / f"{name}-{address.port}.pid")
+        stale = claim_port(Claim(name, address, pid_file, own_argument))
+        if stale is not None:
+            _say(f"stopped a {name} left over from an earlier run (pid {stale})")
+        pid_files[name] = pid_file
+    return pid_files
+
+
+def _start_all(
+    supervisor: Supervisor,
+    settings: LaunchSettings,
+    plan: ProxyPlan | None,
+    pid_files: Mapping[str, PidFile],
+) -> None:
+    supervisor.start(sidecar_service(settings, pid_files["sidecar"]))
+    models = fetch_models(settings)
+    if plan:
+        write_proxy_config(settings, plan, models)
+        supervisor.start(proxy_service(settings, plan, pid_files["litellm"]))
+    needs_key = plan.needs_key if plan else settings.api_key is not None
+    _say(ready_block(settings, models, needs_key=needs_key))
+
+
+def _handle_signals(supervisor: Supervisor) -> None:
+    signal.signal(signal.SIGINT, supervisor.request_stop)
+    signal.signal(signal.SIGTERM, supervisor.request_stop)
+    # Under nohup a hang-up is ignored, and stays so.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, supervisor.request_stop)
+
+
+def _platform_notice() -> str:
+    system, machine = platform.system(), platform.machine()
+    if (system, machine) == ("Darwin", "arm64"):
+        return "macOS arm64, MLX on Metal"
+    names = {dist.name.lower() for dist in importlib.metadata.distributions()}
+    if any(name.startswith("mlx-cuda") for name in names):
+        return f"{system} {machine}, MLX on CUDA"
+    return f"{system} {machine}, MLX on the CPU: slow (with an NVIDIA card: --cuda)"
+
+
+def _port(text: str) -> int:
+    try:
+        return valid_port(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be {error}") from None
+
+
+def _say(text: str) -> None:
+    # Several threads speak, so a line is one write. A terminal that went away must
+    # stop nobody: a service whose output is not read would block.
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+
+def _complain(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(f"litellm-mlx: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

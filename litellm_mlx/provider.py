@@ -1,0 +1,72 @@
+"""
+The `mlx` provider: LiteLLM's hooks, each one translate, send, translate back.
+
+Named in a LiteLLM configuration as `litellm_mlx.provider.mlx_llm`. LiteLLM may load
+this file outside its package, so imports are absolute.
+"""
+
+from collections.abc import Iterator
+
+from litellm import EmbeddingResponse, ModelResponse
+from litellm.llms.custom_llm import CustomLLM
+from litellm.types.utils import ModelResponseStream
+
+from litellm_mlx import client, hook, streams
+from litellm_mlx.settings import current_settings
+from litellm_mlx.translate import (
+    chat_call,
+    completion_from,
+    embedding_call,
+    embeddings_from,
+)
+
+
+class MLXProvider(CustomLLM):  # type: ignore[misc]  # litellm is untyped
+    """
+    Chat and embeddings on a local sidecar.
+
+    LiteLLM passes about 17 keyword arguments to each hook, and more with each release;
+    they are taken as one mapping.
+    """
+
+    def completion(self, **call: object) -> ModelResponse:
+        """Answer a chat request in one piece."""
+        request = chat_call(call, current_settings(), stream=False)
+        response = client.send_sync(request, stream=False)
+        return completion_from(response, request.model)
+
+    async def acompletion(self, **call: object) -> ModelResponse:
+        """Answer a chat request in one piece; cancelling the task cancels the work."""
+        request = chat_call(call, current_settings(), stream=False)
+        response = await client.send(request, stream=False)
+        return completion_from(response, request.model)
+
+    def streaming(self, **call: object) -> Iterator[ModelResponseStream]:
+        """Answer a chat request chunk by chunk."""
+        return streams.open_sync(chat_call(call, current_settings(), stream=True))
+
+    def astreaming(self, **call: object) -> streams.AsyncChunks:
+        """
+        Answer a chat request chunk by chunk.
+
+        No coroutine: LiteLLM calls it in an executor thread, and what it raises there
+        still counts as the call's own failure.
+        """
+        request = chat_call(call, current_settings(), stream=True)
+        return streams.open_async(request, hook.calling_loop())
+
+    def embedding(self, **call: object) -> EmbeddingResponse:
+        """Embed texts."""
+        request = embedding_call(call, current_settings())
+        response = client.send_sync(request, stream=False)
+        return embeddings_from(response, request.model)
+
+    async def aembedding(self, **call: object) -> EmbeddingResponse:
+        """Embed texts."""
+        request = embedding_call(call, current_settings())
+        response = await client.send(request, stream=False)
+        return embeddings_from(response, request.model)
+
+
+hook.register()
+mlx_llm = MLXProvider()

@@ -1,0 +1,199 @@
+"""
+The LiteLLM config: the user's own file plus the models the sidecar serves.
+
+The user's file is read and never written. Its `mlx/` entries are replaced by one
+entry per served model and alias; every other entry and setting stays as it is.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HANDLER = {"provider": "mlx", "custom_handler": "litellm_mlx.provider.mlx_llm"}
+_COSTS = (
+    "input_cost_per_token",
+    "output_cost_per_token",
+    "cache_creation_input_token_cost",
+    "cache_read_input_token_cost",
+)
+PERMIT_NO_KEY = "dangerously_permit_weak_or_unset_master_key"
+
+
+class ConfigError(Exception):
+    """A LiteLLM config, or the sidecar's model list, that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model of the sidecar and the names it answers to."""
+
+    id: str
+    aliases: tuple[str, ...]
+    max_input_tokens: int | None
+    supports_function_calling: bool
+    supports_reasoning: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """How LiteLLM reaches the sidecar."""
+
+    api_base: str
+    timeout_s: float
+
+
+def parse_models(body: object) -> tuple[ServedModel, ...]:
+    """Read the body of the sidecar's `GET /v1/models`."""
+    data = body.get("data") if isinstance(body, dict) else None
+    if not isinstance(data, list):
+        raise ConfigError("the sidecar's model list has no `data`")
+    return tuple(_parse_model(item) for item in data)
+
+
+def read_user_config(path: Path, *, required: bool) -> dict[str, Any]:
+    """
+    Read the user's LiteLLM config; a missing one is empty unless required.
+
+    `include` entries come back absolute, as the result is used in another folder.
+    """
+    if not path.exists() and not required:
+        return {}
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} must hold a mapping, got {type(config).__name__}")
+    if isinstance(config.get("include"), list):
+        folder = path.resolve().parent
+        config["include"] = [str(folder / str(item)) for item in config["include"]]
+    return config
+
+
+def build_config(
+    user: Mapping[str, Any],
+    models: Sequence[ServedModel],
+    upstream: Upstream,
+    *,
+    permit_no_key: bool,
+) -> dict[str, Any]:
+    """
+    Join the user's config and the served models. Does not modify `user`.
+
+    Args:
+        permit_no_key: let LiteLLM run without a master key; for loopback only.
+    """
+    kept = [entry for entry in user.get("model_list") or [] if not _is_mlx(entry)]
+    # A name the user gave to a model of his own stays his: two entries of one name
+    # would share the requests, and some would leave the machine.
+    taken = {entry.get("model_name") for entry in kept if isinstance(entry, dict)}
+    served = [
+        entry
+        for entry in _entries(models, upstream)
+        if entry["model_name"] not in taken
+    ]
+    return {
+        **user,
+        "model_list": served + kept,
+        "litellm_settings": _litellm_settings(user.get("litellm_settings") or {}),
+        "general_settings": _general_settings(
+            user.get("general_settings") or {}, permit_no_key
+        ),
+    }
+
+
+def has_master_key(user: Mapping[str, Any], env: Mapping[str, str]) -> bool:
+    """True if LiteLLM will find a master key, in the config or the environment."""
+    key = (user.get("general_settings") or {}).get("master_key")
+    if isinstance(key, str) and key.startswith("os.environ/"):
+        key = env.get(key.removeprefix("os.environ/"))
+    return bool(key or env.get("LITELLM_MASTER_KEY"))
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Write the config in one step, readable by this user only (it may hold keys)."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write("# Generated at each start by litellm-mlx; edits are lost.\n")
+            yaml.safe_dump(dict(config), file, sort_keys=False, allow_unicode=True)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _parse_model(item: object) -> ServedModel:
+    if not isinstance(item, dict) or not isinstance(item.get("id"), str):
+        raise ConfigError(f"the sidecar lists a model without an id: {item!r}")
+    max_input = item.get("max_input_tokens")
+    return ServedModel(
+        id=item["id"],
+        aliases=tuple(str(alias) for alias in item.get("aliases") or ()),
+        max_input_tokens=max_input if isinstance(max_input, int) else None,
+        supports_function_calling=bool(item.get("supports_function_calling")),
+        supports_reasoning=bool(item.get("supports_reasoning")),
+    )
+
+
+def _is_mlx(entry: object) -> bool:
+    params = entry.get("litellm_params") if isinstance(entry, dict) else None
+    return isinstance(params, dict) and str(params.get("model")).startswith("mlx/")
+
+
+def _entries(
+    models: Sequence[ServedModel], upstream: Upstream
+) -> Iterator[dict[str, Any]]:
+    seen = set()
+    for model in models:
+        for name in (model.id, *model.aliases):
+            if name not in seen:
+                seen.add(name)
+                yield {
+                    "model_name": name,
+                    "litellm_params": _params(f"mlx/{model.id}", upstream),
+                    "model_info": _model_info(model),
+                }
+    # The net: whatever the sidecar learns to serve later, and its other spellings.
+    yield {"model_name": "mlx/*", "litellm_params": _params("mlx/*", upstream)}
+
+
+def _params(model: str, upstream: Upstream) -> dict[str, Any]:
+    return {
+        "model": model,
+        "api_base": upstream.api_base,
+        "timeout": upstream.timeout_s,
+    }
+
+
+def _model_info(model: ServedModel) -> dict[str, Any]:
+    info: dict[str, Any] = {"mode": "chat"}
+    if model.max_input_tokens is not None:
+        info["max_input_tokens"] = model.max_input_tokens
+    # All four: LiteLLM warns of "custom pricing" where the cache costs are missing.
+    info |= dict.fromkeys(_COSTS, 0)
+    info["supports_function_calling"] = model.supports_function_calling
+    info["supports_reasoning"] = model.supports_reasoning
+    return info
+
+
+def _litellm_settings(user: Mapping[str, Any]) -> dict[str, Any]:
+    others = [
+        item
+        for item in user.get("custom_provider_map") or []
+        if not isinstance(item, dict) or item.get("provider") != "mlx"
+    ]
+    return {**user, "custom_provider_map": [HANDLER, *others]}
+
+
+def _general_settings(user: Mapping[str, Any], permit_no_key: bool) -> dict[str, Any]:
+    # Without cancel_on_disconnect a closed non-stream request runs to its end.
+    settings = {"cancel_on_disconnect": True, **user}
+    settings.pop(PERMIT_NO_KEY, None)
+    return {**settings, PERMIT_NO_KEY: True} if permit_no_key else settings

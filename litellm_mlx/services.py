@@ -1,0 +1,130 @@
+"""The two services the launcher runs: how each is started, and what it needs first."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from litellm_mlx.child import Service
+from litellm_mlx.launch_settings import MASTER_KEY, LaunchSettings, create_master_key
+from litellm_mlx.ports import PidFile
+from litellm_mlx.proxy_config import (
+    ConfigError,
+    ServedModel,
+    Upstream,
+    build_config,
+    has_master_key,
+    parse_models,
+    read_user_config,
+    write_config,
+)
+
+_SIDECAR_DEADLINE_S = 600.0  # a large model from a slow disk, or a download
+_PROXY_DEADLINE_S = 180.0  # 64 s were seen with cold files
+_LITELLM = Path(sys.executable).parent / "litellm"
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyPlan:
+    """How LiteLLM is to run; made before anything is started."""
+
+    user_config: Mapping[str, Any]
+    env: Mapping[str, str]
+    needs_key: bool
+    created_key: bool
+
+
+def sidecar_service(settings: LaunchSettings, pid_file: PidFile) -> Service:
+    """How the sidecar is started; it is healthy once its model is loaded."""
+    address = settings.sidecar
+    command = [sys.executable, "-m", "sidecar"]
+    command += ["--host", address.host, "--port", str(address.port)]
+    if settings.model_flag:
+        command += ["--model", settings.model_flag]
+    return Service(
+        name="sidecar",
+        command=tuple(command),
+        env=settings.child_env,
+        health_url=f"{address.url}/health",
+        is_healthy=_says_ok,
+        start_deadline_s=_SIDECAR_DEADLINE_S,
+        watch_health=True,
+        on_pid=pid_file.write,
+    )
+
+
+def plan_proxy(settings: LaunchSettings) -> ProxyPlan | None:
+    """
+    Read the user's LiteLLM config and settle the master key; None without a proxy.
+
+    Adds a random key to `.env` if others can reach the proxy and none is set.
+
+    Raises:
+        ConfigError: LiteLLM is not installed, or the config cannot be read.
+    """
+    if settings.proxy is None:
+        return None
+    if not _LITELLM.exists():
+        raise ConfigError(f"{_LITELLM} is missing: run install_and_run.py")
+    env = dict(settings.child_env)
+    user = read_user_config(settings.config_path, required=settings.config_required)
+    must_create = not settings.proxy.is_loopback and not has_master_key(user, env)
+    if must_create:
+        env[MASTER_KEY] = create_master_key(settings.env_path)
+    return ProxyPlan(user, env, has_master_key(user, env), must_create)
+
+
+def fetch_models(settings: LaunchSettings) -> tuple[ServedModel, ...]:
+    """Ask the running sidecar what it serves."""
+    key = settings.api_key
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        with httpx.Client(trust_env=False, timeout=30.0, headers=headers) as client:
+            answer = client.get(f"{settings.sidecar.url}/v1/models")
+        return parse_models(answer.raise_for_status().json())
+    except (httpx.HTTPError, ValueError) as error:
+        raise ConfigError(f"the sidecar did not list its models: {error}") from None
+
+
+def write_proxy_config(
+    settings: LaunchSettings, plan: ProxyPlan, models: Sequence[ServedModel]
+) -> None:
+    """Write the config LiteLLM will be started with."""
+    upstream = Upstream(f"{settings.sidecar.url}/v1", settings.request_timeout_s)
+    config = build_config(
+        plan.user_config, models, upstream, permit_no_key=not plan.needs_key
+    )
+    write_config(settings.generated_config, config)
+
+
+def proxy_service(
+    settings: LaunchSettings, plan: ProxyPlan, pid_file: PidFile
+) -> Service:
+    """How LiteLLM is started, with the generated config."""
+    proxy = settings.proxy
+    assert proxy is not None
+    command = [str(_LITELLM), "--config", str(settings.generated_config)]
+    command += ["--host", proxy.host, "--port", str(proxy.port), "--num_workers", "1"]
+    return Service(
+        name="litellm",
+        command=tuple(command),
+        env=plan.env,
+        # /health would send a real chat to every model.
+        health_url=f"{proxy.url}/health/liveliness",
+        is_healthy=lambda answer: answer.status_code == 200,
+        start_deadline_s=_PROXY_DEADLINE_S,
+        least_wait_s=settings.proxy_startup_wait_s,
+        on_pid=pid_file.write,
+    )
+
+
+def _says_ok(answer: httpx.Response) -> bool:
+    try:
+        body = answer.json()
+    except ValueError:
+        return False
+    is_ok = isinstance(body, dict) and body.get("status") == "ok"
+    return is_ok and answer.status_code == 200

@@ -1,0 +1,167 @@
+"""One fake sidecar, one fake cloud and one real LiteLLM proxy for all tests here."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+import yaml
+from fake_sidecar import FakeSidecar
+from sidecar_answers import Script, text_answer
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # read at import
+REPO = Path(__file__).resolve().parents[2]
+# Raised inside litellm's own models, not by our use of them.
+LIBRARY_WARNINGS = ("ignore:Items? .* using the `ReadOnly` qualifier:UserWarning",)
+FALLING_BACK = ("fb-dead", "fb-503", "fb-429", "fb-lost", "fb-late")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            for warning in LIBRARY_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+class Proxy:
+    """A running LiteLLM proxy and clients for it."""
+
+    def __init__(self, url: str, log: Path) -> None:
+        self.url = url
+        self.log = log
+        same: dict[str, Any] = {"api_key": "any", "max_retries": 0, "timeout": 30}
+        self.openai = openai.OpenAI(base_url=f"{url}/v1", **same)
+        self.anthropic = anthropic.Anthropic(base_url=url, **same)
+        self.http = httpx.Client(base_url=url, timeout=30, trust_env=False)
+
+    def close(self) -> None:
+        for client in (self.openai, self.anthropic, self.http):
+            client.close()
+
+
+@pytest.fixture(scope="session")
+def sidecar() -> Iterator[FakeSidecar]:
+    with FakeSidecar() as fake:
+        yield fake
+
+
+@pytest.fixture(scope="session")
+def cloud() -> Iterator[FakeSidecar]:
+    with FakeSidecar() as fake:
+        script = Script(steps=text_answer("big", "from the cloud"))
+        script.body = _cloud_answer()
+        fake.on("big", script)
+        yield fake
+
+
+@pytest.fixture(scope="session")
+def dead_base() -> str:
+    """The URL of a sidecar that is not running."""
+    return f"http://127.0.0.1:{_free_port()}/v1"
+
+
+@pytest.fixture(scope="session")
+def proxy(
+    sidecar: FakeSidecar,
+    cloud: FakeSidecar,
+    dead_base: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Proxy]:
+    folder = tmp_path_factory.mktemp("proxy")
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(_config(sidecar.base, cloud.base, dead_base)))
+    port = _free_port()
+    log = folder / "proxy.log"
+    command = [Path(sys.executable).with_name("litellm"), "--config", config]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "PYTHONPATH": str(REPO),
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "MLX_API_KEY": "sidecar-key",
+    }
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=env, stdout=output, stderr=output
+        )
+    running = Proxy(f"http://127.0.0.1:{port}", log)
+    try:
+        _wait_for_start(running, process)
+        yield running
+    finally:
+        running.close()
+        process.terminate()
+        process.wait(20)
+
+
+def _config(sidecar: str, cloud: str, dead: str) -> dict[str, object]:
+    def deployment(name: str, base: str) -> dict[str, object]:
+        target = {"model": f"mlx/{name}", "api_base": base}
+        return {"model_name": name, "litellm_params": target}
+
+    hosted = {"model": "hosted_vllm/big", "api_base": cloud, "api_key": "x"}
+    handler = "litellm_mlx.provider.mlx_llm"
+    falling = [name for name in FALLING_BACK if name != "fb-dead"]
+    return {
+        "model_list": [
+            {**deployment("*", sidecar), "model_name": "mlx/*"},
+            deployment("dead", dead),
+            deployment("fb-dead", dead),
+            *(deployment(name, sidecar) for name in [*falling, "fb-context"]),
+            {"model_name": "cloud", "litellm_params": hosted},
+        ],
+        "litellm_settings": {
+            "custom_provider_map": [{"provider": "mlx", "custom_handler": handler}]
+        },
+        "router_settings": {
+            "num_retries": 0,
+            "fallbacks": [{name: ["cloud"]} for name in FALLING_BACK],
+            "context_window_fallbacks": [{"fb-context": ["cloud"]}],
+        },
+        "general_settings": {
+            "dangerously_permit_weak_or_unset_master_key": True,
+            "cancel_on_disconnect": True,
+        },
+    }
+
+
+def _wait_for_start(proxy: Proxy, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            answer = httpx.get(f"{proxy.url}/health/liveliness", trust_env=False)
+            if answer.status_code == 200:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.1)
+    pytest.fail(f"the proxy did not start:\n{proxy.log.read_text()[-4000:]}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _cloud_answer() -> dict[str, object]:
+    message = {"role": "assistant", "content": "from the cloud"}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return {
+        "id": "chatcmpl-cloud",
+        "object": "chat.completion",
+        "created": 1_700_000_000,
+        "model": "big",
+        "choices": [choice],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12},
+    }

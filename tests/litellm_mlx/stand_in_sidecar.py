@@ -1,0 +1,78 @@
+"""
+A server with the sidecar's faces `/health` and `/v1/models`, for launcher tests.
+
+STAND_IN_LOADING_S: so long `/health` says 503. STAND_IN_ONCE: a file; the second
+start with it fails. STAND_IN_STUBBORN: TERM is ignored. POST /sick: 503 from then on.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+MODELS = {
+    "data": [
+        {
+            "id": "openai/mlx-tiny-agent",
+            "max_input_tokens": 32768,
+            "supports_function_calling": True,
+            "supports_reasoning": False,
+            "aliases": ["local"],
+        }
+    ]
+}
+ready_at = time.monotonic() + float(os.environ.get("STAND_IN_LOADING_S", "0"))
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            wanted = os.environ.get("MLX_API_KEY")
+            given = self.headers.get("Authorization")
+            is_allowed = wanted is None or given == f"Bearer {wanted}"
+            self.answer(200 if is_allowed else 401, MODELS)
+        elif time.monotonic() < ready_at:
+            self.answer(503, {"status": "loading"})
+        else:
+            self.answer(200, {"status": "ok"})
+
+    def do_POST(self) -> None:
+        global ready_at
+        ready_at = float("inf")
+        self.answer(200, {})
+
+    def answer(self, code: int, body: dict[str, object]) -> None:
+        raw = json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--model")
+    parser.add_argument("--config")
+    options = parser.parse_args()
+    print(f"stand-in starts, model={options.model}", flush=True)
+    once = os.environ.get("STAND_IN_ONCE")
+    if once and Path(once).exists():
+        sys.exit("cannot start a second time")
+    if once:
+        Path(once).touch()
+    if os.environ.get("STAND_IN_STUBBORN"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ThreadingHTTPServer((options.host, options.port), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

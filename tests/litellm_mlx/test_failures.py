@@ -1,0 +1,172 @@
+"""What clients see when the sidecar cannot, and who takes over."""
+
+import time
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from conftest import Proxy
+from fake_sidecar import FakeSidecar
+from proxy_client import CHAT, HI, MESSAGES, RESPONSES, ROUTES, both_modes, post
+from sidecar_answers import DONE, Json, Script, chunk, problem
+
+# What the sidecar says, what the client gets.
+REFUSALS = [
+    (400, "invalid_request", 400),
+    (400, "context_length_exceeded", 400),
+    (401, "unauthorized", 401),
+    (403, "forbidden", 403),
+    (404, "model_not_found", 404),
+    (408, "request_timeout", 408),
+    (413, "payload_too_large", 400),
+    (422, "validation_error", 400),
+    (429, "rate_limited", 429),
+    (500, "internal_error", 500),
+    (500, "model_load_failed", 500),
+    (501, "not_implemented", 501),
+    (503, "service_unavailable", 503),
+]
+
+
+@both_modes
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(("status", "code", "seen"), REFUSALS)
+def test_a_refusal_keeps_its_status_and_words(
+    proxy: Proxy,
+    sidecar: FakeSidecar,
+    route: str,
+    status: int,
+    code: str,
+    seen: int,
+    stream: bool,
+) -> None:
+    """Streams too, on every route: the call is opened before headers are sent."""
+    refusal = problem(status, code, f"because of {code}", retry_after="7")
+    model = sidecar.on(f"refuse-{code}", refusal)
+    started = time.monotonic()
+    answer = post(proxy, route, f"mlx/{model}", stream=stream)
+    assert answer.status_code == seen
+    assert f"because of {code}" in answer.text
+    assert time.monotonic() - started < 3  # Retry-After is not slept
+    assert not sidecar.is_cancelled(model)
+
+
+@both_modes
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_sidecar_that_is_down(proxy: Proxy, route: str, stream: bool) -> None:
+    """503, which the router can cool down and fall back from."""
+    answer = post(proxy, route, "dead", stream=stream)
+    assert answer.status_code == 503
+    assert "sidecar is not reachable" in answer.text
+
+
+class TestBrokenStreams:
+    """After the first chunk the status is gone; the error comes inside the stream."""
+
+    START = chunk("x", {"role": "assistant", "content": "so far"})
+    FRAME: Json = {"error": {"message": "ran dry", "code": "generation_error"}}
+    WAYS = [
+        ("death", Script(steps=[START], is_cut=True), "broke off its answer"),
+        ("early end", Script(steps=[START]), "without a finish_reason"),
+        ("DONE without finish", Script(steps=[START, DONE]), "without a finish_reason"),
+        ("error frame", Script(steps=[START, FRAME]), "ran dry"),
+        ("garbage", Script(steps=[START, b"data: {x\n\n"]), "unreadable chunk"),
+    ]
+
+    @pytest.fixture(params=WAYS, ids=[way[0] for way in WAYS])
+    def broken(self, request: Any, sidecar: FakeSidecar) -> tuple[str, str]:
+        """A model whose stream breaks, and what must be said about it."""
+        name, script, text = request.param
+        return sidecar.on(f"break-{name.replace(' ', '-')}", script), text
+
+    def test_chat(self, proxy: Proxy, broken: tuple[str, str]) -> None:
+        """An error chunk, no DONE; the client's library raises."""
+        model, text = broken
+        raw = post(proxy, CHAT, f"mlx/{model}", stream=True).text
+        assert "so far" in raw
+        assert text in raw
+        assert "[DONE]" not in raw
+        create = proxy.openai.chat.completions.create
+        stream = create(model=f"mlx/{model}", messages=HI, stream=True)
+        with pytest.raises(openai.APIError, match=text):
+            list(stream)
+
+    def test_messages(self, proxy: Proxy, broken: tuple[str, str]) -> None:
+        """An error event, no message_stop; the client's library raises."""
+        model, text = broken
+        raw = post(proxy, MESSAGES, f"mlx/{model}", stream=True).text
+        assert "so far" in raw
+        assert "event: error" in raw
+        assert "message_stop" not in raw
+        create = proxy.anthropic.messages.create
+        stream = create(model=f"mlx/{model}", messages=HI, max_tokens=9, stream=True)
+        with pytest.raises(anthropic.APIError, match=text):
+            list(stream)
+
+    def test_responses(self, proxy: Proxy, broken: tuple[str, str]) -> None:
+        """Not reported as completed."""
+        model, text = broken
+        raw = post(proxy, RESPONSES, f"mlx/{model}", stream=True).text
+        assert text in raw
+        assert "response.completed" not in raw
+
+    def test_a_whole_answer_that_is_none(
+        self, proxy: Proxy, sidecar: FakeSidecar
+    ) -> None:
+        """A 200 that holds no completion is a failure of the sidecar."""
+        model = sidecar.on("hollow", Script(body={"object": "nothing"}))
+        answer = post(proxy, CHAT, f"mlx/{model}", stream=False)
+        assert answer.status_code == 500
+        assert "without choices" in answer.text
+
+
+class TestFallback:
+    """`fb-*` are deployments with `cloud` as their fallback."""
+
+    FAILING = {
+        "fb-503": problem(503, "service_unavailable", "loading", retry_after="7"),
+        "fb-429": problem(429, "rate_limited", "queue is full", retry_after="7"),
+        "fb-context": problem(400, "context_length_exceeded", "too long"),
+        "fb-lost": problem(400, "invalid_request", "unknown field"),
+        "fb-dead": None,
+    }
+
+    @both_modes
+    @pytest.mark.parametrize("route", [CHAT, MESSAGES])
+    @pytest.mark.parametrize("model", FAILING)
+    def test_the_cloud_answers(
+        self, proxy: Proxy, sidecar: FakeSidecar, model: str, route: str, stream: bool
+    ) -> None:
+        """Down, busy, too long or refused: whole and streamed, on both routes."""
+        script = self.FAILING[model]
+        if script is not None:
+            sidecar.on(model, script)
+        started = time.monotonic()
+        answer = post(proxy, route, model, stream=stream)
+        assert answer.status_code == 200, answer.text
+        assert "from the cloud" in answer.text
+        assert time.monotonic() - started < 3
+
+    def test_a_late_refusal_still_falls_back(
+        self, proxy: Proxy, sidecar: FakeSidecar
+    ) -> None:
+        """Behind the eager wait, LiteLLM's own first-chunk fallback is left."""
+        refusal = problem(503, "service_unavailable", "still loading")
+        refusal.wait_s = 2.3
+        sidecar.on("fb-late", refusal)
+        answer = post(proxy, CHAT, "fb-late", stream=True)
+        assert answer.status_code == 200
+        assert "from the cloud" in answer.text
+
+    def test_no_fallback_after_the_first_words(
+        self, proxy: Proxy, sidecar: FakeSidecar, cloud: FakeSidecar
+    ) -> None:
+        """Two models in one answer would be worse than an error."""
+        words = chunk("x", {"role": "assistant", "content": "local words"})
+        sidecar.on("fb-503", Script(steps=[words], is_cut=True))
+        num_calls = len(cloud.calls)
+        answer = post(proxy, CHAT, "fb-503", stream=True)
+        assert "local words" in answer.text
+        assert "broke off its answer" in answer.text
+        assert len(cloud.calls) == num_calls

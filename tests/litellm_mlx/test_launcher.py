@@ -1,0 +1,266 @@
+"""The launcher as users run it: a process with real children, stopped by signals."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from litellm_mlx.launch_settings import Flags, load_settings
+from litellm_mlx.launcher import main, notices, ready_block
+from litellm_mlx.ports import PidFile
+from litellm_mlx.proxy_config import ServedModel
+from litellm_mlx.services import plan_proxy, sidecar_service
+
+REPO = Path(__file__).parents[2]
+STAND_IN = Path(__file__).with_name("stand_in_sidecar.py")
+MODEL = ServedModel("openai/mlx-tiny-agent", ("local",), 32768, True, True)
+Launch = Callable[..., "Launcher"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Launcher:
+    """A running launcher whose `python -m sidecar` is the stand-in."""
+
+    def __init__(
+        self, folder: Path, *arguments: str, port: int | None = None, **env: str
+    ) -> None:
+        self.folder = folder
+        self.port, self.proxy_port = port or free_port(), free_port()
+        command = [sys.executable, "-m", "litellm_mlx.launcher", *arguments]
+        command += ["--port", str(self.port), "--proxy-port", str(self.proxy_port)]
+        clean = {k: v for k, v in os.environ.items() if k != "LITELLM_MASTER_KEY"}
+        home = {"MLX_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": str(REPO)}
+        self.process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**clean, **home, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.output = ""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as stream:
+            for line in stream:
+                self.output += line
+
+    def wait_for(self, text: str, timeout_s: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while text not in self.output:
+            assert self.process.poll() is None, f"ended early:\n{self.output}"
+            assert time.monotonic() < deadline, f"no {text!r} in:\n{self.output}"
+            time.sleep(0.05)
+
+    def wait(self) -> int:
+        code = self.process.wait(60)
+        self._reader.join(5)
+        return code
+
+    def pid_of(self, name: str, port: int) -> int | None:
+        return PidFile(self.folder / f"cache/run/{name}-{port}.pid").read()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Start launchers that are gone, with their children, after the test."""
+    # `-m` looks in the working folder first, so this is what the launcher starts.
+    (tmp_path / "sidecar").mkdir()
+    (tmp_path / "sidecar" / "__init__.py").touch()
+    shutil.copy(STAND_IN, tmp_path / "sidecar" / "__main__.py")
+    launchers: list[Launcher] = []
+
+    def start(*arguments: str, port: int | None = None, **env: str) -> Launcher:
+        launchers.append(Launcher(tmp_path, *arguments, port=port, **env))
+        return launchers[-1]
+
+    yield start
+    for launcher in launchers:
+        if launcher.process.poll() is None:
+            launcher.process.terminate()
+            launcher.wait()
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_both_servers_start_serve_and_stop(launch: Launch) -> None:
+    """LiteLLM lists the sidecar's models by all names; SIGINT ends both, code 0."""
+    launcher = launch()
+    launcher.wait_for("Ready.")
+    url = f"http://127.0.0.1:{launcher.proxy_port}"
+    listed = httpx.get(f"{url}/v1/models", trust_env=False).json()
+    ids = {model["id"]: model for model in listed["data"]}
+    assert set(ids) == {"openai/mlx-tiny-agent", "local"}
+    assert ids["local"]["max_input_tokens"] == 32768
+
+    launcher.process.send_signal(signal.SIGINT)
+    assert launcher.wait() == 0
+    assert not is_listening(launcher.port)
+    assert not is_listening(launcher.proxy_port)
+    assert launcher.output.startswith("No MODEL_PATH is set")
+    assert f"curl {url}/v1/chat/completions" in launcher.output
+
+
+def test_a_sidecar_that_dies_comes_back(launch: Launch) -> None:
+    """The sidecar is restarted when it is killed; TERM then ends all with code 0."""
+    launcher = launch("--no-proxy", "--model", "some/model")
+    launcher.wait_for("Ready.")
+    assert "model=some/model" in launcher.output
+    pid = launcher.pid_of("sidecar", launcher.port)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    launcher.wait_for("sidecar is up again")
+    launcher.process.terminate()
+    assert launcher.wait() == 0
+    assert not is_listening(launcher.port)
+    assert launcher.pid_of("sidecar", launcher.port) is None
+
+
+def test_a_sidecar_that_cannot_start_ends_it(launch: Launch, tmp_path: Path) -> None:
+    """The sidecar's own words are shown when it does not come up, and the code is 1."""
+    (tmp_path / "once").touch()
+    launcher = launch("--no-proxy", STAND_IN_ONCE=str(tmp_path / "once"))
+    assert launcher.wait() == 1
+    tail = launcher.output.partition("Its last lines:")[2]
+    assert "cannot start a second time" in tail
+
+
+def test_a_second_signal_does_not_wait(launch: Launch) -> None:
+    """A sidecar that will not stop is killed at the second signal, with code 1."""
+    launcher = launch("--no-proxy", STAND_IN_STUBBORN="1")
+    launcher.wait_for("Ready.")
+    launcher.process.send_signal(signal.SIGINT)
+    launcher.wait_for("stopping")
+    launcher.process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    assert launcher.wait() == 1
+    assert time.monotonic() - began < 5
+    assert not is_listening(launcher.port)
+
+
+def test_what_a_killed_launcher_left_is_stopped(launch: Launch) -> None:
+    """The sidecar of a launcher that was killed gives way to the next one's."""
+    first = launch("--no-proxy")
+    first.wait_for("Ready.")
+    left_over = first.pid_of("sidecar", first.port)
+    first.process.kill()
+    first.wait()
+    assert is_listening(first.port)
+    second = launch("--no-proxy", port=first.port)
+    second.wait_for("Ready.")
+    assert f"left over from an earlier run (pid {left_over})" in second.output
+
+
+def test_a_second_launcher_leaves_the_first_alone(launch: Launch) -> None:
+    """A launcher on ports of one that runs says so and ends, stopping nothing."""
+    first = launch("--no-proxy")
+    first.wait_for("Ready.")
+    second = launch("--no-proxy", port=first.port)
+    assert second.wait() == 1
+    assert "another litellm-mlx is running" in second.output
+    assert is_listening(first.port)
+
+
+def test_a_foreign_process_on_a_port_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher does not start beside a stranger; it says who has the port."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLX_CACHE_HOME", str(tmp_path / "cache"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert main(["--no-proxy", "--port", str(port)]) == 1
+    error = capsys.readouterr().err
+    assert f"port {port}, wanted for the sidecar, is held by pid {os.getpid()}" in error
+
+
+def test_a_bad_setting_is_bad_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A setting out of range ends with code 2 and its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PROXY_PORT", "99999")
+    assert main([]) == 2
+    assert "PROXY_PORT must be a port 1..65535" in capsys.readouterr().err
+
+
+def test_the_built_in_model_is_announced(tmp_path: Path) -> None:
+    """The first lines say it is the built-in model and how to start a real one."""
+    first, second, platform = notices(load_settings(Flags(), tmp_path, {}))
+    assert "built-in model" in first
+    assert "install_and_run.py --model lmstudio-community/GLM" in second
+    assert "MLX" in platform
+    chosen = load_settings(Flags(), tmp_path, {"MODEL_PATH": "some/model"})
+    assert len(notices(chosen)) == 1
+
+
+def test_the_curl_line_carries_the_key_by_name(tmp_path: Path) -> None:
+    """Where a key is needed the line to paste has it as a variable, never in words."""
+    env = {"LITELLM_MASTER_KEY": "sk-secret"}
+    settings = load_settings(Flags(), tmp_path, env)
+    block = ready_block(settings, [MODEL], needs_key=True)
+    assert '-H "Authorization: Bearer $LITELLM_MASTER_KEY"' in block
+    assert "sk-secret" not in block
+    body = block.partition("-d '")[2].partition("'")[0]
+    assert json.loads(body)["model"] == "local"
+
+
+def test_others_get_in_only_with_a_key(tmp_path: Path) -> None:
+    """Bound beyond loopback a master key is made once, and used at the next start."""
+    env = {"PROXY_HOST": "0.0.0.0"}
+    first = plan_proxy(load_settings(Flags(), tmp_path, env))
+    second = plan_proxy(load_settings(Flags(), tmp_path, env))
+    assert first is not None
+    assert second is not None
+    assert (first.needs_key, first.created_key) == (True, True)
+    assert (second.needs_key, second.created_key) == (True, False)
+    assert first.env["LITELLM_MASTER_KEY"] == second.env["LITELLM_MASTER_KEY"]
+    alone = plan_proxy(load_settings(Flags(), tmp_path / "other", {}))
+    assert alone is not None
+    assert not alone.needs_key
+
+
+def test_the_sidecar_is_started_by_this_python(tmp_path: Path) -> None:
+    """The command names host, port and, if a flag did, the model."""
+    settings = load_settings(Flags(model="m", port=1234), tmp_path, {"MLX_HOST": "::1"})
+    service = sidecar_service(settings, PidFile(tmp_path / "pid"))
+    expected = "-m sidecar --host ::1 --port 1234 --model m"
+    assert service.command == (sys.executable, *expected.split())
+    assert service.health_url == "http://[::1]:1234/health"
+
+
+def test_the_launcher_is_light() -> None:
+    """It starts at once: neither LiteLLM nor MLX nor the sidecar is imported."""
+    code = (
+        "import sys, litellm_mlx.launcher; "
+        "print(sorted({'litellm', 'mlx', 'mlx_lm', 'sidecar'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,175 @@
+"""The generated LiteLLM config: what is replaced and what is kept."""
+
+import copy
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from litellm_mlx.proxy_config import (
+    ConfigError,
+    ServedModel,
+    Upstream,
+    build_config,
+    has_master_key,
+    parse_models,
+    read_user_config,
+    write_config,
+)
+
+SHIPPED = Path(__file__).parents[2] / "litellm_config.yaml"
+UPSTREAM = Upstream("http://127.0.0.1:8080/v1", 1200.0)
+TINY = ServedModel("openai/mlx-tiny-agent", ("local",), 32768, True, False)
+PERMIT = "dangerously_permit_weak_or_unset_master_key"
+CLOUD = {"model_name": "cloud", "litellm_params": {"model": "anthropic/claude"}}
+
+
+def build(user: dict[str, Any], *, permit_no_key: bool = True) -> dict[str, Any]:
+    before = copy.deepcopy(user)
+    config = build_config(user, [TINY], UPSTREAM, permit_no_key=permit_no_key)
+    assert user == before, "the user's config was changed"
+    return config
+
+
+def names(config: dict[str, Any]) -> list[str]:
+    return [entry["model_name"] for entry in config["model_list"]]
+
+
+def test_each_name_of_a_model_has_an_entry() -> None:
+    """Id and aliases lead to the same model, with what LiteLLM should know of it."""
+    config = build({})
+    assert names(config) == ["openai/mlx-tiny-agent", "local", "mlx/*"]
+    entry = config["model_list"][1]
+    assert entry["litellm_params"] == {
+        "model": "mlx/openai/mlx-tiny-agent",
+        "api_base": "http://127.0.0.1:8080/v1",
+        "timeout": 1200.0,
+    }
+    assert entry["model_info"] == {
+        "mode": "chat",
+        "max_input_tokens": 32768,
+        "input_cost_per_token": 0,
+        "output_cost_per_token": 0,
+        "cache_creation_input_token_cost": 0,
+        "cache_read_input_token_cost": 0,
+        "supports_function_calling": True,
+        "supports_reasoning": False,
+    }
+
+
+def test_the_users_own_entries_and_settings_stay() -> None:
+    """Only `mlx/` entries give way; other models and settings are kept as they are."""
+    old = {"model_name": "old", "litellm_params": {"model": "mlx/old", "rpm": 1}}
+    user = {
+        "model_list": [old, CLOUD],
+        "router_settings": {"fallbacks": [{"local": ["cloud"]}]},
+        "litellm_settings": {"drop_params": False, "callbacks": ["mine.logger"]},
+        "general_settings": {"cancel_on_disconnect": False, "master_key": "sk-1"},
+        "environment_variables": {"A": "b"},
+    }
+    config = build(user, permit_no_key=False)
+    assert config["model_list"][-1] == CLOUD
+    assert "old" not in names(config)
+    assert config["router_settings"] == user["router_settings"]
+    assert config["litellm_settings"]["callbacks"] == ["mine.logger"]
+    assert config["general_settings"] == user["general_settings"]
+    assert config["environment_variables"] == {"A": "b"}
+
+
+def test_a_name_the_user_gave_away_is_not_taken_back() -> None:
+    """No two entries share a name: half of the requests would leave the machine."""
+    mine = {**CLOUD, "model_name": "local"}
+    assert names(build({"model_list": [mine]})).count("local") == 1
+
+
+def test_the_handler_is_always_there() -> None:
+    """The plugin is registered once, beside other providers of the user."""
+    other = {"provider": "other", "custom_handler": "a.b"}
+    old = {"provider": "mlx", "custom_handler": "old.place"}
+    config = build({"litellm_settings": {"custom_provider_map": [old, other]}})
+    handlers = config["litellm_settings"]["custom_provider_map"]
+    assert [item["custom_handler"] for item in handlers] == [
+        "litellm_mlx.provider.mlx_llm",
+        "a.b",
+    ]
+
+
+def test_running_without_a_key_is_never_left_on() -> None:
+    """The permission of the user's file holds only where the launcher gives it too."""
+    user = {"general_settings": {PERMIT: True}}
+    assert build(user)["general_settings"][PERMIT] is True
+    assert PERMIT not in build(user, permit_no_key=False)["general_settings"]
+
+
+@pytest.mark.parametrize(
+    ("key", "env", "expected"),
+    [
+        (None, {}, False),
+        ("sk-1", {}, True),
+        ("os.environ/MY_KEY", {}, False),
+        ("os.environ/MY_KEY", {"MY_KEY": "sk-1"}, True),
+        (None, {"LITELLM_MASTER_KEY": "sk-1"}, True),
+    ],
+)
+def test_a_master_key_is_found(
+    key: str | None, env: dict[str, str], expected: bool
+) -> None:
+    """A key counts in the config, behind a reference, or in the environment."""
+    assert has_master_key({"general_settings": {"master_key": key}}, env) is expected
+
+
+def test_the_shipped_config_is_a_good_start() -> None:
+    """The file in the repository yields no entry twice and keeps its settings."""
+    config = build(read_user_config(SHIPPED, required=True))
+    assert names(config) == ["openai/mlx-tiny-agent", "local", "mlx/*"]
+    assert config["router_settings"] == {"num_retries": 0}
+    assert config["litellm_settings"]["request_timeout"] == 1200
+
+
+def test_a_missing_config_is_empty_unless_asked_for(tmp_path: Path) -> None:
+    """Without a config of the user's, the generated one stands alone."""
+    assert read_user_config(tmp_path / "none.yaml", required=False) == {}
+    with pytest.raises(ConfigError, match=r"none\.yaml"):
+        read_user_config(tmp_path / "none.yaml", required=True)
+
+
+@pytest.mark.parametrize("text", ["- a list", "model_list: [", "just text", "\x00"])
+def test_a_broken_config_is_named(tmp_path: Path, text: str) -> None:
+    """A config that cannot be read stops the start with its path."""
+    path = tmp_path / "litellm_config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"litellm_config\.yaml"):
+        read_user_config(path, required=False)
+
+
+def test_includes_still_point_beside_the_users_file(tmp_path: Path) -> None:
+    """The generated config lies elsewhere, so relative includes become absolute."""
+    path = tmp_path / "litellm_config.yaml"
+    path.write_text("include: [more.yaml]")
+    config = read_user_config(path, required=True)
+    assert config["include"] == [str(tmp_path.resolve() / "more.yaml")]
+
+
+def test_the_file_is_private_and_whole(tmp_path: Path) -> None:
+    """The config is written for the user alone, and a second writing replaces it."""
+    path = tmp_path / "run" / "litellm_config-4000.yaml"
+    for _ in range(2):
+        write_config(path, build({}))
+    assert yaml.safe_load(path.read_text()) == build({})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_model_list_is_read() -> None:
+    """Only the id is a must; what the sidecar does not say is taken as absent."""
+    (model,) = parse_models({"data": [{"id": "a"}]})
+    assert model == ServedModel("a", (), None, False, False)
+
+
+@pytest.mark.parametrize("body", [[], {}, {"data": [{}]}, {"data": ["a"]}])
+def test_a_strange_model_list_is_refused(body: object) -> None:
+    """An answer that is no model list is an error, not an empty config."""
+    with pytest.raises(ConfigError):
+        parse_models(body)

@@ -1,0 +1,209 @@
+"""The supervisor, with real child processes."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from litellm_mlx.child import Service
+from litellm_mlx.supervisor import (
+    RestartPolicy,
+    ServiceFailed,
+    StopRequested,
+    Supervisor,
+)
+
+STAND_IN = Path(__file__).with_name("stand_in_sidecar.py")
+FAST = RestartPolicy(first_pause_s=0.02, longest_pause_s=0.1, health_every_s=0.05)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(question: Callable[[], object], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not question():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+class Run:
+    """A supervisor with what it said and the pids of what it started."""
+
+    def __init__(self, stop_wait_s: float = 5.0) -> None:
+        self.said: list[str] = []
+        self.pids: list[int | None] = []
+        self.failure: ServiceFailed | None = None
+        self.supervisor = Supervisor(
+            self.said.append, stop_wait_s=stop_wait_s, policy=FAST
+        )
+
+    def service(self, **env: str) -> Service:
+        port = free_port()
+        return Service(
+            name="stand-in",
+            command=(sys.executable, str(STAND_IN), "--port", str(port)),
+            env={**os.environ, **env},
+            health_url=f"http://127.0.0.1:{port}/health",
+            is_healthy=lambda answer: answer.status_code == 200,
+            start_deadline_s=10.0,
+            watch_health=True,
+            on_pid=self.pids.append,
+        )
+
+    def watch_in_background(self) -> threading.Thread:
+        def watch() -> None:
+            try:
+                self.supervisor.watch()
+            except ServiceFailed as failure:
+                self.failure = failure
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        return thread
+
+    def stop(self, thread: threading.Thread) -> None:
+        self.supervisor.request_stop()
+        thread.join(5.0)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    one = Run()
+    with one.supervisor:
+        yield one
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_start_waits_while_the_service_loads(run: Run) -> None:
+    """A service that answers 503 at first is started once it answers 200."""
+    began = time.monotonic()
+    run.supervisor.start(run.service(STAND_IN_LOADING_S="0.5"))
+    assert time.monotonic() - began >= 0.5
+    assert "stand-in | stand-in starts, model=None" in run.said
+
+
+def test_a_failing_start_shows_the_last_lines(run: Run, tmp_path: Path) -> None:
+    """A service that ends before it is healthy fails the start, with its stderr."""
+    (tmp_path / "once").touch()
+    with pytest.raises(ServiceFailed, match="ended with code 1") as caught:
+        run.supervisor.start(run.service(STAND_IN_ONCE=str(tmp_path / "once")))
+    assert "cannot start a second time" in caught.value.tail
+    assert run.pids[-1] is None
+
+
+def test_a_start_has_a_deadline(run: Run) -> None:
+    """A service that stays unhealthy is killed at its deadline, and the start fails."""
+    slow = run.service(STAND_IN_LOADING_S="60")
+    service = Service(
+        slow.name, slow.command, slow.env, slow.health_url, slow.is_healthy,
+        start_deadline_s=0.6, on_pid=run.pids.append,
+    )  # fmt: skip
+    with pytest.raises(ServiceFailed, match=r"not ready within 0\.6 s"):
+        run.supervisor.start(service)
+    assert run.pids[0] is not None
+    assert not is_running(run.pids[0])
+
+
+def test_a_stop_ends_a_start(run: Run) -> None:
+    """A signal during a long start does not wait for the start to end."""
+    threading.Timer(0.3, run.supervisor.request_stop).start()
+    with pytest.raises(StopRequested):
+        run.supervisor.start(run.service(STAND_IN_LOADING_S="60"))
+
+
+def test_a_service_that_dies_is_started_again(run: Run) -> None:
+    """After its process was killed, the service is up again in a new one."""
+    run.supervisor.start(run.service())
+    thread = run.watch_in_background()
+    first = run.pids[0]
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: "stand-in is up again" in run.said)
+    run.stop(thread)
+    assert run.pids[-1] not in (None, first)
+    assert any("ended by signal 9" in line for line in run.said)
+
+
+def test_a_service_that_says_it_is_stuck_is_started_again(run: Run) -> None:
+    """Answers of 503 in a row from a service that was up lead to a restart."""
+    service = run.service()
+    run.supervisor.start(service)
+    thread = run.watch_in_background()
+    httpx.post(service.health_url, trust_env=False)
+    wait_until(lambda: "stand-in is up again" in run.said)
+    run.stop(thread)
+    assert any("said it is stuck" in line for line in run.said)
+
+
+def test_five_failed_starts_in_a_row_end_it(run: Run, tmp_path: Path) -> None:
+    """A service that never comes up again is given up, with its last lines."""
+    run.supervisor.start(run.service(STAND_IN_ONCE=str(tmp_path / "once")))
+    thread = run.watch_in_background()
+    first = run.pids[0]
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    thread.join(15.0)
+    assert run.failure is not None
+    assert "5 starts in a row" in str(run.failure)
+    assert "cannot start a second time" in run.failure.tail
+    assert len([pid for pid in run.pids if pid is not None]) == 6
+
+
+def test_pauses_double_up_to_a_limit() -> None:
+    """The pause before a restart grows from 0.5 s to 15 s."""
+    policy = RestartPolicy()
+    pauses = [policy.pause_s(num_failed) for num_failed in range(7)]
+    assert pauses == [0.5, 1, 2, 4, 8, 15, 15]
+
+
+def test_all_services_stop_together() -> None:
+    """Leaving the supervisor ends every service, by TERM."""
+    run = Run()
+    with run.supervisor:
+        run.supervisor.start(run.service())
+        run.supervisor.start(run.service())
+    pids = [pid for pid in run.pids if pid is not None]
+    assert len(pids) == 2
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_a_stubborn_service_is_killed_in_the_end() -> None:
+    """A service that ignores TERM is killed when its time to drain is over."""
+    run = Run(stop_wait_s=0.5)
+    with run.supervisor:
+        run.supervisor.start(run.service(STAND_IN_STUBBORN="1"))
+        began = time.monotonic()
+    assert 0.5 <= time.monotonic() - began < 3.0
+    assert run.pids[0] is not None
+    assert not is_running(run.pids[0])
+
+
+def test_a_second_signal_kills_at_once() -> None:
+    """Asking twice to stop does not wait for a service that is draining."""
+    run = Run(stop_wait_s=30.0)
+    with run.supervisor:
+        run.supervisor.start(run.service(STAND_IN_STUBBORN="1"))
+        run.supervisor.request_stop()
+        threading.Timer(0.3, run.supervisor.request_stop).start()
+        began = time.monotonic()
+    assert time.monotonic() - began < 3.0
+    assert run.supervisor.was_killed

@@ -1,0 +1,465 @@
+"""`install_and_run.py`: real venvs, a real broken shim, real pip, no network."""
+
+import ast
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+REPO = Path(__file__).parents[1]
+SCRIPT = REPO / "install_and_run.py"
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+OTHER = "3.11" if VERSION != "3.11" else "3.12"
+# The Python behind the venv the tests run in: one that can make venvs itself.
+BASE = sys._base_executable  # type: ignore[attr-defined]
+
+PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "litellm-mlx"
+version = "1"
+"""
+# Enough of a build backend for an editable install, so that pip needs no index.
+BACKEND = """
+import zipfile
+EXTRAS = ("cpu", "cuda", "dev", "vision", "audio")
+def build_editable(folder, settings=None, metadata=None):
+    name = "litellm_mlx-1-py3-none-any.whl"
+    meta = "Metadata-Version: 2.1\\nName: litellm-mlx\\nVersion: 1\\n"
+    meta += "".join(f"Provides-Extra: {extra}\\n" for extra in EXTRAS)
+    wheel = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as file:
+        file.writestr("litellm_mlx-1.dist-info/METADATA", meta)
+        file.writestr("litellm_mlx-1.dist-info/WHEEL", wheel)
+        file.writestr("litellm_mlx-1.dist-info/RECORD", "")
+    return name
+"""
+# Stands in for the launcher and for pytest: says how it was called.
+ECHO = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *ignored: sys.exit(17))
+print("ECHO", __spec__.name, os.getcwd(), sys.prefix, sys.argv[1:], flush=True)
+time.sleep(30 if "wait" in sys.argv else 0)
+sys.exit(3)
+"""
+
+
+def load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("install_and_run", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+script = load_script()
+
+
+class Project:
+    """A small project with a copy of the script, as if just cloned."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        shutil.copy(SCRIPT, root)
+        (root / "pyproject.toml").write_text(PYPROJECT)
+        (root / "backend.py").write_text(BACKEND)
+        (root / ".env.example").write_text("# MODEL_PATH=\n")
+        for name in ("litellm_mlx", "pytest"):
+            (root / name).mkdir()
+            (root / name / "__init__.py").touch()
+        (root / "litellm_mlx" / "launcher.py").write_text(ECHO)
+        (root / "pytest" / "__main__.py").write_text(ECHO)
+        (root / "home").mkdir()
+        # First on PATH a shim as pyenv leaves it: there, but it does not run.
+        self.shims = root / "shims"
+        self.shims.mkdir()
+        for version in script.VERSIONS:
+            make_script(self.shims / f"python{version}", "echo not here >&2; exit 127")
+
+    def command(self, *arguments: str) -> list[str]:
+        return [BASE, str(self.root / SCRIPT.name), *arguments]
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": f"{self.shims}:/usr/bin:/bin",
+            "HOME": str(self.root / "home"),
+            "PIP_NO_INDEX": "1",
+        }
+
+    def run(self, *arguments: str, cwd: Path | None = None) -> "Result":
+        began = time.monotonic()
+        done = subprocess.run(
+            self.command(*arguments),
+            cwd=cwd or self.root,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        return Result(done, time.monotonic() - began)
+
+
+class Result:
+    def __init__(self, done: subprocess.CompletedProcess[str], seconds: float) -> None:
+        self.code, self.out, self.error = done.returncode, done.stdout, done.stderr
+        self.seconds = seconds
+        self.has_installed = "Installing" in done.stdout
+
+
+def make_script(path: Path, body: str) -> None:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project whose first start has been made."""
+    one = Project(tmp_path_factory.mktemp("a project").resolve())
+    first = one.run("--port", "1234", "--no-proxy")
+    assert "Creating .venv with" in first.out, first.error
+    assert first.has_installed
+    assert first.code == 3, first.error
+    return one
+
+
+# The whole way.
+
+
+def test_the_second_start_installs_nothing(project: Project) -> None:
+    """With all in place the launcher is reached in well under two seconds."""
+    second = project.run()
+    assert not second.has_installed
+    assert "Creating" not in second.out
+    assert "ECHO litellm_mlx.launcher" in second.out
+    assert second.seconds < 2
+
+
+def test_the_launcher_runs_in_the_venv_and_the_root(
+    project: Project, tmp_path: Path
+) -> None:
+    """Options are handed on, paths made absolute; its exit code is ours."""
+    (tmp_path / "model").mkdir()
+    options = "--model model --config mine.yaml --port 1 --proxy-port 2 --no-proxy"
+    result = project.run(*options.split(), cwd=tmp_path)
+    expected = [
+        "--no-proxy", "--model", str(tmp_path / "model"), "--port", "1",
+        "--proxy-port", "2", "--config", str(tmp_path / "mine.yaml"),
+    ]  # fmt: skip
+    where = f"{project.root} {project.root / '.venv'}"
+    assert f"ECHO litellm_mlx.launcher {where} {expected}" in result.out
+    assert result.code == 3
+
+
+def test_a_hub_id_is_handed_on_as_it_is(project: Project) -> None:
+    """A model that is no folder here is not made a path."""
+    assert "['--model', 'org/name']" in project.run("--model", "org/name").out
+
+
+def test_env_is_made_from_the_example(project: Project) -> None:
+    """`.env` is there after the first start, for the user's eyes only."""
+    env_file = project.root / ".env"
+    assert env_file.read_text() == "# MODEL_PATH=\n"
+    assert env_file.stat().st_mode & 0o077 == 0
+
+
+def test_tests_are_run_with_the_dev_extra(project: Project) -> None:
+    """`test` adds what tests need, hands its arguments to pytest and ends as it did."""
+    result = project.run("test", "-x", "-k", "some name")
+    assert result.has_installed
+    assert ",dev]" in result.out or "[dev]" in result.out
+    assert f"ECHO pytest.__main__ {project.root}" in result.out
+    assert "['-x', '-k', 'some name']" in result.out
+    assert result.code == 3
+    # More than is asked for is there now: nothing to do for either command.
+    assert not project.run().has_installed
+    assert not project.run("test").has_installed
+
+
+def test_a_changed_pyproject_is_installed_again(project: Project) -> None:
+    """A failed install says why and is tried again; a good one is not repeated."""
+    good = PYPROJECT + "# changed\n"
+    (project.root / "pyproject.toml").write_text(good.replace('"backend"', '"absent"'))
+    for _ in range(2):
+        failed = project.run()
+        assert failed.has_installed
+        assert failed.code == 1
+        assert "absent" in failed.error
+        assert "ECHO" not in failed.out
+    (project.root / "pyproject.toml").write_text(good)
+    assert project.run().has_installed
+    assert not project.run().has_installed
+
+
+def test_signals_reach_the_launcher(project: Project) -> None:
+    """There is no process in between that a signal could stop at."""
+    process = subprocess.Popen(
+        project.command("--model", "wait"),
+        cwd=project.root,
+        env=project.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        while "ECHO" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 17
+
+
+def test_check_says_what_is_missing(project: Project) -> None:
+    """Without MLX the check ends with 1, and names it."""
+    result = project.run("--check")
+    assert result.code == 1
+    assert "MISSING: import mlx.core fails" in result.out
+    assert f" in {project.root / '.venv'}" in result.out
+
+
+def test_a_spoilt_venv_is_refused(project: Project) -> None:
+    """A venv with parts of another Python is not touched; the fix is said."""
+    alien = project.root / ".venv" / "bin" / "python3.7"
+    alien.touch()
+    result = project.run()
+    alien.unlink()
+    assert result.code == 1
+    assert str(alien) in result.error
+    assert f"rm -rf {project.root / '.venv'}" in result.error
+    assert "ECHO" not in result.out
+
+
+# The interpreter.
+
+
+def test_a_shim_that_does_not_run_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first candidate on PATH exists but fails; the next one is taken."""
+    shims, real = tmp_path / "shims", tmp_path / "real"
+    shims.mkdir()
+    real.mkdir()
+    make_script(shims / f"python{VERSION}", "echo 'command not found' >&2; exit 127")
+    (real / f"python{VERSION}").symlink_to(BASE)
+    monkeypatch.setenv("PATH", f"{shims}:{real}")
+    monkeypatch.setattr(script, "VERSIONS", (VERSION,))
+    path, tried = script.find_interpreter()
+    assert path == str(real / f"python{VERSION}")
+    reason = "does not run (command not found)"
+    assert tried == [f"{shims / f'python{VERSION}'}: {reason}"]
+
+
+def test_the_newest_of_pyenvs_versions_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3.12.10 is newer than 3.12.9, and 3.1 is no 3.12."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    for name in ("3.12.9", "3.12.10", "3.1.2"):
+        (tmp_path / "versions" / name / "bin").mkdir(parents=True)
+        make_script(tmp_path / "versions" / name / "bin" / "python3.12", "")
+    found = [path for path in script.candidates("3.12") if str(tmp_path) in path]
+    assert [Path(path).parts[-3] for path in found] == ["3.12.10", "3.12.9"]
+
+
+def test_a_python_of_another_version_does_not_count(tmp_path: Path) -> None:
+    """What a candidate says of itself counts, not its name."""
+    (tmp_path / "python3.99").symlink_to(BASE)
+    fault = script.interpreter_fault(str(tmp_path / "python3.99"), "3.99")
+    assert fault == f"is Python {VERSION}, not 3.99"
+
+
+def test_without_any_python_it_says_what_was_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names each candidate, why it failed, and a way out."""
+    make_script(tmp_path / "python3.99", "exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(script, "VERSIONS", ("3.99",))
+    with pytest.raises(script.SetupError) as caught:
+        script.create_venv()
+    assert f"tried {tmp_path / 'python3.99'}: does not run" in str(caught.value)
+    assert "Fix: install Python 3.12" in str(caught.value)
+
+
+# The venv.
+
+
+@pytest.fixture
+def venv(tmp_path: Path) -> Path:
+    """A venv folder in good order, with a pip script as pip writes it."""
+    root = tmp_path / ".venv"
+    subprocess.run([BASE, "-m", "venv", "--without-pip", str(root)], check=True)
+    write_pip(root, f"#!{root}/bin/python{VERSION}\n")
+    return root
+
+
+def write_pip(venv: Path, head: str) -> None:
+    (venv / "bin" / "pip").write_text(f"{head}import pip\n")
+
+
+def test_a_good_venv_is_accepted(venv: Path) -> None:
+    """A venv in order has nothing to complain of."""
+    assert script.contamination(venv) == []
+
+
+def test_the_long_form_of_a_first_line_is_understood(venv: Path) -> None:
+    """pip writes two lines where the path is long or has a blank in it."""
+    python = f"{venv}/bin/python{VERSION}"
+    write_pip(venv, f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n")
+    assert script.contamination(venv) == []
+    write_pip(venv, "#!/bin/sh\n'''exec' /else/where/bin/python \"$0\" \"$@\"\n' '''\n")
+    (problem,) = script.contamination(venv)
+    assert "/else/where/bin/python" in problem
+
+
+@pytest.mark.parametrize("name", [f"bin/python{OTHER}", f"bin/pip{OTHER}"])
+def test_files_of_another_python_are_named(venv: Path, name: str) -> None:
+    """Commands of another minor version are artefacts."""
+    (venv / name).touch()
+    (problem,) = script.contamination(venv)
+    assert problem.startswith(str(venv / name))
+
+
+def test_a_library_of_another_python_is_named(venv: Path) -> None:
+    """So is a second library folder."""
+    (venv / "lib" / f"python{OTHER}").mkdir()
+    (problem,) = script.contamination(venv)
+    assert problem.startswith(str(venv / "lib" / f"python{OTHER}"))
+
+
+@pytest.mark.parametrize("head", ["#!/usr/bin/python3\n", "#!/usr/bin/env python\n"])
+def test_a_pip_of_another_python_is_named(venv: Path, head: str) -> None:
+    """A pip that would install elsewhere, as after a move of the folder."""
+    write_pip(venv, head)
+    (problem,) = script.contamination(venv)
+    assert problem.startswith(str(venv / "bin" / "pip"))
+
+
+def test_a_python_that_is_gone_is_named(venv: Path) -> None:
+    """A venv whose interpreter was removed cannot be used."""
+    (venv / "bin" / "python").unlink()
+    (venv / "bin" / "python").symlink_to("/nowhere/python")
+    (problem,) = script.contamination(venv)
+    assert "bin/python: does not run" in problem
+
+
+def test_a_venv_of_a_foreign_version_is_named(venv: Path) -> None:
+    """The version a venv was made with must be one that is supported."""
+    text = (venv / "pyvenv.cfg").read_text()
+    (venv / "pyvenv.cfg").write_text(text.replace(f"= {VERSION}.", "= 3.8."))
+    assert any("Python 3.8, needed 3.12" in one for one in script.contamination(venv))
+    (venv / "pyvenv.cfg").unlink()
+    (problem,) = script.contamination(venv)
+    assert "pyvenv.cfg: missing" in problem
+
+
+# What the chosen model needs.
+
+
+@pytest.mark.parametrize(
+    ("config", "index", "expected"),
+    [
+        ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, None, False),
+        ({"architectures": ["Qwen3VLForConditionalGeneration"]}, None, True),
+        ({"vision_config": {"depth": 1}}, '{"vision_tower.x": ""}', True),
+        ({"vision_config": {"depth": 1}}, '{"model.layers.0": ""}', False),
+        ({"model_type": "whisper"}, None, True),
+        ({"audio_config": {"rate": 1}}, '{"model.layers.0": ""}', True),
+    ],
+)
+def test_a_model_folder_tells_what_it_needs(
+    tmp_path: Path, config: dict[str, object], index: str | None, expected: bool
+) -> None:
+    """Images and sound need more packages; a conversion for text alone does not."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if index:
+        (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert script.is_media_model(tmp_path) is expected
+    assert script.needs_media(str(tmp_path)) is expected
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("mlx-community/Qwen3-VL-4B-Instruct-4bit", True),
+        ("mlx-community/whisper-large-v3", True),
+        ("lmstudio-community/GLM-4.7-Flash-MLX-4bit", False),
+        ("mlx-community/nvidia-something-4bit", False),
+    ],
+)
+def test_a_model_not_here_yet_is_judged_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, expected: bool
+) -> None:
+    """Before the download there is only the name to go by."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.delenv("MODEL_DIR", raising=False)
+    assert script.needs_media(model) is expected
+
+
+def test_model_folders_are_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One vision model anywhere in MODEL_DIR is enough."""
+    folder = tmp_path / "provider" / "model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"vision_config": {"depth": 1}}')
+    monkeypatch.setenv("MODEL_DIR", f"/nowhere:{tmp_path}")
+    assert script.needs_media(None)
+
+
+# The script itself.
+
+
+def test_it_runs_on_python_3_9_with_the_standard_library() -> None:
+    """It is the first thing to run: on old Pythons, before anything is installed."""
+    tree = ast.parse(SCRIPT.read_text(), feature_version=(3, 9))
+    imported = {
+        name.name if isinstance(node, ast.Import) else node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in node.names
+    }
+    tops = {str(name).partition(".")[0] for name in imported}
+    assert tops <= sys.stdlib_module_names
+
+
+def test_it_names_no_index_host() -> None:
+    """Where packages come from is the user's pip or uv configuration alone."""
+    assert "://" not in SCRIPT.read_text()
+
+
+def test_help_fits_on_one_screen() -> None:
+    """`--help` shows all there is within 40 lines of 80 characters."""
+    result = subprocess.run(
+        [BASE, str(SCRIPT), "--help"],
+        env={**os.environ, "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert all(
+        word in result.stdout for word in ("test", "--check", "--full", "--cuda")
+    )
+
+
+def test_a_bad_option_is_bad_usage() -> None:
+    """A mistyped option ends with code 2 before anything is set up."""
+    result = subprocess.run(
+        [BASE, str(SCRIPT), "--modle", "x"], capture_output=True, check=False
+    )
+    assert result.returncode == 2
