@@ -9,7 +9,7 @@ from sidecar.pipeline.encoding import Encoded, PromptEncoder
 from sidecar.pipeline.layout import Element, Splice
 
 BLOCK_LEN = 16
-SpanKey = tuple[int, int, str]
+SpanKey = tuple[int, int, str, int]  # message, place in it, kind, which there
 
 
 @dataclass(frozen=True, slots=True)

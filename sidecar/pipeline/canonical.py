@@ -24,6 +24,7 @@ class Span:
     Args:
         message: index of its message.
         place: offset in the message's canonical text; equal places pair.
+        nth: which of several of its kind at that place.
         ordinal: number among the spans of its kind, from 0.
     """
 
@@ -33,11 +34,12 @@ class Span:
     ordinal: int
     value: str
     sentinel: str = ""
+    nth: int = 0
 
     @property
-    def key(self) -> tuple[int, int, str]:
+    def key(self) -> tuple[int, int, str, int]:
         """What pairs with the same span of another request."""
-        return (self.message, self.place, self.kind)
+        return (self.message, self.place, self.kind, self.nth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,8 @@ def _placed(
             place += len(piece)
         else:
             ordinal = number(piece.kind)
-            placed.append(replace(piece, place=place, ordinal=ordinal))
+            here = [p for p in placed if isinstance(p, Span) and p.place == place]
+            nth = sum(p.kind == piece.kind for p in here)
+            placed.append(replace(piece, place=place, ordinal=ordinal, nth=nth))
             place += len(piece.sentinel)
     return tuple(placed)

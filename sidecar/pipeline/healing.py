@@ -16,6 +16,7 @@ from typing import Any
 
 from sidecar.core.requests import Message, ToolCall
 from sidecar.infra.lru import Lru
+from sidecar.pipeline.turns import Scope
 
 _MOST_CANDIDATES = 8
 
@@ -71,6 +72,7 @@ class HealingStore:
         self._calls: Lru[str, ToolCall] = Lru(
             4 * max_entries, max_bytes, lambda key, call: 200 + len(call.arguments)
         )
+        self._scopes: Lru[str, Scope] = Lru(4 * max_entries, max_bytes, _weigh_scope)
         self._lock = threading.Lock()
         self.num_ambiguous = 0
 
@@ -90,10 +92,24 @@ class HealingStore:
             self._turns.move_to_end(visible)
             self._evict()
 
-    def remember_calls(self, calls: Sequence[ToolCall]) -> None:
+    def remember_calls(self, calls: Sequence[ToolCall], scope: Scope) -> None:
         """Keep what the model gave: clients add default arguments to their echo."""
         for call in calls:
             self._calls.put(call_key(call.id), call)
+            self._scopes.put(call_key(call.id), scope)
+
+    def scope_of(self, message: Message) -> Scope | None:
+        """
+        The thread that a turn's calls were issued in.
+
+        Whoever sends ids that were issued there continues that thread, whatever was
+        done to its first message since.
+        """
+        for call in message.tool_calls:
+            scope = self._scopes.get(call_key(call.id)) if call.id else None
+            if scope is not None:
+                return scope
+        return None
 
     def visible_hash(self, message: Message) -> str | None:
         """The visible hash of an echoed message, by what the model gave."""
@@ -130,6 +146,10 @@ class HealingStore:
         ):
             _, gone = self._turns.popitem(last=False)
             self._num_bytes -= sum(c.num_bytes for c in gone)
+
+
+def _weigh_scope(key: str, scope: Scope) -> int:
+    return 200
 
 
 def _same_place(a: _Candidate, b: _Candidate) -> bool:

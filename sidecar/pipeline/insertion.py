@@ -20,8 +20,8 @@ def put_back(elements: Sequence[Element], gone: Sequence[SpanKey]) -> list[Eleme
         if found is None:
             continue
         index, offset = found
-        message, place, kind = key
-        span = Span(kind, message, place, 0, "")
+        message, place, kind, nth = key
+        span = Span(kind, message, place, 0, "", nth=nth)
         literal = result[index] if index < len(result) else ""
         if isinstance(literal, str) and 0 < offset < len(literal):
             result[index : index + 1] = [literal[:offset], span, literal[offset:]]
@@ -32,7 +32,7 @@ def put_back(elements: Sequence[Element], gone: Sequence[SpanKey]) -> list[Eleme
 
 def _find(elements: Sequence[Element], key: SpanKey) -> tuple[int, int] | None:
     """Element index and offset in it where canonical place `key` lies."""
-    message, place, _ = key
+    message, place = key[:2]
     first = next(
         (i for i, e in enumerate(elements)
          if isinstance(e, Span) and e.message == message),

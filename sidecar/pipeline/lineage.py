@@ -18,19 +18,11 @@ import numpy as np
 
 from sidecar.core.prompt import CanonicalIds
 from sidecar.pipeline.assembly import BLOCK_LEN, SpanKey
+from sidecar.pipeline.turns import Scope
 
 _MOST_RECORDS = 4096
 _MOST_IDS = 64 << 20
 _MOST_PER_BLOCK = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Whose prompt it is: values never leave the key, seldom the thread."""
-
-    api_key: str | None
-    session: str
-    thread: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from sidecar.pipeline.assembly import SpanKey
 from sidecar.pipeline.canonical import Span
-from sidecar.pipeline.lineage import LineageRecord, Note, Scope
+from sidecar.pipeline.lineage import LineageRecord, Note
 from sidecar.pipeline.rules import Action, Policy
+from sidecar.pipeline.turns import Scope
 
 _NONE_NOW = "(none now)"
 _HEAD = "<context-update>\nThese values replace the ones given above.\n"

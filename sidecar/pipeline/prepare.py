@@ -18,19 +18,19 @@ from sidecar.core.prompt import (
 )
 from sidecar.core.requests import ChatRequest, Message, ToolCall
 from sidecar.pipeline import canonical, healing, turns
-from sidecar.pipeline.assembly import canonical_ids
+from sidecar.pipeline.assembly import Canonical, canonical_ids
 from sidecar.pipeline.canonical import MarkedMessage
 from sidecar.pipeline.drift import DriftReport, first_divergence
 from sidecar.pipeline.encoding import PromptEncoder
 from sidecar.pipeline.frames import FrameCache
 from sidecar.pipeline.healing import ContextHasher, Healed, HealingStore
 from sidecar.pipeline.layout import Layout, Splice, lay_out
-from sidecar.pipeline.lineage import LineageIndex, LineageRecord, Scope, pack
+from sidecar.pipeline.lineage import LineageIndex, LineageRecord, pack
 from sidecar.pipeline.reuse import Answer, Question, ReuseChooser
 from sidecar.pipeline.rules import RuleSet
 from sidecar.pipeline.splicing import Frame
 from sidecar.pipeline.template import ChatTemplate, offered_tools, state_choice
-from sidecar.pipeline.turns import TurnStore
+from sidecar.pipeline.turns import Scope, TurnStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Pipeline:
         self.lineage.add(draft.record)
         scope = draft.record.scope
         self.turns.advance(scope, draft.digests, len(prompt.model_ids))
-        self.healing.remember_calls(calls)
+        self.healing.remember_calls(calls, scope)
         visible = healing.visible_hash(text, calls)
         if visible is None or draft.frame is None or not sampled:
             return
@@ -187,13 +187,23 @@ class Pipeline:
     ) -> Question:
         roles = [item.message.role for item in marked]
         found = canonical_ids(layout.elements, roles, self.encoder)
-        scope = Scope(
-            request.client.api_key_id,
-            request.client.session or turns.implicit_session(found.ids),
-            turns.thread_name(marked),
-        )
+        scope = self._scope(request, marked, found)
         header_tokens = self._frames.header_tokens(frame)
         return Question(layout.elements, found, scope, header_tokens)
+
+    def _scope(
+        self,
+        request: ChatRequest,
+        marked: Sequence[MarkedMessage],
+        found: Canonical,
+    ) -> Scope:
+        session = request.client.session or turns.implicit_session(found.ids)
+        key = request.client.api_key_id
+        for item in marked:
+            known = self.healing.scope_of(item.message)
+            if known and (known.api_key, known.session) == (key, session):
+                return known
+        return Scope(key, session, turns.thread_name(marked))
 
     def _prepared(
         self,

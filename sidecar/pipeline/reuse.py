@@ -14,12 +14,12 @@ from sidecar.pipeline.lineage import (
     LineageIndex,
     LineageRecord,
     Note,
-    Scope,
     StoredSpan,
     pack,
 )
 from sidecar.pipeline.pinning import Pins
 from sidecar.pipeline.rules import RuleSet
+from sidecar.pipeline.turns import Scope
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sidecar.pipeline.canonical import MarkedMessage, canonical_text
-from sidecar.pipeline.lineage import Scope
 
 _MOST_THREADS = 4096
 _REFUSALS_BEFORE_REPLACE = 3
 _MOST_DESCRIPTORS = 8
 _IMPLICIT_IDS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose prompt it is: values never leave the key, seldom the thread."""
+
+    api_key: str | None
+    session: str
+    thread: str
 
 
 @dataclass(frozen=True, slots=True)

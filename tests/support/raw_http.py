@@ -39,7 +39,9 @@ def connect(port: int) -> Iterator[socket.socket]:
         yield connection
 
 
-def exchange(port: int, data: bytes, *, end: bool = False, head: bool = False) -> Answer:
+def exchange(
+    port: int, data: bytes, *, end: bool = False, head: bool = False
+) -> Answer:
     """Send `data` on a new connection; `end` says that nothing more will come."""
     with connect(port) as connection:
         with contextlib.suppress(ConnectionError):  # it may answer before the end
