@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from sidecar.cache.eviction import Limits
 from sidecar.cache.store import PrefixStore
-from sidecar.config import Config, physical_memory
+from sidecar.config import Config
 from sidecar.engine.batch_loop import BatchLoop, ExtraProcessors, no_extra_processors
 from sidecar.engine.gpu_thread import GpuThread, gpu_thread
 from sidecar.engine.loader import LoadedModel, load, model_name
@@ -19,11 +19,13 @@ from sidecar.engine.text import TextEngine
 from sidecar.infra.metrics import Metrics
 from sidecar.pipeline.prepare import Pipeline, PipelineSettings
 from sidecar.pipeline.rules import load_rules
-from sidecar.server.handler import Listener
+from sidecar.server.handler import Handler
+from sidecar.server.listener import Listener
 from sidecar.server.routes import Routes, Services
 from sidecar.service.chat import ChatService
 from sidecar.service.models import ModelService
 from sidecar.service.served_model import ServedModel
+from sidecar.setting_values import physical_memory
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +91,9 @@ def build(
     services = Services(
         ChatService(pool, config.generation, metrics), ModelService(pool, gpu), metrics
     )
-    listener = Listener(config.server, Routes(services, config.server), metrics)
+    listener = Listener(
+        config.server, Routes(services, config.server), metrics, Handler
+    )
     return App(config, listener, pool, gpu)
 
 
@@ -107,33 +111,34 @@ def _load_served(
     extra_processors: ExtraProcessors,
 ) -> ServedModel:
     started = time.monotonic()
-    model = gpu.call(
-        lambda: load(
-            config.model.path,
-            config.model.family,
-            trust=config.model.trust_remote_code,
-        )
-    )
-    budget = config.cache.max_bytes
-    if budget is None:
-        budget = int(physical_memory() * _CACHE_SHARE)
-    store = PrefixStore(
-        Limits(
-            budget,
-            config.cache.max_entries,
-            config.cache.ttl_s,
-            config.cache.checkpoints_per_session,
-            config.cache.checkpoints_in_all,
-        ),
-        model.new_cache,
-    )
-    loop = BatchLoop(model, store, config.engine, extra_processors)
-    engine = TextEngine(model, loop, store, gpu, config.engine)
+    # All of it on the GPU thread: a thread that made so much as an empty array and
+    # then ended can abort the process at its exit.
+    engine = gpu.call(lambda: _load_engine(config, gpu, extra_processors))
+    model, store = engine.model, engine.store
     pipeline = _build_pipeline(config, model)
     metrics.model_load_s.observe(time.monotonic() - started)
     metrics.model_bytes.labels(model.name).set(model.num_bytes)
     metrics.kv_bytes.set_function(lambda: store.num_bytes)
     return ServedModel(engine, pipeline)
+
+
+def _load_engine(
+    config: Config, gpu: GpuThread, extra_processors: ExtraProcessors
+) -> TextEngine:
+    model = load(
+        config.model.path, config.model.family, trust=config.model.trust_remote_code
+    )
+    cache = config.cache
+    limits = Limits(
+        cache.max_bytes or int(physical_memory() * _CACHE_SHARE),
+        cache.max_entries,
+        cache.ttl_s,
+        cache.checkpoints_per_session,
+        cache.checkpoints_in_all,
+    )
+    store = PrefixStore(limits, model.new_cache)
+    loop = BatchLoop(model, store, config.engine, extra_processors)
+    return TextEngine(model, loop, store, gpu, config.engine)
 
 
 def _build_pipeline(config: Config, model: LoadedModel) -> Pipeline:

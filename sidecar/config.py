@@ -7,16 +7,23 @@ as `MLX_SERVER_<NAME>`. A bad value stops the start with the variable and its ra
 """
 
 import dataclasses
-import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dotenv import dotenv_values
 
-_UNITS = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+from sidecar.setting_values import (
+    boolean,
+    choice,
+    integer,
+    number,
+    policy,
+    size,
+    words,
+)
 
 
 class ConfigError(Exception):
@@ -33,103 +40,6 @@ def _setting(
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: default, metadata=meta)
     return field(default=default, metadata=meta)
-
-
-# Parsers: text -> value, ValueError with the range in words.
-
-
-def boolean(text: str) -> bool:
-    """`1 true yes on` or `0 false no off`, any case."""
-    word = text.strip().lower()
-    if word in ("1", "true", "yes", "on"):
-        return True
-    if word in ("0", "false", "no", "off"):
-        return False
-    raise ValueError("true or false")
-
-
-def number(low: float, high: float) -> Callable[[str], float]:
-    """A number in [low, high]."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise ValueError(f"a number {low:g}..{high:g}") from None
-        if not low <= value <= high:
-            raise ValueError(f"a number {low:g}..{high:g}")
-        return value
-
-    return parse
-
-
-def integer(low: int, high: int) -> Callable[[str], int]:
-    """A whole number in [low, high]."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise ValueError(f"a whole number {low}..{high}") from None
-        if not low <= value <= high:
-            raise ValueError(f"a whole number {low}..{high}")
-        return value
-
-    return parse
-
-
-def choice(*words: str) -> Callable[[str], str]:
-    """One of the given words, any case."""
-
-    def parse(text: str) -> str:
-        for word in words:
-            if text.strip().lower() == word.lower():
-                return word
-        raise ValueError("one of " + ", ".join(words))
-
-    return parse
-
-
-def size(text: str) -> int:
-    """Bytes: a number, `64GB`, or a share of this machine's memory (`80%`)."""
-    word = text.strip().upper()
-    try:
-        if word.endswith("%"):
-            return int(physical_memory() * float(word[:-1]) / 100)
-        for unit, factor in _UNITS.items():
-            if word.endswith(unit):
-                return int(float(word.removesuffix(unit)) * factor)
-        return int(word)
-    except ValueError:
-        raise ValueError("bytes, a size such as 64GB, or a share such as 80%") from None
-
-
-def words(text: str) -> tuple[str, ...]:
-    """A comma list, or a JSON list of strings."""
-    if text.strip().startswith("["):
-        value = json.loads(text)
-        if not all(isinstance(item, str) for item in value):
-            raise ValueError("a list of strings")
-        return tuple(value)
-    return tuple(item.strip() for item in text.split(",") if item.strip())
-
-
-def policy(text: str) -> dict[str, str]:
-    """A JSON object of strings."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict) or not all(
-        isinstance(item, str) for item in value.values()
-    ):
-        raise ValueError("a JSON object, kind -> stop, pin or restate")
-    return value
-
-
-def physical_memory() -> int:
-    """Bytes of RAM in this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def cache_home() -> Path:
@@ -288,16 +198,13 @@ def load_config(
     Raises:
         ConfigError: a value is out of its range.
     """
-    env = dict(os.environ if environ is None else environ)  # noqa: TID251
-    file = {k: v for k, v in dotenv_values(env_file).items() if v is not None}
+    env = _set(os.environ if environ is None else environ)  # noqa: TID251
+    file = _set(dotenv_values(env_file))
     override = env.get("ENV_FILE_OVERRIDES") or file.get("ENV_FILE_OVERRIDES") or "0"
-    merged = {**env, **file} if _read("ENV_FILE_OVERRIDES", override, boolean) else {
-        **file,
-        **{k: v for k, v in env.items() if v.strip()},
-    }  # fmt: skip
-    merged.update(flags)
+    file_wins = _read("ENV_FILE_OVERRIDES", override, boolean)
+    sources = (_set(flags), file, env) if file_wins else (_set(flags), env, file)
     sections: dict[str, Any] = {
-        section.name: _load_section(_type_of(section), merged)
+        section.name: _load_section(_type_of(section), sources)
         for section in dataclasses.fields(Config)
     }
     return Config(**sections)
@@ -325,6 +232,11 @@ _ELSEWHERE = {
 }  # fmt: skip
 
 
+def _set(values: Mapping[str, str | None]) -> dict[str, str]:
+    """Without the empty ones: empty means default."""
+    return {name: text for name, text in values.items() if text and text.strip()}
+
+
 def _type_of(section: Any) -> Any:
     return type(section.default)
 
@@ -334,14 +246,13 @@ def _names(item: Any) -> tuple[str, ...]:
     return (env, *item.metadata["also"], f"MLX_SERVER_{env}")
 
 
-def _load_section(section: type, env: Mapping[str, str]) -> Any:
+def _load_section(section: type, sources: Sequence[Mapping[str, str]]) -> Any:
     values = {}
     for item in dataclasses.fields(section):
-        for name in _names(item):
-            text = env.get(name, "")
-            if text.strip():
-                values[item.name] = _read(name, text, item.metadata["parse"])
-                break
+        given = ((n, s[n]) for s in sources for n in _names(item) if n in s)
+        name, text = next(given, ("", None))
+        if text is not None:
+            values[item.name] = _read(name, text, item.metadata["parse"])
     return section(**values)
 
 

@@ -82,14 +82,14 @@ def output_syntax(
 
     Args:
         think_tags: opening and closing tag the library inferred, if any.
-        library: the library's tool markers and parser, if it inferred one.
+        library: the library's tool markers and parser, if it inferred one. Of its
+            parsers for `<tool_call>` ours read all they do, and one (glm47) makes a
+            call of any prose: they are not used.
     """
     opener, closer, parse = library or ("<tool_call>", "</tool_call>", None)
     formats = tuple(family.formats)
     if opener != "<tool_call>" and parse is not None:
         formats = (from_library(parse),)
-    elif parse is not None:
-        formats = (*formats, from_library(parse))
     tags = think_tags or ("<think>", "</think>")
     syntax = ToolSyntax(opener, closer, formats)
     return OutputSyntax(family, Markers(tags[0], tags[1]), syntax)

@@ -14,7 +14,8 @@ class StopStrings:
     """
     Watches one stream for any of `stops` (non-empty texts).
 
-    The earliest match wins, the longer stop string at equal places.
+    The match that is complete first wins, of two that end together the longer: so
+    the result does not depend on how the text was cut.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -26,9 +27,9 @@ class StopStrings:
         if not self._stops:
             return Stopped(text, None)
         text = self._held + text
-        found = [(at, -len(s), s) for s in self._stops if (at := text.find(s)) >= 0]
+        found = [(at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0]
         if found:
-            at, _, stop = min(found)
+            _, at, stop = min(found)
             self._held = ""
             return Stopped(text[:at], stop)
         keep = self._could_begin(text)

@@ -61,13 +61,19 @@ def extract_calls(
 def is_complete_call(buffer: str, syntax: ToolSyntax, tools: Sequence[Tool]) -> bool:
     """Whether the text is closed, parsable calls and nothing else but white space."""
     blocks = list(_blocks(buffer, syntax))
-    return bool(blocks) and all(
+    return len(blocks) > 1 and all(
         not before.strip()
         and (inside is None or (closed and _parse(inside, syntax.formats, tools)))
         and (inside is not None or not block.strip())
         for before, block, inside, closed in blocks
     )
 
+
+# The library's parsers raise any of these on text that is not theirs.
+_NOT_THIS_FORMAT = (
+    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, SyntaxError,
+    RecursionError,
+)  # fmt: skip
 
 Block = tuple[str, str, str | None, bool]  # text before, whole block, inside, closed
 
@@ -104,9 +110,11 @@ def _parse(
 ) -> list[ParsedCall]:
     for parse in formats:
         try:
-            return parse(inside, tools)
-        except (ValueError, TypeError, KeyError, SyntaxError, RecursionError):
-            # The library's parsers raise any of these on another format's text.
+            calls = parse(inside, tools)
+            for call in calls:
+                _check(call)
+            return calls
+        except _NOT_THIS_FORMAT:
             continue
     return []
 
@@ -119,6 +127,22 @@ def _distinct(calls: list[ParsedCall]) -> list[ParsedCall]:
     return kept
 
 
+def _check(call: ParsedCall) -> None:
+    """ValueError or TypeError for what cannot be sent as JSON."""
+    call.name.encode()
+    json.dumps(call.arguments, allow_nan=False)
+
+
 def _with_id(call: ParsedCall) -> ToolCall:
     arguments = json.dumps(call.arguments, ensure_ascii=False)
+    if not _is_unicode(arguments):  # half a surrogate pair: only an escape can say it
+        arguments = json.dumps(call.arguments)
     return ToolCall(f"call_{secrets.token_hex(12)}", call.name, arguments)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -7,6 +7,7 @@ is cut short. Nothing of a block is ever executed.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -92,7 +93,10 @@ FORMATS: dict[str, FormatParser] = {
 
 def _json_values(text: str) -> list[Any]:
     """All JSON values of `text`, white space between them."""
-    decoder = json.JSONDecoder(strict=False)  # models write raw newlines in strings
+    # Models write raw newlines in strings.
+    decoder = json.JSONDecoder(
+        strict=False, parse_constant=_no_constant, parse_float=_finite
+    )
     values, at = [], 0
     text = text.strip()
     while at < len(text):
@@ -109,7 +113,7 @@ def _json_call(value: Any) -> ParsedCall:
         raise ValueError("a call needs a name")
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
-        arguments = json.loads(arguments) if arguments.strip() else {}
+        arguments = _json(arguments) if arguments.strip() else {}
     if arguments is None:
         arguments = {}
     if not value["name"] or not isinstance(arguments, dict):
@@ -143,11 +147,26 @@ def _typed(text: str, declared: Any) -> Any:
     if declared == "string":
         return text
     try:
-        return json.loads(text)
-    except ValueError:
+        return _json(text)
+    except (ValueError, RecursionError):
         return text
 
 
 def _require_nothing_left(text: str) -> None:
     if text.strip():
         raise ValueError("text between the elements of a call")
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")  # Python's parser takes NaN and Infinity
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (math.inf, -math.inf):
+        raise ValueError("a number too large for JSON's readers")
+    return value

@@ -60,7 +60,9 @@ def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
 
 
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    # The tokenizer takes 32 bits; the model's own range is checked where it is known.
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    return is_int and 0 <= value < 1 << 31
 
 
 class CompletionFormat:

@@ -1,6 +1,7 @@
 """Reading a request from a socket with deadlines, and looking whether it closed."""
 
 import io
+import re
 import select
 import socket
 import time
@@ -13,6 +14,8 @@ from sidecar.core.errors import (
 )
 
 _CHUNK = 1 << 16
+# int() alone would take signs, underscores and 0x.
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;.*)?\r?\n")
 
 
 class DeadlineReader(io.RawIOBase):
@@ -47,18 +50,18 @@ class DeadlineReader(io.RawIOBase):
 
 
 def read_body(
-    stream: io.BufferedReader, length: str | None, encoding: str, limit: int
+    stream: io.BufferedReader, length: str | None, encoding: str | None, limit: int
 ) -> bytes:
     """
     Read a request body of at most `limit` bytes.
 
     Args:
-        length: the Content-Length header. encoding: Transfer-Encoding, lower case.
+        length: the Content-Length header. encoding: the Transfer-Encoding header.
     Raises:
         PayloadTooLarge: before it is read whole. BadRequest, LengthRequired.
     """
-    if encoding:
-        if encoding != "chunked" or length is not None:
+    if encoding is not None:
+        if encoding.lower() != "chunked" or length is not None:
             raise BadRequest("Transfer-Encoding must be chunked, without a length")
         return _read_chunked(stream, limit)
     if length is None:
@@ -90,24 +93,30 @@ def is_open(connection: socket.socket) -> bool:
         return False
 
 
+def linger(connection: socket.socket, stream: io.BufferedReader) -> None:
+    """Let the client read an answer before its unread input resets the line."""
+    try:
+        connection.shutdown(socket.SHUT_WR)
+        while stream.read1(_CHUNK):
+            pass
+    except (OSError, ValueError):
+        pass
+
+
 def _read_chunked(stream: io.BufferedReader, limit: int) -> bytes:
     body = bytearray()
     while True:
-        line = stream.readline(1024)
-        digits = line.split(b";")[0].strip()
-        if not line.endswith(b"\n") or not digits or len(digits) > 8:
+        match = _CHUNK_SIZE.fullmatch(stream.readline(1024))
+        if match is None:
             raise BadRequest("a chunk of the body has no valid size")
-        try:
-            size = int(digits, 16)
-        except ValueError:
-            raise BadRequest("a chunk of the body has no valid size") from None
+        size = int(match[1], 16)
         if len(body) + size > limit:
             raise _too_large(limit)
         if size == 0:
             _skip_trailers(stream)
             return bytes(body)
         body += _exactly(stream, size)
-        if stream.readline(3).strip():
+        if stream.readline(3) not in (b"\r\n", b"\n"):
             raise BadRequest("a chunk of the body is longer than its size")
 
 

@@ -7,17 +7,21 @@ refused, and so is a Host that is no address of this machine (a rebound DNS name
 
 import hmac
 import ipaddress
+import re
 from collections.abc import Mapping
 
 from sidecar.config import ServerConfig
 from sidecar.core.errors import Forbidden, Unauthorized
 
 _OPEN_PATHS = ("/health",)
+_HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]+))(?::\d*)?")
 
 
-def check(config: ServerConfig, path: str, headers: Mapping[str, str]) -> None:
+def check(
+    config: ServerConfig, method: str, path: str, headers: Mapping[str, str]
+) -> None:
     """
-    Let a request in or not.
+    Let a request in or not; a browser's preflight question never brings a key.
 
     Raises:
         Forbidden: foreign origin or host name. Unauthorized: no key or a wrong one.
@@ -27,7 +31,8 @@ def check(config: ServerConfig, path: str, headers: Mapping[str, str]) -> None:
         raise Forbidden("this origin is not in CORS_ALLOW_ORIGINS")
     if not _is_own_host(headers.get("host", ""), config.allowed_hosts):
         raise Forbidden("this host name is not in ALLOWED_HOSTS")
-    if config.api_key and path not in _OPEN_PATHS and not _has_key(config, headers):
+    is_open = path in _OPEN_PATHS or (method == "OPTIONS" and origin is not None)
+    if config.api_key and not is_open and not _has_key(config, headers):
         raise Unauthorized("a valid key is needed: Authorization: Bearer MLX_API_KEY")
 
 
@@ -52,11 +57,10 @@ def _has_key(config: ServerConfig, headers: Mapping[str, str]) -> bool:
 def _is_own_host(header: str, allowed: tuple[str, ...]) -> bool:
     if not header:
         return True  # HTTP/1.0; a browser always sends one
-    name = header.lower()
-    if name.startswith("["):
-        name = name[1:].partition("]")[0]
-    else:
-        name = name.partition(":")[0]
+    match = _HOST.fullmatch(header.lower())
+    if match is None:
+        return False
+    name = match["v6"] or match["name"]
     if name == "localhost" or name in allowed:
         return True
     try:

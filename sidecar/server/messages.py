@@ -6,7 +6,8 @@ from typing import Any
 
 import orjson
 
-from sidecar.core.errors import BadRequest
+from sidecar.core.errors import BadRequest, SidecarError
+from sidecar.protocols.problem import problem
 
 JSON = "application/json"
 
@@ -76,3 +77,14 @@ Endpoint = Callable[[Request], Response | EventStream]
 def json_response(body: Any, status: int = 200) -> Response:
     """A JSON response."""
     return Response(orjson.dumps(body), status)
+
+
+def problem_response(error: SidecarError, request_id: str, path: str) -> Response:
+    """An error as the whole response."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    if error.status_hint == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    body = orjson.dumps(problem(error, request_id, path))
+    return Response(body, error.status_hint, "application/problem+json", headers)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from sidecar.config import ServerConfig
 from sidecar.core.errors import MethodNotAllowed, NotFound, NotSupported
@@ -63,6 +63,8 @@ class Routes:
             NotFound, MethodNotAllowed.
         """
         tail = ""
+        if method == "OPTIONS":
+            return _options, tail
         methods = self._table.get(path)
         head, _, last = path.rpartition("/")
         if methods is None and head == "/v1/cancel":
@@ -74,9 +76,8 @@ class Routes:
             raise MethodNotAllowed(f"this path takes {allowed}, not {method[:16]}")
         return methods[method], tail
 
-    def name(self, target: str) -> str:
+    def name(self, path: str) -> str:
         """A path as a metrics label: a known one, or `other`."""
-        path = urlsplit(target).path.rstrip("/") or "/"
         if path.startswith("/v1/cancel/"):
             return "/v1/cancel"
         return path if path in self._table else "other"
@@ -147,10 +148,14 @@ def _while_connected(
     running: Generation | CompletionRun, is_connected: Callable[[], bool]
 ) -> Iterator[Event]:
     for event in running.events():
+        if not is_connected():
+            raise ConnectionResetError("the client closed the connection")
         if not isinstance(event, Idle):
             yield event
-        elif not is_connected():
-            raise ConnectionResetError("the client closed the connection")
+
+
+def _options(request: Request) -> Response:
+    return Response(b"", 204, headers={"Allow": "GET, POST, HEAD"})
 
 
 def _unsupported(what: str) -> Endpoint:

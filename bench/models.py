@@ -1,0 +1,78 @@
+"""
+A random model of 52 million parameters, float32, made without a download.
+
+    python -m bench.models FOLDER
+
+Tokenizer and template are the built-in model's. Output rows of the added tokens are
+zero, so a greedy answer never ends by itself and has exactly `max_tokens` tokens.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+_BUILTIN = Path(__file__).parents[1] / "sidecar" / "builtin_model"
+_SHAPE = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 640,
+    "num_hidden_layers": 10,
+    "intermediate_size": 1792,
+    "num_attention_heads": 10,
+    "num_key_value_heads": 5,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+}
+
+
+def is_made(folder: Path) -> bool:
+    """Whether a complete model is there; the configuration is written last."""
+    return (folder / "config.json").exists()
+
+
+def make_medium(folder: Path) -> None:
+    """Write the model; takes some seconds, and imports MLX."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import _get_classes
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(_BUILTIN / name, folder / name)
+    config = _config()
+    mx.random.seed(0)
+    model_class, args_class = _get_classes(config)
+    model = model_class(args_class.from_dict(config))
+    rows = mx.arange(config["vocab_size"]) < _first_added(folder)
+    model.lm_head.weight = mx.where(rows[:, None], model.lm_head.weight, 0)
+    weights = {
+        name: array.astype(mx.float32)
+        for name, array in tree_flatten(model.parameters())
+    }
+    mx.eval(weights)
+    mx.save_safetensors(
+        str(folder / "model.safetensors"), weights, metadata={"format": "mlx"}
+    )
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": False}))
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _config() -> dict[str, Any]:
+    builtin = json.loads((_BUILTIN / "config.json").read_text())
+    taken = ("vocab_size", "eos_token_id", "pad_token_id")
+    return {**_SHAPE, **{name: builtin[name] for name in taken}}
+
+
+def _first_added(folder: Path) -> int:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    return int(min(token["id"] for token in tokenizer["added_tokens"]))
+
+
+if __name__ == "__main__":
+    make_medium(Path(sys.argv[1]))

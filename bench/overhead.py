@@ -1,0 +1,233 @@
+"""
+What the sidecar costs over plain mlx-lm and against mlx_lm.server, as ratios.
+
+    python -m bench.overhead [--runs 7] [--json FILE]
+
+Ours and theirs take turns on the same prompts while the other is idle, so that what
+else the machine does falls on both. A bar is held against the median over the pairs.
+Exit code 1 if a bar failed.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import report
+from bench.blas import build_shim
+from bench.clients import Answer, complete
+from bench.models import is_made
+from bench.plain import PlainProcess
+from bench.prompts import PromptSource
+from bench.servers import Setup, mlx_lm_server, plain_process, run_python, sidecar
+
+_REPOSITORY = Path(__file__).parents[1]
+_STREAMS = (1, 4, 8)
+_SHORT_PROMPT, _SHORT_ANSWER = 32, 4
+_PAUSE_S = 0.2  # what a server still does after its last token
+_PLAIN_TTFT = (report.Bar("ttft_s", "ms more <=", 8.0),)
+_PLAIN_BARS = (report.Bar("decode_tps", "ratio >=", 0.95), *_PLAIN_TTFT)
+_SERVER_TTFT = (report.Bar("ttft_s", "ratio <=", 1.03),)
+_SERVER_BARS = (
+    report.Bar("total_tps", "ratio >=", 0.97),
+    report.Bar("decode_tps", "ratio >=", None),
+    *_SERVER_TTFT,
+    report.Bar("ttft_p95_s", "ratio <=", None),
+)
+_PACKAGES = ("mlx", "mlx-cpu", "mlx-lm", "transformers", "tokenizers", "numpy")
+
+Side = Callable[[list[str], int], list[Answer]]
+Bars = Sequence[report.Bar]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One comparison: how many streams of what size, how often, held against what."""
+
+    title: str
+    num_streams: int
+    prompt_tokens: int
+    max_tokens: int
+    runs: int
+    bars: Bars
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, judge."""
+    options = _parser().parse_args(argv)
+    facts = _facts(options)
+    print("\n".join(f"{name}: {value}" for name, value in facts.items()), flush=True)
+    comparisons = _measure(options)
+    print("\n" + report.table(comparisons))
+    result = report.as_json(comparisons, facts)
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    print("all bars passed" if result["passed"] else "A BAR FAILED")
+    return 0 if result["passed"] else 1
+
+
+def _measure(options: argparse.Namespace) -> list[report.Comparison]:
+    with contextlib.ExitStack() as running:
+        setup = _prepare(options, running)
+        prompts = PromptSource(setup.model / "tokenizer.json", options.seed)
+        ours = _server_side(running.enter_context(sidecar(setup)))
+        comparisons = []
+        if "plain" in options.against:
+            plain = running.enter_context(plain_process(setup))
+            plan = _plan_plain(options)
+            comparisons += _compare(ours, _plain_side(plain), prompts, plan)
+        if "server" in options.against:
+            theirs = _server_side(running.enter_context(mlx_lm_server(setup)))
+            plan = _plan_server(options)
+            comparisons += _compare(ours, theirs, prompts, plan)
+    return comparisons
+
+
+def _plan_plain(options: argparse.Namespace) -> list[Workload]:
+    return [
+        _long(options, "stream_generate, 1 stream", 1, _PLAIN_BARS),
+        _short(options, "stream_generate, short prompt", _PLAIN_TTFT),
+    ]
+
+
+def _plan_server(options: argparse.Namespace) -> list[Workload]:
+    plan = [
+        _long(options, f"mlx_lm.server, {n} stream{'s' * (n > 1)}", n, _SERVER_BARS)
+        for n in options.streams
+    ]
+    return [*plan, _short(options, "mlx_lm.server, short prompt", _SERVER_TTFT)]
+
+
+def _long(
+    options: argparse.Namespace, title: str, num_streams: int, bars: Bars
+) -> Workload:
+    sizes = options.prompt_tokens, options.max_tokens
+    return Workload(title, num_streams, *sizes, options.runs, bars)
+
+
+def _short(options: argparse.Namespace, title: str, bars: Bars) -> Workload:
+    """Many quick pairs: a fixed cost drowns in the noise of a long prefill."""
+    return Workload(title, 1, _SHORT_PROMPT, _SHORT_ANSWER, options.short_runs, bars)
+
+
+def _compare(
+    ours: Side, theirs: Side, prompts: PromptSource, plan: Sequence[Workload]
+) -> list[report.Comparison]:
+    return [
+        report.Comparison(
+            work.title, work.num_streams, _pairs(ours, theirs, prompts, work), work.bars
+        )
+        for work in plan
+    ]
+
+
+def _prepare(options: argparse.Namespace, running: contextlib.ExitStack) -> Setup:
+    options.work_dir.mkdir(parents=True, exist_ok=True)
+    scratch = running.enter_context(tempfile.TemporaryDirectory(prefix="overhead-"))
+    setup = Setup(
+        options.model or options.work_dir / "medium-1",
+        build_shim(options.work_dir),
+        options.tree.resolve(),
+        Path(scratch),
+    )
+    if not is_made(setup.model):
+        run_python(setup, ["-m", "bench.models", str(setup.model)])
+    return setup
+
+
+def _server_side(port: int) -> Side:
+    return lambda prompts, max_tokens: complete(port, prompts, max_tokens)
+
+
+def _plain_side(plain: PlainProcess) -> Side:
+    return lambda prompts, max_tokens: [plain.complete(p, max_tokens) for p in prompts]
+
+
+def _pairs(
+    ours: Side, theirs: Side, prompts: PromptSource, work: Workload
+) -> list[report.Pair]:
+    """Interleaved runs, after one on each side that is not counted."""
+    pairs = []
+    print(f"\n{work.title}: ours | theirs, each pair on the same prompts")
+    for number in range(work.runs + 1):
+        batch = prompts.batch(work.num_streams, work.prompt_tokens)
+        mine = ours(batch, work.max_tokens)
+        time.sleep(_PAUSE_S)
+        other = theirs(batch, work.max_tokens)
+        time.sleep(_PAUSE_S)
+        pair = report.pair_of(mine, other, work.max_tokens)
+        if number:
+            pairs.append(pair)
+            print(f"{number:>3} {_brief(pair.ours)} | {_brief(pair.theirs)} | "
+                  f"equal texts {pair.num_equal_texts}/{work.num_streams}",
+                  flush=True)  # fmt: skip
+    return pairs
+
+
+def _brief(run: report.Run) -> str:
+    return (
+        f"total {run.total_tps:6.1f} tok/s  decode {run.decode_tps:6.1f} tok/s  "
+        f"ttft {run.ttft_s * 1000:6.0f} p95 {run.ttft_p95_s * 1000:6.0f} ms"
+    )
+
+
+def _facts(options: argparse.Namespace) -> dict[str, Any]:
+    versions = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return {
+        "machine": f"{platform.system()} {platform.machine()}, {_processor()}, "
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
+        "versions": f"Python {platform.python_version()}, "
+        + ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "model": str(options.model or "random qwen3, 52 M parameters, float32"),
+        "runs": f"{options.runs} and {options.short_runs} pairs, greedy, "
+        f"seed {options.seed}; {options.max_tokens} tokens for prompts up to "
+        f"{options.prompt_tokens}; short: {_SHORT_ANSWER} for {_SHORT_PROMPT}",
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    names = [x for x in info.read_text().splitlines() if x.startswith("model name")]
+    return names[0].partition(":")[2].strip() if names else "unknown"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.overhead", description=__doc__.split("\n\n")[0].strip()
+    )
+    default_dir = Path(tempfile.gettempdir()) / "litellm-mlx-bench"
+    add = parser.add_argument
+    add("--runs", type=int, default=7, help="pairs of each comparison (7)")
+    add("--short-runs", type=int, default=60, help="pairs of short prompts (60)")
+    add("--streams", type=_counts, default=_STREAMS, help="stream counts (1,4,8)")
+    add("--against", default="plain,server", help="plain, server or both (both)")
+    add("--max-tokens", type=int, default=128, help="tokens of an answer (128)")
+    add("--prompt-tokens", type=int, default=512, help="longest prompt (512)")
+    add("--seed", type=int, default=0, help="of the prompts (0)")
+    add("--model", type=Path, help="model folder (a random one is made)")
+    add("--tree", type=Path, default=_REPOSITORY, help="whose sidecar (this one)")
+    add("--work-dir", type=Path, default=default_dir, help=f"kept ({default_dir})")
+    add("--json", type=Path, help="also write everything to this file")
+    return parser
+
+
+def _counts(text: str) -> Sequence[int]:
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""
+Plain `mlx_lm.stream_generate` in a process of its own: the floor of every server.
+
+As a module it is that process: `python -m bench.plain MODEL` reads one JSON request a
+line and answers each with one JSON line. `PlainProcess` is the other end.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+from bench.clients import Answer
+
+
+class PlainProcess:
+    """The parent's end of the process; it answers one prompt at a time."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._ask(None)  # returns once the model is loaded
+
+    def complete(self, prompt: str, max_tokens: int) -> Answer:
+        """Generate greedily; times are of the process itself, on its own clock."""
+        return Answer(**self._ask({"prompt": prompt, "max_tokens": max_tokens}))
+
+    def _ask(self, request: dict[str, Any] | None) -> dict[str, Any]:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None:
+            raise ValueError("the process needs pipes for stdin and stdout")
+        stdin.write(json.dumps(request) + "\n")
+        stdin.flush()
+        line = stdout.readline()
+        if not line:
+            raise ChildProcessError("the stream_generate process ended")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def main(folder: str) -> None:
+    """Serve stdin until it ends."""
+    from mlx_lm import load
+
+    model, tokenizer = load(folder)
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer = _generate(model, tokenizer, **request) if request else {}
+        print(json.dumps(answer), flush=True)
+
+
+def _generate(
+    model: Any, tokenizer: Any, prompt: str, max_tokens: int
+) -> dict[str, Any]:
+    from mlx_lm import stream_generate
+
+    text: list[str] = []
+    times: list[float] = []
+    response: Any = None
+    started = time.perf_counter()
+    for response in stream_generate(model, tokenizer, prompt, max_tokens=max_tokens):
+        if response.text:
+            text.append(response.text)
+            times.append(time.perf_counter())
+    return {
+        "started": started,
+        "first": times[0],
+        "last": times[-1],
+        "text": "".join(text),
+        "num_prompt": response.prompt_tokens,
+        "num_cached": 0,
+        "num_generated": response.generation_tokens,
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,149 @@
+"""
+Starts what is measured, each as a process with an environment of its own.
+
+Nothing of the caller's environment is inherited: every process gets the same shim, one
+BLAS thread, no network, and a HOME of its own.
+"""
+
+import contextlib
+import http.client
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.plain import PlainProcess
+
+_START_S = 120.0
+_STOP_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """
+    What all processes share.
+
+    Args:
+        model: its folder. shim: for LD_PRELOAD, or None.
+        tree: repository whose sidecar is measured. scratch: for homes and logs.
+    """
+
+    model: Path
+    shim: Path | None
+    tree: Path
+    scratch: Path
+
+
+@contextlib.contextmanager
+def sidecar(setup: Setup) -> Iterator[int]:
+    """A ready sidecar; its port."""
+    port = _free_port()
+    arguments = ["-m", "sidecar", "--port", str(port), "--model", str(setup.model)]
+    with _process(setup, "sidecar", arguments, setup.tree) as process:
+        _wait_ready(process, port)
+        yield port
+
+
+@contextlib.contextmanager
+def mlx_lm_server(setup: Setup) -> Iterator[int]:
+    """A listening mlx_lm.server; its port. The first request waits for its load."""
+    port = _free_port()
+    arguments = ["-m", "mlx_lm", "server", "--port", str(port)]
+    arguments += ["--model", str(setup.model)]
+    with _process(setup, "mlx_lm_server", arguments, setup.tree) as process:
+        _wait_ready(process, port)
+        yield port
+
+
+@contextlib.contextmanager
+def plain_process(setup: Setup) -> Iterator[PlainProcess]:
+    """A process that runs mlx_lm.stream_generate."""
+    arguments = ["-m", "bench.plain", str(setup.model)]
+    here = Path(__file__).parents[1]
+    with _process(setup, "plain", arguments, here) as process:
+        yield PlainProcess(process)
+
+
+def run_python(setup: Setup, arguments: list[str]) -> None:
+    """Run Python to its end in the same environment as the servers."""
+    command = _command(setup, "tool", arguments, Path(__file__).parents[1])
+    subprocess.run(command, cwd=setup.scratch, check=True)
+
+
+@contextlib.contextmanager
+def _process(
+    setup: Setup, name: str, arguments: list[str], path: Path
+) -> Iterator[subprocess.Popen[str]]:
+    with (setup.scratch / f"{name}.log").open("w") as log:
+        process = subprocess.Popen(
+            _command(setup, name, arguments, path),
+            cwd=setup.scratch / name,  # no .env of the caller's folder
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if name == "plain" else log,
+            stderr=log,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            _stop(process)
+
+
+def _command(setup: Setup, name: str, arguments: list[str], path: Path) -> list[str]:
+    home = setup.scratch / name
+    home.mkdir(parents=True, exist_ok=True)
+    values = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": str(home),
+        "PYTHONPATH": str(path),
+        "HF_HUB_OFFLINE": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    if setup.shim:
+        values["LD_PRELOAD"] = str(setup.shim)
+    # env executes Python in its own place, so the process keeps its pid.
+    settings = [f"{key}={value}" for key, value in values.items()]
+    return ["/usr/bin/env", "-i", *settings, sys.executable, *arguments]
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe:
+            pipe.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_ready(process: subprocess.Popen[str], port: int) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ChildProcessError(f"exit code {process.returncode} at its start")
+        if _is_healthy(port):
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"not ready within {_START_S:g} seconds")
+
+
+def _is_healthy(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except OSError:
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,74 @@
+"""A request's head, checked: what two readers may take differently is refused."""
+
+from email import errors
+from email.message import Message
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+from sidecar.core.errors import (
+    BadRequest,
+    HeadersTooLarge,
+    MethodNotAllowed,
+    SidecarError,
+)
+
+_MAX_HEAD_BYTES = 64 * 1024
+# What decides who may come in, or where a body ends.
+_ONLY_ONCE = (
+    "host", "origin", "authorization", "x-api-key", "content-length",
+    "transfer-encoding",
+)  # fmt: skip
+_BROKEN = (
+    errors.MissingHeaderBodySeparatorDefect,
+    errors.FirstHeaderLineIsContinuationDefect,
+    errors.MisplacedEnvelopeHeaderDefect,
+    errors.InvalidHeaderDefect,
+)
+
+
+def read_headers(parsed: Message) -> dict[str, str]:
+    """
+    The headers under their names in lower case.
+
+    Raises:
+        BadRequest: a line is no header, is folded, or repeats what may come once.
+        HeadersTooLarge.
+    """
+    rest = parsed.get_payload()
+    if (
+        any(isinstance(defect, _BROKEN) for defect in parsed.defects)
+        or parsed.get_unixfrom()
+        or (isinstance(rest, str) and rest)
+    ):
+        raise BadRequest("a header line is not of the form `name: value`")
+    headers: dict[str, str] = {}
+    for name, value in parsed.items():
+        key = name.lower()
+        if key in headers and key in _ONLY_ONCE:
+            raise BadRequest(f"the header {key} may be sent only once")
+        if "\r" in value or "\n" in value:
+            raise BadRequest(f"the header {key[:64]} must be on one line")
+        headers[key] = value
+    if sum(len(key) + len(value) for key, value in parsed.items()) > _MAX_HEAD_BYTES:
+        raise HeadersTooLarge(f"headers must be at most {_MAX_HEAD_BYTES} bytes")
+    return headers
+
+
+def path_of(target: str) -> str:
+    """The path of a request target, without a slash at its end; "?" if it has none."""
+    try:
+        return urlsplit(target).path.rstrip("/") or "/"
+    except ValueError:  # a bracket in the host part that nothing closes
+        return "?"
+
+
+def parser_error(code: int, message: str | None) -> SidecarError:
+    """A complaint of the stdlib's parser as an error of ours; it names no 5xx."""
+    if code == HTTPStatus.NOT_IMPLEMENTED:
+        return MethodNotAllowed(message or "no such method")
+    if code in (
+        HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+        HTTPStatus.REQUEST_URI_TOO_LONG,
+    ):
+        return HeadersTooLarge(message or "the request head is too large")
+    return BadRequest(message or HTTPStatus(code).phrase)
