@@ -4,18 +4,21 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import mlx.core as mx
 
+from sidecar.cache.eviction import Limits
 from sidecar.cache.store import PrefixStore
 from sidecar.config import Config
 from sidecar.engine.batch_loop import BatchLoop, ExtraProcessors, no_extra_processors
 from sidecar.engine.gpu_thread import GpuThread, gpu_thread
-from sidecar.engine.loader import load, model_name
+from sidecar.engine.loader import LoadedModel, load, model_name
 from sidecar.engine.pool import EnginePool
 from sidecar.engine.text import TextEngine
 from sidecar.infra.metrics import Metrics
-from sidecar.pipeline.prepare import Pipeline, ThinkingDefaults
+from sidecar.pipeline.prepare import Pipeline, PipelineSettings
+from sidecar.pipeline.rules import load_rules
 from sidecar.server.handler import Handler
 from sidecar.server.listener import Listener
 from sidecar.server.routes import Routes, Services
@@ -108,27 +111,59 @@ def _load_served(
     extra_processors: ExtraProcessors,
 ) -> ServedModel:
     started = time.monotonic()
-    model = gpu.call(
-        lambda: load(
-            config.model.path,
-            config.model.family,
-            trust=config.model.trust_remote_code,
-        )
-    )
-    budget = config.cache.max_bytes
-    if budget is None:
-        budget = int(physical_memory() * _CACHE_SHARE)
-    store = PrefixStore(budget, config.cache.max_entries)
-    loop = BatchLoop(model, store, config.engine, extra_processors)
-    engine = TextEngine(model, loop, store, gpu, config.engine)
-    thinking = ThinkingDefaults(
-        config.generation.thinking, config.generation.preserve_thinking
-    )
-    pipeline = Pipeline(model.tokenizer, model.syntax.markers.think_open, thinking)
+    # All of it on the GPU thread: a thread that made so much as an empty array and
+    # then ended can abort the process at its exit.
+    engine = gpu.call(lambda: _load_engine(config, gpu, extra_processors))
+    model, store = engine.model, engine.store
+    pipeline = _build_pipeline(config, model)
     metrics.model_load_s.observe(time.monotonic() - started)
     metrics.model_bytes.labels(model.name).set(model.num_bytes)
     metrics.kv_bytes.set_function(lambda: store.num_bytes)
     return ServedModel(engine, pipeline)
+
+
+def _load_engine(
+    config: Config, gpu: GpuThread, extra_processors: ExtraProcessors
+) -> TextEngine:
+    model = load(
+        config.model.path, config.model.family, trust=config.model.trust_remote_code
+    )
+    cache = config.cache
+    limits = Limits(
+        cache.max_bytes or int(physical_memory() * _CACHE_SHARE),
+        cache.max_entries,
+        cache.ttl_s,
+        cache.checkpoints_per_session,
+        cache.checkpoints_in_all,
+    )
+    store = PrefixStore(limits, model.new_cache)
+    loop = BatchLoop(model, store, config.engine, extra_processors)
+    return TextEngine(model, loop, store, gpu, config.engine)
+
+
+def _build_pipeline(config: Config, model: LoadedModel) -> Pipeline:
+    cache = config.cache
+    rules_file = Path(cache.rules_file) if cache.rules_file else None
+    settings = PipelineSettings(
+        default_thinking=config.generation.thinking,
+        preserve_thinking=config.generation.preserve_thinking,
+        canonicalize=cache.canonicalize,
+        pinning=cache.pinning,
+        splicing=cache.splice and config.generation.preserve_thinking,
+        min_gain=cache.pin_min_gain,
+        use_block_index=cache.use_block_index,
+        record_ttl_s=cache.ttl_s,
+        session_idle_s=cache.session_idle_s,
+        healing_entries=cache.healing_entries,
+        healing_bytes=cache.healing_bytes,
+    )
+    return Pipeline(
+        model.tokenizer,
+        model.syntax.markers.think_open,
+        model.key,
+        load_rules(rules_file, cache.pin_policy),
+        settings,
+    )
 
 
 def serve_in_thread(app: App) -> threading.Thread:

@@ -15,7 +15,15 @@ from typing import Any
 
 from dotenv import dotenv_values
 
-from sidecar.setting_values import boolean, choice, integer, number, size, words
+from sidecar.setting_values import (
+    boolean,
+    choice,
+    integer,
+    number,
+    policy,
+    size,
+    words,
+)
 
 
 class ConfigError(Exception):
@@ -114,6 +122,9 @@ class EngineConfig:
         600.0, "QUEUE_TIMEOUT_SECONDS", number(0.1, 86400)
     )
     decode_stall_ms: int = _setting(500, "DECODE_STALL_TARGET_MS", integer(10, 60000))
+    checkpoint_gap: int = _setting(
+        512, "SNAPSHOT_BOUNDARY_MIN_GAP_TOKENS", integer(16, 1 << 20)
+    )
     max_cache_gb: float = _setting(
         8.0, "MAX_CACHE_SIZE_GB", number(0, 4096), ("MLX_SERVER_MAX_CACHE_SIZE_GB",)
     )
@@ -121,7 +132,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """The KV kept for reuse."""
+    """The KV kept for reuse, and how hard it is looked for."""
 
     max_bytes: int | None = _setting(None, "PROMPT_CACHE_MAX_BYTES", size)
     max_entries: int = _setting(
@@ -129,6 +140,28 @@ class CacheConfig:
         ("PROMPT_CACHE_MAX_SIZE",),
     )  # fmt: skip
     ttl_s: float = _setting(1800.0, "PROMPT_CACHE_TTL_SECONDS", number(0, 1e9))
+    session_idle_s: float = _setting(
+        1800.0, "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS", number(0, 1e9)
+    )
+    use_block_index: bool = _setting(True, "CACHE_USE_BLOCK_INDEX", boolean)
+    canonicalize: bool = _setting(True, "CACHE_CANONICALIZE_TOOL_CONTEXT", boolean)
+    pinning: bool = _setting(True, "CACHE_PINNING", boolean)
+    pin_policy: dict[str, str] = _setting({}, "CACHE_PIN_POLICY", policy)
+    rules_file: str | None = _setting(None, "CACHE_RULES_FILE", str)
+    splice: bool = _setting(True, "CACHE_SPLICE", boolean)
+    pin_min_gain: int = _setting(64, "CACHE_PIN_MIN_GAIN", integer(1, 1 << 20))
+    selftest: str = _setting("on_load", "CACHE_SELFTEST", choice("on_load", "off"))
+    verify: bool = _setting(False, "CACHE_VERIFY", boolean)
+    checkpoints_per_session: int = _setting(
+        16, "SNAPSHOT_STORE_MAX_ENTRIES_PER_SESSION", integer(1, 65536)
+    )
+    checkpoints_in_all: int = _setting(
+        64, "SNAPSHOT_STORE_MAX_ENTRIES_GLOBAL", integer(1, 65536)
+    )
+    healing_entries: int = _setting(
+        2000, "HEALING_STORE_MAX_ENTRIES", integer(1, 1 << 20)
+    )
+    healing_bytes: int = _setting(64 << 20, "HEALING_STORE_MAX_BYTES", size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,3 +95,16 @@ def _size(word: str) -> int:
 def physical_memory() -> int:
     """Bytes of RAM in this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def policy(text: str) -> dict[str, str]:
+    """A JSON object of strings."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict) or not all(
+        isinstance(item, str) for item in value.values()
+    ):
+        raise ValueError("a JSON object, kind -> stop, pin or restate")
+    return value

@@ -1,16 +1,42 @@
 """
-The only surgery on KV caches: copy, cut, depth, bytes, batch form.
+The only surgery on KV caches: copy, cut, join, depth, bytes, batch form.
 
-A "cache" here is mlx-lm's list with one object per layer, for one sequence.
+A "cache" here is mlx-lm's list with one object per layer, for one sequence. Its atoms
+are those objects with CacheList opened up. An atom is *sliceable* if its state is one
+row per token, so that any prefix of it is the state at that depth; the others
+(recurrent, rotating) exist only at the depth they were computed to: checkpoints.
 """
 
 import copy
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import BatchKVCache, KVCache
+from mlx_lm.models.cache import BatchKVCache, CacheList, KVCache, QuantizedKVCache
 
 KVLayers = list[Any]
+Leaves = list[mx.array]  # the arrays of one sliceable atom, tokens on axis -2
+_SEQUENCE_AXIS = -2
+_ROOM_STEP = 256
+
+
+def atoms(cache: Sequence[Any]) -> Iterator[Any]:
+    """The layers, composite ones opened up."""
+    for layer in cache:
+        if isinstance(layer, CacheList):
+            yield from atoms(layer.caches)
+        else:
+            yield layer
+
+
+def is_sliceable_atom(atom: Any) -> bool:
+    """Asked of the live object: rows per token, and nothing ever forgotten."""
+    return type(atom) in (KVCache, QuantizedKVCache)
+
+
+def is_sliceable(cache: KVLayers) -> bool:
+    """Whether every layer can be cut back to any depth."""
+    return all(is_sliceable_atom(atom) for atom in atoms(cache))
 
 
 def copy_layers(cache: KVLayers) -> KVLayers:
@@ -23,26 +49,104 @@ def copy_layers(cache: KVLayers) -> KVLayers:
     return copy.deepcopy(cache)
 
 
-def is_sliceable(cache: KVLayers) -> bool:
-    """Whether every layer can be cut back to any depth."""
-    return all(layer.is_trimmable() for layer in cache)
-
-
-def trim_to(cache: KVLayers, depth: int, target: int) -> None:
-    """Cut a sliceable cache of `depth` tokens back to `target` tokens, in place."""
-    for layer in cache:
-        if layer.trim(depth - target) != depth - target:
-            raise ValueError(f"a layer could not be cut from {depth} to {target}")
-
-
-def nbytes(cache: KVLayers) -> int:
-    """Bytes of all layers, padding included."""
-    return sum(layer.nbytes for layer in cache)
+def depth(cache: KVLayers) -> int | None:
+    """Tokens the cache holds; None if its layers do not agree."""
+    offsets = {int(a.offset) for a in atoms(cache) if hasattr(a, "offset")}
+    return offsets.pop() if len(offsets) == 1 else None
 
 
 def evaluate(cache: KVLayers) -> None:
     """Compute all pending state."""
     mx.eval([layer.state for layer in cache])
+
+
+def leaves(atom: Any) -> Leaves:
+    """The arrays of a sliceable atom, room included; empty before its first token."""
+    if atom.keys is None:
+        return []
+    if isinstance(atom, QuantizedKVCache):
+        return [*atom.keys, *atom.values]
+    return [atom.keys, atom.values]
+
+
+def set_leaves(atom: Any, arrays: Leaves, offset: int) -> None:
+    """Give a fresh sliceable atom its arrays and the number of tokens in them."""
+    if isinstance(atom, QuantizedKVCache):
+        half = len(arrays) // 2
+        atom.keys, atom.values = tuple(arrays[:half]), tuple(arrays[half:])
+    else:
+        atom.keys, atom.values = arrays
+    atom.offset = offset
+
+
+def cut(arrays: Leaves, start: int, end: int) -> Leaves:
+    """Tokens [start, end) as arrays of their own: a slice would keep its parent."""
+    return [mx.contiguous(a[..., start:end, :]) for a in arrays]
+
+
+def view(arrays: Leaves, start: int, end: int) -> Leaves:
+    """Tokens [start, end), to be copied into something else at once."""
+    return [a[..., start:end, :] for a in arrays]
+
+
+def join(runs: Sequence[Leaves], room: int) -> Leaves:
+    """Concatenate runs, with room for `room` more tokens behind."""
+    total = sum(run[0].shape[_SEQUENCE_AXIS] for run in runs)
+    padded = (total + room + _ROOM_STEP - 1) // _ROOM_STEP * _ROOM_STEP
+    joined = []
+    for parts in zip(*runs, strict=True):
+        shape = list(parts[0].shape)
+        shape[_SEQUENCE_AXIS] = padded - total
+        behind = mx.zeros(shape, parts[0].dtype)
+        joined.append(mx.concatenate([*parts, behind], axis=_SEQUENCE_AXIS))
+    return joined
+
+
+def sliceable_leaves(cache: KVLayers) -> list[Leaves]:
+    """The arrays of all sliceable atoms, in order."""
+    return [leaves(atom) for atom in atoms(cache) if is_sliceable_atom(atom)]
+
+
+def take_checkpoint(cache: KVLayers) -> list[Any]:
+    """Copies of the atoms that cannot be cut, at the present depth; free until used."""
+    return [copy.deepcopy(a) for a in atoms(cache) if not is_sliceable_atom(a)]
+
+
+def own_checkpoint(checkpoint: list[Any]) -> None:
+    """Make a checkpoint independent of larger arrays that it may be a slice of."""
+    for atom in checkpoint:
+        state = atom.state
+        atom.state = _owned(state)
+        mx.eval(_arrays(atom.state))
+
+
+def rebuild(
+    fresh: KVLayers, arrays: Sequence[Leaves], checkpoint: Sequence[Any], offset: int
+) -> None:
+    """
+    Fill a fresh cache.
+
+    Args:
+        arrays: for the sliceable atoms. checkpoint: copied in for the others, in
+            order. offset: tokens in the arrays.
+    """
+    sliced, kept = iter(arrays), iter(checkpoint)
+    for atom in atoms(fresh):
+        if is_sliceable_atom(atom):
+            set_leaves(atom, next(sliced), offset)
+        else:
+            source = copy.deepcopy(next(kept))
+            atom.__dict__.update(source.__dict__)
+
+
+def nbytes(arrays: Sequence[Leaves]) -> int:
+    """Bytes of leaves."""
+    return sum(a.nbytes for run in arrays for a in run)
+
+
+def checkpoint_nbytes(checkpoint: Sequence[Any]) -> int:
+    """Bytes of a checkpoint."""
+    return sum(a.nbytes for atom in checkpoint for a in _arrays(atom.state))
 
 
 def to_batch(cache: KVLayers) -> KVLayers:
@@ -58,9 +162,42 @@ def to_batch(cache: KVLayers) -> KVLayers:
     ]
 
 
+def from_only_row(batch: KVLayers) -> KVLayers:
+    """The caches of a batch of one row, taken over without a copy where possible."""
+    return [
+        _release(layer) if _is_unpadded(layer) else layer.extract(0) for layer in batch
+    ]
+
+
 def _adopt(layer: Any) -> Any:
     batch = BatchKVCache([0])
     batch.keys, batch.values = layer.keys, layer.values
     batch.offset = mx.array([layer.offset])
     batch._idx = layer.offset
     return batch
+
+
+def _is_unpadded(layer: Any) -> bool:
+    return type(layer) is BatchKVCache and layer.left_padding.tolist() == [0]
+
+
+def _release(layer: Any) -> Any:
+    single = KVCache()
+    single.keys, single.values, single.offset = layer.keys, layer.values, layer._idx
+    return single
+
+
+def _arrays(state: Any) -> list[mx.array]:
+    if isinstance(state, mx.array):
+        return [state]
+    if isinstance(state, (list, tuple)):
+        return [array for item in state for array in _arrays(item)]
+    return []
+
+
+def _owned(state: Any) -> Any:
+    if isinstance(state, mx.array):
+        return mx.contiguous(state + 0) if state.ndim else state
+    if isinstance(state, (list, tuple)):
+        return type(state)(_owned(item) for item in state)
+    return state

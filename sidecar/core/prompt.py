@@ -1,7 +1,7 @@
 """What the pipeline hands to the engine, and what it needs from below."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NewType, Protocol
 
 # What the model reads and KV is stored under, against what lineage is looked up
@@ -23,6 +23,9 @@ class ChatTokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids."""
 
+    def get_added_vocab(self) -> dict[str, int]:
+        """Tokens that are cut out of a text before anything else."""
+
     def get_vocab(self) -> dict[str, int]:
         """All tokens and their ids."""
 
@@ -38,18 +41,64 @@ class PrefixMatcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Boundary:
+    """
+    A place in M worth a checkpoint: another request may end its match there.
+
+    Args:
+        rank: lower is worth more (0 end of system and tools, 1 before the last user
+            message, 2 end of the prompt's messages, 3 other message ends).
+    """
+
+    depth: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What was done to reuse KV, for the log and the response headers."""
+
+    match: str = "none"
+    strict_len: int = 0
+    pinned: tuple[str, ...] = ()
+    restated: tuple[str, ...] = ()
+    num_spliced: int = 0
+    stopped_by: str | None = None
+    divergence: "Divergence | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where a prompt first differs from the closest one before it."""
+
+    depth: int
+    message: int
+    role: str
+    before: str
+    now: str
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedPrompt:
     """
     A prompt ready for the engine.
 
     Args:
-        model_ids: what the model reads.
-        text: the rendered prompt.
+        model_ids: what the model reads. text: the same as text.
         opens_thinking: the prompt ends in an open think block.
         thinking: whether the model was told to reason.
+        boundaries: places worth a checkpoint, ascending.
+        is_guest: a helper call beside the session's main thread.
+        session: whose conversation it is, for caps and logs.
+        draft: what the pipeline remembers of it if it finishes cleanly.
     """
 
     model_ids: ModelIds
     text: str
     opens_thinking: bool
     thinking: bool
+    boundaries: tuple[Boundary, ...] = ()
+    is_guest: bool = False
+    session: str = ""
+    report: CacheReport = CacheReport()
+    draft: Any = field(default=None, repr=False)

@@ -10,20 +10,26 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import mlx.core as mx
 from mlx_lm.generate import GenerationBatch, StopSequences
 from mlx_lm.sample_utils import greedy_sampler
 
-from sidecar.cache.kv_layers import KVLayers, copy_layers, evaluate, to_batch
+from sidecar.cache.kv_layers import (
+    KVLayers,
+    copy_layers,
+    evaluate,
+    from_only_row,
+    take_checkpoint,
+    to_batch,
+)
 from sidecar.cache.store import PrefixStore
 from sidecar.config import EngineConfig
 from sidecar.core.errors import GenerationFailed, SidecarError, Unavailable
-from sidecar.core.prompt import ModelIds
 from sidecar.engine.job import Job, JobFailed, Prefilled
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.pacing import PrefillPacer
+from sidecar.engine.prefill import Prefill, begin
 from sidecar.engine.row import Row
 from sidecar.engine.sampling import (
     LogitsProcessor,
@@ -43,17 +49,14 @@ def no_extra_processors(_job: Job, _choice: int) -> list[LogitsProcessor]:
     return []
 
 
-@dataclass(eq=False)
-class _Prefill:
-    job: Job
-    cache: KVLayers
-    cached_len: int
-    done: int
+class DecodeBatch(GenerationBatch):  # type: ignore[misc]
+    """mlx-lm's batch, whose only row's arrays move out without a copy."""
 
-    @property
-    def target(self) -> int:
-        # The last token goes through the decode batch: its logits are needed.
-        return len(self.job.spec.model_ids) - 1
+    def extract_cache(self, idx: int) -> KVLayers:
+        """The caches of a row."""
+        if len(self.uids) == 1:
+            return from_only_row(self.prompt_cache)
+        return [layer.extract(idx) for layer in self.prompt_cache]
 
 
 class BatchLoop:
@@ -72,16 +75,17 @@ class BatchLoop:
         self._max_rows = config.batch_max_size if config.enable_batching else 1
         self._max_rows = min(self._max_rows, config.max_concurrent)
         self._queue_timeout_s = config.queue_timeout_s
+        self._checkpoint_gap = config.checkpoint_gap
         self._pacer = PrefillPacer(
             config.prefill_step_size, config.decode_stall_ms / 1000
         )
         self._stop_sequences = StopSequences([[i] for i in sorted(model.stop_ids)])
         self._waiting: deque[Job] = deque()
-        self._prefill: _Prefill | None = None
+        self._prefill: Prefill | None = None
         self._rows: dict[int, Row] = {}
         self._next_uid = 0
         self._num_steps = 0
-        self._batch = GenerationBatch.empty(model.model, greedy_sampler)
+        self._batch = DecodeBatch.empty(model.model, greedy_sampler)
 
     def add(self, job: Job) -> None:
         """Queue a job, first come first served."""
@@ -110,10 +114,14 @@ class BatchLoop:
         jobs = [*self._waiting, *(row.job for row in self._rows.values())]
         if self._prefill:
             jobs.append(self._prefill.job)
+        for prefill in {row.prefill for row in self._rows.values()}:
+            self._store.abandon(prefill.lease)
+        if self._prefill:
+            self._store.abandon(self._prefill.lease)
         self._waiting.clear()
         self._rows.clear()
         self._prefill = None
-        self._batch = GenerationBatch.empty(self._model.model, greedy_sampler)
+        self._batch = DecodeBatch.empty(self._model.model, greedy_sampler)
         for job in dict.fromkeys(jobs):
             job.emit(JobFailed(error))
 
@@ -125,7 +133,7 @@ class BatchLoop:
             late = Unavailable("waited too long in the queue", retry_after_s=5)
             self._waiting.popleft().emit(JobFailed(late))
         if self._prefill and self._prefill.job.is_cancelled:
-            self._keep_partial(self._prefill)
+            self._keep(self._prefill, None, with_end=False)
             self._prefill = None
         gone = [uid for uid, row in self._rows.items() if row.job.is_cancelled]
         if gone:
@@ -138,14 +146,11 @@ class BatchLoop:
         if len(self._rows) + job.spec.n > self._max_rows:
             return
         self._waiting.popleft()
-        ids = job.spec.model_ids
-        restored = self._store.restore(ids)
-        cached_len = restored.cached_len if restored else 0
-        cache = restored.cache if restored else self._model.new_cache()
-        self._prefill = _Prefill(job, cache, cached_len, cached_len)
-        job.emit(Prefilled(cached_len, len(ids), cached_len))
+        self._prefill = begin(job, self._store, self._checkpoint_gap)
+        cached_len = self._prefill.cached_len
+        job.emit(Prefilled(cached_len, len(job.spec.model_ids), cached_len))
 
-    def _prefill_chunk(self, prefill: _Prefill) -> None:
+    def _prefill_chunk(self, prefill: Prefill) -> None:
         try:
             if prefill.done < prefill.target:
                 self._compute(prefill)
@@ -155,27 +160,27 @@ class BatchLoop:
         except Exception as error:
             logger.exception("prefill failed model=%s", self._model.name)
             self._prefill = None
+            self._store.abandon(prefill.lease)
             failure = GenerationFailed(f"the prompt could not be computed: {error}")
             prefill.job.emit(JobFailed(failure))
 
-    def _compute(self, prefill: _Prefill) -> None:
+    def _compute(self, prefill: Prefill) -> None:
         chunk = self._pacer.chunk_len(beside_streams=bool(self._rows))
-        end = min(prefill.done + chunk, prefill.target)
+        end = prefill.end_of_chunk(chunk)
         ids = prefill.job.spec.model_ids
         started = time.perf_counter()
         self._model.model(mx.array([ids[prefill.done : end]]), cache=prefill.cache)
         evaluate(prefill.cache)
         mx.clear_cache()
         self._pacer.prefilled(end - prefill.done, time.perf_counter() - started)
-        prefill.done = end
+        prefill.advance(end)
         prefill.job.emit(Prefilled(end, len(ids), prefill.cached_len))
 
-    def _begin_decode(self, prefill: _Prefill) -> None:
-        spec = prefill.job.spec
-        for choice in range(spec.n):
-            is_last = choice == spec.n - 1
-            cache = prefill.cache if is_last else copy_layers(prefill.cache)
-            self._join(Row(prefill.job, choice, self._model), cache)
+    def _begin_decode(self, prefill: Prefill) -> None:
+        self._store.register(prefill.lease, prefill.done_ids, prefill.owner)
+        for choice in reversed(range(prefill.job.spec.n)):
+            cache = prefill.cache if choice == 0 else copy_layers(prefill.cache)
+            self._join(Row(prefill.job, choice, self._model, prefill), cache)
 
     def _join(self, row: Row, cache: KVLayers) -> None:
         spec = row.job.spec
@@ -187,7 +192,7 @@ class BatchLoop:
             window = list(spec.model_ids[-spec.sampling.context_size - 1 : -1])
         sampler = make_row_sampler(spec.sampling, self._model.vocab_size, row.choice)
         self._batch.extend(
-            GenerationBatch(
+            DecodeBatch(
                 self._model.model,
                 [uid],
                 mx.array([spec.model_ids[-1]]),
@@ -201,6 +206,11 @@ class BatchLoop:
             )
         )
         self._rows[uid] = row
+        if row.choice == 0:
+            row.prefill.cache = []
+            row.prefill.lease.live = lambda: self._batch.extract_cache(
+                self._batch.uids.index(uid)
+            )
 
     def _decode(self) -> None:
         started = time.perf_counter()
@@ -214,32 +224,45 @@ class BatchLoop:
             elif row.stop_string is not None:
                 stopped.append(response.uid)
         for uid in stopped:
-            cache = self._batch.extract_cache(self._batch.uids.index(uid))
             row = self._rows[uid]
-            self._remove_rows([uid])
+            cache = self._batch.extract_cache(self._batch.uids.index(uid))
             self._finish(row, "stop", cache)
+            self._remove_rows([uid])
         self._num_steps += 1
         if self._num_steps % _STEPS_BETWEEN_CLEARS == 0:
             mx.clear_cache()
         self._pacer.decoded(time.perf_counter() - started)
 
     def _finish(self, row: Row, reason: str, cache: KVLayers) -> None:
+        if row.choice == 0:  # before the reader knows: its next turn finds all of it
+            row.prefill.cache = cache
+            self._keep(row.prefill, row, with_end=row.stop_string is None)
         row.end("length" if reason == "length" else "stop")
-        if row.choice == 0:
-            self._keep(row.kv_ids, cache)
 
     def _remove_rows(self, uids: list[int]) -> None:
+        """Take rows out of the batch; what their prompts computed is kept."""
         for uid in uids:
-            del self._rows[uid]
+            row = self._rows.pop(uid)
+            if row.choice == 0 and not row.prefill.lease.is_over:
+                row.prefill.cache = self._batch.extract_cache(
+                    self._batch.uids.index(uid)
+                )
+                self._keep(row.prefill, row, with_end=False)
         keep = [i for i, uid in enumerate(self._batch.uids) if uid not in uids]
         self._batch.filter(keep)
 
-    def _keep_partial(self, prefill: _Prefill) -> None:
-        self._keep(ModelIds(prefill.job.spec.model_ids[: prefill.done]), prefill.cache)
-
-    def _keep(self, ids: ModelIds, cache: KVLayers) -> None:
+    def _keep(self, prefill: Prefill, row: Row | None, *, with_end: bool) -> None:
+        """Give a sequence's KV to the store; a failure there is a miss later."""
+        ids = row.kv_ids if row else prefill.done_ids
         try:
-            evaluate(cache)
-            self._store.insert(ids, cache)
+            evaluate(prefill.cache)
+            if with_end and self._store.needs_checkpoints:
+                end = take_checkpoint(prefill.cache)
+                prefill.checkpoints[len(ids)] = (2, end)
+            self._store.give_back(
+                prefill.lease, ids, prefill.cache, prefill.owner, prefill.checkpoints
+            )
         except Exception:
             logger.exception("could not keep KV num_tokens=%d", len(ids))
+            self._store.abandon(prefill.lease)
+        prefill.cache = []

@@ -9,7 +9,7 @@ from typing import Literal
 
 from sidecar.core.errors import SidecarError
 from sidecar.core.events import TokenLogprob
-from sidecar.core.prompt import ModelIds
+from sidecar.core.prompt import Boundary, ModelIds
 from sidecar.engine.sampling import Sampling
 
 # A client this far behind its stream has stopped reading.
@@ -28,6 +28,7 @@ class JobSpec:
         stop: stop strings, matched in decoded text.
         n: choices decoded from one prefill.
         top_logprobs: None for none; else how many alternatives a token.
+        boundaries, session, is_guest: see core.prompt.PreparedPrompt.
     """
 
     model_ids: ModelIds
@@ -36,6 +37,9 @@ class JobSpec:
     stop: tuple[str, ...] = ()
     n: int = 1
     top_logprobs: int | None = None
+    boundaries: tuple[Boundary, ...] = ()
+    session: str = ""
+    is_guest: bool = False
 
 
 @dataclass(frozen=True, slots=True)

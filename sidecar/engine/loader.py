@@ -1,5 +1,6 @@
 """Model id or folder -> a loaded model with everything computable computed."""
 
+import hashlib
 import json
 import logging
 import time
@@ -38,10 +39,11 @@ class LoadedModel:
         vocab_size: width of its logits.
         stop_ids: tokens that end a turn.
         generation_config: the model's own defaults, None if it ships none.
-        num_bytes: bytes of its weights.
+        num_bytes: bytes of its weights. key: tells its KV from any other model's.
     """
 
     name: str
+    key: str
     model: Any
     tokenizer: Any
     syntax: OutputSyntax
@@ -121,6 +123,7 @@ def _describe(
     think = (tokenizer.think_start, tokenizer.think_end)
     return LoadedModel(
         name=name,
+        key=f"{folder.resolve()} {_template_digest(tokenizer)}",
         model=model,
         tokenizer=tokenizer,
         syntax=output_syntax(
@@ -132,6 +135,10 @@ def _describe(
         generation_config=_generation_config(folder),
         num_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters())),
     )
+
+
+def _template_digest(tokenizer: Any) -> str:
+    return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()[:16]
 
 
 def _library(tokenizer: Any) -> tuple[str, str, Callable[..., Any]] | None:

@@ -10,6 +10,7 @@ from sidecar.core.events import TokenLogprob
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.job import ChoiceEnded, Job, Token
 from sidecar.engine.loader import LoadedModel
+from sidecar.engine.prefill import Prefill
 from sidecar.parsers.stop_strings import StopStrings
 
 
@@ -20,6 +21,7 @@ class Row:
     job: Job
     choice: int
     model: LoadedModel
+    prefill: Prefill
     sampled: list[int] = field(default_factory=list)
     stop_string: str | None = None
 

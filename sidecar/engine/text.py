@@ -5,7 +5,7 @@ import threading
 from sidecar.cache.store import PrefixStore
 from sidecar.config import EngineConfig
 from sidecar.core.errors import BadRequest, Busy, ContextLengthExceeded, Unavailable
-from sidecar.core.prompt import ModelIds
+from sidecar.core.prompt import ModelIds, PreparedPrompt
 from sidecar.core.requests import GenerationOptions
 from sidecar.engine.batch_loop import BatchLoop
 from sidecar.engine.gpu_thread import GpuThread
@@ -45,17 +45,25 @@ class TextEngine:
             return len(self._open)
 
     def submit(
-        self, ids: ModelIds, sampling: Sampling, options: GenerationOptions
+        self,
+        prompt: PreparedPrompt | ModelIds,
+        sampling: Sampling,
+        options: GenerationOptions,
     ) -> Job:
         """
         Admit a generation; whoever gets the job must `release` it.
+
+        Args:
+            prompt: a prepared chat prompt, or the bare ids of a raw completion.
 
         Raises:
             ContextLengthExceeded: the prompt leaves no room for an answer.
             Busy: the queue is full.
             Unavailable: the server is going down.
         """
-        job = Job(self._admit(ids, sampling, options))
+        if not isinstance(prompt, PreparedPrompt):
+            prompt = PreparedPrompt(prompt, "", False, False)
+        job = Job(self._admit(prompt, sampling, options))
         with self._lock:
             if self._is_draining:
                 raise Unavailable("the server is shutting down", retry_after_s=5)
@@ -83,8 +91,9 @@ class TextEngine:
         self._gpu.call(self.store.clear)
 
     def _admit(
-        self, ids: ModelIds, sampling: Sampling, options: GenerationOptions
+        self, prompt: PreparedPrompt, sampling: Sampling, options: GenerationOptions
     ) -> JobSpec:
+        ids = prompt.model_ids
         if not ids:
             raise BadRequest("the prompt is empty", param="messages")
         room = self.max_context - len(ids)
@@ -104,8 +113,9 @@ class TextEngine:
         )
         max_tokens = min(wanted, room)
         return JobSpec(
-            ids, sampling, max_tokens, options.stop, options.n, options.top_logprobs
-        )
+            ids, sampling, max_tokens, options.stop, options.n, options.top_logprobs,
+            prompt.boundaries, prompt.session, prompt.is_guest,
+        )  # fmt: skip
 
     def _check_ids(self, ids: ModelIds, options: GenerationOptions) -> None:
         """Ids the model has no row for would be read out of bounds."""

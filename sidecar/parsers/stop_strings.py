@@ -27,9 +27,7 @@ class StopStrings:
         if not self._stops:
             return Stopped(text, None)
         text = self._held + text
-        found = [
-            (at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0
-        ]
+        found = [(at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0]
         if found:
             _, at, stop = min(found)
             self._held = ""

@@ -1,16 +1,53 @@
-"""Prompt text -> ids."""
+"""
+Prompt text -> ids, incrementally.
 
+Text is cut where an added token begins, each piece starting with its token, and the
+ids of a piece come from a cache: a turn costs its new text, not the whole history.
+That pieces give the ids of the whole is checked per tokenizer at load; where it does
+not hold, whole texts are encoded.
+"""
+
+import bisect
+import re
 import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from sidecar.core.prompt import ChatTokenizer, ModelIds
+from sidecar.core.prompt import ChatTokenizer
+from sidecar.infra.lru import Lru
 
-_SAMPLE = "zq: user text,\n\tcode(1) naïve 東京 \U0001f600 <|im_start|>x"
+_MOST_PIECES = 65536
+_MOST_CACHED_CHARS = 32 << 20
+_SAMPLE = "zq: user text,\n\tcode(1) naïve 東京 \U0001f600 tail  "
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """
+    Ids of a text and where its pieces begin.
+
+    Args:
+        chars, tokens: offset of each piece in characters and in ids, ascending.
+    """
+
+    ids: tuple[int, ...]
+    chars: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+    def piece_at(self, char: int) -> int:
+        """Number of the piece that holds a character."""
+        return max(0, bisect.bisect_right(self.chars, char) - 1)
+
+    def end_of_piece(self, char: int) -> int:
+        """Where, in ids, the piece that holds a character ends."""
+        following = self.piece_at(char) + 1
+        return self.tokens[following] if following < len(self.tokens) else len(self.ids)
 
 
 class PromptEncoder:
     """
-    Tokenises whole texts. Safe from any thread.
+    Tokenises prompts. Safe from any thread.
 
     A fast tokenizer's Rust core is called directly: it takes no lock and does not
     touch the truncation state, which the Python layer sets on every call.
@@ -20,11 +57,67 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._core = _usable_core(tokenizer)
+        self._pieces: Lru[str, tuple[int, ...]] = Lru(
+            _MOST_PIECES, _MOST_CACHED_CHARS, lambda text, ids: len(text)
+        )
+        self._cut = _added_tokens(tokenizer)
+        self._first_ids = self._special_ids()
+        if self._cut is not None and not self._pieces_agree():
+            self._cut = None
 
-    def encode(self, text: str) -> ModelIds:
-        """Ids of a rendered prompt; special tokens are added unless it has them."""
+    @property
+    def is_incremental(self) -> bool:
+        """Whether this tokenizer can be fed piece by piece."""
+        return self._cut is not None
+
+    def encode(self, text: str, *, is_start: bool = True) -> Encoded:
+        """
+        Ids of a rendered text.
+
+        Args:
+            is_start: the prompt begins here: special tokens are added unless the
+                text has them.
+        """
         bos = self._tokenizer.bos_token
-        return ModelIds(tuple(self._ids(text, not (bos and text.startswith(bos)))))
+        special = is_start and not (bos and text.startswith(bos))
+        if self._cut is None:
+            ids = tuple(self._ids(text, special))
+            return Encoded(ids, (0,), (0,))
+        return self._join(self._split(text), self._first_ids if special else ())
+
+    def count_before(self, text: str, char: int) -> int:
+        """How many ids of a piece begin before a character of it."""
+        if self._core is None:
+            return len(self.encode(text, is_start=False).ids)
+        offsets = self._core.encode(text, add_special_tokens=False).offsets
+        return bisect.bisect_left([start for start, _ in offsets], char)
+
+    def _split(self, text: str) -> Iterable[str]:
+        assert self._cut is not None
+        starts = [match.start() for match in self._cut.finditer(text)]
+        if not starts or starts[0] > 0:
+            starts.insert(0, 0)
+        ends = [*starts[1:], len(text)]
+        return (text[a:b] for a, b in zip(starts, ends, strict=True) if b > a)
+
+    def _join(self, pieces: Iterable[str], first: tuple[int, ...]) -> Encoded:
+        ids = list(first)
+        chars, tokens = [0], [0]
+        at = 0
+        for piece in pieces:
+            if at:
+                chars.append(at)
+                tokens.append(len(ids))
+            ids += self._piece_ids(piece)
+            at += len(piece)
+        return Encoded(tuple(ids), tuple(chars), tuple(tokens))
+
+    def _piece_ids(self, piece: str) -> tuple[int, ...]:
+        known = self._pieces.get(piece)
+        if known is None:
+            known = tuple(self._ids(piece, add_special_tokens=False))
+            self._pieces.put(piece, known)
+        return known
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         if self._core is not None:
@@ -32,6 +125,29 @@ class PromptEncoder:
             return list(encoded.ids)
         with self._lock:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _special_ids(self) -> tuple[int, ...]:
+        """What is put before a text; a tokenizer that also adds behind is not cut."""
+        plain, full = self._ids("zq", False), self._ids("zq", True)
+        if full[len(full) - len(plain) :] != plain:
+            self._cut = None
+        return tuple(full[: len(full) - len(plain)])
+
+    def _pieces_agree(self) -> bool:
+        added = sorted(self._tokenizer.get_added_vocab())[:64]
+        turns = [f"{token}{_SAMPLE}\n{token}" for token in added]
+        for text in (_SAMPLE, "".join(turns), *turns[:16]):
+            for special in (True, False):
+                whole = tuple(self._ids(text, special))
+                first = self._first_ids if special else ()
+                if self._join(self._split(text), first).ids != whole:
+                    return False
+        return True
+
+
+def _added_tokens(tokenizer: ChatTokenizer) -> re.Pattern[str] | None:
+    tokens = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, tokens))) if tokens else None
 
 
 def _usable_core(tokenizer: ChatTokenizer) -> Any:

@@ -1,83 +1,285 @@
-"""Messages -> what the model reads."""
+"""
+The whole input side: messages -> what the model reads.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+heal -> find volatile spans -> render, once plain and once with marks -> canonical ids
+-> closest prompts before -> pin -> splice -> model ids (spec/cache.md s2).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sidecar.core.prompt import ChatTokenizer, PreparedPrompt
-from sidecar.core.requests import ChatRequest, Message, Tool
+from sidecar.core.prompt import (
+    Boundary,
+    CacheReport,
+    ChatTokenizer,
+    PrefixMatcher,
+    PreparedPrompt,
+)
+from sidecar.core.requests import ChatRequest, Message, ToolCall
+from sidecar.pipeline import canonical, healing, turns
+from sidecar.pipeline.assembly import Canonical, canonical_ids
+from sidecar.pipeline.canonical import MarkedMessage
+from sidecar.pipeline.drift import DriftReport, first_divergence
 from sidecar.pipeline.encoding import PromptEncoder
-from sidecar.pipeline.template import ChatTemplate
+from sidecar.pipeline.frames import FrameCache
+from sidecar.pipeline.healing import ContextHasher, Healed, HealingStore
+from sidecar.pipeline.layout import Layout, Splice, lay_out
+from sidecar.pipeline.lineage import LineageIndex, LineageRecord, pack
+from sidecar.pipeline.reuse import Answer, Question, ReuseChooser
+from sidecar.pipeline.rules import RuleSet
+from sidecar.pipeline.splicing import Frame
+from sidecar.pipeline.template import ChatTemplate, offered_tools, state_choice
+from sidecar.pipeline.turns import Scope, TurnStore
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkingDefaults:
-    """DEFAULT_THINKING and PRESERVE_THINKING."""
+class PipelineSettings:
+    """The pipeline's part of the configuration."""
 
-    enabled: bool
-    preserve: bool
+    default_thinking: bool
+    preserve_thinking: bool
+    canonicalize: bool
+    pinning: bool
+    splicing: bool
+    min_gain: int
+    use_block_index: bool
+    record_ttl_s: float
+    session_idle_s: float
+    healing_entries: int
+    healing_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What will be remembered of a prompt if its answer ends cleanly."""
+
+    record: LineageRecord
+    context: str
+    digests: tuple[str, ...]
+    frame: Frame | None
+    lead_ids: tuple[int, ...]
 
 
 class Pipeline:
-    """The input side of one loaded model. Safe from any thread."""
+    """The input side of one loaded model, and its memory. Any thread."""
 
     def __init__(
         self,
         tokenizer: ChatTokenizer,
         think_open: str,
-        defaults: ThinkingDefaults,
+        model_key: str,
+        ruleset: RuleSet,
+        settings: PipelineSettings,
     ) -> None:
         self.template = ChatTemplate(tokenizer)
         self.encoder = PromptEncoder(tokenizer)
+        self.healing = HealingStore(settings.healing_entries, settings.healing_bytes)
+        self.lineage = LineageIndex(
+            model_key, settings.record_ttl_s, use_blocks=settings.use_block_index
+        )
+        self.turns = TurnStore(settings.session_idle_s)
+        self.drift = DriftReport()
+        self._tokenizer = tokenizer
         self._think_open = think_open
-        self._defaults = defaults
+        self._ruleset = ruleset
+        self._settings = settings
+        self._frames = FrameCache(self.template, self.encoder)
+        self._chooser = ReuseChooser(
+            self.encoder, self.lineage, ruleset, settings.min_gain,
+            pinning=settings.pinning,
+        )  # fmt: skip
 
-    def prepare(self, request: ChatRequest) -> PreparedPrompt:
+    def prepare(self, request: ChatRequest, matcher: PrefixMatcher) -> PreparedPrompt:
         """
-        Render and tokenise a chat request.
+        Find the form of a request that reuses most, and say nothing false in it.
 
         Raises:
             BadRequest: the template refuses the conversation.
         """
         thinking = request.thinking.enabled
         if thinking is None:
-            thinking = self._defaults.enabled
+            thinking = self._settings.default_thinking
         tools = offered_tools(request)
-        messages = state_choice(request)
         kwargs = self._template_kwargs(request, thinking)
-        text = self.template.render(messages, tools, kwargs)
-        opens = text.rstrip().lower().endswith(self._think_open.lower())
-        return PreparedPrompt(self.encoder.encode(text), text, opens, thinking)
+        frame = self._frames.get(kwargs) if self._settings.splicing else None
+        messages = canonical.normalise(
+            state_choice(request), self._ruleset if self._settings.pinning else None
+        )
+        marked = canonical.mark(
+            messages, self._ruleset if self._settings.canonicalize else None
+        )
+        healed, context = self._heal(marked, request.client.session, frame)
+        layout = lay_out(
+            marked, healed, frame, lambda m: self.template.render(m, tools, kwargs)
+        )
+        question = self._question(request, marked, layout, frame)
+        answer = self._chooser.choose(question, matcher)
+        return self._prepared(question, answer, marked, context, (frame, thinking))
+
+    def commit(
+        self,
+        prompt: PreparedPrompt,
+        text: str,
+        reasoning: str,
+        calls: Sequence[ToolCall],
+        sampled: tuple[int, ...],
+    ) -> None:
+        """
+        Remember a cleanly finished turn.
+
+        Args:
+            text, reasoning, calls: what the client was sent.
+            sampled: its ids without the stop token; empty if they must not be
+                spliced (the turn ended at a stop string).
+        """
+        draft: Draft = prompt.draft
+        self.lineage.add(draft.record)
+        scope = draft.record.scope
+        self.turns.advance(scope, draft.digests, len(prompt.model_ids))
+        self.healing.remember_calls(calls, scope)
+        visible = healing.visible_hash(text, calls)
+        if visible is None or draft.frame is None or not sampled:
+            return
+        raw = (*draft.lead_ids, *sampled)
+        turn = Healed(
+            draft.frame.header, raw, self._tokenizer.decode(list(raw)), reasoning
+        )
+        self.healing.record(visible, draft.context, scope.session, turn)
 
     def _template_kwargs(
         self, request: ChatRequest, thinking: bool
     ) -> Mapping[str, Any]:
         kwargs: dict[str, Any] = {"enable_thinking": thinking}
-        if self._defaults.preserve:
+        if self._settings.preserve_thinking:
             kwargs["preserve_thinking"] = True
         if self.template.traits.reasoning_effort and request.thinking.effort:
             kwargs["reasoning_effort"] = request.thinking.effort
         return {**kwargs, **request.template_kwargs, "enable_thinking": thinking}
 
+    def _heal(
+        self,
+        marked: Sequence[MarkedMessage],
+        session: str | None,
+        frame: Frame | None,
+    ) -> tuple[dict[int, Healed], str]:
+        """Turns found again, by message index; the context hash behind all."""
+        hasher = ContextHasher()
+        found: dict[int, Healed] = {}
+        for index, item in enumerate(marked):
+            message = item.message
+            visible = None
+            if message.role == "assistant":
+                visible = self.healing.visible_hash(message)
+                turn = visible and self.healing.find(visible, hasher.value, session)
+                if turn and _may_splice(message, turn, frame):
+                    found[index] = turn
+            text = "" if visible else canonical.canonical_text(item.pieces)
+            hasher.add(message.role, text, visible)
+        return found, hasher.value
 
-def offered_tools(request: ChatRequest) -> tuple[Tool, ...]:
-    """The tools the model may call under the request's tool choice."""
-    if request.tool_choice.mode == "none":
-        return ()
-    if request.tool_choice.mode == "named":
-        return tuple(t for t in request.tools if t.name == request.tool_choice.name)
-    return request.tools
+    def _question(
+        self,
+        request: ChatRequest,
+        marked: Sequence[MarkedMessage],
+        layout: Layout,
+        frame: Frame | None,
+    ) -> Question:
+        roles = [item.message.role for item in marked]
+        found = canonical_ids(layout.elements, roles, self.encoder)
+        scope = self._scope(request, marked, found)
+        header_tokens = self._frames.header_tokens(frame)
+        return Question(layout.elements, found, scope, header_tokens)
+
+    def _scope(
+        self,
+        request: ChatRequest,
+        marked: Sequence[MarkedMessage],
+        found: Canonical,
+    ) -> Scope:
+        session = request.client.session or turns.implicit_session(found.ids)
+        key = request.client.api_key_id
+        for item in marked:
+            known = self.healing.scope_of(item.message)
+            if known and (known.api_key, known.session) == (key, session):
+                return known
+        return Scope(key, session, turns.thread_name(marked))
+
+    def _prepared(
+        self,
+        question: Question,
+        answer: Answer,
+        marked: Sequence[MarkedMessage],
+        context: str,
+        how: tuple[Frame | None, bool],
+    ) -> PreparedPrompt:
+        frame, thinking = how
+        assembled, scope = answer.assembled, question.scope
+        record = LineageRecord(
+            pack(question.canonical.ids), answer.stands, answer.notes, scope
+        )
+        digests = tuple(turns.message_digests(marked))
+        lead_ids = self._frames.lead_ids(frame)
+        tail = assembled.ids[len(assembled.ids) - len(lead_ids) :]
+        if frame is not None and tail != lead_ids:
+            frame = None  # the header's ids are not where they should be
+        return PreparedPrompt(
+            model_ids=assembled.ids,
+            text=assembled.text,
+            opens_thinking=assembled.text.rstrip()
+            .lower()
+            .endswith(self._think_open.lower()),
+            thinking=thinking,
+            boundaries=_boundaries(assembled.boundaries, marked),
+            is_guest=self.turns.is_guest(scope, len(assembled.ids)),
+            session=scope.session,
+            report=self._report(question, answer, marked),
+            draft=Draft(record, context, digests, frame, lead_ids),
+        )
+
+    def _report(
+        self, question: Question, answer: Answer, marked: Sequence[MarkedMessage]
+    ) -> CacheReport:
+        pins = answer.pins
+        divergence = None
+        if answer.closest is not None:
+            record, shared_len = answer.closest
+            divergence = first_divergence(
+                record, question.canonical, shared_len, self._tokenizer, marked
+            )
+        return CacheReport(
+            match="pinned" if pins else "strict" if answer.strict_len else "none",
+            strict_len=answer.strict_len,
+            pinned=tuple(pins.kinds()) if pins else (),
+            restated=tuple(r.key[2] for r in pins.restated) if pins else (),
+            num_spliced=sum(isinstance(e, Splice) for e in question.elements),
+            stopped_by=pins.stopped_by if pins else None,
+            divergence=divergence,
+        )
 
 
-def state_choice(request: ChatRequest) -> tuple[Message, ...]:
-    """A forced tool choice is said at the end, where it costs no cached prefix."""
-    order = {
-        "required": "Answer with a call of one of the functions.",
-        "named": f"Answer with a call of the function {request.tool_choice.name}.",
-    }.get(request.tool_choice.mode)
-    if order is None or not request.messages:
-        return request.messages
-    *before, last = request.messages
-    if last.role in ("user", "tool"):
-        return (*before, replace(last, parts=(*last.parts, order)))
-    return (*request.messages, Message("user", (order,)))
+def _may_splice(message: Message, turn: Healed, frame: Frame | None) -> bool:
+    return (
+        frame is not None
+        and turn.header == frame.header
+        and not healing.is_edited(message, turn)
+    )
+
+
+def _boundaries(
+    found: Sequence[tuple[int, int]], marked: Sequence[MarkedMessage]
+) -> tuple[Boundary, ...]:
+    """Rank the places where messages begin by how likely a match ends there."""
+    roles = [item.message.role for item in marked]
+    users = [i for i, role in enumerate(roles) if role == "user"]
+    first = next((i for i, role in enumerate(roles) if role != "system"), len(roles))
+    ranked: dict[int, int] = {}
+    for depth, message in found:
+        if message == first:
+            rank = 0
+        elif users and message == users[-1]:
+            rank = 1
+        else:
+            rank = 2 if message >= len(roles) else 3
+        ranked[depth] = min(rank, ranked.get(depth, rank))
+    return tuple(Boundary(d, r) for d, r in sorted(ranked.items()) if d > 0)

@@ -13,7 +13,7 @@ from typing import Any
 
 from sidecar.core.errors import BadRequest
 from sidecar.core.prompt import ChatTokenizer
-from sidecar.core.requests import Message, Tool, ToolCall
+from sidecar.core.requests import ChatRequest, Message, Tool, ToolCall
 
 logger = logging.getLogger(__name__)
 
@@ -60,24 +60,26 @@ class ChatTemplate:
         messages: Sequence[Message],
         tools: Sequence[Tool],
         kwargs: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool = True,
     ) -> str:
         """
-        The prompt text, generation prompt included.
+        The prompt text.
 
         Raises:
             BadRequest: the template refuses this conversation.
         """
         prepared = adapt(messages, tools, self.traits)
         if not self.traits.exists:
-            lines = [f"{m.role}: {m.text}" for m in prepared]
-            return "\n".join([*lines, "assistant:"])
+            lines = [f"{m.role}: {m.text}\n" for m in prepared]
+            return "".join([*lines, "assistant:" if add_generation_prompt else ""])
         offered = [dict(tool.raw) for tool in tools] if self.traits.tools else []
         try:
             text = self._tokenizer.apply_chat_template(
                 [to_dict(m) for m in prepared],
                 tools=offered or None,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
                 **kwargs,
             )
         except Exception as error:
@@ -134,6 +136,29 @@ def parse_arguments(text: str) -> dict[str, Any]:
     except ValueError:
         return {"raw": text}
     return value if isinstance(value, dict) else {"raw": text}
+
+
+def offered_tools(request: ChatRequest) -> tuple[Tool, ...]:
+    """The tools the model may call under the request's tool choice."""
+    if request.tool_choice.mode == "none":
+        return ()
+    if request.tool_choice.mode == "named":
+        return tuple(t for t in request.tools if t.name == request.tool_choice.name)
+    return request.tools
+
+
+def state_choice(request: ChatRequest) -> tuple[Message, ...]:
+    """A forced tool choice is said at the end, where it costs no cached prefix."""
+    order = {
+        "required": "Answer with a call of one of the functions.",
+        "named": f"Answer with a call of the function {request.tool_choice.name}.",
+    }.get(request.tool_choice.mode)
+    if order is None or not request.messages:
+        return request.messages
+    *before, last = request.messages
+    if last.role in ("user", "tool"):
+        return (*before, replace(last, parts=(*last.parts, order)))
+    return (*request.messages, Message("user", (order,)))
 
 
 def _describe(tools: Sequence[Tool]) -> str:

@@ -14,8 +14,9 @@ from sidecar.infra.metrics import Metrics
 from sidecar.parsers.families import OutputSyntax
 from sidecar.parsers.splitter import Markers, StartMode, StreamSplitter
 from sidecar.parsers.tool_calls import is_complete_call
-from sidecar.pipeline.prepare import offered_tools
+from sidecar.pipeline.template import offered_tools
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
+from sidecar.service.commit import TurnRecorder
 from sidecar.service.completion import CompletionRun
 from sidecar.service.generation import Generation
 from sidecar.service.served_model import ServedModel
@@ -45,17 +46,19 @@ class ChatService:
         """
         with contextlib.ExitStack() as resources:
             served = resources.enter_context(self._pool.lease(request.model))
-            prompt = served.pipeline.prepare(request)
+            prompt = served.pipeline.prepare(request, served.engine.store)
             tools = offered_tools(request)
             syntax = served.engine.model.syntax
             choices = [
                 _chat_choice(index, syntax, prompt, tools)
                 for index in range(request.options.n)
             ]
-            return self._start(
-                served.engine, prompt.model_ids, request, choices,
+            generation = self._start(
+                served.engine, prompt, request, choices,
                 timeout_s, resources.pop_all(),
             )  # fmt: skip
+            generation.record(TurnRecorder(served.pipeline, prompt))
+            return generation
 
     def start_completion(
         self, request: CompletionRequest, timeout_s: float
@@ -95,7 +98,7 @@ class ChatService:
     def _start(  # noqa: PLR0913 - one use case's own ingredients
         self,
         engine: TextEngine,
-        ids: ModelIds,
+        prompt: PreparedPrompt | ModelIds,
         request: ChatRequest | CompletionRequest,
         choices: list[ChatChoice] | list[PlainChoice],
         timeout_s: float,
@@ -107,7 +110,7 @@ class ChatService:
                 self._defaults,
                 engine.model.generation_config,
             )
-            job = engine.submit(ids, sampling, request.options)
+            job = engine.submit(prompt, sampling, request.options)
             resources.callback(engine.release, job)
             all_choices: list[Choice] = [*choices]
             generation = Generation(
@@ -131,7 +134,7 @@ def _raw_prompt(
     served: ServedModel, prompt: str | tuple[int, ...]
 ) -> tuple[ModelIds, str]:
     if isinstance(prompt, str):
-        return served.pipeline.encoder.encode(prompt), prompt
+        return ModelIds(served.pipeline.encoder.encode(prompt).ids), prompt
     return ModelIds(prompt), served.engine.model.tokenizer.decode(list(prompt))
 
 

@@ -11,6 +11,7 @@ from sidecar.core.events import Event, Finished, Idle, Usage
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
 from sidecar.infra.metrics import Metrics
 from sidecar.service.choice import Choice
+from sidecar.service.commit import TurnRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Generation:
         self._num_sampled = 0
         self._first_token_at: float | None = None
         self._outcome = "client_gone"
+        self._recorder: TurnRecorder | None = None
         self._metrics.active.inc()
 
     def cancel(self) -> None:
@@ -71,16 +73,30 @@ class Generation:
                 yield Idle()
             elif isinstance(event, Token):
                 self._note_token()
-                yield from self._choices[event.choice].feed(event)
+                yield from self._told(self._choices[event.choice].feed(event))
             elif isinstance(event, ChoiceEnded):
                 open_choices -= 1
                 self._num_sampled += len(event.token_ids)
-                yield from self._choices[event.choice].end(event)
+                if self._recorder:
+                    self._recorder.end(event)
+                yield from self._told(self._choices[event.choice].end(event))
             elif isinstance(event, JobFailed):
                 self._outcome = event.error.code
                 raise event.error
         self._outcome = "finished"
+        if self._recorder:
+            self._recorder.commit()
         yield Finished(self._usage())
+
+    def record(self, recorder: TurnRecorder) -> None:
+        """Have the turn remembered if it finishes cleanly."""
+        self._recorder = recorder
+
+    def _told(self, events: list[Event]) -> list[Event]:
+        if self._recorder:
+            for event in events:
+                self._recorder.take(event)
+        return events
 
     def close(self) -> None:
         """Free the engine, the lease and the place in the queue; idempotent."""

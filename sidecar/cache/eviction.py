@@ -1,0 +1,117 @@
+"""What leaves the tree when it is too large. Pure: decides, does not act."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sidecar.cache.node import Buffer, Node
+from sidecar.cache.radix import RadixTree
+
+ANCHOR_LEN = 2048
+_CHECKPOINT_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """
+    Caps of a store.
+
+    Args:
+        max_bytes: KV and checkpoints. max_leaves: conversations.
+        ttl_s: idle seconds, 0 for ever.
+    """
+
+    max_bytes: int
+    max_leaves: int = 24
+    ttl_s: float = 0.0
+    checkpoints_per_session: int = 16
+    checkpoints_in_all: int = 64
+
+
+def plan_forgetting(tree: RadixTree, limits: Limits, num_bytes: int) -> list[Node]:
+    """
+    Nodes whose checkpoint goes: beyond its share of the budget or the caps.
+
+    The least worthy first: by rank, then the oldest.
+    """
+    holders = [node for node in tree.nodes() if node.checkpoint is not None]
+    holders.sort(key=lambda node: (-node.checkpoint_rank, node.touched))
+    room = int(limits.max_bytes * _CHECKPOINT_SHARE)
+    total = sum(node.checkpoint_bytes for node in holders)
+    per_session = Counter(node.session for node in holders)
+    going, num_left = [], len(holders)
+    for node in holders:
+        if (
+            total <= room
+            and num_left <= limits.checkpoints_in_all
+            and per_session[node.session] <= limits.checkpoints_per_session
+        ):
+            continue
+        going.append(node)
+        total -= node.checkpoint_bytes
+        num_left -= 1
+        per_session[node.session] -= 1
+    return going
+
+
+def plan_eviction(
+    tree: RadixTree, limits: Limits, num_bytes: int
+) -> tuple[Node, int] | None:
+    """
+    The next leaf to lose its tail, and the depth it keeps; None if all fits.
+
+    Only as much of a leaf goes as is needed, cut at an anchor (every 2048 tokens).
+    """
+    leaves = tree.leaves()
+    free = [n for n in leaves if not n.leases and n.lent_to is None]
+    if not free:
+        return None
+    now = time.monotonic()
+    if limits.ttl_s:
+        for node in free:
+            if now - node.touched > limits.ttl_s:
+                return node, node.start
+    over = num_bytes - limits.max_bytes
+    if over <= 0 and len(leaves) <= limits.max_leaves:
+        return None
+    worst = max(free, key=lambda node: node.score(now))
+    if over <= 0:
+        return worst, worst.start
+    return worst, max(worst.start, _kept_depth(worst, over))
+
+
+def _kept_depth(leaf: Node, over: int) -> int:
+    if leaf.buffer is None or leaf.buffer.length == 0:
+        return leaf.start
+    per_token = leaf.buffer.num_bytes / leaf.buffer.length
+    if per_token == 0 or leaf.checkpoint is not None:
+        return leaf.start
+    needed = int(over / per_token) + 1
+    return max(0, leaf.end - needed) // ANCHOR_LEN * ANCHOR_LEN
+
+
+def problems(tree: RadixTree) -> Iterator[str]:
+    """What is wrong with a tree; nothing, ever."""
+    for node in tree.nodes():
+        where = f"node {node.number} at {node.start}"
+        if not node.ids:
+            yield f"{where} is empty"
+        if node.parent is None or node.parent.children.get(node.ids[0]) is not node:
+            yield f"{where} is not its parent's child"
+        elif node.start != node.parent.end:
+            yield f"{where} does not begin where its parent ends"
+        if (node.buffer is None) == (node.lent_to is None):
+            yield f"{where} has its KV in no place or in two"
+        if node.buffer is not None:
+            yield from _buffer_problems(node, node.buffer, where)
+        if node.lent_to is not None and node.lent_to.is_over:
+            yield f"{where} is lent to a sequence that is over"
+
+
+def _buffer_problems(node: Node, buffer: Buffer, where: str) -> Iterator[str]:
+    if not (buffer.start <= node.start and node.end <= buffer.end):
+        yield f"{where} lies outside its buffer"
+    for arrays in buffer.arrays:
+        if any(a.shape[-2] < buffer.length for a in arrays):
+            yield f"{where} has a buffer shorter than its length"

@@ -1,0 +1,97 @@
+"""The parts of the tree: runs of ids, the buffers their KV lies in, leases."""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sidecar.cache.kv_layers import KVLayers, Leaves, checkpoint_nbytes, nbytes
+
+_numbers = itertools.count()
+
+
+@dataclass(eq=False)
+class Buffer:
+    """
+    KV of consecutive tokens of one path, shared by the nodes that lie on it.
+
+    Args:
+        arrays: for each sliceable layer; may have room behind `length`.
+        start: depth of its first token. length: tokens in it.
+    """
+
+    arrays: list[Leaves]
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """Depth behind its last token."""
+        return self.start + self.length
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it really holds, room included."""
+        return nbytes(self.arrays)
+
+
+@dataclass(eq=False)
+class Lease:
+    """
+    A running sequence's hold on the tree.
+
+    Args:
+        live: gives the sequence's caches now, for others that match its path.
+        nodes: the path it restored; they go last. is_over: it was given back.
+    """
+
+    live: Callable[[], KVLayers] | None = None
+    nodes: list["Node"] = field(default_factory=list)
+    is_over: bool = False
+
+
+@dataclass(eq=False)
+class Node:
+    """
+    A run of ids from depth `start`, with its KV and maybe a checkpoint at its end.
+
+    Exactly one of `buffer` and `lent_to` is set, but for the root, which has neither:
+    while lent, the KV is in the running sequence's own caches.
+    """
+
+    ids: tuple[int, ...]
+    start: int
+    parent: "Node | None"
+    buffer: Buffer | None = None
+    lent_to: Lease | None = None
+    checkpoint: list[Any] | None = None
+    children: dict[int, "Node"] = field(default_factory=dict)
+    leases: set[Lease] = field(default_factory=set)
+    touched: float = 0.0
+    hits: int = 0
+    is_guest: bool = False
+    session: str = ""
+    checkpoint_rank: int = 9
+    number: int = field(default_factory=lambda: next(_numbers))
+
+    @property
+    def end(self) -> int:
+        """Depth at its end."""
+        return self.start + len(self.ids)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of its checkpoint."""
+        return checkpoint_nbytes(self.checkpoint) if self.checkpoint else 0
+
+    def score(self, now: float) -> float:
+        """Eviction score, the largest goes first (cache.md s6); guests weigh half."""
+        base = eviction_score(now - self.touched, self.end, self.hits)
+        return 2 * base if self.is_guest else base
+
+
+def eviction_score(age_s: float, path_len: int, hits: int) -> float:
+    """`max(1, age) / (sqrt(len) * (1 + ln(1 + hits)))`."""
+    weight = math.sqrt(max(1, path_len)) * (1 + math.log(1 + hits))
+    return max(1.0, age_s) / weight

@@ -1,0 +1,66 @@
+"""A bounded map, least recently used out first."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Lru(Generic[K, V]):
+    """
+    At most `max_entries` entries of at most `max_weight` in all. Any thread.
+
+    Args:
+        weigh: weight of an entry, in whatever unit `max_weight` has.
+    """
+
+    def __init__(
+        self, max_entries: int, max_weight: int, weigh: Callable[[K, V], int]
+    ) -> None:
+        self._max_entries = max_entries
+        self._max_weight = max_weight
+        self._weigh = weigh
+        self._entries: OrderedDict[K, V] = OrderedDict()
+        self._weight = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def weight(self) -> int:
+        """Weight of all entries."""
+        return self._weight
+
+    def get(self, key: K) -> V | None:
+        """The value, now the most recently used; None if there is none."""
+        with self._lock:
+            value = self._entries.get(key)
+            if value is not None:
+                self._entries.move_to_end(key)
+            return value
+
+    def put(self, key: K, value: V) -> None:
+        """Add or replace an entry; one heavier than everything is not kept."""
+        with self._lock:
+            self._drop(key)
+            self._entries[key] = value
+            self._weight += self._weigh(key, value)
+            while self._entries and (
+                len(self._entries) > self._max_entries
+                or self._weight > self._max_weight
+            ):
+                self._drop(next(iter(self._entries)))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._entries.clear()
+            self._weight = 0
+
+    def _drop(self, key: K) -> None:
+        if key in self._entries:
+            self._weight -= self._weigh(key, self._entries.pop(key))

@@ -1,0 +1,152 @@
+"""Elements and values -> ids: of what the model reads (M), and for lookup (C)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sidecar.core.prompt import CanonicalIds, ModelIds
+from sidecar.pipeline.canonical import Span
+from sidecar.pipeline.encoding import Encoded, PromptEncoder
+from sidecar.pipeline.layout import Element, Splice
+
+BLOCK_LEN = 16
+SpanKey = tuple[int, int, str, int]  # message, place in it, kind, which there
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """
+    C, and for each span the depth in C behind which it counts as matched.
+
+    A span counts once its whole message is matched or, inside a system message, one
+    more block behind it: else a block that is gone would be put before a different
+    message.
+    """
+
+    ids: CanonicalIds
+    settled: Mapping[SpanKey, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """
+    M, and the depths in it where messages begin.
+
+    Args:
+        boundaries: (depth, message index) ascending; a checkpoint there serves any
+            request that shares the messages before it.
+    """
+
+    ids: ModelIds
+    text: str
+    boundaries: tuple[tuple[int, int], ...]
+
+
+def canonical_ids(
+    elements: Sequence[Element], roles: Sequence[str], encoder: PromptEncoder
+) -> Canonical:
+    """Encode K: sentinels for spans, digests for spliced turns."""
+    pieces: list[str] = []
+    places: list[tuple[Span, int]] = []
+    ends: dict[int, int] = {}
+    at = 0
+    for element in elements:
+        if isinstance(element, Span):
+            text = element.sentinel
+            places.append((element, at + len(text)))
+            ends[element.message] = at + len(text)
+        elif isinstance(element, Splice):
+            text = f"[turn {element.healed.digest}]"
+        else:
+            text = element
+        pieces.append(text)
+        at += len(text)
+    whole = "".join(pieces)
+    encoded = encoder.encode(whole)
+    settled = {
+        span.key: (
+            _depth_at(whole, encoded, place, encoder) + BLOCK_LEN
+            if roles[span.message] == "system"
+            else encoded.end_of_piece(max(0, ends[span.message] - 1))
+        )
+        for span, place in places
+    }
+    return Canonical(CanonicalIds(encoded.ids), settled)
+
+
+def _depth_at(whole: str, encoded: Encoded, char: int, encoder: PromptEncoder) -> int:
+    number = encoded.piece_at(max(0, char - 1))
+    start = encoded.chars[number]
+    end = encoded.chars[number + 1] if number + 1 < len(encoded.chars) else len(whole)
+    if char >= end:
+        return encoded.end_of_piece(max(0, char - 1))
+    if char == start:
+        return encoded.tokens[number]
+    return encoded.tokens[number] + encoder.count_before(whole[start:end], char - start)
+
+
+def model_ids(
+    elements: Sequence[Element],
+    values: Mapping[SpanKey, str],
+    encoder: PromptEncoder,
+    header_tokens: int,
+) -> Assembled:
+    """
+    Encode M: values for spans, raw ids for spliced turns.
+
+    Args:
+        values: values that stand in place of the request's own.
+        header_tokens: added tokens in a message header, to find where it begins.
+    """
+    builder = _Builder(encoder, header_tokens)
+    for element in elements:
+        if isinstance(element, str):
+            builder.add_text(element)
+        elif isinstance(element, Span):
+            if element.kind == "edge_ws":
+                builder.note_content_start(element.message)
+            builder.add_text(values.get(element.key, element.value))
+        else:
+            builder.note_content_start(element.message)
+            builder.add_turn(element)
+    return builder.finish()
+
+
+class _Builder:
+    def __init__(self, encoder: PromptEncoder, header_tokens: int) -> None:
+        self._encoder = encoder
+        self._header_tokens = max(1, header_tokens)
+        self._ids: list[int] = []
+        self._texts: list[str] = []
+        self._segment: list[str] = []
+        self._segment_len = 0
+        self._starts: list[tuple[int, int]] = []  # char in segment, message
+        self._boundaries: dict[int, int] = {}
+
+    def add_text(self, text: str) -> None:
+        self._segment.append(text)
+        self._segment_len += len(text)
+
+    def note_content_start(self, message: int) -> None:
+        self._starts.append((self._segment_len, message))
+
+    def add_turn(self, splice: Splice) -> None:
+        self._flush()
+        self._ids += splice.healed.raw_ids
+        self._texts.append(splice.healed.raw_text)
+
+    def finish(self) -> Assembled:
+        self.note_content_start(1 << 30)  # the turn the model is to write
+        self._flush()
+        pairs = sorted((depth, message) for message, depth in self._boundaries.items())
+        return Assembled(ModelIds(tuple(self._ids)), "".join(self._texts), tuple(pairs))
+
+    def _flush(self) -> None:
+        text = "".join(self._segment)
+        encoded = self._encoder.encode(text, is_start=not self._ids)
+        for char, message in self._starts:
+            piece = encoded.piece_at(max(0, char - 1)) - (self._header_tokens - 1)
+            if message not in self._boundaries and piece >= 0:
+                self._boundaries[message] = len(self._ids) + encoded.tokens[piece]
+        self._ids += encoded.ids
+        self._texts.append(text)
+        self._segment, self._segment_len, self._starts = [], 0, []

@@ -1,0 +1,186 @@
+"""
+Finds the volatile stretches of a conversation.
+
+Input messages are never changed: what comes out is a list of pieces per message,
+literal text and spans, that together are the message's own text.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from sidecar.core.requests import Message
+from sidecar.pipeline import rules as rules_module
+from sidecar.pipeline.rules import RuleSet
+
+_BLANK_ANSWERS = ("(no content)",)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """
+    A declared-volatile stretch.
+
+    Args:
+        message: index of its message.
+        place: offset in the message's canonical text; equal places pair.
+        nth: which of several of its kind at that place.
+        ordinal: number among the spans of its kind, from 0.
+    """
+
+    kind: str
+    message: int
+    place: int
+    ordinal: int
+    value: str
+    sentinel: str = ""
+    nth: int = 0
+
+    @property
+    def key(self) -> tuple[int, int, str, int]:
+        """What pairs with the same span of another request."""
+        return (self.message, self.place, self.kind, self.nth)
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedMessage:
+    """A message as literal texts and spans, in order."""
+
+    message: Message
+    pieces: tuple[str | Span, ...]
+
+
+def normalise(messages: Sequence[Message], ruleset: RuleSet | None) -> list[Message]:
+    """
+    What never was content leaves: blank assistant text, telemetry lines.
+
+    Args:
+        ruleset: None leaves telemetry where it is.
+    """
+    cleaned = []
+    for message in messages:
+        if message.role == "assistant" and _is_blank(message):
+            message = replace(message, parts=())
+        elif ruleset is not None and message.role == "system":
+            message = replace(message, parts=_without_telemetry(message, ruleset))
+        cleaned.append(message)
+    return cleaned
+
+
+def mark(messages: Sequence[Message], ruleset: RuleSet | None) -> list[MarkedMessage]:
+    """
+    Find the spans of every message.
+
+    Args:
+        ruleset: None finds none (canonicalisation is off).
+    """
+    counters: dict[str, count[int]] = {}
+
+    def number(kind: str) -> int:
+        return next(counters.setdefault(kind, count()))
+
+    marked = []
+    for index, message in enumerate(messages):
+        if ruleset is None or message.role == "assistant":
+            text = message.text
+            marked.append(MarkedMessage(message, (text,) if text else ()))
+            continue
+        found = _found(message, ruleset) if message.role != "tool" else []
+        spans = [
+            Span(kind, index, 0, 0, value, sentinel)
+            for kind, _, value, sentinel in found
+        ]
+        pieces = _cut(message.text, found, spans)
+        if message.role in ("system", "user"):
+            pieces = _cut_edges(pieces, index)
+        if message.role in ("user", "tool"):
+            pieces.append(Span("note", index, 0, 0, ""))
+        marked.append(MarkedMessage(message, _placed(pieces, number)))
+    return marked
+
+
+def canonical_text(pieces: Sequence[str | Span]) -> str:
+    """The message's text with sentinels for spans."""
+    return "".join(p if isinstance(p, str) else p.sentinel for p in pieces)
+
+
+def _is_blank(message: Message) -> bool:
+    text = message.text.strip()
+    return not text or text in _BLANK_ANSWERS
+
+
+def _without_telemetry(message: Message, ruleset: RuleSet) -> tuple[str, ...]:
+    dropping = [r for r in ruleset.rules if ruleset.policy(r.kind).differ == "drop"]
+    parts = []
+    for part in message.parts:
+        finds = rules_module.find(dropping, message.role, part)
+        kept = part
+        for _, (start, end) in reversed(finds):
+            kept = kept[:start] + kept[end:]
+        if kept or not finds:
+            parts.append(kept)
+    return tuple(parts)
+
+
+Found = tuple[str, tuple[int, int], str, str]  # kind, range, value, sentinel
+
+
+def _found(message: Message, ruleset: RuleSet) -> list[Found]:
+    """Finds in the joined text, part by part: no rule looks across a part."""
+    keeping = [r for r in ruleset.rules if ruleset.policy(r.kind).differ != "drop"]
+    text, offset = message.text, 0
+    found: list[Found] = []
+    for part in message.parts:
+        offset = text.find(part, offset) if part else offset
+        for rule, (start, end) in rules_module.find(keeping, message.role, part):
+            start, end = start + offset, end + offset
+            owns_part = start == offset and end == offset + len(part)
+            if owns_part and end > start and text[end : end + 1] == "\n":
+                end += 1  # the seam goes with a part that may go
+            found.append((rule.kind, (start, end), text[start:end], rule.sentinel))
+        offset += len(part)
+    return found
+
+
+def _cut(text: str, found: Sequence[Found], spans: Sequence[Span]) -> list[str | Span]:
+    pieces: list[str | Span] = []
+    at = 0
+    for (_, (start, end), _, _), span in zip(found, spans, strict=True):
+        pieces += [text[at:start], span]
+        at = end
+    return [p for p in [*pieces, text[at:]] if p != ""]
+
+
+def _cut_edges(pieces: list[str | Span], index: int) -> list[str | Span]:
+    """White space at either end of the message is a span of its own."""
+
+    def edge(value: str) -> Span:
+        return Span("edge_ws", index, 0, 0, value)
+
+    lead = trail = ""
+    if pieces and isinstance(pieces[0], str):
+        stripped = pieces[0].lstrip()
+        lead, pieces[0] = pieces[0][: len(pieces[0]) - len(stripped)], stripped
+    if pieces and isinstance(pieces[-1], str):
+        stripped = pieces[-1].rstrip()
+        trail, pieces[-1] = pieces[-1][len(stripped) :], stripped
+    inner = [p for p in pieces if p != ""]
+    return [edge(lead), *inner, edge(trail)]
+
+
+def _placed(
+    pieces: Sequence[str | Span], number: Callable[[str], int]
+) -> tuple[str | Span, ...]:
+    placed: list[str | Span] = []
+    place = 0
+    for piece in pieces:
+        if isinstance(piece, str):
+            placed.append(piece)
+            place += len(piece)
+        else:
+            ordinal = number(piece.kind)
+            here = [p for p in placed if isinstance(p, Span) and p.place == place]
+            nth = sum(p.kind == piece.kind for p in here)
+            placed.append(replace(piece, place=place, ordinal=ordinal, nth=nth))
+            place += len(piece.sentinel)
+    return tuple(placed)

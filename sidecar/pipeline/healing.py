@@ -1,0 +1,205 @@
+"""
+Gives the model back its own words.
+
+Clients echo visible text and parsed calls; the KV holds what the model really wrote,
+with its thinking and its own call markup. A turn is found again by what the client
+saw of it and by what came before it.
+"""
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sidecar.core.requests import Message, ToolCall
+from sidecar.infra.lru import Lru
+from sidecar.pipeline.turns import Scope
+
+_MOST_CANDIDATES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """
+    A turn as the model wrote it.
+
+    Args:
+        header: the assistant header it was written behind.
+        raw_ids: what followed that header: the rest of the generation prompt and the
+            sampled ids, without the stop token.
+        raw_text: those ids as text. reasoning: what the client was sent of it.
+    """
+
+    header: str
+    raw_ids: tuple[int, ...]
+    raw_text: str
+    reasoning: str
+
+    @property
+    def digest(self) -> str:
+        """A short name, equal for equal ids."""
+        ids = b"".join(i.to_bytes(4, "big") for i in self.raw_ids)
+        return hashlib.sha256(ids).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    context: str
+    session: str
+    healed: Healed
+
+    @property
+    def num_bytes(self) -> int:
+        return 8 * len(self.healed.raw_ids) + 4 * len(self.healed.raw_text) + 200
+
+
+class HealingStore:
+    """
+    Turns by visible hash, least recently used out first. Any thread.
+
+    Args:
+        max_entries, max_bytes: caps over all candidates.
+    """
+
+    def __init__(self, max_entries: int, max_bytes: int) -> None:
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._turns: OrderedDict[str, list[_Candidate]] = OrderedDict()
+        self._num_bytes = 0
+        self._calls: Lru[str, ToolCall] = Lru(
+            4 * max_entries, max_bytes, lambda key, call: 200 + len(call.arguments)
+        )
+        self._scopes: Lru[str, Scope] = Lru(4 * max_entries, max_bytes, _weigh_scope)
+        self._lock = threading.Lock()
+        self.num_ambiguous = 0
+
+    def record(self, visible: str, context: str, session: str, healed: Healed) -> None:
+        """Keep a cleanly finished turn; the same place replaces an older one."""
+        candidate = _Candidate(context, session, healed)
+        with self._lock:
+            known = self._turns.setdefault(visible, [])
+            for old in [c for c in known if _same_place(c, candidate)]:
+                known.remove(old)
+                self._num_bytes -= old.num_bytes
+            known.insert(0, candidate)
+            self._num_bytes += candidate.num_bytes
+            for old in known[_MOST_CANDIDATES:]:
+                self._num_bytes -= old.num_bytes
+            del known[_MOST_CANDIDATES:]
+            self._turns.move_to_end(visible)
+            self._evict()
+
+    def remember_calls(self, calls: Sequence[ToolCall], scope: Scope) -> None:
+        """Keep what the model gave: clients add default arguments to their echo."""
+        for call in calls:
+            self._calls.put(call_key(call.id), call)
+            self._scopes.put(call_key(call.id), scope)
+
+    def scope_of(self, message: Message) -> Scope | None:
+        """
+        The thread that a turn's calls were issued in.
+
+        Whoever sends ids that were issued there continues that thread, whatever was
+        done to its first message since.
+        """
+        for call in message.tool_calls:
+            scope = self._scopes.get(call_key(call.id)) if call.id else None
+            if scope is not None:
+                return scope
+        return None
+
+    def visible_hash(self, message: Message) -> str | None:
+        """The visible hash of an echoed message, by what the model gave."""
+        calls = [
+            self._calls.get(call_key(call.id)) or call for call in message.tool_calls
+        ]
+        return visible_hash(message.text, calls)
+
+    def find(self, visible: str, context: str, session: str | None) -> Healed | None:
+        """
+        The turn behind an echoed message.
+
+        Equal context and session first, then equal context, then the only turn that
+        an explicit session has for this text. Anything else is ambiguous: None.
+        """
+        with self._lock:
+            known = self._turns.get(visible)
+            if not known:
+                return None
+            self._turns.move_to_end(visible)
+            same = [c for c in known if c.context == context]
+            own = [c for c in same if c.session == session]
+            if own or same:
+                return (own or same)[0].healed
+            mine = {c.healed for c in known if session and c.session == session}
+            if len(mine) == 1:
+                return mine.pop()
+            self.num_ambiguous += 1
+            return None
+
+    def _evict(self) -> None:
+        while self._turns and (
+            len(self._turns) > self._max_entries or self._num_bytes > self._max_bytes
+        ):
+            _, gone = self._turns.popitem(last=False)
+            self._num_bytes -= sum(c.num_bytes for c in gone)
+
+
+def _weigh_scope(key: str, scope: Scope) -> int:
+    return 200
+
+
+def _same_place(a: _Candidate, b: _Candidate) -> bool:
+    return a.context == b.context and a.session == b.session
+
+
+def visible_hash(text: str, calls: Sequence[ToolCall]) -> str | None:
+    """Hash of what a client was shown; None if that is nothing."""
+    text = text.strip()
+    if not text and not calls:
+        return None
+    shown = {"t": text, "c": [[call.name, _arguments(call)] for call in calls]}
+    return _hash(json.dumps(shown, sort_keys=True, ensure_ascii=False))
+
+
+def call_key(call_id: str) -> str:
+    """A call id as clients return it: some drop the underscore."""
+    return call_id.replace("_", "")
+
+
+class ContextHasher:
+    """SHA-256 chained over the messages so far."""
+
+    def __init__(self) -> None:
+        self._state = hashlib.sha256()
+
+    @property
+    def value(self) -> str:
+        """The hash of all messages added."""
+        return self._state.hexdigest()
+
+    def add(self, role: str, canonical_text: str, visible: str | None) -> None:
+        """Add a message: its canonical text, and for turns what was visible."""
+        entry = json.dumps([role, canonical_text, visible], ensure_ascii=False)
+        self._state.update(entry.encode("utf-8", "surrogatepass") + b"\n")
+
+
+def is_edited(message: Message, healed: Healed) -> bool:
+    """Whether the client echoes reasoning that is not what it was sent."""
+    if message.reasoning is None or not message.reasoning.strip():
+        return False
+    return message.reasoning.strip() != healed.reasoning.strip()
+
+
+def _arguments(call: ToolCall) -> Any:
+    try:
+        return json.loads(call.arguments) if call.arguments.strip() else {}
+    except ValueError:
+        return {"__raw__": call.arguments}
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,204 @@
+"""
+What finished prompts looked like, found by their canonical ids.
+
+Blocks of 16 canonical ids are hashed in a chain, as vLLM's automatic prefix caching
+does; a record hangs on each of its block hashes. Records hold ids and values, no
+arrays.
+"""
+
+import hashlib
+import threading
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sidecar.core.prompt import CanonicalIds
+from sidecar.pipeline.assembly import BLOCK_LEN, SpanKey
+from sidecar.pipeline.turns import Scope
+
+_MOST_RECORDS = 4096
+_MOST_IDS = 64 << 20
+_MOST_PER_BLOCK = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSpan:
+    """
+    A span of a finished prompt.
+
+    Args:
+        value: what stood in M. settled: see assembly.Canonical.
+    """
+
+    key: SpanKey
+    value: str
+    settled: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A tail note that stands in M: its text, and the value it states for each span."""
+
+    text: str
+    stated: Mapping[SpanKey, str]
+
+
+@dataclass(eq=False)
+class LineageRecord:
+    """
+    One finished prompt.
+
+    Args:
+        notes: by message index; their texts are values of `note` spans.
+    """
+
+    canonical: array[int]
+    spans: tuple[StoredSpan, ...]
+    notes: Mapping[int, Note]
+    scope: Scope
+    block_hashes: tuple[bytes, ...] = ()
+    touched: float = field(default_factory=time.monotonic)
+    hits: int = 0
+
+    def common_len(self, other: array[int]) -> int:
+        """Length in canonical ids of the common beginning."""
+        size = min(len(self.canonical), len(other))
+        mine = np.frombuffer(self.canonical, dtype=np.uint32, count=size)
+        theirs = np.frombuffer(other, dtype=np.uint32, count=size)
+        differs = mine != theirs
+        return int(differs.argmax()) if differs.any() else size
+
+
+class LineageIndex:
+    """
+    Records of one model key. Any thread.
+
+    Args:
+        model_key: seed of the hash chain. ttl_s: 0 keeps records for ever.
+        use_blocks: False scans all records, with the same result (for comparison).
+    """
+
+    def __init__(self, model_key: str, ttl_s: float, *, use_blocks: bool) -> None:
+        self._seed = hashlib.sha256(model_key.encode()).digest()
+        self._ttl_s = ttl_s
+        self._use_blocks = use_blocks
+        self._records: OrderedDict[int, LineageRecord] = OrderedDict()
+        self._blocks: dict[bytes, list[LineageRecord]] = {}
+        self._num_ids = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def candidates(
+        self, canonical: array[int], most: int = 8
+    ) -> list[tuple[LineageRecord, int]]:
+        """Records that share a beginning, deepest first, with the shared length."""
+        hashes = self._hashes(canonical)
+        with self._lock:
+            self._expire()
+            found = self._by_block(hashes, most) if self._use_blocks else None
+            records = list(self._records.values()) if found is None else found
+        shared = [(r, r.common_len(canonical)) for r in records]
+        shared = [(r, n) for r, n in shared if n >= BLOCK_LEN]
+        shared.sort(key=lambda item: (item[1], item[0].touched), reverse=True)
+        return shared[:most]
+
+    def add(self, record: LineageRecord) -> None:
+        """Keep a record; an equal prompt of the same scope is replaced."""
+        record.block_hashes = self._hashes(record.canonical)
+        with self._lock:
+            for old in self._equals(record):
+                self._remove(old)
+            self._records[id(record)] = record
+            self._num_ids += len(record.canonical)
+            for block in record.block_hashes:
+                holders = self._blocks.setdefault(block, [])
+                holders.append(record)
+                del holders[:-_MOST_PER_BLOCK]
+            while len(self._records) > _MOST_RECORDS or self._num_ids > _MOST_IDS:
+                self._remove(next(iter(self._records.values())))
+
+    def touch(self, record: LineageRecord) -> None:
+        """Count a use."""
+        with self._lock:
+            record.touched = time.monotonic()
+            record.hits += 1
+            if id(record) in self._records:
+                self._records.move_to_end(id(record))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._records.clear()
+            self._blocks.clear()
+            self._num_ids = 0
+
+    def _by_block(self, hashes: tuple[bytes, ...], most: int) -> list[LineageRecord]:
+        low, high = 0, len(hashes)
+        while low < high:  # a record on a block is, or was, on all blocks before it
+            middle = (low + high) // 2
+            if hashes[middle] in self._blocks:
+                low = middle + 1
+            else:
+                high = middle
+        found: dict[int, LineageRecord] = {}
+        for block in reversed(hashes[:low]):
+            for record in reversed(self._blocks.get(block, ())):
+                found[id(record)] = record
+            if len(found) >= most:
+                break
+        return list(found.values())
+
+    def _equals(self, record: LineageRecord) -> list[LineageRecord]:
+        if not record.block_hashes:
+            return []
+        holders = self._blocks.get(record.block_hashes[-1], ())
+        return [
+            old
+            for old in holders
+            if old.scope == record.scope and old.canonical == record.canonical
+        ]
+
+    def _expire(self) -> None:
+        if not self._ttl_s:
+            return
+        oldest = time.monotonic() - self._ttl_s
+        while self._records:
+            record = next(iter(self._records.values()))
+            if record.touched >= oldest:
+                return
+            self._remove(record)
+
+    def _remove(self, record: LineageRecord) -> None:
+        self._records.pop(id(record), None)
+        self._num_ids -= len(record.canonical)
+        for block in record.block_hashes:
+            holders = self._blocks.get(block)
+            if holders is None:
+                continue
+            if record in holders:
+                holders.remove(record)
+            if not holders:
+                del self._blocks[block]
+
+    def _hashes(self, canonical: array[int]) -> tuple[bytes, ...]:
+        return tuple(_chain(self._seed, canonical))
+
+
+def pack(ids: CanonicalIds) -> array[int]:
+    """Canonical ids in 4 bytes each."""
+    return array("I", ids)
+
+
+def _chain(seed: bytes, canonical: array[int]) -> Iterator[bytes]:
+    data = memoryview(np.frombuffer(canonical, dtype=np.uint32).astype(">u4").tobytes())
+    size = 4 * BLOCK_LEN
+    last = seed
+    for start in range(0, len(data) - size + 1, size):
+        last = hashlib.sha256(last + data[start : start + size]).digest()
+        yield last

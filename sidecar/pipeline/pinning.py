@@ -1,0 +1,185 @@
+"""
+Which older values stand in this prompt, and what must be said again. Pure.
+
+Spans of the request are paired with those of a stored record, in order, as far as
+both prompts are canonically equal; each pair is pinned, restated, or ends the walk
+(cache.md s4). Spans behind the end keep the request's own values.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sidecar.pipeline.assembly import SpanKey
+from sidecar.pipeline.canonical import Span
+from sidecar.pipeline.lineage import LineageRecord, Note
+from sidecar.pipeline.rules import Action, Policy
+from sidecar.pipeline.turns import Scope
+
+_NONE_NOW = "(none now)"
+_HEAD = "<context-update>\nThese values replace the ones given above.\n"
+_TAIL = "</context-update>"
+
+
+@dataclass(frozen=True, slots=True)
+class Restated:
+    """A value that the tail note must say; "" if the span is gone."""
+
+    key: SpanKey
+    ordinal: int
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """
+    The outcome of a walk.
+
+    Args:
+        values: what stands in M, where that is not the request's own.
+        gone: spans of the record the request has not, to be put back in place.
+        restated: what the new tail note says. stopped_by: the kind that ended it.
+    """
+
+    values: Mapping[SpanKey, str]
+    gone: tuple[SpanKey, ...]
+    restated: tuple[Restated, ...]
+    notes: Mapping[int, Note]
+    stopped_by: str | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether M is just the request."""
+        return not self.values and not self.restated
+
+    def kinds(self) -> list[str]:
+        """Kinds that were pinned, each once."""
+        return list(dict.fromkeys(key[2] for key in self.values))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    key: SpanKey
+    own: str
+    stored: str
+    span: Span | None
+
+
+def choose(
+    spans: Sequence[Span],
+    settled: Mapping[SpanKey, int],
+    shared: tuple[LineageRecord, int],
+    policy: Callable[[str], Policy],
+    may_lend: Callable[[str], bool],
+) -> Pins:
+    """
+    Walk the pairs of a request and a record.
+
+    Args:
+        spans: the request's, in order; settled: their depths in C.
+        shared: the record, and the number of canonical ids common to both.
+        may_lend: whether the record may lend values of a kind to this request.
+    """
+    record, shared_len = shared
+    pairs = _pairs(spans, settled, record, shared_len)
+    taken: list[_Pair] = []
+    stopped_by = None
+    for pair in pairs:
+        if _action(pair, policy) == "stop" or (
+            pair.own != pair.stored and not may_lend(pair.key[2])
+        ):
+            stopped_by = pair.key[2]
+            break
+        taken.append(pair)
+    notes = {
+        pair.key[0]: record.notes[pair.key[0]]
+        for pair in taken
+        if pair.key[2] == "note" and pair.stored
+    }
+    return Pins(
+        values={p.key: p.stored for p in taken if p.own != p.stored},
+        gone=tuple(p.key for p in taken if p.span is None and p.stored),
+        restated=_to_restate(taken, notes, policy),
+        notes=notes,
+        stopped_by=stopped_by,
+    )
+
+
+def _pairs(
+    spans: Sequence[Span],
+    settled: Mapping[SpanKey, int],
+    record: LineageRecord,
+    shared_len: int,
+) -> list[_Pair]:
+    own = {s.key: s for s in spans if settled[s.key] <= shared_len}
+    stored = {s.key: s.value for s in record.spans if s.settled <= shared_len}
+    order = {key: i for i, key in enumerate([*own, *stored])}
+    keys = sorted(order, key=lambda key: (key[0], key[1], order[key]))
+    return [
+        _Pair(key, own[key].value if key in own else "", stored.get(key, ""),
+              own.get(key))
+        for key in keys
+    ]  # fmt: skip
+
+
+def _action(pair: _Pair, policy: Callable[[str], Policy]) -> Action | None:
+    if pair.own == pair.stored:
+        return None
+    chosen = policy(pair.key[2])
+    if not pair.own:
+        return chosen.gone
+    return chosen.differ if pair.stored else chosen.new
+
+
+def _to_restate(
+    taken: Sequence[_Pair],
+    notes: Mapping[int, Note],
+    policy: Callable[[str], Policy],
+) -> tuple[Restated, ...]:
+    """What M would state last that is not so any more."""
+    stated: dict[SpanKey, str] = {pair.key: pair.stored for pair in taken}
+    for message in sorted(notes):
+        stated |= notes[message].stated
+    restated = []
+    for pair in taken:
+        if stated[pair.key] == pair.own or not _restates(pair, policy):
+            continue
+        ordinal = pair.span.ordinal if pair.span else 0
+        restated.append(Restated(pair.key, ordinal, pair.own))
+    return tuple(restated)
+
+
+def _restates(pair: _Pair, policy: Callable[[str], Policy]) -> bool:
+    chosen = policy(pair.key[2])
+    return (chosen.differ if pair.own else chosen.gone) == "restate"
+
+
+def write_note(restated: Sequence[Restated]) -> Note:
+    """The tail note that says these values."""
+    lines = [_line(item) for item in restated]
+    text = "\n\n" + _HEAD + "".join(lines) + _TAIL
+    return Note(text, {item.key: item.value for item in restated})
+
+
+def _line(item: Restated) -> str:
+    kind = item.key[2]
+    label = kind if kind == "message_id" else kind.replace("_", " ")
+    if item.ordinal:
+        label += f" #{item.ordinal + 1}"
+    value = item.value.strip("\n") or _NONE_NOW
+    return f"{label}:{chr(10) if chr(10) in value else ' '}{value}\n"
+
+
+def lender(
+    record: Scope, request: Scope, policy: Callable[[str], Policy]
+) -> Callable[[str], bool]:
+    """
+    Which kinds a record may lend to a request.
+
+    All within a thread; between threads of one key only the shared kinds; between
+    keys none.
+    """
+    if record.api_key != request.api_key:
+        return lambda kind: False
+    if (record.session, record.thread) == (request.session, request.thread):
+        return lambda kind: True
+    return lambda kind: policy(kind).shared

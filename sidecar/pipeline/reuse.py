@@ -1,0 +1,171 @@
+"""Chooses the form of a prompt that the KV store holds most of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sidecar.core.prompt import PrefixMatcher
+from sidecar.pipeline import pinning
+from sidecar.pipeline.assembly import Assembled, Canonical, SpanKey, model_ids
+from sidecar.pipeline.canonical import Span
+from sidecar.pipeline.encoding import PromptEncoder
+from sidecar.pipeline.insertion import put_back
+from sidecar.pipeline.layout import Element
+from sidecar.pipeline.lineage import (
+    LineageIndex,
+    LineageRecord,
+    Note,
+    StoredSpan,
+    pack,
+)
+from sidecar.pipeline.pinning import Pins
+from sidecar.pipeline.rules import RuleSet
+from sidecar.pipeline.turns import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request as far as reuse is concerned."""
+
+    elements: tuple[Element, ...]
+    canonical: Canonical
+    scope: Scope
+    header_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """
+    The chosen form.
+
+    Args:
+        stands: all spans with the values that stand in M. strict_len: what M without
+            pins would reuse; reused_len: what this one does.
+    """
+
+    assembled: Assembled
+    stands: tuple[StoredSpan, ...]
+    notes: Mapping[int, Note]
+    pins: Pins | None
+    strict_len: int
+    reused_len: int
+    closest: tuple[LineageRecord, int] | None
+
+
+class ReuseChooser:
+    """
+    Pins values of earlier prompts where that makes the stored prefix longer.
+
+    Args:
+        min_gain: tokens pinning must gain over strict reuse. pinning: False never
+            alters the prompt.
+    """
+
+    def __init__(
+        self,
+        encoder: PromptEncoder,
+        lineage: LineageIndex,
+        ruleset: RuleSet,
+        min_gain: int,
+        *,
+        pinning: bool,
+    ) -> None:
+        self._encoder = encoder
+        self._lineage = lineage
+        self._ruleset = ruleset
+        self._min_gain = min_gain
+        self._pinning = pinning
+
+    def choose(self, question: Question, matcher: PrefixMatcher) -> Answer:
+        """The best form of the prompt; the plain one unless pins clearly gain."""
+        plain = self._assemble(question, None)
+        strict_len = matcher.match_len(plain.assembled.ids)
+        found = self._lineage.candidates(pack(question.canonical.ids))
+        best = _with_lengths(plain, strict_len, strict_len, found)
+        if not self._pinning:
+            return best
+        seen: set[object] = set()
+        for record, shared_len in found:
+            pins = self._walk(question, record, shared_len)
+            shape = (tuple(pins.values.items()), pins.restated)
+            if pins.is_empty or shape in seen:
+                continue
+            seen.add(shape)
+            answer = self._assemble(question, (pins, record))
+            reused_len = matcher.match_len(answer.assembled.ids)
+            cost = len(answer.assembled.ids) - len(plain.assembled.ids)
+            gain = reused_len - strict_len
+            if gain < self._min_gain or gain <= cost or reused_len <= best.reused_len:
+                continue
+            best = _with_lengths(answer, strict_len, reused_len, found)
+            self._lineage.touch(record)
+            unshared = len(question.canonical.ids) - shared_len
+            if len(answer.assembled.ids) - reused_len <= unshared + cost + 2:
+                break  # all that this or any other record shares is reused
+        return best
+
+    def _walk(self, question: Question, record: LineageRecord, shared: int) -> Pins:
+        spans = [e for e in question.elements if isinstance(e, Span)]
+        policy = self._ruleset.policy
+        lends = pinning.lender(record.scope, question.scope, policy)
+        return pinning.choose(
+            spans, question.canonical.settled, (record, shared), policy, lends
+        )
+
+    def _assemble(
+        self, question: Question, chosen: tuple[Pins, LineageRecord] | None
+    ) -> Answer:
+        elements: Sequence[Element] = question.elements
+        values: dict[SpanKey, str] = {}
+        notes: dict[int, Note] = {}
+        settled = dict(question.canonical.settled)
+        if chosen is not None:
+            pins, record = chosen
+            elements = put_back(elements, pins.gone)
+            values, notes = dict(pins.values), dict(pins.notes)
+            settled |= {s.key: s.settled for s in record.spans if s.key not in settled}
+            if pins.restated:
+                _add_note(elements, pins, values, notes)
+        assembled = model_ids(elements, values, self._encoder, question.header_tokens)
+        stands = tuple(
+            StoredSpan(e.key, values.get(e.key, e.value), settled[e.key])
+            for e in elements
+            if isinstance(e, Span)
+        )
+        pins_used = chosen[0] if chosen else None
+        return Answer(assembled, stands, notes, pins_used, 0, 0, None)
+
+
+def _with_lengths(
+    answer: Answer,
+    strict_len: int,
+    reused_len: int,
+    found: list[tuple[LineageRecord, int]],
+) -> Answer:
+    return Answer(
+        answer.assembled,
+        answer.stands,
+        answer.notes,
+        answer.pins,
+        strict_len,
+        reused_len,
+        found[0] if found else None,
+    )
+
+
+def _add_note(
+    elements: Sequence[Element],
+    pins: Pins,
+    values: dict[SpanKey, str],
+    notes: dict[int, Note],
+) -> None:
+    """Say the restated values at the end of the last user or tool message."""
+    slots = [e for e in elements if isinstance(e, Span) and e.kind == "note"]
+    if not slots:
+        return
+    slot = slots[-1]
+    new = pinning.write_note(pins.restated)
+    old = notes.get(slot.message)
+    if old is not None:
+        new = Note(old.text + new.text, {**old.stated, **new.stated})
+    notes[slot.message] = new
+    values[slot.key] = new.text

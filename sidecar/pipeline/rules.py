@@ -1,0 +1,161 @@
+"""The rules of rules.toml: loading, checking, policies."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from sidecar.pipeline import shapes
+
+Action = Literal["pin", "restate", "stop", "drop", "off"]
+BUILTIN_FILE = Path(__file__).parent / "rules.toml"
+_ROLES = ("system", "user")
+_REQUIRED = ("kind", "where", "shape", "policy", "evidence", "matches", "passes")
+
+
+class RuleError(ValueError):
+    """A rule cannot be used; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """
+    What to do with a span of a kind; see cache.md s4.2.
+
+    Args:
+        differ, gone, new: the value differs from the stored one, is not there any
+            more, was not there before.
+        shared: another thread of the same key may lend its value.
+    """
+
+    differ: Action
+    gone: Action
+    new: Action
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One way a kind of volatile text may look."""
+
+    kind: str
+    where: tuple[str, ...]
+    shape: str
+    arguments: Mapping[str, Any]
+    sentinel: str
+    policy: Policy
+    matches: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    passes: tuple[str, ...] = field(default=(), repr=False)
+
+
+EDGE_POLICY = Policy("pin", "pin", "pin", shared=True)
+NOTE_POLICY = Policy("stop", "pin", "stop")
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """All rules in force, and the policy of each kind."""
+
+    rules: tuple[Rule, ...]
+    policies: Mapping[str, Policy]
+
+    def policy(self, kind: str) -> Policy:
+        """The policy of a kind, built-in kinds included."""
+        return self.policies[kind]
+
+
+def load_rules(
+    user_file: Path | None = None, overrides: Mapping[str, str] | None = None
+) -> RuleSet:
+    """
+    Load the built-in rules, a user's own, and the policy overrides.
+
+    Args:
+        overrides: kind -> `stop`, `pin` or `restate` (CACHE_PIN_POLICY).
+    Raises:
+        RuleError: a rule is malformed or has no examples; an override is unknown.
+    """
+    rules = _read(BUILTIN_FILE)
+    if user_file is not None:
+        rules = [*rules, *_read(user_file)]
+    policies = {rule.kind: rule.policy for rule in rules}
+    policies |= {"edge_ws": EDGE_POLICY, "note": NOTE_POLICY}
+    for kind, action in (overrides or {}).items():
+        if kind not in policies or action not in ("stop", "pin", "restate"):
+            raise RuleError(
+                f"{kind!r}: {action!r} must be a known kind and stop, pin or restate"
+            )
+        chosen: Any = action
+        policies[kind] = replace(policies[kind], differ=chosen, gone=chosen, new=chosen)
+    live = tuple(r for r in rules if policies[r.kind].differ != "off")
+    return RuleSet(live, policies)
+
+
+def _read(file: Path) -> list[Rule]:
+    try:
+        entries = tomllib.loads(file.read_text(encoding="utf-8")).get("rule", [])
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise RuleError(f"{file.name}: {error}") from error
+    return [
+        _rule(entry, f"{file.name} rule {i + 1}") for i, entry in enumerate(entries)
+    ]
+
+
+def _rule(entry: dict[str, Any], name: str) -> Rule:
+    missing = [key for key in _REQUIRED if key not in entry]
+    if missing:
+        raise RuleError(f"{name}: {', '.join(missing)} missing")
+    if entry["shape"] not in shapes.SHAPES:
+        raise RuleError(f"{name}: shape must be one of {', '.join(shapes.SHAPES)}")
+    if not set(entry["where"]) <= set(_ROLES):
+        raise RuleError(f"{name}: where must be of {', '.join(_ROLES)}")
+    if not entry["passes"]:
+        raise RuleError(f"{name}: a rule needs negative examples")
+    extra = ("sentinel", "shared")
+    arguments = {k: v for k, v in entry.items() if k not in (*_REQUIRED, *extra)}
+    return Rule(
+        kind=entry["kind"],
+        where=tuple(entry["where"]),
+        shape=entry["shape"],
+        arguments=arguments,
+        sentinel=entry.get("sentinel", ""),
+        policy=_policy(entry, name),
+        matches=tuple((text, value) for text, value in entry["matches"]),
+        passes=tuple(entry["passes"]),
+    )
+
+
+def _policy(entry: Mapping[str, Any], name: str) -> Policy:
+    actions = [entry["policy"].get(case) for case in ("differ", "gone", "new")]
+    if not all(action in get_args(Action) for action in actions):
+        raise RuleError(f"{name}: policy must give differ, gone and new an action")
+    differ, gone, new = actions
+    return Policy(differ, gone, new, bool(entry.get("shared", False)))
+
+
+def find(
+    rules: Sequence[Rule], role: str, text: str
+) -> list[tuple[Rule, shapes.Range]]:
+    """
+    All finds in one text part, in order, not overlapping; the earlier rule wins.
+
+    A paragraph rule begins where the last find of the kind it names ends.
+    """
+    found: list[tuple[Rule, shapes.Range]] = []
+    for rule in rules:
+        if role not in rule.where:
+            continue
+        arguments = dict(rule.arguments)
+        if "after" in arguments:
+            kind = arguments.pop("after")
+            ends = [span[1] for other, span in found if other.kind == kind]
+            arguments["after_end"] = max(ends, default=None)
+        for span in shapes.apply(rule.shape, text, arguments):
+            if not any(_overlap(span, other) for _, other in found):
+                found.append((rule, span))
+    return sorted(found, key=lambda item: item[1])
+
+
+def _overlap(a: shapes.Range, b: shapes.Range) -> bool:
+    return a[0] < b[1] and b[0] < a[1]

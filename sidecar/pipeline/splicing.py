@@ -1,0 +1,66 @@
+"""
+What a chat template puts around an assistant turn, found by probing it.
+
+With messages [user, assistant(mark), user], rendered with and without the generation
+prompt: G is the generation prompt, H the assistant header (the common beginning of G
+and of what stands before the mark), F the end of turn. A turn's own ids, put between
+H and F, then continue exactly what the KV of that turn holds.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from os.path import commonprefix
+
+from sidecar.core.errors import BadRequest
+from sidecar.core.requests import Message
+
+_MARK = "\ue000zq-turn\ue001"
+_ASK = Message("user", ("zq ask",))
+_NEXT = Message("user", ("zq next",))
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """
+    The texts around a turn.
+
+    Args:
+        generation: G, what the prompt ends with when the model is to speak.
+        header: H, how an assistant message begins.
+        footer: F, how it ends; may be empty.
+    """
+
+    generation: str
+    header: str
+    footer: str
+
+
+def probe_frame(
+    render: Callable[[Sequence[Message], bool], str],
+) -> Frame | None:
+    """
+    Find G, H and F; None if this template does not show them.
+
+    Args:
+        render: messages, with or without the generation prompt -> text.
+    """
+    try:
+        asked = render([_ASK], False)
+        prompted = render([_ASK], True)
+        turn = Message("assistant", (_MARK,))
+        whole = render([_ASK, turn, _NEXT], False)
+        next_alone = render([_ASK, turn], False)
+    except BadRequest:
+        return None
+    if not prompted.startswith(asked) or whole.count(_MARK) != 1:
+        return None
+    if not whole.startswith(asked) or not next_alone.startswith(asked):
+        return None
+    generation = prompted[len(asked) :]
+    before, after = whole[len(asked) :].split(_MARK)
+    header = commonprefix([generation, before])
+    if not header.strip():
+        return None
+    ended = next_alone.split(_MARK)[1] if next_alone.count(_MARK) == 1 else ""
+    footer = commonprefix([ended, after])
+    return Frame(generation, header, footer)

@@ -1,0 +1,158 @@
+"""
+Sessions, threads, and what each thread's conversation looked like last.
+
+A client's session id may carry a parent and all its sub-agents; a thread is a
+conversation within it, told by its first user message.
+"""
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sidecar.pipeline.canonical import MarkedMessage, canonical_text
+
+_MOST_THREADS = 4096
+_REFUSALS_BEFORE_REPLACE = 3
+_MOST_DESCRIPTORS = 8
+_IMPLICIT_IDS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose prompt it is: values never leave the key, seldom the thread."""
+
+    api_key: str | None
+    session: str
+    thread: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How a conversation differs from the thread's last one."""
+
+    stable_messages: int
+    descriptors: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class _Thread:
+    digests: tuple[str, ...]
+    num_tokens: int
+    refused: tuple[str, ...] = ()
+    num_refused: int = 0
+    touched: float = field(default_factory=time.monotonic)
+
+
+class TurnStore:
+    """
+    The last conversation of each (session, thread). Any thread.
+
+    Only a conversation that extends the stored one advances it; three refused ones in
+    a row that extend one another (the client compacted) replace it.
+    """
+
+    def __init__(self, max_idle_s: float) -> None:
+        self._max_idle_s = max_idle_s
+        self._threads: OrderedDict[tuple[str | None, str, str], _Thread] = OrderedDict()
+        self._lock = threading.Lock()
+        self.num_refused = 0
+
+    def compare(self, scope: Scope, digests: Sequence[str]) -> Change:
+        """What changed since the thread's last turn."""
+        with self._lock:
+            self._expire()
+            known = self._threads.get(_key(scope))
+        if known is None:
+            return Change(0, ())
+        stable = 0
+        for old, new in zip(known.digests, digests, strict=False):
+            if old != new:
+                break
+            stable += 1
+        return Change(stable, _describe(known.digests[stable:], digests[stable:]))
+
+    def is_guest(self, scope: Scope, num_tokens: int) -> bool:
+        """Whether another thread of the session is its main one (the longest)."""
+        with self._lock:
+            longest = max(
+                (
+                    thread.num_tokens
+                    for (key, session, name), thread in self._threads.items()
+                    if key == scope.api_key
+                    and session == scope.session
+                    and name != scope.thread
+                ),
+                default=0,
+            )
+            own = self._threads.get(_key(scope))
+            return longest > max(num_tokens, own.num_tokens if own else 0)
+
+    def advance(self, scope: Scope, digests: Sequence[str], num_tokens: int) -> None:
+        """Keep a finished conversation, if it extends what is there."""
+        new = tuple(digests)
+        with self._lock:
+            known = self._threads.get(_key(scope))
+            if known is not None and new[: len(known.digests)] != known.digests:
+                extends = new[: len(known.refused)] == known.refused
+                known.num_refused = known.num_refused + 1 if extends else 1
+                known.refused = new
+                self.num_refused += 1
+                if known.num_refused < _REFUSALS_BEFORE_REPLACE:
+                    return
+            self._threads[_key(scope)] = _Thread(new, num_tokens)
+            self._threads.move_to_end(_key(scope))
+            while len(self._threads) > _MOST_THREADS:
+                self._threads.popitem(last=False)
+
+    def _expire(self) -> None:
+        if not self._max_idle_s:
+            return
+        oldest = time.monotonic() - self._max_idle_s
+        for key in [k for k, t in self._threads.items() if t.touched < oldest]:
+            del self._threads[key]
+
+
+def message_digests(marked: Sequence[MarkedMessage]) -> list[str]:
+    """A short name for the canonical form of each message."""
+    return [
+        _digest(f"{item.message.role}\0{canonical_text(item.pieces)}"
+                f"\0{[(c.name, c.arguments) for c in item.message.tool_calls]}")
+        for item in marked
+    ]  # fmt: skip
+
+
+def thread_name(marked: Sequence[MarkedMessage]) -> str:
+    """The thread of a conversation: its first user message, canonical."""
+    for item in marked:
+        if item.message.role == "user":
+            return _digest(canonical_text(item.pieces))
+    return ""
+
+
+def implicit_session(canonical: Sequence[int]) -> str:
+    """A session id for clients that send none, from the beginning of the prompt."""
+    head = b"".join(i.to_bytes(4, "big") for i in canonical[:_IMPLICIT_IDS])
+    return "implicit-" + hashlib.sha1(head, usedforsecurity=False).hexdigest()[:16]
+
+
+def _key(scope: Scope) -> tuple[str | None, str, str]:
+    return (scope.api_key, scope.session, scope.thread)
+
+
+def _describe(old: Sequence[str], new: Sequence[str]) -> tuple[str, ...]:
+    if not old:
+        return ()
+    if not new:
+        return (f"delete {len(old)}",)
+    if set(old) & set(new):
+        inserted = [f"insert {i}" for i, d in enumerate(new) if d not in old]
+        deleted = [f"delete {i}" for i, d in enumerate(old) if d not in new]
+        return tuple([*inserted, *deleted][:_MOST_DESCRIPTORS])
+    return (f"replace {len(old)}",)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]

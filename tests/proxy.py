@@ -1,0 +1,134 @@
+"""A real LiteLLM proxy with the plugin, in a process of its own."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+
+from litellm_mlx.proxy_config import (
+    Upstream,
+    build_config,
+    parse_models,
+    read_user_config,
+    write_config,
+)
+
+REPO = Path(__file__).parents[2]
+_START_S = 120.0  # cold files; 8 s are usual
+_REQUEST_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A running proxy: its root URL, its log, and clients for it."""
+
+    url: str
+    log: Path
+    openai: openai.OpenAI
+    anthropic: anthropic.Anthropic
+    http: httpx.Client
+
+
+@contextlib.contextmanager
+def running_proxy(
+    sidecar_url: str,
+    folder: Path,
+    *,
+    more: Mapping[str, str] | None = None,
+    port: int | None = None,
+) -> Iterator[Proxy]:
+    """
+    A proxy for a sidecar, set up as the launcher does it; ended at the end.
+
+    Args:
+        folder: for its config, its log and its home.
+        more: names of further deployments, each with the URL of another sidecar.
+        port: where to listen; any free one by default.
+    """
+    port = port or free_port()
+    config = folder / "config.yaml"
+    write_config(config, _config(sidecar_url, more or {}))
+    command = [str(Path(sys.executable).with_name("litellm")), "--config", str(config)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
+    log = folder / "proxy.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=_env(folder), stdout=output, stderr=output
+        )
+    try:
+        with _clients(f"http://127.0.0.1:{port}", log) as proxy:
+            _wait_ready(proxy, process)
+            yield proxy
+    finally:
+        _end(process)
+
+
+def free_port() -> int:
+    """A port nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _clients(url: str, log: Path) -> Iterator[Proxy]:
+    same: dict[str, Any] = {"api_key": "any", "max_retries": 0, "timeout": _REQUEST_S}
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", **same) as chat,
+        anthropic.Anthropic(base_url=url, **same) as messages,
+        httpx.Client(base_url=url, timeout=_REQUEST_S, trust_env=False) as http,
+    ):
+        yield Proxy(url, log, chat, messages, http)
+
+
+def _config(sidecar_url: str, more: Mapping[str, str]) -> dict[str, Any]:
+    user = read_user_config(REPO / "litellm_config.yaml", required=True)
+    answer = httpx.get(f"{sidecar_url}/v1/models", trust_env=False)
+    upstream = Upstream(f"{sidecar_url}/v1", _REQUEST_S)
+    config = build_config(
+        user, parse_models(answer.json()), upstream, permit_no_key=True
+    )
+    for name, url in more.items():
+        params = {"model": "mlx/local", "api_base": f"{url}/v1", "timeout": _REQUEST_S}
+        config["model_list"].append({"model_name": name, "litellm_params": params})
+    return config
+
+
+def _env(folder: Path) -> dict[str, str]:
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "PYTHONPATH": str(REPO),
+        "PYTHONUNBUFFERED": "1",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }
+
+
+def _wait_ready(proxy: Proxy, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(httpx.HTTPError):
+            if proxy.http.get("/health/liveliness").status_code == 200:
+                return
+        time.sleep(0.1)
+    tail = proxy.log.read_text(errors="replace")[-4000:]
+    raise TimeoutError(f"the proxy did not start:\n{tail}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(5)

@@ -1,0 +1,123 @@
+"""
+Random tiny models with the built-in tokenizer and template, made with mlx-lm.
+
+Real architectures of the kinds that caches differ in: `dense` (qwen3), `hybrid`
+(qwen3_5: gated delta net + attention), `sliding` (gemma3: rotating window). fp32, so
+that warm and cold runs can be compared exactly. Special tokens are never sampled:
+a greedy answer has exactly `max_tokens` tokens.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.utils import _get_classes
+
+BUILTIN = Path(__file__).parents[2] / "sidecar" / "builtin_model"
+WINDOW = 64
+
+
+def make_model(
+    out: Path,
+    kind: str,
+    *,
+    layers: int = 2,
+    hidden: int = 64,
+    keep_special: bool = False,
+) -> Path:
+    """Write a model folder; an existing one is kept."""
+    if (out / "model.safetensors").exists():
+        return out
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(BUILTIN / name, out / name)
+    base = json.loads((BUILTIN / "config.json").read_text())
+    config = {**_CONFIGS[kind](base["vocab_size"], layers, hidden)}
+    config["eos_token_id"], config["pad_token_id"] = (
+        base["eos_token_id"],
+        base["pad_token_id"],
+    )
+    mx.random.seed(7)
+    model_class, args_class = _get_classes(config)
+    model = model_class(args_class.from_dict(config))
+    if not keep_special:
+        _mute(model, base["eos_token_id"] - 10)
+    weights = {
+        name: a.astype(mx.float32) for name, a in tree_flatten(model.parameters())
+    }
+    mx.eval(weights)
+    mx.save_safetensors(str(out / "model.safetensors"), weights, {"format": "mlx"})
+    (out / "config.json").write_text(json.dumps(config))
+    (out / "generation_config.json").write_text(json.dumps({"do_sample": False}))
+    return out
+
+
+def _mute(model: Any, first_special: int) -> None:
+    """Zero the output rows of the added tokens: a greedy choice passes them over."""
+    for name, module in model.named_modules():
+        if name.endswith("lm_head"):
+            keep = mx.arange(module.weight.shape[0]) < first_special
+            module.weight = mx.where(keep[:, None], module.weight, 0)
+
+
+def _dense(vocab: int, layers: int, hidden: int) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": hidden * 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": vocab,
+        "max_position_embeddings": 262144,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+    }
+
+
+def _hybrid(vocab: int, layers: int, hidden: int) -> dict[str, Any]:
+    text = _dense(vocab, layers, hidden)
+    text.pop("rope_theta")
+    text |= {
+        "model_type": "qwen3_5_text",
+        "full_attention_interval": 2,
+        "linear_num_value_heads": 2,
+        "linear_num_key_heads": 1,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "linear_conv_kernel_dim": 4,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1000000.0,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+        },
+    }
+    return {
+        "model_type": "qwen3_5",
+        "tie_word_embeddings": False,
+        "vocab_size": vocab,
+        "text_config": text,
+    }
+
+
+def _sliding(vocab: int, layers: int, hidden: int) -> dict[str, Any]:
+    config = _dense(vocab, layers, hidden)
+    config.pop("tie_word_embeddings")
+    return {
+        **config,
+        "model_type": "gemma3_text",
+        "query_pre_attn_scalar": 32,
+        "sliding_window": WINDOW,
+        "sliding_window_pattern": 2,
+        "rope_local_base_freq": 10000.0,
+    }
+
+
+_CONFIGS = {"dense": _dense, "hybrid": _hybrid, "sliding": _sliding}

@@ -1,0 +1,138 @@
+"""Recorded agent traffic: what agents sent, and what they were answered."""
+
+import gzip
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.scripted import Answer, Call, Json, Prompt, render
+
+TRACES = Path(__file__).parents[1] / "fixtures" / "traces"
+_NOT_SENT = (
+    "host",
+    "connection",
+    "content-length",
+    "accept-encoding",
+    "transfer-encod",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """
+    One recorded request and its answer.
+
+    Args:
+        path: with the query.
+        call_ids: the ids under which the client was given the answer's calls.
+    """
+
+    seq: int
+    path: str
+    headers: Json
+    body: Json
+    answer: Answer
+    call_ids: tuple[str, ...]
+
+    @property
+    def is_anthropic(self) -> bool:
+        """Whether it speaks the Messages dialect, else Chat."""
+        return "/messages" in self.path
+
+    @property
+    def tool_names(self) -> frozenset[str]:
+        """The offered functions."""
+        tools = self.body.get("tools") or []
+        return frozenset(tool.get("function", tool)["name"] for tool in tools)
+
+    @property
+    def num_answers(self) -> int:
+        """Turns the assistant has had."""
+        return sum(message["role"] == "assistant" for message in self.body["messages"])
+
+    @property
+    def tail(self) -> str:
+        """All that the client said since the assistant's last turn."""
+        texts: list[str] = []
+        for message in self.body["messages"]:
+            is_answer = message["role"] == "assistant"
+            texts = [] if is_answer else [*texts, *_texts(message["content"])]
+        return "\n".join(texts)
+
+
+def load_trace(name: str) -> tuple[Exchange, ...]:
+    """The generating requests of `tests/fixtures/traces/<name>.jsonl.gz`, in order."""
+    with gzip.open(TRACES / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    return tuple(_exchange(row) for row in rows if isinstance(row["answer"], dict))
+
+
+def _exchange(row: Json) -> Exchange:
+    answer = row["answer"]
+    calls = tuple(Call(name, arguments) for name, arguments in answer["calls"])
+    headers = {
+        name: value
+        for name, value in row["headers"].items()
+        if value != "<secret>" and not name.lower().startswith(_NOT_SENT)
+    }
+    return Exchange(
+        row["seq"],
+        row["path"],
+        headers,
+        row["body"],
+        Answer(answer["reasoning"], answer["text"], calls),
+        tuple(answer["ids"] or ()),
+    )
+
+
+def _texts(content: Any) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+        return
+    for part in content or ():
+        yield from _texts(part.get("text") or part.get("content"))
+
+
+class ReplayScript:
+    """
+    Gives each prompt the answer that was recorded for its request.
+
+    A prompt belongs to the request with the same tools and as many answers so far
+    whose newest texts share most words with it: what the server changes in a prompt
+    (volatile values, notes) must not matter.
+    """
+
+    def __init__(self, exchanges: Sequence[Exchange]) -> None:
+        self._exchanges = exchanges
+
+    def __call__(self, prompt: Prompt) -> str:
+        """Find the request and write its answer."""
+        return render(self.find(prompt).answer, prompt)
+
+    def find(self, prompt: Prompt) -> Exchange:
+        """
+        The request this prompt was made from.
+
+        Raises:
+            LookupError: no recorded request has these tools and this many answers.
+        """
+        names = frozenset(tool["name"] for tool in prompt.tools)
+        key = (names, prompt.num_answers)
+        fitting = [e for e in self._exchanges if (e.tool_names, e.num_answers) == key]
+        if not fitting:
+            raise LookupError(
+                f"no recorded request has {len(names)} such tools and {key[1]} answers"
+            )
+        words = _words(prompt.tail)
+        return max(fitting, key=lambda e: _likeness(words, _words(e.tail)))
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text))
+
+
+def _likeness(one: frozenset[str], other: frozenset[str]) -> float:
+    return len(one & other) / max(1, len(one | other))
