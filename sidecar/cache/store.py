@@ -132,12 +132,13 @@ class PrefixStore:
         End a running sequence: take its arrays back and keep what it computed.
 
         Args:
-            ids: what its caches hold, exactly; the store checks the depth.
+            ids: what its caches hold, or a beginning of that.
         """
         if lease.is_over:
             return
-        if kv_layers.depth(cache) not in (None, len(ids)):
-            raise ValueError(f"caches do not hold {len(ids)} tokens")
+        held = kv_layers.depth(cache)
+        if held is not None and held < len(ids):
+            raise ValueError(f"caches hold {held} tokens, not {len(ids)}")
         with self._lock:
             start = self._owned_from(lease, ids)
         buffer = _keep(kv_layers.sliceable_leaves(cache), start, len(ids))

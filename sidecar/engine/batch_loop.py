@@ -26,6 +26,7 @@ from sidecar.cache.kv_layers import (
 from sidecar.cache.store import PrefixStore
 from sidecar.config import EngineConfig
 from sidecar.core.errors import GenerationFailed, SidecarError, Unavailable
+from sidecar.core.prompt import ModelIds
 from sidecar.engine.job import Job, JobFailed, Prefilled
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.pacing import PrefillPacer
@@ -133,7 +134,8 @@ class BatchLoop:
             late = Unavailable("waited too long in the queue", retry_after_s=5)
             self._waiting.popleft().emit(JobFailed(late))
         if self._prefill and self._prefill.job.is_cancelled:
-            self._keep(self._prefill, None, with_end=False)
+            done = self._prefill.done_ids
+            self._keep(self._prefill, done, done)
             self._prefill = None
         gone = [uid for uid, row in self._rows.items() if row.job.is_cancelled]
         if gone:
@@ -236,7 +238,8 @@ class BatchLoop:
     def _finish(self, row: Row, reason: str, cache: KVLayers) -> None:
         if row.choice == 0:  # before the reader knows: its next turn finds all of it
             row.prefill.cache = cache
-            self._keep(row.prefill, row, with_end=row.stop_string is None)
+            end = row.kv_ids if row.stop_string is None else None
+            self._keep(row.prefill, row.kv_ids, end)
         row.end("length" if reason == "length" else "stop")
 
     def _remove_rows(self, uids: list[int]) -> None:
@@ -247,18 +250,23 @@ class BatchLoop:
                 row.prefill.cache = self._batch.extract_cache(
                     self._batch.uids.index(uid)
                 )
-                self._keep(row.prefill, row, with_end=False)
+                self._keep(row.prefill, row.job.spec.model_ids, None)
         keep = [i for i, uid in enumerate(self._batch.uids) if uid not in uids]
         self._batch.filter(keep)
 
-    def _keep(self, prefill: Prefill, row: Row | None, *, with_end: bool) -> None:
-        """Give a sequence's KV to the store; a failure there is a miss later."""
-        ids = row.kv_ids if row else prefill.done_ids
+    def _keep(self, prefill: Prefill, ids: ModelIds, end: ModelIds | None) -> None:
+        """
+        Give a sequence's KV to the store; a failure there is a miss later.
+
+        Args:
+            ids: what is kept. end: what the caches hold, if a next turn may continue
+                from there: a checkpoint is taken.
+        """
         try:
             evaluate(prefill.cache)
-            if with_end and self._store.needs_checkpoints:
-                end = take_checkpoint(prefill.cache)
-                prefill.checkpoints[len(ids)] = (2, end)
+            if end and self._store.needs_checkpoints:
+                state = take_checkpoint(prefill.cache)
+                prefill.checkpoints[len(end)] = (2, state)
             self._store.give_back(
                 prefill.lease, ids, prefill.cache, prefill.owner, prefill.checkpoints
             )
