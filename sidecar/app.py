@@ -98,6 +98,9 @@ def build(
 
 
 def _prepare_device(config: Config) -> None:
+    if mx.default_device() == mx.cpu:
+        # There mx.compile calls a C++ compiler for each new temperature or top-p.
+        mx.disable_compile()
     mx.set_cache_limit(int(config.engine.max_cache_gb * (1 << 30)))
     recommended = mx.device_info().get("max_recommended_working_set_size")
     if recommended:  # Metal only

@@ -50,6 +50,10 @@ def no_extra_processors(_job: Job, _choice: int) -> list[LogitsProcessor]:
     return []
 
 
+def _in_float32(_tokens: mx.array, logits: mx.array) -> mx.array:
+    return logits.astype(mx.float32)
+
+
 class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     """mlx-lm's batch, whose only row's arrays move out without a copy."""
 
@@ -108,20 +112,14 @@ class BatchLoop:
                 self._decode()
         except Exception as error:
             logger.exception("decode step failed model=%s", self._model.name)
-            self.fail_all(GenerationFailed(f"the engine failed: {error}"))
+            self._fail_rows(GenerationFailed(f"the engine failed: {error}"))
 
-    def fail_all(self, error: SidecarError) -> None:
-        """End every job, waiting or running."""
-        jobs = [*self._waiting, *(row.job for row in self._rows.values())]
-        if self._prefill:
-            jobs.append(self._prefill.job)
+    def _fail_rows(self, error: SidecarError) -> None:
+        """End the jobs of the decode batch, whose caches are lost with the step."""
+        jobs = [row.job for row in self._rows.values()]
         for prefill in {row.prefill for row in self._rows.values()}:
             self._store.abandon(prefill.lease)
-        if self._prefill:
-            self._store.abandon(self._prefill.lease)
-        self._waiting.clear()
         self._rows.clear()
-        self._prefill = None
         self._batch = DecodeBatch.empty(self._model.model, greedy_sampler)
         for job in dict.fromkeys(jobs):
             job.emit(JobFailed(error))
@@ -189,6 +187,8 @@ class BatchLoop:
         uid, self._next_uid = self._next_uid, self._next_uid + 1
         processors = self._extra_processors(row.job, row.choice)
         window: list[int] = []
+        if spec.top_logprobs is not None:  # bf16 would round them to eighths
+            processors = [_in_float32, *processors]
         if spec.sampling.has_processors:
             processors = [*make_row_processors(spec.sampling), *processors]
             window = list(spec.model_ids[-spec.sampling.context_size - 1 : -1])

@@ -90,7 +90,8 @@ def load(path: str | None, family: str | None, *, trust: bool) -> LoadedModel:
         loaded = _describe(name, folder, (model, tokenizer), config, family)
     except Exception as error:
         logger.exception("model load failed model=%s", name)
-        raise ModelLoadFailed(f"model {name} could not be loaded: {error}") from error
+        reason = str(error).replace(str(path), name) if path else str(error)
+        raise ModelLoadFailed(f"model {name} could not be loaded: {reason}") from error
     logger.info(
         "loaded model=%s bytes=%d seconds=%.1f",
         name, loaded.num_bytes, time.monotonic() - started,

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer
 
 from sidecar.core.events import TokenLogprob
 from sidecar.core.prompt import ModelIds
@@ -26,7 +27,7 @@ class Row:
     stop_string: str | None = None
 
     def __post_init__(self) -> None:
-        self._detokenizer = self.model.tokenizer.detokenizer
+        self._detokenizer = _continuing(self.model.tokenizer.detokenizer)
         self._stops = StopStrings(self.job.spec.stop)
 
     @property
@@ -71,3 +72,14 @@ class Row:
         best = np.argsort(-values)[:count]
         top = tuple((decode([int(i)]), int(i), float(values[i])) for i in best)
         return TokenLogprob(decode([token_id]), token_id, float(values[token_id]), top)
+
+
+def _continuing(detokenizer: Any) -> Any:
+    """
+    A detokenizer in mid-text: a byte-level one drops a space before its first word.
+
+    A text goes on where its prompt ends, so the space belongs to it.
+    """
+    if isinstance(detokenizer, BPEStreamingDetokenizer):
+        detokenizer.text, detokenizer.offset = " ", 1
+    return detokenizer

@@ -185,7 +185,6 @@ def test_over_http_a_failed_load_is_500_and_health_says_so(tmp_path: Path) -> No
         assert ask(app, "/v1/models").status == 200
 
 
-@pytest.mark.xfail(strict=True, reason="loader passes on messages with whole paths")
 def test_a_failed_load_does_not_say_where_the_model_lies(tmp_path: Path) -> None:
     """Errors hold no path of this machine, only the model's name."""
     folder = tmp_path / "model"

@@ -72,12 +72,6 @@ class Prompt:
     thinking: bool
 
     @property
-    def system(self) -> str:
-        """The first turn's text if it is the system's, tools included."""
-        first = self.turns[:1]
-        return first[0].text if first and first[0].role == "system" else ""
-
-    @property
     def num_answers(self) -> int:
         """Turns the assistant has had."""
         return sum(turn.role == "assistant" for turn in self.turns)

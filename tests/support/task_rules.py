@@ -6,7 +6,6 @@ and run, count with a sub-agent. What to do next follows from the prompt alone: 
 last user text that names a task, and how many rounds of calls came after it.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -251,9 +250,3 @@ class _Filler:
             "number": lambda: 1,
         }
         return simple.get(part.get("type"), lambda: "x")()
-
-
-def describe(answer: Answer) -> str:
-    """One line for a log."""
-    calls = [[call.name, dict(call.arguments)] for call in answer.calls]
-    return json.dumps({"text": answer.text, "calls": calls}, ensure_ascii=False)

@@ -5,11 +5,15 @@ import pytest
 from tests.support.proxy import Proxy
 from tests.support.replay import Replayer, Reply
 from tests.support.scripted import Switch
-from tests.support.traces import Exchange, ReplayScript, load_trace
+from tests.support.traces import TRACES, Exchange, ReplayScript, load_trace
 
-# One run of each agent; long enough to hold parallel calls, and for Claude Code a
-# sub-agent that works while the main thread goes on.
-RUNS = ["pi-0.73.1", "pi-0.87.1", "claude-2.1.328-print", "openclaw-2026.9.6-local"]
+# All there are: parallel calls, sub-agents, compaction, two sessions in one file.
+RUNS = sorted(path.name.removesuffix(".jsonl.gz") for path in TRACES.glob("*.gz"))
+
+
+def test_there_are_runs_of_each_agent() -> None:
+    """The fixtures are there."""
+    assert {name.split("-")[0] for name in RUNS} >= {"pi", "claude", "openclaw"}
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -18,10 +22,11 @@ def test_every_request_of_a_run_gets_its_answer(
 ) -> None:
     """Reasoning, text and calls as recorded, complete, in order, in its dialect."""
     exchanges = load_trace(name)
-    switch.script = ReplayScript(exchanges)
+    script = switch.script = ReplayScript(exchanges)
     replayer = Replayer(proxy.http, "local")
     for exchange in exchanges:
         check_reply(exchange, replayer.send(exchange))
+        assert script.find(switch.prompts[-1]) is exchange
 
 
 def check_reply(exchange: Exchange, reply: Reply) -> None:

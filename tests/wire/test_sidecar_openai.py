@@ -144,8 +144,8 @@ def test_reasoning_can_be_switched(client: openai.OpenAI) -> None:
 def test_usage_counts_tokens(client: openai.OpenAI) -> None:
     """Prompt, answer, and what was already computed for an earlier request."""
     messages = [{"role": "user", "content": "Remember: " + "red blue green " * 40}]
-    first = ask(client, "", messages=messages).usage
-    again = ask(client, "", messages=messages).usage
+    first = ask(client, "", messages=messages, max_tokens=4).usage
+    again = ask(client, "", messages=messages, max_tokens=4).usage
     assert first.total_tokens == first.prompt_tokens + first.completion_tokens
     assert first.prompt_tokens > 120
     assert again.prompt_tokens_details.cached_tokens > 120
@@ -239,9 +239,6 @@ def test_requests_at_once_get_their_own_answers(client: openai.OpenAI) -> None:
 def test_errors_become_the_sdks_exceptions(client: openai.OpenAI) -> None:
     """Status, code and param arrive where the SDK looks for them."""
     with pytest.raises(openai.NotFoundError) as missing:
-        client.chat.completions.create(model="gpt-4", messages=[])
-    assert missing.value.code in ("model_not_found", "invalid_request")
-    with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(
             model="gpt-4", messages=[{"role": "user", "content": "x"}]
         )
@@ -275,7 +272,7 @@ COMPLETIONS: dict[str, Json] = {
     "ids": {"prompt": [100, 200, 300]},
     "several lists": {"prompt": [[100, 200], [300]]},
     "two of each": {"prompt": ["One two", "The red"], "n": 2, "echo": True},
-    "logprobs": {"prompt": "One two three", "logprobs": 2},
+    "logprobs": {"prompt": [100, 200, 300], "logprobs": 2},
     "stop": {"prompt": "One two three", "stop": ["e"]},
 }
 
@@ -304,7 +301,7 @@ def test_a_raw_completion_streams_what_it_says_whole(
     assert usage.total_tokens == whole.usage.total_tokens
     if name == "logprobs":
         assert tokens == whole.choices[0].logprobs.tokens
-        assert len(tokens) == 6
+        assert len(tokens) == whole.usage.completion_tokens == 6
     if name == "two of each":
         starts = [choice.text[:7] for choice in whole.choices]
         assert starts == ["One two", "One two", "The red", "The red"]
