@@ -15,13 +15,16 @@ from sidecar.engine.batch_loop import BatchLoop, ExtraProcessors, no_extra_proce
 from sidecar.engine.gpu_thread import GpuThread, gpu_thread
 from sidecar.engine.loader import LoadedModel, load, model_name
 from sidecar.engine.pool import EnginePool
+from sidecar.engine.selftest import run_selftest, switch_off_failed
 from sidecar.engine.text import TextEngine
 from sidecar.infra.metrics import Metrics
+from sidecar.infra.session_log import SessionLog
 from sidecar.pipeline.prepare import Pipeline, PipelineSettings
 from sidecar.pipeline.rules import load_rules
 from sidecar.server.handler import Handler
 from sidecar.server.listener import Listener
 from sidecar.server.routes import Routes, Services
+from sidecar.service.cache_admin import CacheService
 from sidecar.service.chat import ChatService
 from sidecar.service.models import ModelService
 from sidecar.service.served_model import ServedModel
@@ -88,8 +91,15 @@ def build(
         lambda: _load_served(config, gpu, metrics, extra_processors),
         config.model.load_wait_s,
     )
+    caches = CacheService(pool)
+    metrics.add_cache_source(caches.counters)
+    root = Path(config.log.root) if config.log.requests else None
+    log = SessionLog(root, with_content=config.log.content)
     services = Services(
-        ChatService(pool, config.generation, metrics), ModelService(pool, gpu), metrics
+        ChatService(pool, config.generation, metrics, log),
+        ModelService(pool, gpu),
+        caches,
+        metrics,
     )
     listener = Listener(
         config.server, Routes(services, config.server), metrics, Handler
@@ -141,7 +151,12 @@ def _load_engine(
     )
     store = PrefixStore(limits, model.new_cache)
     loop = BatchLoop(model, store, config.engine, extra_processors)
-    return TextEngine(model, loop, store, gpu, config.engine)
+    engine = TextEngine(model, loop, store, gpu, config.engine)
+    if cache.selftest == "on_load":
+        results = run_selftest(model)
+        switch_off_failed(store, results)
+        engine.selftest = {result.name: result.outcome for result in results}
+    return engine
 
 
 def _build_pipeline(config: Config, model: LoadedModel) -> Pipeline:

@@ -55,6 +55,9 @@ class ServerConfig:
     host: str = _setting("127.0.0.1", "MLX_HOST", str, ("MLX_SERVER_HOST",))
     port: int = _setting(8080, "MLX_PORT", integer(0, 65535), ("MLX_SERVER_PORT",))
     api_key: str | None = _setting(None, "MLX_API_KEY", str)
+    admin_token: str | None = _setting(
+        None, "ADMIN_TOKEN", str, ("MLX_SERVER_ADMIN_TOKEN",)
+    )
     cors_allow_origins: tuple[str, ...] = _setting((), "CORS_ALLOW_ORIGINS", words)
     allowed_hosts: tuple[str, ...] = _setting((), "ALLOWED_HOSTS", words)
     max_body_mb: int = _setting(64, "MAX_BODY_MB", integer(1, 4096))
@@ -171,6 +174,9 @@ class LogConfig:
     level: str = _setting(
         "INFO", "LOG_LEVEL", choice("DEBUG", "INFO", "WARNING", "ERROR")
     )
+    requests: bool = _setting(True, "ENABLE_REQUEST_LOGGING", boolean)
+    content: bool = _setting(True, "LOG_CONTENT", boolean)
+    root: str = _setting("logs", "LOG_ROOT", str)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,11 @@ from sidecar.cache.kv_layers import KVLayers, Leaves
 from sidecar.cache.node import Buffer, Lease, Node
 from sidecar.cache.radix import Match, RadixTree, path_to
 from sidecar.core.prompt import ModelIds
+from sidecar.infra.counters import Counters
 
 logger = logging.getLogger(__name__)
 
+_ESSENTIAL = {"restore", "trim", "branch", "checkpoint"}
 _ROOM = 256  # tokens of room behind a copied prefix
 _SHRINK_SHARE = 8  # a buffer is copied smaller once this share of it is unused
 
@@ -62,14 +64,38 @@ class PrefixStore:
         self._tree = RadixTree()
         self._lock = threading.Lock()
         self._all_sliceable = kv_layers.is_sliceable(new_cache())
-        self.counters = dict.fromkeys(
+        self.switched_off: set[str] = set()
+        self.counters = Counters(
             (
                 "checkpoint_emitted", "checkpoint_hit", "checkpoint_evicted",
                 "hybrid_trim_miss", "hybrid_trim_miss_tokens", "lent", "copied",
                 "evicted_tokens",
-            ),
-            0,
+            )
         )  # fmt: skip
+
+    def switch_off(self, path: str) -> None:
+        """Do without a way of reuse that failed its test (engine/selftest)."""
+        self.switched_off.add(path)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The tree as rows for people: depth, tokens, bytes, who holds it."""
+        with self._lock:
+            return [
+                {
+                    "node": node.number,
+                    "parent": node.parent.number if node.parent else None,
+                    "start": node.start,
+                    "end": node.end,
+                    "lent": node.lent_to is not None,
+                    "leases": len(node.leases),
+                    "checkpoint_bytes": node.checkpoint_bytes,
+                    "hits": node.hits,
+                    "idle_s": round(time.monotonic() - node.touched, 1),
+                    "guest": node.is_guest,
+                    "session": node.session,
+                }
+                for node in self._tree.nodes()
+            ]
 
     @property
     def needs_checkpoints(self) -> bool:
@@ -104,7 +130,7 @@ class PrefixStore:
             for node in path:
                 node.leases.add(lease)
                 node.touched, node.hits = time.monotonic(), node.hits + 1
-            self.counters["checkpoint_hit"] += bool(checkpoint)
+            self.counters.add("checkpoint_hit", int(bool(checkpoint)))
         cache = self._new_cache()
         kv_layers.rebuild(cache, arrays, checkpoint, length)
         return Restored(cache, length, lease)
@@ -171,20 +197,22 @@ class PrefixStore:
 
     def _usable(self, match: Match, prompt_len: int) -> int:
         depth = min(match.depth, prompt_len - 1)
-        if self._all_sliceable or depth <= 0:
-            return max(0, depth)
+        if depth <= 0 or self.switched_off & _ESSENTIAL:
+            return 0
+        if self._all_sliceable:
+            return depth
         node = match.checkpoint_at_most(depth)
         return node.end if node else 0
 
     def _note_loss(self, match: Match, depth: int, length: int) -> None:
         if length < depth and not self._all_sliceable:
-            self.counters["hybrid_trim_miss"] += length == 0
-            self.counters["hybrid_trim_miss_tokens"] += depth - length
+            self.counters.add("hybrid_trim_miss", int(length == 0))
+            self.counters.add("hybrid_trim_miss_tokens", depth - length)
 
     def _lend(self, path: Sequence[Node], lease: Lease) -> list[Leaves] | None:
         """Move the arrays out, if the path lies in one buffer nobody else uses."""
         buffer = path[0].buffer
-        if buffer is None or buffer.start != 0:
+        if buffer is None or buffer.start != 0 or "lend" in self.switched_off:
             return None
         if any(n.buffer is not buffer or n.leases for n in path):
             return None
@@ -202,7 +230,7 @@ class PrefixStore:
                 node.buffer = tail
         for node in path:
             node.buffer, node.lent_to = None, lease
-        self.counters["lent"] += 1
+        self.counters.add("lent", 1)
         arrays, buffer.arrays = buffer.arrays, []
         return arrays
 
@@ -215,7 +243,7 @@ class PrefixStore:
                 [kv_layers.view(a, node.start - start, node.end - start)
                  for a in source]
             )  # fmt: skip
-        self.counters["copied"] += 1
+        self.counters.add("copied", 1)
         return [
             kv_layers.join([run[i] for run in runs], _ROOM) for i in range(len(runs[0]))
         ]
@@ -263,7 +291,7 @@ class PrefixStore:
             kv_layers.own_checkpoint(layers)
             node.checkpoint, node.checkpoint_rank = layers, rank
             node.session = owner.session
-            self.counters["checkpoint_emitted"] += 1
+            self.counters.add("checkpoint_emitted", 1)
 
     def _release(self, lease: Lease) -> None:
         lease.is_over = True
@@ -282,7 +310,7 @@ class PrefixStore:
         shrunk: list[list[Leaves]] = []
         for node in plan_forgetting(self._tree, self._limits, self._num_bytes()):
             node.checkpoint = None
-            self.counters["checkpoint_evicted"] += 1
+            self.counters.add("checkpoint_evicted", 1)
         while (
             step := plan_eviction(self._tree, self._limits, self._num_bytes())
         ) is not None:
@@ -291,7 +319,7 @@ class PrefixStore:
             if leaf.start < keep_until:
                 upper = self._tree.split(leaf, keep_until)
                 victim = next(iter(upper.children.values()))
-            self.counters["evicted_tokens"] += len(victim.ids)
+            self.counters.add("evicted_tokens", len(victim.ids))
             self._tree.drop(victim)
             shrunk += self._shrink(victim.buffer)
         if shrunk:

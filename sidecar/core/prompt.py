@@ -60,6 +60,10 @@ class CacheReport:
 
     match: str = "none"
     strict_len: int = 0
+    reused_len: int = 0
+    is_proved: bool = True
+    stable_messages: int = 0
+    changes: tuple[str, ...] = ()
     pinned: tuple[str, ...] = ()
     restated: tuple[str, ...] = ()
     num_spliced: int = 0

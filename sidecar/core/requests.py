@@ -1,7 +1,7 @@
 """What a client asks for, in our own words. Frozen: a change is a new object."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -137,6 +137,12 @@ class ChatRequest:
     template_kwargs: Json = field(default_factory=dict)
     options: GenerationOptions = GenerationOptions()
     client: ClientInfo = ClientInfo()
+
+    def from_key(self, key_id: str | None) -> "ChatRequest":
+        """The same request, known to come with a key, unless it says so itself."""
+        if key_id is None or self.client.api_key_id is not None:
+            return self
+        return replace(self, client=replace(self.client, api_key_id=key_id))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from typing import Protocol, TypeVar
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_IDLE_WAIT_S = 1.0
 
 
 class Worker(Protocol):
@@ -36,7 +35,8 @@ class GpuThread:
 
     Lazy arrays do not cross threads, so whatever touches MLX comes here: by `call`
     (wait for the result) or `post` (do not wait). The thread never ends: a process in
-    which a thread that used MLX has ended may abort at its exit (seen with 0.32).
+    which a thread that used MLX has ended may abort at its exit (seen with 0.32). So
+    it waits without a limit, too: waking up while Python shuts down would end it.
     """
 
     def __init__(self) -> None:
@@ -85,10 +85,10 @@ class GpuThread:
                 worker.step()
 
     def _run_commands(self, *, wait: bool) -> None:
-        """Run all commands that are there; `wait` a while for the first."""
+        """Run all commands that are there; `wait` for the first."""
         while True:
             try:
-                command = self._commands.get(wait, _IDLE_WAIT_S if wait else None)
+                command = self._commands.get(wait)
             except queue.Empty:
                 return
             wait = False

@@ -112,10 +112,14 @@ class EnginePool(Generic[E]):
             with self._changed:
                 self._num_leases -= 1
 
+    def peek(self) -> E | None:
+        """The loaded engine, without a lease; for a look at numbers."""
+        with self._changed:
+            return self._engine
+
     def drain(self) -> None:
         """Take no new work."""
-        with self._changed:
-            engine = self._engine
+        engine = self.peek()
         if engine:
             engine.drain()
 

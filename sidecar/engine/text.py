@@ -29,6 +29,7 @@ class TextEngine:
     ) -> None:
         self.model = model
         self.store = store
+        self.selftest: dict[str, str] = {}
         self.max_context = min(model.context_len, config.max_kv_size)
         self._loop = loop
         self._gpu = gpu
@@ -85,10 +86,14 @@ class TextEngine:
         with self._lock:
             self._is_draining = True
 
+    def clear_cache(self) -> None:
+        """Forget the stored KV."""
+        self._gpu.call(self.store.clear)
+
     def close(self) -> None:
         """Stop taking turns and forget the KV."""
         self._gpu.remove_worker(self._loop)
-        self._gpu.call(self.store.clear)
+        self.clear_cache()
 
     def _admit(
         self, prompt: PreparedPrompt, sampling: Sampling, options: GenerationOptions

@@ -5,10 +5,25 @@ Each server has its own registry, so two of them in one process (tests) do not m
 Healthy values: `jobs_failed` and `slow_client` stay 0.
 """
 
+from collections.abc import Callable, Iterator, Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client import generate_latest as _exposition
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+class _CacheCounts(Collector):
+    def __init__(self, source: Callable[[], Mapping[str, int]]) -> None:
+        self._source = source
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        for name, count in sorted(self._source().items()):
+            family = CounterMetricFamily(f"mlx_cache_{name}", "See docs/metrics.md.")
+            family.add_metric([], count)
+            yield family
 
 
 class Metrics:
@@ -52,6 +67,10 @@ class Metrics:
         self.kv_bytes = Gauge(
             "mlx_prefix_cache_bytes", "KV kept for reuse.", registry=registry
         )
+
+    def add_cache_source(self, source: Callable[[], Mapping[str, int]]) -> None:
+        """Show counts kept elsewhere as `mlx_cache_<name>_total`."""
+        self._registry.register(_CacheCounts(source))
 
     def exposition(self) -> bytes:
         """The Prometheus text format 0.0.4."""

@@ -6,7 +6,7 @@ heal -> find volatile spans -> render, once plain and once with marks -> canonic
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sidecar.core.prompt import (
@@ -17,6 +17,7 @@ from sidecar.core.prompt import (
     PreparedPrompt,
 )
 from sidecar.core.requests import ChatRequest, Message, ToolCall
+from sidecar.infra.counters import Counters
 from sidecar.pipeline import canonical, healing, turns
 from sidecar.pipeline.assembly import Canonical, canonical_ids
 from sidecar.pipeline.canonical import MarkedMessage
@@ -59,6 +60,14 @@ class Draft:
     digests: tuple[str, ...]
     frame: Frame | None
     lead_ids: tuple[int, ...]
+    user_agent: str | None = None
+
+
+_COUNTED = (
+    "pin_tokens_gained", "splice_turns", "splice_unavailable", "healing_hit",
+    "alignment_unavailable", "exact_key_rejected_by_model_lcp", "turn_write_refused",
+    "invariant_violation",
+)  # fmt: skip
 
 
 class Pipeline:
@@ -80,6 +89,7 @@ class Pipeline:
         )
         self.turns = TurnStore(settings.session_idle_s)
         self.drift = DriftReport()
+        self.counters = Counters(_COUNTED)
         self._tokenizer = tokenizer
         self._think_open = think_open
         self._ruleset = ruleset
@@ -115,7 +125,19 @@ class Pipeline:
         )
         question = self._question(request, marked, layout, frame)
         answer = self._chooser.choose(question, matcher)
-        return self._prepared(question, answer, marked, context, (frame, thinking))
+        prompt = self._prepared(question, answer, marked, context, (frame, thinking))
+        report = replace(prompt.report, is_proved=layout.is_proved)
+        self._count(report, answer, num_healed=len(healed))
+        draft = replace(prompt.draft, user_agent=request.client.user_agent)
+        return replace(prompt, report=report, draft=draft)
+
+    @property
+    def can_splice(self) -> bool:
+        """Whether this template lets a turn's own ids be put back."""
+        kwargs = {"enable_thinking": self._settings.default_thinking}
+        if self._settings.preserve_thinking:
+            kwargs["preserve_thinking"] = True
+        return self._settings.splicing and self._frames.get(kwargs) is not None
 
     def commit(
         self,
@@ -136,7 +158,8 @@ class Pipeline:
         draft: Draft = prompt.draft
         self.lineage.add(draft.record)
         scope = draft.record.scope
-        self.turns.advance(scope, draft.digests, len(prompt.model_ids))
+        if not self.turns.advance(scope, draft.digests, len(prompt.model_ids)):
+            self.counters.add("turn_write_refused")
         self.healing.remember_calls(calls, scope)
         visible = healing.visible_hash(text, calls)
         if visible is None or draft.frame is None or not sampled:
@@ -146,6 +169,13 @@ class Pipeline:
             draft.frame.header, raw, self._tokenizer.decode(list(raw)), reasoning
         )
         self.healing.record(visible, draft.context, scope.session, turn)
+
+    def note_cost(self, prompt: PreparedPrompt, num_prefilled: int) -> None:
+        """Count what a divergence cost, for the drift report."""
+        place = prompt.report.divergence
+        if place is not None:
+            self.drift.note(prompt.draft.user_agent, place, num_prefilled)
+            self.counters.add("resumed_prefill_tokens", num_prefilled)
 
     def _template_kwargs(
         self, request: ChatRequest, thinking: bool
@@ -237,10 +267,28 @@ class Pipeline:
             draft=Draft(record, context, digests, frame, lead_ids),
         )
 
+    def _count(self, report: CacheReport, answer: Answer, num_healed: int) -> None:
+        add = self.counters.add
+        for kind in report.pinned:
+            add(f"pin_{kind}")
+        for kind in report.restated:
+            add(f"restate_{kind}")
+        if report.stopped_by:
+            add(f"pin_stop_{report.stopped_by}")
+        add("pin_tokens_gained", answer.reused_len - answer.strict_len)
+        add("splice_turns", report.num_spliced)
+        add("splice_unavailable", num_healed - report.num_spliced)
+        add("healing_hit", num_healed)
+        add("alignment_unavailable", int(not report.is_proved))
+        equal = answer.closest and answer.closest[1] == len(answer.closest[0].canonical)
+        if equal and not report.divergence and answer.reused_len == 0:
+            add("exact_key_rejected_by_model_lcp")
+
     def _report(
         self, question: Question, answer: Answer, marked: Sequence[MarkedMessage]
     ) -> CacheReport:
         pins = answer.pins
+        change = self.turns.compare(question.scope, turns.message_digests(marked))
         divergence = None
         if answer.closest is not None:
             record, shared_len = answer.closest
@@ -250,6 +298,9 @@ class Pipeline:
         return CacheReport(
             match="pinned" if pins else "strict" if answer.strict_len else "none",
             strict_len=answer.strict_len,
+            reused_len=answer.reused_len,
+            stable_messages=change.stable_messages,
+            changes=change.descriptors,
             pinned=tuple(pins.kinds()) if pins else (),
             restated=tuple(r.key[2] for r in pins.restated) if pins else (),
             num_spliced=sum(isinstance(e, Splice) for e in question.elements),

@@ -58,7 +58,6 @@ class TurnStore:
         self._max_idle_s = max_idle_s
         self._threads: OrderedDict[tuple[str | None, str, str], _Thread] = OrderedDict()
         self._lock = threading.Lock()
-        self.num_refused = 0
 
     def compare(self, scope: Scope, digests: Sequence[str]) -> Change:
         """What changed since the thread's last turn."""
@@ -90,8 +89,8 @@ class TurnStore:
             own = self._threads.get(_key(scope))
             return longest > max(num_tokens, own.num_tokens if own else 0)
 
-    def advance(self, scope: Scope, digests: Sequence[str], num_tokens: int) -> None:
-        """Keep a finished conversation, if it extends what is there."""
+    def advance(self, scope: Scope, digests: Sequence[str], num_tokens: int) -> bool:
+        """Keep a finished conversation, if it extends what is there; whether it did."""
         new = tuple(digests)
         with self._lock:
             known = self._threads.get(_key(scope))
@@ -99,13 +98,13 @@ class TurnStore:
                 extends = new[: len(known.refused)] == known.refused
                 known.num_refused = known.num_refused + 1 if extends else 1
                 known.refused = new
-                self.num_refused += 1
                 if known.num_refused < _REFUSALS_BEFORE_REPLACE:
-                    return
+                    return False
             self._threads[_key(scope)] = _Thread(new, num_tokens)
             self._threads.move_to_end(_key(scope))
             while len(self._threads) > _MOST_THREADS:
                 self._threads.popitem(last=False)
+        return True
 
     def _expire(self) -> None:
         if not self._max_idle_s:

@@ -31,7 +31,12 @@ def read_client(body: dict[str, Any], user_agent: str | None) -> ClientInfo:
     private = body.get("x_mlx")
     private = private if isinstance(private, dict) else {}
     agent = private.get("user_agent") or user_agent
-    return ClientInfo(_session(body, private), str(agent) if agent else None)
+    key = private.get("key")
+    return ClientInfo(
+        _session(body, private),
+        str(agent) if agent else None,
+        key if isinstance(key, str) and key else None,
+    )
 
 
 _SESSION_NAMES = (

@@ -18,6 +18,7 @@ _FIELDS = (
     "enable_thinking",
     "chat_template_kwargs.enable_thinking",
     "thinking",
+    "x_mlx.thinking",  # the client's own, where LiteLLM has only a bucket of it
     "reasoning_effort",
     "reasoning",
 )
@@ -71,8 +72,21 @@ def _on_or_off(value: Any) -> bool | None:
     return None
 
 
+_EFFORT_FIELDS = (
+    "x_mlx.effort",
+    "reasoning_effort",
+    "reasoning.effort",
+    "thinking.effort",
+)
+
+
 def _effort(body: dict[str, Any]) -> str | None:
-    for path in ("reasoning_effort", "reasoning.effort", "thinking.effort"):
+    for path in (
+        "x_mlx.effort",
+        "reasoning_effort",
+        "reasoning.effort",
+        "thinking.effort",
+    ):
         value = _get(body, path)
         if isinstance(value, str) and value.strip().lower() in _EFFORTS:
             return value.strip().lower()

@@ -5,6 +5,7 @@ A web page in the user's browser must not reach a local model: a foreign Origin 
 refused, and so is a Host that is no address of this machine (a rebound DNS name).
 """
 
+import hashlib
 import hmac
 import ipaddress
 import re
@@ -31,6 +32,8 @@ def check(
         raise Forbidden("this origin is not in CORS_ALLOW_ORIGINS")
     if not _is_own_host(headers.get("host", ""), config.allowed_hosts):
         raise Forbidden("this host name is not in ALLOWED_HOSTS")
+    if path.startswith("/admin") and config.admin_token:
+        return  # those routes have a token of their own
     is_open = path in _OPEN_PATHS or (method == "OPTIONS" and origin is not None)
     if config.api_key and not is_open and not _has_key(config, headers):
         raise Unauthorized("a valid key is needed: Authorization: Bearer MLX_API_KEY")
@@ -46,12 +49,39 @@ def needs_key(host: str) -> bool:
         return True
 
 
+def key_id(headers: Mapping[str, str]) -> str | None:
+    """A name for the key a request came with; not the key."""
+    given = _given_key(headers)
+    return hashlib.sha256(given.encode()).hexdigest()[:16] if given else None
+
+
+def check_admin(config: ServerConfig, headers: Mapping[str, str]) -> None:
+    """
+    Let a request look behind the scenes: with ADMIN_TOKEN, else on loopback only.
+
+    Raises:
+        Unauthorized: no token. Forbidden: a wrong one, or not on loopback.
+    """
+    if config.admin_token:
+        given = _given_key(headers)
+        if not given:
+            raise Unauthorized("admin routes need Authorization: Bearer ADMIN_TOKEN")
+        if not hmac.compare_digest(given.encode(), config.admin_token.encode()):
+            raise Forbidden("this is not the ADMIN_TOKEN")
+    elif needs_key(config.host):
+        raise Forbidden("admin routes need ADMIN_TOKEN beyond loopback")
+
+
 def _has_key(config: ServerConfig, headers: Mapping[str, str]) -> bool:
-    given = headers.get("x-api-key", "")
+    expected = (config.api_key or "").encode()
+    return hmac.compare_digest(_given_key(headers).encode(), expected)
+
+
+def _given_key(headers: Mapping[str, str]) -> str:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
-        given = token.strip()
-    return hmac.compare_digest(given.encode(), (config.api_key or "").encode())
+        return token.strip()
+    return headers.get("x-api-key", "")
 
 
 def _is_own_host(header: str, allowed: tuple[str, ...]) -> bool:

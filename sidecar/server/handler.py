@@ -9,6 +9,7 @@ import socket
 import time
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
 from sidecar.core.errors import RequestTimeout, SidecarError
 from sidecar.infra.logs import request_id as request_id_var
@@ -134,7 +135,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = self._read_body(headers, is_needed=method == "POST" and not tail)
         request = Request(
             method, path, headers, body, self._id, tail,
-            lambda: is_open(self.connection),
+            urlsplit(self.path).query, lambda: is_open(self.connection),
         )  # fmt: skip
         self.connection.settimeout(_WRITE_S)
         response = endpoint(request)

@@ -29,6 +29,7 @@ class Request:
     body: bytes
     request_id: str
     tail: str = ""
+    query: str = ""
     is_connected: Callable[[], bool] = lambda: True
 
     def json(self) -> Any:
@@ -74,9 +75,11 @@ class EventStream:
 Endpoint = Callable[[Request], Response | EventStream]
 
 
-def json_response(body: Any, status: int = 200) -> Response:
+def json_response(
+    body: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     """A JSON response."""
-    return Response(orjson.dumps(body), status)
+    return Response(orjson.dumps(body), status, headers=headers or {})
 
 
 def problem_response(error: SidecarError, request_id: str, path: str) -> Response:

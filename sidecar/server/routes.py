@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 from sidecar.config import ServerConfig
 from sidecar.core.errors import MethodNotAllowed, NotFound, NotSupported
@@ -12,6 +12,7 @@ from sidecar.protocols.openai_chat import format_chat, parse_chat
 from sidecar.protocols.openai_completion import CompletionFormat, parse_completion
 from sidecar.protocols.openai_models import model_entry, model_list
 from sidecar.protocols.openai_stream import ChatChunks
+from sidecar.server import gate
 from sidecar.server.messages import (
     Endpoint,
     EventStream,
@@ -19,6 +20,7 @@ from sidecar.server.messages import (
     Response,
     json_response,
 )
+from sidecar.service.cache_admin import CacheService
 from sidecar.service.chat import ChatService
 from sidecar.service.completion import CompletionRun
 from sidecar.service.generation import Generation
@@ -31,6 +33,7 @@ class Services:
 
     chat: ChatService
     models: ModelService
+    caches: CacheService
     metrics: Metrics
 
 
@@ -49,6 +52,9 @@ class Routes:
             "/v1/cancel": {"POST": self._cancel},
             "/v1/embeddings": {"POST": _unsupported("embeddings")},
             "/v1/rerank": {"POST": _unsupported("reranking")},
+            "/admin/cache": {"GET": self._admin(self._cache)},
+            "/admin/cache/drift": {"GET": self._admin(self._drift)},
+            "/admin/cache/clear": {"POST": self._admin(self._clear)},
         }
         for short in ("/models", "/chat/completions", "/completions"):
             self._table[short] = self._table["/v1" + short]
@@ -86,15 +92,18 @@ class Routes:
         chat, how = parse_chat(
             request.json(), request.request_id, request.headers.get("user-agent")
         )
+        chat = chat.from_key(gate.key_id(request.headers))
         running = self._services.chat.start_chat(chat, self._config.timeout_chat_s)
         if not how.stream:
             events = _collect(running, request)
-            return json_response(format_chat(events, chat.model, chat.options.n))
+            body = format_chat(events, chat.model, chat.options.n)
+            return json_response(body, headers=running.headers)
         chunks = ChatChunks(chat.model, chat.options.n, include_usage=how.include_usage)
         return EventStream(
             chunks.frames(running.events()),
             running.close,
             chunks.keepalive if how.is_plugin else None,
+            running.headers,
         )
 
     def _completion(self, request: Request) -> Response | EventStream:
@@ -130,6 +139,24 @@ class Routes:
         ]
         body = {"status": health.status, "models": models}
         return json_response(body, 200 if health.status == "ok" else 503)
+
+    def _admin(self, endpoint: Endpoint) -> Endpoint:
+        def guarded(request: Request) -> Response | EventStream:
+            gate.check_admin(self._config, request.headers)
+            return endpoint(request)
+
+        return guarded
+
+    def _cache(self, request: Request) -> Response:
+        check = "1" in parse_qs(request.query).get("check", [])
+        return json_response(self._services.caches.report(check=check))
+
+    def _drift(self, request: Request) -> Response:
+        return json_response({"places": self._services.caches.drift()})
+
+    def _clear(self, request: Request) -> Response:
+        self._services.caches.clear()
+        return json_response({"cleared": True})
 
     def _metrics(self, request: Request) -> Response:
         metrics = self._services.metrics

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import threading
+import time
 
 from sidecar.config import GenerationConfig
 from sidecar.core.prompt import ModelIds, PreparedPrompt
@@ -10,7 +11,9 @@ from sidecar.core.requests import ChatRequest, CompletionRequest, Tool
 from sidecar.engine.pool import EnginePool
 from sidecar.engine.sampling import settle
 from sidecar.engine.text import TextEngine
+from sidecar.infra.lru import Lru
 from sidecar.infra.metrics import Metrics
+from sidecar.infra.session_log import SessionLog
 from sidecar.parsers.families import OutputSyntax
 from sidecar.parsers.splitter import Markers, StartMode, StreamSplitter
 from sidecar.parsers.tool_calls import is_complete_call
@@ -19,7 +22,10 @@ from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.commit import TurnRecorder
 from sidecar.service.completion import CompletionRun
 from sidecar.service.generation import Generation
+from sidecar.service.request_log import RequestLog
 from sidecar.service.served_model import ServedModel
+
+_EARLY_CANCEL_S = 30.0
 
 
 class ChatService:
@@ -30,7 +36,10 @@ class ChatService:
         pool: EnginePool[ServedModel],
         defaults: GenerationConfig,
         metrics: Metrics,
+        log: SessionLog,
     ) -> None:
+        self._log = log
+        self._cancelled_early: Lru[str, float] = Lru(1024, 1024, lambda key, at: 1)
         self._pool = pool
         self._defaults = defaults
         self._metrics = metrics
@@ -57,7 +66,9 @@ class ChatService:
                 served.engine, prompt, request, choices,
                 timeout_s, resources.pop_all(),
             )  # fmt: skip
-            generation.record(TurnRecorder(served.pipeline, prompt))
+            log = RequestLog(self._log, request, prompt)
+            generation.record(TurnRecorder(served.pipeline, prompt, log))
+            log.started(*generation.plan)
             return generation
 
     def start_completion(
@@ -91,6 +102,8 @@ class ChatService:
         """Stop a running request; whether there was one."""
         with self._lock:
             running = tuple(self._running.get(request_id, ()))
+            if not running:  # it may come before its request is read whole
+                self._cancelled_early.put(request_id, time.monotonic())
         for generation in running:
             generation.cancel()
         return bool(running)
@@ -119,6 +132,9 @@ class ChatService:
             generation.on_close(lambda: self._forget(request.request_id, generation))
         with self._lock:
             self._running.setdefault(request.request_id, []).append(generation)
+            cancelled_at = self._cancelled_early.get(request.request_id)
+        if cancelled_at and time.monotonic() - cancelled_at < _EARLY_CANCEL_S:
+            generation.cancel()
         return generation
 
     def _forget(self, request_id: str, generation: Generation) -> None:

@@ -1,18 +1,24 @@
 """After a clean finish only: what the client was shown becomes part of the memory."""
 
+from typing import Any
+
 from sidecar.core.events import Event, ReasoningDelta, TextDelta, ToolCallDelta
 from sidecar.core.prompt import PreparedPrompt
 from sidecar.core.requests import ToolCall
 from sidecar.engine.job import ChoiceEnded
 from sidecar.pipeline.prepare import Pipeline
+from sidecar.service.request_log import RequestLog
 
 
 class TurnRecorder:
     """Collects what the first choice of a chat answer shows. One thread."""
 
-    def __init__(self, pipeline: Pipeline, prompt: PreparedPrompt) -> None:
+    def __init__(
+        self, pipeline: Pipeline, prompt: PreparedPrompt, log: RequestLog
+    ) -> None:
         self._pipeline = pipeline
         self._prompt = prompt
+        self._log = log
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
@@ -33,6 +39,28 @@ class TurnRecorder:
         """Note the ids; a turn cut at a stop string holds text nobody was shown."""
         if ended.choice == 0 and ended.stop_string is None:
             self._sampled = ended.token_ids
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a client may want to know before the first token."""
+        report = self._prompt.report
+        return {
+            "x-mlx-prompt-tokens": str(len(self._prompt.model_ids)),
+            "x-mlx-cached-tokens": str(report.reused_len),
+            "x-mlx-pinned": ",".join(report.pinned),
+        }
+
+    def report(self, numbers: dict[str, Any]) -> None:
+        """Tell how it ended."""
+        self._pipeline.note_cost(
+            self._prompt, numbers["prompt_tokens"] - numbers["cached_tokens"]
+        )
+        said = {
+            "reasoning": "".join(self._reasoning),
+            "text": "".join(self._text),
+            "calls": [(call.name, call.arguments) for call in self._calls],
+        }
+        self._log.ended(numbers, said)
 
     def commit(self) -> None:
         """Remember the turn."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from sidecar.core.errors import RequestCancelled, RequestTimeout
 from sidecar.core.events import Event, Finished, Idle, Usage
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
+from sidecar.engine.sampling import Sampling
 from sidecar.infra.metrics import Metrics
 from sidecar.service.choice import Choice
 from sidecar.service.commit import TurnRecorder
@@ -45,7 +46,13 @@ class Generation:
         self._first_token_at: float | None = None
         self._outcome = "client_gone"
         self._recorder: TurnRecorder | None = None
+        self.headers: dict[str, str] = {}
         self._metrics.active.inc()
+
+    @property
+    def plan(self) -> tuple[Sampling, int]:
+        """Settled sampling and most tokens."""
+        return self._job.spec.sampling, self._job.spec.max_tokens
 
     def cancel(self) -> None:
         """Stop it; its reader gets RequestCancelled."""
@@ -89,8 +96,9 @@ class Generation:
         yield Finished(self._usage())
 
     def record(self, recorder: TurnRecorder) -> None:
-        """Have the turn remembered if it finishes cleanly."""
+        """Have the turn remembered if it finishes cleanly, and told at its end."""
         self._recorder = recorder
+        self.headers = recorder.headers
 
     def _told(self, events: list[Event]) -> list[Event]:
         if self._recorder:
@@ -139,6 +147,18 @@ class Generation:
         metrics.tokens.labels("cached").inc(usage.cached_tokens)
         metrics.tokens.labels("generated").inc(usage.completion_tokens)
         first = self._first_token_at or now
+        if self._recorder:
+            self._recorder.report(
+                {
+                    "outcome": self._outcome,
+                    "prompt_tokens": usage.prompt_tokens,
+                    "cached_tokens": usage.cached_tokens,
+                    "output_tokens": usage.completion_tokens,
+                    "reasoning_tokens": usage.reasoning_tokens,
+                    "ttft_s": round(first - self._job.submitted, 4),
+                    "seconds": round(now - self._job.submitted, 4),
+                }
+            )
         decode_s = max(now - first, 1e-9)
         logger.info(
             "request ended outcome=%s ttft_s=%.3f prompt=%d cached=%d output=%d "

@@ -22,7 +22,12 @@ def running_sidecar(
     ready: bool = True,
 ) -> Iterator[App]:
     """A sidecar that answers; closed at the end."""
-    flags = {"MLX_PORT": "0", **(settings or {})}
+    flags = {
+        "MLX_PORT": "0",
+        "ENABLE_REQUEST_LOGGING": "false",
+        "CACHE_SELFTEST": "off",  # seconds a start; tested in tests/engine
+        **(settings or {}),
+    }
     app = build(load_config(flags, NO_FILE, {}), extra_processors)
     thread = serve_in_thread(app)
     try:

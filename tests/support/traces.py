@@ -62,6 +62,12 @@ class Exchange:
             texts = [] if is_answer else [*texts, *_texts(message["content"])]
         return "\n".join(texts)
 
+    @property
+    def text(self) -> str:
+        """All that was said."""
+        contents = [message["content"] for message in self.body["messages"]]
+        return "\n".join(text for content in contents for text in _texts(content))
+
 
 def load_trace(name: str) -> tuple[Exchange, ...]:
     """The generating requests of `tests/fixtures/traces/<name>.jsonl.gz`, in order."""
@@ -101,8 +107,8 @@ class ReplayScript:
     Gives each prompt the answer that was recorded for its request.
 
     A prompt belongs to the request with the same tools and as many answers so far
-    whose newest texts share most words with it: what the server changes in a prompt
-    (volatile values, notes) must not matter.
+    whose newest texts share most words with its own, and then whose texts in all do:
+    what the server changes in a prompt (volatile values, notes) must not matter.
     """
 
     def __init__(self, exchanges: Sequence[Exchange]) -> None:
@@ -121,18 +127,19 @@ class ReplayScript:
         """
         names = frozenset(tool["name"] for tool in prompt.tools)
         key = (names, prompt.num_answers)
+        said = "\n".join(turn.text for turn in prompt.turns)
         fitting = [e for e in self._exchanges if (e.tool_names, e.num_answers) == key]
         if not fitting:
             raise LookupError(
                 f"no recorded request has {len(names)} such tools and {key[1]} answers"
             )
-        words = _words(prompt.tail)
-        return max(fitting, key=lambda e: _likeness(words, _words(e.tail)))
+        return max(
+            fitting,
+            key=lambda e: (_likeness(e.tail, prompt.tail), _likeness(e.text, said)),
+        )
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(re.findall(r"\w+", text))
-
-
-def _likeness(one: frozenset[str], other: frozenset[str]) -> float:
-    return len(one & other) / max(1, len(one | other))
+def _likeness(one: str, other: str) -> float:
+    """Share of the words of both that both have."""
+    words, others = (set(re.findall(r"\w+", text)) for text in (one, other))
+    return len(words & others) / max(1, len(words | others))

@@ -33,20 +33,13 @@ def scripted_sidecar(
 
 
 @pytest.fixture(scope="session")
-def builtin_sidecar() -> Iterator[App]:
-    """The built-in model, as it is shipped; `builtin` in the proxy."""
-    with running_sidecar() as app:
-        yield app
-
-
-@pytest.fixture(scope="session")
 def proxy(
     scripted_sidecar: App,
-    builtin_sidecar: App,
+    app: App,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Proxy]:
-    """The proxy in front of both."""
+    """The proxy in front of both; the built-in model is `builtin` there."""
     folder = tmp_path_factory.mktemp("proxy")
-    more = {"builtin": builtin_sidecar.url}
+    more = {"builtin": app.url}
     with running_proxy(scripted_sidecar.url, folder, more=more) as proxy:
         yield proxy

@@ -13,10 +13,12 @@ from tests.support.scripted import Answer, Call, Switch, parse_prompt, render
 from tests.support.task_rules import TaskRules
 
 TASKS = (
-    "List the files in this directory, then read notes.txt and tell me the secret word.",
+    "List the files in this directory, then read notes.txt "
+    "and tell me the secret word.",
     "Create a file named result.txt that holds exactly the secret word on one line, "
     "then show it with cat.",
-    "Fix the bug in calc.py so that test_calc.py passes, then run python3 test_calc.py.",
+    "Fix the bug in calc.py so that test_calc.py passes, "
+    "then run python3 test_calc.py.",
 )
 
 

@@ -1,0 +1,26 @@
+"""Named event counts that a part of the program keeps and /metrics shows."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+
+
+class Counters:
+    """Counts by name. Any thread."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._counts: Counter[str] = Counter(dict.fromkeys(names, 0))
+        self._lock = threading.Lock()
+
+    def add(self, name: str, amount: int = 1) -> None:
+        """Count `amount` events."""
+        with self._lock:
+            self._counts[name] += amount
+
+    def snapshot(self) -> dict[str, int]:
+        """All counts now."""
+        with self._lock:
+            return dict(self._counts)
+
+    def __getitem__(self, name: str) -> int:
+        return self._counts[name]

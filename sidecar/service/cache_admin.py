@@ -1,0 +1,60 @@
+"""A look into the cache: the tree, the memory of turns, what drifts."""
+
+from typing import Any
+
+from sidecar.engine.pool import EnginePool
+from sidecar.service.served_model import ServedModel
+
+
+class CacheService:
+    """Reports on and clears the loaded models' caches. Any thread."""
+
+    def __init__(self, pool: EnginePool[ServedModel]) -> None:
+        self._pool = pool
+
+    def report(self, *, check: bool) -> dict[str, Any]:
+        """
+        Bytes, tree and counters.
+
+        Args:
+            check: look for broken invariants as well.
+        """
+        with self._pool.lease("") as served:
+            store, pipeline = served.engine.store, served.pipeline
+            report: dict[str, Any] = {
+                "model": served.engine.model.name,
+                "bytes": store.num_bytes,
+                "needs_checkpoints": store.needs_checkpoints,
+                "switched_off": list(store.switched_off),
+                "selftest": served.engine.selftest,
+                "can_splice": pipeline.can_splice,
+                "lineage_records": len(pipeline.lineage),
+                "tree": store.rows(),
+                "counters": self.counters(),
+            }
+            if check:
+                report["problems"] = store.check_integrity()
+            return report
+
+    def drift(self) -> list[dict[str, Any]]:
+        """Places where prompts part from the ones before, the dearest first."""
+        with self._pool.lease("") as served:
+            return served.pipeline.drift.rows()
+
+    def clear(self) -> None:
+        """Forget all KV and all lineage."""
+        with self._pool.lease("") as served:
+            served.engine.clear_cache()
+            served.pipeline.lineage.clear()
+
+    def counters(self) -> dict[str, int]:
+        """All cache counters; empty while no model is loaded."""
+        served = self._pool.peek()
+        if served is None:
+            return {}
+        healing = served.pipeline.healing
+        return {
+            **served.engine.store.counters.snapshot(),
+            **served.pipeline.counters.snapshot(),
+            "healing_ambiguous": healing.num_ambiguous,
+        }

@@ -1,0 +1,104 @@
+"""What is told of a request: a line at its start and end, and the session's file."""
+
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from sidecar.core.prompt import PreparedPrompt
+from sidecar.core.requests import ChatRequest
+from sidecar.engine.sampling import Sampling
+from sidecar.infra.session_log import SessionLog
+
+logger = logging.getLogger(__name__)
+
+_COLOURS = {"green": "\x1b[92m", "yellow": "\x1b[93m", "red": "\x1b[91m"}
+
+
+def light(cached: int, total: int) -> str:
+    """green from 85 % of the prompt reused, yellow from 50 %, else red."""
+    share = cached / total if total else 0.0
+    return "green" if share >= 0.85 else "yellow" if share >= 0.5 else "red"
+
+
+class RequestLog:
+    """Tells one request. One thread."""
+
+    def __init__(
+        self, log: SessionLog, request: ChatRequest, prompt: PreparedPrompt
+    ) -> None:
+        self._log = log
+        self._request = request
+        self._prompt = prompt
+
+    def started(self, sampling: Sampling, max_tokens: int) -> None:
+        """Before the first token: what is reused, and why not more."""
+        prompt, report = self._prompt, self._prompt.report
+        total, reused = len(prompt.model_ids), report.reused_len
+        logger.info(
+            "request started %s match=%s reused=%d of %d rest=%d thinking=%s "
+            "pinned=%s spliced=%d%s",
+            _lamp(light(reused, total)),
+            report.match,
+            reused,
+            total,
+            total - reused,
+            "on" if prompt.thinking else "off",
+            ",".join(report.pinned) or "-",
+            report.num_spliced,
+            f" stopped_by={report.stopped_by}" if report.stopped_by else "",
+        )
+        self._write("prompt", self._meta(max_tokens), self._content())
+        sampler = {name: getattr(sampling, name) for name in sampling.__slots__}
+        self._write("sampler", sampler, {})
+
+    def ended(self, numbers: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+        """After the last byte: what it cost, what was said."""
+        self._write("generation", numbers, text)
+
+    def _write(
+        self, direction: Any, meta: Mapping[str, Any], content: Mapping[str, Any]
+    ) -> None:
+        session = self._prompt.session
+        self._log.write(session, self._request.request_id, direction, meta, content)
+
+    def _meta(self, max_tokens: int) -> dict[str, Any]:
+        request, prompt, report = self._request, self._prompt, self._prompt.report
+        place = report.divergence
+        return {
+            "model": request.model,
+            "max_tokens": max_tokens,
+            "thinking": prompt.thinking,
+            "thinking_source": request.thinking.source,
+            "thinking_raw": request.thinking.raw,
+            "match_type": report.match,
+            "prompt_tokens": len(prompt.model_ids),
+            "matched_prefix_len": report.reused_len,
+            "strict_prefix_len": report.strict_len,
+            "pinned": report.pinned,
+            "restated": report.restated,
+            "stopped_by": report.stopped_by,
+            "spliced_turns": report.num_spliced,
+            "substitution_proved": report.is_proved,
+            "session": prompt.session,
+            "session_source": "client" if request.client.session else "implicit",
+            "is_guest": prompt.is_guest,
+            "stable_messages": report.stable_messages,
+            "changes": report.changes,
+            "user_agent": request.client.user_agent,
+            "divergence": None if place is None else {
+                "canonical_depth": place.depth, "message": place.message,
+                "role": place.role,
+            },
+        }  # fmt: skip
+
+    def _content(self) -> dict[str, Any]:
+        place = self._prompt.report.divergence
+        windows = [place.before, place.now] if place else None
+        return {"divergence_windows": windows, "prompt": self._prompt.text}
+
+
+def _lamp(colour: str) -> str:
+    if not sys.stderr.isatty():
+        return f"light={colour}"
+    return f"{_COLOURS[colour]}●\x1b[0m"

@@ -1,0 +1,94 @@
+"""The GPU thread: order, errors, and the end of the process."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from sidecar.engine.gpu_thread import gpu_thread
+
+REPO = Path(__file__).parents[2]
+
+
+def test_there_is_one_thread_and_it_lives() -> None:
+    """Whoever asks gets the same thread."""
+    assert gpu_thread() is gpu_thread()
+    assert gpu_thread().is_alive
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("gpu") == 1
+
+
+def test_calls_run_there_and_return_or_raise_here() -> None:
+    """A result or an exception comes back to the caller; the thread goes on."""
+    gpu = gpu_thread()
+    assert gpu.call(lambda: threading.current_thread().name) == "gpu"
+    with pytest.raises(ZeroDivisionError):
+        gpu.call(lambda: 1 / 0)
+    assert gpu.call(lambda: gpu.call(lambda: 5)) == 5, "a call from the thread itself"
+
+
+def test_what_is_posted_runs_in_order_before_later_calls() -> None:
+    """First come, first served; a posted command that fails harms nobody."""
+    gpu, ran = gpu_thread(), []
+    for number in range(20):
+        gpu.post(lambda n=number: ran.append(n if n != 7 else 1 / 0))
+    assert gpu.call(lambda: list(ran)) == [n for n in range(20) if n != 7]
+
+
+class CountDown:
+    """A worker with a number of steps to do."""
+
+    def __init__(self, steps: int, log: list["CountDown"]) -> None:
+        self.left = steps
+        self._log = log
+
+    def has_work(self) -> bool:
+        return self.left > 0
+
+    def step(self) -> None:
+        self.left -= 1
+        self._log.append(self)
+
+
+def test_workers_take_turns_and_commands_run_between() -> None:
+    """Two busy workers alternate; a call does not wait for them to end."""
+    gpu, log = gpu_thread(), list[CountDown]()
+    first, second = CountDown(200_000, log), CountDown(200_000, log)
+    gpu.add_worker(first)
+    gpu.add_worker(second)
+    try:
+        seen = gpu.call(lambda: len(log))
+        assert seen < 400_000
+        turns = gpu.call(lambda: log[-20:])
+        assert turns in ([first, second] * 10, [second, first] * 10)
+    finally:
+        gpu.remove_worker(first)
+        gpu.remove_worker(second)
+    left = first.left
+    assert gpu.call(lambda: first.left) == left, "a removed worker gets no turn"
+
+
+SLOW_EXIT = """
+import time
+from tests.support.servers import running_sidecar
+
+with running_sidecar():
+    pass
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(1.5)
+
+kept_until_the_end = Slow()
+"""
+
+
+def test_a_process_that_used_the_gpu_thread_ends_cleanly() -> None:
+    """However long Python takes to shut down, MLX does not abort it."""
+    command = [sys.executable, "-c", SLOW_EXIT]
+    ended = subprocess.run(
+        command, cwd=REPO, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
