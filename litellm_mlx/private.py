@@ -6,6 +6,7 @@ body). Its dialect decides where in the body a fact stands. In the SDK there is 
 such request, and LiteLLM's parameters are all there is.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -75,7 +76,8 @@ def private_block(client: ClientRequest, litellm_params: Json, params: Json) -> 
     """
     source = client.body or params
     facts: dict[str, object] = {
-        "session": litellm_params.get("litellm_session_id"),
+        "session": _session(client, litellm_params),
+        "key": _key_name(litellm_params),
         "route": client.route,
         "dialect": client.dialect,
         "thinking": source.get("thinking"),
@@ -101,6 +103,24 @@ def lost_fields(client: ClientRequest) -> Json:
 def as_object(value: object) -> Json:
     """The value if it is a JSON object, else an empty one."""
     return value if isinstance(value, Mapping) else {}
+
+
+def _session(client: ClientRequest, litellm_params: Json) -> object:
+    # LiteLLM takes the trace id for a session where there is none: new each turn.
+    session = litellm_params.get("litellm_session_id")
+    trace_id = str(client.headers.get("traceparent", "")).split("-")[1:2]
+    if session is None or [session] == trace_id:
+        return client.body.get("prompt_cache_key")
+    return session
+
+
+def _key_name(litellm_params: Json) -> str | None:
+    """A name for the proxy key a request came with: values are not lent across."""
+    metadata = as_object(litellm_params.get("metadata"))
+    key = metadata.get("user_api_key_hash") or metadata.get("user_api_key")
+    if not isinstance(key, str) or not key:
+        return None
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def _effort(source: Json) -> object:

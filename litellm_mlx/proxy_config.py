@@ -189,7 +189,9 @@ def _litellm_settings(user: Mapping[str, Any]) -> dict[str, Any]:
         for item in user.get("custom_provider_map") or []
         if not isinstance(item, dict) or item.get("provider") != "mlx"
     ]
-    return {**user, "custom_provider_map": [HANDLER, *others]}
+    # Silence makes clients give up: the proxy pings while a long prompt is computed.
+    quiet = {"sse_keepalive_ping_interval_seconds": 15}
+    return {**quiet, **user, "custom_provider_map": [HANDLER, *others]}
 
 
 def _general_settings(user: Mapping[str, Any], permit_no_key: bool) -> dict[str, Any]:

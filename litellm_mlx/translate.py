@@ -33,7 +33,7 @@ _NOT_FORWARDED = frozenset(
 )
 _NOT_FROM_EXTRA_BODY = _NOT_FORWARDED | {"model", "messages", "input"}
 # Keys that LiteLLM adds to a client's metadata: in the proxy; by Router and SDK.
-_PROXY_METADATA = r"headers|used_client_oauth_token|litellm_.*|user_api_key.*"
+_PROXY_METADATA = r"headers|used_client_oauth_token|litellm_.*|user_api_key.*|trace_id"
 _SDK_METADATA = (
     r"requester_.*|hidden_.*|model_group.*|deployment.*|model_info|api_base"
     r"|caching_groups|endpoint|previous_models|attempted_.*|max_retries|_.*"

@@ -19,8 +19,9 @@ from sidecar.engine.selftest import run_selftest, switch_off_failed
 from sidecar.engine.text import TextEngine
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import SessionLog
-from sidecar.pipeline.prepare import Pipeline, PipelineSettings
+from sidecar.pipeline.prepare import Pipeline
 from sidecar.pipeline.rules import load_rules
+from sidecar.pipeline.settings import PipelineSettings
 from sidecar.server.handler import Handler
 from sidecar.server.listener import Listener
 from sidecar.server.routes import Routes, Services

@@ -2,10 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sidecar.cache.node import Buffer, Node
+from sidecar.cache.node import Node
 from sidecar.cache.radix import RadixTree
 
 ANCHOR_LEN = 2048
@@ -89,29 +88,3 @@ def _kept_depth(leaf: Node, over: int) -> int:
         return leaf.start
     needed = int(over / per_token) + 1
     return max(0, leaf.end - needed) // ANCHOR_LEN * ANCHOR_LEN
-
-
-def problems(tree: RadixTree) -> Iterator[str]:
-    """What is wrong with a tree; nothing, ever."""
-    for node in tree.nodes():
-        where = f"node {node.number} at {node.start}"
-        if not node.ids:
-            yield f"{where} is empty"
-        if node.parent is None or node.parent.children.get(node.ids[0]) is not node:
-            yield f"{where} is not its parent's child"
-        elif node.start != node.parent.end:
-            yield f"{where} does not begin where its parent ends"
-        if (node.buffer is None) == (node.lent_to is None):
-            yield f"{where} has its KV in no place or in two"
-        if node.buffer is not None:
-            yield from _buffer_problems(node, node.buffer, where)
-        if node.lent_to is not None and node.lent_to.is_over:
-            yield f"{where} is lent to a sequence that is over"
-
-
-def _buffer_problems(node: Node, buffer: Buffer, where: str) -> Iterator[str]:
-    if not (buffer.start <= node.start and node.end <= buffer.end):
-        yield f"{where} lies outside its buffer"
-    for arrays in buffer.arrays:
-        if any(a.shape[-2] < buffer.length for a in arrays):
-            yield f"{where} has a buffer shorter than its length"

@@ -2,9 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sidecar.cache.kv_layers import KVLayers, Leaves, checkpoint_nbytes, nbytes
 
@@ -95,3 +95,22 @@ def eviction_score(age_s: float, path_len: int, hits: int) -> float:
     """`max(1, age) / (sqrt(len) * (1 + ln(1 + hits)))`."""
     weight = math.sqrt(max(1, path_len)) * (1 + math.log(1 + hits))
     return max(1.0, age_s) / weight
+
+
+class Restored(NamedTuple):
+    """KV of the first `cached_len` ids of a prompt, free to be advanced."""
+
+    cache: KVLayers
+    cached_len: int
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose sequence is kept: guests weigh half, sessions cap their checkpoints."""
+
+    session: str = ""
+    is_guest: bool = False
+
+
+Checkpoints = Mapping[int, tuple[int, list[Any]]]  # depth -> rank, layers

@@ -10,16 +10,17 @@ they are copied. Sequences that run register their path, and others may copy fro
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 
 from sidecar.cache import kv_layers
-from sidecar.cache.eviction import Limits, plan_eviction, plan_forgetting, problems
+from sidecar.cache.eviction import Limits, plan_eviction, plan_forgetting
+from sidecar.cache.inspection import problems, tree_rows
 from sidecar.cache.kv_layers import KVLayers, Leaves
-from sidecar.cache.node import Buffer, Lease, Node
+from sidecar.cache.lending import copy_path, lend, shrink, take_over
+from sidecar.cache.node import Buffer, Checkpoints, Lease, Node, Owner, Restored
 from sidecar.cache.radix import Match, RadixTree, path_to
 from sidecar.core.prompt import ModelIds
 from sidecar.infra.counters import Counters
@@ -27,27 +28,12 @@ from sidecar.infra.counters import Counters
 logger = logging.getLogger(__name__)
 
 _ESSENTIAL = {"restore", "trim", "branch", "checkpoint"}
-_ROOM = 256  # tokens of room behind a copied prefix
-_SHRINK_SHARE = 8  # a buffer is copied smaller once this share of it is unused
 
 
-class Restored(NamedTuple):
-    """KV of the first `cached_len` ids of a prompt, free to be advanced."""
-
-    cache: KVLayers
-    cached_len: int
-    lease: Lease
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Whose sequence is kept: guests weigh half, sessions cap their checkpoints."""
-
-    session: str = ""
-    is_guest: bool = False
-
-
-Checkpoints = Mapping[int, tuple[int, list[Any]]]  # depth -> rank, layers
+_COUNTED = (
+    "checkpoint_emitted", "checkpoint_hit", "checkpoint_evicted", "hybrid_trim_miss",
+    "hybrid_trim_miss_tokens", "lent", "copied", "evicted_tokens",
+)  # fmt: skip
 
 
 class PrefixStore:
@@ -65,37 +51,16 @@ class PrefixStore:
         self._lock = threading.Lock()
         self._all_sliceable = kv_layers.is_sliceable(new_cache())
         self.switched_off: set[str] = set()
-        self.counters = Counters(
-            (
-                "checkpoint_emitted", "checkpoint_hit", "checkpoint_evicted",
-                "hybrid_trim_miss", "hybrid_trim_miss_tokens", "lent", "copied",
-                "evicted_tokens",
-            )
-        )  # fmt: skip
+        self.counters = Counters(_COUNTED)
 
     def switch_off(self, path: str) -> None:
         """Do without a way of reuse that failed its test (engine/selftest)."""
         self.switched_off.add(path)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The tree as rows for people: depth, tokens, bytes, who holds it."""
+        """The tree as rows for people."""
         with self._lock:
-            return [
-                {
-                    "node": node.number,
-                    "parent": node.parent.number if node.parent else None,
-                    "start": node.start,
-                    "end": node.end,
-                    "lent": node.lent_to is not None,
-                    "leases": len(node.leases),
-                    "checkpoint_bytes": node.checkpoint_bytes,
-                    "hits": node.hits,
-                    "idle_s": round(time.monotonic() - node.touched, 1),
-                    "guest": node.is_guest,
-                    "session": node.session,
-                }
-                for node in self._tree.nodes()
-            ]
+            return tree_rows(self._tree)
 
     @property
     def needs_checkpoints(self) -> bool:
@@ -125,7 +90,7 @@ class PrefixStore:
             assert last is not None
             path = path_to(last)
             lease = Lease(nodes=path)
-            arrays = self._lend(path, lease) or self._copy(path, length)
+            arrays = self._lend(path, lease) or self._copy(path)
             checkpoint = last.checkpoint or []
             for node in path:
                 node.leases.add(lease)
@@ -167,7 +132,7 @@ class PrefixStore:
             raise ValueError(f"caches hold {held} tokens, not {len(ids)}")
         with self._lock:
             start = self._owned_from(lease, ids)
-        buffer = _keep(kv_layers.sliceable_leaves(cache), start, len(ids))
+        buffer = take_over(kv_layers.sliceable_leaves(cache), start, len(ids))
         with self._lock:
             self._attach(lease, ids, buffer, owner)
             self._add_checkpoints(ids, checkpoints, owner)
@@ -208,52 +173,6 @@ class PrefixStore:
         if length < depth and not self._all_sliceable:
             self.counters.add("hybrid_trim_miss", int(length == 0))
             self.counters.add("hybrid_trim_miss_tokens", depth - length)
-
-    def _lend(self, path: Sequence[Node], lease: Lease) -> list[Leaves] | None:
-        """Move the arrays out, if the path lies in one buffer nobody else uses."""
-        buffer = path[0].buffer
-        if buffer is None or buffer.start != 0 or "lend" in self.switched_off:
-            return None
-        if any(n.buffer is not buffer or n.leases for n in path):
-            return None
-        others = [n for n in self._tree.nodes() if n.buffer is buffer and n not in path]
-        depth = path[-1].end
-        if any(n.start < depth or n.leases for n in others):
-            return None
-        if buffer.end - depth > depth:
-            return None  # copying the part that stays would cost more
-        if others:
-            kept = [kv_layers.cut(a, depth, buffer.length) for a in buffer.arrays]
-            mx.eval(kept)
-            tail = Buffer(kept, depth, buffer.length - depth)
-            for node in others:
-                node.buffer = tail
-        for node in path:
-            node.buffer, node.lent_to = None, lease
-        self.counters.add("lent", 1)
-        arrays, buffer.arrays = buffer.arrays, []
-        return arrays
-
-    def _copy(self, path: Sequence[Node], length: int) -> list[Leaves]:
-        """The path's KV in new arrays, with room behind."""
-        runs: list[list[Leaves]] = []
-        for node in path:
-            source, start = self._source(node)
-            runs.append(
-                [kv_layers.view(a, node.start - start, node.end - start)
-                 for a in source]
-            )  # fmt: skip
-        self.counters.add("copied", 1)
-        return [
-            kv_layers.join([run[i] for run in runs], _ROOM) for i in range(len(runs[0]))
-        ]
-
-    def _source(self, node: Node) -> tuple[list[Leaves], int]:
-        if node.buffer is not None:
-            return node.buffer.arrays, node.buffer.start
-        assert node.lent_to is not None
-        assert node.lent_to.live is not None
-        return kv_layers.sliceable_leaves(node.lent_to.live()), 0
 
     def _owned_from(self, lease: Lease, ids: ModelIds) -> int:
         """Depth from which the sequence's own arrays are needed by the tree."""
@@ -305,43 +224,33 @@ class PrefixStore:
         checkpoints = sum(n.checkpoint_bytes for n in nodes)
         return sum(b.num_bytes for b in buffers) + checkpoints
 
-    def _evict(self) -> list[list[Leaves]]:
+    def _lend(self, path: Sequence[Node], lease: Lease) -> list[Leaves] | None:
+        if "lend" in self.switched_off:
+            return None
+        arrays = lend(self._tree, path, lease)
+        self.counters.add("lent", int(arrays is not None))
+        return arrays
+
+    def _copy(self, path: Sequence[Node]) -> list[Leaves]:
+        self.counters.add("copied")
+        return copy_path(path)
+
+    def _evict(self) -> list[Leaves]:
         """Get back under the limits; arrays of buffers made smaller, to be computed."""
-        shrunk: list[list[Leaves]] = []
+        shrunk: list[Leaves] = []
         for node in plan_forgetting(self._tree, self._limits, self._num_bytes()):
             node.checkpoint = None
-            self.counters.add("checkpoint_evicted", 1)
+            self.counters.add("checkpoint_evicted")
         while (
             step := plan_eviction(self._tree, self._limits, self._num_bytes())
         ) is not None:
-            leaf, keep_until = step
-            victim = leaf
-            if leaf.start < keep_until:
-                upper = self._tree.split(leaf, keep_until)
+            victim, keep_until = step
+            if victim.start < keep_until:
+                upper = self._tree.split(victim, keep_until)
                 victim = next(iter(upper.children.values()))
             self.counters.add("evicted_tokens", len(victim.ids))
             self._tree.drop(victim)
-            shrunk += self._shrink(victim.buffer)
+            shrunk += shrink(self._tree, victim.buffer)
         if shrunk:
             mx.clear_cache()
         return shrunk
-
-    def _shrink(self, buffer: Buffer | None) -> list[list[Leaves]]:
-        """Copy a buffer smaller if much of it is unused: a slice frees nothing."""
-        if buffer is None:
-            return []
-        ends = [n.end for n in self._tree.nodes() if n.buffer is buffer]
-        used = max(ends, default=buffer.start) - buffer.start
-        if used and (buffer.length - used) * _SHRINK_SHARE < buffer.length:
-            return []
-        buffer.arrays = [kv_layers.cut(a, 0, used) for a in buffer.arrays]
-        buffer.length = used
-        return [buffer.arrays]
-
-
-def _keep(arrays: list[Leaves], start: int, end: int) -> Buffer:
-    """A sequence's own arrays from a depth on; all of them move without a copy."""
-    if start > 0 or not arrays or not arrays[0]:
-        arrays = [kv_layers.cut(a, start, end) for a in arrays]
-        mx.eval(arrays)
-    return Buffer(arrays, start, end - start)

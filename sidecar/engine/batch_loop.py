@@ -12,21 +12,18 @@ from collections import deque
 from collections.abc import Callable
 
 import mlx.core as mx
-from mlx_lm.generate import GenerationBatch, StopSequences
-from mlx_lm.sample_utils import greedy_sampler
 
 from sidecar.cache.kv_layers import (
     KVLayers,
     copy_layers,
     evaluate,
-    from_only_row,
     take_checkpoint,
-    to_batch,
 )
 from sidecar.cache.store import PrefixStore
 from sidecar.config import EngineConfig
 from sidecar.core.errors import GenerationFailed, SidecarError, Unavailable
 from sidecar.core.prompt import ModelIds
+from sidecar.engine.decode_batch import batch_of_one, empty_batch
 from sidecar.engine.job import Job, JobFailed, Prefilled
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.pacing import PrefillPacer
@@ -34,8 +31,6 @@ from sidecar.engine.prefill import Prefill, begin
 from sidecar.engine.row import Row
 from sidecar.engine.sampling import (
     LogitsProcessor,
-    make_row_processors,
-    make_row_sampler,
 )
 
 logger = logging.getLogger(__name__)
@@ -48,20 +43,6 @@ _STEPS_BETWEEN_CLEARS = 512
 def no_extra_processors(_job: Job, _choice: int) -> list[LogitsProcessor]:
     """The production choice."""
     return []
-
-
-def _in_float32(_tokens: mx.array, logits: mx.array) -> mx.array:
-    return logits.astype(mx.float32)
-
-
-class DecodeBatch(GenerationBatch):  # type: ignore[misc]
-    """mlx-lm's batch, whose only row's arrays move out without a copy."""
-
-    def extract_cache(self, idx: int) -> KVLayers:
-        """The caches of a row."""
-        if len(self.uids) == 1:
-            return from_only_row(self.prompt_cache)
-        return [layer.extract(idx) for layer in self.prompt_cache]
 
 
 class BatchLoop:
@@ -84,13 +65,12 @@ class BatchLoop:
         self._pacer = PrefillPacer(
             config.prefill_step_size, config.decode_stall_ms / 1000
         )
-        self._stop_sequences = StopSequences([[i] for i in sorted(model.stop_ids)])
         self._waiting: deque[Job] = deque()
         self._prefill: Prefill | None = None
         self._rows: dict[int, Row] = {}
         self._next_uid = 0
         self._num_steps = 0
-        self._batch = DecodeBatch.empty(model.model, greedy_sampler)
+        self._batch = empty_batch(model)
 
     def add(self, job: Job) -> None:
         """Queue a job, first come first served."""
@@ -120,7 +100,7 @@ class BatchLoop:
         for prefill in {row.prefill for row in self._rows.values()}:
             self._store.abandon(prefill.lease)
         self._rows.clear()
-        self._batch = DecodeBatch.empty(self._model.model, greedy_sampler)
+        self._batch = empty_batch(self._model)
         for job in dict.fromkeys(jobs):
             job.emit(JobFailed(error))
 
@@ -183,36 +163,14 @@ class BatchLoop:
             self._join(Row(prefill.job, choice, self._model, prefill), cache)
 
     def _join(self, row: Row, cache: KVLayers) -> None:
-        spec = row.job.spec
         uid, self._next_uid = self._next_uid, self._next_uid + 1
-        processors = self._extra_processors(row.job, row.choice)
-        window: list[int] = []
-        if spec.top_logprobs is not None:  # bf16 would round them to eighths
-            processors = [_in_float32, *processors]
-        if spec.sampling.has_processors:
-            processors = [*make_row_processors(spec.sampling), *processors]
-            window = list(spec.model_ids[-spec.sampling.context_size - 1 : -1])
-        sampler = make_row_sampler(spec.sampling, self._model.vocab_size, row.choice)
-        self._batch.extend(
-            DecodeBatch(
-                self._model.model,
-                [uid],
-                mx.array([spec.model_ids[-1]]),
-                to_batch(cache),
-                [window],
-                [sampler],
-                greedy_sampler,
-                [tuple(processors)],
-                [self._stop_sequences],
-                [spec.max_tokens],
-            )
-        )
+        more = self._extra_processors(row.job, row.choice)
+        spec, choice = row.job.spec, (row.choice, more)
+        self._batch.extend(batch_of_one(self._model, uid, spec, choice, cache))
         self._rows[uid] = row
         if row.choice == 0:
             row.prefill.cache = []
-            row.prefill.lease.live = lambda: self._batch.extract_cache(
-                self._batch.uids.index(uid)
-            )
+            row.prefill.lease.live = lambda: self._batch.extract_row(uid)
 
     def _decode(self) -> None:
         started = time.perf_counter()
@@ -227,7 +185,7 @@ class BatchLoop:
                 stopped.append(response.uid)
         for uid in stopped:
             row = self._rows[uid]
-            cache = self._batch.extract_cache(self._batch.uids.index(uid))
+            cache = self._batch.extract_row(uid)
             self._finish(row, "stop", cache)
             self._remove_rows([uid])
         self._num_steps += 1
@@ -247,9 +205,7 @@ class BatchLoop:
         for uid in uids:
             row = self._rows.pop(uid)
             if row.choice == 0 and not row.prefill.lease.is_over:
-                row.prefill.cache = self._batch.extract_cache(
-                    self._batch.uids.index(uid)
-                )
+                row.prefill.cache = self._batch.extract_row(uid)
                 self._keep(row.prefill, row.job.spec.model_ids, None)
         keep = [i for i, uid in enumerate(self._batch.uids) if uid not in uids]
         self._batch.filter(keep)

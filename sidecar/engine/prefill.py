@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sidecar.cache.kv_layers import KVLayers, take_checkpoint
-from sidecar.cache.node import Lease
-from sidecar.cache.store import Owner, PrefixStore
+from sidecar.cache.node import Lease, Owner
+from sidecar.cache.store import PrefixStore
 from sidecar.core.prompt import Boundary, ModelIds
 from sidecar.engine.job import Job
 

@@ -16,7 +16,8 @@ import mlx.core as mx
 from sidecar.cache import kv_layers
 from sidecar.cache.eviction import Limits
 from sidecar.cache.kv_layers import KVLayers
-from sidecar.cache.store import Owner, PrefixStore
+from sidecar.cache.node import Owner
+from sidecar.cache.store import PrefixStore
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.loader import LoadedModel
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sidecar.core.prompt import CanonicalIds, ModelIds
-from sidecar.pipeline.canonical import Span
+from sidecar.core.prompt import Boundary, CanonicalIds, ModelIds
+from sidecar.pipeline.canonical import MarkedMessage, Span
 from sidecar.pipeline.encoding import Encoded, PromptEncoder
 from sidecar.pipeline.layout import Element, Splice
 
@@ -150,3 +150,22 @@ class _Builder:
         self._ids += encoded.ids
         self._texts.append(text)
         self._segment, self._segment_len, self._starts = [], 0, []
+
+
+def rank_boundaries(
+    found: Sequence[tuple[int, int]], marked: Sequence[MarkedMessage]
+) -> tuple[Boundary, ...]:
+    """Rank the places where messages begin by how likely a match ends there."""
+    roles = [item.message.role for item in marked]
+    users = [i for i, role in enumerate(roles) if role == "user"]
+    first = next((i for i, role in enumerate(roles) if role != "system"), len(roles))
+    ranked: dict[int, int] = {}
+    for depth, message in found:
+        if message == first:
+            rank = 0
+        elif users and message == users[-1]:
+            rank = 1
+        else:
+            rank = 2 if message >= len(roles) else 3
+        ranked[depth] = min(rank, ranked.get(depth, rank))
+    return tuple(Boundary(d, r) for d, r in sorted(ranked.items()) if d > 0)

@@ -16,6 +16,7 @@ from typing import Any
 
 from sidecar.core.requests import Message, ToolCall
 from sidecar.infra.lru import Lru
+from sidecar.pipeline.canonical import MarkedMessage
 from sidecar.pipeline.turns import Scope
 
 _MOST_CANDIDATES = 8
@@ -98,17 +99,20 @@ class HealingStore:
             self._calls.put(call_key(call.id), call)
             self._scopes.put(call_key(call.id), scope)
 
-    def scope_of(self, message: Message) -> Scope | None:
+    def continued(
+        self, marked: Sequence[MarkedMessage], api_key: str | None, session: str
+    ) -> Scope | None:
         """
-        The thread that a turn's calls were issued in.
+        The thread a conversation goes on with, told by the calls it carries.
 
         Whoever sends ids that were issued there continues that thread, whatever was
         done to its first message since.
         """
-        for call in message.tool_calls:
-            scope = self._scopes.get(call_key(call.id)) if call.id else None
-            if scope is not None:
-                return scope
+        for item in marked:
+            for call in item.message.tool_calls:
+                scope = self._scopes.get(call_key(call.id)) if call.id else None
+                if scope and (scope.api_key, scope.session) == (api_key, session):
+                    return scope
         return None
 
     def visible_hash(self, message: Message) -> str | None:

@@ -90,11 +90,13 @@ def lay_out(
     elements = _split(render(messages), slots, marks)
     if frame is not None and splices:
         elements = _frame_splices(elements, frame)
-    if elements is None:  # a template that hides or repeats a turn: leave turns alone
+    if elements is None and splices:  # a turn is hidden or repeated: leave turns alone
         return lay_out(marked, {}, None, render)
-    proved = _prove(elements, render(_plain(marked, splices, marks)), marks, splices)
-    if proved is not None:
-        return Layout(tuple(proved), is_proved=True)
+    if elements is not None:
+        plain = render(_plain(marked, splices, marks))
+        proved = _prove(elements, plain, marks, splices)
+        if proved is not None:
+            return Layout(tuple(proved), is_proved=True)
     logger.info("no substitution proof: strict reuse only")
     return Layout((render([m.message for m in marked]),), is_proved=False)
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sidecar.core.prompt import (
-    Boundary,
-    CacheReport,
     ChatTokenizer,
     PrefixMatcher,
     PreparedPrompt,
@@ -19,36 +17,24 @@ from sidecar.core.prompt import (
 from sidecar.core.requests import ChatRequest, Message, ToolCall
 from sidecar.infra.counters import Counters
 from sidecar.pipeline import canonical, healing, turns
-from sidecar.pipeline.assembly import Canonical, canonical_ids
+from sidecar.pipeline.assembly import (
+    canonical_ids,
+    rank_boundaries,
+)
 from sidecar.pipeline.canonical import MarkedMessage
-from sidecar.pipeline.drift import DriftReport, first_divergence
+from sidecar.pipeline.drift import DriftReport
 from sidecar.pipeline.encoding import PromptEncoder
 from sidecar.pipeline.frames import FrameCache
 from sidecar.pipeline.healing import ContextHasher, Healed, HealingStore
-from sidecar.pipeline.layout import Layout, Splice, lay_out
+from sidecar.pipeline.layout import Layout, lay_out
 from sidecar.pipeline.lineage import LineageIndex, LineageRecord, pack
+from sidecar.pipeline.report import COUNTED, count, make_report
 from sidecar.pipeline.reuse import Answer, Question, ReuseChooser
 from sidecar.pipeline.rules import RuleSet
+from sidecar.pipeline.settings import PipelineSettings
 from sidecar.pipeline.splicing import Frame
 from sidecar.pipeline.template import ChatTemplate, offered_tools, state_choice
 from sidecar.pipeline.turns import Scope, TurnStore
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineSettings:
-    """The pipeline's part of the configuration."""
-
-    default_thinking: bool
-    preserve_thinking: bool
-    canonicalize: bool
-    pinning: bool
-    splicing: bool
-    min_gain: int
-    use_block_index: bool
-    record_ttl_s: float
-    session_idle_s: float
-    healing_entries: int
-    healing_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +47,6 @@ class Draft:
     frame: Frame | None
     lead_ids: tuple[int, ...]
     user_agent: str | None = None
-
-
-_COUNTED = (
-    "pin_tokens_gained", "splice_turns", "splice_unavailable", "healing_hit",
-    "alignment_unavailable", "exact_key_rejected_by_model_lcp", "turn_write_refused",
-    "invariant_violation",
-)  # fmt: skip
 
 
 class Pipeline:
@@ -89,7 +68,7 @@ class Pipeline:
         )
         self.turns = TurnStore(settings.session_idle_s)
         self.drift = DriftReport()
-        self.counters = Counters(_COUNTED)
+        self.counters = Counters(COUNTED)
         self._tokenizer = tokenizer
         self._think_open = think_open
         self._ruleset = ruleset
@@ -104,8 +83,7 @@ class Pipeline:
         """
         Find the form of a request that reuses most, and say nothing false in it.
 
-        Raises:
-            BadRequest: the template refuses the conversation.
+        Raises BadRequest if the template refuses the conversation.
         """
         thinking = request.thinking.enabled
         if thinking is None:
@@ -127,7 +105,7 @@ class Pipeline:
         answer = self._chooser.choose(question, matcher)
         prompt = self._prepared(question, answer, marked, context, (frame, thinking))
         report = replace(prompt.report, is_proved=layout.is_proved)
-        self._count(report, answer, num_healed=len(healed))
+        count(self.counters, report, answer, num_healed=len(healed))
         draft = replace(prompt.draft, user_agent=request.client.user_agent)
         return replace(prompt, report=report, draft=draft)
 
@@ -217,23 +195,13 @@ class Pipeline:
     ) -> Question:
         roles = [item.message.role for item in marked]
         found = canonical_ids(layout.elements, roles, self.encoder)
-        scope = self._scope(request, marked, found)
+        client = request.client
+        session = client.session or turns.implicit_session(found.ids)
+        scope = self.healing.continued(marked, client.api_key_id, session)
+        if scope is None:
+            scope = Scope(client.api_key_id, session, turns.thread_name(marked))
         header_tokens = self._frames.header_tokens(frame)
         return Question(layout.elements, found, scope, header_tokens)
-
-    def _scope(
-        self,
-        request: ChatRequest,
-        marked: Sequence[MarkedMessage],
-        found: Canonical,
-    ) -> Scope:
-        session = request.client.session or turns.implicit_session(found.ids)
-        key = request.client.api_key_id
-        for item in marked:
-            known = self.healing.scope_of(item.message)
-            if known and (known.api_key, known.session) == (key, session):
-                return known
-        return Scope(key, session, turns.thread_name(marked))
 
     def _prepared(
         self,
@@ -260,52 +228,17 @@ class Pipeline:
             .lower()
             .endswith(self._think_open.lower()),
             thinking=thinking,
-            boundaries=_boundaries(assembled.boundaries, marked),
+            boundaries=rank_boundaries(assembled.boundaries, marked),
             is_guest=self.turns.is_guest(scope, len(assembled.ids)),
             session=scope.session,
-            report=self._report(question, answer, marked),
+            report=make_report(
+                question,
+                answer,
+                self.turns.compare(scope, digests),
+                self._tokenizer,
+                marked,
+            ),
             draft=Draft(record, context, digests, frame, lead_ids),
-        )
-
-    def _count(self, report: CacheReport, answer: Answer, num_healed: int) -> None:
-        add = self.counters.add
-        for kind in report.pinned:
-            add(f"pin_{kind}")
-        for kind in report.restated:
-            add(f"restate_{kind}")
-        if report.stopped_by:
-            add(f"pin_stop_{report.stopped_by}")
-        add("pin_tokens_gained", answer.reused_len - answer.strict_len)
-        add("splice_turns", report.num_spliced)
-        add("splice_unavailable", num_healed - report.num_spliced)
-        add("healing_hit", num_healed)
-        add("alignment_unavailable", int(not report.is_proved))
-        equal = answer.closest and answer.closest[1] == len(answer.closest[0].canonical)
-        if equal and not report.divergence and answer.reused_len == 0:
-            add("exact_key_rejected_by_model_lcp")
-
-    def _report(
-        self, question: Question, answer: Answer, marked: Sequence[MarkedMessage]
-    ) -> CacheReport:
-        pins = answer.pins
-        change = self.turns.compare(question.scope, turns.message_digests(marked))
-        divergence = None
-        if answer.closest is not None:
-            record, shared_len = answer.closest
-            divergence = first_divergence(
-                record, question.canonical, shared_len, self._tokenizer, marked
-            )
-        return CacheReport(
-            match="pinned" if pins else "strict" if answer.strict_len else "none",
-            strict_len=answer.strict_len,
-            reused_len=answer.reused_len,
-            stable_messages=change.stable_messages,
-            changes=change.descriptors,
-            pinned=tuple(pins.kinds()) if pins else (),
-            restated=tuple(r.key[2] for r in pins.restated) if pins else (),
-            num_spliced=sum(isinstance(e, Splice) for e in question.elements),
-            stopped_by=pins.stopped_by if pins else None,
-            divergence=divergence,
         )
 
 
@@ -315,22 +248,3 @@ def _may_splice(message: Message, turn: Healed, frame: Frame | None) -> bool:
         and turn.header == frame.header
         and not healing.is_edited(message, turn)
     )
-
-
-def _boundaries(
-    found: Sequence[tuple[int, int]], marked: Sequence[MarkedMessage]
-) -> tuple[Boundary, ...]:
-    """Rank the places where messages begin by how likely a match ends there."""
-    roles = [item.message.role for item in marked]
-    users = [i for i, role in enumerate(roles) if role == "user"]
-    first = next((i for i, role in enumerate(roles) if role != "system"), len(roles))
-    ranked: dict[int, int] = {}
-    for depth, message in found:
-        if message == first:
-            rank = 0
-        elif users and message == users[-1]:
-            rank = 1
-        else:
-            rank = 2 if message >= len(roles) else 3
-        ranked[depth] = min(rank, ranked.get(depth, rank))
-    return tuple(Boundary(d, r) for d, r in sorted(ranked.items()) if d > 0)

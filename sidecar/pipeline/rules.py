@@ -151,7 +151,7 @@ def find(
             kind = arguments.pop("after")
             ends = [span[1] for other, span in found if other.kind == kind]
             arguments["after_end"] = max(ends, default=None)
-        for span in shapes.apply(rule.shape, text, arguments):
+        for span in shapes.SHAPES[rule.shape](text, **arguments):
             if not any(_overlap(span, other) for _, other in found):
                 found.append((rule, span))
     return sorted(found, key=lambda item: item[1])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench import report
+from bench import report, table
 from bench.clients import Answer
 from bench.prompts import lengths_of
 from bench.report import Bar, Comparison, InvalidRun, Pair, Run
@@ -101,7 +101,7 @@ def test_a_verdict_inside_the_noise_says_so() -> None:
     verdict = report.judge(bar, pairs_of((96, 100), (99, 100), (102, 100)))
     assert verdict.passed
     assert not verdict.is_clear
-    assert report.outcome(verdict) == "ratio >= 0.97 pass (within the noise)"
+    assert table.outcome(verdict) == "ratio >= 0.97 pass (within the noise)"
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,11 @@ def test_one_failed_bar_fails_the_whole() -> None:
     """And the file for machines holds every pair."""
     bars = [Bar("total_tps", "ratio >=", 0.97), Bar("ttft_s", "ratio <=", 1.03)]
     comparison = Comparison("them, 1 stream", 1, pairs_of((2, 1), (2, 1)), bars)
-    result = json.loads(json.dumps(report.as_json([comparison], {"machine": "m"})))
+    result = json.loads(json.dumps(table.as_json([comparison], {"machine": "m"})))
     assert [v["passed"] for v in result["comparisons"][0]["verdicts"]] == [True, False]
     assert not result["passed"]
     assert len(result["comparisons"][0]["pairs"]) == 2
-    assert "FAIL" in report.table([comparison])
+    assert "FAIL" in table.table([comparison])
 
 
 def test_prompt_lengths_are_spread_and_start_with_the_longest() -> None:

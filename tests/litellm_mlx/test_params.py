@@ -113,6 +113,9 @@ def test_nothing_of_litellm_leaks(proxy: Proxy, sidecar: FakeSidecar) -> None:
     expected = {"model", "messages", "stream", "stream_options", "x_mlx"}
     assert body.keys() == expected
     assert body["stream_options"] == {"include_usage": True}
+    key = body["x_mlx"].pop("key")
+    assert len(key) == 16
+    assert key not in "secret-key"
     assert body["x_mlx"] == {
         "call_id": sidecar.last_call("plain").call_id,
         "route": path,

@@ -1,0 +1,67 @@
+"""What the pipeline did for reuse: the report of a request, and the counters."""
+
+from collections.abc import Sequence
+
+from sidecar.core.prompt import CacheReport, ChatTokenizer
+from sidecar.infra.counters import Counters
+from sidecar.pipeline.canonical import MarkedMessage
+from sidecar.pipeline.drift import first_divergence
+from sidecar.pipeline.layout import Splice
+from sidecar.pipeline.reuse import Answer, Question
+from sidecar.pipeline.turns import Change
+
+COUNTED = (
+    "pin_tokens_gained", "splice_turns", "splice_unavailable", "healing_hit",
+    "alignment_unavailable", "exact_key_rejected_by_model_lcp", "turn_write_refused",
+    "invariant_violation", "resumed_prefill_tokens",
+)  # fmt: skip
+
+
+def make_report(
+    question: Question,
+    answer: Answer,
+    change: Change,
+    tokenizer: ChatTokenizer,
+    marked: Sequence[MarkedMessage],
+) -> CacheReport:
+    """The report of one request."""
+    pins = answer.pins
+    divergence = None
+    if answer.closest is not None:
+        record, shared_len = answer.closest
+        divergence = first_divergence(
+            record, question.canonical, shared_len, tokenizer, marked
+        )
+    return CacheReport(
+        match="pinned" if pins else "strict" if answer.strict_len else "none",
+        strict_len=answer.strict_len,
+        reused_len=answer.reused_len,
+        stable_messages=change.stable_messages,
+        changes=change.descriptors,
+        pinned=tuple(pins.kinds()) if pins else (),
+        restated=tuple(r.key[2] for r in pins.restated) if pins else (),
+        num_spliced=sum(isinstance(e, Splice) for e in question.elements),
+        stopped_by=pins.stopped_by if pins else None,
+        divergence=divergence,
+    )
+
+
+def count(
+    counters: Counters, report: CacheReport, answer: Answer, num_healed: int
+) -> None:
+    """Add one request to the counters of cache.md s9."""
+    for kind in report.pinned:
+        counters.add(f"pin_{kind}")
+    for kind in report.restated:
+        counters.add(f"restate_{kind}")
+    if report.stopped_by:
+        counters.add(f"pin_stop_{report.stopped_by}")
+    counters.add("pin_tokens_gained", answer.reused_len - answer.strict_len)
+    counters.add("splice_turns", report.num_spliced)
+    counters.add("splice_unavailable", num_healed - report.num_spliced)
+    counters.add("healing_hit", num_healed)
+    counters.add("alignment_unavailable", int(not report.is_proved))
+    closest = answer.closest
+    is_equal = closest is not None and closest[1] == len(closest[0].canonical)
+    if is_equal and not report.divergence and answer.reused_len == 0:
+        counters.add("exact_key_rejected_by_model_lcp")

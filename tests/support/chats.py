@@ -1,0 +1,285 @@
+"""
+Conversations through the real pipeline, without a model.
+
+The store is a plain list of what was kept; the "model" says what the test decides.
+"""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sidecar.core.prompt import ModelIds, PreparedPrompt
+from sidecar.core.requests import (
+    ChatRequest,
+    ClientInfo,
+    Message,
+    Thinking,
+    Tool,
+    ToolCall,
+)
+from sidecar.pipeline.prepare import Pipeline
+from sidecar.pipeline.rules import load_rules
+from sidecar.pipeline.settings import PipelineSettings
+from tests.support.chat_templates import tokenizer_of
+
+SETTINGS = PipelineSettings(
+    default_thinking=True,
+    preserve_thinking=True,
+    canonicalize=True,
+    pinning=True,
+    splicing=True,
+    min_gain=64,
+    use_block_index=True,
+    record_ttl_s=0,
+    session_idle_s=0,
+    healing_entries=2000,
+    healing_bytes=64 << 20,
+)
+
+
+class StoredPrompts:
+    """A prefix matcher: every stored sequence, compared id by id."""
+
+    def __init__(self) -> None:
+        self.sequences: list[tuple[int, ...]] = []
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Keep a sequence."""
+        self.sequences.append(tuple(ids))
+
+    def match_len(self, model_ids: ModelIds) -> int:
+        """Length of the longest stored prefix; one id is always left to compute."""
+        longest = max((common_len(s, model_ids) for s in self.sequences), default=0)
+        return min(longest, max(0, len(model_ids) - 1))
+
+
+def common_len(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    for at, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return at
+    return min(len(one), len(other))
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An answer of the model, as the client is shown it."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def raw(self) -> str:
+        """As the built-in model writes it."""
+        parts = [f"<think>\n{self.reasoning}\n</think>\n"] if self.reasoning else []
+        parts += [self.text] if self.text else []
+        parts += [
+            '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
+            % (call.name, call.arguments)
+            for call in self.calls
+        ]
+        return "\n".join(parts)
+
+    @property
+    def echo(self) -> Message:
+        """The turn as a client sends it back: without its thinking."""
+        parts = (self.text,) if self.text else ()
+        return Message("assistant", parts, None, self.calls)
+
+
+@dataclass(slots=True)
+class Client:
+    """Who asks: what a request says besides its messages."""
+
+    session: str | None = "s"
+    key: str | None = "k"
+    agent: str | None = None
+    tools: tuple[Tool, ...] = ()
+    thinking: bool | None = True
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Chats:
+    """
+    A pipeline, its memory and its store.
+
+    Args:
+        kind: whose tokenizer and template. settings: what differs from SETTINGS.
+    """
+
+    def __init__(
+        self,
+        kind: str = "builtin",
+        *,
+        policy: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.tokenizer = tokenizer_of(kind)
+        self.is_lossless = kind != "spm"  # its decoder puts spaces behind special tokens
+        self.store = StoredPrompts()
+        self.settings = replace(SETTINGS, **settings)
+        self.pipeline = Pipeline(
+            self.tokenizer, "<think>", kind, load_rules(None, policy), self.settings
+        )
+
+    def ask(
+        self, messages: Sequence[Message], client: Client | None = None
+    ) -> PreparedPrompt:
+        """Prepare a request; what comes out is what it says it is."""
+        client = client or Client()
+        request = ChatRequest(
+            "r",
+            "m",
+            tuple(messages),
+            tools=client.tools,
+            thinking=Thinking(client.thinking),
+            template_kwargs=client.kwargs,
+            client=ClientInfo(client.session, client.agent, client.key),
+        )
+        prompt = self.pipeline.prepare(request, self.store)
+        self.check(prompt)
+        return prompt
+
+    def check(self, prompt: PreparedPrompt) -> None:
+        """Ids and text are the same; marks never leak; boundaries are in place."""
+        assert "\ue000" not in prompt.text
+        if self.is_lossless:
+            assert self.decode(prompt.model_ids) == prompt.text
+        depths = [b.depth for b in prompt.boundaries]
+        assert depths == sorted(set(depths))
+        assert all(0 < depth <= len(prompt.model_ids) for depth in depths)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, nothing cleaned up; without a start token put before it."""
+        return str(self.tokenizer.decode(list(ids)))
+
+    def reuse(self, prompt: PreparedPrompt) -> int:
+        """How much of a prompt the store holds, in tokens."""
+        return self.store.match_len(prompt.model_ids)
+
+    def answer(
+        self,
+        prompt: PreparedPrompt,
+        said: Said,
+        *,
+        raw: str | None = None,
+        sampled: Sequence[int] | None = None,
+    ) -> tuple[int, ...]:
+        """Finish a turn: it is remembered and its KV is kept; returns the sampled ids."""
+        raw = said.raw if raw is None else raw
+        ids = tuple(self.sample(raw) if sampled is None else sampled)
+        self.pipeline.commit(prompt, said.text, said.reasoning, said.calls, ids)
+        self.store.add((*prompt.model_ids, *ids))
+        return ids
+
+    def sample(self, raw: str) -> tuple[int, ...]:
+        """Ids of a text, not as a tokenizer would cut it but as a model may."""
+        cuts = sorted(random.Random(raw).sample(range(len(raw) + 1), len(raw) // 8))
+        pieces = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+        ids: list[int] = []
+        for piece in pieces:
+            ids += self.tokenizer.encode(piece, add_special_tokens=False)
+        return tuple(ids)
+
+    def turn(
+        self,
+        messages: Sequence[Message],
+        said: Said | str = "Fine.",
+        client: Client | None = None,
+    ) -> "Turn":
+        """Ask and answer."""
+        prompt = self.ask(messages, client)
+        reused = self.reuse(prompt)
+        said = Said(said) if isinstance(said, str) else said
+        sampled = self.answer(prompt, said)
+        return Turn(prompt, reused, sampled, said)
+
+    def plain_text(
+        self, messages: Sequence[Message], client: Client | None = None
+    ) -> str:
+        """T: what the template makes of the messages alone, without the pipeline."""
+        client = client or Client()
+        kwargs: dict[str, Any] = {"enable_thinking": bool(client.thinking)}
+        if self.settings.preserve_thinking:
+            kwargs["preserve_thinking"] = True
+        return str(
+            self.tokenizer.apply_chat_template(
+                [_entry(m) for m in messages],
+                tools=[dict(t.raw) for t in client.tools] or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **{**kwargs, **client.kwargs},
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A finished turn: its prompt, what of it was reused, what was sampled."""
+
+    prompt: PreparedPrompt
+    reused: int
+    sampled: tuple[int, ...]
+    said: Said
+
+    @property
+    def text(self) -> str:
+        """What the model read."""
+        return self.prompt.text
+
+    @property
+    def kept(self) -> int:
+        """Tokens kept of this turn."""
+        return len(self.prompt.model_ids) + len(self.sampled)
+
+
+def _entry(message: Message) -> dict[str, Any]:
+    entry: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.reasoning is not None:
+        entry["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        entry["tool_calls"] = [
+            {"id": c.id, "type": "function",
+             "function": {"name": c.name, "arguments": json.loads(c.arguments)}}
+            for c in message.tool_calls
+        ]  # fmt: skip
+    if message.tool_call_id is not None:
+        entry["tool_call_id"] = message.tool_call_id
+    return entry
+
+
+def system(*parts: str) -> Message:
+    """A system message."""
+    return Message("system", parts)
+
+
+def user(*parts: str) -> Message:
+    """A user message."""
+    return Message("user", parts)
+
+
+def assistant(text: str, *calls: ToolCall, reasoning: str | None = None) -> Message:
+    """A turn as a client sends it."""
+    return Message("assistant", (text,) if text else (), reasoning, calls)
+
+
+def result(text: str, call_id: str = "call_1") -> Message:
+    """A tool's result."""
+    return Message("tool", (text,), tool_call_id=call_id)
+
+
+def tool(name: str) -> Tool:
+    """An offered function without parameters."""
+    parameters = {"type": "object", "properties": {}}
+    function = {"name": name, "description": "x", "parameters": parameters}
+    return Tool(name, parameters, {"type": "function", "function": function})
+
+
+def words(count: int, seed: int = 0) -> str:
+    """That many words, about as many tokens or more."""
+    rng = random.Random(seed)
+    known = "the file of a model and its cache are read by one server for each turn"
+    return " ".join(rng.choice(known.split()) for _ in range(count))

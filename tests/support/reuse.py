@@ -1,0 +1,233 @@
+"""
+How much of each recorded request a server must prefill, and how little it could.
+
+The server is real and says what was recorded. Beside what it reports, the most that
+any exact reuse could give is worked out from nothing but ids: what the model read,
+and what it said.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from tokenizers import Tokenizer
+
+from sidecar.app import App
+from sidecar.engine.batch_loop import ExtraProcessors
+from sidecar.engine.job import Job
+from sidecar.engine.sampling import LogitsProcessor
+from sidecar.server.messages import Endpoint, EventStream, Request, Response
+from sidecar.server.routes import Routes
+from tests.support.replay import Replayer, Reply
+from tests.support.scripted import Json, Prompt, Script, scripted
+from tests.support.servers import running_sidecar
+from tests.support.tiny_models import BUILTIN
+from tests.support.traces import Exchange, ReplayScript
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """
+    Tokens to prefill in all requests of a trace but the first, as counted elsewhere.
+
+    By the program that made the traces; tests/fixtures/traces/README.md says how.
+
+    Args:
+        prompt: all tokens of these prompts.
+        exact: to prefill, if only equal prefixes are reused.
+        pinned: to prefill, if volatile values are pinned and answers spliced too.
+    """
+
+    prompt: int
+    exact: int
+    pinned: int
+
+
+COUNTED = {
+    "claude-2.1.157-print": Counted(256935, 256674, 656),
+    "claude-2.1.157-terminal": Counted(545616, 545124, 54763),
+    "claude-2.1.328-print": Counted(388687, 20628, 19692),
+    "claude-2.1.75-print": Counted(613415, 165242, 36321),
+    "openclaw-2026.6.11-group": Counted(621530, 97349, 36608),
+    "openclaw-2026.9.6-local": Counted(273717, 3147, 3134),
+    "opencode-1.18.33": Counted(240069, 19437, 18404),
+    "pi-0.73.1": Counted(36201, 1481, 752),
+    "pi-0.87.1": Counted(37527, 1491, 747),
+    "qwen-0.24.4": Counted(638242, 105291, 40996),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """
+    One request and what became of it.
+
+    Args:
+        body: as the sidecar got it, always Chat.
+        cached_len: prompt tokens not prefilled, as the client was told.
+        oracle_len: prompt tokens that exact reuse could have saved: the longest
+            beginning of this prompt that an earlier request had in its KV.
+        thinking: whether the prompt let the model think.
+    """
+
+    seq: int
+    body: Json
+    prompt_len: int
+    cached_len: int
+    oracle_len: int
+    thinking: bool
+
+    @property
+    def prefilled_len(self) -> int:
+        """Prompt tokens that were computed."""
+        return self.prompt_len - self.cached_len
+
+
+class Recorder:
+    """
+    Plays recorded answers in a sidecar and notes what goes in and out.
+
+    Args:
+        exchanges: the conversation whose answers it gives.
+    """
+
+    def __init__(self, exchanges: Sequence[Exchange]) -> None:
+        self.url = ""
+        self.bodies: list[Json] = []
+        self.jobs: list[Job] = []
+        self.prompts: list[Prompt] = []
+        self.said: list[str] = []
+        self._script: Script = ReplayScript(exchanges)
+        self._forced = scripted(self._answer)
+
+    def processors(self, job: Job, choice: int) -> list[LogitsProcessor]:
+        """The seam in the engine: note the job and force its answer."""
+        self.jobs.append(job)
+        return self._forced(job, choice)
+
+    def listen(self, app: App) -> None:
+        """Note the bodies of the chat requests a sidecar gets from now on."""
+        self.url = app.url
+        app.listener.routes = _Tap(app.listener.routes, self.bodies)  # type: ignore[assignment]
+
+    def _answer(self, prompt: Prompt) -> str:
+        self.prompts.append(prompt)
+        self.said.append(self._script(prompt))
+        return self.said[-1]
+
+
+class _Tap:
+    """Routes that keep a copy of what is posted."""
+
+    def __init__(self, routes: Routes, bodies: list[Json]) -> None:
+        self._routes = routes
+        self._bodies = bodies
+
+    def find(self, method: str, path: str) -> tuple[Endpoint, str]:
+        endpoint, tail = self._routes.find(method, path)
+
+        def noting(request: Request) -> Response | EventStream:
+            if path.endswith("/chat/completions"):
+                self._bodies.append(request.json())
+            return endpoint(request)
+
+        return noting, tail
+
+    def name(self, path: str) -> str:
+        return self._routes.name(path)
+
+
+@contextlib.contextmanager
+def recording_sidecar(model: Path, exchanges: Sequence[Exchange]) -> Iterator[Recorder]:
+    """A sidecar with default settings, an empty store and the recorded answers."""
+    recorder = Recorder(exchanges)
+    seam: ExtraProcessors = recorder.processors
+    with running_sidecar({"MODEL_PATH": str(model)}, seam) as app:
+        recorder.listen(app)
+        yield recorder
+
+
+def serve_trace(
+    exchanges: Sequence[Exchange], recorder: Recorder, http: httpx.Client, model: str
+) -> list[Served]:
+    """
+    Send the requests one after the other and count.
+
+    Args:
+        http: to the recorder's sidecar, or to a proxy that calls it `model`.
+    Raises:
+        AssertionError: a request was answered otherwise than recorded.
+    """
+    replayer = Replayer(http, model)
+    kv = _KV(recorder)
+    served = []
+    for number, exchange in enumerate(exchanges):
+        reply = replayer.send(exchange)
+        assert len(recorder.jobs) == len(recorder.bodies) == number + 1
+        prompt_len, cached_len = _prompt_usage(reply)
+        served.append(
+            Served(
+                exchange.seq,
+                recorder.bodies[number],
+                prompt_len,
+                cached_len,
+                kv.oracle_len(number),
+                recorder.prompts[number].thinking,
+            )
+        )
+        assert prompt_len == len(recorder.jobs[number].spec.model_ids)
+        assert kv.num_said(number) == _num_generated(reply)
+    return served
+
+
+class _KV:
+    """The sequences whose KV the server has had, as ids."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._tokenizer = Tokenizer.from_file(str(BUILTIN / "tokenizer.json"))
+        self._end = self._tokenizer.token_to_id("<|im_end|>")
+        self._held: list[Any] = []
+
+    def oracle_len(self, number: int) -> int:
+        """The most of prompt `number` that an earlier sequence begins with."""
+        prompt = self._prompt(number)
+        while len(self._held) < number:
+            self._held.append(self._sequence(len(self._held)))
+        longest = max((_common_len(prompt, ids) for ids in self._held), default=0)
+        return min(longest, len(prompt) - 1)  # the last token's logits are needed
+
+    def num_said(self, number: int) -> int:
+        """Tokens of an answer, without the end of turn."""
+        return len(self._sequence(number)) - len(self._prompt(number)) - 1
+
+    def _prompt(self, number: int) -> Any:
+        return np.array(self._recorder.jobs[number].spec.model_ids, np.int32)
+
+    def _sequence(self, number: int) -> Any:
+        said = self._recorder.said[number]
+        ids = self._tokenizer.encode(said, add_special_tokens=False).ids
+        return np.append(self._prompt(number), [*ids, self._end])
+
+
+def _common_len(one: Any, other: Any) -> int:
+    length = min(len(one), len(other))
+    differs = one[:length] != other[:length]
+    return int(np.argmax(differs)) if differs.any() else length
+
+
+def _prompt_usage(reply: Reply) -> tuple[int, int]:
+    """Tokens of the prompt, and how many of them were cached; of either dialect."""
+    usage = reply.usage
+    if "prompt_tokens" in usage:
+        return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+    cached_len = usage.get("cache_read_input_tokens") or 0
+    return usage["input_tokens"] + cached_len, cached_len
+
+
+def _num_generated(reply: Reply) -> int:
+    return int(reply.usage.get("completion_tokens") or reply.usage["output_tokens"])

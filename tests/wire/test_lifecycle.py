@@ -1,0 +1,304 @@
+"""What happens to a request in mid-answer: disconnect, cancel, time-out, silence."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from sidecar.app import App
+from tests.support.raw_http import (
+    Answer,
+    connect,
+    eventually,
+    exchange,
+    read_answer,
+    request,
+)
+from tests.support.scripted import scripted
+from tests.support.servers import running_sidecar
+
+ModelFolder = Callable[[str], Path]
+CHAT = "/v1/chat/completions"
+COMPLETION = "/v1/completions"
+LONG_CALL = "<tool_call>" + json.dumps(
+    {"name": "write", "arguments": {"text": "one two three " * 400}}
+)
+TOOLS = [{"type": "function", "function": {"name": "write"}}]
+
+
+@pytest.fixture(scope="module")
+def endless(model_folder: ModelFolder) -> Iterator[App]:
+    """A model that never ends its turn; prefill in small chunks takes its time."""
+    settings = {
+        "MODEL_PATH": str(model_folder("dense")),
+        "PREFILL_STEP_SIZE": "16",
+        "KEEPALIVE_SECONDS": "0.2",
+    }
+    with running_sidecar(settings) as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def impatient(model_folder: ModelFolder) -> Iterator[App]:
+    """The same with time limits of one second."""
+    settings = {
+        "MODEL_PATH": str(model_folder("dense")),
+        "TIMEOUT_CHAT_SECONDS": "1",
+        "TIMEOUT_COMPLETIONS_SECONDS": "1",
+    }
+    with running_sidecar(settings) as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def caller(model_folder: ModelFolder) -> Iterator[App]:
+    """A model that always writes one long tool call."""
+    settings = {"MODEL_PATH": str(model_folder("dense")), "KEEPALIVE_SECONDS": "0.2"}
+    with running_sidecar(settings, scripted(lambda _prompt: LONG_CALL)) as app:
+        yield app
+
+
+def body(text: str = "x", **more: Any) -> bytes:
+    messages = [{"role": "user", "content": text}]
+    return json.dumps({"messages": messages, "max_tokens": 30_000, **more}).encode()
+
+
+def prompt_of(num_words: int) -> str:
+    """About as many tokens."""
+    return " ".join(f"w{number % 97}" for number in range(num_words // 3))
+
+
+def lines_of(app: App, data: bytes) -> Iterator[tuple[float, str]]:
+    """Lines of a stream with the seconds since the one before."""
+    last = time.monotonic()
+    url = app.url + CHAT
+    headers = {"Content-Type": "application/json"}
+    with httpx.stream("POST", url, content=data, headers=headers, timeout=30) as answer:
+        assert answer.status_code == 200
+        for line in answer.iter_lines():
+            if line:
+                now = time.monotonic()
+                yield now - last, line
+                last = now
+
+
+STATES: dict[str, dict[str, Any]] = {
+    "decode of a stream": {"stream": True},
+    "decode of a whole answer": {"stream": False},
+    "prefill of a stream": {"stream": True, "text": prompt_of(20_000)},
+    "prefill of a whole answer": {"stream": False, "text": prompt_of(20_000)},
+    "decode of several answers": {"stream": False, "n": 4},
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_client_that_leaves_frees_the_engine(endless: App, state: str) -> None:
+    """Closing the connection ends the job at its next step, whatever it was doing."""
+    with connect(endless.listener.port) as connection:
+        connection.sendall(request(CHAT, body(**STATES[state])))
+        assert eventually(lambda: endless.pool.num_leases == 1)
+        time.sleep(0.25)
+        assert endless.pool.num_leases == 1, "it ended before the client left"
+    assert eventually(lambda: endless.pool.num_leases == 0, 1.0)
+    started = time.monotonic()
+    answer = exchange(endless.listener.port, request(CHAT, body(max_tokens=1)))
+    assert (answer.status, time.monotonic() - started < 1.0) == (200, True)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.xfail(strict=True, reason="Generation.events is silent while text is held")
+def test_a_client_that_leaves_during_a_long_call_frees_the_engine(
+    caller: App, stream: bool
+) -> None:
+    """A tool call is held back to its end; its client may leave all the same."""
+    with connect(caller.listener.port) as connection:
+        connection.sendall(request(CHAT, body(tools=TOOLS, stream=stream)))
+        assert eventually(lambda: caller.pool.num_leases == 1)
+        time.sleep(0.3)
+        assert caller.pool.num_leases == 1
+    freed = eventually(lambda: caller.pool.num_leases == 0, 0.5)
+    assert eventually(lambda: caller.pool.num_leases == 0, 20)
+    assert freed
+
+
+@pytest.mark.xfail(strict=True, reason="Generation.events is silent while text is held")
+def test_a_long_call_does_not_look_dead(caller: App) -> None:
+    """While a call is held back, keep-alives come."""
+    lines = list(lines_of(caller, body(tools=TOOLS, stream=True)))
+    assert '"tool_calls"' in "".join(line for _, line in lines)
+    assert max(gap for gap, _ in lines) < 1.0
+    assert ": keepalive" in [line for _, line in lines]
+
+
+def test_a_slow_prefill_does_not_look_dead(endless: App) -> None:
+    """Comments come while the prompt is computed, then the answer as ever."""
+    data = body(prompt_of(12_000), stream=True, max_tokens=2)
+    lines = list(lines_of(endless, data))
+    comments = [gap for gap, line in lines if line == ": keepalive"]
+    assert len(comments) >= 2
+    assert all(0.15 < gap < 0.6 for gap in comments)
+    assert lines[-1][1] == "data: [DONE]"
+
+
+def test_the_plugin_gets_empty_deltas_for_keep_alive(endless: App) -> None:
+    """LiteLLM swallows comments; a chunk that says nothing passes through it."""
+    data = body(prompt_of(9_000), stream=True, max_tokens=2, x_mlx={})
+    lines = [line for _, line in lines_of(endless, data)]
+    assert ": keepalive" not in lines
+    chunks = [json.loads(line[6:]) for line in lines[:-1]]
+    empty = [c for c in chunks if c["choices"] and c["choices"][0]["delta"] == {}]
+    assert len(empty) >= 3  # two or more while it waits, and the finish
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert "usage" in chunks[-2]
+
+
+def start(app: App, data: bytes) -> tuple[threading.Thread, list[Answer]]:
+    """Send a request on a thread of its own; its answer comes into the list."""
+    answers: list[Answer] = []
+
+    def run() -> None:
+        with connect(app.listener.port) as connection:
+            connection.sendall(data)
+            with connection.makefile("rb") as stream:
+                answers.append(read_answer(stream))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert eventually(lambda: app.pool.num_leases == 1)
+    return thread, answers
+
+
+def cancel(app: App, name: str) -> Any:
+    return exchange(
+        app.listener.port, request(f"/v1/cancel/{name}", method="POST")
+    ).json
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_cancelling_a_whole_answer(endless: App, path: str) -> None:
+    """Its client gets 499, the canceller is told, the engine is free."""
+    data = body(prompt="x") if path == COMPLETION else body()
+    name = f"job-{path[-4:]}"
+    waiting, answers = start(endless, request(path, data, (f"X-Request-ID: {name}",)))
+    assert cancel(endless, name) == {"cancelled": True, "id": name}
+    waiting.join(5)
+    assert (answers[0].status, answers[0].header("x-request-id")) == (499, name)
+    assert answers[0].json["error"]["code"] == "request_cancelled"
+    assert eventually(lambda: endless.pool.num_leases == 0, 1.0)
+    assert cancel(endless, name) == {"cancelled": False, "id": name}
+
+
+def test_cancelling_a_stream(endless: App) -> None:
+    """The stream ends with an error event, and never with [DONE]."""
+    data = request(CHAT, body(stream=True), ("X-Request-ID: stream-1",))
+    waiting, answers = start(endless, data)
+    assert cancel(endless, "stream-1")["cancelled"]
+    waiting.join(5)
+    lines = answers[0].body.decode().strip().split("\n\n")
+    error = json.loads(lines[-1].removeprefix("data: "))["error"]
+    assert error["code"] == "request_cancelled"
+    assert "[DONE]" not in answers[0].body.decode()
+
+
+def test_cancelling_in_prefill(endless: App) -> None:
+    """A long prompt is given up within a chunk."""
+    data = request(CHAT, body(prompt_of(20_000)), ("X-Request-ID: prefill",))
+    waiting, answers = start(endless, data)
+    time.sleep(0.2)
+    started = time.monotonic()
+    assert cancel(endless, "prefill")["cancelled"]
+    waiting.join(5)
+    assert time.monotonic() - started < 1.0
+    assert answers[0].status == 499
+
+
+def test_cancelling_what_is_not_there(endless: App) -> None:
+    """No error: it may have ended by itself a moment ago."""
+    assert cancel(endless, "n%20o") == {"cancelled": False, "id": "n o"}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_a_whole_answer_that_takes_too_long_is_408(impatient: App, path: str) -> None:
+    """After its time limit; the engine is free."""
+    started = time.monotonic()
+    data = request(path, body(prompt="x"))
+    answer = exchange(impatient.listener.port, data)
+    assert 0.9 < time.monotonic() - started < 3
+    assert answer.status == 408
+    assert answer.json["error"]["code"] == "request_timeout"
+    assert "1 seconds" in answer.json["error"]["message"]
+    assert eventually(lambda: impatient.pool.num_leases == 0, 1.0)
+
+
+def test_a_stream_that_takes_too_long_ends_with_an_error(impatient: App) -> None:
+    """What was said stays said; then an error event and no [DONE]."""
+    answer = exchange(impatient.listener.port, request(CHAT, body(stream=True)))
+    lines = answer.body.decode().strip().split("\n\n")
+    assert len(lines) > 10
+    assert json.loads(lines[-1][6:])["error"]["code"] == "request_timeout"
+    assert "[DONE]" not in answer.body.decode()
+
+
+def test_the_sdk_raises_on_an_error_in_mid_stream(impatient: App) -> None:
+    """OpenAI's own client takes the error event for what it is."""
+    client = openai.OpenAI(base_url=f"{impatient.url}/v1", api_key="x", max_retries=0)
+    stream = client.chat.completions.create(
+        model="local",
+        messages=[{"role": "user", "content": "x"}],
+        stream=True,
+        max_tokens=30_000,
+    )
+    with client, pytest.raises(openai.APIError, match="no answer within 1 seconds"):
+        for _ in stream:
+            pass
+
+
+@pytest.mark.parametrize("text", ["x", prompt_of(20_000)], ids=["decode", "prefill"])
+def test_health_and_metrics_answer_while_it_generates(endless: App, text: str) -> None:
+    """They never wait for the GPU."""
+    with connect(endless.listener.port) as connection:
+        connection.sendall(request(CHAT, body(text)))
+        assert eventually(lambda: endless.pool.num_leases == 1)
+        for path in ("/health", "/metrics", "/v1/models"):
+            started = time.monotonic()
+            answer = exchange(endless.listener.port, request(path))
+            assert (answer.status, time.monotonic() - started < 0.5) == (200, True)
+            if path == "/metrics":
+                assert "\nmlx_active_requests 1.0\n" in answer.body.decode()
+        assert endless.pool.num_leases == 1, "it ended before it was looked at"
+    assert eventually(lambda: endless.pool.num_leases == 0, 1.0)
+
+
+def metric(app: App, name: str) -> float:
+    text = exchange(app.listener.port, request("/metrics")).body.decode()
+    found = [line.split()[-1] for line in text.splitlines() if line.startswith(name)]
+    return sum(map(float, found))
+
+
+def test_metrics_tell_how_requests_ended(impatient: App) -> None:
+    """Statuses by endpoint, tokens by kind, jobs by their end, times of all."""
+    names = {
+        'mlx_requests_total{endpoint="/v1/chat/completions",status="200"}': 1,
+        'mlx_requests_total{endpoint="other",status="404"}': 1,
+        'mlx_jobs_ended_total{reason="finished"}': 1,
+        'mlx_jobs_ended_total{reason="timeout"}': 1,
+        'mlx_token_throughput_total{kind="generated"}': 7,
+        "mlx_ttft_seconds_count": 2,
+        "mlx_active_requests": 0,
+    }
+    before = {name: metric(impatient, name) for name in names}
+    port = impatient.listener.port
+    assert exchange(port, request(CHAT, body(max_tokens=7))).status == 200
+    assert exchange(port, request("/nothing/of/that/name")).status == 404
+    assert exchange(port, request(CHAT, body())).status == 408
+    for name, more in names.items():
+        assert metric(impatient, name) - before[name] == more, name
+    assert exchange(port, request("/metrics")).header("content-type") == (
+        "text/plain; version=0.0.4; charset=utf-8"
+    )
