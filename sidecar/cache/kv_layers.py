@@ -50,9 +50,16 @@ def copy_layers(cache: KVLayers) -> KVLayers:
 
 
 def depth(cache: KVLayers) -> int | None:
-    """Tokens the cache holds; None if its layers do not agree."""
+    """
+    Tokens the cache holds; None if no layer counts them.
+
+    Raises:
+        ValueError: its layers do not agree.
+    """
     offsets = {int(a.offset) for a in atoms(cache) if hasattr(a, "offset")}
-    return offsets.pop() if len(offsets) == 1 else None
+    if len(offsets) > 1:
+        raise ValueError(f"layers hold {' and '.join(map(str, sorted(offsets)))} tokens")
+    return offsets.pop() if offsets else None
 
 
 def evaluate(cache: KVLayers) -> None:

@@ -201,7 +201,7 @@ def is_edited(message: Message, healed: Healed) -> bool:
 def _arguments(call: ToolCall) -> Any:
     try:
         return json.loads(call.arguments) if call.arguments.strip() else {}
-    except ValueError:
+    except (ValueError, RecursionError):  # not JSON, or nested beyond reason
         return {"__raw__": call.arguments}
 
 

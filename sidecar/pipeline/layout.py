@@ -83,9 +83,10 @@ def lay_out(
     marks = _Marks(secrets.token_hex(8))
     splices = dict(healed) if frame is not None else {}
     slots: list[Span | Splice] = []
+    shown = _without_calls(marked, splices, frame)
     messages = [
         _with_marks(index, item, splices.get(index), slots, marks)
-        for index, item in enumerate(marked)
+        for index, item in enumerate(shown)
     ]
     elements = _split(render(messages), slots, marks)
     if frame is not None and splices:
@@ -93,12 +94,27 @@ def lay_out(
     if elements is None and splices:  # a turn is hidden or repeated: leave turns alone
         return lay_out(marked, {}, None, render)
     if elements is not None:
-        plain = render(_plain(marked, splices, marks))
+        plain = render(_plain(shown, splices, marks))
         proved = _prove(elements, plain, marks, splices)
         if proved is not None:
             return Layout(tuple(proved), is_proved=True)
     logger.info("no substitution proof: strict reuse only")
     return Layout((render([m.message for m in marked]),), is_proved=False)
+
+
+def _without_calls(
+    marked: Sequence[MarkedMessage],
+    splices: Mapping[int, Healed],
+    frame: Frame | None,
+) -> Sequence[MarkedMessage]:
+    if frame is None or frame.keeps_calls:
+        return marked
+    return [
+        replace(item, message=replace(item.message, tool_calls=()))
+        if index in splices
+        else item
+        for index, item in enumerate(marked)
+    ]
 
 
 def _with_marks(

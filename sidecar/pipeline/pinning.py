@@ -81,12 +81,14 @@ def choose(
     """
     record, shared_len = shared
     pairs = _pairs(spans, settled, record, shared_len)
+    last_note = max((s.message for s in spans if s.kind == "note"), default=-1)
     taken: list[_Pair] = []
     stopped_by = None
     for pair in pairs:
-        if _action(pair, policy) == "stop" or (
-            pair.own != pair.stored and not may_lend(pair.key[2])
-        ):
+        action = _action(pair, policy)
+        is_sayable = action != "restate" or pair.key[0] <= last_note
+        lends = action is None or may_lend(pair.key[2])
+        if action == "stop" or not (is_sayable and lends):
             stopped_by = pair.key[2]
             break
         taken.append(pair)

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from os.path import commonprefix
 
 from sidecar.core.errors import BadRequest
-from sidecar.core.requests import Message
+from sidecar.core.requests import Message, ToolCall
 
 _MARK = "\ue000zq-turn\ue001"
 _ASK = Message("user", ("zq ask",))
 _NEXT = Message("user", ("zq next",))
+_CALL = ToolCall("call_zq", "zq_call", "{}")
+_RESULT = Message("tool", ("zq result",), tool_call_id="call_zq")
+_ANSWER = Message("assistant", ("zq answer",))
+_Render = Callable[[Sequence[Message], bool], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +32,17 @@ class Frame:
         generation: G, what the prompt ends with when the model is to speak.
         header: H, how an assistant message begins.
         footer: F, how it ends; may be empty.
+        keeps_calls: the turn's calls stay in the placeholder. Not if the template
+            then hides its text, or if F is too little to tell where they end.
     """
 
     generation: str
     header: str
     footer: str
+    keeps_calls: bool = True
 
 
-def probe_frame(
-    render: Callable[[Sequence[Message], bool], str],
-) -> Frame | None:
+def probe_frame(render: _Render) -> Frame | None:
     """
     Find G, H and F; None if this template does not show them.
 
@@ -63,4 +68,23 @@ def probe_frame(
         return None
     ended = next_alone.split(_MARK)[1] if next_alone.count(_MARK) == 1 else ""
     footer = commonprefix([ended, after])
-    return Frame(generation, header, footer)
+    shows_text = _calling(render, (_CALL,)).count(_MARK) == 1
+    if footer.strip() and shows_text:
+        return Frame(generation, header, footer)
+    if _can_omit_calls(render):
+        return Frame(generation, header, footer, keeps_calls=False)
+    return Frame(generation, header, footer) if footer.strip() else None
+
+
+def _can_omit_calls(render: _Render) -> bool:
+    """Whether the rest of a conversation looks the same without a turn's calls."""
+    silent = _calling(render, ()).split(_MARK)
+    return len(silent) == 2 and _calling(render, (_CALL,)).endswith(silent[1])
+
+
+def _calling(render: _Render, calls: tuple[ToolCall, ...]) -> str:
+    turn = Message("assistant", (_MARK,), tool_calls=calls)
+    try:
+        return render([_ASK, turn, _RESULT, _ANSWER, _NEXT], True)
+    except BadRequest:
+        return ""

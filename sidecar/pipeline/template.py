@@ -185,7 +185,7 @@ def _spell_result(message: Message) -> Message:
     if message.role != "tool":
         return message
     head = f"[Tool Result for {message.tool_call_id or 'call'}]"
-    return Message("user", (head, message.text, "[End Tool Result]"))
+    return Message("user", (f"{head}\n{message.text}\n[End Tool Result]",))
 
 
 def _mark_system(message: Message) -> Message:
@@ -223,7 +223,7 @@ def _probe(tokenizer: ChatTokenizer) -> TemplateTraits:
             return None
 
     if render([_USER]) is None and not tokenizer.chat_template:
-        return TemplateTraits(exists=False)
+        return TemplateTraits(exists=False, tools=False, tool_calls=False)
     call = {"name": "zq_probe", "arguments": {"zq": "zq argument"}}
     calling = {
         "role": "assistant",
