@@ -32,7 +32,7 @@ _REPOSITORY = Path(__file__).parents[1]
 
 def main(argv: list[str] | None = None) -> int:
     """Replay, print, judge."""
-    options = _parser().parse_args(argv)
+    options = _options(argv)
     results: list[tuple[Saving, dict[str, Any]]] = []
     with tempfile.TemporaryDirectory(prefix="agents-") as scratch:
         setup = Setup(
@@ -74,18 +74,20 @@ def _print_tables(found: Sequence[Saving], *, with_peer: bool) -> None:
         print(savings.peer_table(found))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.agents", description=(__doc__ or "").split("\n\n")[0]
     )
-    names = list(COUNTED)
     parser.add_argument(
-        "traces", nargs="*", metavar="TRACE", choices=[*names, []], default=names,
-        help=f"any of {', '.join(names)} (all)",
-    )  # fmt: skip
+        "traces", nargs="*", metavar="TRACE", help=f"any of {', '.join(COUNTED)} (all)"
+    )
     parser.add_argument("--peer", action="store_true", help="ask mlx_lm.server too")
     parser.add_argument("--json", type=Path, help="also write everything to this file")
-    return parser
+    options = parser.parse_args(argv)
+    options.traces = options.traces or list(COUNTED)
+    if unknown := set(options.traces) - COUNTED.keys():
+        parser.error(f"no such trace: {', '.join(sorted(unknown))}")
+    return options
 
 
 if __name__ == "__main__":

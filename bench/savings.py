@@ -1,6 +1,6 @@
 """What a prefix cache saved of a client's requests: sums, bars, Markdown tables."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -154,9 +154,12 @@ def as_json(saving: Saving, served: Sequence[Served]) -> dict[str, Any]:
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)]]
-    show: Callable[[Any], str] = lambda x: f"{x:,}" if isinstance(x, int) else str(x)
-    lines += [[show(cell) for cell in row] for row in rows]
+    lines += [[_cell(value) for value in row] for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _percent(share: float | None) -> str:

@@ -1,6 +1,7 @@
 """The composition root: builds everything and wires it together."""
 
 import logging
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ def build(
     log = SessionLog(root, with_content=config.log.content)
     services = Services(
         ChatService(pool, config.generation, metrics, log),
-        ModelService(pool, gpu),
+        ModelService(pool, gpu, _longest_step_s(config)),
         caches,
         metrics,
     )
@@ -106,6 +107,11 @@ def build(
         config.server, Routes(services, config.server), metrics, Handler
     )
     return App(config, listener, pool, gpu)
+
+
+def _longest_step_s(config: Config) -> float:
+    """A single step this long is no work any more: 60 s past the watchdog."""
+    return (config.engine.watchdog_s or math.inf) + 60.0
 
 
 def _prepare_device(config: Config) -> None:
@@ -151,6 +157,7 @@ def _load_engine(
         cache.checkpoints_in_all,
     )
     store = PrefixStore(limits, model.new_cache)
+    store.verify = cache.verify
     loop = BatchLoop(model, store, config.engine, extra_processors)
     engine = TextEngine(model, loop, store, gpu, config.engine)
     if cache.selftest == "on_load":
@@ -175,6 +182,7 @@ def _build_pipeline(config: Config, model: LoadedModel) -> Pipeline:
         session_idle_s=cache.session_idle_s,
         healing_entries=cache.healing_entries,
         healing_bytes=cache.healing_bytes,
+        verify=cache.verify,
     )
     return Pipeline(
         model.tokenizer,

@@ -124,6 +124,10 @@ class EngineConfig:
     queue_timeout_s: float = _setting(
         600.0, "QUEUE_TIMEOUT_SECONDS", number(0.1, 86400)
     )
+    watchdog_s: float = _setting(600.0, "GENERATION_WATCHDOG_SECONDS", number(0, 86400))
+    deadline_s: float = _setting(
+        3600.0, "GENERATION_DEADLINE_SECONDS", number(0, 604800)
+    )
     decode_stall_ms: int = _setting(500, "DECODE_STALL_TARGET_MS", integer(10, 60000))
     checkpoint_gap: int = _setting(
         512, "SNAPSHOT_BOUNDARY_MIN_GAP_TOKENS", integer(16, 1 << 20)

@@ -75,6 +75,9 @@ def plan_eviction(
     if over <= 0 and len(leaves) <= limits.max_leaves:
         return None
     worst = max(free, key=lambda node: node.score(now))
+    if not worst.is_guest:  # a flood of its own guests goes before a main thread
+        guests = [n for n in free if n.is_guest and n.session == worst.session]
+        worst = max(guests, key=lambda node: node.score(now), default=worst)
     if over <= 0:
         return worst, worst.start
     return worst, max(worst.start, _kept_depth(worst, over))

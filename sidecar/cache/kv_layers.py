@@ -58,7 +58,9 @@ def depth(cache: KVLayers) -> int | None:
     """
     offsets = {int(a.offset) for a in atoms(cache) if hasattr(a, "offset")}
     if len(offsets) > 1:
-        raise ValueError(f"layers hold {' and '.join(map(str, sorted(offsets)))} tokens")
+        raise ValueError(
+            f"layers hold {' and '.join(map(str, sorted(offsets)))} tokens"
+        )
     return offsets.pop() if offsets else None
 
 

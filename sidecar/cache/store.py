@@ -51,6 +51,7 @@ class PrefixStore:
         self._lock = threading.Lock()
         self._all_sliceable = kv_layers.is_sliceable(new_cache())
         self.switched_off: set[str] = set()
+        self.verify = False  # CACHE_VERIFY: derive exactness anew at each hit
         self.counters = Counters(_COUNTED)
 
     def switch_off(self, path: str) -> None:
@@ -80,24 +81,39 @@ class PrefixStore:
 
     def restore(self, model_ids: ModelIds) -> Restored:
         """Caches for a prompt: its longest stored prefix, or empty ones."""
+        lease = Lease()
+        try:
+            return self._restore(model_ids, lease)
+        except Exception:
+            logger.exception("restore failed num_tokens=%d", len(model_ids))
+            self.abandon(lease)
+            return Restored(self._new_cache(), 0, Lease())
+
+    def _restore(self, model_ids: ModelIds, lease: Lease) -> Restored:
+        cache = self._new_cache()
         with self._lock:
             match = self._tree.match(model_ids)
             length = self._usable(match, len(model_ids))
             self._note_loss(match, min(match.depth, len(model_ids) - 1), length)
             if length == 0:
-                return Restored(self._new_cache(), 0, Lease())
+                return Restored(cache, 0, lease)
             last = self._tree.node_ending_at(model_ids, length)
             assert last is not None
             path = path_to(last)
-            lease = Lease(nodes=path)
-            arrays = self._lend(path, lease) or self._copy(path)
+            if self.verify and not _is_path_of(path, model_ids):
+                self.counters.add("invariant_violation")
+                return Restored(cache, 0, lease)
+            lease.nodes = path
+            arrays = self._lend(path, lease)
+            if arrays is None:
+                arrays = self._copy(path)
             checkpoint = last.checkpoint or []
             for node in path:
                 node.leases.add(lease)
                 node.touched, node.hits = time.monotonic(), node.hits + 1
             self.counters.add("checkpoint_hit", int(bool(checkpoint)))
-        cache = self._new_cache()
         kv_layers.rebuild(cache, arrays, checkpoint, length)
+        kv_layers.depth(cache)  # raises if a checkpoint is of another depth
         return Restored(cache, length, lease)
 
     def register(self, lease: Lease, ids: ModelIds, owner: Owner) -> None:
@@ -254,3 +270,8 @@ class PrefixStore:
         if shrunk:
             mx.clear_cache()
         return shrunk
+
+
+def _is_path_of(path: Sequence[Node], ids: ModelIds) -> bool:
+    joined = tuple(token for node in path for token in node.ids)
+    return joined == ids[: len(joined)] and path[-1].end == len(joined)

@@ -23,8 +23,9 @@ from sidecar.cache.store import PrefixStore
 from sidecar.config import EngineConfig
 from sidecar.core.errors import GenerationFailed, SidecarError, Unavailable
 from sidecar.core.prompt import ModelIds
-from sidecar.engine.decode_batch import batch_of_one, empty_batch
-from sidecar.engine.job import Job, JobFailed, Prefilled
+from sidecar.engine.decode_batch import batch_of_one
+from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled
+from sidecar.engine.lanes import Lanes
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.pacing import PrefillPacer
 from sidecar.engine.prefill import Prefill, begin
@@ -32,6 +33,7 @@ from sidecar.engine.row import Row
 from sidecar.engine.sampling import (
     LogitsProcessor,
 )
+from sidecar.engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +72,8 @@ class BatchLoop:
         self._rows: dict[int, Row] = {}
         self._next_uid = 0
         self._num_steps = 0
-        self._batch = empty_batch(model)
+        self._lanes = Lanes(model)
+        self._watchdog = Watchdog(config.watchdog_s, config.deadline_s)
 
     def add(self, job: Job) -> None:
         """Queue a job, first come first served."""
@@ -95,13 +98,13 @@ class BatchLoop:
             self._fail_rows(GenerationFailed(f"the engine failed: {error}"))
 
     def _fail_rows(self, error: SidecarError) -> None:
-        """End the jobs of the decode batch, whose caches are lost with the step."""
-        jobs = [row.job for row in self._rows.values()]
-        for prefill in {row.prefill for row in self._rows.values()}:
-            self._store.abandon(prefill.lease)
-        self._rows.clear()
-        self._batch = empty_batch(self._model)
-        for job in dict.fromkeys(jobs):
+        """End the jobs of the batch that failed: its caches are lost with the step."""
+        jobs = {self._rows[uid].job for uid in self._lanes.drop_current()}
+        rows = [uid for uid, row in self._rows.items() if row.job in jobs]
+        self._lanes.remove(rows)  # other choices of the same jobs, in other batches
+        for uid in rows:
+            self._store.abandon(self._rows.pop(uid).prefill.lease)
+        for job in jobs:
             job.emit(JobFailed(error))
 
     def _drop_cancelled(self) -> None:
@@ -118,6 +121,27 @@ class BatchLoop:
         gone = [uid for uid, row in self._rows.items() if row.job.is_cancelled]
         if gone:
             self._remove_rows(gone)
+        self._drop_expired()
+
+    def _drop_expired(self) -> None:
+        """End what made no progress or took too long; nothing generated is kept."""
+        prefill = self._prefill
+        if prefill and self._watchdog.is_over(prefill.began, prefill.last_progress):
+            self._prefill = None
+            self._keep(prefill, prefill.done_ids, prefill.done_ids)
+            for choice in range(prefill.job.spec.n):
+                prefill.job.emit(ChoiceEnded(choice, "", "length", None, (), True))
+        late = [
+            uid
+            for uid, row in self._rows.items()
+            if self._watchdog.is_over(row.prefill.began, row.last_progress)
+            or self._watchdog.is_stall(row.longest_gap_s)
+        ]
+        rows = [self._rows[uid] for uid in late]
+        if late:
+            self._remove_rows(late)
+        for row in rows:
+            row.end("length", is_aborted=True)
 
     def _admit(self) -> None:
         if not self._waiting:
@@ -166,16 +190,17 @@ class BatchLoop:
         uid, self._next_uid = self._next_uid, self._next_uid + 1
         more = self._extra_processors(row.job, row.choice)
         spec, choice = row.job.spec, (row.choice, more)
-        self._batch.extend(batch_of_one(self._model, uid, spec, choice, cache))
+        single = batch_of_one(self._model, uid, spec, choice, cache)
+        self._lanes.join(uid, single, len(spec.model_ids))
         self._rows[uid] = row
         if row.choice == 0:
             row.prefill.cache = []
-            row.prefill.lease.live = lambda: self._batch.extract_row(uid)
+            row.prefill.lease.live = lambda: self._lanes.extract(uid)
 
     def _decode(self) -> None:
         started = time.perf_counter()
         stopped = []
-        for response in self._batch.next():
+        for response in self._lanes.next():
             row = self._rows[response.uid]
             row.take(response.token, response.logprobs)
             if response.finish_reason is not None:
@@ -185,7 +210,7 @@ class BatchLoop:
                 stopped.append(response.uid)
         for uid in stopped:
             row = self._rows[uid]
-            cache = self._batch.extract_row(uid)
+            cache = self._lanes.extract(uid)
             self._finish(row, "stop", cache)
             self._remove_rows([uid])
         self._num_steps += 1
@@ -205,10 +230,9 @@ class BatchLoop:
         for uid in uids:
             row = self._rows.pop(uid)
             if row.choice == 0 and not row.prefill.lease.is_over:
-                row.prefill.cache = self._batch.extract_row(uid)
+                row.prefill.cache = self._lanes.extract(uid)
                 self._keep(row.prefill, row.job.spec.model_ids, None)
-        keep = [i for i, uid in enumerate(self._batch.uids) if uid not in uids]
-        self._batch.filter(keep)
+        self._lanes.remove(uids)
 
     def _keep(self, prefill: Prefill, ids: ModelIds, end: ModelIds | None) -> None:
         """

@@ -4,6 +4,7 @@ import functools
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
@@ -42,6 +43,7 @@ class GpuThread:
     def __init__(self) -> None:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._workers: list[Worker] = []
+        self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="gpu", daemon=True)
         self._thread.start()
 
@@ -49,6 +51,12 @@ class GpuThread:
     def is_alive(self) -> bool:
         """False only if the thread died of a defect."""
         return self._thread.is_alive()
+
+    @property
+    def step_s(self) -> float:
+        """How long the step in hand has been running, 0 if none is."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def call(self, function: Callable[[], T], timeout_s: float | None = None) -> T:
         """Run `function` on the GPU thread; return or raise what it does."""
@@ -82,7 +90,9 @@ class GpuThread:
             busy = [worker for worker in self._workers if worker.has_work()]
             self._run_commands(wait=not busy)
             for worker in busy:
+                self._busy_since = time.monotonic()
                 worker.step()
+            self._busy_since = None
 
     def _run_commands(self, *, wait: bool) -> None:
         """Run all commands that are there; `wait` for the first."""

@@ -68,6 +68,7 @@ class ChoiceEnded:
     Args:
         text: what was held back and is now safe to show.
         token_ids: all sampled ids, without the end-of-turn token.
+        is_aborted: the watchdog ended it: nothing of it may be remembered.
     """
 
     choice: int
@@ -75,6 +76,7 @@ class ChoiceEnded:
     reason: Literal["stop", "length"]
     stop_string: str | None
     token_ids: tuple[int, ...]
+    is_aborted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """One prompt being computed: its caches, how far it is, its checkpoints."""
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,8 @@ class Prefill:
     lease: Lease
     done: int
     stops: list[Boundary]
+    began: float = field(default_factory=time.monotonic)
+    last_progress: float = field(default_factory=time.monotonic)
     checkpoints: dict[int, tuple[int, list[Any]]] = field(default_factory=dict)
 
     @property
@@ -54,6 +57,7 @@ class Prefill:
     def advance(self, end: int) -> None:
         """Note that tokens up to `end` are computed; keep a checkpoint if due."""
         self.done = end
+        self.last_progress = time.monotonic()
         for stop in self.stops:
             if stop.depth == end:
                 self.checkpoints[end] = (stop.rank, take_checkpoint(self.cache))

@@ -1,5 +1,6 @@
 """One sequence in the decode batch: its ids, its text, its stop strings."""
 
+import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,6 +26,8 @@ class Row:
     prefill: Prefill
     sampled: list[int] = field(default_factory=list)
     stop_string: str | None = None
+    last_progress: float = field(default_factory=time.monotonic)
+    longest_gap_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._detokenizer = _continuing(self.model.tokenizer.detokenizer)
@@ -37,6 +40,9 @@ class Row:
 
     def take(self, token_id: int, logprobs: mx.array) -> None:
         """Count a sampled token and tell the job's reader."""
+        now = time.monotonic()
+        self.longest_gap_s = max(self.longest_gap_s, now - self.last_progress)
+        self.last_progress = now
         self.sampled.append(token_id)
         if token_id in self.model.stop_ids:
             return
@@ -46,7 +52,9 @@ class Row:
         logprob = self._logprob(token_id, logprobs)
         self.job.emit(Token(self.choice, shown.text, logprob))
 
-    def end(self, reason: Literal["stop", "length"]) -> None:
+    def end(
+        self, reason: Literal["stop", "length"], *, is_aborted: bool = False
+    ) -> None:
         """Flush what is held back and say how it ended."""
         text = ""
         if self.stop_string is None:
@@ -60,7 +68,9 @@ class Row:
         if self.stop_string is not None:
             reason = "stop"
         self.job.emit(
-            ChoiceEnded(self.choice, text, reason, self.stop_string, tuple(ids))
+            ChoiceEnded(
+                self.choice, text, reason, self.stop_string, tuple(ids), is_aborted
+            )
         )
 
     def _logprob(self, token_id: int, logprobs: mx.array) -> TokenLogprob | None:

@@ -17,7 +17,7 @@ from typing import Any
 from sidecar.core.requests import Message, ToolCall
 from sidecar.infra.lru import Lru
 from sidecar.pipeline.canonical import MarkedMessage
-from sidecar.pipeline.turns import Scope
+from sidecar.pipeline.turns import Scope, is_implicit
 
 _MOST_CANDIDATES = 8
 
@@ -47,9 +47,17 @@ class Healed:
 
 
 @dataclass(frozen=True, slots=True)
+class Context:
+    """What came before a turn: with sentinels for spans, and to the letter."""
+
+    canonical: str
+    literal: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Candidate:
-    context: str
-    session: str
+    context: Context
+    scope: Scope
     healed: Healed
 
     @property
@@ -77,9 +85,11 @@ class HealingStore:
         self._lock = threading.Lock()
         self.num_ambiguous = 0
 
-    def record(self, visible: str, context: str, session: str, healed: Healed) -> None:
+    def record(
+        self, visible: str, context: Context, scope: Scope, healed: Healed
+    ) -> None:
         """Keep a cleanly finished turn; the same place replaces an older one."""
-        candidate = _Candidate(context, session, healed)
+        candidate = _Candidate(context, scope, healed)
         with self._lock:
             known = self._turns.setdefault(visible, [])
             for old in [c for c in known if _same_place(c, candidate)]:
@@ -122,23 +132,33 @@ class HealingStore:
         ]
         return visible_hash(message.text, calls)
 
-    def find(self, visible: str, context: str, session: str | None) -> Healed | None:
+    def find(
+        self, visible: str, context: Context, api_key: str | None, session: str | None
+    ) -> Healed | None:
         """
-        The turn behind an echoed message.
+        The turn behind an echoed message, of the same API key.
 
-        Equal context and session first, then equal context, then the only turn that
-        an explicit session has for this text. Anything else is ambiguous: None.
+        Equal context within the session first, then a context equal to the letter
+        (a turn may quote volatile values, and those never leave their thread), then
+        the only turn that an explicit session has for this text. Anything else is
+        ambiguous: None.
+
+        Args:
+            session: None if the client names none.
         """
         with self._lock:
-            known = self._turns.get(visible)
-            if not known:
+            turns = self._turns.get(visible)
+            if not turns:
                 return None
             self._turns.move_to_end(visible)
-            same = [c for c in known if c.context == context]
-            own = [c for c in same if c.session == session]
-            if own or same:
-                return (own or same)[0].healed
-            mine = {c.healed for c in known if session and c.session == session}
+            known = [c for c in turns if c.scope.api_key == api_key]
+            equal = [c for c in known if c.context == context]
+            own = [c for c in known if c.context.canonical == context.canonical
+                   and _is_of(c.scope, session)]  # fmt: skip
+            found = [c for c in equal if c in own] or own or equal
+            if found:
+                return found[0].healed
+            mine = {c.healed for c in known if session and c.scope.session == session}
             if len(mine) == 1:
                 return mine.pop()
             self.num_ambiguous += 1
@@ -157,7 +177,11 @@ def _weigh_scope(key: str, scope: Scope) -> int:
 
 
 def _same_place(a: _Candidate, b: _Candidate) -> bool:
-    return a.context == b.context and a.session == b.session
+    return a.context == b.context and a.scope == b.scope
+
+
+def _is_of(scope: Scope, session: str | None) -> bool:
+    return scope.session == session if session else is_implicit(scope.session)
 
 
 def visible_hash(text: str, calls: Sequence[ToolCall]) -> str | None:
@@ -178,17 +202,21 @@ class ContextHasher:
     """SHA-256 chained over the messages so far."""
 
     def __init__(self) -> None:
-        self._state = hashlib.sha256()
+        self._canonical = hashlib.sha256()
+        self._literal = hashlib.sha256()
 
     @property
-    def value(self) -> str:
-        """The hash of all messages added."""
-        return self._state.hexdigest()
+    def value(self) -> Context:
+        """The hashes of all messages added."""
+        return Context(self._canonical.hexdigest(), self._literal.hexdigest())
 
-    def add(self, role: str, canonical_text: str, visible: str | None) -> None:
-        """Add a message: its canonical text, and for turns what was visible."""
-        entry = json.dumps([role, canonical_text, visible], ensure_ascii=False)
-        self._state.update(entry.encode("utf-8", "surrogatepass") + b"\n")
+    def add(
+        self, role: str, texts: tuple[str, str] | None, visible: str | None
+    ) -> None:
+        """Add a message: its canonical and literal text, or what was visible of it."""
+        canonical, literal = texts or ("", "")
+        self._canonical.update(_line(role, canonical, visible))
+        self._literal.update(_line(role, literal, visible))
 
 
 def is_edited(message: Message, healed: Healed) -> bool:
@@ -196,6 +224,11 @@ def is_edited(message: Message, healed: Healed) -> bool:
     if message.reasoning is None or not message.reasoning.strip():
         return False
     return message.reasoning.strip() != healed.reasoning.strip()
+
+
+def _line(role: str, text: str, visible: str | None) -> bytes:
+    entry = json.dumps([role, text, visible], ensure_ascii=False)
+    return entry.encode("utf-8", "surrogatepass") + b"\n"
 
 
 def _arguments(call: ToolCall) -> Any:

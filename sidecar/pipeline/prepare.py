@@ -14,7 +14,7 @@ from sidecar.core.prompt import (
     PrefixMatcher,
     PreparedPrompt,
 )
-from sidecar.core.requests import ChatRequest, Message, ToolCall
+from sidecar.core.requests import ChatRequest, ClientInfo, Message, ToolCall
 from sidecar.infra.counters import Counters
 from sidecar.pipeline import canonical, healing, turns
 from sidecar.pipeline.assembly import (
@@ -25,7 +25,7 @@ from sidecar.pipeline.canonical import MarkedMessage
 from sidecar.pipeline.drift import DriftReport
 from sidecar.pipeline.encoding import PromptEncoder
 from sidecar.pipeline.frames import FrameCache
-from sidecar.pipeline.healing import ContextHasher, Healed, HealingStore
+from sidecar.pipeline.healing import Context, ContextHasher, Healed, HealingStore
 from sidecar.pipeline.layout import Layout, lay_out
 from sidecar.pipeline.lineage import LineageIndex, LineageRecord, pack
 from sidecar.pipeline.report import COUNTED, count, make_report
@@ -42,7 +42,7 @@ class Draft:
     """What will be remembered of a prompt if its answer ends cleanly."""
 
     record: LineageRecord
-    context: str
+    context: Context
     digests: tuple[str, ...]
     frame: Frame | None
     lead_ids: tuple[int, ...]
@@ -97,12 +97,15 @@ class Pipeline:
         marked = canonical.mark(
             messages, self._ruleset if self._settings.canonicalize else None
         )
-        healed, context = self._heal(marked, request.client.session, frame)
+        healed, context = self._heal(marked, request.client, frame)
         layout = lay_out(
             marked, healed, frame, lambda m: self.template.render(m, tools, kwargs)
         )
         question = self._question(request, marked, layout, frame)
         answer = self._chooser.choose(question, matcher)
+        if self._settings.verify and not self._says_its_text(answer):
+            self.counters.add("invariant_violation")
+            answer = self._chooser.plain(question, matcher)
         prompt = self._prepared(question, answer, marked, context, (frame, thinking))
         report = replace(prompt.report, is_proved=layout.is_proved)
         count(self.counters, report, answer, num_healed=len(healed))
@@ -146,7 +149,7 @@ class Pipeline:
         turn = Healed(
             draft.frame.header, raw, self._tokenizer.decode(list(raw)), reasoning
         )
-        self.healing.record(visible, draft.context, scope.session, turn)
+        self.healing.record(visible, draft.context, scope, turn)
 
     def note_cost(self, prompt: PreparedPrompt, num_prefilled: int) -> None:
         """Count what a divergence cost, for the drift report."""
@@ -168,9 +171,9 @@ class Pipeline:
     def _heal(
         self,
         marked: Sequence[MarkedMessage],
-        session: str | None,
+        client: ClientInfo,
         frame: Frame | None,
-    ) -> tuple[dict[int, Healed], str]:
+    ) -> tuple[dict[int, Healed], Context]:
         """Turns found again, by message index; the context hash behind all."""
         hasher = ContextHasher()
         found: dict[int, Healed] = {}
@@ -179,11 +182,13 @@ class Pipeline:
             visible = None
             if message.role == "assistant":
                 visible = self.healing.visible_hash(message)
-                turn = visible and self.healing.find(visible, hasher.value, session)
+                turn = visible and self.healing.find(
+                    visible, hasher.value, client.api_key_id, client.session
+                )
                 if turn and _may_splice(message, turn, frame):
                     found[index] = turn
-            text = "" if visible else canonical.canonical_text(item.pieces)
-            hasher.add(message.role, text, visible)
+            texts = (canonical.canonical_text(item.pieces), message.text)
+            hasher.add(message.role, None if visible else texts, visible)
         return found, hasher.value
 
     def _question(
@@ -203,12 +208,17 @@ class Pipeline:
         header_tokens = self._frames.header_tokens(frame)
         return Question(layout.elements, found, scope, header_tokens)
 
+    def _says_its_text(self, answer: Answer) -> bool:
+        """CACHE_VERIFY: the ids are those of the text that was put together."""
+        decoded = self._tokenizer.decode(list(answer.assembled.ids))
+        return decoded == answer.assembled.text
+
     def _prepared(
         self,
         question: Question,
         answer: Answer,
         marked: Sequence[MarkedMessage],
-        context: str,
+        context: Context,
         how: tuple[Frame | None, bool],
     ) -> PreparedPrompt:
         frame, thinking = how

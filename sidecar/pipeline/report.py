@@ -13,7 +13,7 @@ from sidecar.pipeline.turns import Change
 COUNTED = (
     "pin_tokens_gained", "splice_turns", "splice_unavailable", "healing_hit",
     "alignment_unavailable", "exact_key_rejected_by_model_lcp", "turn_write_refused",
-    "invariant_violation", "resumed_prefill_tokens",
+    "invariant_violation", "resumed_prefill_tokens", "watchdog_abort",
 )  # fmt: skip
 
 

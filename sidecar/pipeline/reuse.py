@@ -103,6 +103,12 @@ class ReuseChooser:
                 break  # all that this or any other record shares is reused
         return best
 
+    def plain(self, question: Question, matcher: PrefixMatcher) -> Answer:
+        """The prompt as it was sent, with strict reuse."""
+        answer = self._assemble(question, None)
+        strict_len = matcher.match_len(answer.assembled.ids)
+        return _with_lengths(answer, strict_len, strict_len, [])
+
     def _walk(self, question: Question, record: LineageRecord, shared: int) -> Pins:
         spans = [e for e in question.elements if isinstance(e, Span)]
         policy = self._ruleset.policy

@@ -1,5 +1,6 @@
 """The rules of rules.toml: loading, checking, policies."""
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -108,13 +109,13 @@ def _rule(entry: dict[str, Any], name: str) -> Rule:
         raise RuleError(f"{name}: {', '.join(missing)} missing")
     if entry["shape"] not in shapes.SHAPES:
         raise RuleError(f"{name}: shape must be one of {', '.join(shapes.SHAPES)}")
-    if not set(entry["where"]) <= set(_ROLES):
+    if not entry["where"] or not set(entry["where"]) <= set(_ROLES):
         raise RuleError(f"{name}: where must be of {', '.join(_ROLES)}")
-    if not entry["passes"]:
-        raise RuleError(f"{name}: a rule needs negative examples")
+    if not entry["passes"] or not (entry["matches"] or "after" in entry):
+        raise RuleError(f"{name}: a rule needs positive and negative examples")
     extra = ("sentinel", "shared")
     arguments = {k: v for k, v in entry.items() if k not in (*_REQUIRED, *extra)}
-    return Rule(
+    rule = Rule(
         kind=entry["kind"],
         where=tuple(entry["where"]),
         shape=entry["shape"],
@@ -124,6 +125,17 @@ def _rule(entry: dict[str, Any], name: str) -> Rule:
         matches=tuple((text, value) for text, value in entry["matches"]),
         passes=tuple(entry["passes"]),
     )
+    _try(rule, name)
+    return rule
+
+
+def _try(rule: Rule, name: str) -> None:
+    """Let wrong arguments of a shape come out at load, not in a request."""
+    try:
+        for text in (*rule.passes, *(text for text, _ in rule.matches)):
+            find([rule], rule.where[0], text)
+    except (TypeError, KeyError, AttributeError, re.error) as error:
+        raise RuleError(f"{name}: {rule.shape}: {error}") from error
 
 
 def _policy(entry: Mapping[str, Any], name: str) -> Policy:

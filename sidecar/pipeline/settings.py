@@ -18,3 +18,4 @@ class PipelineSettings:
     session_idle_s: float
     healing_entries: int
     healing_bytes: int
+    verify: bool = False

@@ -57,9 +57,8 @@ def probe_frame(render: _Render) -> Frame | None:
         next_alone = render([_ASK, turn], False)
     except BadRequest:
         return None
-    if not prompted.startswith(asked) or whole.count(_MARK) != 1:
-        return None
-    if not whole.startswith(asked) or not next_alone.startswith(asked):
+    begin_alike = all(text.startswith(asked) for text in (prompted, whole, next_alone))
+    if not begin_alike or whole.count(_MARK) != 1:
         return None
     generation = prompted[len(asked) :]
     before, after = whole[len(asked) :].split(_MARK)
@@ -68,18 +67,21 @@ def probe_frame(render: _Render) -> Frame | None:
         return None
     ended = next_alone.split(_MARK)[1] if next_alone.count(_MARK) == 1 else ""
     footer = commonprefix([ended, after])
-    shows_text = _calling(render, (_CALL,)).count(_MARK) == 1
-    if footer.strip() and shows_text:
-        return Frame(generation, header, footer)
-    if _can_omit_calls(render):
-        return Frame(generation, header, footer, keeps_calls=False)
-    return Frame(generation, header, footer) if footer.strip() else None
+    keeps_calls = _keeps_calls(render, footer)
+    if keeps_calls is None:
+        return None
+    return Frame(generation, header, footer, keeps_calls)
 
 
-def _can_omit_calls(render: _Render) -> bool:
-    """Whether the rest of a conversation looks the same without a turn's calls."""
+def _keeps_calls(render: _Render, footer: str) -> bool | None:
+    """See Frame; None if calls can neither stay nor go."""
+    calling = _calling(render, (_CALL,))
+    if footer.strip() and calling.count(_MARK) == 1:
+        return True
     silent = _calling(render, ()).split(_MARK)
-    return len(silent) == 2 and _calling(render, (_CALL,)).endswith(silent[1])
+    if len(silent) == 2 and calling.endswith(silent[1]):
+        return False
+    return True if footer.strip() else None
 
 
 def _calling(render: _Render, calls: tuple[ToolCall, ...]) -> str:

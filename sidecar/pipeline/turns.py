@@ -18,6 +18,7 @@ _MOST_THREADS = 4096
 _REFUSALS_BEFORE_REPLACE = 3
 _MOST_DESCRIPTORS = 8
 _IMPLICIT_IDS = 128
+_IMPLICIT = "implicit-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,12 @@ def thread_name(marked: Sequence[MarkedMessage]) -> str:
 def implicit_session(canonical: Sequence[int]) -> str:
     """A session id for clients that send none, from the beginning of the prompt."""
     head = b"".join(i.to_bytes(4, "big") for i in canonical[:_IMPLICIT_IDS])
-    return "implicit-" + hashlib.sha1(head, usedforsecurity=False).hexdigest()[:16]
+    return _IMPLICIT + hashlib.sha1(head, usedforsecurity=False).hexdigest()[:16]
+
+
+def is_implicit(session: str) -> bool:
+    """Whether a session id was made here."""
+    return session.startswith(_IMPLICIT)
 
 
 def _key(scope: Scope) -> tuple[str | None, str, str]:

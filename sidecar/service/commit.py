@@ -23,6 +23,7 @@ class TurnRecorder:
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
         self._sampled: tuple[int, ...] = ()
+        self._is_spoiled = False
 
     def take(self, event: Event) -> None:
         """Note what the client is sent."""
@@ -37,6 +38,7 @@ class TurnRecorder:
 
     def end(self, ended: ChoiceEnded) -> None:
         """Note the ids; a turn cut at a stop string holds text nobody was shown."""
+        self._is_spoiled = self._is_spoiled or ended.is_aborted
         if ended.choice == 0 and ended.stop_string is None:
             self._sampled = ended.token_ids
 
@@ -63,7 +65,10 @@ class TurnRecorder:
         self._log.ended(numbers, said)
 
     def commit(self) -> None:
-        """Remember the turn."""
+        """Remember the turn, unless the watchdog ended it."""
+        if self._is_spoiled:
+            self._pipeline.counters.add("watchdog_abort")
+            return
         self._pipeline.commit(
             self._prompt,
             "".join(self._text),

@@ -65,7 +65,7 @@ class Generation:
 
     def events(self) -> Iterator[Event]:
         """
-        Events as they come; Idle when nothing did for a moment; Finished last.
+        Events as they come; Idle when there is nothing to tell; Finished last.
 
         Raises:
             RequestCancelled, RequestTimeout: it was stopped.
@@ -80,7 +80,8 @@ class Generation:
                 yield Idle()
             elif isinstance(event, Token):
                 self._note_token()
-                yield from self._told(self._choices[event.choice].feed(event))
+                told = self._told(self._choices[event.choice].feed(event))
+                yield from told or (Idle(),)  # held text must not look like a stall
             elif isinstance(event, ChoiceEnded):
                 open_choices -= 1
                 self._num_sampled += len(event.token_ids)

@@ -9,7 +9,11 @@ from sidecar.service.served_model import ServedModel
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`ok` can answer; `loading` soon will; `failed` and `dead` will not."""
+    """
+    `ok` can answer; `loading` soon will; `failed`, `dead` and `stuck` will not.
+
+    The launcher restarts a sidecar that stays unwell.
+    """
 
     status: str
     models: tuple[ModelEntry, ...]
@@ -18,9 +22,12 @@ class Health:
 class ModelService:
     """Lists models and reports health. Any thread."""
 
-    def __init__(self, pool: EnginePool[ServedModel], gpu: GpuThread) -> None:
+    def __init__(
+        self, pool: EnginePool[ServedModel], gpu: GpuThread, longest_step_s: float
+    ) -> None:
         self._pool = pool
         self._gpu = gpu
+        self._longest_step_s = longest_step_s
 
     def entries(self) -> tuple[ModelEntry, ...]:
         """All served models."""
@@ -32,6 +39,8 @@ class ModelService:
         states = {entry.state for entry in entries}
         if not self._gpu.is_alive:
             return Health("dead", entries)
+        if self._gpu.step_s > self._longest_step_s:
+            return Health("stuck", entries)
         if "failed" in states:
             return Health("failed", entries)
         return Health("ok" if states == {"loaded"} else "loading", entries)

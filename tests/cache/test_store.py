@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models.cache import ArraysCache
 
 from sidecar.cache import kv_layers
 from sidecar.cache.node import Owner
@@ -309,6 +310,52 @@ def test_a_sequence_shorter_than_it_says_is_refused(store: PrefixStore) -> None:
         sequence.finish()
     sequence.fail()
     assert list(store.rows()) == []
+
+
+@on_gpu
+def test_a_model_without_any_attention_is_served_from_checkpoints() -> None:
+    """All layers recurrent: there are no arrays to lend, only states."""
+    store = PrefixStore(ROOMY, lambda: [ArraysCache(2)])
+    prompt = ids_of(1, 50)
+    run(store, prompt, ids_of(2, 5))
+    path = joined(prompt, ids_of(2, 5))
+    for number in range(3):
+        again = Running(store, joined(path, ids_of(3 + number, 10)))
+        assert again.cached_len == 55
+        assert faults(again.cache, path) == []
+        again.prefill().decode((7,)).finish()
+        assert_sound(store)
+
+
+@on_gpu
+def test_a_restore_that_fails_is_a_miss(
+    store: PrefixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never an error to the client, and nothing stays lent to nobody."""
+    prompt = ids_of(1, 50)
+    run(store, prompt)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kv_layers, "rebuild", broken)
+        cold = Running(store, joined(prompt, (1, 2)))
+        assert cold.cached_len == 0
+    assert_sound(store)
+    cold.prefill().decode((3,)).finish()
+    assert store.match_len(joined(prompt, (1, 2, 3, 4))) == 53
+
+
+@on_gpu
+def test_a_checkpoint_of_another_depth_is_a_miss(tiny_model: TinyModel) -> None:
+    """Where its layers count tokens, they must agree with the rest."""
+    store = PrefixStore(ROOMY, tiny_model("sliding").new_cache)
+    sequence = Running(store, ids_of(1, 50)).prefill().decode((1, 2, 3))
+    sequence.checkpoints[52] = (2, kv_layers.take_checkpoint(sequence.cache))
+    sequence.end_at(53)
+    assert Running(store, joined(sequence.ids[:52], (9, 9))).cached_len == 0
+    assert_sound(store)
 
 
 # Ends

@@ -59,32 +59,33 @@ _LLAMA3 = """\
 
 {% endif -%}"""
 
-# No end of turn: the next role's token ends a turn; calls are printed behind the text.
-_GLM = """\
-[gMASK]<sop>
-{%- if tools %}<|system|>
-{% for t in tools %}{{ t | tojson }}
-{% endfor %}{% endif -%}
+# As GLM-4.5's: no end of turn, for the next role's token ends it; an empty think block
+# is printed before past answers, and calls behind them.
+_GLM = r"""
+{{- '[gMASK]<sop>' -}}
+{%- if tools -%}{{- '<|system|>' -}}
+{%- for t in tools -%}{{- '\n' + (t | tojson) -}}{%- endfor -%}{%- endif -%}
 {%- for m in messages -%}
-{%- if m.role == 'tool' -%}<|observation|>
-<tool_response>
-{{ m.content }}
-</tool_response>
-{%- elif m.role == 'assistant' -%}<|assistant|>
-{{ m.content }}
-{%- for c in m.tool_calls or [] %}
-<tool_call>{{ c.function.name }}
-{%- for k, v in c.function.arguments.items() %}
-<arg_key>{{ k }}</arg_key>
-<arg_value>{{ v if v is string else v | tojson }}</arg_value>
-{%- endfor %}
-</tool_call>{% endfor -%}
-{%- else -%}<|{{ m.role }}|>
-{{ m.content }}
+{%- if m.role == 'tool' -%}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}
+{{- '<|observation|>' -}}{%- endif -%}
+{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' -}}
+{%- elif m.role == 'assistant' -%}
+{{- '<|assistant|>\n<think>' + (m.reasoning_content or '') + '</think>' -}}
+{%- if m.content | trim -%}{{- '\n' + (m.content | trim) -}}{%- endif -%}
+{%- for c in m.tool_calls or [] -%}
+{{- '\n<tool_call>' + c.function.name -}}
+{%- for k, v in c.function.arguments.items() -%}
+{{- '\n<arg_key>' + k + '</arg_key>\n<arg_value>' -}}
+{{- (v if v is string else v | tojson) + '</arg_value>' -}}
+{%- endfor -%}{{- '\n</tool_call>' -}}{%- endfor -%}
+{%- else -%}{{- '<|' + m.role + '|>\n' + m.content -}}
 {%- endif -%}
 {%- endfor -%}
-{%- if add_generation_prompt -%}<|assistant|>
-{% endif -%}"""
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}
+{%- if enable_thinking is defined and not enable_thinking -%}
+{{- '\n<think></think>' -}}
+{%- endif -%}{%- endif -%}"""
 
 # The system text stands in the last user turn, as in Mistral's templates.
 _REORDERING = """\

@@ -118,7 +118,7 @@ class Chats:
         **settings: Any,
     ) -> None:
         self.tokenizer = tokenizer_of(kind)
-        self.is_lossless = kind != "spm"  # its decoder puts spaces behind special tokens
+        self.is_lossless = kind != "spm"  # its decoder adds and takes spaces
         self.store = StoredPrompts()
         self.settings = replace(SETTINGS, **settings)
         self.pipeline = Pipeline(

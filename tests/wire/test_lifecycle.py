@@ -27,7 +27,7 @@ ModelFolder = Callable[[str], Path]
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
 LONG_CALL = "<tool_call>" + json.dumps(
-    {"name": "write", "arguments": {"text": "one two three " * 400}}
+    {"name": "write", "arguments": {"text": "one two three " * 100}}
 )
 TOOLS = [{"type": "function", "function": {"name": "write"}}]
 
@@ -112,7 +112,6 @@ def test_a_client_that_leaves_frees_the_engine(endless: App, state: str) -> None
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.xfail(strict=True, reason="Generation.events is silent while text is held")
 def test_a_client_that_leaves_during_a_long_call_frees_the_engine(
     caller: App, stream: bool
 ) -> None:
@@ -127,7 +126,6 @@ def test_a_client_that_leaves_during_a_long_call_frees_the_engine(
     assert freed
 
 
-@pytest.mark.xfail(strict=True, reason="Generation.events is silent while text is held")
 def test_a_long_call_does_not_look_dead(caller: App) -> None:
     """While a call is held back, keep-alives come."""
     lines = list(lines_of(caller, body(tools=TOOLS, stream=True)))
@@ -138,22 +136,23 @@ def test_a_long_call_does_not_look_dead(caller: App) -> None:
 
 def test_a_slow_prefill_does_not_look_dead(endless: App) -> None:
     """Comments come while the prompt is computed, then the answer as ever."""
-    data = body(prompt_of(12_000), stream=True, max_tokens=2)
-    lines = list(lines_of(endless, data))
+    endless.gpu.post(lambda: time.sleep(1.0))  # as one long chunk would hold it
+    lines = list(lines_of(endless, body(stream=True, max_tokens=2)))
     comments = [gap for gap, line in lines if line == ": keepalive"]
-    assert len(comments) >= 2
+    assert 3 <= len(comments) <= 6
     assert all(0.15 < gap < 0.6 for gap in comments)
     assert lines[-1][1] == "data: [DONE]"
 
 
 def test_the_plugin_gets_empty_deltas_for_keep_alive(endless: App) -> None:
     """LiteLLM swallows comments; a chunk that says nothing passes through it."""
-    data = body(prompt_of(9_000), stream=True, max_tokens=2, x_mlx={})
+    endless.gpu.post(lambda: time.sleep(1.0))
+    data = body(stream=True, max_tokens=2, x_mlx={})
     lines = [line for _, line in lines_of(endless, data)]
     assert ": keepalive" not in lines
     chunks = [json.loads(line[6:]) for line in lines[:-1]]
     empty = [c for c in chunks if c["choices"] and c["choices"][0]["delta"] == {}]
-    assert len(empty) >= 3  # two or more while it waits, and the finish
+    assert 4 <= len(empty) <= 7  # three or more while it waits, and the finish
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert "usage" in chunks[-2]
 
@@ -170,7 +169,7 @@ def start(app: App, data: bytes) -> tuple[threading.Thread, list[Answer]]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert eventually(lambda: app.pool.num_leases == 1)
+    assert eventually(lambda: app.pool.num_leases == 1), answers
     return thread, answers
 
 

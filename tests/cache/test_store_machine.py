@@ -1,0 +1,249 @@
+"""
+The KV store under any order of events; every byte of it is checked after each.
+
+The KV is told KV: whatever a node, a row or a checkpoint holds says what it was
+computed from.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from sidecar.cache import kv_layers
+from sidecar.cache.eviction import Limits
+from sidecar.cache.kv_layers import KVLayers
+from sidecar.cache.node import Node, Owner
+from sidecar.cache.radix import path_to
+from sidecar.cache.store import PrefixStore
+from sidecar.core.prompt import ModelIds
+from sidecar.engine.gpu_thread import gpu_thread
+from sidecar.engine.loader import LoadedModel
+from tests.support.sequences import Running, joined, some_ids
+from tests.support.told_kv import digests, faults, leaf_faults
+
+TinyModel = Callable[[str], LoadedModel]
+SEGMENTS = [some_ids(n, length) for n, length in enumerate((5, 17, 30, 70))]
+TIGHT = Limits(60_000, 5, 0, 4, 7)
+MOST_RUNNING = 3
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Requests come, share, run side by side, end well or badly; things are evicted."""
+
+    new_cache: ClassVar[Callable[[], KVLayers]]
+    limits: ClassVar[Limits]
+
+    @initialize()
+    def begin(self) -> None:
+        self.store = PrefixStore(self.limits, type(self).new_cache)
+        self.running: list[Running] = []
+        self.computed: list[ModelIds] = []  # by anything, ever
+        self.is_lossless = True  # nothing failed so far
+
+    # What comes
+
+    @precondition(lambda self: len(self.running) < MOST_RUNNING)
+    @rule(parts=st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=3),
+          tail=st.lists(st.integers(0, 2), max_size=3), guest=st.booleans())  # fmt: skip
+    def ask(self, parts: list[ModelIds], tail: list[int], guest: bool) -> None:
+        """A prompt of stretches that others have as well."""
+        self._start(joined(*parts, tail), Owner("s", guest))
+
+    @precondition(lambda self: len(self.running) < MOST_RUNNING and self.computed)
+    @rule(data=st.data(), tail=st.lists(st.integers(0, 2), min_size=1, max_size=3))
+    def ask_again(self, data: Any, tail: list[int]) -> None:
+        """The next turn of something, or a branch of it, or the same once more."""
+        known = data.draw(st.sampled_from(self.computed))
+        back = data.draw(st.sampled_from([0, 0, 0, 1, 2, 9, 33]))
+        self._start(joined(known[: max(1, len(known) - back)], tail), Owner("s"))
+
+    def _start(self, prompt: ModelIds, owner: Owner) -> None:
+        said = self.store.match_len(prompt)
+        sequence = Running(self.store, prompt, owner)
+        assert sequence.cached_len == said
+        shared = max((_common(c, prompt) for c in self.computed), default=0)
+        assert sequence.cached_len <= min(shared, len(prompt) - 1)
+        if self.is_lossless and not self.store.needs_checkpoints:
+            if self.limits is not TIGHT:
+                assert sequence.cached_len == min(shared, len(prompt) - 1)
+        assert faults(sequence.cache, prompt[:said]) == []
+        self.running.append(sequence)
+        self._note(sequence)
+
+    # What runs
+
+    @precondition(lambda self: self._any("prefill"))
+    @rule(data=st.data(), tokens=st.integers(1, 60), rank=st.integers(0, 3))
+    def prefill(self, data: Any, tokens: int, rank: int) -> None:
+        """A chunk, with a checkpoint at its end; the last one is registered."""
+        sequence = data.draw(st.sampled_from(self._any("prefill")))
+        target = len(sequence.prompt) - 1
+        sequence.advance(min(target, sequence.done + tokens), rank)
+        if sequence.done == target:
+            sequence.register()
+        self._note(sequence)
+
+    @precondition(lambda self: self._any("decode"))
+    @rule(data=st.data(), ids=st.lists(st.integers(0, 2), min_size=1, max_size=8))
+    def decode(self, data: Any, ids: list[int]) -> None:
+        sequence = data.draw(st.sampled_from(self._any("decode")))
+        sequence.ids = joined(sequence.ids, ids)
+        for end in range(sequence.done + 1, len(sequence.ids) + 1):
+            sequence.advance(end)
+        self._note(sequence)
+
+    def _any(self, state: str) -> list[Running]:
+        return [
+            r for r in self.running
+            if (r.done < len(r.prompt) - 1) == (state == "prefill")
+        ]  # fmt: skip
+
+    # How it ends
+
+    @precondition(lambda self: self._any("decode"))
+    @rule(data=st.data())
+    def finish(self, data: Any) -> None:
+        self._end(data.draw(st.sampled_from(self._any("decode")))).finish()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def cancel(self, data: Any) -> None:
+        """Of a prompt what is done is kept; of an answer nothing."""
+        sequence = self._end(data.draw(st.sampled_from(self.running)))
+        if sequence.done < len(sequence.prompt) - 1:
+            sequence.finish()
+        else:
+            sequence.end_at(min(sequence.done, len(sequence.prompt)))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def fail(self, data: Any) -> None:
+        self._end(data.draw(st.sampled_from(self.running))).fail()
+        self.is_lossless = False
+
+    @precondition(lambda self: self.computed)
+    @rule()
+    def clear(self) -> None:
+        self.store.clear()
+        self.is_lossless = False
+
+    def _end(self, sequence: Running) -> Running:
+        self.running.remove(sequence)
+        return sequence
+
+    def _note(self, sequence: Running) -> None:
+        self.computed.append(ModelIds(sequence.ids[: sequence.done]))
+
+    # What is always true
+
+    @invariant()
+    def is_sound(self) -> None:
+        if hasattr(self, "store"):
+            assert self.store.check_integrity() == []
+            assert list(tree_faults(self.store, type(self).new_cache())) == []
+
+    @invariant()
+    def rows_are_exact(self) -> None:
+        for sequence in getattr(self, "running", ()):
+            assert faults(sequence.cache, sequence.ids[: sequence.done]) == []
+
+    @invariant()
+    def is_within_limits(self) -> None:
+        if getattr(self, "running", True):
+            return
+        nodes = list(self.store._tree.nodes())
+        held = [n for n in nodes if n.checkpoint is not None]
+        assert self.store.num_bytes <= self.limits.max_bytes
+        assert sum(not n.children for n in nodes) <= self.limits.max_leaves
+        assert len(held) <= self.limits.checkpoints_in_all
+        share = sum(n.checkpoint_bytes for n in held)
+        assert share <= self.limits.max_bytes // 4
+        assert not any(n.leases or n.lent_to for n in nodes)
+
+
+def tree_faults(store: PrefixStore, fresh: KVLayers) -> list[str]:
+    """What in a store is not the KV of the ids it stands under, and wrong sums."""
+    found = []
+    buffers = set()
+    for node in store._tree.nodes():
+        ids = sum((n.ids for n in path_to(node)), ())
+        found += [f"{node.start}..{node.end}: {f}" for f in _node_faults(node, ids)]
+        buffers |= {node.buffer} - {None}
+        for lease in node.leases:
+            if lease.is_over or node not in lease.nodes:
+                found.append(f"{node.start}..{node.end}: a lease that is none")
+        found += _checkpoint_faults(node, ids, fresh)
+    held = sum(kv_layers.nbytes(b.arrays) for b in buffers)
+    held += sum(n.checkpoint_bytes for n in store._tree.nodes())
+    if held != store.num_bytes:
+        found.append(f"{held} bytes, not {store.num_bytes}")
+    return found
+
+
+def _node_faults(node: Node, ids: Sequence[int]) -> list[str]:
+    if node.lent_to is not None:
+        assert node.lent_to.live is not None
+        cache, start = node.lent_to.live(), 0
+        arrays = kv_layers.sliceable_leaves(cache)
+    else:
+        assert node.buffer is not None
+        arrays, start = node.buffer.arrays, node.buffer.start
+    told = digests(ids)[node.start :]
+    found = []
+    for leaves in arrays:
+        view = kv_layers.view(leaves, node.start - start, node.end - start)
+        keys, values = (np.array(a)[0, 0, :, 0] for a in view)
+        number = int(values[0] - keys[0]) - 1
+        found += leaf_faults(None, view, told, number)
+    return found
+
+
+def _checkpoint_faults(node: Node, ids: Sequence[int], fresh: KVLayers) -> list[str]:
+    if node.checkpoint is None:
+        return []
+    arrays = [[] for a in kv_layers.atoms(fresh) if kv_layers.is_sliceable_atom(a)]
+    kept = iter(node.checkpoint)
+    cache = []
+    for atom in kv_layers.atoms(fresh):
+        cache.append(atom if kv_layers.is_sliceable_atom(atom) else next(kept))
+    assert len(list(kept)) == 0
+    wrong = faults(cache, ids)
+    sliceable = len(arrays)  # these are empty here, and say so
+    return wrong if len(wrong) > sliceable else []
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    count = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid", "sliding"])
+@pytest.mark.parametrize("size", ["roomy", "tight"])
+def test_any_order_of_events_keeps_the_store_exact(
+    kind: str, size: str, tiny_model: TinyModel
+) -> None:
+    """Dense and roomy, all that can be reused is; else at most that."""
+    model = tiny_model(kind)
+
+    class Machine(StoreMachine):
+        new_cache = staticmethod(model.new_cache)
+        limits = TIGHT if size == "tight" else Limits(1 << 30, 1 << 30, 0, 999, 999)
+
+    options = settings(max_examples=40, stateful_step_count=40)
+    gpu_thread().call(lambda: run_state_machine_as_test(Machine, settings=options))
