@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from sidecar import app as composition
-from sidecar.config import Config, ConfigError, load_config, unknown_names
+from sidecar.config import Config, load_config, unknown_names
 from sidecar.infra.logs import setup_logging
 from sidecar.server.gate import needs_key
+from sidecar.setting_sources import ConfigError
 
 logger = logging.getLogger("sidecar")
 

@@ -15,6 +15,7 @@ from sidecar.config import Config
 from sidecar.engine.batch_loop import BatchLoop, ExtraProcessors, no_extra_processors
 from sidecar.engine.gpu_thread import GpuThread, gpu_thread
 from sidecar.engine.loader import LoadedModel, load, model_name
+from sidecar.engine.memory import MemoryGuard, fit_memory
 from sidecar.engine.pool import EnginePool
 from sidecar.engine.selftest import run_selftest, switch_off_failed
 from sidecar.engine.text import TextEngine
@@ -109,6 +110,13 @@ def build(
     return App(config, listener, pool, gpu)
 
 
+def _process_limit(config: Config) -> int:
+    """MAX_PROCESS_MEMORY, else RAM less 8 GB, at least 4 GB."""
+    if config.engine.max_process_bytes:
+        return config.engine.max_process_bytes
+    return max(physical_memory() - (8 << 30), 4 << 30)
+
+
 def _longest_step_s(config: Config) -> float:
     """A single step this long is no work any more: 60 s past the watchdog."""
     return (config.engine.watchdog_s or math.inf) + 60.0
@@ -118,6 +126,7 @@ def _prepare_device(config: Config) -> None:
     if mx.default_device() == mx.cpu:
         # There mx.compile calls a C++ compiler for each new temperature or top-p.
         mx.disable_compile()
+    mx.set_memory_limit(_process_limit(config))
     mx.set_cache_limit(int(config.engine.max_cache_gb * (1 << 30)))
     recommended = mx.device_info().get("max_recommended_working_set_size")
     if recommended:  # Metal only
@@ -158,7 +167,12 @@ def _load_engine(
     )
     store = PrefixStore(limits, model.new_cache)
     store.verify = cache.verify
-    loop = BatchLoop(model, store, config.engine, extra_processors)
+
+    def store_bytes() -> int:
+        return store.num_bytes
+
+    guard = MemoryGuard(fit_memory(model), _process_limit(config), store_bytes)
+    loop = BatchLoop(model, store, config.engine, guard, extra_processors)
     engine = TextEngine(model, loop, store, gpu, config.engine)
     if cache.selftest == "on_load":
         results = run_selftest(model)

@@ -8,13 +8,14 @@ as `MLX_SERVER_<NAME>`. A bad value stops the start with the variable and its ra
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dotenv import dotenv_values
 
+from sidecar.setting_sources import load_section, order_sources, setting, spellings
 from sidecar.setting_values import (
     boolean,
     choice,
@@ -24,22 +25,6 @@ from sidecar.setting_values import (
     size,
     words,
 )
-
-
-class ConfigError(Exception):
-    """A setting has a value it cannot have; the message names both."""
-
-
-def _setting(
-    default: Any,
-    env: str,
-    parse: Callable[[str], Any],
-    also: tuple[str, ...] = (),
-) -> Any:
-    meta = {"env": env, "parse": parse, "also": also}
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: default, metadata=meta)
-    return field(default=default, metadata=meta)
 
 
 def cache_home() -> Path:
@@ -52,87 +37,86 @@ def cache_home() -> Path:
 class ServerConfig:
     """The listener: address, who may come in, limits, times."""
 
-    host: str = _setting("127.0.0.1", "MLX_HOST", str, ("MLX_SERVER_HOST",))
-    port: int = _setting(8080, "MLX_PORT", integer(0, 65535), ("MLX_SERVER_PORT",))
-    api_key: str | None = _setting(None, "MLX_API_KEY", str)
-    admin_token: str | None = _setting(
+    host: str = setting("127.0.0.1", "MLX_HOST", str, ("MLX_SERVER_HOST",))
+    port: int = setting(8080, "MLX_PORT", integer(0, 65535), ("MLX_SERVER_PORT",))
+    api_key: str | None = setting(None, "MLX_API_KEY", str)
+    admin_token: str | None = setting(
         None, "ADMIN_TOKEN", str, ("MLX_SERVER_ADMIN_TOKEN",)
     )
-    cors_allow_origins: tuple[str, ...] = _setting((), "CORS_ALLOW_ORIGINS", words)
-    allowed_hosts: tuple[str, ...] = _setting((), "ALLOWED_HOSTS", words)
-    max_body_mb: int = _setting(64, "MAX_BODY_MB", integer(1, 4096))
-    max_connections: int = _setting(128, "MAX_CONNECTIONS", integer(1, 65536))
-    keepalive_s: float = _setting(15.0, "KEEPALIVE_SECONDS", number(0.1, 3600))
-    timeout_chat_s: float = _setting(900.0, "TIMEOUT_CHAT_SECONDS", number(1, 86400))
-    timeout_completions_s: float = _setting(
+    cors_allow_origins: tuple[str, ...] = setting((), "CORS_ALLOW_ORIGINS", words)
+    allowed_hosts: tuple[str, ...] = setting((), "ALLOWED_HOSTS", words)
+    max_body_mb: int = setting(64, "MAX_BODY_MB", integer(1, 4096))
+    max_connections: int = setting(128, "MAX_CONNECTIONS", integer(1, 65536))
+    keepalive_s: float = setting(15.0, "KEEPALIVE_SECONDS", number(0.1, 3600))
+    timeout_chat_s: float = setting(900.0, "TIMEOUT_CHAT_SECONDS", number(1, 86400))
+    timeout_completions_s: float = setting(
         600.0, "TIMEOUT_COMPLETIONS_SECONDS", number(1, 86400)
     )
-    drain_timeout_s: float = _setting(30.0, "DRAIN_TIMEOUT_SECONDS", number(0, 3600))
-    metrics_enabled: bool = _setting(True, "METRICS_ENABLED", boolean)
+    drain_timeout_s: float = setting(30.0, "DRAIN_TIMEOUT_SECONDS", number(0, 3600))
+    metrics_enabled: bool = setting(True, "METRICS_ENABLED", boolean)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Which model, under which names."""
 
-    path: str | None = _setting(None, "MODEL_PATH", str, ("MLX_SERVER_DEFAULT_MODEL",))
-    family: str | None = _setting(
+    path: str | None = setting(None, "MODEL_PATH", str, ("MLX_SERVER_DEFAULT_MODEL",))
+    family: str | None = setting(
         None,
         "MODEL_FAMILY",
         choice("qwen3", "glm4", "generic", "qwen", "qen3", "glm", "glm-4"),
     )
-    proxy_model_id: str | None = _setting(None, "PROXY_MODEL_ID", str)
-    trust_remote_code: bool = _setting(False, "TRUST_REMOTE_CODE", boolean)
-    load_wait_s: float = _setting(30.0, "LOAD_WAIT_SECONDS", number(0, 3600))
+    proxy_model_id: str | None = setting(None, "PROXY_MODEL_ID", str)
+    trust_remote_code: bool = setting(False, "TRUST_REMOTE_CODE", boolean)
+    load_wait_s: float = setting(30.0, "LOAD_WAIT_SECONDS", number(0, 3600))
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
     """Defaults of a generation; None leaves the choice to the model's own file."""
 
-    temperature: float | None = _setting(None, "DEFAULT_TEMPERATURE", number(0, 5))
-    top_p: float | None = _setting(None, "DEFAULT_TOP_P", number(0, 1))
-    top_k: int | None = _setting(None, "DEFAULT_TOP_K", integer(-1, 1 << 20))
-    min_p: float | None = _setting(None, "DEFAULT_MIN_P", number(0, 1))
-    repetition_penalty: float | None = _setting(
+    temperature: float | None = setting(None, "DEFAULT_TEMPERATURE", number(0, 5))
+    top_p: float | None = setting(None, "DEFAULT_TOP_P", number(0, 1))
+    top_k: int | None = setting(None, "DEFAULT_TOP_K", integer(-1, 1 << 20))
+    min_p: float | None = setting(None, "DEFAULT_MIN_P", number(0, 1))
+    repetition_penalty: float | None = setting(
         None, "DEFAULT_REPETITION_PENALTY", number(0.01, 10)
     )
-    repetition_context_size: int = _setting(
+    repetition_context_size: int = setting(
         256, "DEFAULT_REPETITION_CONTEXT_SIZE", integer(1, 1 << 20)
     )
-    thinking: bool = _setting(
+    thinking: bool = setting(
         True, "DEFAULT_THINKING", boolean, ("DEFAULT_ENABLE_THINKING",)
     )
-    preserve_thinking: bool = _setting(True, "PRESERVE_THINKING", boolean)
+    preserve_thinking: bool = setting(True, "PRESERVE_THINKING", boolean)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """The batch loop: context, chunks, places, times."""
 
-    max_kv_size: int = _setting(196608, "MAX_KV_SIZE", integer(16, 1 << 24))
-    default_max_tokens: int | None = _setting(
+    max_kv_size: int = setting(196608, "MAX_KV_SIZE", integer(16, 1 << 24))
+    default_max_tokens: int | None = setting(
         None, "DEFAULT_MAX_TOKENS", integer(1, 1 << 24)
     )
-    prefill_step_size: int = _setting(2048, "PREFILL_STEP_SIZE", integer(16, 65536))
-    enable_batching: bool = _setting(True, "ENABLE_BATCHING", boolean)
-    batch_max_size: int = _setting(
+    prefill_step_size: int = setting(2048, "PREFILL_STEP_SIZE", integer(16, 65536))
+    enable_batching: bool = setting(True, "ENABLE_BATCHING", boolean)
+    batch_max_size: int = setting(
         8, "BATCH_MAX_SIZE", integer(1, 256), ("MLX_SERVER_BATCH_MAX_BATCH_SIZE",)
     )
-    max_concurrent: int = _setting(8, "MAX_CONCURRENT_REQUESTS", integer(1, 1024))
-    max_queued: int = _setting(64, "MAX_QUEUED_REQUESTS", integer(0, 65536))
-    queue_timeout_s: float = _setting(
-        600.0, "QUEUE_TIMEOUT_SECONDS", number(0.1, 86400)
-    )
-    watchdog_s: float = _setting(600.0, "GENERATION_WATCHDOG_SECONDS", number(0, 86400))
-    deadline_s: float = _setting(
+    max_concurrent: int = setting(8, "MAX_CONCURRENT_REQUESTS", integer(1, 1024))
+    max_queued: int = setting(64, "MAX_QUEUED_REQUESTS", integer(0, 65536))
+    queue_timeout_s: float = setting(600.0, "QUEUE_TIMEOUT_SECONDS", number(0.1, 86400))
+    max_process_bytes: int | None = setting(None, "MAX_PROCESS_MEMORY", size)
+    watchdog_s: float = setting(600.0, "GENERATION_WATCHDOG_SECONDS", number(0, 86400))
+    deadline_s: float = setting(
         3600.0, "GENERATION_DEADLINE_SECONDS", number(0, 604800)
     )
-    decode_stall_ms: int = _setting(500, "DECODE_STALL_TARGET_MS", integer(10, 60000))
-    checkpoint_gap: int = _setting(
+    decode_stall_ms: int = setting(500, "DECODE_STALL_TARGET_MS", integer(10, 60000))
+    checkpoint_gap: int = setting(
         512, "SNAPSHOT_BOUNDARY_MIN_GAP_TOKENS", integer(16, 1 << 20)
     )
-    max_cache_gb: float = _setting(
+    max_cache_gb: float = setting(
         8.0, "MAX_CACHE_SIZE_GB", number(0, 4096), ("MLX_SERVER_MAX_CACHE_SIZE_GB",)
     )
 
@@ -141,46 +125,46 @@ class EngineConfig:
 class CacheConfig:
     """The KV kept for reuse, and how hard it is looked for."""
 
-    max_bytes: int | None = _setting(None, "PROMPT_CACHE_MAX_BYTES", size)
-    max_entries: int = _setting(
+    max_bytes: int | None = setting(None, "PROMPT_CACHE_MAX_BYTES", size)
+    max_entries: int = setting(
         24, "PROMPT_CACHE_MAX_ENTRIES_GLOBAL", integer(1, 65536),
         ("PROMPT_CACHE_MAX_SIZE",),
     )  # fmt: skip
-    ttl_s: float = _setting(1800.0, "PROMPT_CACHE_TTL_SECONDS", number(0, 1e9))
-    session_idle_s: float = _setting(
+    ttl_s: float = setting(1800.0, "PROMPT_CACHE_TTL_SECONDS", number(0, 1e9))
+    session_idle_s: float = setting(
         1800.0, "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS", number(0, 1e9)
     )
-    use_block_index: bool = _setting(True, "CACHE_USE_BLOCK_INDEX", boolean)
-    canonicalize: bool = _setting(True, "CACHE_CANONICALIZE_TOOL_CONTEXT", boolean)
-    pinning: bool = _setting(True, "CACHE_PINNING", boolean)
-    pin_policy: dict[str, str] = _setting({}, "CACHE_PIN_POLICY", policy)
-    rules_file: str | None = _setting(None, "CACHE_RULES_FILE", str)
-    splice: bool = _setting(True, "CACHE_SPLICE", boolean)
-    pin_min_gain: int = _setting(64, "CACHE_PIN_MIN_GAIN", integer(1, 1 << 20))
-    selftest: str = _setting("on_load", "CACHE_SELFTEST", choice("on_load", "off"))
-    verify: bool = _setting(False, "CACHE_VERIFY", boolean)
-    checkpoints_per_session: int = _setting(
+    use_block_index: bool = setting(True, "CACHE_USE_BLOCK_INDEX", boolean)
+    canonicalize: bool = setting(True, "CACHE_CANONICALIZE_TOOL_CONTEXT", boolean)
+    pinning: bool = setting(True, "CACHE_PINNING", boolean)
+    pin_policy: dict[str, str] = setting({}, "CACHE_PIN_POLICY", policy)
+    rules_file: str | None = setting(None, "CACHE_RULES_FILE", str)
+    splice: bool = setting(True, "CACHE_SPLICE", boolean)
+    pin_min_gain: int = setting(64, "CACHE_PIN_MIN_GAIN", integer(1, 1 << 20))
+    selftest: str = setting("on_load", "CACHE_SELFTEST", choice("on_load", "off"))
+    verify: bool = setting(False, "CACHE_VERIFY", boolean)
+    checkpoints_per_session: int = setting(
         16, "SNAPSHOT_STORE_MAX_ENTRIES_PER_SESSION", integer(1, 65536)
     )
-    checkpoints_in_all: int = _setting(
+    checkpoints_in_all: int = setting(
         64, "SNAPSHOT_STORE_MAX_ENTRIES_GLOBAL", integer(1, 65536)
     )
-    healing_entries: int = _setting(
+    healing_entries: int = setting(
         2000, "HEALING_STORE_MAX_ENTRIES", integer(1, 1 << 20)
     )
-    healing_bytes: int = _setting(64 << 20, "HEALING_STORE_MAX_BYTES", size)
+    healing_bytes: int = setting(64 << 20, "HEALING_STORE_MAX_BYTES", size)
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
     """What is written where."""
 
-    level: str = _setting(
+    level: str = setting(
         "INFO", "LOG_LEVEL", choice("DEBUG", "INFO", "WARNING", "ERROR")
     )
-    requests: bool = _setting(True, "ENABLE_REQUEST_LOGGING", boolean)
-    content: bool = _setting(True, "LOG_CONTENT", boolean)
-    root: str = _setting("logs", "LOG_ROOT", str)
+    requests: bool = setting(True, "ENABLE_REQUEST_LOGGING", boolean)
+    content: bool = setting(True, "LOG_CONTENT", boolean)
+    root: str = setting("logs", "LOG_ROOT", str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +192,10 @@ def load_config(
     Raises:
         ConfigError: a value is out of its range.
     """
-    env = _set(os.environ if environ is None else environ)  # noqa: TID251
-    file = _set(dotenv_values(env_file))
-    override = env.get("ENV_FILE_OVERRIDES") or file.get("ENV_FILE_OVERRIDES") or "0"
-    file_wins = _read("ENV_FILE_OVERRIDES", override, boolean)
-    sources = (_set(flags), file, env) if file_wins else (_set(flags), env, file)
+    env = os.environ if environ is None else environ  # noqa: TID251
+    sources = order_sources(flags, dotenv_values(env_file), env)
     sections: dict[str, Any] = {
-        section.name: _load_section(_type_of(section), sources)
+        section.name: load_section(type(section.default), sources)
         for section in dataclasses.fields(Config)
     }
     return Config(**sections)
@@ -222,9 +203,13 @@ def load_config(
 
 def unknown_names(env_file: Path) -> list[str]:
     """Names in the `.env` file that look like ours and are not."""
-    known = {name for section in dataclasses.fields(Config)
-             for item in dataclasses.fields(_type_of(section))
-             for name in _names(item)}  # fmt: skip
+    default = Config()
+    known = {
+        name
+        for section in dataclasses.fields(default)
+        for item in dataclasses.fields(getattr(default, section.name))
+        for name in spellings(item)
+    }
     groups = {name.split("_")[0] + "_" for name in known}
     return [
         name
@@ -240,34 +225,3 @@ _ELSEWHERE = {
     "PROXY_HOST", "PROXY_PORT", "PROXY_STARTUP_WAIT_SECONDS", "MLX_CACHE_HOME",
     "PROXY_REQUEST_TIMEOUT_SECONDS", "ENV_FILE_OVERRIDES", "LITELLM_MASTER_KEY",
 }  # fmt: skip
-
-
-def _set(values: Mapping[str, str | None]) -> dict[str, str]:
-    """Without the empty ones: empty means default."""
-    return {name: text for name, text in values.items() if text and text.strip()}
-
-
-def _type_of(section: Any) -> Any:
-    return type(section.default)
-
-
-def _names(item: Any) -> tuple[str, ...]:
-    env = item.metadata["env"]
-    return (env, *item.metadata["also"], f"MLX_SERVER_{env}")
-
-
-def _load_section(section: type, sources: Sequence[Mapping[str, str]]) -> Any:
-    values = {}
-    for item in dataclasses.fields(section):
-        given = ((n, s[n]) for s in sources for n in _names(item) if n in s)
-        name, text = next(given, ("", None))
-        if text is not None:
-            values[item.name] = _read(name, text, item.metadata["parse"])
-    return section(**values)
-
-
-def _read(name: str, text: str, parse: Callable[[str], Any]) -> Any:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ConfigError(f"{name} must be {error}, got {text!r}") from None

@@ -9,12 +9,12 @@ import pytest
 
 from sidecar.config import (
     Config,
-    ConfigError,
     ServerConfig,
     cache_home,
     load_config,
     unknown_names,
 )
+from sidecar.setting_sources import ConfigError
 from sidecar.setting_values import physical_memory
 
 

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -169,6 +170,18 @@ class PrefixStore:
         """What is wrong with the store; empty, always."""
         with self._lock:
             return list(problems(self._tree))
+
+    def evict_bytes(self, num_bytes: int) -> None:
+        """Free at least that much, if it is there and nobody uses it."""
+        with self._lock:
+            usual = self._limits
+            target = max(0, self._num_bytes() - num_bytes)
+            self._limits = replace(usual, max_bytes=target)
+            try:
+                shrunk = self._evict()
+            finally:
+                self._limits = usual
+        mx.eval(shrunk)
 
     def clear(self) -> None:
         """Forget everything; sequences that run keep their own arrays."""

@@ -20,6 +20,8 @@ SidecarError                    code                      status
  +- ModelLoadFailed             model_load_failed         500
  +- NotSupported                not_implemented           501
  +- Unavailable                 service_unavailable       503
+     +- InsufficientMemory      insufficient_memory       503
+     +- MemoryPressure          memory_pressure           503
 
 Anything else that escapes is a defect and becomes internal_error 500 at the
 handler's edge. Messages name the field and its range; they hold no prompt text,
@@ -177,3 +179,15 @@ class Unavailable(SidecarError):
 
     code = "service_unavailable"
     status_hint = 503
+
+
+class InsufficientMemory(Unavailable):
+    """The prompt does not fit; the message says what would."""
+
+    code = "insufficient_memory"
+
+
+class MemoryPressure(Unavailable):
+    """The process is at its limit."""
+
+    code = "memory_pressure"

@@ -21,12 +21,18 @@ from sidecar.cache.kv_layers import (
 )
 from sidecar.cache.store import PrefixStore
 from sidecar.config import EngineConfig
-from sidecar.core.errors import GenerationFailed, SidecarError, Unavailable
+from sidecar.core.errors import (
+    GenerationFailed,
+    MemoryPressure,
+    SidecarError,
+    Unavailable,
+)
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.decode_batch import batch_of_one
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled
 from sidecar.engine.lanes import Lanes
 from sidecar.engine.loader import LoadedModel
+from sidecar.engine.memory import MemoryGuard
 from sidecar.engine.pacing import PrefillPacer
 from sidecar.engine.prefill import Prefill, begin
 from sidecar.engine.row import Row
@@ -55,8 +61,10 @@ class BatchLoop:
         model: LoadedModel,
         store: PrefixStore,
         config: EngineConfig,
+        guard: MemoryGuard,
         extra_processors: ExtraProcessors = no_extra_processors,
     ) -> None:
+        self.guard = guard
         self._model = model
         self._store = store
         self._extra_processors = extra_processors
@@ -87,6 +95,7 @@ class BatchLoop:
         """One prefill chunk or one decode step; a failure ends the jobs it hit."""
         try:
             self._drop_cancelled()
+            self.guard.relieve(self._store.evict_bytes)
             if self._prefill is None:
                 self._admit()
             if self._prefill and (not self._rows or self._pacer.prefill_is_due):
@@ -161,6 +170,10 @@ class BatchLoop:
             if prefill.done == prefill.target:
                 self._prefill = None
                 self._begin_decode(prefill)
+        except MemoryPressure as error:
+            self._prefill = None
+            self._keep(prefill, prefill.done_ids, prefill.done_ids)
+            prefill.job.emit(JobFailed(error))
         except Exception as error:
             logger.exception("prefill failed model=%s", self._model.name)
             self._prefill = None
@@ -170,7 +183,11 @@ class BatchLoop:
 
     def _compute(self, prefill: Prefill) -> None:
         chunk = self._pacer.chunk_len(beside_streams=bool(self._rows))
+        chunk = self.guard.fitting_chunk(prefill.done, chunk)
         end = prefill.end_of_chunk(chunk)
+        needed = self.guard.model.peak_bytes(end, end - prefill.done)
+        if not self.guard.relieve(self._store.evict_bytes, needed):
+            raise MemoryPressure("out of memory in the prefill", retry_after_s=5)
         ids = prefill.job.spec.model_ids
         started = time.perf_counter()
         self._model.model(mx.array([ids[prefill.done : end]]), cache=prefill.cache)

@@ -4,7 +4,13 @@ import threading
 
 from sidecar.cache.store import PrefixStore
 from sidecar.config import EngineConfig
-from sidecar.core.errors import BadRequest, Busy, ContextLengthExceeded, Unavailable
+from sidecar.core.errors import (
+    BadRequest,
+    Busy,
+    ContextLengthExceeded,
+    InsufficientMemory,
+    Unavailable,
+)
 from sidecar.core.prompt import ModelIds, PreparedPrompt
 from sidecar.core.requests import GenerationOptions
 from sidecar.engine.batch_loop import BatchLoop
@@ -29,6 +35,7 @@ class TextEngine:
     ) -> None:
         self.model = model
         self.store = store
+        self.guard = loop.guard
         self.selftest: dict[str, str] = {}
         self.max_context = min(model.context_len, config.max_kv_size)
         self._loop = loop
@@ -38,6 +45,11 @@ class TextEngine:
         self._open: set[Job] = set()
         self._is_draining = False
         gpu.add_worker(loop)
+
+    @property
+    def fitting_context(self) -> int:
+        """Most tokens of prompt and answer that fit into memory now."""
+        return self.guard.largest_context(self.max_context)
 
     @property
     def num_open(self) -> int:
@@ -113,6 +125,7 @@ class TextEngine:
         if options.n > most:
             raise BadRequest(f"n must be 1..{most}, got {options.n}", param="n")
         self._check_ids(ids, options)
+        self._check_memory(len(ids))
         wanted = (
             options.max_tokens or self._config.default_max_tokens or _MOST_BY_DEFAULT
         )
@@ -121,6 +134,21 @@ class TextEngine:
             ids, sampling, max_tokens, options.stop, options.n, options.top_logprobs,
             prompt.boundaries, prompt.session, prompt.is_guest,
         )  # fmt: skip
+
+    def _check_memory(self, prompt_len: int) -> None:
+        """Refuse before the allocation what cannot fit after it."""
+        largest = self.fitting_context
+        if prompt_len < largest:
+            return
+        model, guard = self.guard.model, self.guard
+        needed = int(model.kv_per_token * prompt_len) + model.peak_bytes(prompt_len, 64)
+        raise InsufficientMemory(
+            f"a prompt of {prompt_len} tokens needs {needed >> 20} MiB, and "
+            f"{guard.free_bytes >> 20} MiB of {guard.limit_bytes >> 20} MiB are left: "
+            f"the largest context that fits now is {largest} tokens",
+            param="messages",
+            retry_after_s=5,
+        )
 
     def _check_ids(self, ids: ModelIds, options: GenerationOptions) -> None:
         """Ids the model has no row for would be read out of bounds."""

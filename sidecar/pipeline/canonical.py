@@ -93,6 +93,8 @@ def mark(messages: Sequence[Message], ruleset: RuleSet | None) -> list[MarkedMes
         pieces = _cut(message.text, found, spans)
         if message.role in ("system", "user"):
             pieces = _cut_edges(pieces, index)
+        if message.role == "tool":
+            pieces = _cut_tail(pieces, index)
         if message.role in ("user", "tool"):
             pieces.append(Span("note", index, 0, 0, ""))
         marked.append(MarkedMessage(message, _placed(pieces, number)))
@@ -166,6 +168,17 @@ def _cut_edges(pieces: list[str | Span], index: int) -> list[str | Span]:
         trail, pieces[-1] = pieces[-1][len(stripped) :], stripped
     inner = [p for p in pieces if p != ""]
     return [edge(lead), *inner, edge(trail)]
+
+
+def _cut_tail(pieces: list[str | Span], index: int) -> list[str | Span]:
+    """A tool's trailing white space is content, but a template may trim it."""
+    text = pieces[0] if pieces else ""
+    assert isinstance(text, str)
+    kept = text.rstrip()
+    if kept == text:
+        return pieces
+    tail = text[len(kept) :]
+    return [p for p in (kept, Span("tail_ws", index, 0, 0, tail, tail)) if p != ""]
 
 
 def _placed(

@@ -20,6 +20,7 @@ from sidecar.pipeline.splicing import Frame
 
 logger = logging.getLogger(__name__)
 
+_TRIMMED = ("edge_ws", "tail_ws")
 Render = Callable[[Sequence[Message]], str]
 
 
@@ -223,7 +224,7 @@ def _prove(
 
 
 def _value_in(span: Span, rest: str, following: Sequence[Element]) -> str | None:
-    options = [span.value, ""] if span.kind == "edge_ws" else [span.value]
+    options = [span.value, ""] if span.kind in _TRIMMED else [span.value]
     ahead = ""
     for element in following:
         if not isinstance(element, str):

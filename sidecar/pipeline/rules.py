@@ -51,6 +51,7 @@ class Rule:
 
 
 EDGE_POLICY = Policy("pin", "pin", "pin", shared=True)
+TAIL_POLICY = Policy("stop", "stop", "stop")
 NOTE_POLICY = Policy("stop", "pin", "stop")
 
 
@@ -81,7 +82,9 @@ def load_rules(
     if user_file is not None:
         rules = [*rules, *_read(user_file)]
     policies = {rule.kind: rule.policy for rule in rules}
-    policies |= {"edge_ws": EDGE_POLICY, "note": NOTE_POLICY}
+    policies |= {
+        "edge_ws": EDGE_POLICY, "tail_ws": TAIL_POLICY, "note": NOTE_POLICY
+    }  # fmt: skip
     for kind, action in (overrides or {}).items():
         if kind not in policies or action not in ("stop", "pin", "restate"):
             raise RuleError(

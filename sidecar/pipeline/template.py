@@ -205,7 +205,7 @@ def _join_users(messages: list[Message]) -> list[Message]:
     joined: list[Message] = []
     for message in messages:
         if joined and message.role == "user" == joined[-1].role:
-            joined[-1] = Message("user", (*joined[-1].parts, *message.parts))
+            joined[-1] = Message("user", (f"{joined[-1].text}\n{message.text}",))
         else:
             joined.append(message)
     return joined

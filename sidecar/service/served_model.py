@@ -15,8 +15,8 @@ class ServedModel:
 
     @property
     def max_context(self) -> int:
-        """Most tokens of prompt and answer together."""
-        return self.engine.max_context
+        """Most tokens of prompt and answer together that fit now."""
+        return self.engine.fitting_context
 
     def drain(self) -> None:
         """Take no new work."""

@@ -6,6 +6,7 @@ computed from.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,6 +38,25 @@ TinyModel = Callable[[str], LoadedModel]
 SEGMENTS = [some_ids(n, length) for n, length in enumerate((5, 17, 30, 70))]
 TIGHT = Limits(60_000, 5, 0, 4, 7)
 MOST_RUNNING = 3
+TAIL = st.lists(st.integers(0, 2), min_size=1, max_size=3)
+
+
+@dataclass(frozen=True)
+class How:
+    """What becomes of a request; stops are depths with the rank of a checkpoint."""
+
+    end: str
+    is_guest: bool
+    stops: dict[int, int]
+
+
+HOW = st.builds(
+    How,
+    st.sampled_from(["running", "running", "answered", "answered", "answered",
+                     "cancelled", "failed"]),
+    st.booleans(),
+    st.dictionaries(st.integers(1, 200), st.integers(0, 3), max_size=5),
+)  # fmt: skip
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -50,82 +70,78 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = PrefixStore(self.limits, type(self).new_cache)
         self.running: list[Running] = []
         self.computed: list[ModelIds] = []  # by anything, ever
-        self.is_lossless = True  # nothing failed so far
+        self.is_lossless = self.limits is not TIGHT  # until something fails
 
     # What comes
 
     @precondition(lambda self: len(self.running) < MOST_RUNNING)
     @rule(parts=st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=3),
-          tail=st.lists(st.integers(0, 2), max_size=3), guest=st.booleans())  # fmt: skip
-    def ask(self, parts: list[ModelIds], tail: list[int], guest: bool) -> None:
+          tail=TAIL, how=HOW)  # fmt: skip
+    def ask(self, parts: list[ModelIds], tail: list[int], how: "How") -> None:
         """A prompt of stretches that others have as well."""
-        self._start(joined(*parts, tail), Owner("s", guest))
+        self._start(joined(*parts, tail), how)
 
     @precondition(lambda self: len(self.running) < MOST_RUNNING and self.computed)
-    @rule(data=st.data(), tail=st.lists(st.integers(0, 2), min_size=1, max_size=3))
-    def ask_again(self, data: Any, tail: list[int]) -> None:
+    @rule(data=st.data(), tail=TAIL, how=HOW)
+    def ask_again(self, data: Any, tail: list[int], how: "How") -> None:
         """The next turn of something, or a branch of it, or the same once more."""
-        known = data.draw(st.sampled_from(self.computed))
+        known = data.draw(st.sampled_from(self.computed[-8:]))
         back = data.draw(st.sampled_from([0, 0, 0, 1, 2, 9, 33]))
-        self._start(joined(known[: max(1, len(known) - back)], tail), Owner("s"))
+        self._start(joined(known[: max(1, len(known) - back)], tail), how)
 
-    def _start(self, prompt: ModelIds, owner: Owner) -> None:
+    def _start(self, prompt: ModelIds, how: "How") -> None:
+        """Restore and prefill, as far as it comes; maybe it is answered at once."""
         said = self.store.match_len(prompt)
-        sequence = Running(self.store, prompt, owner)
+        sequence = Running(self.store, prompt, Owner("s", how.is_guest))
         assert sequence.cached_len == said
         shared = max((_common(c, prompt) for c in self.computed), default=0)
-        assert sequence.cached_len <= min(shared, len(prompt) - 1)
+        assert said <= min(shared, len(prompt) - 1)
         if self.is_lossless and not self.store.needs_checkpoints:
-            if self.limits is not TIGHT:
-                assert sequence.cached_len == min(shared, len(prompt) - 1)
+            assert said == min(shared, len(prompt) - 1)
         assert faults(sequence.cache, prompt[:said]) == []
         self.running.append(sequence)
+        for depth, rank in sorted(how.stops.items()):
+            if sequence.done < depth < len(prompt) - 1:
+                sequence.advance(depth, rank)
+                if how.end == "cancelled":
+                    self._end(sequence).finish()
+                    return
+                if how.end == "failed":
+                    self._end(sequence).fail()
+                    self.is_lossless = False
+                    return
+        sequence.prefill()
         self._note(sequence)
+        if how.end == "answered":
+            self._decode(sequence, [3, 4])
+            self._end(sequence).finish()
 
     # What runs
 
-    @precondition(lambda self: self._any("prefill"))
-    @rule(data=st.data(), tokens=st.integers(1, 60), rank=st.integers(0, 3))
-    def prefill(self, data: Any, tokens: int, rank: int) -> None:
-        """A chunk, with a checkpoint at its end; the last one is registered."""
-        sequence = data.draw(st.sampled_from(self._any("prefill")))
-        target = len(sequence.prompt) - 1
-        sequence.advance(min(target, sequence.done + tokens), rank)
-        if sequence.done == target:
-            sequence.register()
-        self._note(sequence)
-
-    @precondition(lambda self: self._any("decode"))
+    @precondition(lambda self: self.running)
     @rule(data=st.data(), ids=st.lists(st.integers(0, 2), min_size=1, max_size=8))
     def decode(self, data: Any, ids: list[int]) -> None:
-        sequence = data.draw(st.sampled_from(self._any("decode")))
+        self._decode(data.draw(st.sampled_from(self.running)), ids)
+
+    def _decode(self, sequence: Running, ids: list[int]) -> None:
         sequence.ids = joined(sequence.ids, ids)
         for end in range(sequence.done + 1, len(sequence.ids) + 1):
             sequence.advance(end)
-        self._note(sequence)
-
-    def _any(self, state: str) -> list[Running]:
-        return [
-            r for r in self.running
-            if (r.done < len(r.prompt) - 1) == (state == "prefill")
-        ]  # fmt: skip
 
     # How it ends
 
-    @precondition(lambda self: self._any("decode"))
+    @precondition(lambda self: self.running)
     @rule(data=st.data())
     def finish(self, data: Any) -> None:
-        self._end(data.draw(st.sampled_from(self._any("decode")))).finish()
+        self._end(data.draw(st.sampled_from(self.running))).finish()
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def cancel(self, data: Any) -> None:
-        """Of a prompt what is done is kept; of an answer nothing."""
-        sequence = self._end(data.draw(st.sampled_from(self.running)))
-        if sequence.done < len(sequence.prompt) - 1:
-            sequence.finish()
-        else:
-            sequence.end_at(min(sequence.done, len(sequence.prompt)))
+        """Nothing of the answer is kept."""
+        sequence = data.draw(st.sampled_from(self.running))
+        sequence.ids = sequence.ids[: len(sequence.prompt)]
+        self._end(sequence).end_at(min(sequence.done, len(sequence.prompt)))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -141,9 +157,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _end(self, sequence: Running) -> Running:
         self.running.remove(sequence)
+        self._note(sequence)
         return sequence
 
     def _note(self, sequence: Running) -> None:
+        """From now on others may reuse it."""
         self.computed.append(ModelIds(sequence.ids[: sequence.done]))
 
     # What is always true
@@ -245,5 +263,5 @@ def test_any_order_of_events_keeps_the_store_exact(
         new_cache = staticmethod(model.new_cache)
         limits = TIGHT if size == "tight" else Limits(1 << 30, 1 << 30, 0, 999, 999)
 
-    options = settings(max_examples=40, stateful_step_count=40)
+    options = settings(max_examples=40, stateful_step_count=30)
     gpu_thread().call(lambda: run_state_machine_as_test(Machine, settings=options))

@@ -77,8 +77,8 @@ class Said:
         parts = [f"<think>\n{self.reasoning}\n</think>\n"] if self.reasoning else []
         parts += [self.text] if self.text else []
         parts += [
-            '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
-            % (call.name, call.arguments)
+            f'<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n'
+            "</tool_call>"
             for call in self.calls
         ]
         return "\n".join(parts)
@@ -168,7 +168,7 @@ class Chats:
         raw: str | None = None,
         sampled: Sequence[int] | None = None,
     ) -> tuple[int, ...]:
-        """Finish a turn: it is remembered and its KV is kept; returns the sampled ids."""
+        """Finish a turn: it is remembered, its KV is kept; returns the sampled ids."""
         raw = said.raw if raw is None else raw
         ids = tuple(self.sample(raw) if sampled is None else sampled)
         self.pipeline.commit(prompt, said.text, said.reasoning, said.calls, ids)

@@ -183,7 +183,7 @@ def cancel(app: App, name: str) -> Any:
 def test_cancelling_a_whole_answer(endless: App, path: str) -> None:
     """Its client gets 499, the canceller is told, the engine is free."""
     data = body(prompt="x") if path == COMPLETION else body()
-    name = f"job-{path[-4:]}"
+    name = path[1:].replace("/", ".")
     waiting, answers = start(endless, request(path, data, (f"X-Request-ID: {name}",)))
     assert cancel(endless, name) == {"cancelled": True, "id": name}
     waiting.join(5)

@@ -1,0 +1,157 @@
+"""
+How much memory a prompt needs, and what is done when the process has too little.
+
+What a prefill chunk costs is fitted on the loaded model: a share per token of the
+chunk, and one per token and depth (attention that is not fused, buffers that grow by
+copying). From that the largest context that fits now follows, before anything is
+allocated.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from sidecar.cache import kv_layers
+from sidecar.engine.loader import LoadedModel
+
+logger = logging.getLogger(__name__)
+
+_PROBES = ((64, 0), (256, 64), (256, 320), (512, 576))  # chunk, depth before it
+_SMALLEST_CHUNK = 64
+_SAFETY = 1.1
+_SAMPLE_EVERY_S = 1.0
+_CLEAR_AT, _FULL_AT, _EVICT_TO = 0.90, 1.0, 0.80
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryModel:
+    """
+    Bytes a prefill takes beyond what is held before it.
+
+    Args:
+        kv_per_token: KV of one token, all layers.
+        per_token, per_pair: cost of a chunk's token, and of a token at a depth.
+    """
+
+    kv_per_token: float
+    per_token: float
+    per_pair: float
+
+    def peak_bytes(self, depth: int, chunk_len: int) -> int:
+        """Highest use, beyond what is held, of a chunk that ends at `depth`."""
+        own = self.per_token * chunk_len + self.per_pair * chunk_len * depth
+        growth = self.kv_per_token * depth  # the old buffer lives beside the new one
+        return int(_SAFETY * (own + growth + self.kv_per_token * chunk_len))
+
+    def largest_context(self, free_bytes: int, most: int) -> int:
+        """The longest sequence that fits into `free_bytes` with small chunks."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            held = int(self.kv_per_token * middle)
+            if held + self.peak_bytes(middle, _SMALLEST_CHUNK) <= free_bytes:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def fit_memory(model: LoadedModel) -> MemoryModel:
+    """Measure a few chunks of the loaded model; GPU thread only."""
+    cache = model.new_cache()
+    rows, costs = [], []
+    token = min(model.stop_ids, default=0)
+    depth = held = 0
+    for chunk, _ in _PROBES:
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        model.model(mx.array([[token] * chunk]), cache=cache)
+        kv_layers.evaluate(cache)
+        depth += chunk
+        held = sum(layer.nbytes for layer in cache)
+        rows.append([chunk, chunk * depth])
+        costs.append(mx.get_peak_memory() - before - 2 * held)
+    solution = np.linalg.lstsq(
+        np.array(rows, float), np.array(costs, float), rcond=None
+    )
+    per_token, per_pair = (max(0.0, float(value)) for value in solution[0])
+    mx.clear_cache()
+    return MemoryModel(held / depth, per_token, per_pair)
+
+
+class MemoryGuard:
+    """
+    Watches the process against its limit.
+
+    `sample` and `relieve` on the GPU thread; the numbers may be read from any.
+
+    Args:
+        limit_bytes: MAX_PROCESS_MEMORY.
+        store_bytes: bytes of KV that could be evicted.
+    """
+
+    def __init__(
+        self,
+        model: MemoryModel,
+        limit_bytes: int,
+        store_bytes: Callable[[], int],
+    ) -> None:
+        self.model = model
+        self.limit_bytes = limit_bytes
+        self._store_bytes = store_bytes
+        self._sampled_at = 0.0
+        self.active_bytes = 0
+        self.sample()
+
+    def sample(self) -> None:
+        """Note what is in use now."""
+        self._sampled_at = time.monotonic()
+        self.active_bytes = mx.get_active_memory()
+
+    @property
+    def free_bytes(self) -> int:
+        """What could be had: stored KV would make room."""
+        return max(0, self.limit_bytes - self.active_bytes + self._store_bytes())
+
+    def largest_context(self, most: int) -> int:
+        """The longest prompt that fits now, at most `most` tokens."""
+        return self.model.largest_context(self.free_bytes, most)
+
+    def fitting_chunk(self, depth: int, chunk_len: int) -> int:
+        """A chunk that stays below the limit at this depth, at least 64 tokens."""
+        room = self.limit_bytes - mx.get_active_memory()
+        while chunk_len > _SMALLEST_CHUNK:
+            if self.model.peak_bytes(depth + chunk_len, chunk_len) <= room:
+                break
+            chunk_len = max(_SMALLEST_CHUNK, chunk_len // 2)
+        return chunk_len
+
+    def relieve(self, evict: Callable[[int], None], needed_bytes: int = 0) -> bool:
+        """
+        Make room in order: the allocator's cache, then stored KV.
+
+        Args:
+            evict: takes bytes to free. needed_bytes: about to be allocated.
+        Returns:
+            Whether it all fits now.
+        """
+        now = time.monotonic()
+        if not needed_bytes and now - self._sampled_at < _SAMPLE_EVERY_S:
+            return True
+        self.sample()
+        used = self.active_bytes + mx.get_cache_memory() + needed_bytes
+        if used > _CLEAR_AT * self.limit_bytes:
+            mx.clear_cache()
+            used = self.active_bytes + needed_bytes
+        if used > _CLEAR_AT * self.limit_bytes:
+            evict(used - int(_EVICT_TO * self.limit_bytes))
+            mx.clear_cache()
+            self.sample()
+            logger.info("made room limit=%d active=%d", self.limit_bytes,
+                        self.active_bytes)  # fmt: skip
+        return self.active_bytes + needed_bytes <= _FULL_AT * self.limit_bytes

@@ -1,0 +1,83 @@
+"""Where settings come from: their spellings, and which source wins."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, fields
+from typing import Any
+
+from sidecar.setting_values import boolean
+
+Sources = Sequence[Mapping[str, str]]  # the first one that has a name wins
+
+
+class ConfigError(Exception):
+    """A setting has a value it cannot have; the message names both."""
+
+
+def setting(
+    default: Any,
+    env: str,
+    parse: Callable[[str], Any],
+    also: tuple[str, ...] = (),
+) -> Any:
+    """
+    A field of a section.
+
+    Args:
+        env: the variable's name. also: older spellings of it.
+        parse: text -> value; ValueError says the range in words.
+    """
+    meta = {"env": env, "parse": parse, "also": also}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: default, metadata=meta)
+    return field(default=default, metadata=meta)
+
+
+def spellings(item: Any) -> tuple[str, ...]:
+    """All names of a field made by `setting`, the first wins."""
+    env = item.metadata["env"]
+    return (env, *item.metadata["also"], f"MLX_SERVER_{env}")
+
+
+def order_sources(
+    flags: Mapping[str, str],
+    file: Mapping[str, str | None],
+    env: Mapping[str, str],
+) -> Sources:
+    """
+    Flags first, then the environment, then the file; ENV_FILE_OVERRIDES swaps these.
+
+    Raises:
+        ConfigError: ENV_FILE_OVERRIDES is neither true nor false.
+    """
+    file, env = _filled(file), _filled(env)
+    override = env.get("ENV_FILE_OVERRIDES") or file.get("ENV_FILE_OVERRIDES") or "0"
+    file_wins = _read("ENV_FILE_OVERRIDES", override, boolean)
+    return (_filled(flags), file, env) if file_wins else (_filled(flags), env, file)
+
+
+def load_section(section: type, sources: Sources) -> Any:
+    """
+    A section with the values that the sources give.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+    values = {}
+    for item in fields(section):
+        given = ((n, s[n]) for s in sources for n in spellings(item) if n in s)
+        name, text = next(given, ("", None))
+        if text is not None:
+            values[item.name] = _read(name, text, item.metadata["parse"])
+    return section(**values)
+
+
+def _filled(values: Mapping[str, str | None]) -> dict[str, str]:
+    """Without the empty ones: empty means default."""
+    return {name: text for name, text in values.items() if text and text.strip()}
+
+
+def _read(name: str, text: str, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} must be {error}, got {text!r}") from None

@@ -1,0 +1,171 @@
+"""A running server as the tools see it: JSON out, JSON or a stream back."""
+
+import argparse
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import urlsplit
+
+Json = dict[str, Any]
+
+_TIMEOUT_S = 900.0
+
+
+class ServerError(Exception):
+    """It did not answer, or it refused; the message is for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """
+    One answer. Lengths are the server's own counts.
+
+    Args:
+        message: the assistant message as the client keeps it, without its thinking.
+        ttft_s: seconds to the first piece of the answer, or to its end.
+    """
+
+    message: Json
+    prompt_len: int
+    cached_len: int
+    completion_len: int
+    ttft_s: float
+
+
+class Server:
+    """
+    Asks one server. One thread.
+
+    Args:
+        url: its root, with or without /v1. key: sent as bearer token, if any.
+    """
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {"User-Agent": "mlx-sidecar-tools"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+        # A proxy of the environment must not see loopback traffic.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def get(self, path: str) -> Any:
+        """
+        The JSON of a path.
+
+        Raises:
+            ServerError: with the server's own reason.
+        """
+        with self._open(path, None) as response:
+            return json.load(response)
+
+    def chat(self, body: Json) -> Reply:
+        """
+        Stream one chat completion.
+
+        Raises:
+            ServerError: refused, or broken off.
+        """
+        started = time.perf_counter()
+        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        with self._open("/v1/chat/completions", asked) as response:
+            return _read_stream(_events(response), started)
+
+    def _open(self, path: str, body: Json | None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {**self._headers, "Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + path, data, headers)
+        try:
+            return self._opener.open(request, timeout=_TIMEOUT_S)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ServerError(f"{path}: {_reason(error)}") from None
+        except (OSError, HTTPException) as error:
+            raise ServerError(f"{self.url} does not answer: {error}") from None
+
+
+def add_server_flags(parser: argparse.ArgumentParser, key: str) -> None:
+    """`--url` and `--key`; `key` says which secret that is."""
+    parser.add_argument(
+        "--url", type=_url, default="http://127.0.0.1:8080", help="server (%(default)s)"
+    )
+    parser.add_argument("--key", help=f"{key}, if the server has one")
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise argparse.ArgumentTypeError(f"{text!r} is no http:// address")
+    return text
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    text = error.read(2000).decode(errors="replace")
+    try:
+        return f"{error.code} {json.loads(text)['error']['message']}"
+    except (ValueError, KeyError, TypeError):
+        return f"{error.code} {text[:200]}"
+
+
+def _events(response: Any) -> Iterator[Json]:
+    try:
+        for line in response:  # by b"\n": other line ends may stand in the JSON
+            data = line.strip().removeprefix(b"data: ")
+            if data.startswith(b"{"):
+                yield json.loads(data)
+    except (OSError, HTTPException, ValueError) as error:
+        raise ServerError(f"the answer broke off: {error}") from None
+
+
+def _read_stream(events: Iterator[Json], started: float) -> Reply:
+    text: list[str] = []
+    calls: dict[int, Json] = {}
+    usage: Json = {}
+    first = None
+    for event in events:
+        if "error" in event:
+            raise ServerError(str(event["error"].get("message")))
+        usage = event.get("usage") or usage
+        for choice in event.get("choices") or ():
+            delta = choice.get("delta") or {}
+            if first is None and any(delta.get(name) for name in _PIECES):
+                first = time.perf_counter()
+            text.append(delta.get("content") or "")
+            for call in delta.get("tool_calls") or ():
+                _add_call(calls, call)
+    if not usage:
+        raise ServerError("the answer broke off: it has no usage")
+    ttft_s = (first or time.perf_counter()) - started
+    return _reply("".join(text), list(calls.values()), usage, ttft_s)
+
+
+_PIECES = ("content", "reasoning_content", "tool_calls")
+
+
+def _add_call(calls: dict[int, Json], delta: Mapping[str, Any]) -> None:
+    call = calls.setdefault(
+        delta["index"],
+        {"id": "", "type": "function", "function": {"name": "", "arguments": ""}},
+    )
+    given = delta.get("function") or {}
+    call["id"] = delta.get("id") or call["id"]
+    call["function"]["name"] += given.get("name") or ""
+    call["function"]["arguments"] += given.get("arguments") or ""
+
+
+def _reply(text: str, calls: list[Json], usage: Json, ttft_s: float) -> Reply:
+    message: Json = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = calls
+    details = usage.get("prompt_tokens_details") or {}
+    return Reply(
+        message,
+        usage["prompt_tokens"],
+        details.get("cached_tokens") or 0,
+        usage["completion_tokens"],
+        ttft_s,
+    )

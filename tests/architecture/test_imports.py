@@ -1,0 +1,123 @@
+"""Who may import whom: the contracts of pyproject.toml hold, and they bite."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+
+
+def lint_imports(folder: Path) -> tuple[int, str]:
+    """Run import-linter on a tree with our pyproject.toml."""
+    code = "import sys; from importlinter.cli import lint_imports;"
+    code += "sys.exit(lint_imports(cache_dir=None))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(folder), "NO_COLOR": "1"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    text = re.sub(r"\x1b\[[0-9;]*m", "", ended.stdout + ended.stderr)
+    return ended.returncode, text
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of both packages' code, to plant violations in."""
+    folder = tmp_path_factory.mktemp("tree")
+    shutil.copy(REPO / "pyproject.toml", folder)
+    code_only = shutil.ignore_patterns("__pycache__", "builtin_model")
+    for package in ("sidecar", "litellm_mlx"):
+        shutil.copytree(REPO / package, folder / package, ignore=code_only)
+    return folder
+
+
+def test_all_contracts_hold() -> None:
+    """Imports point down, and nobody reaches past their neighbours."""
+    code, text = lint_imports(REPO)
+    assert code == 0, text
+    assert "0 broken" in text
+
+
+VIOLATIONS = {
+    "upwards": (
+        "sidecar/core/events.py",
+        "from sidecar.infra import metrics",
+        "layers point down",
+    ),
+    "between siblings": (
+        "sidecar/protocols/fields.py",
+        "from sidecar.service import models",
+        "layers point down",
+    ),
+    "a folder without a place": (
+        "sidecar/misc/__init__.py",
+        "",
+        "layers point down",
+    ),
+    "the pipeline asks the cache": (
+        "sidecar/pipeline/prepare.py",
+        "from sidecar.cache import store",
+        "pipeline and cache never meet",
+    ),
+    "the plugin asks the sidecar": (
+        "litellm_mlx/sse.py",
+        "from sidecar.core import events",
+        "plugin and sidecar meet over HTTP only",
+    ),
+    "a protocol parses text": (
+        "sidecar/protocols/openai_chat.py",
+        "from sidecar.parsers import splitter",
+        "protocols know only JSON and core",
+    ),
+    "arrays in the pipeline": (
+        "sidecar/pipeline/template.py",
+        "import mlx.core as mx",
+        "MLX stays in engine and cache",
+    ),
+    "arrays in a service": (
+        "sidecar/service/chat.py",
+        "import mlx_lm",
+        "no direct MLX above the engine",
+    ),
+    "sockets in a service": (
+        "sidecar/service/chat.py",
+        "import http.client",
+        "only the server knows HTTP, nobody knows LiteLLM",
+    ),
+    "a circle": (
+        "sidecar/core/errors.py",
+        "from sidecar.core import events",
+        "no circles",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", VIOLATIONS)
+def test_a_planted_violation_is_caught(case: str, tree: Path) -> None:
+    """Each contract breaks when it should, and by its own name."""
+    name, line, contract = VIOLATIONS[case]
+    file = tree / name
+    before = file.read_text() if file.exists() else None
+    file.parent.mkdir(exist_ok=True)
+    extra = "from sidecar.core import errors\n" if case == "a circle" else ""
+    file.write_text(f"{before or ''}\n{line}\n")
+    other = tree / "sidecar/core/events.py"
+    untouched = other.read_text()
+    if extra:
+        other.write_text(untouched + extra)
+    try:
+        code, text = lint_imports(tree)
+    finally:
+        other.write_text(untouched)
+        if before is None:
+            shutil.rmtree(file.parent)
+        else:
+            file.write_text(before)
+    assert code == 1, text
+    assert re.search(rf"^{re.escape(contract)} BROKEN", text, re.MULTILINE), text

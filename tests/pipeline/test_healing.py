@@ -1,0 +1,335 @@
+"""A turn is found again by what the client saw of it and by what came before it."""
+
+import json
+
+import pytest
+
+from sidecar.core.requests import Message, ToolCall
+from sidecar.pipeline.healing import (
+    Context,
+    ContextHasher,
+    Healed,
+    HealingStore,
+    is_edited,
+    visible_hash,
+)
+from sidecar.pipeline.turns import Scope
+from tests.support.chats import Chats, Client, Said, assistant, result, system, user
+
+HERE = Context("here", "here")
+MINE = Scope("key", "s", "thread")
+
+
+def call(arguments: str, call_id: str = "call_1", name: str = "look") -> ToolCall:
+    return ToolCall(call_id, name, arguments)
+
+
+def healed(text: str, size: int = 2) -> Healed:
+    return Healed("H", tuple(range(size)), text, "")
+
+
+def store(entries: int = 100, num_bytes: int = 1 << 20) -> HealingStore:
+    return HealingStore(entries, num_bytes)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([call('{"a": 1, "b": "x"}')], [call('{"b":"x","a":1}')]),
+        ([call('{"a": "é"}')], [call('{"a": "\\u00e9"}')]),
+        ([call("{}")], [call("")]),
+        ([call("{}", "call_1")], [call("{}", "toolu_9")]),
+        ([call("{ not json")], [call("{ not json", "x")]),
+    ],
+    ids=["order and spacing", "escapes", "empty", "ids", "unparsable"],
+)
+def test_calls_that_mean_the_same_are_one(
+    one: list[ToolCall], other: list[ToolCall]
+) -> None:
+    """String or object, spaced or not, under whatever id."""
+    assert visible_hash("t", one) == visible_hash("  t\n", other)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("t ", [call('{"a": 2}')]),
+        ("u", [call('{"a": 1}')]),
+        ("t", []),
+        ("t", [call('{"a": 1}', name="find")]),
+        ("t", [call('{"a": 1}'), call('{"a": 1}')]),
+        ("t", [call('{"a": "1"}')]),
+        ("t", [call("a")]),
+    ],
+)
+def test_turns_that_look_different_are_different(
+    text: str, calls: list[ToolCall]
+) -> None:
+    """Text, names, arguments and number count."""
+    assert visible_hash(text, calls) != visible_hash("t", [call('{"a": 1}')])
+
+
+def test_nothing_visible_has_no_hash() -> None:
+    """There is nothing to find it by."""
+    assert visible_hash(" \n", []) is None
+
+
+def test_equal_context_in_the_session_comes_first() -> None:
+    """Two turns that look alike are told by what came before them."""
+    turns = store()
+    for name in ("a", "b"):
+        turns.record("h", Context(name, name), MINE, healed(name))
+    for name in ("a", "b"):
+        found = turns.find("h", Context(name, name), "key", "s")
+        assert found == healed(name)
+
+
+def test_another_session_lends_only_what_stood_behind_the_very_same_text() -> None:
+    """A turn may quote volatile values, and those never leave their thread."""
+    turns = store()
+    turns.record("h", Context("c", "to the letter"), MINE, healed("a"))
+    letter, drifted = Context("c", "to the letter"), Context("c", "drifted")
+    assert turns.find("h", letter, "key", "other") == healed("a")
+    assert turns.find("h", drifted, "key", "other") is None
+    assert turns.find("h", drifted, "key", "s") == healed("a")
+
+
+def test_sessions_without_a_name_go_by_the_context() -> None:
+    """The letter decides between two whose volatile values differ."""
+    turns = store()
+    unnamed = Scope("key", "implicit-0123", "thread")
+    turns.record("h", Context("c", "alpha"), unnamed, healed("a"))
+    turns.record("h", Context("c", "beta"), unnamed, healed("b"))
+    assert turns.find("h", Context("c", "alpha"), "key", None) == healed("a")
+    assert turns.find("h", Context("c", "beta"), "key", None) == healed("b")
+    assert turns.find("h", Context("c", "later"), "key", None) == healed("b")
+    assert turns.find("h", Context("c", "later"), "key", "named") is None
+
+
+def test_the_only_turn_of_a_named_session_needs_no_context() -> None:
+    """The client compacted what came before."""
+    turns = store()
+    turns.record("h", Context("before", "before"), MINE, healed("a"))
+    assert turns.find("h", HERE, "key", "s") == healed("a")
+    assert turns.find("h", HERE, "key", None) is None
+    turns.record("h", Context("more", "more"), MINE, healed("a"))
+    assert turns.find("h", HERE, "key", "s") == healed("a")
+    assert turns.num_ambiguous == 1
+
+
+def test_two_candidates_without_a_context_are_ambiguous() -> None:
+    """A guess could be a lie: left as it is, and counted."""
+    turns = store()
+    for name in ("a", "b"):
+        turns.record("h", Context(name, name), MINE, healed(name))
+    assert turns.find("h", HERE, "key", "s") is None
+    assert turns.num_ambiguous == 1
+
+
+@pytest.mark.parametrize("session", ["s", None])
+def test_turns_never_leave_their_key(session: str | None) -> None:
+    """Not by context, not by session."""
+    turns = store()
+    turns.record("h", HERE, MINE, healed("a"))
+    assert turns.find("h", HERE, "another key", session) is None
+    assert turns.find("h", HERE, None, session) is None
+
+
+def test_a_turn_given_again_replaces_the_older_one() -> None:
+    """The client asked for another try and kept that."""
+    turns = store()
+    turns.record("h", HERE, MINE, healed("a"))
+    turns.record("h", HERE, MINE, healed("b"))
+    assert turns.find("h", HERE, "key", "s") == healed("b")
+
+
+def test_eight_candidates_are_kept() -> None:
+    """The oldest leaves first."""
+    turns = store()
+    for number in range(9):
+        place = Context(str(number), str(number))
+        turns.record("h", place, MINE, healed(str(number)))
+    assert turns.find("h", Context("0", "0"), "key", "s") is None
+    assert turns.find("h", Context("1", "1"), "key", "s") == healed("1")
+
+
+def test_the_least_recently_used_turn_leaves_first() -> None:
+    """By number of texts."""
+    turns = store(entries=2)
+    turns.record("a", HERE, MINE, healed("a"))
+    turns.record("b", HERE, MINE, healed("b"))
+    assert turns.find("a", HERE, "key", "s")
+    turns.record("c", HERE, MINE, healed("c"))
+    assert turns.find("b", HERE, "key", "s") is None
+    assert turns.find("a", HERE, "key", "s") == healed("a")
+
+
+def test_the_store_keeps_to_its_bytes() -> None:
+    """Ids count eight bytes each."""
+    turns = store(num_bytes=20_000)
+    for number in range(20):
+        turns.record(str(number), HERE, MINE, healed("x", 1000))
+    kept = [n for n in range(20) if turns.find(str(n), HERE, "key", "s")]
+    assert kept == [18, 19]
+    turns.record("big", HERE, MINE, healed("x", 10_000))
+    assert turns.find("big", HERE, "key", "s") is None
+
+
+def test_the_context_is_a_chain() -> None:
+    """Order, roles, texts and calls all count; canonical and literal apart."""
+
+    def value(*entries: tuple[str, str, str]) -> Context:
+        hasher = ContextHasher()
+        for role, canonical, literal in entries:
+            hasher.add(role, (canonical, literal), None)
+        return hasher.value
+
+    base = value(("user", "a", "a"), ("user", "b", "b"))
+    assert value(("user", "b", "b"), ("user", "a", "a")) != base
+    assert value(("user", "a", "a"), ("tool", "b", "b")) != base
+    assert value(("user", "ab", "ab")) != base
+    drifted = value(("user", "a", "a7"), ("user", "b", "b"))
+    assert drifted.canonical == base.canonical
+    assert drifted.literal != base.literal
+    assert value(("user", "\ud800", "\ud800")) != base
+
+
+@pytest.mark.parametrize(
+    ("echoed", "edited"),
+    [(None, False), ("", False), (" \n", False), ("why", False), (" why\n", False),
+     ("why not", True)],
+)  # fmt: skip
+def test_reasoning_that_was_changed_is_an_edit(
+    echoed: str | None, edited: bool
+) -> None:
+    """White space around it is not."""
+    turn = Healed("H", (1,), "raw", "why")
+    assert is_edited(Message("assistant", ("t",), echoed), turn) is edited
+
+
+def ask_again(chats: Chats, said: Said, echo: Message, client: Client) -> str:
+    """The text of the second prompt of a conversation."""
+    chats.turn([user("go")], said, client)
+    results = [result("out", c.id) for c in echo.tool_calls]
+    return chats.ask([user("go"), echo, *results, user("and?")], client).text
+
+
+LOOKED = Said("I look.", "hm hm", (call('{"path": "a.py"}', "call_ab12"),))
+
+
+@pytest.mark.parametrize(
+    "echoed",
+    [
+        call('{"path": "a.py"}', "call_ab12"),
+        call('{"path":"a.py"}', "callab12"),
+        call('{"path": "a.py"}', "toolu_01"),
+        call('{"path": "a.py"}', ""),
+        call('{"path": "a.py", "replace_all": false}', "call_ab12"),
+        call('{"replace_all": false, "path": "a.py"}', "callab12"),
+    ],
+    ids=["same", "no underscore", "other id", "no id", "default", "both"],
+)
+def test_what_clients_do_to_calls_does_not_undo_healing(echoed: ToolCall) -> None:
+    """Spacing, ids, and default arguments they add."""
+    text = ask_again(Chats(), LOOKED, assistant("I look.", echoed), Client())
+    assert "hm hm" in text
+    assert "replace_all" not in text
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        assistant("I looked.", *LOOKED.calls),
+        assistant("I look.", call('{"path": "b.py"}', "toolu_01")),
+        assistant("I look.", call('{"path": "a.py"}', "toolu_01", "find")),
+        assistant("I look."),
+        assistant("I look.", *LOOKED.calls, reasoning="no, this"),
+    ],
+    ids=["text", "arguments", "name", "calls gone", "reasoning"],
+)
+def test_an_edited_turn_goes_through_the_template(echo: Message) -> None:
+    """What the user wrote is what the model reads."""
+    text = ask_again(Chats(), LOOKED, echo, Client())
+    assert "hm hm" not in text
+    for part in (echo.text, echo.reasoning or "", *(c.name for c in echo.tool_calls)):
+        assert part in text
+    for edited in echo.tool_calls:
+        assert json.loads(edited.arguments)["path"] in text
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="a call that matches by id is healed whatever became of its arguments",
+)
+@pytest.mark.parametrize(
+    "edited",
+    [call('{"path": "b.py"}', "call_ab12"), call("{}", "call_ab12"),
+     call('{"path": "a.py"}', "call_ab12", "find")],
+    ids=["changed", "taken away", "other function"],
+)  # fmt: skip
+def test_an_edited_call_is_not_healed_by_its_id(edited: ToolCall) -> None:
+    """Added arguments are a client's defaults; changed ones are an edit."""
+    text = ask_again(Chats(), LOOKED, assistant("I look.", edited), Client())
+    assert "hm hm" not in text
+
+
+def test_echoed_reasoning_that_is_the_models_own_is_no_edit() -> None:
+    """Clients that keep it heal like those that drop it."""
+    echo = assistant("I look.", *LOOKED.calls, reasoning="hm hm\n")
+    text = ask_again(Chats(), LOOKED, echo, Client())
+    assert text.count("hm hm") == 1
+
+
+def test_equal_answers_heal_to_their_own_thinking() -> None:
+    """OK and OK, thought about differently."""
+    chats = Chats()
+    first = chats.turn([user("one")], Said("OK", "about one"))
+    asked = [user("one"), first.said.echo, user("two")]
+    second = chats.turn(asked, Said("OK", "about two"))
+    text = chats.ask([*asked, second.said.echo, user("three")]).text
+    assert text.index("about one") < text.index("two") < text.index("about two")
+    assert text.count("about one") == text.count("about two") == 1
+
+
+@pytest.mark.parametrize("session", ["other", "s", None])
+def test_a_text_written_by_hand_heals_from_no_other_conversation(
+    session: str | None,
+) -> None:
+    """It looks like an answer to another question."""
+    chats = Chats()
+    chats.turn([user("one")], Said("OK", "a secret"), Client("s"))
+    asked = [user("quite another"), assistant("OK"), user("and?")]
+    client = Client(session)
+    prompt = chats.ask(asked, client)
+    if session == "s":  # the only turn of the named session: it may be a compaction
+        assert "a secret" in prompt.text
+    else:
+        assert prompt.text == chats.plain_text(asked, client)
+
+
+@pytest.mark.parametrize("session", ["s", "other", None])
+def test_another_key_never_reads_this_ones_thinking(session: str | None) -> None:
+    """Equal words in an equal conversation or not."""
+    chats = Chats()
+    chats.turn([user("one")], Said("OK", "a secret"), Client("s", "key A"))
+    asked = [user("one"), assistant("OK"), user("and?")]
+    client = Client(session, "key B")
+    assert chats.ask(asked, client).text == chats.plain_text(asked, client)
+
+
+@pytest.mark.parametrize("session", ["alpha", None])
+def test_thinking_about_one_chat_stays_out_of_the_other(session: str | None) -> None:
+    """Two chats whose words are equal but for the volatile block."""
+    chats = Chats()
+
+    def asked(chat: str) -> list[Message]:
+        block = f'## Inbound Context (trusted metadata)\n```json\n{{"c": "{chat}"}}'
+        return [system(f"Hello.\n{block}\n```\n\n# Project Context\n"), user("hi")]
+
+    for chat in ("alpha", "beta"):
+        client = Client(session and chat)
+        chats.turn(asked(chat), Said("Hello!", f"this is {chat}"), client)
+    following = [*asked("alpha"), assistant("Hello!"), user("and?")]
+    prompt = chats.ask(following, Client(session))
+    assert "this is alpha" in prompt.text
+    assert "beta" not in prompt.text

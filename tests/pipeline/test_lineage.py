@@ -1,0 +1,151 @@
+"""Finished prompts are found by their beginning, block by block, and leave in time."""
+
+import time
+from array import array
+from collections.abc import Sequence
+
+import pytest
+
+from sidecar.pipeline import lineage
+from sidecar.pipeline.assembly import BLOCK_LEN
+from sidecar.pipeline.lineage import LineageIndex, LineageRecord, pack
+from sidecar.pipeline.turns import Scope
+
+SCOPE = Scope("key", "s", "thread")
+
+
+def index(*, ttl_s: float = 0, use_blocks: bool = True) -> LineageIndex:
+    return LineageIndex("model", ttl_s, use_blocks=use_blocks)
+
+
+def record(ids: Sequence[int], scope: Scope = SCOPE) -> LineageRecord:
+    return LineageRecord(array("I", ids), (), {}, scope)
+
+
+def blocks(*names: int) -> list[int]:
+    """One block of ids for each name."""
+    return [name * 1000 + i for name in names for i in range(BLOCK_LEN)]
+
+
+def found(of: LineageIndex, ids: Sequence[int]) -> list[tuple[list[int], int]]:
+    return [(list(r.canonical), n) for r, n in of.candidates(array("I", ids))]
+
+
+@pytest.mark.parametrize("use_blocks", [True, False])
+def test_the_deepest_common_beginning_comes_first(use_blocks: bool) -> None:
+    """With the number of ids shared, counted to the id."""
+    known = index(use_blocks=use_blocks)
+    short, long = blocks(1, 2), [*blocks(1, 2, 3), 7, 8]
+    for ids in (short, long, blocks(9)):
+        known.add(record(ids))
+    asked = [*blocks(1, 2, 3), 7, 9]
+    assert found(known, asked) == [(long, 3 * BLOCK_LEN + 1), (short, 2 * BLOCK_LEN)]
+
+
+@pytest.mark.parametrize("use_blocks", [True, False])
+def test_less_than_a_block_is_no_match(use_blocks: bool) -> None:
+    """Nor is an equal block behind a different one."""
+    known = index(use_blocks=use_blocks)
+    known.add(record(blocks(1, 2)))
+    assert found(known, blocks(1)[:-1]) == []
+    assert found(known, blocks(3, 2)) == []
+    assert found(known, []) == []
+
+
+def test_another_model_key_has_other_hashes() -> None:
+    """The chain begins with it."""
+    one, other = record(blocks(1)), record(blocks(1))
+    LineageIndex("a", 0, use_blocks=True).add(one)
+    LineageIndex("b", 0, use_blocks=True).add(other)
+    assert one.block_hashes != other.block_hashes
+
+
+def test_eight_candidates_are_enough() -> None:
+    """The deepest ones."""
+    known = index()
+    for number in range(12):
+        known.add(record(blocks(*range(number + 1))))
+    lengths = [length for _, length in found(known, blocks(*range(20)))]
+    assert lengths == [n * BLOCK_LEN for n in range(12, 4, -1)]
+
+
+def test_an_equal_prompt_of_the_same_scope_is_kept_once() -> None:
+    """Of another scope it is another one."""
+    known = index()
+    for scope in (SCOPE, SCOPE, Scope("key", "s", "helper")):
+        known.add(record(blocks(1, 2), scope))
+    assert len(known) == 2
+
+
+def test_records_leave_by_number_and_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least recently used first."""
+    monkeypatch.setattr(lineage, "_MOST_RECORDS", 3)
+    known = index()
+    kept = [record(blocks(name)) for name in range(3)]
+    for each in kept:
+        known.add(each)
+    known.touch(kept[0])
+    known.add(record(blocks(3)))
+    assert [bool(found(known, blocks(n))) for n in range(4)] == [
+        True, False, True, True,
+    ]  # fmt: skip
+    monkeypatch.setattr(lineage, "_MOST_IDS", 3 * BLOCK_LEN)
+    known.add(record(blocks(4, 5)))
+    assert [bool(found(known, blocks(n))) for n in range(5)] == [
+        False, False, False, True, True,
+    ]  # fmt: skip
+
+
+def test_records_leave_when_their_time_is_over() -> None:
+    """Counted from their last use."""
+    known = index(ttl_s=60)
+    old, used = record(blocks(1)), record(blocks(2))
+    known.add(old)
+    known.add(used)
+    for each in (old, used):
+        each.touched = time.monotonic() - 100
+    known.touch(used)
+    assert found(known, blocks(1)) == []
+    assert found(known, blocks(2)) != []
+    assert (len(known), used.hits) == (1, 1)
+
+
+def test_touching_a_record_that_left_does_not_bring_it_back() -> None:
+    """A request may hold it longer than the index."""
+    known = index()
+    gone = record(blocks(1))
+    known.add(gone)
+    known.clear()
+    known.touch(gone)
+    assert (len(known), found(known, blocks(1))) == (0, [])
+
+
+def test_a_prompt_shorter_than_a_block_is_kept_and_never_found() -> None:
+    """It would gain nothing."""
+    known = index()
+    known.add(record([1, 2, 3]))
+    known.add(record([1, 2, 3]))
+    assert found(known, [1, 2, 3]) == []
+
+
+def test_hashes_are_chained_as_specified() -> None:
+    """H_i = SHA-256(H_(i-1) and the ids, 4 bytes each, big end first)."""
+    import hashlib
+
+    ids = [*blocks(1, 2), 5]
+    one = record(ids)
+    index().add(one)
+    state = hashlib.sha256(b"model").digest()
+    expected = []
+    for start in (0, BLOCK_LEN):
+        data = b"".join(i.to_bytes(4, "big") for i in ids[start : start + BLOCK_LEN])
+        state = hashlib.sha256(state + data).digest()
+        expected.append(state)
+    assert one.block_hashes == tuple(expected)
+
+
+def test_a_common_beginning_ends_where_ids_differ() -> None:
+    """Also at an end, and at nothing."""
+    one = record([1, 2, 3])
+    for other, length in (([1, 2, 4], 2), ([1, 2], 2), ([1, 2, 3, 4], 3), ([], 0)):
+        assert one.common_len(pack(tuple(other))) == length

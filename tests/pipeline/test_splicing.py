@@ -1,0 +1,275 @@
+"""The model's own turns, token by token, in every kind of template."""
+
+import json
+
+import pytest
+
+from sidecar.core.requests import Message, ToolCall
+from sidecar.pipeline.splicing import Frame, probe_frame
+from tests.support.chats import (
+    Chats,
+    Client,
+    Said,
+    assistant,
+    common_len,
+    result,
+    system,
+    tool,
+    user,
+    words,
+)
+
+SPLICING = ["builtin", "plain", "trim", "escape", "system_first", "alternate",
+            "no_tools", "calls_only", "llama3", "glm", "none"]  # fmt: skip
+CALLING = ["builtin", "plain", "trim", "calls_only", "glm", "none", "no_tools"]
+CHATML = Frame("<|im_start|>assistant\n", "<|im_start|>assistant\n", "<|im_end|>\n")
+
+
+def frame_of(kind: str, *, thinking: bool = True) -> Frame | None:
+    template = Chats(kind).pipeline.template
+    kwargs = {"enable_thinking": thinking, "preserve_thinking": True}
+    return probe_frame(
+        lambda messages, prompt: template.render(
+            messages, (), kwargs, add_generation_prompt=prompt
+        )
+    )
+
+
+def call(name: str = "look", call_id: str = "call_1", **arguments: object) -> ToolCall:
+    return ToolCall(call_id, name, json.dumps(arguments))
+
+
+@pytest.mark.parametrize(
+    ("kind", "thinking", "frame"),
+    [
+        ("builtin", True, CHATML),
+        (
+            "builtin",
+            False,
+            Frame(*[CHATML.header + "<think>\n\n</think>\n\n"] * 2, CHATML.footer),
+        ),
+        ("trim", True, CHATML),
+        (
+            "llama3",
+            True,
+            Frame(
+                *["<|start_header_id|>assistant<|end_header_id|>\n\n"] * 2,
+                "<|eot_id|>",
+            ),
+        ),
+        ("glm", True, Frame(*["<|assistant|>"] * 2, "", keeps_calls=False)),
+        (
+            "glm",
+            False,
+            Frame(*["<|assistant|>\n<think></think>"] * 2, "", keeps_calls=False),
+        ),
+        (
+            "calls_only",
+            True,
+            Frame(CHATML.generation, CHATML.header, CHATML.footer, keeps_calls=False),
+        ),
+        ("none", True, Frame("assistant:", "assistant:", "\n", keeps_calls=False)),
+        ("urlencode", True, None),
+        ("spm", True, None),
+        ("reorder", True, None),
+    ],
+)
+def test_the_frame_of_a_turn_is_found_by_probing(
+    kind: str, thinking: bool, frame: Frame | None
+) -> None:
+    """What stands before and behind it, with and without an empty think block."""
+    assert frame_of(kind, thinking=thinking) == frame
+
+
+def test_a_template_that_refuses_the_probe_has_no_frame() -> None:
+    """It demands a system message, say."""
+    chats = Chats("builtin")
+
+    def refuse(messages: object, prompt: bool) -> str:
+        return chats.pipeline.template.render([Message("user")], (), {"tools": 1})
+
+    assert probe_frame(refuse) is None
+
+
+@pytest.mark.parametrize("kind", SPLICING)
+def test_the_next_prompt_begins_with_the_last_one_and_its_answer(kind: str) -> None:
+    """Id by id, whatever the tokenizer would make of the answer's text."""
+    chats = Chats(kind)
+    assert chats.pipeline.can_splice
+    asked = [system("Be brief."), user("hi")]
+    first = chats.turn(asked, Said("It is fine,  is it\nnot? "))
+    kept = (*first.prompt.model_ids, *first.sampled)
+    assert chats.tokenizer.encode(first.said.raw, add_special_tokens=False) != list(
+        first.sampled
+    )
+    second = chats.ask([*asked, first.said.echo, user("and?")])
+    assert common_len(second.model_ids, kept) == len(kept)
+    assert second.report.num_spliced == 1
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+@pytest.mark.parametrize("kind", CALLING)
+def test_a_tool_loop_is_reused_to_the_last_token(kind: str, thinking: bool) -> None:
+    """
+    Ten turns; the client strips thinking and writes the arguments its own way.
+
+    The bar: reuse at every turn >= prompt and completion of the turn before - 2.
+    """
+    chats, client = Chats(kind), Client(tools=(tool("look"),), thinking=thinking)
+    messages = [system("Be brief. " + words(60)), user("go")]
+    kept = 0
+    for number in range(10):
+        made = call(path=f"src/{number}.py", depth=number, call_id=f"call_{number}")
+        reasoning = f"I wonder about {number}." if thinking else ""
+        said = Said(f"Looking at {number}." if number % 3 else "", reasoning, (made,))
+        turn = chats.turn(messages, said, client)
+        assert turn.reused >= kept - 2
+        assert turn.prompt.report.num_spliced == number
+        kept = turn.kept
+        spaced = json.dumps(json.loads(made.arguments), indent=2, sort_keys=True)
+        echoed = ToolCall(made.id, made.name, spaced)
+        messages += [
+            assistant(said.text, echoed),
+            result(f"line one of {number}\n  line two\n", made.id),
+        ]
+
+
+@pytest.mark.parametrize("kind", CALLING)
+def test_a_call_stands_in_the_prompt_once(kind: str) -> None:
+    """Its raw ids hold it; the template must not print it again."""
+    chats, client = Chats(kind), Client(tools=(tool("look"),))
+    said = Said("I look.", "hm", (call("look", path="unique_path.py"),))
+    chats.turn([user("go")], said, client)
+    prompt = chats.ask([user("go"), said.echo, result("out")], client)
+    assert prompt.report.num_spliced == 1
+    assert prompt.text.count("unique_path.py") == 1
+    behind = prompt.text[prompt.text.index("unique_path.py") :]
+    assert "look" not in behind
+    assert "out" in behind
+
+
+@pytest.mark.parametrize("kind", ["builtin", "glm", "calls_only"])
+def test_several_turns_in_a_row_are_spliced(kind: str) -> None:
+    """Two assistant messages with nothing between them."""
+    chats = Chats(kind)
+    first = chats.turn([user("hi")], Said("One.", "a"))
+    asked = [user("hi"), first.said.echo]
+    second = chats.turn(asked, Said("Two.", "b"))
+    prompt = chats.ask([*asked, second.said.echo, user("and?")])
+    assert prompt.report.num_spliced == 2
+    assert chats.reuse(prompt) >= second.kept - 2
+
+
+def test_stripped_thinking_comes_back() -> None:
+    """The model reads what it thought."""
+    chats = Chats()
+    said = Said("Four.", "Two and two is four.")
+    chats.turn([user("2+2?")], said)
+    prompt = chats.ask([user("2+2?"), said.echo, user("sure?")])
+    assert "Two and two is four." in prompt.text
+
+
+def test_an_empty_think_block_of_the_template_is_not_read_twice() -> None:
+    """What stands between the header and the turn goes with the placeholder."""
+    chats = Chats()
+    said = Said("Four.", "Sum.")
+    chats.turn([user("2+2?")], said)
+    prompt = chats.ask([user("2+2?"), said.echo, user("sure?")])
+    assert prompt.text.count("<think>") == 1
+
+
+def test_thinking_off_has_a_frame_of_its_own() -> None:
+    """A turn written behind another header is not spliced, and nothing is lost."""
+    chats = Chats()
+    off, on = Client(thinking=False), Client(thinking=True)
+    first = chats.turn([user("hi")], Said("Hello."), off)
+    asked = [user("hi"), first.said.echo, user("and?")]
+    assert chats.ask(asked, off).report.num_spliced == 1
+    mixed = chats.ask(asked, on)
+    assert mixed.report.num_spliced == 0
+    assert mixed.text == chats.plain_text(asked, on)
+
+
+def test_an_answer_cut_off_by_length_goes_on_where_it_stopped() -> None:
+    """Its ids are kept as they are, half a character at the end included."""
+    chats = Chats()
+    prompt = chats.ask([user("hi")])
+    whole = chats.tokenizer.encode("Sure 東京 and", add_special_tokens=False)
+    cut = next(n for n in range(len(whole)) if "�" in chats.decode(whole[:n]))
+    shown = chats.decode(whole[:cut])
+    chats.answer(prompt, Said(shown), sampled=whole[:cut])
+    following = chats.ask([user("hi"), assistant(shown), user("go on")])
+    assert following.report.num_spliced == 1
+    assert chats.reuse(following) == len(prompt.model_ids) + cut
+
+
+def test_a_turn_that_ended_at_a_stop_string_goes_through_the_template() -> None:
+    """Its ids hold text that nobody was shown."""
+    chats = Chats()
+    prompt = chats.ask([user("hi")])
+    chats.answer(prompt, Said("Sure. "), sampled=())
+    asked = [user("hi"), assistant("Sure. "), user("go on")]
+    following = chats.ask(asked)
+    assert following.report.num_spliced == 0
+    assert following.text == chats.plain_text(asked)
+    assert chats.reuse(following) >= len(prompt.model_ids) - 1
+
+
+def test_an_answer_without_visible_text_is_no_turn() -> None:
+    """Cut off while thinking: there is nothing to know it by."""
+    chats = Chats()
+    prompt = chats.ask([user("hi")])
+    chats.answer(prompt, Said("", "endless"), raw="<think>\nendless")
+    following = chats.ask([user("hi"), assistant(""), user("go on")])
+    assert following.report.num_spliced == 0
+    assert "endless" not in following.text
+
+
+@pytest.mark.parametrize("settings", [{"splicing": False}])
+def test_splicing_can_be_switched_off(settings: dict[str, bool]) -> None:
+    """CACHE_SPLICE=false, or PRESERVE_THINKING=false: past turns by the template."""
+    chats = Chats(**settings)
+    assert not chats.pipeline.can_splice
+    said = Said("Four.", "Two and two is four.")
+    chats.turn([user("2+2?")], said)
+    asked = [user("2+2?"), said.echo, user("sure?")]
+    prompt = chats.ask(asked)
+    assert prompt.text == chats.plain_text(asked)
+
+
+def test_a_template_that_drops_old_thinking_does_so() -> None:
+    """Without preserve_thinking, where splicing is off: reuse ends at the last turn."""
+    chats = Chats(preserve_thinking=False, splicing=False)
+    first = chats.turn([user("2+2?")], Said("Four.", "Sum."))
+    asked = [user("2+2?"), first.said.echo, user("sure?")]
+    prompt = chats.ask(asked)
+    assert prompt.text == chats.plain_text(asked)
+    assert "<think>" not in prompt.text
+    assert chats.reuse(prompt) >= len(first.prompt.model_ids) - 1
+
+
+@pytest.mark.parametrize("kind", ["builtin", "llama3", "glm"])
+def test_message_beginnings_are_worth_a_checkpoint(kind: str) -> None:
+    """The end of the system text, the last user message, and the prompt's end."""
+    chats = Chats(kind)
+    first = chats.turn([system("Be brief."), user("hi")])
+    asked = [system("Be brief."), user("hi"), first.said.echo, user("last")]
+    prompt = chats.ask(asked)
+    ranks = {b.rank: b.depth for b in prompt.boundaries}
+    role = {"builtin": "<|im_start|>", "llama3": "<|start_header_id|>", "glm": "<|"}
+    for rank, said in ((0, "hi"), (1, "last")):
+        before = chats.decode(prompt.model_ids[: ranks[rank]])
+        behind = prompt.text[len(before) :]
+        assert behind.startswith(role[kind])
+        assert said in behind
+        assert said not in before[-20:]
+    assert ranks[2] > ranks[1] > ranks[3] > ranks[0]
+    tail = chats.decode(prompt.model_ids[ranks[2] :])
+    assert tail.startswith(role[kind])
+    assert "last" not in tail
+
+
+def test_without_marks_only_the_end_is_a_boundary() -> None:
+    """No proof: where messages begin is not known."""
+    prompt = Chats("urlencode").ask([user("hi"), assistant("a"), user("b")])
+    assert {b.rank for b in prompt.boundaries} <= {2}

@@ -1,0 +1,247 @@
+"""
+A real sidecar with eyes: what each request's model read, reused, and computed.
+
+The model, the store's `restore` and the pipeline's `prepare` of the running server are
+wrapped; nothing is replaced. Traps cancel or fail a request at an exact place.
+"""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import mlx.core as mx
+import numpy as np
+from tokenizers import Tokenizer
+
+from sidecar.app import App
+from sidecar.cache.eviction import Limits
+from sidecar.core.prompt import ModelIds, PreparedPrompt
+from sidecar.engine.job import Job
+from sidecar.engine.sampling import LogitsProcessor
+from sidecar.infra.logs import request_id as request_id_var
+from sidecar.pipeline.healing import HealingStore
+from sidecar.pipeline.turns import TurnStore
+from tests.support.servers import running_sidecar
+from tests.support.tiny_models import BUILTIN, make_model
+
+BUDGET = 24 << 20  # of told conversations some dozens fit
+_SETTINGS = {
+    "PREFILL_STEP_SIZE": "48",  # prompts take several chunks
+    "PROMPT_CACHE_MAX_BYTES": str(BUDGET),
+    "SNAPSHOT_BOUNDARY_MIN_GAP_TOKENS": "32",
+    "CACHE_PIN_MIN_GAIN": "16",
+    "CACHE_SELFTEST": "off",
+}
+
+
+@dataclass
+class Seen:
+    """
+    A request from inside.
+
+    Args:
+        cached_len: what the engine restored. logits: of each step, by choice.
+    """
+
+    prompt: PreparedPrompt
+    cached_len: int = 0
+    logits: dict[int, list[mx.array]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trap:
+    """At the `nth` chunk or step of a request: `cancel` it, or `fail` the step."""
+
+    where: str
+    nth: int
+    action: str
+
+
+class _Spy:
+    """The model, telling the rig of every forward pass."""
+
+    def __init__(self, model: Any, rig: "Rig") -> None:
+        self._model = model
+        self._rig = rig
+
+    def __call__(self, ids: mx.array, cache: Any = None) -> mx.array:
+        if ids.shape[1] > 1:
+            self._rig.on_chunk()
+        return self._model(ids, cache=cache)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+class Rig:
+    """One server; requests may come from several threads."""
+
+    def __init__(self, app: App, jobs: "JobTap") -> None:
+        self.app = app
+        with app.pool.lease("") as served:
+            self.engine, self.pipeline = served.engine, served.pipeline
+        self.store, self.model = self.engine.store, self.engine.model.model
+        self._chat = app.listener.routes._services.chat
+        self._loop: Any = self.engine._loop
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._by_request: dict[str, Seen] = {}
+        self._by_ids: dict[int, Seen] = {}
+        self._traps: dict[str, Trap] = {}
+        self._counts: dict[str, int] = {}
+        self._tokenizer = Tokenizer.from_file(str(BUILTIN / "tokenizer.json"))
+        self._http = httpx.Client(base_url=app.url, timeout=60)
+        jobs.on_row = self._on_row
+        self._wrap()
+
+    def _wrap(self) -> None:
+        prepare, restore = self.pipeline.prepare, self.store.restore
+
+        def prepared(*args: Any) -> PreparedPrompt:
+            prompt = prepare(*args)
+            with self._lock:
+                seen = Seen(prompt)
+                self._by_request[request_id_var.get()] = seen
+                self._by_ids[id(prompt.model_ids)] = seen
+            return prompt
+
+        def restored(ids: ModelIds) -> Any:
+            result = restore(ids)
+            with self._lock:
+                self._by_ids[id(ids)].cached_len = result.cached_len
+            return result
+
+        self.pipeline.prepare = prepared  # type: ignore[method-assign]
+        self.store.restore = restored  # type: ignore[method-assign]
+        # The loaded model is frozen for everybody else.
+        object.__setattr__(self.engine.model, "model", _Spy(self.model, self))
+
+    # Requests
+
+    def post(
+        self, body: dict[str, Any], trap: Trap | None = None
+    ) -> tuple[httpx.Response, Seen | None]:
+        """Send a chat request; what came, and what was seen of it inside."""
+        request_id = f"r{next(self._numbers)}"
+        if trap:
+            self._traps[request_id] = trap
+        response = self._http.post(
+            "/v1/chat/completions", json=body, headers={"X-Request-ID": request_id}
+        )
+        with self._lock:
+            self._traps.pop(request_id, None)
+            self._counts.pop(request_id, None)
+            seen = self._by_request.pop(request_id, None)
+            if seen:
+                del self._by_ids[id(seen.prompt.model_ids)]
+        return response, seen
+
+    def settle(self) -> None:
+        """Wait until nothing runs: a cancelled request is given back later."""
+        while self.app.gpu.call(self._loop.has_work):
+            pass
+
+    def forget(self) -> None:
+        """Start anew: no KV, no memory of any prompt."""
+        self.settle()
+        self.app.gpu.call(self.store.clear)
+        self.pipeline.lineage.clear()
+        self.pipeline.healing = HealingStore(2000, 64 << 20)
+        self.pipeline.turns = TurnStore(0)
+
+    def limit(self, max_bytes: int, max_leaves: int = 24) -> None:
+        """Another budget for the store, from the next request's end on."""
+        self.store._limits = Limits(max_bytes, max_leaves)
+
+    def text(self, ids: ModelIds | list[int]) -> str:
+        """Text of ids, nothing left out or cleaned up."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def oracle(self, prompt: ModelIds, sampled: list[int]) -> np.ndarray:
+        """Logits for each sampled token: one pass over all ids, no cache at all."""
+        whole = [*prompt, *sampled][: len(prompt) + len(sampled) - 1]
+
+        def compute() -> np.ndarray:
+            return np.array(self.model(mx.array([whole]))[0, len(prompt) - 1 :])
+
+        return self.app.gpu.call(compute)
+
+    def logits(self, seen: Seen, choice: int, count: int) -> np.ndarray:
+        """Those that the server sampled from; the engine is one step ahead."""
+        steps = seen.logits[choice][:count]
+        return self.app.gpu.call(lambda: np.array(mx.concatenate(steps, axis=0)))
+
+    def problems(self) -> list[str]:
+        """What is wrong with the store."""
+        return self.app.gpu.call(self.store.check_integrity)
+
+    # Inside; GPU thread
+
+    def _on_row(self, job: Job, choice: int) -> list[LogitsProcessor]:
+        seen = self._by_ids.get(id(job.spec.model_ids))
+        if seen is None:
+            return []
+        steps = seen.logits.setdefault(choice, [])
+
+        def take(_tokens: mx.array, logits: mx.array) -> mx.array:
+            steps.append(logits)
+            if choice == 0:
+                self._spring(job, "step")
+            return logits
+
+        return [take]
+
+    def on_chunk(self) -> None:
+        """A prompt's chunk is about to be computed."""
+        if self._loop._prefill is not None:
+            self._spring(self._loop._prefill.job, "chunk")
+
+    def _spring(self, job: Job, where: str) -> None:
+        found = [
+            (name, trap)
+            for name, trap in list(self._traps.items())
+            if name in self._by_request
+            and self._by_request[name].prompt.model_ids is job.spec.model_ids
+        ]
+        for name, trap in found:
+            if trap.where != where:
+                continue
+            self._counts[name] = self._counts.get(name, 0) + 1
+            if self._counts[name] != trap.nth:
+                continue
+            if trap.action == "fail":
+                raise RuntimeError("planted failure")
+            self._chat.cancel(name)
+            job.cancel()
+
+    def close(self) -> None:
+        """Close the client."""
+        self._http.close()
+
+
+class JobTap:
+    """The seam of the engine, given to the server before there is a rig."""
+
+    def __init__(self) -> None:
+        self.on_row: Callable[[Job, int], list[LogitsProcessor]] = lambda *_: []
+
+    def __call__(self, job: Job, choice: int) -> list[LogitsProcessor]:
+        return self.on_row(job, choice)
+
+
+@contextlib.contextmanager
+def running_rig(folder: Path, kind: str, **settings: str) -> Iterator[Rig]:
+    """A server on a tiny model of a kind, with a rig."""
+    model = make_model(folder / kind, kind)
+    tap = JobTap()
+    with running_sidecar({"MODEL_PATH": str(model), **_SETTINGS, **settings}, tap) as app:
+        rig = Rig(app, tap)
+        try:
+            yield rig
+        finally:
+            rig.close()

@@ -1,0 +1,211 @@
+"""
+Invariant II, checked from outside: what the model read against what the client said.
+
+Nothing may be dropped, doubled, changed or reordered, but for volatile values (whose
+last statement must be the client's own), white space at edges, turns in the model's
+own words, and the telemetry line.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tests.support.oracle_talk import Echo, Part, Say, Slot, Spoken, kinds_in_order
+
+_TURN = re.compile(r"<\|im_start\|>(system|user|assistant)\n?(.*?)<\|im_end\|>\n", re.S)
+_NOTE = re.compile(r"<context-update>\n(.*?)</context-update>", re.S)
+_NOTES = r"((?:\n\n<context-update>\n.*?</context-update>)*)"
+_LABELS = (
+    "message_id", "subagent runtime", "current time", "inbound context", "git status",
+    "folder tree",
+)  # fmt: skip
+_STATEMENT = re.compile(rf"^(({'|'.join(_LABELS)})(?: #\d+)?):[ \n]", re.M)
+# Kinds whose new value is said when an older one stands in its place.
+RESTATED = {
+    "message_id", "subagent_runtime", "current_time", "inbound_context", "git_status",
+    "folder_tree",
+}  # fmt: skip
+_SHARED = {"current_time", "git_status", "folder_tree"}
+
+Render = Callable[[Sequence[Spoken]], str]
+
+
+@dataclass
+class Memory:
+    """What earlier requests of a server may have left in later prompts."""
+
+    values: dict[tuple[str, str], set[str]] = field(
+        default_factory=lambda: defaultdict(set)
+    )
+    raws: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    def note_values(self, session: str, messages: Sequence[Spoken]) -> None:
+        """A request was sent."""
+        for _, _, slot in kinds_in_order(messages):
+            self.values[self._scope(session, slot.kind), slot.kind].add(slot.value)
+
+    def known(self, session: str, kind: str) -> set[str]:
+        """Values that a record may lend to this session."""
+        return self.values[self._scope(session, kind), kind]
+
+    @staticmethod
+    def _scope(session: str, kind: str) -> str:
+        return "" if kind in _SHARED else session
+
+    def note_raw(self, visible: str, body: str) -> None:
+        """The model answered; the client saw `visible`."""
+        self.raws[visible.strip()].add(body)
+
+
+def violations(
+    text: str,
+    session: str,
+    messages: Sequence[Spoken],
+    memory: Memory,
+    render: Render,
+) -> list[str]:
+    """
+    What in a prompt the client did not say, or what of it is missing.
+
+    Args:
+        text: what the model read. render: the template on the client's messages.
+    """
+    said = _without_telemetry(messages)
+    turns = [(m[1], m[2]) for m in _TURN.finditer(text)]
+    plain = [(m[1], m[2]) for m in _TURN.finditer(render(said))]
+    tail = text[sum(len(m[0]) for m in _TURN.finditer(text)) :]
+    plain_tail = render(said)[sum(len(m[0]) for m in _TURN.finditer(render(said))) :]
+    if tail != plain_tail or [r for r, _ in turns] != [r for r, _ in plain]:
+        return [f"turns {[r for r, _ in turns]} and tail {tail!r}"]
+    found: list[str] = []
+    slots: list[tuple[Slot, str]] = []
+    notes = ""
+    for (group, role), (_, body), (_, wanted) in zip(
+        _groups(said), turns, plain, strict=True
+    ):
+        if role == "assistant":
+            found += _assistant(group, body, wanted, memory)
+            continue
+        match = re.fullmatch(_pattern(group, session, memory), body, re.S)
+        if match is None:
+            found.append(f"{role} reads {body!r}, said {[g.text for g in group]!r}")
+            continue
+        groups = list(match.groups())
+        for message in group:
+            for part in message.parts:
+                if isinstance(part, Slot):
+                    slots.append((part, groups.pop(0)))
+            if role != "system":
+                notes += groups.pop(0)
+    return found + list(_unsaid(slots, notes))
+
+
+def _without_telemetry(messages: Sequence[Spoken]) -> list[Spoken]:
+    return [
+        Say(m.role, tuple(p for p in m.parts if not _is_telemetry(p)), m.lead, m.trail,
+            m.call_id)
+        if isinstance(m, Say) else m
+        for m in messages
+    ]  # fmt: skip
+
+
+def _is_telemetry(part: Part) -> bool:
+    return isinstance(part, Slot) and part.kind == "billing_header"
+
+
+def _groups(messages: Sequence[Spoken]) -> Iterator[tuple[list[Spoken], str]]:
+    """Messages by turn: results in a row are one turn of the user's."""
+    run: list[Spoken] = []
+    for message in messages:
+        if message.role == "tool":
+            run.append(message)
+            continue
+        if run:
+            yield run, "tool"
+        run = []
+        yield [message], message.role
+    if run:
+        yield run, "tool"
+
+
+def _pattern(group: Sequence[Spoken], session: str, memory: Memory) -> str:
+    texts = []
+    for message in group:
+        assert isinstance(message, Say)
+        core = "".join(_part(part, session, memory) for part in message.parts)
+        if message.role == "tool":
+            lead, trail = re.escape(message.lead), re.escape(message.trail)
+            inside = f"{lead}{core}{trail}{_NOTES}"
+            texts.append(f"\\n?<tool_response>\\n{inside}\\n</tool_response>")
+        else:
+            notes = "" if message.role == "system" else _NOTES
+            texts.append(f"\\s*{_trimmed(core)}\\s*{notes}")
+    return "".join(texts)
+
+
+def _trimmed(core: str) -> str:
+    """White space at an edge may be the stored one's, even where a literal has it."""
+    return re.sub(r"(\\\n|\\ )+$", "", core)
+
+
+def _part(part: Part, session: str, memory: Memory) -> str:
+    if isinstance(part, str):
+        return re.escape(part)
+    options = {part.value, *memory.known(session, part.kind)}
+    longest_first = sorted(options, key=len, reverse=True)
+    return f"({'|'.join(map(re.escape, longest_first))})"
+
+
+def _assistant(
+    group: Sequence[Spoken], body: str, wanted: str, memory: Memory
+) -> list[str]:
+    (message,) = group
+    assert isinstance(message, Echo)
+    if body == wanted:
+        return []
+    if message.call is None and body in memory.raws[message.text.strip()]:
+        return []
+    return [f"assistant reads {body!r}, said {message.text!r}"]
+
+
+def _unsaid(slots: Sequence[tuple[Slot, str]], notes: str) -> Iterator[str]:
+    """Values of the client's that the prompt, read to its end, does not give."""
+    last = dict(_statements(notes))
+    counts: dict[str, int] = defaultdict(int)
+    labels = set()
+    for slot, stands in slots:
+        label = _label(slot.kind, counts[slot.kind])
+        counts[slot.kind] += 1
+        labels.add(label)
+        if slot.kind not in RESTATED:
+            if slot.value and stands != slot.value:
+                yield f"{slot.kind} reads {stands!r}, said {slot.value!r}"
+            continue
+        told = last.get(label, stands.strip("\n"))
+        if told != (slot.value.strip("\n") or "(none now)") and told != slot.value:
+            yield f"{label} is {told!r} at the end, said {slot.value!r}"
+    for label in last.keys() - labels:
+        if last[label] != "(none now)":
+            yield f"{label} is {last[label]!r} at the end, and was not said"
+
+
+def _label(kind: str, ordinal: int) -> str:
+    name = kind if kind == "message_id" else kind.replace("_", " ")
+    return f"{name} #{ordinal + 1}" if ordinal else name
+
+
+def _statements(notes: str) -> Iterator[tuple[str, str]]:
+    for note in _NOTE.finditer(notes):
+        starts = [*_STATEMENT.finditer(note[1])]
+        ends = [*(m.start() for m in starts[1:]), len(note[1])]
+        for match, end in zip(starts, ends, strict=True):
+            yield match[1], note[1][match.end() : end].strip("\n")
+
+
+def by_kind(messages: Sequence[Spoken]) -> Mapping[str, int]:
+    """How many slots of each kind, for reports."""
+    counts: dict[str, int] = defaultdict(int)
+    for _, _, slot in kinds_in_order(messages):
+        counts[slot.kind] += 1
+    return counts
