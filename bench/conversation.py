@@ -3,8 +3,8 @@ Time to the first token along an agent's conversation, beside mlx_lm.server.
 
     python -m bench.conversation [--runs 3] [--turns 20] [--json FILE]
 
-The built-in model, float32 weights or as shipped; the prompt grows by tool results
-from about 2,000 to 8,000 tokens. Both servers get the same bodies, one right after the
+The built-in model (on Linux with float32 weights: the CPU's BLAS has no bfloat16); the
+prompt grows by tool results from about 2,000 to 8,000 tokens. Both servers get the same bodies, one right after the
 other; what the sidecar answered becomes the history of both. First as agents are:
 thinking is thrown away, a clock and a message id change with every request. Then
 without the two. A turn is one request; every other one brings a tool's result.
@@ -26,7 +26,8 @@ import httpx
 
 from bench.agent import Agent
 from bench.blas import build_shim
-from bench.servers import Setup, mlx_lm_server, sidecar
+from bench.models import is_made
+from bench.servers import Setup, mlx_lm_server, run_python, sidecar
 from bench.streams import Streamed, stream_chat
 
 _REPOSITORY = Path(__file__).parents[1]
@@ -57,11 +58,8 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     result: dict[str, Any] = {}
     with contextlib.ExitStack() as running:
-        options.work_dir.mkdir(parents=True, exist_ok=True)
         scratch = running.enter_context(tempfile.TemporaryDirectory(prefix="talk-"))
-        setup = Setup(
-            _BUILTIN, build_shim(options.work_dir), _REPOSITORY, Path(scratch)
-        )
+        setup = _prepare(options.work_dir, Path(scratch))
         ours = _client(running, running.enter_context(sidecar(setup)))
         theirs = _client(running, running.enter_context(mlx_lm_server(setup)))
         for title, is_volatile in (
@@ -74,6 +72,17 @@ def main(argv: list[str] | None = None) -> int:
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0
+
+
+def _prepare(work_dir: Path, scratch: Path) -> Setup:
+    work_dir.mkdir(parents=True, exist_ok=True)
+    shim = build_shim(work_dir)
+    if shim is None:
+        return Setup(_BUILTIN, None, _REPOSITORY, scratch)
+    setup = Setup(work_dir / "builtin-float32", shim, _REPOSITORY, scratch)
+    if not is_made(setup.model):
+        run_python(setup, ["-m", "bench.float32", str(setup.model)])
+    return setup
 
 
 def _measure(
@@ -158,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--runs", type=int, default=3, help="conversations of each kind (3)")
     add("--turns", type=int, default=20, help="requests of a conversation (20)")
-    add("--result-tokens", type=int, default=600, help="of a tool's result (600)")
+    add("--result-tokens", type=int, default=520, help="of a tool's result (520)")
     add("--seed", type=int, default=0, help="of the texts (0)")
     add("--work-dir", type=Path, default=default_dir, help=f"kept ({default_dir})")
     add("--json", type=Path, help="also write everything to this file")

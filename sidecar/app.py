@@ -171,8 +171,10 @@ def _load_engine(
     def store_bytes() -> int:
         return store.num_bytes
 
-    guard = MemoryGuard(fit_memory(model), _process_limit(config), store_bytes)
+    memory, rate_s = fit_memory(model)
+    guard = MemoryGuard(memory, _process_limit(config), store_bytes)
     loop = BatchLoop(model, store, config.engine, guard, extra_processors)
+    loop.pacer.prefilled(1, rate_s)
     engine = TextEngine(model, loop, store, gpu, config.engine)
     if cache.selftest == "on_load":
         results = run_selftest(model)

@@ -22,6 +22,7 @@ SidecarError                    code                      status
  +- Unavailable                 service_unavailable       503
      +- InsufficientMemory      insufficient_memory       503
      +- MemoryPressure          memory_pressure           503
+     +- TooSlow                 too_slow                  503
 
 Anything else that escapes is a defect and becomes internal_error 500 at the
 handler's edge. Messages name the field and its range; they hold no prompt text,
@@ -191,3 +192,9 @@ class MemoryPressure(Unavailable):
     """The process is at its limit."""
 
     code = "memory_pressure"
+
+
+class TooSlow(Unavailable):
+    """The answer would begin later than the request allows."""
+
+    code = "too_slow"

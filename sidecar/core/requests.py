@@ -105,6 +105,7 @@ class GenerationOptions:
     stop: tuple[str, ...] = ()
     n: int = 1
     top_logprobs: int | None = None  # None: no logprobs; 0: the sampled token's only
+    max_ttft_s: float | None = None  # refuse rather than begin later
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class BatchLoop:
         self._max_rows = min(self._max_rows, config.max_concurrent)
         self._queue_timeout_s = config.queue_timeout_s
         self._checkpoint_gap = config.checkpoint_gap
-        self._pacer = PrefillPacer(
+        self.pacer = PrefillPacer(
             config.prefill_step_size, config.decode_stall_ms / 1000
         )
         self._waiting: deque[Job] = deque()
@@ -82,6 +82,13 @@ class BatchLoop:
         self._num_steps = 0
         self._lanes = Lanes(model)
         self._watchdog = Watchdog(config.watchdog_s, config.deadline_s)
+
+    @property
+    def num_ahead(self) -> int:
+        """Prompt tokens that will be computed before a job that comes now."""
+        prefill = self._prefill
+        ahead = prefill.target - prefill.done if prefill else 0
+        return ahead + sum(len(job.spec.model_ids) for job in tuple(self._waiting))
 
     def add(self, job: Job) -> None:
         """Queue a job, first come first served."""
@@ -98,7 +105,7 @@ class BatchLoop:
             self.guard.relieve(self._store.evict_bytes)
             if self._prefill is None:
                 self._admit()
-            if self._prefill and (not self._rows or self._pacer.prefill_is_due):
+            if self._prefill and (not self._rows or self.pacer.prefill_is_due):
                 self._prefill_chunk(self._prefill)
             elif self._rows:
                 self._decode()
@@ -182,7 +189,7 @@ class BatchLoop:
             prefill.job.emit(JobFailed(failure))
 
     def _compute(self, prefill: Prefill) -> None:
-        chunk = self._pacer.chunk_len(beside_streams=bool(self._rows))
+        chunk = self.pacer.chunk_len(beside_streams=bool(self._rows))
         chunk = self.guard.fitting_chunk(prefill.done, chunk)
         end = prefill.end_of_chunk(chunk)
         needed = self.guard.model.peak_bytes(end, end - prefill.done)
@@ -193,7 +200,7 @@ class BatchLoop:
         self._model.model(mx.array([ids[prefill.done : end]]), cache=prefill.cache)
         evaluate(prefill.cache)
         mx.clear_cache()
-        self._pacer.prefilled(end - prefill.done, time.perf_counter() - started)
+        self.pacer.prefilled(end - prefill.done, time.perf_counter() - started)
         prefill.advance(end)
         prefill.job.emit(Prefilled(end, len(ids), prefill.cached_len))
 
@@ -233,7 +240,7 @@ class BatchLoop:
         self._num_steps += 1
         if self._num_steps % _STEPS_BETWEEN_CLEARS == 0:
             mx.clear_cache()
-        self._pacer.decoded(time.perf_counter() - started)
+        self.pacer.decoded(time.perf_counter() - started)
 
     def _finish(self, row: Row, reason: str, cache: KVLayers) -> None:
         if row.choice == 0:  # before the reader knows: its next turn finds all of it

@@ -60,18 +60,26 @@ class MemoryModel:
         return low
 
 
-def fit_memory(model: LoadedModel) -> MemoryModel:
-    """Measure a few chunks of the loaded model; GPU thread only."""
+def fit_memory(model: LoadedModel) -> tuple[MemoryModel, float]:
+    """
+    Measure a few chunks of the loaded model; GPU thread only.
+
+    Returns:
+        What prefill takes, and the seconds a token of the last chunk took.
+    """
     cache = model.new_cache()
     rows, costs = [], []
     token = min(model.stop_ids, default=0)
     depth = held = 0
+    rate_s = 0.0
     for chunk, _ in _PROBES:
         mx.clear_cache()
         mx.reset_peak_memory()
         before = mx.get_active_memory()
+        started = time.perf_counter()
         model.model(mx.array([[token] * chunk]), cache=cache)
         kv_layers.evaluate(cache)
+        rate_s = (time.perf_counter() - started) / chunk
         depth += chunk
         held = sum(layer.nbytes for layer in cache)
         rows.append([chunk, chunk * depth])
@@ -81,7 +89,7 @@ def fit_memory(model: LoadedModel) -> MemoryModel:
     )
     per_token, per_pair = (max(0.0, float(value)) for value in solution[0])
     mx.clear_cache()
-    return MemoryModel(held / depth, per_token, per_pair)
+    return MemoryModel(held / depth, per_token, per_pair), rate_s
 
 
 class MemoryGuard:

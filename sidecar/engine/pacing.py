@@ -24,6 +24,17 @@ class PrefillPacer:
         self._stall_s = stall_s
         self._seconds_per_token: float | None = None
         self._owed_s = 0.0
+        self._decode_step_s = 0.0
+
+    @property
+    def prefill_rate_s(self) -> float:
+        """Seconds of a prefilled token, as measured last; 0 before the first."""
+        return self._seconds_per_token or 0.0
+
+    @property
+    def decode_step_s(self) -> float:
+        """Seconds of a decode step, as measured last."""
+        return self._decode_step_s
 
     @property
     def prefill_is_due(self) -> bool:
@@ -51,3 +62,6 @@ class PrefillPacer:
     def decoded(self, seconds: float) -> None:
         """Count a decode step against what is owed."""
         self._owed_s -= seconds
+        self._decode_step_s = _SMOOTHING * seconds + (1 - _SMOOTHING) * (
+            self._decode_step_s or seconds
+        )

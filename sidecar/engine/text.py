@@ -51,6 +51,17 @@ class TextEngine:
         """Most tokens of prompt and answer that fit into memory now."""
         return self.guard.largest_context(self.max_context)
 
+    def predict_ttft(self, num_prefill: int) -> float:
+        """Seconds to the first token of a prompt with that many tokens to compute."""
+        pacer = self._loop.pacer
+        num_before = self._loop.num_ahead
+        return (num_before + num_prefill) * pacer.prefill_rate_s + pacer.decode_step_s
+
+    @property
+    def decode_step_s(self) -> float:
+        """Seconds of a decode step, as measured last."""
+        return self._loop.pacer.decode_step_s
+
     @property
     def num_open(self) -> int:
         """Jobs submitted and not released."""

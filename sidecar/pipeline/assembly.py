@@ -66,7 +66,8 @@ def canonical_ids(
         span.key: (
             _depth_at(whole, encoded, place, encoder) + BLOCK_LEN
             if roles[span.message] == "system"
-            else encoded.end_of_piece(max(0, ends[span.message] - 1))
+            # and what ends the message, else a longer one counts as the same
+            else encoded.end_of_piece(max(0, ends[span.message] - 1)) + 1
         )
         for span, place in places
     }

@@ -23,6 +23,7 @@ def read_options(fields: Fields, top_logprobs: int | None) -> GenerationOptions:
         stop=_stop(fields),
         n=fields.integer("n", 1, 128) or 1,
         top_logprobs=top_logprobs,
+        max_ttft_s=fields.number("mlx_max_ttft_s", 0.001, 86400),
     )
 
 

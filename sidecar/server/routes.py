@@ -49,6 +49,7 @@ class Routes:
             "/v1/models": {"GET": self._models},
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completion},
+            "/v1/cache/probe": {"POST": self._probe},
             "/v1/cancel": {"POST": self._cancel},
             "/v1/embeddings": {"POST": _unsupported("embeddings")},
             "/v1/rerank": {"POST": _unsupported("reranking")},
@@ -105,6 +106,13 @@ class Routes:
             chunks.keepalive if how.is_plugin else None,
             running.headers,
         )
+
+    def _probe(self, request: Request) -> Response:
+        chat, _ = parse_chat(
+            request.json(), request.request_id, request.headers.get("user-agent")
+        )
+        chat = chat.from_key(gate.key_id(request.headers))
+        return json_response(self._services.chat.probe(chat).as_dict())
 
     def _completion(self, request: Request) -> Response | EventStream:
         asked, how = parse_completion(

@@ -21,6 +21,7 @@ from sidecar.pipeline.template import offered_tools
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.commit import TurnRecorder
 from sidecar.service.completion import CompletionRun
+from sidecar.service.forecast import Forecast, forecast, require_ttft
 from sidecar.service.generation import Generation
 from sidecar.service.request_log import RequestLog
 from sidecar.service.served_model import ServedModel
@@ -56,6 +57,8 @@ class ChatService:
         with contextlib.ExitStack() as resources:
             served = resources.enter_context(self._pool.lease(request.model))
             prompt = served.pipeline.prepare(request, served.engine.store)
+            found = forecast(served.engine, prompt, request.options.max_tokens)
+            require_ttft(found, request.options.max_ttft_s)
             tools = offered_tools(request)
             syntax = served.engine.model.syntax
             choices = [
@@ -68,8 +71,15 @@ class ChatService:
             )  # fmt: skip
             log = RequestLog(self._log, request, prompt)
             generation.record(TurnRecorder(served.pipeline, prompt, log))
+            generation.headers["x-mlx-predicted-ttft-s"] = str(found.predicted_ttft_s)
             log.started(*generation.plan)
             return generation
+
+    def probe(self, request: ChatRequest) -> Forecast:
+        """What a chat request would cost; nothing is generated or remembered."""
+        with self._pool.lease(request.model) as served:
+            prompt = served.pipeline.prepare(request, served.engine.store)
+            return forecast(served.engine, prompt, request.options.max_tokens)
 
     def start_completion(
         self, request: CompletionRequest, timeout_s: float

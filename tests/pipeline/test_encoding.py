@@ -142,9 +142,7 @@ def test_a_token_that_eats_the_space_before_it_is_noticed() -> None:
     encoder = PromptEncoder(Wrapped(greedy, added(greedy)))
     assert not encoder.is_incremental
     text = "a  <mask> b"
-    assert encoder.encode(text).ids == whole(
-        Wrapped(greedy, {}), text, special=False
-    )
+    assert encoder.encode(text).ids == whole(Wrapped(greedy, {}), text, special=False)
 
 
 def test_a_normaliser_that_looks_at_the_whole_text_is_noticed() -> None:

@@ -78,6 +78,17 @@ class _Spy:
         return getattr(self._model, name)
 
 
+class _LastRows:
+    """An output layer that can be told to leave out all but the last rows."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        self.count = 0
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        return self.layer(hidden[:, -self.count :])
+
+
 class Rig:
     """One server; requests may come from several threads."""
 
@@ -118,6 +129,8 @@ class Rig:
 
         self.pipeline.prepare = prepared  # type: ignore[method-assign]
         self.store.restore = restored  # type: ignore[method-assign]
+        owner = getattr(self.model, "language_model", self.model)
+        self._head = owner.lm_head = _LastRows(owner.lm_head)
         # The loaded model is frozen for everybody else.
         object.__setattr__(self.engine.model, "model", _Spy(self.model, self))
 
@@ -167,7 +180,11 @@ class Rig:
         whole = [*prompt, *sampled][: len(prompt) + len(sampled) - 1]
 
         def compute() -> np.ndarray:
-            return np.array(self.model(mx.array([whole]))[0, len(prompt) - 1 :])
+            self._head.count = len(sampled)
+            try:
+                return np.array(self.model(mx.array([whole]))[0])
+            finally:
+                self._head.count = 0
 
         return self.app.gpu.call(compute)
 
@@ -237,7 +254,7 @@ class JobTap:
 @contextlib.contextmanager
 def running_rig(folder: Path, kind: str, **settings: str) -> Iterator[Rig]:
     """A server on a tiny model of a kind, with a rig."""
-    model = make_model(folder / kind, kind)
+    model = make_model(folder / f"small-{kind}", kind, hidden=32)
     tap = JobTap()
     with running_sidecar({"MODEL_PATH": str(model), **_SETTINGS, **settings}, tap) as app:
         rig = Rig(app, tap)

@@ -140,7 +140,7 @@ def value_of(kind: str, chance: random.Random) -> str:
 
 def system(chance: random.Random) -> Say:
     """One of a few system prompts, so that conversations share beginnings."""
-    style, long = chance.randrange(4), chance.choice([12, 60, 120])
+    style, long = chance.randrange(4), chance.choice([12, 30, 60])
     filler = words(random.Random(style * 1000 + long), long) + "."
 
     def slot(kind: str) -> Slot:
@@ -173,7 +173,7 @@ def question(chance: random.Random, *, is_first: bool) -> Say:
         parts.append(slot("date_reminder"))
     if chance.random() < 0.4:
         parts += ['{"message_id": "', slot("message_id"), '"}\n']
-    parts.append(words(chance, 40))
+    parts.append(words(chance, 25))
     if chance.random() < 0.15:
         parts += ["\nStats: runtime ", slot("subagent_runtime")]
         if chance.random() < 0.5:
@@ -184,7 +184,7 @@ def question(chance: random.Random, *, is_first: bool) -> Say:
 
 def result(chance: random.Random, call_id: str) -> Say:
     """What a tool says."""
-    return Say("tool", (f"{words(chance, 30)}\n",), call_id=call_id)
+    return Say("tool", (f"{words(chance, 20)}\n",), call_id=call_id)
 
 
 def foreign_call(chance: random.Random) -> list[Spoken]:

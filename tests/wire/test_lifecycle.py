@@ -59,7 +59,7 @@ def impatient(model_folder: ModelFolder) -> Iterator[App]:
 @pytest.fixture(scope="module")
 def caller(model_folder: ModelFolder) -> Iterator[App]:
     """A model that always writes one long tool call."""
-    settings = {"MODEL_PATH": str(model_folder("dense")), "KEEPALIVE_SECONDS": "0.2"}
+    settings = {"MODEL_PATH": str(model_folder("dense")), "KEEPALIVE_SECONDS": "0.1"}
     with running_sidecar(settings, scripted(lambda _prompt: LONG_CALL)) as app:
         yield app
 
@@ -215,6 +215,13 @@ def test_cancelling_in_prefill(endless: App) -> None:
     waiting.join(5)
     assert time.monotonic() - started < 1.0
     assert answers[0].status == 499
+
+
+def test_a_cancel_may_overtake_its_request(endless: App) -> None:
+    """A request whose cancel came first is not begun."""
+    assert not cancel(endless, "overtaken")["cancelled"]
+    data = request(CHAT, body(), ("X-Request-ID: overtaken",))
+    assert exchange(endless.listener.port, data).status == 499
 
 
 def test_cancelling_what_is_not_there(endless: App) -> None:

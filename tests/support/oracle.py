@@ -1,0 +1,371 @@
+"""
+The oracle fuzzer: clients that edit, branch, retry, cancel and change volatile values.
+
+After each request its tokens and logits are compared with a pass over the same ids
+without any cache, what it reused with what was really computed before, and what the
+model read with what the client said (spec/cache.md s1, s11).
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import httpx
+import numpy as np
+
+from tests.support import oracle_talk as talking
+from tests.support.oracle_rig import BUDGET, Rig, Seen, Trap
+from tests.support.oracle_talk import Cast, Echo, Op, Say, Spoken, Talk
+from tests.support.oracle_texts import Memory, violations
+
+# Rounding differs with the shape of a batch, by about 1e-6 here; other ids under one
+# position change logits by 1e-2 and more.
+TOLERANCE = 2e-4
+TIE = 2e-4  # the oracle's own first two logits this close: a coin toss
+_PREFIX_BITS = (1 << 61) - 1
+
+
+@dataclass
+class Totals:
+    """What a run has seen so far; adds up and survives a restart."""
+
+    sequences: int = 0
+    requests: int = 0
+    checked: int = 0  # answered, and compared with the oracle
+    cancelled: int = 0
+    failed: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    pinned: int = 0
+    restated: int = 0
+    spliced: int = 0
+    near_ties: int = 0
+    mismatches: int = 0
+    max_delta: float = 0.0
+
+    def add(self, other: "Totals") -> None:
+        """Take another run's numbers in."""
+        for item in fields(self):
+            mine, its = getattr(self, item.name), getattr(other, item.name)
+            total = max(mine, its) if item.name == "max_delta" else mine + its
+            setattr(self, item.name, total)
+
+    def __str__(self) -> str:
+        return " ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}"
+                        for k, v in asdict(self).items())  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Violation:
+    """Something that must never be, and the op that showed it."""
+
+    invariant: str
+    op: Op
+    detail: str
+
+
+@dataclass
+class _Request:
+    """One request on its way."""
+
+    talk: Talk
+    messages: list[Spoken]
+    max_tokens: int
+    extra: dict[str, Any] = field(default_factory=dict)
+    trap: Trap | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What is posted."""
+        return {
+            "messages": [m.entry() for m in self.messages],
+            "session_id": self.talk.session,
+            "max_tokens": self.max_tokens,
+            "enable_thinking": self.talk.thinking,
+            **self.extra,
+        }
+
+
+class Player:
+    """Plays one sequence of ops on a server that remembers nothing of others."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.totals = Totals()
+        self.found: list[Violation] = []
+        self._rig = rig
+        self._cast = Cast()
+        self._memory = Memory()
+        self._prefixes: set[int] = set()  # of everything ever submitted
+        self._op = Op("begin", "")
+
+    def play(self, ops: Sequence[Op]) -> list[Violation]:
+        """All ops in order; what was violated."""
+        self._rig.forget()
+        self._rig.limit(BUDGET)
+        for op in ops:
+            self._op = op
+            self._act(op, op.chance())
+            if self.found:
+                break
+        self.totals.sequences += 1
+        return self.found
+
+    def _act(self, op: Op, chance: random.Random) -> None:
+        talk = self._cast.pick(chance)
+        if op.name == "new":
+            talk = self._cast.open(chance)
+        elif op.name in ("branch", "pair"):
+            other = self._cast.fork(talk, chance)
+        elif op.name in ("edit", "insert", "delete"):
+            talking.rearrange(talk, op.name, chance)
+        elif op.name == "volatile":
+            talking.turn_a_value(talk, chance)
+        elif op.name == "session":
+            talk.session = f"s{chance.randrange(4)}"
+        elif op.name == "tool":
+            talking.ask(talk, chance)
+            talk.messages += talking.foreign_call(chance)
+        if op.name == "branch":
+            talk = other
+        if op.name not in ("retry", "tool") or not _can_be_asked(talk):
+            talking.ask(talk, chance)
+        if op.name == "evict":
+            budget = chance.choice([1, 50_000, 200_000, 600_000])
+            self._rig.limit(budget, chance.choice([1, 2, 24]))
+        requests = [self._request(talk, op, chance)]
+        if op.name == "pair":
+            if chance.random() < 0.8:
+                talking.ask(other, chance)
+            else:
+                other.messages = list(talk.messages)  # the same prompt twice at once
+            requests.append(self._request(other, op, chance))
+        self._send(requests)
+        if op.name == "evict":
+            self._rig.limit(BUDGET)
+
+    def _request(self, talk: Talk, op: Op, chance: random.Random) -> _Request:
+        extra: dict[str, Any] = {}
+        if chance.random() < 0.08:
+            extra["stop"] = [chance.choice("eatn")]
+        elif chance.random() < 0.06:
+            extra["n"] = 2
+        max_tokens = chance.choice([1, 2, 4, 4, 8, 12])
+        trap = None
+        if op.name == "cancel_prefill":
+            trap = Trap("chunk", chance.randint(1, 5), "cancel")
+        elif op.name == "cancel_decode":
+            max_tokens = 12
+            trap = Trap("step", chance.randint(1, 8), "cancel")
+        elif op.name == "crash":
+            where = chance.choice(["chunk", "step"])
+            trap = Trap(where, chance.randint(1, 4), "fail")
+        talk.asked += 1
+        return _Request(talk, list(talk.messages), max_tokens, extra, trap)
+
+    def _send(self, requests: list[_Request]) -> None:
+        for request in requests:
+            self._memory.note_values(request.talk.session, request.messages)
+        if len(requests) == 1:
+            answers = [self._rig.post(requests[0].body, requests[0].trap)]
+        else:
+            with ThreadPoolExecutor(len(requests)) as pool:
+                answers = list(pool.map(lambda r: self._rig.post(r.body), requests))
+        if any(response.status_code != 200 for response, _ in answers):
+            self._rig.settle()
+        # Of two at once either may have been first.
+        for _, seen in answers:
+            if seen and len(requests) > 1:
+                self._note_computed(seen.prompt.model_ids)
+        for request, (response, seen) in zip(requests, answers, strict=True):
+            self._check(request, response, seen)
+        self._expect(not (wrong := self._rig.problems()), "integrity", f"{wrong}")
+
+    def _check(
+        self, request: _Request, response: httpx.Response, seen: Seen | None
+    ) -> None:
+        self.totals.requests += 1
+        if seen is None:
+            self._expect(False, "answer", response.text[:300])
+            return
+        self._check_reuse(seen)
+        self._check_text(request, seen)
+        if response.status_code == 200:
+            self._check_answer(request, response.json(), seen)
+            return
+        self._note_computed(seen.prompt.model_ids)
+        planned = request.trap is not None
+        self._expect(planned, "answer", f"{response.status_code} {response.text[:300]}")
+        if request.trap and request.trap.action == "cancel":
+            self.totals.cancelled += 1
+        else:
+            self.totals.failed += 1
+
+    def _check_reuse(self, seen: Seen) -> None:
+        """Invariant I: what is reused was computed, by this prompt's own beginning."""
+        ids = seen.prompt.model_ids
+        cached = seen.cached_len
+        self.totals.prompt_tokens += len(ids)
+        self.totals.cached_tokens += cached
+        self._expect(cached <= len(ids) - 1, "I", f"{cached} of {len(ids)} reused")
+        if cached:
+            *_, prefix = _prefix_hashes(ids[:cached])
+            known = prefix in self._prefixes
+            self._expect(known, "I", f"{cached} reused were never computed")
+
+    def _check_text(self, request: _Request, seen: Seen) -> None:
+        """Invariant II: the model read what the client said."""
+        report = seen.prompt.report
+        self.totals.pinned += bool(report.pinned)
+        self.totals.restated += bool(report.restated)
+        self.totals.spliced += report.num_spliced
+        text = self._rig.text(seen.prompt.model_ids)
+        self._expect(text == seen.prompt.text, "II", "ids and text differ")
+        session, thinking = request.talk.session, request.talk.thinking
+        for violation in violations(
+            text, session, request.messages, self._memory,
+            lambda messages: self._render(messages, thinking),
+        ):  # fmt: skip
+            self._expect(False, "II", violation)
+
+    def _render(self, messages: Sequence[Spoken], thinking: bool) -> str:
+        """T, by the template itself."""
+        entries = []
+        for message in messages:
+            entry = message.entry()
+            for call in entry.get("tool_calls", ()):
+                arguments = call["function"]["arguments"]
+                call["function"]["arguments"] = _object(arguments)
+            entries.append(entry)
+        return str(
+            self._rig.engine.model.tokenizer.apply_chat_template(
+                entries, tokenize=False, add_generation_prompt=True,
+                enable_thinking=thinking, preserve_thinking=True,
+            )
+        )  # fmt: skip
+
+    def _check_answer(
+        self, request: _Request, body: dict[str, Any], seen: Seen
+    ) -> None:
+        """Invariant III: tokens and logits are those of a pass without any cache."""
+        self.totals.checked += 1
+        ids = seen.prompt.model_ids
+        choices = len(body["choices"])
+        count = body["usage"]["completion_tokens"] // choices
+        self.totals.tokens += count * choices
+        message = body["choices"][0]["message"]
+        content = message.get("content") or ""
+        for choice in range(choices):
+            got = self._rig.logits(seen, choice, count)
+            sampled = [int(i) for i in np.argmax(got, axis=-1)]
+            wanted = self._rig.oracle(ids, sampled)
+            self._compare(got, wanted)
+        told = body["usage"]["prompt_tokens_details"]["cached_tokens"]
+        self._expect(told == seen.cached_len, "usage", f"{told}, not {seen.cached_len}")
+        # n choices are equal, greedy: the first one's ids are these as well.
+        self._note_computed((*ids, *sampled))
+        raw = self._rig.text(sampled)
+        if "stop" not in request.extra:
+            self._expect(raw.strip() == content.strip(), "answer", f"{raw!r} {content!r}")
+        self._echo(request, message, content, raw)
+
+    def _compare(self, got: np.ndarray, wanted: np.ndarray) -> None:
+        delta = float(np.abs(got - wanted).max())
+        self.totals.max_delta = max(self.totals.max_delta, delta)
+        ranked = np.sort(wanted, axis=-1)
+        ties = ranked[:, -1] - ranked[:, -2] < TIE
+        differs = np.argmax(got, axis=-1) != np.argmax(wanted, axis=-1)
+        self.totals.near_ties += int((differs & ties).sum())
+        wrong = int((differs & ~ties).sum())
+        if wrong or delta > TOLERANCE:
+            self.totals.mismatches += 1
+            self._expect(False, "III", f"{wrong} other tokens, delta {delta:.3g}")
+
+    def _echo(
+        self, request: _Request, message: dict[str, Any], content: str, raw: str
+    ) -> None:
+        """Put the answer into the conversation, as clients do."""
+        lead = "" if request.talk.thinking else "<think>\n\n</think>\n\n"
+        self._memory.note_raw(content, lead + raw)
+        if len(request.messages) != len(request.talk.messages):
+            return
+        reasoning = message.get("reasoning_content")
+        chance = self._op.chance()
+        kept = reasoning if chance.random() < 0.5 else None
+        shown = content.rstrip() if chance.random() < 0.3 else content
+        request.talk.messages.append(Echo(shown, kept))
+
+    def _note_computed(self, ids: Sequence[int]) -> None:
+        self._prefixes.update(_prefix_hashes(ids))
+
+    def _expect(self, holds: bool, invariant: str, detail: str) -> None:
+        if not holds:
+            self.found.append(Violation(invariant, self._op, detail))
+
+
+def _can_be_asked(talk: Talk) -> bool:
+    """Whether its last message is the client's."""
+    last = talk.messages[-1]
+    return isinstance(last, Say) and last.role != "system"
+
+
+def _prefix_hashes(ids: Sequence[int]) -> Iterator[int]:
+    value = 17
+    for token in ids:
+        value = (value * 1_000_003 + token + 1) & _PREFIX_BITS
+        yield value
+
+
+def _object(text: str) -> Any:
+    import json
+
+    return json.loads(text)
+
+
+def shrink(rig: Rig, ops: Sequence[Op], tries: int = 40) -> list[Op]:
+    """A shorter sequence that still violates something, as short as `tries` allow."""
+    best = list(ops)
+    at = len(best) - 1
+    while at >= 0 and tries:
+        shorter = best[:at] + best[at + 1 :]
+        tries -= 1
+        player = Player(rig)
+        if shorter and player.play(shorter):
+            best = shorter[: shorter.index(player.found[0].op) + 1]
+        at = min(at, len(best)) - 1
+    return best
+
+
+def play_many(
+    rig: Rig,
+    seeds: Sequence[str],
+    length: int,
+    on_sequence: Callable[[str, Totals], None] = lambda *_: None,
+) -> tuple[Totals, list[str]]:
+    """
+    Play sequences, each from its seed alone.
+
+    Returns:
+        The totals; and for the first violation its report, shrunk.
+    """
+    totals = Totals()
+    for seed in seeds:
+        ops = talking.plan(seed, length)
+        player = Player(rig)
+        player.play(ops)
+        totals.add(player.totals)
+        if player.found:
+            last = ops.index(player.found[-1].op) + 1
+            return totals, [f"seed {seed}", *_told(rig, ops[:last], player.found)]
+        on_sequence(seed, totals)
+    return totals, []
+
+
+def _told(rig: Rig, ops: Sequence[Op], found: Sequence[Violation]) -> list[str]:
+    shortest = shrink(rig, ops)
+    return [
+        *(f"{v.invariant} after {v.op.name}: {v.detail}" for v in found),
+        "shrunk to: " + ", ".join(f"{op.name} {op.seed}" for op in shortest),
+    ]
