@@ -4,10 +4,11 @@ Time to the first token along an agent's conversation, beside mlx_lm.server.
     python -m bench.conversation [--runs 3] [--turns 20] [--json FILE]
 
 The built-in model (on Linux with float32 weights: the CPU's BLAS has no bfloat16); the
-prompt grows by tool results from about 2,000 to 8,000 tokens. Both servers get the same bodies, one right after the
-other; what the sidecar answered becomes the history of both. First as agents are:
-thinking is thrown away, a clock and a message id change with every request. Then
-without the two. A turn is one request; every other one brings a tool's result.
+prompt grows by tool results from about 2,000 to 8,000 tokens. Both servers get the
+same bodies, one right after the other; what the sidecar answered becomes the history
+of both. First as agents are: thinking is thrown away, a clock and a message id change
+with every request. Then without the two. A turn is one request; every other one brings
+a tool's result.
 """
 
 import argparse

@@ -123,7 +123,11 @@ def pair_of(ours: Sequence[Answer], theirs: Sequence[Answer], max_tokens: int) -
                 raise InvalidRun(f"{name} had {answer.num_cached} tokens cached")
             if answer.num_generated != max_tokens:
                 raise InvalidRun(f"{name}: {answer.num_generated} of {max_tokens}")
-    equal = sum(a.text == b.text for a, b in zip(ours, theirs, strict=True))
+    # mlx-lm drops the space before the first word, though a raw text goes on there.
+    equal = sum(
+        a.text.lstrip(" ") == b.text.lstrip(" ")
+        for a, b in zip(ours, theirs, strict=True)
+    )
     return Pair(run_of(ours), run_of(theirs), equal)
 
 

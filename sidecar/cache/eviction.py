@@ -2,13 +2,15 @@
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sidecar.cache.node import Node
-from sidecar.cache.radix import RadixTree
+from sidecar.cache.radix import RadixTree, path_to
 
 ANCHOR_LEN = 2048
 _CHECKPOINT_SHARE = 0.25
+_MESSAGE_END = 3  # see core.prompt.Boundary
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,13 @@ def plan_forgetting(tree: RadixTree, limits: Limits, num_bytes: int) -> list[Nod
     """
     Nodes whose checkpoint goes: beyond its share of the budget or the caps.
 
-    The least worthy first: by rank, then the oldest.
+    The least worthy first: by rank, then guests, then the oldest.
     """
     holders = [node for node in tree.nodes() if node.checkpoint is not None]
-    holders.sort(key=lambda node: (-node.checkpoint_rank, node.touched))
+    ranks = _ranks_now(holders)
+    holders.sort(
+        key=lambda node: (-ranks[node], not node.is_guest, node.touched, node.end)
+    )
     room = int(limits.max_bytes * _CHECKPOINT_SHARE)
     total = sum(node.checkpoint_bytes for node in holders)
     per_session = Counter(node.session for node in holders)
@@ -52,6 +57,31 @@ def plan_forgetting(tree: RadixTree, limits: Limits, num_bytes: int) -> list[Nod
         num_left -= 1
         per_session[node.session] -= 1
     return going
+
+
+def _ranks_now(holders: Sequence[Node]) -> dict[Node, int]:
+    """
+    What checkpoints are worth now that their conversations went on.
+
+    The last one of a path is where its next turn begins, and worth most. One before an
+    older user message than the last is an ordinary message end.
+    """
+    continued: set[Node] = set()
+    history: set[Node] = set()
+    for holder in holders:
+        ancestors = set(path_to(holder)[:-1])
+        continued |= ancestors
+        if holder.checkpoint_rank == 1:
+            history |= ancestors
+    ranks = {}
+    for node in holders:
+        rank = node.checkpoint_rank
+        if node not in continued:
+            rank = 0
+        elif node in history and rank:
+            rank = max(rank, _MESSAGE_END)
+        ranks[node] = rank
+    return ranks
 
 
 def plan_eviction(

@@ -61,8 +61,8 @@ def test_runs_that_did_not_do_the_same_work_are_refused(theirs: Answer) -> None:
 
 
 def test_equal_texts_are_counted() -> None:
-    """A pair says how many streams got the same text on both sides."""
-    ours = [an_answer(text="a"), an_answer(text="b")]
+    """How many streams got the same text on both sides; a first space is no matter."""
+    ours = [an_answer(text=" a"), an_answer(text="b")]
     theirs = [an_answer(text="a"), an_answer(text="c")]
     assert report.pair_of(ours, theirs, 5).num_equal_texts == 1
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,10 +72,11 @@ def test_workers_take_turns_and_commands_run_between() -> None:
 
 
 SLOW_EXIT = """
+import sys
 import time
 from tests.support.servers import running_sidecar
 
-with running_sidecar():
+with running_sidecar({"MODEL_PATH": sys.argv[1]}):
     pass
 
 class Slow:
@@ -85,9 +87,11 @@ kept_until_the_end = Slow()
 """
 
 
-def test_a_process_that_used_the_gpu_thread_ends_cleanly() -> None:
+def test_a_process_that_used_the_gpu_thread_ends_cleanly(
+    model_folder: Callable[[str], Path],
+) -> None:
     """However long Python takes to shut down, MLX does not abort it."""
-    command = [sys.executable, "-c", SLOW_EXIT]
+    command = [sys.executable, "-c", SLOW_EXIT, str(model_folder("dense"))]
     ended = subprocess.run(
         command, cwd=REPO, capture_output=True, text=True, timeout=60, check=False
     )

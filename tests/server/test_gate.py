@@ -45,9 +45,10 @@ def chat_body(text: str = 'Say "hi"', **more: Any) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def locked() -> Iterator[App]:
+def locked(model_folder: Callable[[str], Path]) -> Iterator[App]:
     """A sidecar with a key, an allowed origin and an allowed host name."""
     settings = {
+        "MODEL_PATH": str(model_folder("dense")),
         "MLX_API_KEY": KEY,
         "CORS_ALLOW_ORIGINS": ORIGIN,
         "ALLOWED_HOSTS": "mac.lan",

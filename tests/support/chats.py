@@ -129,16 +129,7 @@ class Chats:
         self, messages: Sequence[Message], client: Client | None = None
     ) -> PreparedPrompt:
         """Prepare a request; what comes out is what it says it is."""
-        client = client or Client()
-        request = ChatRequest(
-            "r",
-            "m",
-            tuple(messages),
-            tools=client.tools,
-            thinking=Thinking(client.thinking),
-            template_kwargs=client.kwargs,
-            client=ClientInfo(client.session, client.agent, client.key),
-        )
+        request = request_of(messages, client or Client())
         prompt = self.pipeline.prepare(request, self.store)
         self.check(prompt)
         return prompt
@@ -234,6 +225,19 @@ class Turn:
     def kept(self) -> int:
         """Tokens kept of this turn."""
         return len(self.prompt.model_ids) + len(self.sampled)
+
+
+def request_of(messages: Sequence[Message], client: Client) -> ChatRequest:
+    """A request as the protocol layer would read it."""
+    return ChatRequest(
+        "r",
+        "m",
+        tuple(messages),
+        tools=client.tools,
+        thinking=Thinking(client.thinking),
+        template_kwargs=client.kwargs,
+        client=ClientInfo(client.session, client.agent, client.key),
+    )
 
 
 def _entry(message: Message) -> dict[str, Any]:

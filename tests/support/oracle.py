@@ -268,7 +268,10 @@ class Player:
         self._note_computed((*ids, *sampled))
         raw = self._rig.text(sampled)
         if "stop" not in request.extra:
-            self._expect(raw.strip() == content.strip(), "answer", f"{raw!r} {content!r}")
+            shown = raw.replace("\0", "\u0100")  # mlx-lm's detokenizer, of byte 0
+            self._expect(
+                shown.strip() == content.strip(), "answer", f"{raw!r} {content!r}"
+            )
         self._echo(request, message, content, raw)
 
     def _compare(self, got: np.ndarray, wanted: np.ndarray) -> None:

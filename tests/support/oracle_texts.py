@@ -182,8 +182,9 @@ def _unsaid(slots: Sequence[tuple[Slot, str]], notes: str) -> Iterator[str]:
             if slot.value and stands != slot.value:
                 yield f"{slot.kind} reads {stands!r}, said {slot.value!r}"
             continue
-        told = last.get(label, stands.strip("\n"))
-        if told != (slot.value.strip("\n") or "(none now)") and told != slot.value:
+        # White space behind the last value of a part belongs to it, and to no slot.
+        told = last.get(label, stands).strip()
+        if told != (slot.value.strip() or "(none now)") and told != slot.value.strip():
             yield f"{label} is {told!r} at the end, said {slot.value!r}"
     for label in last.keys() - labels:
         if last[label] != "(none now)":
