@@ -19,9 +19,10 @@ import mlx.core as mx
 from sidecar.cache import kv_layers
 from sidecar.cache.eviction import Limits, plan_eviction, plan_forgetting
 from sidecar.cache.inspection import problems, tree_rows
+from sidecar.cache.keeping import add_checkpoints, attach, mark, owned_from
 from sidecar.cache.kv_layers import KVLayers, Leaves
 from sidecar.cache.lending import copy_path, lend, shrink, take_over
-from sidecar.cache.node import Buffer, Checkpoints, Lease, Node, Owner, Restored
+from sidecar.cache.node import Checkpoints, Lease, Node, Owner, Restored
 from sidecar.cache.radix import Match, RadixTree, path_to
 from sidecar.core.prompt import ModelIds
 from sidecar.infra.counters import Counters
@@ -29,8 +30,6 @@ from sidecar.infra.counters import Counters
 logger = logging.getLogger(__name__)
 
 _ESSENTIAL = {"restore", "trim", "branch", "checkpoint"}
-
-
 _COUNTED = (
     "checkpoint_emitted", "checkpoint_hit", "checkpoint_evicted", "hybrid_trim_miss",
     "hybrid_trim_miss_tokens", "lent", "copied", "evicted_tokens",
@@ -38,12 +37,7 @@ _COUNTED = (
 
 
 class PrefixStore:
-    """
-    `match_len` may be called from any thread; all else on the GPU thread.
-
-    Args:
-        new_cache: makes empty caches of the model.
-    """
+    """`match_len` may be called from any thread; all else on the GPU thread."""
 
     def __init__(self, limits: Limits, new_cache: Callable[[], KVLayers]) -> None:
         self._limits = limits
@@ -124,7 +118,7 @@ class PrefixStore:
         with self._lock:
             node = self._tree.grow(ids, buffer=None, lent_to=lease)
             if node is not None:
-                self._mark(node, owner)
+                mark(node, owner)
                 node.leases.add(lease)
                 lease.nodes.append(node)
 
@@ -148,11 +142,12 @@ class PrefixStore:
         if held is not None and held < len(ids):
             raise ValueError(f"caches hold {held} tokens, not {len(ids)}")
         with self._lock:
-            start = self._owned_from(lease, ids)
+            start = owned_from(self._tree, lease, ids)
         buffer = take_over(kv_layers.sliceable_leaves(cache), start, len(ids))
         with self._lock:
-            self._attach(lease, ids, buffer, owner)
-            self._add_checkpoints(ids, checkpoints, owner)
+            attach(self._tree, lease, ids, buffer, owner)
+            num_new = add_checkpoints(self._tree, ids, checkpoints, owner)
+            self.counters.add("checkpoint_emitted", num_new)
             self._release(lease)
             shrunk = self._evict()
         mx.eval(shrunk)
@@ -174,8 +169,7 @@ class PrefixStore:
     def evict_bytes(self, num_bytes: int) -> None:
         """Free at least that much, if it is there and nobody uses it."""
         with self._lock:
-            usual = self._limits
-            target = max(0, self._num_bytes() - num_bytes)
+            usual, target = self._limits, max(0, self._num_bytes() - num_bytes)
             self._limits = replace(usual, max_bytes=target)
             try:
                 shrunk = self._evict()
@@ -202,44 +196,6 @@ class PrefixStore:
         if length < depth and not self._all_sliceable:
             self.counters.add("hybrid_trim_miss", int(length == 0))
             self.counters.add("hybrid_trim_miss_tokens", depth - length)
-
-    def _owned_from(self, lease: Lease, ids: ModelIds) -> int:
-        """Depth from which the sequence's own arrays are needed by the tree."""
-        match = self._tree.match(ids)
-        lent = [n.start for n in match.nodes if n.lent_to is lease]
-        return min([*lent, match.depth])
-
-    def _attach(
-        self, lease: Lease, ids: ModelIds, buffer: Buffer, owner: Owner
-    ) -> None:
-        for node in self._tree.match(ids).nodes:
-            if node.lent_to is lease and node.end <= buffer.end:
-                node.buffer, node.lent_to = buffer, None
-            self._mark(node, owner)
-        for node in [n for n in self._tree.nodes() if n.lent_to is lease]:
-            if node.parent is not None and node.parent.lent_to is not lease:
-                self._tree.drop(node)  # a path it did not get to compute
-        grown = self._tree.grow(ids, buffer=buffer, lent_to=None)
-        if grown is not None:
-            self._mark(grown, owner)
-
-    def _mark(self, node: Node, owner: Owner) -> None:
-        node.touched = time.monotonic()
-        node.session = node.session or owner.session
-        if node.hits == 0 and not node.children:
-            node.is_guest = owner.is_guest
-
-    def _add_checkpoints(
-        self, ids: ModelIds, checkpoints: Checkpoints, owner: Owner
-    ) -> None:
-        for depth, (rank, layers) in checkpoints.items():
-            node = self._tree.node_ending_at(ids, depth)
-            if node is None or node.checkpoint is not None:
-                continue
-            kv_layers.own_checkpoint(layers)
-            node.checkpoint, node.checkpoint_rank = layers, rank
-            node.session = owner.session
-            self.counters.add("checkpoint_emitted", 1)
 
     def _release(self, lease: Lease) -> None:
         lease.is_over = True

@@ -13,12 +13,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from sidecar.cache.kv_layers import (
-    KVLayers,
-    copy_layers,
-    evaluate,
-    take_checkpoint,
-)
+from sidecar.cache.kv_layers import KVLayers, copy_layers, evaluate
 from sidecar.cache.store import PrefixStore
 from sidecar.config import EngineConfig
 from sidecar.core.errors import (
@@ -27,18 +22,15 @@ from sidecar.core.errors import (
     SidecarError,
     Unavailable,
 )
-from sidecar.core.prompt import ModelIds
 from sidecar.engine.decode_batch import batch_of_one
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled
 from sidecar.engine.lanes import Lanes
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.memory import MemoryGuard
 from sidecar.engine.pacing import PrefillPacer
-from sidecar.engine.prefill import Prefill, begin
+from sidecar.engine.prefill import Prefill, begin, keep
 from sidecar.engine.row import Row
-from sidecar.engine.sampling import (
-    LogitsProcessor,
-)
+from sidecar.engine.sampling import LogitsProcessor
 from sidecar.engine.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -46,6 +38,7 @@ logger = logging.getLogger(__name__)
 # Beside the settings of a request: what a test harness wants to add to each row.
 ExtraProcessors = Callable[[Job, int], list[LogitsProcessor]]
 _STEPS_BETWEEN_CLEARS = 512
+_LATE = Unavailable("waited too long in the queue", retry_after_s=5)
 
 
 def no_extra_processors(_job: Job, _choice: int) -> list[LogitsProcessor]:
@@ -128,11 +121,10 @@ class BatchLoop:
         while self._waiting and (
             time.monotonic() - self._waiting[0].submitted > self._queue_timeout_s
         ):
-            late = Unavailable("waited too long in the queue", retry_after_s=5)
-            self._waiting.popleft().emit(JobFailed(late))
+            self._waiting.popleft().emit(JobFailed(_LATE))
         if self._prefill and self._prefill.job.is_cancelled:
             done = self._prefill.done_ids
-            self._keep(self._prefill, done, done)
+            keep(self._store, self._prefill, done, done)
             self._prefill = None
         gone = [uid for uid, row in self._rows.items() if row.job.is_cancelled]
         if gone:
@@ -144,7 +136,7 @@ class BatchLoop:
         prefill = self._prefill
         if prefill and self._watchdog.is_over(prefill.began, prefill.last_progress):
             self._prefill = None
-            self._keep(prefill, prefill.done_ids, prefill.done_ids)
+            keep(self._store, prefill, prefill.done_ids, prefill.done_ids)
             for choice in range(prefill.job.spec.n):
                 prefill.job.emit(ChoiceEnded(choice, "", "length", None, (), True))
         late = [
@@ -179,7 +171,7 @@ class BatchLoop:
                 self._begin_decode(prefill)
         except MemoryPressure as error:
             self._prefill = None
-            self._keep(prefill, prefill.done_ids, prefill.done_ids)
+            keep(self._store, prefill, prefill.done_ids, prefill.done_ids)
             prefill.job.emit(JobFailed(error))
         except Exception as error:
             logger.exception("prefill failed model=%s", self._model.name)
@@ -233,9 +225,7 @@ class BatchLoop:
             elif row.stop_string is not None:
                 stopped.append(response.uid)
         for uid in stopped:
-            row = self._rows[uid]
-            cache = self._lanes.extract(uid)
-            self._finish(row, "stop", cache)
+            self._finish(self._rows[uid], "stop", self._lanes.extract(uid))
             self._remove_rows([uid])
         self._num_steps += 1
         if self._num_steps % _STEPS_BETWEEN_CLEARS == 0:
@@ -246,7 +236,7 @@ class BatchLoop:
         if row.choice == 0:  # before the reader knows: its next turn finds all of it
             row.prefill.cache = cache
             end = row.kv_ids if row.stop_string is None else None
-            self._keep(row.prefill, row.kv_ids, end)
+            keep(self._store, row.prefill, row.kv_ids, end)
         row.end("length" if reason == "length" else "stop")
 
     def _remove_rows(self, uids: list[int]) -> None:
@@ -255,26 +245,5 @@ class BatchLoop:
             row = self._rows.pop(uid)
             if row.choice == 0 and not row.prefill.lease.is_over:
                 row.prefill.cache = self._lanes.extract(uid)
-                self._keep(row.prefill, row.job.spec.model_ids, None)
+                keep(self._store, row.prefill, row.job.spec.model_ids, None)
         self._lanes.remove(uids)
-
-    def _keep(self, prefill: Prefill, ids: ModelIds, end: ModelIds | None) -> None:
-        """
-        Give a sequence's KV to the store; a failure there is a miss later.
-
-        Args:
-            ids: what is kept. end: what the caches hold, if a next turn may continue
-                from there: a checkpoint is taken.
-        """
-        try:
-            evaluate(prefill.cache)
-            if end and self._store.needs_checkpoints:
-                state = take_checkpoint(prefill.cache)
-                prefill.checkpoints[len(end)] = (2, state)
-            self._store.give_back(
-                prefill.lease, ids, prefill.cache, prefill.owner, prefill.checkpoints
-            )
-        except Exception:
-            logger.exception("could not keep KV num_tokens=%d", len(ids))
-            self._store.abandon(prefill.lease)
-        prefill.cache = []

@@ -1,14 +1,17 @@
 """One prompt being computed: its caches, how far it is, its checkpoints."""
 
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.cache.kv_layers import KVLayers, take_checkpoint
+from sidecar.cache.kv_layers import KVLayers, evaluate, take_checkpoint
 from sidecar.cache.node import Lease, Owner
 from sidecar.cache.store import PrefixStore
 from sidecar.core.prompt import Boundary, ModelIds
 from sidecar.engine.job import Job
+
+logger = logging.getLogger(__name__)
 
 _RECENT_TOKENS = 2048
 
@@ -100,3 +103,26 @@ def plan_stops(
     if last > start:
         chosen.append(Boundary(last, 2))
     return chosen
+
+
+def keep(
+    store: PrefixStore, prefill: Prefill, ids: ModelIds, end: ModelIds | None
+) -> None:
+    """
+    Give a sequence's KV to the store; a failure there is a miss later.
+
+    Args:
+        ids: what is kept. end: what the caches hold, if a next turn may continue
+            from there: a checkpoint is taken.
+    """
+    try:
+        evaluate(prefill.cache)
+        if end and store.needs_checkpoints:
+            prefill.checkpoints[len(end)] = (2, take_checkpoint(prefill.cache))
+        store.give_back(
+            prefill.lease, ids, prefill.cache, prefill.owner, prefill.checkpoints
+        )
+    except Exception:
+        logger.exception("could not keep KV num_tokens=%d", len(ids))
+        store.abandon(prefill.lease)
+    prefill.cache = []

@@ -1,10 +1,9 @@
 """
 A rendered prompt as elements: literal text, volatile spans, turns to splice.
 
-The conversation is rendered once as it is (T) and once with a unique mark in place
-of every span and every spliced turn. The marks show where the template put them;
-putting the values back must give T exactly, or there are no spans (the substitution
-proof), and a template that re-escapes or reorders loses reuse, never content.
+It is rendered once as it is (T) and once with a unique mark for every span and spliced
+turn. Putting the values back in their places must give T exactly (substitution proof):
+a template that re-escapes or reorders loses reuse, never content.
 """
 
 import logging
@@ -37,12 +36,7 @@ Element = str | Span | Splice
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """
-    A prompt's elements in order.
-
-    Args:
-        is_proved: spans were found where T has them; else there are none.
-    """
+    """A prompt's elements in order; without the proof there are no spans."""
 
     elements: tuple[Element, ...]
     is_proved: bool

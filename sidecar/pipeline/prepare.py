@@ -14,7 +14,7 @@ from sidecar.core.prompt import (
     PrefixMatcher,
     PreparedPrompt,
 )
-from sidecar.core.requests import ChatRequest, ClientInfo, Message, ToolCall
+from sidecar.core.requests import ChatRequest, ToolCall
 from sidecar.infra.counters import Counters
 from sidecar.pipeline import canonical, healing, turns
 from sidecar.pipeline.assembly import (
@@ -25,9 +25,10 @@ from sidecar.pipeline.canonical import MarkedMessage
 from sidecar.pipeline.drift import DriftReport
 from sidecar.pipeline.encoding import PromptEncoder
 from sidecar.pipeline.frames import FrameCache
-from sidecar.pipeline.healing import Context, ContextHasher, Healed, HealingStore
+from sidecar.pipeline.healing import Context, Healed, HealingStore
 from sidecar.pipeline.layout import Layout, lay_out
 from sidecar.pipeline.lineage import LineageIndex, LineageRecord, pack
+from sidecar.pipeline.recall import find_turns
 from sidecar.pipeline.report import COUNTED, count, make_report
 from sidecar.pipeline.reuse import Answer, Question, ReuseChooser
 from sidecar.pipeline.rules import RuleSet
@@ -97,7 +98,7 @@ class Pipeline:
         marked = canonical.mark(
             messages, self._ruleset if self._settings.canonicalize else None
         )
-        healed, context = self._heal(marked, request.client, frame)
+        healed, context = find_turns(self.healing, marked, request.client, frame)
         layout = lay_out(
             marked, healed, frame, lambda m: self.template.render(m, tools, kwargs)
         )
@@ -168,29 +169,6 @@ class Pipeline:
             kwargs["reasoning_effort"] = request.thinking.effort
         return {**kwargs, **request.template_kwargs, "enable_thinking": thinking}
 
-    def _heal(
-        self,
-        marked: Sequence[MarkedMessage],
-        client: ClientInfo,
-        frame: Frame | None,
-    ) -> tuple[dict[int, Healed], Context]:
-        """Turns found again, by message index; the context hash behind all."""
-        hasher = ContextHasher()
-        found: dict[int, Healed] = {}
-        for index, item in enumerate(marked):
-            message = item.message
-            visible = None
-            if message.role == "assistant":
-                visible = self.healing.visible_hash(message)
-                turn = visible and self.healing.find(
-                    visible, hasher.value, client.api_key_id, client.session
-                )
-                if turn and _may_splice(message, turn, frame):
-                    found[index] = turn
-            texts = (canonical.canonical_text(item.pieces), message.text)
-            hasher.add(message.role, None if visible else texts, visible)
-        return found, hasher.value
-
     def _question(
         self,
         request: ChatRequest,
@@ -250,11 +228,3 @@ class Pipeline:
             ),
             draft=Draft(record, context, digests, frame, lead_ids),
         )
-
-
-def _may_splice(message: Message, turn: Healed, frame: Frame | None) -> bool:
-    return (
-        frame is not None
-        and turn.header == frame.header
-        and not healing.is_edited(message, turn)
-    )

@@ -20,15 +20,22 @@ from tests.support.raw_http import (
     read_answer,
     request,
 )
-from tests.support.scripted import scripted
+from tests.support.scripted import Prompt, scripted
 from tests.support.servers import running_sidecar
 
 ModelFolder = Callable[[str], Path]
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
-LONG_CALL = "<tool_call>" + json.dumps(
-    {"name": "write", "arguments": {"text": "one two three " * 100}}
-)
+FREED_S = 3.0  # far less than any of the answers here would take
+
+
+def write_call(prompt: Prompt) -> str:
+    """A call with as many words as the prompt asks for."""
+    count = int(prompt.turns[-1].text)
+    arguments = {"text": "one two three " * (count // 3)}
+    return "<tool_call>" + json.dumps({"name": "write", "arguments": arguments})
+
+
 TOOLS = [{"type": "function", "function": {"name": "write"}}]
 
 
@@ -60,7 +67,7 @@ def impatient(model_folder: ModelFolder) -> Iterator[App]:
 def caller(model_folder: ModelFolder) -> Iterator[App]:
     """A model that always writes one long tool call."""
     settings = {"MODEL_PATH": str(model_folder("dense")), "KEEPALIVE_SECONDS": "0.1"}
-    with running_sidecar(settings, scripted(lambda _prompt: LONG_CALL)) as app:
+    with running_sidecar(settings, scripted(write_call)) as app:
         yield app
 
 
@@ -105,10 +112,10 @@ def test_a_client_that_leaves_frees_the_engine(endless: App, state: str) -> None
         assert eventually(lambda: endless.pool.num_leases == 1)
         time.sleep(0.25)
         assert endless.pool.num_leases == 1, "it ended before the client left"
-    assert eventually(lambda: endless.pool.num_leases == 0, 1.0)
+    assert eventually(lambda: endless.pool.num_leases == 0, FREED_S)
     started = time.monotonic()
     answer = exchange(endless.listener.port, request(CHAT, body(max_tokens=1)))
-    assert (answer.status, time.monotonic() - started < 1.0) == (200, True)
+    assert (answer.status, time.monotonic() - started < FREED_S) == (200, True)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -117,20 +124,18 @@ def test_a_client_that_leaves_during_a_long_call_frees_the_engine(
 ) -> None:
     """A tool call is held back to its end; its client may leave all the same."""
     with connect(caller.listener.port) as connection:
-        connection.sendall(request(CHAT, body(tools=TOOLS, stream=stream)))
+        connection.sendall(request(CHAT, body("4500", tools=TOOLS, stream=stream)))
         assert eventually(lambda: caller.pool.num_leases == 1)
         time.sleep(0.3)
         assert caller.pool.num_leases == 1
-    freed = eventually(lambda: caller.pool.num_leases == 0, 0.5)
-    assert eventually(lambda: caller.pool.num_leases == 0, 20)
-    assert freed
+    assert eventually(lambda: caller.pool.num_leases == 0, 1.0)
 
 
 def test_a_long_call_does_not_look_dead(caller: App) -> None:
     """While a call is held back, keep-alives come."""
-    lines = list(lines_of(caller, body(tools=TOOLS, stream=True)))
+    lines = list(lines_of(caller, body("300", tools=TOOLS, stream=True)))
     assert '"tool_calls"' in "".join(line for _, line in lines)
-    assert max(gap for gap, _ in lines) < 1.0
+    assert max(gap for gap, _ in lines) < 2.0
     assert ": keepalive" in [line for _, line in lines]
 
 
@@ -139,8 +144,8 @@ def test_a_slow_prefill_does_not_look_dead(endless: App) -> None:
     endless.gpu.post(lambda: time.sleep(1.0))  # as one long chunk would hold it
     lines = list(lines_of(endless, body(stream=True, max_tokens=2)))
     comments = [gap for gap, line in lines if line == ": keepalive"]
-    assert 3 <= len(comments) <= 6
-    assert all(0.15 < gap < 0.6 for gap in comments)
+    assert 2 <= len(comments) <= 6
+    assert all(0.15 < gap < 1.0 for gap in comments)
     assert lines[-1][1] == "data: [DONE]"
 
 
@@ -152,7 +157,7 @@ def test_the_plugin_gets_empty_deltas_for_keep_alive(endless: App) -> None:
     assert ": keepalive" not in lines
     chunks = [json.loads(line[6:]) for line in lines[:-1]]
     empty = [c for c in chunks if c["choices"] and c["choices"][0]["delta"] == {}]
-    assert 4 <= len(empty) <= 7  # three or more while it waits, and the finish
+    assert 3 <= len(empty) <= 7  # two or more while it waits, and the finish
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert "usage" in chunks[-2]
 
@@ -189,7 +194,7 @@ def test_cancelling_a_whole_answer(endless: App, path: str) -> None:
     waiting.join(5)
     assert (answers[0].status, answers[0].header("x-request-id")) == (499, name)
     assert answers[0].json["error"]["code"] == "request_cancelled"
-    assert eventually(lambda: endless.pool.num_leases == 0, 1.0)
+    assert eventually(lambda: endless.pool.num_leases == 0, FREED_S)
     assert cancel(endless, name) == {"cancelled": False, "id": name}
 
 
@@ -213,7 +218,7 @@ def test_cancelling_in_prefill(endless: App) -> None:
     started = time.monotonic()
     assert cancel(endless, "prefill")["cancelled"]
     waiting.join(5)
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < FREED_S
     assert answers[0].status == 499
 
 
@@ -239,7 +244,7 @@ def test_a_whole_answer_that_takes_too_long_is_408(impatient: App, path: str) ->
     assert answer.status == 408
     assert answer.json["error"]["code"] == "request_timeout"
     assert "1 seconds" in answer.json["error"]["message"]
-    assert eventually(lambda: impatient.pool.num_leases == 0, 1.0)
+    assert eventually(lambda: impatient.pool.num_leases == 0, FREED_S)
 
 
 def test_a_stream_that_takes_too_long_ends_with_an_error(impatient: App) -> None:
@@ -265,20 +270,21 @@ def test_the_sdk_raises_on_an_error_in_mid_stream(impatient: App) -> None:
             pass
 
 
-@pytest.mark.parametrize("text", ["x", prompt_of(20_000)], ids=["decode", "prefill"])
-def test_health_and_metrics_answer_while_it_generates(endless: App, text: str) -> None:
-    """They never wait for the GPU."""
+def test_health_and_metrics_answer_while_it_generates(endless: App) -> None:
+    """They never wait for the GPU, not even for one long step."""
     with connect(endless.listener.port) as connection:
-        connection.sendall(request(CHAT, body(text)))
+        connection.sendall(request(CHAT, body()))
         assert eventually(lambda: endless.pool.num_leases == 1)
+        endless.gpu.post(lambda: time.sleep(2.5))
+        started = time.monotonic()
         for path in ("/health", "/metrics", "/v1/models"):
-            started = time.monotonic()
             answer = exchange(endless.listener.port, request(path))
-            assert (answer.status, time.monotonic() - started < 0.5) == (200, True)
+            assert answer.status == 200
             if path == "/metrics":
                 assert "\nmlx_active_requests 1.0\n" in answer.body.decode()
-        assert endless.pool.num_leases == 1, "it ended before it was looked at"
-    assert eventually(lambda: endless.pool.num_leases == 0, 1.0)
+        assert time.monotonic() - started < 2.0
+    endless.gpu.call(lambda: None)  # the next test needs the thread
+    assert eventually(lambda: endless.pool.num_leases == 0, FREED_S)
 
 
 def metric(app: App, name: str) -> float:
@@ -294,13 +300,13 @@ def test_metrics_tell_how_requests_ended(impatient: App) -> None:
         'mlx_requests_total{endpoint="other",status="404"}': 1,
         'mlx_jobs_ended_total{reason="finished"}': 1,
         'mlx_jobs_ended_total{reason="timeout"}': 1,
-        'mlx_token_throughput_total{kind="generated"}': 7,
+        'mlx_token_throughput_total{kind="generated"}': 2,
         "mlx_ttft_seconds_count": 2,
         "mlx_active_requests": 0,
     }
     before = {name: metric(impatient, name) for name in names}
     port = impatient.listener.port
-    assert exchange(port, request(CHAT, body(max_tokens=7))).status == 200
+    assert exchange(port, request(CHAT, body(max_tokens=2))).status == 200
     assert exchange(port, request("/nothing/of/that/name")).status == 404
     assert exchange(port, request(CHAT, body())).status == 408
     for name, more in names.items():

@@ -372,7 +372,7 @@ def test_a_closed_stream_frees_the_engine(endless: App) -> None:
             next(stream)
         assert endless.pool.num_leases == 1
         stream.close()
-        assert eventually(lambda: endless.pool.num_leases == 0, 1.0)
+        assert eventually(lambda: endless.pool.num_leases == 0, 3.0)
 
 
 def test_a_timeout_of_the_sdk_frees_the_engine(endless: App) -> None:
@@ -380,4 +380,4 @@ def test_a_timeout_of_the_sdk_frees_the_engine(endless: App) -> None:
     with sdk(endless).with_options(timeout=0.5) as client:
         with pytest.raises(openai.APITimeoutError):
             ask(client, "x", max_tokens=30_000)
-        assert eventually(lambda: endless.pool.num_leases == 0, 1.0)
+        assert eventually(lambda: endless.pool.num_leases == 0, 3.0)

@@ -1,0 +1,55 @@
+"""What a finished sequence leaves in the tree: its nodes, its checkpoints."""
+
+import time
+
+from sidecar.cache import kv_layers
+from sidecar.cache.node import Buffer, Checkpoints, Lease, Node, Owner
+from sidecar.cache.radix import RadixTree
+from sidecar.core.prompt import ModelIds
+
+
+def owned_from(tree: RadixTree, lease: Lease, ids: ModelIds) -> int:
+    """Depth from which the sequence's own arrays are needed by the tree."""
+    match = tree.match(ids)
+    lent = [n.start for n in match.nodes if n.lent_to is lease]
+    return min([*lent, match.depth])
+
+
+def attach(
+    tree: RadixTree, lease: Lease, ids: ModelIds, buffer: Buffer, owner: Owner
+) -> None:
+    """Put a sequence's arrays under its path; drop what it did not get to compute."""
+    for node in tree.match(ids).nodes:
+        if node.lent_to is lease and node.end <= buffer.end:
+            node.buffer, node.lent_to = buffer, None
+        mark(node, owner)
+    for node in [n for n in tree.nodes() if n.lent_to is lease]:
+        if node.parent is not None and node.parent.lent_to is not lease:
+            tree.drop(node)
+    grown = tree.grow(ids, buffer=buffer, lent_to=None)
+    if grown is not None:
+        mark(grown, owner)
+
+
+def mark(node: Node, owner: Owner) -> None:
+    """Note who used a node, and when."""
+    node.touched = time.monotonic()
+    node.session = node.session or owner.session
+    if node.hits == 0 and not node.children:
+        node.is_guest = owner.is_guest
+
+
+def add_checkpoints(
+    tree: RadixTree, ids: ModelIds, checkpoints: Checkpoints, owner: Owner
+) -> int:
+    """Keep checkpoints on a path; how many were new."""
+    num_new = 0
+    for depth, (rank, layers) in checkpoints.items():
+        node = tree.node_ending_at(ids, depth)
+        if node is None or node.checkpoint is not None:
+            continue
+        kv_layers.own_checkpoint(layers)
+        node.checkpoint, node.checkpoint_rank = layers, rank
+        node.session = owner.session
+        num_new += 1
+    return num_new
