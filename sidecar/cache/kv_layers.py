@@ -153,6 +153,17 @@ def nbytes(arrays: Sequence[Leaves]) -> int:
     return sum(a.nbytes for run in arrays for a in run)
 
 
+def token_nbytes(cache: KVLayers) -> int:
+    """Bytes that one token takes in the layers with a row per token; at least 1."""
+    arrays = [
+        array
+        for layer in cache
+        if getattr(layer, "keys", None) is not None
+        for array in _arrays([layer.keys, layer.values])
+    ]
+    return max(1, sum(a.nbytes // a.shape[_SEQUENCE_AXIS] for a in arrays))
+
+
 def checkpoint_nbytes(checkpoint: Sequence[Any]) -> int:
     """Bytes of a checkpoint."""
     return sum(a.nbytes for atom in checkpoint for a in _arrays(atom.state))

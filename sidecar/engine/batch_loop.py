@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 # Beside the settings of a request: what a test harness wants to add to each row.
 ExtraProcessors = Callable[[Job, int], list[LogitsProcessor]]
 _STEPS_BETWEEN_CLEARS = 512
+# After a first token: lets its reader run before the next step's graph is built,
+# which holds the GIL for some milliseconds.
+_HAND_OVER_S = 50e-6
 _LATE = Unavailable("waited too long in the queue", retry_after_s=5)
 
 
@@ -227,8 +230,10 @@ class BatchLoop:
         for uid in stopped:
             self._finish(self._rows[uid], "stop", self._lanes.extract(uid))
             self._remove_rows([uid])
+        if any(len(row.sampled) == 1 for row in self._rows.values()):
+            time.sleep(_HAND_OVER_S)
         self._num_steps += 1
-        if self._num_steps % _STEPS_BETWEEN_CLEARS == 0:
+        if not self._num_steps % _STEPS_BETWEEN_CLEARS:
             mx.clear_cache()
         self.pacer.decoded(time.perf_counter() - started)
 

@@ -2,18 +2,19 @@
 Decode batches by length class, taking turns step by step.
 
 mlx-lm pads every row of a batch to its longest: a 100-token row that joins one of 32k
-tokens doubles its KV and slows both. So a row joins a batch only where the padding
-stays small, else it gets a batch of its own.
+tokens doubles its KV and slows both. But a batch of its own reads all the weights once
+more for every token. So a row joins a batch where the padding is small beside the
+weights, else it gets a batch of its own.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from sidecar.cache.kv_layers import KVLayers
+from sidecar.cache.kv_layers import KVLayers, token_nbytes
 from sidecar.engine.decode_batch import DecodeBatch, empty_batch
 from sidecar.engine.loader import LoadedModel
 
-_MOST_PADDING = 1.25  # padded tokens over real ones
+_MOST_PADDING = 1 / 4  # bytes of padding over bytes of weights
 
 
 class Lanes:
@@ -26,7 +27,8 @@ class Lanes:
 
     def join(self, uid: int, single: DecodeBatch, length: int) -> None:
         """Add a batch of one sequence with `length` tokens to the fitting batch."""
-        lanes = [b for b in self._batches if self._padding(b, length) <= _MOST_PADDING]
+        most = _MOST_PADDING * self._model.num_bytes / token_nbytes(single.prompt_cache)
+        lanes = [b for b in self._batches if self._padding(b, length) <= most]
         if lanes:
             min(lanes, key=lambda b: self._padding(b, length)).extend(single)
         else:
@@ -71,9 +73,10 @@ class Lanes:
             self._lengths.pop(uid, None)
         self._drop_empty()
 
-    def _padding(self, batch: DecodeBatch, length: int) -> float:
+    def _padding(self, batch: DecodeBatch, length: int) -> int:
+        """Tokens of padding in a batch once a row of `length` has joined."""
         lengths = [*(self._lengths[uid] for uid in batch.uids), length]
-        return len(lengths) * max(lengths) / sum(lengths)
+        return len(lengths) * max(lengths) - sum(lengths)
 
     def _of(self, uid: int) -> DecodeBatch:
         return next(batch for batch in self._batches if uid in batch.uids)

@@ -139,15 +139,10 @@ class LineageIndex:
             self._num_ids = 0
 
     def _by_block(self, hashes: tuple[bytes, ...], most: int) -> list[LineageRecord]:
-        low, high = 0, len(hashes)
-        while low < high:  # a record on a block is, or was, on all blocks before it
-            middle = (low + high) // 2
-            if hashes[middle] in self._blocks:
-                low = middle + 1
-            else:
-                high = middle
         found: dict[int, LineageRecord] = {}
-        for block in reversed(hashes[:low]):
+        # No binary search: a block may have lost its holders to younger records that
+        # are gone, and the blocks behind it still have theirs.
+        for block in reversed(hashes):
             for record in reversed(self._blocks.get(block, ())):
                 found[id(record)] = record
             if len(found) >= most:

@@ -149,3 +149,19 @@ def test_a_common_beginning_ends_where_ids_differ() -> None:
     one = record([1, 2, 3])
     for other, length in (([1, 2, 4], 2), ([1, 2], 2), ([1, 2, 3, 4], 3), ([], 0)):
         assert one.common_len(pack(tuple(other))) == length
+
+
+@pytest.mark.parametrize("use_blocks", [True, False])
+def test_a_record_outlives_those_that_shared_its_beginning(use_blocks: bool) -> None:
+    """Ten sub-agents came and went over one system text."""
+    known = index(ttl_s=60, use_blocks=use_blocks)
+    main = record(blocks(1, 2, 3, 4, 5))
+    known.add(main)
+    for number in range(10):
+        known.add(record(blocks(1, 2, 10 + number)))
+    for each in list(known._records.values()):
+        each.touched = time.monotonic() - 100
+    known.touch(main)
+    for asked in (blocks(1, 2, 3, 4, 5, 6), blocks(1, 2, 3, 9)):
+        assert found(known, asked)[0][0] == blocks(1, 2, 3, 4, 5)
+    assert len(known) == 1

@@ -1,8 +1,10 @@
 """What must hold for every conversation, text and history of prompts."""
 
 import copy
+import uuid
 from array import array
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,7 +24,6 @@ from tests.support.chats import (
     Said,
     assistant,
     common_len,
-    request_of,
     user,
 )
 from tests.support.drifting import Thread, step
@@ -37,7 +38,8 @@ VOLATILE = [
     "Current time is ", "10:05.", "Stats: runtime ", "cch=1;", "(no content)",
 ]  # fmt: skip
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>",
-           "<|endoftext|>", "<|im_start|>assistant\n", "[turn 0]", "{{ x }}", "{%"]  # fmt: skip
+           "<|endoftext|>", "<|im_start|>assistant\n", "[turn 0]", "{{ x }}",
+           "{%"]  # fmt: skip
 PRIVATE = ["\ue000", "\ue001", "\ue0000\ue001", "\ue000zq-turn\ue001"]
 SPACE = ["\n", "\n\n", " ", "\t", "  \n", "\r\n", "\u00a0", "\u2028"]
 plain = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -106,7 +108,7 @@ KINDS = [("message_id", '{{"message_id": "{}"}}', ["a", "b-7"]),
 def test_canonicalising_twice_is_canonicalising_once(data: st.DataObject) -> None:
     """A sentinel in a text stands for itself; white space at the edges stays gone."""
     words = st.sampled_from(["one", "two words", "a `code`", "# Head", "x: 1"])
-    lines = []
+    lines = ["Hello"]
     for _ in range(data.draw(st.integers(1, 5))):
         _, form, values = data.draw(st.sampled_from(KINDS))
         value = data.draw(st.sampled_from(values))
@@ -119,18 +121,18 @@ def test_canonicalising_twice_is_canonicalising_once(data: st.DataObject) -> Non
     assert canonical.canonical_text(second.pieces) == once
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(conversations)
 @example([user("\ue000" + "0" * 16 + "0\ue001"), assistant("\ue000"), user("x")])
 @pytest.mark.parametrize("kind", ["plain", "trim", "llama3", "glm"])
 def test_a_first_request_is_read_as_the_template_has_it(
     kind: str, messages: list[Message]
 ) -> None:
-    """Nothing is known yet: M = T, for whatever was typed; marks never leak."""
-    chats = Chats(kind)
-    cleaned = canonical.normalise(messages, rules.load_rules())
+    """M = T while nothing is known, for whatever was typed; marks never leak."""
+    chats = chats_of(kind)  # nothing is ever committed
+    cleaned = canonical.normalise(messages, RULES)
     typed = "".join(part for m in messages for part in m.parts)
-    prompt = chats.pipeline.prepare(request_of(messages, Client()), chats.store)
+    prompt = chats.prepare(messages, Client())
     wanted = chats.pipeline.template.render(cleaned, (), _KWARGS)
     assert prompt.text == wanted
     assert prompt.text.count("\ue000") <= typed.count("\ue000")
@@ -138,6 +140,7 @@ def test_a_first_request_is_read_as_the_template_has_it(
     assert list(prompt.model_ids) == whole
 
 
+chats_of = cache(Chats)
 _KWARGS = {"enable_thinking": True, "preserve_thinking": True}
 
 
@@ -188,7 +191,7 @@ def test_nothing_is_hidden_and_what_is_said_last_is_true(
 def test_nothing_is_hidden_in_long_conversations(
     played: list[tuple[int, str, int]],
 ) -> None:
-    """The same, for an hour."""
+    """The same, for longer."""
     drift(played)
 
 
@@ -202,7 +205,7 @@ shown = plain.filter(str.strip)
 calls = st.lists(
     st.builds(
         ToolCall,
-        st.sampled_from(["call_1", "call_2", ""]),
+        st.uuids().map(lambda made: f"call_{made.hex[:24]}"),
         st.sampled_from(["look", "find"]),
         st.sampled_from(["{}", '{"a": 1}', '{"a": "<b>", "c": [1, null]}']),
     ),
@@ -210,22 +213,25 @@ calls = st.lists(
 ).map(tuple)
 
 
-@settings(max_examples=60)
-@given(shown, plain, calls, st.sampled_from(["", "(pre)", "\n"]))
+@settings(max_examples=40)
+@given(shown, plain, calls, st.sampled_from(["", "(pre)", "\n"]), st.uuids())
 @pytest.mark.parametrize("kind", ["builtin", "trim", "glm"])
 def test_what_a_client_strips_is_put_back(
-    kind: str, text: str, reasoning: str, made: tuple[ToolCall, ...], lead: str
+    kind: str,
+    text: str,
+    reasoning: str,
+    made: tuple[ToolCall, ...],
+    lead: str,
+    key: uuid.UUID,
 ) -> None:
     """Heal after strip = identity: the next prompt begins with the very same ids."""
-    chats = Chats(kind)
+    chats, client = chats_of(kind), Client(key=key.hex)
     said = Said(text, reasoning, made)
-    prompt = chats.pipeline.prepare(request_of([user("hi")], Client()), chats.store)
+    prompt = chats.prepare([user("hi")], client)
     sampled = chats.answer(prompt, said, raw=lead + said.raw)
     kept = (*prompt.model_ids, *sampled)
     echo = assistant(f" {text}\n", *made)
-    following = chats.pipeline.prepare(
-        request_of([user("hi"), echo, user("and?")], Client()), chats.store
-    )
+    following = chats.prepare([user("hi"), echo, user("and?")], client)
     assert common_len(following.model_ids, kept) == len(kept)
 
 
@@ -243,10 +249,8 @@ def test_the_visible_hash_does_not_see_ids_or_spacing(
 
 def pieces_of(kind: str) -> st.SearchStrategy[str]:
     added = sorted(tokenizer_of(kind).get_added_vocab())
-    return st.lists(
-        st.one_of(st.sampled_from([*added, *SPACE, "a", " b", "é", "東", "123"]), plain),
-        max_size=12,
-    ).map("".join)
+    known = st.sampled_from([*added, *SPACE, "a", " b", "é", "東", "123"])
+    return st.lists(known | plain, max_size=12).map("".join)
 
 
 @settings(max_examples=150)

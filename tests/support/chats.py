@@ -129,10 +129,22 @@ class Chats:
         self, messages: Sequence[Message], client: Client | None = None
     ) -> PreparedPrompt:
         """Prepare a request; what comes out is what it says it is."""
-        request = request_of(messages, client or Client())
-        prompt = self.pipeline.prepare(request, self.store)
+        prompt = self.prepare(messages, client or Client())
         self.check(prompt)
         return prompt
+
+    def prepare(self, messages: Sequence[Message], client: Client) -> PreparedPrompt:
+        """Prepare a request, and no more."""
+        request = ChatRequest(
+            "r",
+            "m",
+            tuple(messages),
+            tools=client.tools,
+            thinking=Thinking(client.thinking),
+            template_kwargs=client.kwargs,
+            client=ClientInfo(client.session, client.agent, client.key),
+        )
+        return self.pipeline.prepare(request, self.store)
 
     def check(self, prompt: PreparedPrompt) -> None:
         """Ids and text are the same; marks never leak; boundaries are in place."""
@@ -225,19 +237,6 @@ class Turn:
     def kept(self) -> int:
         """Tokens kept of this turn."""
         return len(self.prompt.model_ids) + len(self.sampled)
-
-
-def request_of(messages: Sequence[Message], client: Client) -> ChatRequest:
-    """A request as the protocol layer would read it."""
-    return ChatRequest(
-        "r",
-        "m",
-        tuple(messages),
-        tools=client.tools,
-        thinking=Thinking(client.thinking),
-        template_kwargs=client.kwargs,
-        client=ClientInfo(client.session, client.agent, client.key),
-    )
 
 
 def _entry(message: Message) -> dict[str, Any]:

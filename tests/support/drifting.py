@@ -166,9 +166,10 @@ class Thread:
                 Entry("system", ["Note.\nCurrent time: ", self._new("current_time"),
                                  f"\n{words(20)}"])
             )  # fmt: skip
-        with_info = self.rng.random() < 0.4
-        info = self._new("conversation_info") if with_info else Slot("edge_ws", "")
-        pieces: list[str | Slot] = [info, f"Question {words(self.rng.randint(1, 40))}\n"]
+        asked = f"Question {words(self.rng.randint(1, 40))}\n"
+        pieces: list[str | Slot] = [asked]
+        if self.rng.random() < 0.4:
+            pieces.insert(0, self._new("conversation_info"))
         if self.rng.random() < 0.5:
             pieces += ['{"message_id": "', self._new("message_id"), '"}\nThen']
         if self.rng.random() < 0.3:
@@ -260,16 +261,14 @@ class Reader:
 
     def _pattern(self) -> str:
         self._order, self._own, self._places = [], {}, []
-        pieces = ["(?:)", self._message("system", self._thread.system)]
+        pieces = [self._message("system", self._thread.system)]
         for entry in self._thread.history:
             if isinstance(entry, Turned):
                 pieces.append(self._turn(entry))
             else:
                 pieces.append(self._message(entry.role, entry))
-        text = "".join(pieces)
-        text = text.replace(_RUN_END + _RUN_START, "")
-        for mark in (_RUN_START, _RUN_END):
-            text = text.replace(mark, {_RUN_START: _USER, _RUN_END: _CLOSE}[mark])
+        text = "".join(pieces).replace(_RUN_END + _RUN_START, "")
+        text = text.replace(_RUN_START, _USER).replace(_RUN_END, _CLOSE)
         return text + re.escape("<|im_start|>assistant\n")
 
     def _message(self, role: str, entry: Entry) -> str:
@@ -305,11 +304,7 @@ class Reader:
     def _turn(self, turned: Turned) -> str:
         echo, said = turned.echo, turned.said
         thought = (echo.reasoning or "").strip("\n")
-        calls = [
-            f'<tool_call>\n{{"name": "{c.name}", "arguments": {c.arguments}}}\n</tool_call>'
-            for c in echo.tool_calls
-        ]
-        shown = "\n".join([echo.text, *calls] if echo.text else calls)
+        shown = Said(echo.text, "", echo.tool_calls).raw
         options = [f"<think>\n{thought}\n</think>\n\n{shown}"]
         if echo == said.echo:
             options.append(said.raw)
@@ -343,7 +338,8 @@ def check(thread: Thread, lenders: list[Thread], text: str) -> None:
     stated = reader.read(text)
     for place, own in reader.own.items():
         if place[0] in RESTATED:
-            assert stated[place].strip("\n") == own.strip("\n"), f"{place}: {stated[place]!r} {own!r}\n{text}"
+            told = stated[place].strip("\n")
+            assert told == own.strip("\n"), f"{place} in:\n{text}"
 
 
 def step(chats: Chats, thread: Thread, lenders: list[Thread]) -> tuple[str, int]:
