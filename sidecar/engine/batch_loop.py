@@ -38,8 +38,7 @@ logger = logging.getLogger(__name__)
 # Beside the settings of a request: what a test harness wants to add to each row.
 ExtraProcessors = Callable[[Job, int], list[LogitsProcessor]]
 _STEPS_BETWEEN_CLEARS = 512
-# After a first token: lets its reader run before the next step's graph is built,
-# which holds the GIL for some milliseconds.
+# After a first token its reader runs before the next step's graph takes the GIL.
 _HAND_OVER_S = 50e-6
 _LATE = Unavailable("waited too long in the queue", retry_after_s=5)
 
@@ -66,8 +65,7 @@ class BatchLoop:
         self._extra_processors = extra_processors
         self._max_rows = config.batch_max_size if config.enable_batching else 1
         self._max_rows = min(self._max_rows, config.max_concurrent)
-        self._queue_timeout_s = config.queue_timeout_s
-        self._checkpoint_gap = config.checkpoint_gap
+        self._config = config
         self.pacer = PrefillPacer(
             config.prefill_step_size, config.decode_stall_ms / 1000
         )
@@ -122,7 +120,7 @@ class BatchLoop:
     def _drop_cancelled(self) -> None:
         self._waiting = deque(job for job in self._waiting if not job.is_cancelled)
         while self._waiting and (
-            time.monotonic() - self._waiting[0].submitted > self._queue_timeout_s
+            time.monotonic() - self._waiting[0].submitted > self._config.queue_timeout_s
         ):
             self._waiting.popleft().emit(JobFailed(_LATE))
         if self._prefill and self._prefill.job.is_cancelled:
@@ -142,17 +140,15 @@ class BatchLoop:
             keep(self._store, prefill, prefill.done_ids, prefill.done_ids)
             for choice in range(prefill.job.spec.n):
                 prefill.job.emit(ChoiceEnded(choice, "", "length", None, (), True))
-        late = [
-            uid
-            for uid, row in self._rows.items()
-            if self._watchdog.is_over(row.prefill.began, row.last_progress)
-            or self._watchdog.is_stall(row.longest_gap_s)
-        ]
-        rows = [self._rows[uid] for uid in late]
+        late = {uid: row for uid, row in self._rows.items() if self._is_late(row)}
         if late:
-            self._remove_rows(late)
-        for row in rows:
+            self._remove_rows(list(late))
+        for row in late.values():
             row.end("length", is_aborted=True)
+
+    def _is_late(self, row: Row) -> bool:
+        is_over = self._watchdog.is_over(row.prefill.began, row.last_progress)
+        return is_over or self._watchdog.is_stall(row.longest_gap_s)
 
     def _admit(self) -> None:
         if not self._waiting:
@@ -161,7 +157,7 @@ class BatchLoop:
         if len(self._rows) + job.spec.n > self._max_rows:
             return
         self._waiting.popleft()
-        self._prefill = begin(job, self._store, self._checkpoint_gap)
+        self._prefill = begin(job, self._store, self._config.checkpoint_gap)
         cached_len = self._prefill.cached_len
         job.emit(Prefilled(cached_len, len(job.spec.model_ids), cached_len))
 

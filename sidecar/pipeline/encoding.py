@@ -10,6 +10,7 @@ not hold, whole texts are encoded.
 import bisect
 import re
 import threading
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from sidecar.core.prompt import ChatTokenizer
 from sidecar.infra.lru import Lru
 
 _MOST_PIECES = 65536
+_MOST_SYSTEM_TEXTS = 256
 _MOST_CACHED_CHARS = 32 << 20
 _SAMPLE = "zq: user text,\n\tcode(1) naïve 東京 \U0001f600 tail  "
 
@@ -60,6 +62,10 @@ class PromptEncoder:
         self._pieces: Lru[str, tuple[int, ...]] = Lru(
             _MOST_PIECES, _MOST_CACHED_CHARS, lambda text, ids: len(text)
         )
+        # Offsets are asked for in system texts only, and those are few.
+        self._starts: Lru[str, array[int]] = Lru(
+            _MOST_SYSTEM_TEXTS, _MOST_CACHED_CHARS, lambda text, starts: len(text)
+        )
         self._cut = _added_tokens(tokenizer)
         self._first_ids = self._special_ids()
         if self._cut is not None and not self._pieces_agree():
@@ -89,8 +95,12 @@ class PromptEncoder:
         """How many ids of a piece begin before a character of it."""
         if self._core is None:
             return len(self.encode(text, is_start=False).ids)
-        offsets = self._core.encode(text, add_special_tokens=False).offsets
-        return bisect.bisect_left([start for start, _ in offsets], char)
+        starts = self._starts.get(text)
+        if starts is None:
+            offsets = self._core.encode(text, add_special_tokens=False).offsets
+            starts = array("I", (start for start, _ in offsets))
+            self._starts.put(text, starts)
+        return bisect.bisect_left(starts, char)
 
     def _split(self, text: str) -> Iterable[str]:
         assert self._cut is not None

@@ -9,6 +9,7 @@ saw of it and by what came before it.
 import hashlib
 import json
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,8 +43,7 @@ class Healed:
     @property
     def digest(self) -> str:
         """A short name, equal for equal ids."""
-        ids = b"".join(i.to_bytes(4, "big") for i in self.raw_ids)
-        return hashlib.sha256(ids).hexdigest()[:32]
+        return hashlib.sha256(array("I", self.raw_ids)).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,19 @@ class Talk:
         ]
 
 
+def thread(messages: Sequence[Spoken]) -> str:
+    """The first user message, as far as it is not volatile: a thread's name."""
+    blocks = ("folder_tree", "date_reminder")
+    for message in messages:
+        if isinstance(message, Say) and message.role == "user":
+            kept = [
+                p if isinstance(p, str) else "" if p.kind in blocks else f"<{p.kind}>"
+                for p in message.parts
+            ]
+            return "".join(kept).strip()
+    return ""
+
+
 def words(chance: random.Random, most: int) -> str:
     """Ordinary text."""
     return " ".join(chance.choice(WORDS) for _ in range(chance.randint(1, most)))
@@ -116,7 +129,7 @@ def words(chance: random.Random, most: int) -> str:
 def value_of(kind: str, chance: random.Random) -> str:
     """A value that the rules of that kind recognise."""
     number = chance.randint(0, 9)
-    block = f'```json\n{{"chat": "c{number}"}}\n```\n\n'
+    block = f'```json\n{{"chat": "c{chance.randint(0, 999)}"}}\n```\n\n'
     values = {
         "billing_header": f"x-anthropic-billing-header: cc=2.1; cch=a{number};\n",
         "current_time": f"10:{10 + number}",
@@ -140,7 +153,7 @@ def value_of(kind: str, chance: random.Random) -> str:
 
 def system(chance: random.Random) -> Say:
     """One of a few system prompts, so that conversations share beginnings."""
-    style, long = chance.randrange(4), chance.choice([12, 30, 60])
+    style, long = chance.choice([0, 0, 1, 1, 2, 3]), chance.choice([12, 30, 60])
     filler = words(random.Random(style * 1000 + long), long) + "."
 
     def slot(kind: str) -> Slot:
@@ -247,9 +260,14 @@ class Cast:
         """Begin one, in a session of its own or beside others."""
         shared = self.talks and chance.random() < 0.4
         session = self.talks[0].session if shared else f"s{len(self.talks)}"
-        self.talks.append(
-            Talk(session, [system(chance)], thinking=chance.random() < 0.8)
-        )
+        opening = system(chance)
+        if self.talks and chance.random() < 0.6:  # the same agent, now
+            before = self.talks[-1].messages[0]
+            opening = before if isinstance(before, Say) else opening
+            for part, item in enumerate(opening.parts):
+                if isinstance(item, Slot):
+                    opening = changed(opening, part, chance)
+        self.talks.append(Talk(session, [opening], thinking=chance.random() < 0.8))
         return self.talks[-1]
 
     def fork(self, talk: Talk, chance: random.Random) -> Talk:

@@ -8,10 +8,18 @@ own words, and the telemetry line.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tests.support.oracle_talk import Echo, Part, Say, Slot, Spoken, kinds_in_order
+from tests.support.oracle_talk import (
+    Echo,
+    Part,
+    Say,
+    Slot,
+    Spoken,
+    kinds_in_order,
+    thread,
+)
 
 _TURN = re.compile(r"<\|im_start\|>(system|user|assistant)\n?(.*?)<\|im_end\|>\n", re.S)
 _NOTE = re.compile(r"<context-update>\n(.*?)</context-update>", re.S)
@@ -42,20 +50,22 @@ class Memory:
 
     def note_values(self, session: str, messages: Sequence[Spoken]) -> None:
         """A request was sent."""
+        scope = _scope(session, messages)
         for _, _, slot in kinds_in_order(messages):
-            self.values[self._scope(session, slot.kind), slot.kind].add(slot.value)
+            place = "" if slot.kind in _SHARED else scope
+            self.values[place, slot.kind].add(slot.value)
 
-    def known(self, session: str, kind: str) -> set[str]:
-        """Values that a record may lend to this session."""
-        return self.values[self._scope(session, kind), kind]
-
-    @staticmethod
-    def _scope(session: str, kind: str) -> str:
-        return "" if kind in _SHARED else session
+    def known(self, scope: str, kind: str) -> set[str]:
+        """Values that a record may lend to this thread."""
+        return self.values["" if kind in _SHARED else scope, kind]
 
     def note_raw(self, visible: str, body: str) -> None:
         """The model answered; the client saw `visible`."""
         self.raws[visible.strip()].add(body)
+
+
+def _scope(session: str, messages: Sequence[Spoken]) -> str:
+    return f"{session} {thread(messages)}"
 
 
 def violations(
@@ -87,7 +97,8 @@ def violations(
         if role == "assistant":
             found += _assistant(group, body, wanted, memory)
             continue
-        match = re.fullmatch(_pattern(group, session, memory), body, re.S)
+        pattern = _pattern(group, _scope(session, said), memory)
+        match = re.fullmatch(pattern, body, re.S)
         if match is None:
             found.append(f"{role} reads {body!r}, said {[g.text for g in group]!r}")
             continue
@@ -129,11 +140,11 @@ def _groups(messages: Sequence[Spoken]) -> Iterator[tuple[list[Spoken], str]]:
         yield run, "tool"
 
 
-def _pattern(group: Sequence[Spoken], session: str, memory: Memory) -> str:
+def _pattern(group: Sequence[Spoken], scope: str, memory: Memory) -> str:
     texts = []
     for message in group:
         assert isinstance(message, Say)
-        core = "".join(_part(part, session, memory) for part in message.parts)
+        core = "".join(_part(part, scope, memory) for part in message.parts)
         if message.role == "tool":
             lead, trail = re.escape(message.lead), re.escape(message.trail)
             inside = f"{lead}{core}{trail}{_NOTES}"
@@ -149,10 +160,10 @@ def _trimmed(core: str) -> str:
     return re.sub(r"(\\\n|\\ )+$", "", core)
 
 
-def _part(part: Part, session: str, memory: Memory) -> str:
+def _part(part: Part, scope: str, memory: Memory) -> str:
     if isinstance(part, str):
         return re.escape(part)
-    options = {part.value, *memory.known(session, part.kind)}
+    options = {part.value, *memory.known(scope, part.kind)}
     longest_first = sorted(options, key=len, reverse=True)
     return f"({'|'.join(map(re.escape, longest_first))})"
 
@@ -202,11 +213,3 @@ def _statements(notes: str) -> Iterator[tuple[str, str]]:
         ends = [*(m.start() for m in starts[1:]), len(note[1])]
         for match, end in zip(starts, ends, strict=True):
             yield match[1], note[1][match.end() : end].strip("\n")
-
-
-def by_kind(messages: Sequence[Spoken]) -> Mapping[str, int]:
-    """How many slots of each kind, for reports."""
-    counts: dict[str, int] = defaultdict(int)
-    for _, _, slot in kinds_in_order(messages):
-        counts[slot.kind] += 1
-    return counts
