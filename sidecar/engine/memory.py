@@ -20,7 +20,7 @@ from sidecar.engine.loader import LoadedModel
 
 logger = logging.getLogger(__name__)
 
-_PROBES = ((64, 0), (256, 64), (256, 320), (512, 576))  # chunk, depth before it
+_PROBES = (32, 64, 128, 192)  # chunks, one behind the other
 _SMALLEST_CHUNK = 64
 _SAFETY = 1.1
 _SAMPLE_EVERY_S = 1.0
@@ -72,7 +72,7 @@ def fit_memory(model: LoadedModel) -> tuple[MemoryModel, float]:
     token = min(model.stop_ids, default=0)
     depth = held = 0
     rate_s = 0.0
-    for chunk, _ in _PROBES:
+    for chunk in _PROBES:
         mx.clear_cache()
         mx.reset_peak_memory()
         before = mx.get_active_memory()

@@ -133,7 +133,9 @@ def parse_arguments(text: str) -> dict[str, Any]:
     """Arguments as an object; text that is none becomes `{"raw": text}`."""
     try:
         value = json.loads(text) if text.strip() else {}
-    except ValueError:
+        if "\\u" in text:  # half a surrogate pair has no ids
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
         return {"raw": text}
     return value if isinstance(value, dict) else {"raw": text}
 

@@ -51,24 +51,24 @@ class Agent:
     Args:
         asks: what goes into each request besides its messages.
         name: tells this agent's prompts from all others', from their first words on.
+        task: what its user asks first; tells its thread from others of its session.
     """
 
-    def __init__(self, server: Server, asks: Json, name: str) -> None:
+    def __init__(self, server: Server, asks: Json, name: str, task: str) -> None:
         self._server = server
         self._asks = asks
+        self._task = task
         self.name = name
-        self._num_tasks = 0
+        self._num_tasks = 1
         self.messages: list[Json] = []
         self.set_volatile(Volatile())
 
     def set_volatile(self, values: Volatile) -> None:
         """Write the system prompt and the first task anew with these values."""
-        system = {"role": "system", "content": system_text(self.name, values)}
-        self.messages[:1] = [system]
-        if len(self.messages) > 1:
-            self.messages[1] = {"role": "user", "content": _first_task(values)}
-        else:
-            self._say(_first_task(values))
+        self.messages[:2] = [
+            {"role": "system", "content": system_text(self.name, values)},
+            {"role": "user", "content": _first_task(self._task, values)},
+        ]
 
     def fork(self) -> "Agent":
         """Another conversation that so far went the same way."""
@@ -149,9 +149,9 @@ def _list(rules: Sequence[str]) -> str:
     return "\n".join(f"- {rule}" for rule in rules)
 
 
-def _first_task(values: Volatile) -> str:
+def _first_task(task: str, values: Volatile) -> str:
     metadata = json.dumps({"sender": "probe", "message_id": f"{values.message_id}-1"})
-    return f"{metadata}\n\nRead notes.txt"
+    return f"{metadata}\n\n{task}"
 
 
 def _task(number: int) -> str:

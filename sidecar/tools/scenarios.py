@@ -28,6 +28,30 @@ _UNFED_LEN = 2  # the end of an answer that no next prompt can contain
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """A turn and the least and the most of its prompt that may be reused."""
+
+    turn: Turn
+    low: int = 0
+    high: int | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether reuse lies within the bounds."""
+        high = self.turn.prompt_len - 1 if self.high is None else self.high
+        return self.low <= self.turn.cached_len <= high
+
+    @property
+    def expected(self) -> str:
+        """The bounds, in words."""
+        if self.low == self.high:
+            return f"{self.low}"
+        low = f">= {self.low}" if self.low else ""
+        high = f"<= {self.high}" if self.high is not None else ""
+        return " ".join(part for part in (low, high) if part)
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
     """
     Whom to ask and how.
@@ -54,41 +78,20 @@ class Setup:
 
     def go_on(
         self, agent: Agent, labels: list[str], before: Turn | None
-    ) -> Iterator["Checked"]:
+    ) -> Iterator[Checked]:
         """Append-only turns."""
         for label in labels:
             turn = agent.step(label)
             yield Checked(turn, self.kept(before) if before else 0)
             before = turn
 
-    def agent(self, role: str, session: str | None = None) -> Agent:
+    def agent(
+        self, role: str, session: str | None = None, task: str = "Read notes.txt"
+    ) -> Agent:
         """A new conversation, in a session of its own unless one is named."""
         name = new_name(role)
-        return Agent(self.server, {**self.asks, "session_id": session or name}, name)
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A turn and the least and the most of its prompt that may be reused."""
-
-    turn: Turn
-    low: int = 0
-    high: int | None = None
-
-    @property
-    def is_good(self) -> bool:
-        """Whether reuse lies within the bounds."""
-        high = self.turn.prompt_len - 1 if self.high is None else self.high
-        return self.low <= self.turn.cached_len <= high
-
-    @property
-    def expected(self) -> str:
-        """The bounds, in words."""
-        if self.low == self.high:
-            return f"{self.low}"
-        low = f">= {self.low}" if self.low else ""
-        high = f"<= {self.high}" if self.high is not None else ""
-        return " ".join(part for part in (low, high) if part)
+        asks = {**self.asks, "session_id": session or name}
+        return Agent(self.server, asks, name, task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,7 @@ def _insert(setup: Setup) -> Iterator[Checked]:
     turn = agent.step("inserted")
     last = [t for t in turns if t.num_messages < at]
     behind = num_words(agent.messages[at : turn.num_messages])
-    low = setup.kept(last[-1]) if last else 0
+    low = setup.kept(last[-1]) if last and setup.can_cut else 0
     yield Checked(turn, low, turn.prompt_len - behind)
     yield from setup.go_on(agent, ["after"], turn)
 
@@ -174,7 +177,10 @@ def _branch(setup: Setup) -> Iterator[Checked]:
 def _subagents(setup: Setup) -> Iterator[Checked]:
     session = new_name("subagents")
     main = setup.agent("main", session)
-    helpers = [setup.agent("helper", session) for _ in range(_NUM_SUBAGENTS)]
+    helpers = [
+        setup.agent("helper", session, f"Read chapter{index}.txt")
+        for index in range(1, _NUM_SUBAGENTS + 1)
+    ]
     before: Turn | None = None
     for number in range(1, setup.turns + 1):
         turn = main.step(f"main {number}")

@@ -326,9 +326,6 @@ def test_order_on_the_wire(app: App) -> None:
     assert chunks[-1]["choices"][0]["delta"] == {}
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the encoder's UnicodeEncodeError is not made a BadRequest"
-)
 def test_half_a_surrogate_pair_in_past_arguments(app: App) -> None:
     """A past call may hold an escape that is no text: 200 or 400, never 500."""
     function = {"name": "f", "arguments": '{"a": "\\ud83d"}'}
