@@ -1,7 +1,7 @@
 """
 How much of real agents' prompts is prefilled, beside the least that it could be.
 
-    python -m bench.agents [TRACE ...] [--peer] [--json FILE]
+    python -m bench.agents [TRACE ...] [--peer] [--compact] [--json FILE]
 
 Replays recorded traffic against the sidecar with default settings: Chat straight, the
 Messages API through the LiteLLM proxy and its plugin. Decoding is scripted: the server
@@ -9,7 +9,8 @@ generates the recorded answers, token by token, in the model's raw format; all e
 as in production. The model is one random layer, since only tokens are counted. The
 oracle knows what the model read and said, and takes the longest beginning of each
 prompt that any earlier sequence had. With --peer, mlx_lm.server gets the same Chat
-bodies. Exit code 1 if a bar failed.
+bodies; it cannot be scripted, so what it could reuse of its answers is calculated.
+Exit code 1 if a bar failed.
 """
 
 import argparse
@@ -21,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from bench import savings
+from bench.exact import prefilled_exactly
 from bench.savings import Saving, saving_of
 from bench.servers import Setup
 from bench.traffic import ask_peer, serve_all
-from tests.support.reuse import COUNTED, Served
+from tests.support.counted import COUNTED
+from tests.support.reuse import Served, as_rendered, compact
 from tests.support.tiny_models import make_model
 
 _REPOSITORY = Path(__file__).parents[1]
@@ -41,8 +44,10 @@ def main(argv: list[str] | None = None) -> int:
             _REPOSITORY,
             Path(scratch),
         )
-        for name, served in serve_all(options.traces, setup.model, setup.scratch):
-            theirs = ask_peer(served, setup) if options.peer else None
+        hand = compact if options.compact else as_rendered
+        all_served = serve_all(options.traces, setup.model, setup.scratch, hand)
+        for name, served in all_served:
+            theirs = _ask_peer(served, setup) if options.peer else None
             _print_requests(name, served, theirs)
             saving = saving_of(name, served, theirs)
             results.append((saving, savings.as_json(saving, served)))
@@ -53,15 +58,33 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if all(saving.passed for saving, _ in results) else 1
 
 
+def _ask_peer(served: Sequence[Served], setup: Setup) -> tuple[list[int], list[int]]:
+    """Prefilled by mlx_lm.server, and what it could with the recorded answers."""
+    return ask_peer(served, setup), prefilled_exactly(served, setup.model)
+
+
 def _print_requests(
-    name: str, served: Sequence[Served], theirs: Sequence[int] | None
+    name: str,
+    served: Sequence[Served],
+    theirs: tuple[Sequence[int], Sequence[int]] | None,
 ) -> None:
-    print(f"\n{name}\n{'request':>8}{'prompt':>8}{'cached':>8}{'prefilled':>11}"
-          f"{'oracle':>8}{'  mlx_lm.server' if theirs else ''}")  # fmt: skip
-    for number, turn in enumerate(served):
-        print(f"{turn.seq:>8}{turn.prompt_len:>8}{turn.cached_len:>8}"
-              f"{turn.prefilled_len:>11}{turn.prompt_len - turn.oracle_len:>8}"
-              f"{f'{theirs[number]:>15}' if theirs else ''}", flush=True)  # fmt: skip
+    columns = ["request", "prompt", "cached", "prefilled", "oracle"]
+    rows = [
+        [
+            t.seq,
+            t.prompt_len,
+            t.cached_len,
+            t.prefilled_len,
+            t.prompt_len - t.oracle_len,
+        ]
+        for t in served
+    ]
+    if theirs:
+        columns += ["mlx_lm.server", "with answers"]
+        rows = [[*row, *both] for row, *both in zip(rows, *theirs, strict=True)]
+    print(f"\n{name}")
+    for line in [columns, *rows]:
+        print("".join(f"{cell:>14}" for cell in line), flush=True)
 
 
 def _print_tables(found: Sequence[Saving], *, with_peer: bool) -> None:
@@ -70,7 +93,10 @@ def _print_tables(found: Sequence[Saving], *, with_peer: bool) -> None:
     print("\nBars; append-only: third and later requests of such a thread:\n")
     print(savings.bar_table(found))
     if with_peer:
-        print("\nThe same requests to mlx_lm.server, whose own answers are random:\n")
+        print(
+            "\nThe same requests to mlx_lm.server, whose own answers are random, and,"
+        )
+        print("calculated, exact prefixes if it had given the recorded answers:\n")
         print(savings.peer_table(found))
 
 
@@ -82,6 +108,10 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
         "traces", nargs="*", metavar="TRACE", help=f"any of {', '.join(COUNTED)} (all)"
     )
     parser.add_argument("--peer", action="store_true", help="ask mlx_lm.server too")
+    parser.add_argument(
+        "--compact", action="store_true",
+        help="the model writes calls without spaces, unlike its template",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     options = parser.parse_args(argv)
     options.traces = options.traces or list(COUNTED)

@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.threads import thread_places
-from tests.support.reuse import COUNTED, Counted, Served
+from tests.support.counted import COUNTED, Counted
+from tests.support.reuse import Served
 
 LEAST_OF_ORACLE = 0.99
 LEAST_APPENDED = 0.97
@@ -22,7 +23,8 @@ class Saving:
         oracle: tokens that the best exact reuse of the same prompts would prefill.
         num_appended, appended_prompt, appended_cached: the third and later requests
             of threads whose history is only appended to.
-        theirs: what the peer prefilled; None if it was not asked.
+        theirs: what the peer prefilled, and what exact prefixes would have had it
+            prefill with the recorded answers as its own; None if it was not asked.
     """
 
     name: str
@@ -33,7 +35,7 @@ class Saving:
     num_appended: int
     appended_prompt: int
     appended_cached: int
-    theirs: int | None
+    theirs: tuple[int, int] | None
 
     @property
     def counted(self) -> Counted:
@@ -67,7 +69,7 @@ class Saving:
 
 
 def saving_of(
-    name: str, served: Sequence[Served], theirs: Sequence[int] | None = None
+    name: str, served: Sequence[Served], theirs: Sequence[Sequence[int]] | None = None
 ) -> Saving:
     """Sum a client's requests up."""
     places = thread_places([turn.body for turn in served])
@@ -86,7 +88,7 @@ def saving_of(
         len(appended),
         sum(turn.prompt_len for turn in appended),
         sum(turn.cached_len for turn in appended),
-        sum(theirs[1:]) if theirs is not None else None,
+        (sum(theirs[0][1:]), sum(theirs[1][1:])) if theirs else None,
     )
 
 
@@ -127,15 +129,19 @@ def bar_table(savings: Sequence[Saving]) -> str:
 
 def peer_table(savings: Sequence[Saving]) -> str:
     """Prefilled tokens beside mlx_lm.server's."""
-    rows: list[tuple[Any, ...]] = [
-        (s.name, s.prefilled, s.theirs, _times(s.theirs, s.prefilled))
-        for s in savings
-        if s.theirs is not None
-    ]
-    ours, theirs = (sum(row[i] for row in rows) for i in (1, 2))
-    total = ("**all**", ours, theirs, _times(theirs, ours))
-    columns = ("client", "prefilled, ours", "prefilled, mlx_lm.server", "theirs / ours")
-    return _markdown(columns, [*rows, total])
+    rows = [(s.name, s.prefilled, *s.theirs) for s in savings if s.theirs]
+    sums = ("**all**", *(sum(column) for column in list(zip(*rows, strict=True))[1:]))
+    columns = (
+        "client", "prefilled, ours", "mlx_lm.server", "theirs / ours",
+        "with the recorded answers", "that / ours",
+    )  # fmt: skip
+    return _markdown(
+        columns,
+        [
+            (name, ours, asked, _times(asked, ours), told, _times(told, ours))
+            for name, ours, asked, told in [*rows, sums]
+        ],
+    )
 
 
 def as_json(saving: Saving, served: Sequence[Served]) -> dict[str, Any]:
@@ -167,4 +173,4 @@ def _percent(share: float | None) -> str:
 
 
 def _times(theirs: int, ours: int) -> str:
-    return f"{theirs / ours:.1f}"
+    return f"{theirs / ours:.2f}"

@@ -7,9 +7,10 @@ from typing import Any
 
 import httpx
 
+from bench.exact import template_kwargs
 from bench.servers import Setup, mlx_lm_server
 from tests.support.proxy import running_proxy
-from tests.support.reuse import Served, recording_sidecar, serve_trace
+from tests.support.reuse import Hand, Served, recording_sidecar, serve_trace
 from tests.support.traces import Exchange, load_trace
 
 _REQUEST_S = 600.0
@@ -17,15 +18,15 @@ _PEER_TOKENS = 4  # it cannot be made to say what was recorded
 
 
 def serve_all(
-    names: Sequence[str], model: Path, scratch: Path
+    names: Sequence[str], model: Path, scratch: Path, hand: Hand
 ) -> Iterator[tuple[str, list[Served]]]:
     """Each trace on a sidecar of its own: Chat straight, Messages through LiteLLM."""
     traces = {name: load_trace(name) for name in names}
     messages = {name: t for name, t in traces.items() if t[0].is_anthropic}
     for name in traces.keys() - messages.keys():
-        yield name, _serve_chat(traces[name], model)
+        yield name, _serve_chat(traces[name], model, hand)
     if messages:
-        yield from _serve_messages(messages, model, scratch)
+        yield from _serve_messages(messages, model, scratch, hand)
 
 
 def ask_peer(served: Sequence[Served], setup: Setup) -> list[int]:
@@ -38,20 +39,20 @@ def ask_peer(served: Sequence[Served], setup: Setup) -> list[int]:
         return [_prefilled_by_peer(http, turn) for turn in served]
 
 
-def _serve_chat(trace: Sequence[Exchange], model: Path) -> list[Served]:
+def _serve_chat(trace: Sequence[Exchange], model: Path, hand: Hand) -> list[Served]:
     with (
-        recording_sidecar(model, trace) as recorder,
+        recording_sidecar(model, trace, hand) as recorder,
         _client(recorder.url) as http,
     ):
         return serve_trace(trace, recorder, http, "local")
 
 
 def _serve_messages(
-    traces: dict[str, Sequence[Exchange]], model: Path, scratch: Path
+    traces: dict[str, Sequence[Exchange]], model: Path, scratch: Path, hand: Hand
 ) -> Iterator[tuple[str, list[Served]]]:
     with contextlib.ExitStack() as running:
         recorders = {
-            name: running.enter_context(recording_sidecar(model, trace))
+            name: running.enter_context(recording_sidecar(model, trace, hand))
             for name, trace in traces.items()
         }
         urls = {name: recorder.url for name, recorder in recorders.items()}
@@ -62,15 +63,10 @@ def _serve_messages(
 
 
 def _prefilled_by_peer(http: httpx.Client, turn: Served) -> int:
-    kwargs = {
-        **(turn.body.get("chat_template_kwargs") or {}),
-        "enable_thinking": turn.thinking,
-        "preserve_thinking": True,
-    }
     body: dict[str, Any] = {
         "messages": turn.body["messages"],
         "tools": turn.body.get("tools"),
-        "chat_template_kwargs": kwargs,
+        "chat_template_kwargs": template_kwargs(turn),
         "max_tokens": _PEER_TOKENS,
         "temperature": 0.0,
     }

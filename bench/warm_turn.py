@@ -131,7 +131,9 @@ class Agent:
         """An answer with a call, its result, an answer, the next question."""
         number = len(self.messages)
         tool: Tool = self._random.choice(self._tools)
-        call = ToolCall(f"call_{number:024x}", tool.name, f'{{"path": "/src/{number}"}}')
+        call = ToolCall(
+            f"call_{number:024x}", tool.name, f'{{"path": "/src/{number}"}}'
+        )
         thought = f"I should look. {self._text(20)}"
         self._answer(Said(f"Let me see. {self._text(10)}", thought, (call,)))
         output = self._text(max(1, (num_tokens - 250) * 2 // 5), per_line=9)

@@ -90,7 +90,9 @@ class Claim:
         if self.own_argument is not None and self.own_argument in holder.command:
             return True
         # A pid may have passed to a stranger since: the name must fit as well.
-        return holder.pid == self.pid_file.read() and self.name in holder.command
+        # As a word of its own: a checkout's folder may well be called litellm-mlx.
+        words = {Path(word).name for word in holder.command.split()}
+        return holder.pid == self.pid_file.read() and self.name in words
 
 
 def claim_port(claim: Claim, *, term_wait_s: float = 10.0) -> int | None:

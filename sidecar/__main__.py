@@ -14,6 +14,7 @@ from sidecar.config import Config, load_config, unknown_names
 from sidecar.infra.logs import setup_logging
 from sidecar.server.gate import needs_key
 from sidecar.setting_sources import ConfigError
+from sidecar.tools.commands import TOOLS, run_tool, tools_help
 
 logger = logging.getLogger("sidecar")
 
@@ -36,6 +37,13 @@ _FLAGS = (  # group, flag, variable, help
 
 def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 done, 1 failed, 2 bad usage."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in TOOLS:
+        return run_tool(argv[0], argv[1:])
+    return _serve(argv)
+
+
+def _serve(argv: list[str]) -> int:
     arguments = vars(_parser().parse_args(argv))
     env_file = Path(arguments.pop("env_file"))
     flags = {name: value for name, value in arguments.items() if value is not None}
@@ -87,11 +95,18 @@ def _refuse(message: str) -> int:
     return 2
 
 
+def _help_format(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=40)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mlx-sidecar",
-        description="Serves a local MLX model over the OpenAI protocol. Every setting "
+        usage="mlx-sidecar [FLAG ...]\n       mlx-sidecar TOOL ...",
+        description="Serves a local MLX model over the OpenAI protocol. Every setting\n"
         "is also an environment variable (named in capitals) and may stand in .env.",
+        epilog=tools_help(),
+        formatter_class=_help_format,
     )
     groups: dict[str, Any] = {}
     for group, flag, variable, text in _FLAGS:

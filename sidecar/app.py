@@ -87,7 +87,7 @@ def build(
     """
     metrics = Metrics()
     gpu = gpu_thread()
-    gpu.call(lambda: _prepare_device(config))
+    gpu.call(lambda: prepare_device(config))
     pool = EnginePool(
         config.model.proxy_model_id or f"openai/{model_name(config.model.path)}",
         ("local", "openai/local", model_name(config.model.path)),
@@ -122,7 +122,8 @@ def _longest_step_s(config: Config) -> float:
     return (config.engine.watchdog_s or math.inf) + 60.0
 
 
-def _prepare_device(config: Config) -> None:
+def prepare_device(config: Config) -> None:
+    """Set MLX up for serving; GPU thread only."""
     if mx.default_device() == mx.cpu:
         # There mx.compile calls a C++ compiler for each new temperature or top-p.
         mx.disable_compile()

@@ -1,5 +1,6 @@
 """What leaves the tree when it is too large. Pure: decides, does not act."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -34,13 +35,21 @@ def plan_forgetting(tree: RadixTree, limits: Limits, num_bytes: int) -> list[Nod
     """
     Nodes whose checkpoint goes: beyond its share of the budget or the caps.
 
-    The least worthy first: by rank, then guests, then the oldest.
+    The least worthy first. The first and the last of each path stay longest; the
+    others of a session that is no longer used go before those of one that is, and
+    within a session they go by rank, then guests, then the oldest.
     """
     holders = [node for node in tree.nodes() if node.checkpoint is not None]
     ranks = _ranks_now(holders)
+    used: dict[str, float] = {}
+    for node in holders:
+        used[node.session] = max(node.touched, used.get(node.session, 0.0))
     holders.sort(
-        key=lambda node: (-ranks[node], not node.is_guest, node.touched, node.end)
-    )
+        key=lambda node: (
+            used[node.session] if ranks[node] else math.inf,
+            -ranks[node], not node.is_guest, node.touched, node.end,
+        )
+    )  # fmt: skip
     room = int(limits.max_bytes * _CHECKPOINT_SHARE)
     total = sum(node.checkpoint_bytes for node in holders)
     per_session = Counter(node.session for node in holders)

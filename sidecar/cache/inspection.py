@@ -1,7 +1,8 @@
 """A look at a tree: for people, and for what must never be wrong."""
 
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sidecar.cache.node import Buffer, Node
@@ -10,6 +11,11 @@ from sidecar.cache.radix import RadixTree
 
 def tree_rows(tree: RadixTree) -> list[dict[str, Any]]:
     """One row a node: where it lies, what it holds, who uses it."""
+    nodes = list(tree.nodes())
+    used = Counter[Buffer]()
+    for node in nodes:
+        if node.buffer is not None:
+            used[node.buffer] += len(node.ids)
     return [
         {
             "node": node.number,
@@ -18,14 +24,22 @@ def tree_rows(tree: RadixTree) -> list[dict[str, Any]]:
             "end": node.end,
             "lent": node.lent_to is not None,
             "leases": len(node.leases),
+            "kv_bytes": _share(node, used),
             "checkpoint_bytes": node.checkpoint_bytes,
             "hits": node.hits,
             "idle_s": round(time.monotonic() - node.touched, 1),
             "guest": node.is_guest,
             "session": node.session,
         }
-        for node in tree.nodes()
+        for node in nodes
     ]
+
+
+def _share(node: Node, used: Mapping[Buffer, int]) -> int:
+    """Bytes of its buffer, by its part of the tokens there; 0 while lent."""
+    if node.buffer is None:
+        return 0
+    return node.buffer.num_bytes * len(node.ids) // used[node.buffer]
 
 
 def problems(tree: RadixTree) -> Iterator[str]:

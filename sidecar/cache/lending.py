@@ -15,17 +15,19 @@ _SHRINK_SHARE = 8  # a buffer is copied smaller once this share of it is unused
 
 def lend(tree: RadixTree, path: Sequence[Node], lease: Lease) -> list[Leaves] | None:
     """
-    Move a path's arrays out, if it lies in one buffer that nobody else uses.
+    Move a path's arrays out, if one buffer holds it all and nobody else uses that.
 
     What the buffer holds behind the path is copied out first; where that is the
-    larger part, None: copying the path is cheaper.
+    larger part, None: copying the path is cheaper. Nodes of the path that lie in
+    other buffers as well stay where they are.
     """
-    buffer = path[0].buffer
+    buffer = path[-1].buffer
     if buffer is None or buffer.start != 0:
         return None
-    if any(n.buffer is not buffer or n.leases for n in path):
+    own = [n for n in path if n.buffer is buffer]
+    if any(n.leases for n in own):
         return None
-    others = [n for n in tree.nodes() if n.buffer is buffer and n not in path]
+    others = [n for n in tree.nodes() if n.buffer is buffer and n not in own]
     depth = path[-1].end
     if any(n.start < depth or n.leases for n in others) or buffer.end - depth > depth:
         return None
@@ -35,10 +37,23 @@ def lend(tree: RadixTree, path: Sequence[Node], lease: Lease) -> list[Leaves] | 
         tail = Buffer(kept, depth, buffer.length - depth)
         for node in others:
             node.buffer = tail
-    for node in path:
+    for node in own:
         node.buffer, node.lent_to = None, lease
     arrays, buffer.arrays = buffer.arrays, []
     return arrays
+
+
+def release_copied(tree: RadixTree, path: Sequence[Node], lease: Lease) -> None:
+    """
+    Drop the arrays that only a copied path uses: they live on in the copy.
+
+    So a conversation that went through several buffers is in one after its turn.
+    """
+    on_path = set(path)
+    kept = {n.buffer for n in tree.nodes() if n not in on_path or n.leases}
+    for node in path:
+        if node.buffer is not None and node.buffer not in kept:
+            node.buffer, node.lent_to = None, lease
 
 
 def copy_path(path: Sequence[Node]) -> list[Leaves]:
@@ -63,21 +78,28 @@ def shrink(tree: RadixTree, buffer: Buffer | None) -> list[Leaves]:
     """
     if buffer is None:
         return []
-    ends = [n.end for n in tree.nodes() if n.buffer is buffer]
-    used = max(ends, default=buffer.start) - buffer.start
-    if used and (buffer.length - used) * _SHRINK_SHARE < buffer.length:
+    users = [n for n in tree.nodes() if n.buffer is buffer]
+    start = min((n.start for n in users), default=buffer.start)
+    end = max((n.end for n in users), default=start)
+    if users and (buffer.length - (end - start)) * _SHRINK_SHARE < buffer.length:
         return []
-    buffer.arrays = [kv_layers.cut(a, 0, used) for a in buffer.arrays]
-    buffer.length = used
+    first = start - buffer.start
+    buffer.arrays = [kv_layers.cut(a, first, end - buffer.start) for a in buffer.arrays]
+    buffer.start, buffer.length = start, end - start
     return buffer.arrays
 
 
 def take_over(arrays: list[Leaves], start: int, end: int) -> Buffer:
-    """A sequence's own arrays from a depth on; all of them move without a copy."""
-    if start > 0 or not arrays or not arrays[0]:
+    """
+    A sequence's arrays, of which the tree needs those from a depth on.
+
+    Where that is most of them they move without a copy, what is before included.
+    """
+    if start * _SHRINK_SHARE > end or not arrays or not arrays[0]:
         arrays = [kv_layers.cut(a, start, end) for a in arrays]
         mx.eval(arrays)
-    return Buffer(arrays, start, end - start)
+        return Buffer(arrays, start, end - start)
+    return Buffer(arrays, 0, end)
 
 
 def _source(node: Node) -> tuple[list[Leaves], int]:

@@ -21,7 +21,13 @@ from sidecar.cache.eviction import Limits, plan_eviction, plan_forgetting
 from sidecar.cache.inspection import problems, tree_rows
 from sidecar.cache.keeping import add_checkpoints, attach, mark, owned_from
 from sidecar.cache.kv_layers import KVLayers, Leaves
-from sidecar.cache.lending import copy_path, lend, shrink, take_over
+from sidecar.cache.lending import (
+    copy_path,
+    lend,
+    release_copied,
+    shrink,
+    take_over,
+)
 from sidecar.cache.node import Checkpoints, Lease, Node, Owner, Restored
 from sidecar.cache.radix import Match, RadixTree, path_to
 from sidecar.core.prompt import ModelIds
@@ -102,6 +108,8 @@ class PrefixStore:
             arrays = self._lend(path, lease)
             if arrays is None:
                 arrays = self._copy(path)
+                if "lend" not in self.switched_off:
+                    release_copied(self._tree, path, lease)
             checkpoint = last.checkpoint or []
             for node in path:
                 node.leases.add(lease)

@@ -1,7 +1,7 @@
 """Elements and values -> ids: of what the model reads (M), and for lookup (C)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sidecar.core.prompt import Boundary, CanonicalIds, ModelIds
 from sidecar.pipeline.canonical import MarkedMessage, Span
@@ -20,10 +20,15 @@ class Canonical:
     A span counts once its whole message is matched or, inside a system message, one
     more block behind it: else a block that is gone would be put before a different
     message.
+
+    Args:
+        begins: where in C messages with spans begin, their headers included if an
+            added token begins those.
     """
 
     ids: CanonicalIds
     settled: Mapping[SpanKey, int]
+    begins: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +52,12 @@ def canonical_ids(
     """Encode K: sentinels for spans, digests for spliced turns."""
     pieces: list[str] = []
     places: list[tuple[Span, int]] = []
+    starts: dict[int, int] = {}
     ends: dict[int, int] = {}
     at = 0
     for element in elements:
         if isinstance(element, Span):
+            starts.setdefault(element.message, at)
             text = element.sentinel
             places.append((element, at + len(text)))
             ends[element.message] = at + len(text)
@@ -71,7 +78,11 @@ def canonical_ids(
         )
         for span, place in places
     }
-    return Canonical(CanonicalIds(encoded.ids), settled)
+    begins = {
+        message: encoded.tokens[encoded.piece_at(max(0, char - 1))]
+        for message, char in starts.items()
+    }
+    return Canonical(CanonicalIds(encoded.ids), settled, begins)
 
 
 def _depth_at(whole: str, encoded: Encoded, char: int, encoder: PromptEncoder) -> int:

@@ -5,6 +5,7 @@ Input messages are never changed: what comes out is a list of pieces per message
 literal text and spans, that together are the message's own text.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -13,6 +14,7 @@ from sidecar.core.requests import Message
 from sidecar.pipeline import rules as rules_module
 from sidecar.pipeline.rules import RuleSet
 
+_FOLDER = re.compile(r"director(?:y|ies)\b.*/|\bcwd\b|\brepo=", re.IGNORECASE)
 _BLANK_ANSWERS = ("(no content)",)
 
 
@@ -26,6 +28,8 @@ class Span:
         place: offset in the message's canonical text; equal places pair.
         nth: which of several of its kind at that place.
         ordinal: number among the spans of its kind, from 0.
+        has_folder: its message names a working directory before it: a status or a
+            listing behind the same one is of the same project.
     """
 
     kind: str
@@ -35,6 +39,7 @@ class Span:
     value: str
     sentinel: str = ""
     nth: int = 0
+    has_folder: bool = False
 
     @property
     def key(self) -> tuple[int, int, str, int]:
@@ -87,8 +92,16 @@ def mark(messages: Sequence[Message], ruleset: RuleSet | None) -> list[MarkedMes
             continue
         found = _found(message, ruleset) if message.role != "tool" else []
         spans = [
-            Span(kind, index, 0, 0, value, sentinel)
-            for kind, _, value, sentinel in found
+            Span(
+                kind,
+                index,
+                0,
+                0,
+                value,
+                sentinel,
+                has_folder=bool(_FOLDER.search(message.text, 0, start)),
+            )
+            for kind, (start, _), value, sentinel in found
         ]
         pieces = _cut(message.text, found, spans)
         if message.role in ("system", "user"):

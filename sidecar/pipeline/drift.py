@@ -27,6 +27,8 @@ def first_divergence(
         return None
     settled = [key for key, depth in canonical.settled.items() if depth > shared_len]
     message = min((key[0] for key in settled), default=len(marked) - 1)
+    if message and canonical.begins.get(message, 0) > shared_len:
+        message -= 1  # a turn of the model: it has no spans
     now = canonical.ids[shared_len : shared_len + _WINDOW_IDS]
     before = record.canonical[shared_len : shared_len + _WINDOW_IDS]
     return Divergence(

@@ -127,10 +127,13 @@ class HealingStore:
 
     def visible_hash(self, message: Message) -> str | None:
         """The visible hash of an echoed message, by what the model gave."""
-        calls = [
-            self._calls.get(call_key(call.id)) or call for call in message.tool_calls
-        ]
+        calls = [self._as_given(call) for call in message.tool_calls]
         return visible_hash(message.text, calls)
+
+    def _as_given(self, echoed: ToolCall) -> ToolCall:
+        """What the model gave, if the client did no more than add arguments."""
+        known = self._calls.get(call_key(echoed.id))
+        return known if known and _extends(echoed, known) else echoed
 
     def find(
         self, visible: str, context: Context, api_key: str | None, session: str | None
@@ -141,10 +144,7 @@ class HealingStore:
         Equal context within the session first, then a context equal to the letter
         (a turn may quote volatile values, and those never leave their thread), then
         the only turn that an explicit session has for this text. Anything else is
-        ambiguous: None.
-
-        Args:
-            session: None if the client names none.
+        ambiguous: None. `session` is None if the client names none.
         """
         with self._lock:
             turns = self._turns.get(visible)
@@ -153,8 +153,8 @@ class HealingStore:
             self._turns.move_to_end(visible)
             known = [c for c in turns if c.scope.api_key == api_key]
             equal = [c for c in known if c.context == context]
-            own = [c for c in known if c.context.canonical == context.canonical
-                   and _is_of(c.scope, session)]  # fmt: skip
+            near = [c for c in known if c.context.canonical == context.canonical]
+            own = [c for c in near if _is_of(c.scope, session)]
             found = [c for c in equal if c in own] or own or equal
             if found:
                 return found[0].healed
@@ -191,6 +191,13 @@ def visible_hash(text: str, calls: Sequence[ToolCall]) -> str | None:
         return None
     shown = {"t": text, "c": [[call.name, _arguments(call)] for call in calls]}
     return _hash(json.dumps(shown, sort_keys=True, ensure_ascii=False))
+
+
+def _extends(echoed: ToolCall, known: ToolCall) -> bool:
+    given, now = _arguments(known), _arguments(echoed)
+    if isinstance(given, dict) and isinstance(now, dict):
+        given = {**now, **given}
+    return echoed.name == known.name and given == now
 
 
 def call_key(call_id: str) -> str:

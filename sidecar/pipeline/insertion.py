@@ -15,7 +15,7 @@ def put_back(elements: Sequence[Element], gone: Sequence[SpanKey]) -> list[Eleme
     stored, and reuse ends there.
     """
     result = list(elements)
-    for key in gone:
+    for key in reversed(gone):  # each goes before what stands at its place
         found = _find(result, key)
         if found is None:
             continue

@@ -15,6 +15,7 @@ from sidecar.pipeline.lineage import LineageRecord, Note
 from sidecar.pipeline.rules import Action, Policy
 from sidecar.pipeline.turns import Scope
 
+_OF_A_PROJECT = ("git_status", "folder_tree")
 _NONE_NOW = "(none now)"
 _HEAD = "<context-update>\nThese values replace the ones given above.\n"
 _TAIL = "</context-update>"
@@ -69,7 +70,7 @@ def choose(
     settled: Mapping[SpanKey, int],
     shared: tuple[LineageRecord, int],
     policy: Callable[[str], Policy],
-    may_lend: Callable[[str], bool],
+    may_lend: Callable[[str, bool], bool],
 ) -> Pins:
     """
     Walk the pairs of a request and a record.
@@ -77,7 +78,8 @@ def choose(
     Args:
         spans: the request's, in order; settled: their depths in C.
         shared: the record, and the number of canonical ids common to both.
-        may_lend: whether the record may lend values of a kind to this request.
+        may_lend: whether the record may lend values of a kind to this request, told
+            whether a working directory stands before the span.
     """
     record, shared_len = shared
     pairs = _pairs(spans, settled, record, shared_len)
@@ -87,7 +89,8 @@ def choose(
     for pair in pairs:
         action = _action(pair, policy)
         is_sayable = action != "restate" or pair.key[0] <= last_note
-        lends = action is None or may_lend(pair.key[2])
+        has_folder = pair.span is not None and pair.span.has_folder
+        lends = action is None or may_lend(pair.key[2], has_folder)
         if action == "stop" or not (is_sayable and lends):
             stopped_by = pair.key[2]
             break
@@ -173,15 +176,17 @@ def _line(item: Restated) -> str:
 
 def lender(
     record: Scope, request: Scope, policy: Callable[[str], Policy]
-) -> Callable[[str], bool]:
+) -> Callable[[str, bool], bool]:
     """
     Which kinds a record may lend to a request.
 
-    All within a thread; between threads of one key only the shared kinds; between
-    keys none.
+    All within a thread; between threads of one key only the shared kinds, and what
+    is of a project only behind its working directory; between keys none.
     """
     if record.api_key != request.api_key:
-        return lambda kind: False
+        return lambda kind, has_folder: False
     if (record.session, record.thread) == (request.session, request.thread):
-        return lambda kind: True
-    return lambda kind: policy(kind).shared
+        return lambda kind, has_folder: True
+    return lambda kind, has_folder: (
+        policy(kind).shared and (has_folder or kind not in _OF_A_PROJECT)
+    )

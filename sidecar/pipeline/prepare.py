@@ -188,8 +188,10 @@ class Pipeline:
 
     def _says_its_text(self, answer: Answer) -> bool:
         """CACHE_VERIFY: the ids are those of the text that was put together."""
-        decoded = self._tokenizer.decode(list(answer.assembled.ids))
-        return decoded == answer.assembled.text
+        found, text = answer.assembled.ids, answer.assembled.text
+        wanted = self.encoder.encode(text).ids  # some decoders add or take spaces
+        decode = self._tokenizer.decode
+        return decode(list(found)) == decode(list(wanted))
 
     def _prepared(
         self,

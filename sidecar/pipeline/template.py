@@ -135,7 +135,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
         value = json.loads(text) if text.strip() else {}
         if "\\u" in text:  # half a surrogate pair has no ids
             json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
+    except ValueError:
         return {"raw": text}
     return value if isinstance(value, dict) else {"raw": text}
 

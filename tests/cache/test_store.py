@@ -217,6 +217,54 @@ def test_a_path_through_several_buffers_is_put_together(store: PrefixStore) -> N
 
 
 @on_gpu
+def test_a_branch_longer_than_what_it_shares_is_lent_too(store: PrefixStore) -> None:
+    """Its arrays hold the shared part as well, if that is an eighth at most."""
+    system = ids_of(1, 100)
+    run(store, joined(system, ids_of(2, 300)))
+    path = joined(system, ids_of(3, 900))
+    run(store, path)
+    assert (counted(store, "lent"), counted(store, "copied")) == (0, 1)
+    for turn in range(3):
+        sequence = Running(store, joined(path, ids_of(10 + turn, 9))).prefill()
+        assert counted(store, "lent") == turn + 1
+        assert store.match_len(joined(system, ids_of(2, 300), (1,))) == 400
+        assert faults(sequence.cache, sequence.prompt[:-1]) == []
+        other = Running(store, joined(path[:500], (1, 2)))  # from the running row
+        assert faults(other.cache, path[:500]) == []
+        other.end_at(500)
+        sequence.decode(ids_of(20 + turn, 3)).finish()
+        assert_sound(store)
+        path = sequence.ids
+    back = Running(store, joined(system, ids_of(2, 300), (1,)))
+    assert faults(back.cache, joined(system, ids_of(2, 300))) == []
+
+
+@on_gpu
+def test_a_conversation_in_several_buffers_is_in_one_after_a_turn(
+    store: PrefixStore,
+) -> None:
+    """A turn that ran beside another left its end in a buffer of its own."""
+    path = ids_of(1, 300)
+    run(store, path)
+    one = Running(store, joined(path, ids_of(2, 9))).prefill()
+    twin = Running(store, joined(path, ids_of(2, 9))).prefill().decode(ids_of(3, 5))
+    twin.finish()
+    one.decode(ids_of(3, 5)).finish()
+    path = joined(path, ids_of(2, 9), ids_of(3, 5))
+    bytes_before, lent = store.num_bytes, counted(store, "lent")
+    third = Running(store, joined(path, (1, 2)))
+    assert faults(third.cache, path) == []
+    third.prefill().decode((4,)).finish()
+    assert_sound(store)
+    fourth = Running(store, joined(third.ids, (1, 2)))
+    assert counted(store, "lent") == lent + 1
+    assert faults(fourth.cache, third.ids) == []
+    fourth.end_at(fourth.cached_len)
+    assert store.num_bytes <= bytes_before + 512 * 256
+    assert len({id(n.buffer) for n in store._tree.nodes()}) == 1
+
+
+@on_gpu
 def test_one_token_is_always_left_to_compute(store: PrefixStore) -> None:
     """Its logits are needed: an exact repeat reuses all but the last."""
     prompt = ids_of(1, 50)

@@ -105,19 +105,16 @@ def test_sub_agents_of_a_session_do_not_cost_the_main_thread(
 ) -> None:
     """Four at a time, three turns each, between the turns of the main conversation."""
     served = serve(kind)
-    main = served.agent(f"{kind}-session", "Lead the work.", 300)
-    main.call(20, 200)
+    main = served.agent("session", "Lead the work.", 150)
+    main.call(5, 100)
     kept, known = [], []
-    for turn in range(6):
-        subs = [
-            served.agent(f"{kind}-session", f"Sub-task {turn}.{n}.", 300)
-            for n in range(4)
-        ]
+    for turn in range(4):
+        subs = [served.agent("session", f"Sub-task {turn}.{n}.", 150) for n in range(4)]
         for _ in range(3):
             for sub in subs:
-                sub.call(10, 30)
+                sub.call(1, 10)
         before = main.turns[-1]
-        now = main.call(20, 100)
+        now = main.call(5, 60)
         kept.append(now.cached / before.total)
         known += [sub.turns[0].cached / sub.turns[0].prompt for sub in subs]
     assert sum(kept) / len(kept) >= 0.97

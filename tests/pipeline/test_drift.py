@@ -37,10 +37,6 @@ def test_a_difference_in_the_system_text_is_the_systems() -> None:
     assert (report.divergence.message, report.divergence.role) == (0, "system")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="canonical places are kept for spans only, and a turn of the model has none",
-)
 def test_a_difference_in_a_turn_is_the_assistants() -> None:
     """The client edited it."""
     chats = Chats()

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, normalizers
+from tokenizers import AddedToken, Tokenizer, normalizers, processors
 
 from sidecar.pipeline.encoding import PromptEncoder
 from tests.support.chat_templates import BUILTIN, tokenizer_of
@@ -154,6 +154,31 @@ def test_a_normaliser_that_looks_at_the_whole_text_is_noticed() -> None:
     assert encoder.encode(text).ids == whole(
         Wrapped(stripping, {}), text, special=False
     )
+
+
+def test_a_tokenizer_that_ends_every_text_gets_whole_texts() -> None:
+    """A token behind each piece would be many."""
+    ending = core()
+    ending.post_processor = processors.TemplateProcessing(
+        single="$A <|im_end|>",
+        pair="$A $B",
+        special_tokens=[("<|im_end|>", ending.token_to_id("<|im_end|>"))],
+    )
+    wrapped = Wrapped(ending, added(ending))
+    encoder = PromptEncoder(wrapped)
+    assert not encoder.is_incremental
+    assert encoder.encode(TURNS).ids == whole(wrapped, TURNS, special=True)
+
+
+def test_a_core_that_says_otherwise_is_not_used() -> None:
+    """Some tokenizers do more in Python than their Rust core knows of."""
+    upper = Wrapped(core(), added(core()))
+    upper.backend_tokenizer = core()
+    upper.encode = lambda text, *, add_special_tokens: whole(
+        Wrapped(core(), {}), text.upper(), special=add_special_tokens
+    )
+    found = PromptEncoder(upper).encode("abc")
+    assert found.ids == whole(Wrapped(core(), {}), "ABC", special=False)
 
 
 def test_a_declared_token_that_is_none_does_no_harm() -> None:

@@ -257,10 +257,6 @@ def test_an_edited_turn_goes_through_the_template(echo: Message) -> None:
         assert json.loads(edited.arguments)["path"] in text
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a call that matches by id is healed whatever became of its arguments",
-)
 @pytest.mark.parametrize(
     "edited",
     [call('{"path": "b.py"}', "call_ab12"), call("{}", "call_ab12"),

@@ -1,14 +1,16 @@
 """The substitution proof: spans are used only where putting them back gives T."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from sidecar.core.requests import Message
 from sidecar.pipeline import canonical
 from sidecar.pipeline.canonical import Span
-from sidecar.pipeline.layout import Layout, lay_out
+from sidecar.pipeline.healing import Healed
+from sidecar.pipeline.layout import Layout, Splice, lay_out
 from sidecar.pipeline.rules import load_rules
+from sidecar.pipeline.splicing import Frame
 from sidecar.pipeline.template import ChatTemplate
 from tests.support.chat_templates import tokenizer_of
 from tests.support.chats import Chats, assistant, result, system, user, words
@@ -154,6 +156,62 @@ def test_a_typed_sentinel_is_not_a_span(kind: str) -> None:
     at = first.text.index("1m52s")
     assert prompt.text[:at] == first.text[:at]
     assert chats.reuse(prompt) <= len(chats.tokenizer.encode(first.text[:at])) + 1
+
+
+FRAME = Frame("<a>", "<a>", "</a>")
+TURN = Healed("<a>", (1, 2), "raw", "")
+
+
+@pytest.mark.parametrize(
+    "render",
+    [
+        lambda shown: "".join(f"<{m.role[0]}>{m.text}" for m in shown),
+        lambda shown: "".join(f"<{m.role}>{m.text}</a>" for m in shown),
+        lambda shown: "".join(m.text for m in shown if m.role == "user"),
+        lambda shown: "".join(f"<a>{m.text}</a>" * 2 for m in shown),
+        lambda shown: "".join(f"<a>{m.text}</a>" for m in reversed(shown)),
+    ],
+    ids=["no end", "another header", "hidden", "twice", "backwards"],
+)
+def test_a_turn_that_is_not_in_its_frame_is_left_alone(
+    render: Callable[[Sequence[Message]], str],
+) -> None:
+    """Then all turns go through the template."""
+    messages = [user("hi"), assistant("well"), user("and?")]
+    marked = canonical.mark(messages, RULES)
+    layout = lay_out(marked, {1: TURN}, FRAME, render)
+    assert not any(isinstance(e, Splice) for e in layout.elements)
+    assert filled(layout) == render(messages)
+
+
+def test_a_turn_in_its_frame_is_put_in_place_of_what_is_printed() -> None:
+    """From the header to the end of turn."""
+    messages = [user("hi"), assistant("well"), user("and?")]
+    layout = lay_out(
+        canonical.mark(messages, RULES),
+        {1: TURN},
+        FRAME,
+        lambda shown: "".join(f"<{m.role[0]}>[{m.text}]</{m.role[0]}>" for m in shown),
+    )
+    text = "".join(
+        e if isinstance(e, str) else e.value if isinstance(e, Span) else "{turn}"
+        for e in layout.elements
+    )
+    assert text == "<u>[hi]</u><a>{turn}</a><u>[and?]</u>"
+
+
+@pytest.mark.parametrize("kind", ["plain", "trim", "llama3", "glm"])
+def test_a_template_that_looks_at_the_text_is_not_proved(kind: str) -> None:
+    """What it prints depends on a mark being there or not."""
+    template = ChatTemplate(tokenizer_of(kind))
+
+    def render(shown: Sequence[Message]) -> str:
+        short = any(m.text == "hi" for m in shown)
+        return template.render(shown, (), {}) + ("!" if short else "?")
+
+    layout = lay_out(canonical.mark([user("hi")], RULES), {}, None, render)
+    assert not layout.is_proved
+    assert filled(layout) == render([user("hi")])
 
 
 def test_spans_keep_the_order_of_the_messages() -> None:

@@ -7,40 +7,11 @@ import pytest
 
 from sidecar.core.requests import Message
 from tests.support.chats import Chats, Client, Said, assistant, system, user, words
-
-NOTE = re.compile(r"\n\n<context-update>\n.*?</context-update>", re.DOTALL)
-HEAD = "<context-update>\nThese values replace the ones given above.\n"
-
-
-def notes(text: str) -> list[str]:
-    """What each tail note says, in order."""
-    return [
-        note.strip().removeprefix(HEAD).removesuffix("</context-update>")
-        for note in NOTE.findall(text)
-    ]
-
-
-def without_notes(text: str) -> str:
-    return NOTE.sub("", text)
-
-
-def block(of: str, size: int = 150) -> str:
-    """An inbound context block of some 200 tokens."""
-    body = f'{{"chat": "{of}", "text": "{words(size, len(of))}"}}'
-    return f"## Inbound Context (trusted metadata)\n```json\n{body}\n```\n\n"
-
-
-def project(behind: str, before: str = "You are a helper. " + words(16)) -> Message:
-    """A system text with a place for the block."""
-    return system(f"{before}\n{behind}# Project Context\n{words(300, 1)}")
+from tests.support.volatile import block, clock, notes, project, without_notes
 
 
 def ask_id(value: str) -> Message:
     return user(f'{words(36)}\n{{"message_id": "{value}"}}\n{words(50, 2)}')
-
-
-def clock(value: str, size: int = 100) -> Message:
-    return system(f"You are X.\nCurrent time is {value}.\n{words(size)}")
 
 
 def test_a1_an_id_that_differs_stays_and_is_said_again() -> None:

@@ -1,11 +1,16 @@
 """The model's own turns, token by token, in every kind of template."""
 
 import json
+from collections.abc import Callable, Sequence
 
 import pytest
 
+from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Message, ToolCall
+from sidecar.pipeline.encoding import Encoded, PromptEncoder
+from sidecar.pipeline.frames import FrameCache
 from sidecar.pipeline.splicing import Frame, probe_frame
+from tests.support.chat_templates import tokenizer_of
 from tests.support.chats import (
     Chats,
     Client,
@@ -19,9 +24,18 @@ from tests.support.chats import (
     words,
 )
 
-SPLICING = ["builtin", "plain", "trim", "escape", "system_first", "alternate",
-            "no_tools", "calls_only", "llama3", "glm", "none"]  # fmt: skip
-CALLING = ["builtin", "plain", "trim", "calls_only", "glm", "none", "no_tools"]
+SPLICING = ["builtin", "plain", "opens_think", "trim", "escape", "system_first",
+            "alternate", "no_tools", "calls_only", "llama3", "glm", "none"]  # fmt: skip
+CALLING = [
+    "builtin",
+    "plain",
+    "opens_think",
+    "trim",
+    "calls_only",
+    "glm",
+    "none",
+    "no_tools",
+]
 CHATML = Frame("<|im_start|>assistant\n", "<|im_start|>assistant\n", "<|im_end|>\n")
 
 
@@ -49,6 +63,11 @@ def call(name: str = "look", call_id: str = "call_1", **arguments: object) -> To
             Frame(*[CHATML.header + "<think>\n\n</think>\n\n"] * 2, CHATML.footer),
         ),
         ("trim", True, CHATML),
+        (
+            "opens_think",
+            True,
+            Frame(CHATML.header + "<think>\n", CHATML.header, CHATML.footer),
+        ),
         (
             "llama3",
             True,
@@ -89,6 +108,91 @@ def test_a_template_that_refuses_the_probe_has_no_frame() -> None:
         return chats.pipeline.template.render([Message("user")], (), {"tools": 1})
 
     assert probe_frame(refuse) is None
+
+
+def a_render(
+    *, demands_calls: bool, hides_text: bool = False, end: str = "</a>"
+) -> Callable[[Sequence[Message], bool], str]:
+    """A template in Python: `<role>text`, calls by name, and an end of turn."""
+
+    def render(messages: Sequence[Message], prompt: bool) -> str:
+        shown = ""
+        for before, message in zip([None, *messages], messages, strict=False):
+            calls = "".join(f"[{c.name}]" for c in message.tool_calls)
+            if demands_calls and message.role == "tool" and not before.tool_calls:
+                raise BadRequest("a result needs a call")
+            text = "" if calls and hides_text else message.text
+            is_answer = message.role == "assistant"
+            shown += f"<{message.role}>{text}{calls}{end if is_answer else ''}"
+        return shown + "<assistant>" * prompt
+
+    return render
+
+
+@pytest.mark.parametrize(
+    ("render", "frame"),
+    [
+        (a_render(demands_calls=True), Frame("<assistant>", "<assistant>", "</a>")),
+        (
+            a_render(demands_calls=True, hides_text=True),
+            Frame("<assistant>", "<assistant>", "</a>"),
+        ),
+        (a_render(demands_calls=True, end=""), None),
+        (
+            a_render(demands_calls=False, end=""),
+            Frame("<assistant>", "<assistant>", "", keeps_calls=False),
+        ),
+        (
+            a_render(demands_calls=False, hides_text=True),
+            Frame("<assistant>", "<assistant>", "</a>", keeps_calls=False),
+        ),
+    ],
+    ids=["shown", "hidden", "no end", "no end, no demand", "hidden, no demand"],
+)
+def test_calls_leave_the_placeholder_only_where_they_must_and_may(
+    render: Callable[[Sequence[Message], bool], str], frame: Frame | None
+) -> None:
+    """
+    They must if they hide the text or cannot be told from what follows; they may if
+    the template does not demand them.
+    """
+    assert probe_frame(render) == frame
+
+
+class Gluing(PromptEncoder):
+    """An encoder to which a think tag behind a header is one more token."""
+
+    def encode(self, text: str, *, is_start: bool = True) -> Encoded:
+        found = super().encode(text, is_start=is_start)
+        more = (1,) if "\n<think>" in text else ()
+        return Encoded((*found.ids, *more), found.chars, found.tokens)
+
+
+def test_a_header_that_does_not_tokenise_alone_is_no_frame() -> None:
+    """Its ids would not be those that the KV holds."""
+    template = Chats("opens_think").pipeline.template
+    for encoder, sound in ((PromptEncoder, True), (Gluing, False)):
+        frames = FrameCache(template, encoder(tokenizer_of("opens_think")))
+        assert (frames.get({}) is not None) is sound
+    assert (frames.lead_ids(None), frames.header_tokens(None)) == ((), 1)
+
+
+def test_frames_are_probed_once_for_each_set_of_arguments() -> None:
+    """And the number of sets is bounded."""
+    chats = Chats()
+    template = chats.pipeline.template
+    frames = FrameCache(template, chats.pipeline.encoder)
+    calls = []
+    render = template.render
+    template.render = lambda *a, **k: calls.append(k) or render(*a, **k)
+    for _ in range(3):
+        assert frames.get({"x": 1}) is not None
+    probed = len(calls)
+    assert probed < 10
+    for number in range(80):
+        frames.get({"n": number})
+    assert frames.get({"x": 1}) is not None
+    assert len(calls) > 81 * probed
 
 
 @pytest.mark.parametrize("kind", SPLICING)

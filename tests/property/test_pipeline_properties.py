@@ -186,7 +186,7 @@ def test_nothing_is_hidden_and_what_is_said_last_is_true(
 
 
 @pytest.mark.slow
-@settings(max_examples=1500)
+@settings(max_examples=1000)
 @given(st.lists(acts, min_size=5, max_size=25))
 def test_nothing_is_hidden_in_long_conversations(
     played: list[tuple[int, str, int]],

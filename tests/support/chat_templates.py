@@ -148,7 +148,16 @@ _NO_TOOLS = """\
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% endif -%}"""
 
+# The prompt opens the think block; of past turns only the answer is printed.
+_OPENS_THINK = _WITH_CALLS.replace(
+    "<|im_start|>assistant\n{% endif -%}",
+    "<|im_start|>assistant\n<think>\n{% endif -%}",
+)
+
 _TEMPLATES = {
+    "effort": _CHATML.replace("CONTENT", "m.content")
+    + "{%- if reasoning_effort %}effort {{ reasoning_effort }}{% endif -%}",
+    "opens_think": _OPENS_THINK.replace("CONTENT", "m.content"),
     "plain": _WITH_CALLS.replace("CONTENT", "m.content"),
     "trim": _WITH_CALLS.replace("CONTENT", "m.content | trim"),
     "escape": _CHATML.replace("CONTENT", "m.content | tojson"),

@@ -7,7 +7,9 @@ and what it said.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,37 +30,7 @@ from tests.support.servers import running_sidecar
 from tests.support.tiny_models import BUILTIN
 from tests.support.traces import Exchange, ReplayScript
 
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """
-    Tokens to prefill in all requests of a trace but the first, as counted elsewhere.
-
-    By the program that made the traces; tests/fixtures/traces/README.md says how.
-
-    Args:
-        prompt: all tokens of these prompts.
-        exact: to prefill, if only equal prefixes are reused.
-        pinned: to prefill, if volatile values are pinned and answers spliced too.
-    """
-
-    prompt: int
-    exact: int
-    pinned: int
-
-
-COUNTED = {
-    "claude-2.1.157-print": Counted(256935, 256674, 656),
-    "claude-2.1.157-terminal": Counted(545616, 545124, 54763),
-    "claude-2.1.328-print": Counted(388687, 20628, 19692),
-    "claude-2.1.75-print": Counted(613415, 165242, 36321),
-    "openclaw-2026.6.11-group": Counted(621530, 97349, 36608),
-    "openclaw-2026.9.6-local": Counted(273717, 3147, 3134),
-    "opencode-1.18.33": Counted(240069, 19437, 18404),
-    "pi-0.73.1": Counted(36201, 1481, 752),
-    "pi-0.87.1": Counted(37527, 1491, 747),
-    "qwen-0.24.4": Counted(638242, 105291, 40996),
-}
+_CALL = re.compile(r"<tool_call>\n(\{.*\})\n</tool_call>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +44,7 @@ class Served:
         oracle_len: prompt tokens that exact reuse could have saved: the longest
             beginning of this prompt that an earlier request had in its KV.
         thinking: whether the prompt let the model think.
+        said: the answer as the model wrote it.
     """
 
     seq: int
@@ -80,11 +53,28 @@ class Served:
     cached_len: int
     oracle_len: int
     thinking: bool
+    said: str
 
     @property
     def prefilled_len(self) -> int:
         """Prompt tokens that were computed."""
         return self.prompt_len - self.cached_len
+
+
+# A change to the raw text of an answer that no client can see.
+Hand = Callable[[str], str]
+
+
+def as_rendered(raw: str) -> str:
+    """The hand of a model that writes as its template renders: kindest to a cache."""
+    return raw
+
+
+def compact(raw: str) -> str:
+    """The hand of a model that writes calls without spaces, as no template does."""
+    return _CALL.sub(
+        lambda call: f"<tool_call>{_without_spaces(call[1])}</tool_call>", raw
+    )
 
 
 class Recorder:
@@ -93,15 +83,17 @@ class Recorder:
 
     Args:
         exchanges: the conversation whose answers it gives.
+        hand: how the model writes them.
     """
 
-    def __init__(self, exchanges: Sequence[Exchange]) -> None:
+    def __init__(self, exchanges: Sequence[Exchange], hand: Hand) -> None:
         self.url = ""
         self.bodies: list[Json] = []
         self.jobs: list[Job] = []
         self.prompts: list[Prompt] = []
         self.said: list[str] = []
         self._script: Script = ReplayScript(exchanges)
+        self._hand = hand
         self._forced = scripted(self._answer)
 
     def processors(self, job: Job, choice: int) -> list[LogitsProcessor]:
@@ -116,8 +108,12 @@ class Recorder:
 
     def _answer(self, prompt: Prompt) -> str:
         self.prompts.append(prompt)
-        self.said.append(self._script(prompt))
+        self.said.append(self._hand(self._script(prompt)))
         return self.said[-1]
+
+
+def _without_spaces(text: str) -> str:
+    return json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))
 
 
 class _Tap:
@@ -142,9 +138,11 @@ class _Tap:
 
 
 @contextlib.contextmanager
-def recording_sidecar(model: Path, exchanges: Sequence[Exchange]) -> Iterator[Recorder]:
+def recording_sidecar(
+    model: Path, exchanges: Sequence[Exchange], hand: Hand
+) -> Iterator[Recorder]:
     """A sidecar with default settings, an empty store and the recorded answers."""
-    recorder = Recorder(exchanges)
+    recorder = Recorder(exchanges, hand)
     seam: ExtraProcessors = recorder.processors
     with running_sidecar({"MODEL_PATH": str(model)}, seam) as app:
         recorder.listen(app)
@@ -177,11 +175,19 @@ def serve_trace(
                 cached_len,
                 kv.oracle_len(number),
                 recorder.prompts[number].thinking,
+                recorder.said[number],
             )
         )
         assert prompt_len == len(recorder.jobs[number].spec.model_ids)
         assert kv.num_said(number) == _num_generated(reply)
     return served
+
+
+def common_len(one: Any, other: Any) -> int:
+    """Length of the common beginning of two arrays of ids."""
+    length = min(len(one), len(other))
+    differs = one[:length] != other[:length]
+    return int(np.argmax(differs)) if differs.any() else length
 
 
 class _KV:
@@ -198,7 +204,7 @@ class _KV:
         prompt = self._prompt(number)
         while len(self._held) < number:
             self._held.append(self._sequence(len(self._held)))
-        longest = max((_common_len(prompt, ids) for ids in self._held), default=0)
+        longest = max((common_len(prompt, ids) for ids in self._held), default=0)
         return min(longest, len(prompt) - 1)  # the last token's logits are needed
 
     def num_said(self, number: int) -> int:
@@ -212,12 +218,6 @@ class _KV:
         said = self._recorder.said[number]
         ids = self._tokenizer.encode(said, add_special_tokens=False).ids
         return np.append(self._prompt(number), [*ids, self._end])
-
-
-def _common_len(one: Any, other: Any) -> int:
-    length = min(len(one), len(other))
-    differs = one[:length] != other[:length]
-    return int(np.argmax(differs)) if differs.any() else length
 
 
 def _prompt_usage(reply: Reply) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 import gzip
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,12 +73,28 @@ def load_trace(name: str) -> tuple[Exchange, ...]:
     """The generating requests of `tests/fixtures/traces/<name>.jsonl.gz`, in order."""
     with gzip.open(TRACES / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    return tuple(_exchange(row) for row in rows if isinstance(row["answer"], dict))
+    echoes = dict(echo for row in rows for echo in _echoes(row["body"]))
+    answered = [row for row in rows if isinstance(row["answer"], dict)]
+    return tuple(_exchange(row, echoes) for row in answered)
 
 
-def _exchange(row: Json) -> Exchange:
+def _echoes(body: Json) -> Iterator[tuple[str, Json]]:
+    """The id and the arguments of each call in a history."""
+    for message in body.get("messages") or ():
+        for call in message.get("tool_calls") or ():
+            yield call["id"], json.loads(call["function"]["arguments"])
+        for part in message["content"] or ():
+            if isinstance(part, dict) and part["type"] == "tool_use":
+                yield part["id"], part["input"]
+
+
+def _exchange(row: Json, echoes: Mapping[str, Json]) -> Exchange:
     answer = row["answer"]
-    calls = tuple(Call(name, arguments) for name, arguments in answer["calls"])
+    ids = answer["ids"] or [""] * len(answer["calls"])
+    calls = tuple(
+        Call(name, _as_echoed(arguments, echoes.get(call_id, {})))
+        for call_id, (name, arguments) in zip(ids, answer["calls"], strict=True)
+    )
     headers = {
         name: value
         for name, value in row["headers"].items()
@@ -92,6 +108,15 @@ def _exchange(row: Json) -> Exchange:
         Answer(answer["reasoning"], answer["text"], calls),
         tuple(answer["ids"] or ()),
     )
+
+
+def _as_echoed(arguments: Json, echo: Json) -> Json:
+    """
+    What was said, in the words of its echo; without what the client added.
+
+    Prose was replaced in Claude Code's requests, not in what it was answered.
+    """
+    return {name: echo.get(name, value) for name, value in arguments.items()}
 
 
 def _texts(content: Any) -> Iterator[str]:

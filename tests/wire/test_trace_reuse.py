@@ -5,6 +5,9 @@ The model has one layer, so that a prefill costs next to nothing; what is assert
 counts of tokens. That reused KV is right is another matter, and no business of these
 tests (one layer's KV does not even depend on what stood before): the tests of the
 store and the cache oracle compare logits on deeper models.
+
+The model writes its calls as no template renders them, so that without splicing each
+of them would be computed again.
 """
 
 import contextlib
@@ -14,11 +17,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.counted import COUNTED
 from tests.support.proxy import running_proxy
 from tests.support.reuse import (
-    COUNTED,
     Recorder,
     Served,
+    compact,
     recording_sidecar,
     serve_trace,
 )
@@ -44,7 +48,7 @@ def through_proxy(
     """A proxy in front of one fresh sidecar for each trace of the Messages dialect."""
     with contextlib.ExitStack() as running:
         recorders = {
-            name: running.enter_context(recording_sidecar(model, TRACES[name]))
+            name: running.enter_context(recording_sidecar(model, TRACES[name], compact))
             for name in MESSAGES
         }
         urls = {name: recorder.url for name, recorder in recorders.items()}
@@ -59,7 +63,7 @@ def test_chat_traffic_is_prefilled_as_little_as_can_be(model: Path, name: str) -
     """Straight to the sidecar."""
     trace: tuple[Exchange, ...] = TRACES[name]
     with (
-        recording_sidecar(model, trace) as recorder,
+        recording_sidecar(model, trace, compact) as recorder,
         httpx.Client(base_url=recorder.url, timeout=300, trust_env=False) as http,
     ):
         check_reuse(name, serve_trace(trace, recorder, http, "local"))

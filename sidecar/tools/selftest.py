@@ -1,0 +1,72 @@
+"""
+Tries on a model whether reuse changes what it says.
+
+    mlx-sidecar selftest mlx-community/Qwen3-0.6B-4bit
+"""
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+
+from sidecar.app import prepare_device
+from sidecar.config import Config, load_config
+from sidecar.core.errors import ModelLoadFailed
+from sidecar.engine.gpu_thread import gpu_thread
+from sidecar.engine.loader import BUILTIN_NAME, load
+from sidecar.engine.selftest import PathResult, run_selftest
+from sidecar.infra.logs import setup_logging
+from sidecar.setting_sources import ConfigError
+
+_BUILTIN = ("built-in", "builtin", BUILTIN_NAME)
+
+
+def main(argv: list[str]) -> int:
+    """Exit codes: 0 all paths good, 1 one failed or no such model, 2 bad usage."""
+    options = _parser().parse_args(argv)
+    try:
+        config = load_config({}, Path(".env"))
+    except ConfigError as error:
+        sys.stderr.write(f"selftest: {error}\n")
+        return 2
+    setup_logging("ERROR")
+    path = config.model.path if options.model is None else options.model
+    try:
+        name, results = gpu_thread().call(
+            lambda: _load_and_test(None if path in _BUILTIN else path, config)
+        )
+    except ModelLoadFailed as error:
+        sys.stderr.write(f"selftest: {error}\n")
+        return 1
+    sys.stdout.write(_table(name, results))
+    return 1 if any(result.outcome == "failed" for result in results) else 0
+
+
+def _load_and_test(path: str | None, config: Config) -> tuple[str, list[PathResult]]:
+    prepare_device(config)
+    model = load(path, config.model.family, trust=config.model.trust_remote_code)
+    return model.name, run_selftest(model)
+
+
+def _table(name: str, results: list[PathResult]) -> str:
+    lines = [f"{name}: greedy tokens and logits, reused against computed anew", ""]
+    lines.append(f"{'path':<14}{'outcome':<10}{'max |delta|':>12}")
+    for result in results:
+        delta = "-" if result.outcome == "skipped" else f"{result.max_delta:.6f}"
+        lines.append(f"{result.name:<14}{result.outcome:<10}{delta:>12}")
+    outcomes = Counter(result.outcome for result in results)
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+    return "\n".join([*lines, "", counts, ""])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mlx-sidecar selftest",
+        description="Tries on a model whether reuse changes what it says. A path that "
+        "fails is switched off when this model is served.",
+    )
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL",
+        help="folder, hub id or `built-in` (MODEL_PATH)",
+    )  # fmt: skip
+    return parser

@@ -1,0 +1,113 @@
+"""Which checkpoints stay when a session has more than its share."""
+
+from collections.abc import Callable
+
+import pytest
+
+from sidecar.cache.eviction import Limits
+from sidecar.cache.node import Owner
+from sidecar.cache.store import PrefixStore
+from sidecar.core.prompt import ModelIds
+from sidecar.engine.loader import LoadedModel
+from tests.support.sequences import Running, joined, on_gpu
+from tests.support.sequences import some_ids as ids_of
+
+MAIN, GUEST = Owner("main"), Owner("main", is_guest=True)
+SYSTEM_LEN = 40
+END_OF_TURN = ModelIds((3001, 3002))  # what a template puts behind an answer
+
+
+@pytest.fixture
+def store(tiny_model: Callable[[str], LoadedModel]) -> PrefixStore:
+    """A store of a model that needs checkpoints, sixteen a session."""
+    limits = Limits(1 << 30, 1000, checkpoints_per_session=16)
+    return PrefixStore(limits, tiny_model("hybrid").new_cache)
+
+
+class Talk:
+    """One conversation, a request a turn, with the checkpoints the engine takes."""
+
+    def __init__(self, store: PrefixStore, seed: int, owner: Owner = MAIN) -> None:
+        self._store, self._owner = store, owner
+        self._seed = seed * 1000
+        self._last_user = SYSTEM_LEN
+        self.ids = ids_of(self._seed, SYSTEM_LEN)
+
+    def turn(self, *, by_user: bool) -> int:
+        """One more request, of the user or with a tool's result; what it reused."""
+        self._seed += 1
+        held = len(self.ids)
+        if by_user:
+            self._last_user = held + 2
+        prompt = joined(self.ids, END_OF_TURN, ids_of(self._seed, 12))
+        sequence = Running(self._store, prompt, self._owner)
+        sequence.prefill((SYSTEM_LEN, 0), (self._last_user, 1), (held + 11, 2))
+        sequence.decode(ids_of(-self._seed, 8)).finish()
+        self.ids = ModelIds(sequence.ids)
+        return sequence.cached_len - held
+
+
+@on_gpu
+def test_a_long_chat_goes_on_where_it_ended(store: PrefixStore) -> None:
+    """However many user messages there were, each with a checkpoint before it."""
+    talk = Talk(store, 1)
+    talk.turn(by_user=True)
+    assert [talk.turn(by_user=True) for _ in range(30)] == [0] * 30
+
+
+@on_gpu
+def test_a_tool_loop_late_in_a_chat_goes_on_where_it_ended(store: PrefixStore) -> None:
+    talk = Talk(store, 1)
+    for _ in range(20):
+        talk.turn(by_user=True)
+    assert [talk.turn(by_user=False) for _ in range(20)] == [0] * 20
+
+
+@on_gpu
+def test_threads_of_one_session_all_go_on_where_they_ended(store: PrefixStore) -> None:
+    """Four helpers take more checkpoints than a session may hold."""
+    talks = [Talk(store, seed) for seed in range(1, 6)]
+    for talk in talks:
+        talk.turn(by_user=True)
+    for _ in range(10):
+        assert [talk.turn(by_user=False) for talk in talks] == [0] * 5
+
+
+@on_gpu
+def test_helpers_that_are_done_do_not_take_the_main_threads_last(
+    store: PrefixStore,
+) -> None:
+    """Twenty guests, each with a last checkpoint of its own, and one main thread."""
+    main = Talk(store, 1)
+    main.turn(by_user=True)
+    for seed in range(2, 22):
+        Talk(store, seed, GUEST).turn(by_user=True)
+    assert main.turn(by_user=False) == 0
+
+
+@on_gpu
+def test_an_edited_last_message_is_a_small_loss(store: PrefixStore) -> None:
+    """The checkpoint before the last user message outlives those of older ones."""
+    talk = Talk(store, 1)
+    for _ in range(25):
+        talk.turn(by_user=True)
+    before = joined(talk.ids, END_OF_TURN)
+    talk.turn(by_user=True)
+    assert store.match_len(joined(before, ids_of(7, 30))) == len(before)
+
+
+@on_gpu
+def test_idle_sessions_leave_room_for_one_that_is_used(store: PrefixStore) -> None:
+    """Thirty took all there is; what a live one needs for a step back still stays."""
+    for seed in range(1, 31):
+        idle = Talk(store, seed, Owner(f"idle {seed}"))
+        idle.turn(by_user=True)
+        idle.turn(by_user=True)
+    live = Talk(store, 40, Owner("live"))
+    places = []
+    for _ in range(4):
+        live.turn(by_user=True)
+        places.append(live.ids)
+    assert idle.turn(by_user=True) == 0
+    for ids in places:  # branches from any of its turns
+        assert store.match_len(joined(ids, END_OF_TURN, ids_of(99, 9))) >= len(ids)

@@ -1,0 +1,89 @@
+"""selftest on real models, good and bad."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from sidecar.__main__ import main
+from sidecar.engine.gpu_thread import gpu_thread
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no .env names a model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MODEL_PATH", raising=False)
+
+
+def outcomes(shown: str) -> dict[str, str]:
+    """Path -> outcome, from the table."""
+    lines = [line.split() for line in shown.splitlines()]
+    head = next(i for i, line in enumerate(lines) if line[:1] == ["path"])
+    return {line[0]: line[1] for line in lines[head + 1 :] if len(line) == 3}
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid", "sliding"])
+def test_reuse_is_proved_on_a_model(
+    kind: str,
+    model_folder: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Every way of reuse, with the largest difference it made."""
+    assert main(["selftest", str(model_folder(kind))]) == 0
+    shown = capsys.readouterr().out
+    found = outcomes(shown)
+    assert {"restore", "lend", "trim", "branch", "checkpoint", "batch"} <= set(found)
+    assert set(found.values()) == {"ok"}
+    assert f"{len(found)} ok" in shown
+
+
+@pytest.mark.parametrize("arguments", [["built-in"], []])
+def test_the_built_in_model_is_the_default(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["selftest", *arguments]) == 0
+    assert "mlx-tiny-agent" in capsys.readouterr().out
+
+
+def test_the_configured_model_is_taken_if_none_is_named(
+    model_folder: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """MODEL_PATH of the .env, as when serving."""
+    (tmp_path / ".env").write_text(f"MODEL_PATH={model_folder('dense')}\n")
+    assert main(["selftest"]) == 0
+    assert capsys.readouterr().out.startswith("dense:")
+    (tmp_path / ".env").write_text("MLX_PORT=many\n")
+    assert main(["selftest"]) == 2
+
+
+def test_a_failed_path_ends_with_1(
+    model_folder: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A model whose logits are so large that rounding alone is beyond tolerance."""
+    loud = tmp_path / "loud"
+    shutil.copytree(model_folder("sliding"), loud)
+    gpu_thread().call(lambda: _amplify(loud / "model.safetensors", 1e9))
+    assert main(["selftest", str(loud)]) == 1
+    assert "failed" in outcomes(capsys.readouterr().out).values()
+
+
+def _amplify(file: Path, factor: float) -> None:
+    weights = mx.load(str(file))
+    assert isinstance(weights, dict)
+    weights["lm_head.weight"] = weights["lm_head.weight"] * factor
+    mx.eval(weights)
+    mx.save_safetensors(str(file), weights, {"format": "mlx"})
+
+
+def test_a_model_that_is_not_there_ends_with_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["selftest", "/no/such/model"]) == 1
+    assert "no such folder" in capsys.readouterr().err
