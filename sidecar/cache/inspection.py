@@ -2,11 +2,12 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sidecar.cache.node import Buffer, Node
 from sidecar.cache.radix import RadixTree
+from sidecar.core.prompt import ModelIds
 
 
 def tree_rows(tree: RadixTree) -> list[dict[str, Any]]:
@@ -66,3 +67,9 @@ def _buffer_problems(node: Node, buffer: Buffer, where: str) -> Iterator[str]:
     for arrays in buffer.arrays:
         if any(a.shape[-2] < buffer.length for a in arrays):
             yield f"{where} has a buffer shorter than its length"
+
+
+def is_path_of(path: Sequence[Node], ids: ModelIds) -> bool:
+    """Whether the ids on a path are exactly the beginning of `ids`."""
+    joined = tuple(token for node in path for token in node.ids)
+    return joined == ids[: len(joined)] and path[-1].end == len(joined)

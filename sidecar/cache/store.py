@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from sidecar.cache import kv_layers
 from sidecar.cache.eviction import Limits, plan_eviction, plan_forgetting
-from sidecar.cache.inspection import problems, tree_rows
+from sidecar.cache.inspection import is_path_of, problems, tree_rows
 from sidecar.cache.keeping import add_checkpoints, attach, mark, owned_from
 from sidecar.cache.kv_layers import KVLayers, Leaves
 from sidecar.cache.lending import (
@@ -101,7 +101,7 @@ class PrefixStore:
             last = self._tree.node_ending_at(model_ids, length)
             assert last is not None
             path = path_to(last)
-            if self.verify and not _is_path_of(path, model_ids):
+            if self.verify and not is_path_of(path, model_ids):
                 self.counters.add("invariant_violation")
                 return Restored(cache, 0, lease)
             lease.nodes = path
@@ -247,8 +247,3 @@ class PrefixStore:
         if shrunk:
             mx.clear_cache()
         return shrunk
-
-
-def _is_path_of(path: Sequence[Node], ids: ModelIds) -> bool:
-    joined = tuple(token for node in path for token in node.ids)
-    return joined == ids[: len(joined)] and path[-1].end == len(joined)

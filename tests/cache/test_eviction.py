@@ -282,7 +282,13 @@ def test_checkpoints_take_a_quarter_of_the_budget_by_rank(
     most = 100 * HEADS * WIDTH * 2 * 4  # of a window of 64 and a chunk of at most 37
     budget = 4 * 5 * most
     store = make_store("sliding", max_bytes=budget)
-    stops = [(36, 3), (72, 3), (80, 0), (100, 1), *((d, 3) for d in range(110, 190, 10))]
+    stops = [
+        (36, 3),
+        (72, 3),
+        (80, 0),
+        (100, 1),
+        *((d, 3) for d in range(110, 190, 10)),
+    ]
     Running(store, ids_of(2, 200), MAIN).prefill(*stops).finish()
     total = sum(n.checkpoint_bytes for n in store._tree.nodes())
     assert total <= budget // 4

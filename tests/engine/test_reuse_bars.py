@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import pytest
@@ -144,7 +143,7 @@ def test_a_retry_continues_a_cancelled_prefill(kind: str, serve: MakeServer) -> 
 def test_streams_that_share_prefixes_say_what_each_says_alone(
     kind: str, plain: MakeServer
 ) -> None:
-    """Warm, cold, side by side, from one prefix or from each other: greedy and equal."""
+    """Warm, cold, side by side, from one prefix or each other: greedy and equal."""
     served = plain(kind)
     prefix = random_ids(1, 300)
     prompts = [

@@ -256,7 +256,9 @@ def running_rig(folder: Path, kind: str, **settings: str) -> Iterator[Rig]:
     """A server on a tiny model of a kind, with a rig."""
     model = make_model(folder / f"small-{kind}", kind, hidden=32)
     tap = JobTap()
-    with running_sidecar({"MODEL_PATH": str(model), **_SETTINGS, **settings}, tap) as app:
+    with running_sidecar(
+        {"MODEL_PATH": str(model), **_SETTINGS, **settings}, tap
+    ) as app:
         rig = Rig(app, tap)
         try:
             yield rig

@@ -5,15 +5,40 @@ A message is literal text and slots; a slot says of which kind it is and what it
 now. So what the model was given can be compared with what the client said.
 """
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-WORDS = (
-    "the file of a model and its cache are read by one server for each turn while it "
-    "runs in the folder with code to test"
-).split()
+WORDS = [
+    "the",
+    "file",
+    "of",
+    "a",
+    "model",
+    "and",
+    "its",
+    "cache",
+    "are",
+    "read",
+    "by",
+    "one",
+    "server",
+    "for",
+    "each",
+    "turn",
+    "while",
+    "it",
+    "runs",
+    "in",
+    "the",
+    "folder",
+    "with",
+    "code",
+    "to",
+    "test",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +228,7 @@ def result(chance: random.Random, call_id: str) -> Say:
 def foreign_call(chance: random.Random) -> list[Spoken]:
     """A call that another model made, and its results."""
     call_id = f"call_{chance.randrange(10**6)}"
-    arguments = '{"path": "%s"}' % chance.choice(WORDS)
+    arguments = json.dumps({"path": chance.choice(WORDS)})
     said = words(chance, 5) if chance.random() < 0.5 else ""
     return [Echo(said, None, (call_id, "read", arguments)), result(chance, call_id)]
 

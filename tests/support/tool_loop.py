@@ -1,4 +1,4 @@
-"""An agent in a tool loop, as clients are: thinking stripped, arguments re-serialised."""
+"""An agent in a tool loop: it strips thinking and re-serialises arguments."""
 
 import json
 import random
@@ -27,7 +27,24 @@ TOOLS = [
     }
     for name in ("read", "write")
 ]
-_WORDS = "the file of a model and its cache are read by one server for each turn".split()
+_WORDS = [
+    "the",
+    "file",
+    "of",
+    "a",
+    "model",
+    "and",
+    "its",
+    "cache",
+    "are",
+    "read",
+    "by",
+    "one",
+    "server",
+    "for",
+    "each",
+    "turn",
+]
 
 
 def words(seed: object, count: int) -> str:
