@@ -66,6 +66,7 @@ class Verdict:
         value: median over the pairs; this is what is held against the limit.
         low, high: the interval of that median at 95 % or more.
         of_medians: the same from the two sides' medians, to compare.
+        of_best: from the two sides' best runs: the cost where nothing else ran.
         passed: whether the value keeps the limit.
         is_clear: whether the whole interval is on the value's side of the limit.
     """
@@ -77,6 +78,7 @@ class Verdict:
     low: float
     high: float
     of_medians: float
+    of_best: float
     passed: bool
     is_clear: bool
 
@@ -140,6 +142,7 @@ def judge(bar: Bar, pairs: Sequence[Pair]) -> Verdict:
     value = statistics.median(values)
     low, high = median_interval(values)
     our_median, their_median = statistics.median(ours), statistics.median(theirs)
+    best = max if bar.kind == "ratio >=" else min
     passed = keeps(bar, value)
     return Verdict(
         bar,
@@ -149,6 +152,7 @@ def judge(bar: Bar, pairs: Sequence[Pair]) -> Verdict:
         low,
         high,
         compare(our_median, their_median),
+        compare(best(ours), best(theirs)),
         passed,
         is_clear=keeps(bar, low) == keeps(bar, high) == passed,
     )

@@ -18,7 +18,7 @@ def table(comparisons: Sequence[Comparison]) -> str:
     """Medians, values and verdicts, one line for each bar."""
     head = (
         f"{'comparison':<34}{'pairs':>5} {'metric':<11}{'ours':>8}{'theirs':>8}"
-        f"{'value':>8}{'95% of median':>16}{'medians':>9}  bar"
+        f"{'value':>8}{'95% of median':>16}{'medians':>9}{'best':>8}  bar"
     )
     lines = [head, "-" * (len(head) + 18)]
     for comparison in comparisons:
@@ -63,5 +63,5 @@ def _row(comparison: Comparison, verdict: Verdict) -> str:
         f"{comparison.title:<34}{len(comparison.pairs):>5} {_NAMES[bar.metric]:<11}"
         f"{verdict.ours * scale:>8.{digits}f}{verdict.theirs * scale:>8.{digits}f}"
         f"{show(verdict.value):>8}{show(verdict.low) + '..' + show(verdict.high):>16}"
-        f"{show(verdict.of_medians):>9}  {outcome(verdict)}"
+        f"{show(verdict.of_medians):>9}{show(verdict.of_best):>8}  {outcome(verdict)}"
     )

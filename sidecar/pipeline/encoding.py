@@ -13,6 +13,7 @@ import threading
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from sidecar.core.prompt import ChatTokenizer
@@ -21,6 +22,8 @@ from sidecar.infra.lru import Lru
 _MOST_PIECES = 65536
 _MOST_SYSTEM_TEXTS = 256
 _MOST_CACHED_CHARS = 32 << 20
+_LONG = 2048
+_LINE = re.compile(r"\n(?=\S)")
 _SAMPLE = "zq: user text,\n\tcode(1) naïve 東京 \U0001f600 tail  "
 
 
@@ -68,8 +71,10 @@ class PromptEncoder:
         )
         self._cut = _added_tokens(tokenizer)
         self._first_ids = self._special_ids()
+        self._cuts_lines = False
         if self._cut is not None and not self._pieces_agree():
             self._cut = None
+        self._cuts_lines = self._cut is not None and self._lines_agree()
 
     @property
     def is_incremental(self) -> bool:
@@ -125,7 +130,11 @@ class PromptEncoder:
     def _piece_ids(self, piece: str) -> tuple[int, ...]:
         known = self._pieces.get(piece)
         if known is None:
-            known = tuple(self._ids(piece, add_special_tokens=False))
+            lines = _lines(piece) if self._cuts_lines else [piece]
+            if len(lines) == 1:
+                known = tuple(self._ids(piece, add_special_tokens=False))
+            else:
+                known = tuple(chain.from_iterable(map(self._piece_ids, lines)))
             self._pieces.put(piece, known)
         return known
 
@@ -143,6 +152,13 @@ class PromptEncoder:
             self._cut = None
         return tuple(full[: len(full) - len(plain)])
 
+    def _lines_agree(self) -> bool:
+        """Whether text may also be cut where a line begins."""
+        ends = ("\n", "\n\n", ".\n", " \n", ">\n\n", "1\n", "\r\n")
+        text = "".join(f"{_SAMPLE}{a}Line{b}{{x}}{a}# 7{b}" for a in ends for b in ends)
+        cut = [i for line in _lines(text, 1) for i in self._ids(line, False)]
+        return cut == self._ids(text, False)
+
     def _pieces_agree(self) -> bool:
         added = sorted(self._tokenizer.get_added_vocab())[:64]
         turns = [f"{token}{_SAMPLE}\n{token}" for token in added]
@@ -153,6 +169,14 @@ class PromptEncoder:
                 if self._join(self._split(text), first).ids != whole:
                     return False
         return True
+
+
+def _lines(text: str, least: int = _LONG) -> list[str]:
+    """A long text cut where its lines begin: a changed line is one new piece."""
+    if len(text) < least:
+        return [text]
+    cuts = [0, *(m.end() for m in _LINE.finditer(text)), len(text)]
+    return [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
 
 
 def _added_tokens(tokenizer: ChatTokenizer) -> re.Pattern[str] | None:

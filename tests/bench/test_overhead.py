@@ -76,6 +76,13 @@ def test_the_value_is_the_median_of_the_pairs_not_a_ratio_of_medians() -> None:
     assert verdict.passed
 
 
+def test_the_best_runs_are_the_fastest_of_each_side() -> None:
+    """The most tokens a second, but the least time."""
+    pairs = pairs_of((1, 2), (3, 4))
+    assert report.judge(Bar("total_tps", "ratio >=", 1), pairs).of_best == 3 / 4
+    assert report.judge(Bar("ttft_s", "ratio <=", 1), pairs).of_best == 1 / 2
+
+
 @pytest.mark.parametrize(
     ("bar", "ours", "passed"),
     [
