@@ -2,7 +2,7 @@
 Counters and histograms, exposed at /metrics.
 
 Each server has its own registry, so two of them in one process (tests) do not mix.
-Healthy values: `jobs_failed` and `slow_client` stay 0.
+docs/metrics.md says what each means and which should stay 0.
 """
 
 from collections.abc import Callable, Iterator, Mapping

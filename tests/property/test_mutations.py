@@ -202,7 +202,7 @@ def a_pinned_value_not_restated() -> AbstractContextManager[None]:
 
 
 def a_value_of_another_thread() -> AbstractContextManager[None]:
-    return patched(pinning, "lender", lambda _: lambda *_: lambda _kind: True)
+    return patched(pinning, "lender", lambda _: lambda *_: lambda *_: True)
 
 
 def a_span_pinned_in_a_message_that_grew() -> AbstractContextManager[None]:

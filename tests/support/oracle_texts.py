@@ -34,7 +34,8 @@ RESTATED = {
     "message_id", "subagent_runtime", "current_time", "inbound_context", "git_status",
     "folder_tree",
 }  # fmt: skip
-_SHARED = {"current_time", "git_status", "folder_tree"}
+# Lent between threads. What is of a project only behind its folder: nobody names one.
+_SHARED = {"current_time"}
 
 Render = Callable[[Sequence[Spoken]], str]
 
