@@ -10,18 +10,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 
 from sidecar.cache.kv_layers import KVLayers, copy_layers, evaluate
 from sidecar.cache.store import PrefixStore
 from sidecar.config import EngineConfig
-from sidecar.core.errors import (
-    GenerationFailed,
-    MemoryPressure,
-    SidecarError,
-    Unavailable,
-)
+from sidecar.core.errors import GenerationFailed, MemoryPressure, Unavailable
 from sidecar.engine.decode_batch import batch_of_one
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled
 from sidecar.engine.lanes import Lanes
@@ -105,17 +101,16 @@ class BatchLoop:
                 self._decode()
         except Exception as error:
             logger.exception("decode step failed model=%s", self._model.name)
-            self._fail_rows(GenerationFailed(f"the engine failed: {error}"))
+            self._fail({self._rows[u].job for u in self._lanes.drop_current()}, error)
 
-    def _fail_rows(self, error: SidecarError) -> None:
-        """End the jobs of the batch that failed: its caches are lost with the step."""
-        jobs = {self._rows[uid].job for uid in self._lanes.drop_current()}
+    def _fail(self, jobs: set[Job], error: Exception) -> None:
+        """End jobs whose caches are lost, all their rows in whatever batch."""
         rows = [uid for uid, row in self._rows.items() if row.job in jobs]
-        self._lanes.remove(rows)  # other choices of the same jobs, in other batches
+        self._lanes.remove(rows)
         for uid in rows:
             self._store.abandon(self._rows.pop(uid).prefill.lease)
         for job in jobs:
-            job.emit(JobFailed(error))
+            job.emit(JobFailed(GenerationFailed(f"the engine failed: {error}")))
 
     def _drop_cancelled(self) -> None:
         self._waiting = deque(job for job in self._waiting if not job.is_cancelled)
@@ -214,24 +209,29 @@ class BatchLoop:
 
     def _decode(self) -> None:
         started = time.perf_counter()
-        stopped = []
         for response in self._lanes.next():
-            row = self._rows[response.uid]
-            row.take(response.token, response.logprobs)
-            if response.finish_reason is not None:
-                del self._rows[response.uid]
-                self._finish(row, response.finish_reason, response.prompt_cache)
-            elif row.stop_string is not None:
-                stopped.append(response.uid)
-        for uid in stopped:
-            self._finish(self._rows[uid], "stop", self._lanes.extract(uid))
-            self._remove_rows([uid])
+            if row := self._rows.get(response.uid):  # else its job failed just now
+                self._take(response.uid, row, response)
         if any(len(row.sampled) == 1 for row in self._rows.values()):
             time.sleep(_HAND_OVER_S)
         self._num_steps += 1
         if not self._num_steps % _STEPS_BETWEEN_CLEARS:
             mx.clear_cache()
         self.pacer.decoded(time.perf_counter() - started)
+
+    def _take(self, uid: int, row: Row, response: Any) -> None:
+        """A row's next token; a failure there is its own job's."""
+        try:
+            row.take(response.token, response.logprobs)
+            if response.finish_reason is not None:
+                self._finish(row, response.finish_reason, response.prompt_cache)
+                del self._rows[uid]
+            elif row.stop_string is not None:
+                self._finish(row, "stop", self._lanes.extract(uid))
+                self._remove_rows([uid])
+        except Exception as error:
+            logger.exception("row failed model=%s", self._model.name)
+            self._fail({row.job}, error)
 
     def _finish(self, row: Row, reason: str, cache: KVLayers) -> None:
         if row.choice == 0:  # before the reader knows: its next turn finds all of it
