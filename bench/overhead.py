@@ -3,9 +3,9 @@ What the sidecar costs over plain mlx-lm and against mlx_lm.server, as ratios.
 
     python -m bench.overhead [--runs 7] [--json FILE]
 
-Ours and theirs take turns on the same prompts while the other is idle, so that what
-else the machine does falls on both. A bar is held against the median over the pairs.
-Exit code 1 if a bar failed.
+Ours and theirs take turns on the same prompts while the other is idle, each first in
+every other pair, so that what else the machine does falls on both. A bar is held
+against the median over the pairs. Exit code 1 if a bar failed.
 """
 
 import argparse
@@ -162,11 +162,11 @@ def _pairs(
     print(f"\n{work.title}: ours | theirs, each pair on the same prompts")
     for number in range(work.runs + 1):
         batch = prompts.batch(work.num_streams, work.prompt_tokens)
-        mine = ours(batch, work.max_tokens)
-        time.sleep(_PAUSE_S)
-        other = theirs(batch, work.max_tokens)
-        time.sleep(_PAUSE_S)
-        pair = report.pair_of(mine, other, work.max_tokens)
+        answers = {}
+        for side in (ours, theirs) if number % 2 else (theirs, ours):
+            answers[side] = side(batch, work.max_tokens)
+            time.sleep(_PAUSE_S)
+        pair = report.pair_of(answers[ours], answers[theirs], work.max_tokens)
         if number:
             pairs.append(pair)
             print(f"{number:>3} {_brief(pair.ours)} | {_brief(pair.theirs)} | "

@@ -12,6 +12,7 @@ from typing import Any
 from sidecar import app as composition
 from sidecar.config import Config, load_config, unknown_names
 from sidecar.infra.logs import setup_logging
+from sidecar.infra.malloc import keep_freed_pages
 from sidecar.server.gate import needs_key
 from sidecar.setting_sources import ConfigError
 from sidecar.tools.commands import TOOLS, run_tool, tools_help
@@ -52,6 +53,7 @@ def _serve(argv: list[str]) -> int:
     except ConfigError as error:
         return _refuse(str(error))
     setup_logging(config.log.level)
+    keep_freed_pages()
     for name in unknown_names(env_file):
         logger.warning("unknown setting name=%s file=%s", name, env_file)
     if needs_key(config.server.host) and not config.server.api_key:

@@ -185,8 +185,22 @@ def to_batch(cache: KVLayers) -> KVLayers:
 def from_only_row(batch: KVLayers) -> KVLayers:
     """The caches of a batch of one row, taken over without a copy where possible."""
     return [
-        _release(layer) if _is_unpadded(layer) else layer.extract(0) for layer in batch
+        _with_arrays(layer, layer._idx) if _is_unpadded(layer) else layer.extract(0)
+        for layer in batch
     ]
+
+
+def lend_layers(cache: KVLayers) -> KVLayers:
+    """
+    A second cache at the same depth; plain KV layers share their arrays.
+
+    For reading, or to go on with once the first is given up.
+    """
+    return [
+        _with_arrays(layer, layer.offset) if type(layer) is KVCache
+        else copy.deepcopy(layer)
+        for layer in cache
+    ]  # fmt: skip
 
 
 def _adopt(layer: Any) -> Any:
@@ -201,9 +215,9 @@ def _is_unpadded(layer: Any) -> bool:
     return type(layer) is BatchKVCache and layer.left_padding.tolist() == [0]
 
 
-def _release(layer: Any) -> Any:
+def _with_arrays(layer: Any, offset: int) -> Any:
     single = KVCache()
-    single.keys, single.values, single.offset = layer.keys, layer.values, layer._idx
+    single.keys, single.values, single.offset = layer.keys, layer.values, offset
     return single
 
 

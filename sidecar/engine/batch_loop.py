@@ -201,19 +201,19 @@ class BatchLoop:
         more = self._extra_processors(row.job, row.choice)
         spec, choice = row.job.spec, (row.choice, more)
         single = batch_of_one(self._model, uid, spec, choice, cache)
+        row.take_early(*single.first_token())
         self._lanes.join(uid, single, len(spec.model_ids))
         self._rows[uid] = row
         if row.choice == 0:
             row.prefill.cache = []
             row.prefill.lease.live = lambda: self._lanes.extract(uid)
+        time.sleep(_HAND_OVER_S)
 
     def _decode(self) -> None:
         started = time.perf_counter()
         for response in self._lanes.next():
             if row := self._rows.get(response.uid):  # else its job failed just now
                 self._take(response.uid, row, response)
-        if any(len(row.sampled) == 1 for row in self._rows.values()):
-            time.sleep(_HAND_OVER_S)
         self._num_steps += 1
         if not self._num_steps % _STEPS_BETWEEN_CLEARS:
             mx.clear_cache()

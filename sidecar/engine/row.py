@@ -28,6 +28,7 @@ class Row:
     stop_string: str | None = None
     last_progress: float = field(default_factory=time.monotonic)
     longest_gap_s: float = 0.0
+    is_ahead: bool = False
 
     def __post_init__(self) -> None:
         self._detokenizer = _continuing(self.model.tokenizer.detokenizer)
@@ -38,8 +39,16 @@ class Row:
         """The ids whose KV the row's cache holds once its last token was fed."""
         return ModelIds((*self.job.spec.model_ids, *self.sampled))
 
+    def take_early(self, token_id: int, logprobs: mx.array) -> None:
+        """Take the first token before the batch says it."""
+        self.take(token_id, logprobs)
+        self.is_ahead = True
+
     def take(self, token_id: int, logprobs: mx.array) -> None:
         """Count a sampled token and tell the job's reader."""
+        if self.is_ahead:
+            self.is_ahead = False
+            return
         now = time.monotonic()
         self.longest_gap_s = max(self.longest_gap_s, now - self.last_progress)
         self.last_progress = now

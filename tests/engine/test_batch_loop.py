@@ -90,6 +90,20 @@ def test_a_batch_says_what_each_would_say_alone(
         assert said.reason == "length"
 
 
+def test_a_row_that_was_alone_takes_in_another(engine: TextEngine) -> None:
+    """In mid-text, past a sliding window: both say what each says alone."""
+    first, second = random_ids(7, 50), random_ids(8, 90)
+    alone = [run(engine, ids, 80).choices for ids in (first, second)]
+    job = submit(engine, first, 80)
+    for _ in range(30):
+        next_event(job)
+    late = run(engine, second, 80)
+    early = finish(engine, job)
+    assert late.choices == alone[1]
+    assert early.choices[0].ids == alone[0][0].ids
+    assert engine.store.check_integrity() == []
+
+
 def test_the_text_is_that_of_the_tokens(dense_engine: TextEngine) -> None:
     """A raw completion goes on where its prompt ends, a leading space included."""
     for seed in range(20):

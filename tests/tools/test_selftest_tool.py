@@ -9,6 +9,7 @@ import pytest
 
 from sidecar.__main__ import main
 from sidecar.engine.gpu_thread import gpu_thread
+from sidecar.engine.selftest import _delta
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +88,9 @@ def test_a_model_that_is_not_there_ends_with_1(
 ) -> None:
     assert main(["selftest", "/no/such/model"]) == 1
     assert "no such folder" in capsys.readouterr().err
+
+
+def test_a_difference_that_is_no_number_fails() -> None:
+    """max() would drop a NaN that does not stand first."""
+    nan = mx.array([0.0, float("nan")])
+    assert gpu_thread().call(lambda: _delta(mx.zeros(2), nan)) == float("inf")
