@@ -10,7 +10,6 @@ SidecarError                    code                      status
  |   +- ModelNotFound           model_not_found           404
  +- MethodNotAllowed            method_not_allowed        405
  +- RequestTimeout              request_timeout           408
- +- LengthRequired              length_required           411
  +- PayloadTooLarge             payload_too_large         413
  +- ValidationFailed            validation_error          422
  +- Busy                        rate_limited              429
@@ -110,13 +109,6 @@ class RequestTimeout(SidecarError):
 
     code = "request_timeout"
     status_hint = 408
-
-
-class LengthRequired(SidecarError):
-    """A body without a usable length."""
-
-    code = "length_required"
-    status_hint = 411
 
 
 class PayloadTooLarge(SidecarError):

@@ -9,7 +9,6 @@ import time
 from sidecar.core.errors import (
     BadRequest,
     HeadersTooLarge,
-    LengthRequired,
     PayloadTooLarge,
 )
 
@@ -58,14 +57,14 @@ def read_body(
     Args:
         length: the Content-Length header. encoding: the Transfer-Encoding header.
     Raises:
-        PayloadTooLarge: before it is read whole. BadRequest, LengthRequired.
+        PayloadTooLarge: before it is read whole. BadRequest.
     """
     if encoding is not None:
         if encoding.lower() != "chunked" or length is not None:
             raise BadRequest("Transfer-Encoding must be chunked, without a length")
         return _read_chunked(stream, limit)
     if length is None:
-        raise LengthRequired("a Content-Length or chunked encoding is needed")
+        return b""  # RFC 9112, 6.3: a request that announces none has none
     if not (length.isascii() and length.isdigit()):
         raise BadRequest("Content-Length must be a whole number of bytes")
     if len(length) > 18 or int(length) > limit:

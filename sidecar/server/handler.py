@@ -131,8 +131,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         gate.check(self.server.config, self.command, path, headers)
         method = "GET" if self.command == "HEAD" else self.command
         endpoint, tail = self.server.routes.find(method, path)
-        # An order such as cancel may come without a body.
-        body = self._read_body(headers, is_needed=method == "POST" and not tail)
+        body = self._read_body(headers)
         request = Request(
             method, path, headers, body, self._id, tail,
             urlsplit(self.path).query, lambda: is_open(self.connection),
@@ -144,11 +143,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._write(response)
 
-    def _read_body(self, headers: dict[str, str], *, is_needed: bool) -> bytes:
+    def _read_body(self, headers: dict[str, str]) -> bytes:
         length = headers.get("content-length")
         encoding = headers.get("transfer-encoding")
-        if length is None and encoding is None and not is_needed:
-            return b""
         self._reader.allow(_BODY_GAP_S, _BODY_S)
         limit = self.server.config.max_body_mb << 20
         return read_body(self.rfile, length, encoding, limit)

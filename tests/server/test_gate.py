@@ -245,6 +245,14 @@ def test_a_large_body_that_comes_all_the_same(app: App) -> None:
     assert ask(app, data + b"x" * (1 << 20)).status == 413
 
 
+def test_a_request_that_announces_no_body_has_none(app: App) -> None:
+    """As `curl -X POST` sends it: an order is carried out, a question is refused."""
+    assert ask(app, request("/admin/cache/clear", method="POST")).status == 200
+    answer = ask(app, request(CHAT, method="POST"))
+    assert answer.status == 400
+    assert "JSON" in answer.json["error"]["message"]
+
+
 def test_a_body_of_64_chunks_is_whole(app: App) -> None:
     """Chunked bodies work, extensions, trailers and all."""
     body = chat_body()
