@@ -11,13 +11,16 @@ import re
 import selectors
 import socket
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+Json = Mapping[str, Any]
+
 _DEADLINE_S = 600.0
-# Both servers write an event in one piece, so chunk sizes stand between events only.
-_EVENT = re.compile(rb"^data: (\{.*\})\n\n", re.MULTILINE)
-_DONE = b"data: [DONE]\n\n"
+# All servers write an event in one piece, so chunk sizes stand between events only.
+_EVENT = re.compile(rb"^data: (\{.*\})\r?\n\r?\n", re.MULTILINE)
+_DONE = b"data: [DONE]"
 
 
 class StreamFailed(Exception):
@@ -33,6 +36,7 @@ class Answer:
         started: just before the connection was opened.
         first, last: arrival of the first and the last piece of text.
         num_prompt, num_cached, num_generated: tokens, as the server counts them.
+        times: arrival of each piece of text.
     """
 
     started: float
@@ -42,6 +46,7 @@ class Answer:
     num_prompt: int
     num_cached: int
     num_generated: int
+    times: tuple[float, ...] = ()
 
     @property
     def ttft_s(self) -> float:
@@ -82,20 +87,40 @@ def complete(port: int, prompts: list[str], max_tokens: int) -> list[Answer]:
     Raises:
         StreamFailed: not a stream, or not a whole one.
     """
+    bodies = [{"prompt": prompt} for prompt in prompts]
+    return _ask_all(port, "/v1/completions", bodies, max_tokens)
+
+
+def chat(
+    port: int, talks: list[list[Json]], max_tokens: int, model: str
+) -> list[Answer]:
+    """
+    Stream greedy chat answers to all lists of messages at once; thinking counts.
+
+    Raises:
+        StreamFailed: not a stream, or not a whole one.
+    """
+    bodies = [{"messages": talk, "model": model} for talk in talks]
+    return _ask_all(port, "/v1/chat/completions", bodies, max_tokens)
+
+
+def _ask_all(
+    port: int, path: str, bodies: Sequence[Json], max_tokens: int
+) -> list[Answer]:
     lines: list[_Line] = []
     with selectors.DefaultSelector() as selector:
-        for prompt in prompts:
-            line = _send(port, _request(port, prompt, max_tokens))
+        for body in bodies:
+            line = _send(port, _request(port, path, body, max_tokens))
             selector.register(line.connection, selectors.EVENT_READ, line)
             lines.append(line)
         _receive(selector)
     return [_parse(line) for line in lines]
 
 
-def _request(port: int, prompt: str, max_tokens: int) -> bytes:
+def _request(port: int, path: str, asked: Json, max_tokens: int) -> bytes:
     body = json.dumps(
         {
-            "prompt": prompt,
+            **asked,
             "max_tokens": max_tokens,
             "temperature": 0.0,
             "stream": True,
@@ -103,9 +128,9 @@ def _request(port: int, prompt: str, max_tokens: int) -> bytes:
         }
     ).encode()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
         "Content-Type: application/json\r\nConnection: close\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
+        f"Authorization: Bearer any\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
@@ -140,7 +165,7 @@ def _parse(line: _Line) -> Answer:
     for match in _EVENT.finditer(data):
         event = json.loads(match[1])
         usage = event.get("usage") or usage
-        piece = "".join(choice.get("text") or "" for choice in event["choices"])
+        piece = "".join(_said(choice) for choice in event["choices"])
         if piece:
             text.append(piece)
             times.append(line.times[bisect.bisect_left(line.ends, match.end())])
@@ -155,4 +180,13 @@ def _parse(line: _Line) -> Answer:
         usage["prompt_tokens"],
         details.get("cached_tokens", 0),
         usage["completion_tokens"],
+        tuple(times),
     )
+
+
+def _said(choice: Json) -> str:
+    """Text of a completion's or a chat's chunk, thinking included."""
+    delta = choice.get("delta") or {}
+    names = ("reasoning_content", "reasoning", "content")
+    thought = next((delta[name] for name in names if delta.get(name)), "")
+    return choice.get("text") or thought

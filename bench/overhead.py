@@ -10,10 +10,7 @@ against the median over the pairs. Exit code 1 if a bar failed.
 
 import argparse
 import contextlib
-import importlib.metadata
 import json
-import os
-import platform
 import sys
 import tempfile
 import time
@@ -25,6 +22,7 @@ from typing import Any
 from bench import report, table
 from bench.blas import build_shim
 from bench.clients import Answer, complete
+from bench.facts import facts
 from bench.models import is_made
 from bench.plain import PlainProcess
 from bench.prompts import PromptSource
@@ -44,7 +42,6 @@ _SERVER_BARS = (
     *_SERVER_TTFT,
     report.Bar("ttft_p95_s", "ratio <=", None),
 )
-_PACKAGES = ("mlx", "mlx-cpu", "mlx-lm", "transformers", "tokenizers", "numpy")
 
 Side = Callable[[list[str], int], list[Answer]]
 Bars = Sequence[report.Bar]
@@ -183,29 +180,14 @@ def _brief(run: report.Run) -> str:
 
 
 def _facts(options: argparse.Namespace) -> dict[str, Any]:
-    versions = {}
-    for name in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
     return {
-        "machine": f"{platform.system()} {platform.machine()}, {_processor()}, "
-        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
-        "versions": f"Python {platform.python_version()}, "
-        + ", ".join(f"{name} {version}" for name, version in versions.items()),
+        **facts(),
         "model": str(options.model or "random qwen3, 52 M parameters, float32"),
         "runs": f"{options.runs}, {options.runs * _SINGLE_FACTOR} (one stream) and "
         f"{options.short_runs} (short prompt) pairs, greedy, "
         f"seed {options.seed}; {options.max_tokens} tokens for prompts up to "
         f"{options.prompt_tokens}; short: {_SHORT_ANSWER} for {_SHORT_PROMPT}",
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.processor()
-    names = [x for x in info.read_text().splitlines() if x.startswith("model name")]
-    return names[0].partition(":")[2].strip() if names else "unknown"
 
 
 def _parser() -> argparse.ArgumentParser:

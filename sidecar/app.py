@@ -124,9 +124,6 @@ def _longest_step_s(config: Config) -> float:
 
 def prepare_device(config: Config) -> None:
     """Set MLX up for serving; GPU thread only."""
-    if mx.default_device() == mx.cpu:
-        # There mx.compile calls a C++ compiler for each new temperature or top-p.
-        mx.disable_compile()
     mx.set_memory_limit(_process_limit(config))
     mx.set_cache_limit(int(config.engine.max_cache_gb * (1 << 30)))
     recommended = mx.device_info().get("max_recommended_working_set_size")

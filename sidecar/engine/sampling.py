@@ -5,8 +5,9 @@ Order, as in mlx-lm: penalties and bias on logits, log-probabilities, top-p, min
 top-k, temperature, draw. Filters act on untempered probabilities.
 """
 
+import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,15 +116,29 @@ def make_row_sampler(sampling: Sampling, vocab_size: int, choice: int) -> Sample
     def sample(logprobs: mx.array) -> mx.array:
         nonlocal key
         key, draw = mx.random.split(key)
-        if 0.0 < top_p < 1.0:
-            logprobs = apply_top_p(logprobs, top_p)
-        if min_p > 0.0:
-            logprobs = apply_min_p(logprobs, min_p)
-        if 0 < top_k < vocab_size:
-            logprobs = apply_top_k(logprobs, top_k)
+        with _no_kernel_per_value():
+            if 0.0 < top_p < 1.0:
+                logprobs = apply_top_p(logprobs, top_p)
+            if min_p > 0.0:
+                logprobs = apply_min_p(logprobs, min_p)
+            if 0 < top_k < vocab_size:
+                logprobs = apply_top_k(logprobs, top_k)
         return mx.random.categorical(logprobs * (1.0 / sampling.temperature), key=draw)
 
     return sample
+
+
+@contextlib.contextmanager
+def _no_kernel_per_value() -> Iterator[None]:
+    """On the CPU mx.compile would call a C++ compiler for each new top-p."""
+    if mx.default_device() != mx.cpu:
+        yield
+        return
+    mx.disable_compile()
+    try:
+        yield
+    finally:
+        mx.enable_compile()
 
 
 def make_row_processors(sampling: Sampling) -> list[LogitsProcessor]:
