@@ -14,7 +14,12 @@ from sidecar.cache.store import PrefixStore
 from sidecar.config import Config
 from sidecar.engine.batch_loop import BatchLoop, ExtraProcessors, no_extra_processors
 from sidecar.engine.gpu_thread import GpuThread, gpu_thread
-from sidecar.engine.loader import LoadedModel, load, model_name
+from sidecar.engine.loader import (
+    LoadedModel,
+    kv_quantization,
+    load,
+    model_name,
+)
 from sidecar.engine.memory import MemoryGuard, fit_memory
 from sidecar.engine.pool import EnginePool
 from sidecar.engine.selftest import run_selftest, switch_off_failed
@@ -152,10 +157,13 @@ def _load_served(
 def _load_engine(
     config: Config, gpu: GpuThread, extra_processors: ExtraProcessors
 ) -> TextEngine:
-    model = load(
-        config.model.path, config.model.family, trust=config.model.trust_remote_code
-    )
     cache = config.cache
+    model = load(
+        config.model.path,
+        config.model.family,
+        trust=config.model.trust_remote_code,
+        quantization=kv_quantization(cache),
+    )
     limits = Limits(
         cache.max_bytes or int(physical_memory() * _CACHE_SHARE),
         cache.max_entries,
@@ -163,13 +171,13 @@ def _load_engine(
         cache.checkpoints_per_session,
         cache.checkpoints_in_all,
     )
-    store = PrefixStore(limits, model.new_cache)
+    store = PrefixStore(limits, model.new_cache, model.quantization)
     store.verify = cache.verify
 
     def store_bytes() -> int:
         return store.num_bytes
 
-    memory, rate_s = fit_memory(model)
+    memory, rate_s = fit_memory(model, config.engine.prefill_step_size)
     guard = MemoryGuard(memory, _process_limit(config), store_bytes)
     loop = BatchLoop(model, store, config.engine, guard, extra_processors)
     loop.pacer.prefilled(1, rate_s)

@@ -143,6 +143,10 @@ class CacheConfig:
     pin_min_gain: int = setting(64, "CACHE_PIN_MIN_GAIN", integer(1, 1 << 20))
     selftest: str = setting("on_load", "CACHE_SELFTEST", choice("on_load", "off"))
     verify: bool = setting(False, "CACHE_VERIFY", boolean)
+    kv_bits: str = setting("OFF", "KV_BITS", choice("OFF", "4", "8"))
+    kv_group_size: str = setting("64", "KV_GROUP_SIZE", choice("32", "64", "128"))
+    kv_scheme: str = setting("uniform", "KV_QUANT_SCHEME", choice("uniform"))
+    quantized_kv_start: int = setting(5000, "QUANTIZED_KV_START", integer(0, 1 << 24))
     checkpoints_per_session: int = setting(
         16, "SNAPSHOT_STORE_MAX_ENTRIES_PER_SESSION", integer(1, 65536)
     )

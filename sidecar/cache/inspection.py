@@ -36,6 +36,14 @@ def tree_rows(tree: RadixTree) -> list[dict[str, Any]]:
     ]
 
 
+def stored_bytes(tree: RadixTree) -> int:
+    """Bytes of all buffers and checkpoints; what is lent is not counted."""
+    nodes = list(tree.nodes())
+    buffers = {n.buffer for n in nodes if n.buffer is not None}
+    checkpoints = sum(n.checkpoint_bytes for n in nodes)
+    return sum(b.num_bytes for b in buffers) + checkpoints
+
+
 def _share(node: Node, used: Mapping[Buffer, int]) -> int:
     """Bytes of its buffer, by its part of the tokens there; 0 while lent."""
     if node.buffer is None:

@@ -78,6 +78,11 @@ def leaves(atom: Any) -> Leaves:
     return [atom.keys, atom.values]
 
 
+def is_quantized(arrays: Leaves) -> bool:
+    """Whether these are packed values with scales, not just keys and values."""
+    return len(arrays) > 2
+
+
 def set_leaves(atom: Any, arrays: Leaves, offset: int) -> None:
     """Give a fresh sliceable atom its arrays and the number of tokens in them."""
     if isinstance(atom, QuantizedKVCache):

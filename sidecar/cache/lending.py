@@ -7,6 +7,7 @@ import mlx.core as mx
 from sidecar.cache import kv_layers
 from sidecar.cache.kv_layers import Leaves
 from sidecar.cache.node import Buffer, Lease, Node
+from sidecar.cache.quantization import KVQuantization
 from sidecar.cache.radix import RadixTree
 
 _ROOM = 256  # tokens of room behind a copied prefix
@@ -56,7 +57,9 @@ def release_copied(tree: RadixTree, path: Sequence[Node], lease: Lease) -> None:
             node.buffer, node.lent_to = None, lease
 
 
-def copy_path(path: Sequence[Node]) -> list[Leaves]:
+def copy_path(
+    path: Sequence[Node], quantization: KVQuantization | None = None
+) -> list[Leaves]:
     """A path's KV in new arrays, with room behind."""
     runs: list[list[Leaves]] = []
     for node in path:
@@ -65,6 +68,8 @@ def copy_path(path: Sequence[Node]) -> list[Leaves]:
             kv_layers.view(a, node.start - start, node.end - start) for a in source
         ]
         runs.append(views)
+    if quantization:
+        runs = quantization.unify(runs)
     return [
         kv_layers.join([run[i] for run in runs], _ROOM) for i in range(len(runs[0]))
     ]

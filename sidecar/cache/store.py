@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from sidecar.cache import kv_layers
 from sidecar.cache.eviction import Limits, plan_eviction, plan_forgetting
-from sidecar.cache.inspection import is_path_of, problems, tree_rows
+from sidecar.cache.inspection import is_path_of, problems, stored_bytes, tree_rows
 from sidecar.cache.keeping import add_checkpoints, attach, mark, owned_from
 from sidecar.cache.kv_layers import KVLayers, Leaves
 from sidecar.cache.lending import (
@@ -29,6 +29,7 @@ from sidecar.cache.lending import (
     take_over,
 )
 from sidecar.cache.node import Checkpoints, Lease, Node, Owner, Restored
+from sidecar.cache.quantization import KVQuantization
 from sidecar.cache.radix import Match, RadixTree, path_to
 from sidecar.core.prompt import ModelIds
 from sidecar.infra.counters import Counters
@@ -45,8 +46,14 @@ _COUNTED = (
 class PrefixStore:
     """`match_len` may be called from any thread; all else on the GPU thread."""
 
-    def __init__(self, limits: Limits, new_cache: Callable[[], KVLayers]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        new_cache: Callable[[], KVLayers],
+        quantization: KVQuantization | None = None,
+    ) -> None:
         self._limits = limits
+        self._quantization = quantization
         self._new_cache = new_cache
         self._tree = RadixTree()
         self._lock = threading.Lock()
@@ -73,7 +80,7 @@ class PrefixStore:
     def num_bytes(self) -> int:
         """Bytes of all stored KV and checkpoints; what is lent is not counted."""
         with self._lock:
-            return self._num_bytes()
+            return stored_bytes(self._tree)
 
     def match_len(self, model_ids: ModelIds) -> int:
         """Length in tokens of the longest stored prefix; at most `len - 1`."""
@@ -105,16 +112,14 @@ class PrefixStore:
                 self.counters.add("invariant_violation")
                 return Restored(cache, 0, lease)
             lease.nodes = path
-            arrays = self._lend(path, lease)
-            if arrays is None:
-                arrays = self._copy(path)
-                if "lend" not in self.switched_off:
-                    release_copied(self._tree, path, lease)
+            arrays = self._take(path, lease)
             checkpoint = last.checkpoint or []
             for node in path:
                 node.leases.add(lease)
                 node.touched, node.hits = time.monotonic(), node.hits + 1
             self.counters.add("checkpoint_hit", int(bool(checkpoint)))
+        if self._quantization:
+            self._quantization.fresh(cache, arrays)
         kv_layers.rebuild(cache, arrays, checkpoint, length)
         kv_layers.depth(cache)  # raises if a checkpoint is of another depth
         return Restored(cache, length, lease)
@@ -177,7 +182,7 @@ class PrefixStore:
     def evict_bytes(self, num_bytes: int) -> None:
         """Free at least that much, if it is there and nobody uses it."""
         with self._lock:
-            usual, target = self._limits, max(0, self._num_bytes() - num_bytes)
+            usual, target = self._limits, max(0, stored_bytes(self._tree) - num_bytes)
             self._limits = replace(usual, max_bytes=target)
             try:
                 shrunk = self._evict()
@@ -211,31 +216,25 @@ class PrefixStore:
             node.leases.discard(lease)
         lease.nodes, lease.live = [], None
 
-    def _num_bytes(self) -> int:
-        nodes = list(self._tree.nodes())
-        buffers = {n.buffer for n in nodes if n.buffer is not None}
-        checkpoints = sum(n.checkpoint_bytes for n in nodes)
-        return sum(b.num_bytes for b in buffers) + checkpoints
-
-    def _lend(self, path: Sequence[Node], lease: Lease) -> list[Leaves] | None:
-        if "lend" in self.switched_off:
-            return None
-        arrays = lend(self._tree, path, lease)
-        self.counters.add("lent", int(arrays is not None))
+    def _take(self, path: Sequence[Node], lease: Lease) -> list[Leaves]:
+        """A path's arrays: lent where that can be, else copied."""
+        may_lend = "lend" not in self.switched_off
+        arrays = lend(self._tree, path, lease) if may_lend else None
+        self.counters.add("copied" if arrays is None else "lent")
+        if arrays is None:
+            arrays = copy_path(path, self._quantization)
+            if may_lend:
+                release_copied(self._tree, path, lease)
         return arrays
-
-    def _copy(self, path: Sequence[Node]) -> list[Leaves]:
-        self.counters.add("copied")
-        return copy_path(path)
 
     def _evict(self) -> list[Leaves]:
         """Get back under the limits; arrays of buffers made smaller, to be computed."""
         shrunk: list[Leaves] = []
-        for node in plan_forgetting(self._tree, self._limits, self._num_bytes()):
+        for node in plan_forgetting(self._tree, self._limits, stored_bytes(self._tree)):
             node.checkpoint = None
             self.counters.add("checkpoint_evicted")
         while (
-            step := plan_eviction(self._tree, self._limits, self._num_bytes())
+            step := plan_eviction(self._tree, self._limits, stored_bytes(self._tree))
         ) is not None:
             victim, keep_until = step
             if victim.start < keep_until:

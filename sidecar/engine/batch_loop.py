@@ -8,7 +8,6 @@ joins mlx-lm's GenerationBatch, which decodes all of them in one forward pass.
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -17,14 +16,15 @@ import mlx.core as mx
 from sidecar.cache.kv_layers import KVLayers, copy_layers, evaluate
 from sidecar.cache.store import PrefixStore
 from sidecar.config import EngineConfig
-from sidecar.core.errors import GenerationFailed, MemoryPressure, Unavailable
+from sidecar.core.errors import GenerationFailed, MemoryPressure
 from sidecar.engine.decode_batch import batch_of_one
-from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled
+from sidecar.engine.job import Job, JobFailed, Prefilled
 from sidecar.engine.lanes import Lanes
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.memory import MemoryGuard
 from sidecar.engine.pacing import PrefillPacer
-from sidecar.engine.prefill import Prefill, begin, keep
+from sidecar.engine.prefill import Prefill, keep
+from sidecar.engine.prefill_queue import PrefillQueue
 from sidecar.engine.row import Row
 from sidecar.engine.sampling import LogitsProcessor
 from sidecar.engine.watchdog import Watchdog
@@ -36,7 +36,6 @@ ExtraProcessors = Callable[[Job, int], list[LogitsProcessor]]
 _STEPS_BETWEEN_CLEARS = 512
 # After a first token its reader runs before the next step's graph takes the GIL.
 _HAND_OVER_S = 50e-6
-_LATE = Unavailable("waited too long in the queue", retry_after_s=5)
 
 
 def no_extra_processors(_job: Job, _choice: int) -> list[LogitsProcessor]:
@@ -61,42 +60,31 @@ class BatchLoop:
         self._extra_processors = extra_processors
         self._max_rows = config.batch_max_size if config.enable_batching else 1
         self._max_rows = min(self._max_rows, config.max_concurrent)
-        self._config = config
         self.pacer = PrefillPacer(
             config.prefill_step_size, config.decode_stall_ms / 1000
         )
-        self._waiting: deque[Job] = deque()
-        self._prefill: Prefill | None = None
         self._rows: dict[int, Row] = {}
         self._next_uid = 0
         self._num_steps = 0
         self._lanes = Lanes(model)
         self._watchdog = Watchdog(config.watchdog_s, config.deadline_s)
-
-    @property
-    def num_ahead(self) -> int:
-        """Prompt tokens that will be computed before a job that comes now."""
-        prefill = self._prefill
-        ahead = prefill.target - prefill.done if prefill else 0
-        return ahead + sum(len(job.spec.model_ids) for job in tuple(self._waiting))
-
-    def add(self, job: Job) -> None:
-        """Queue a job, first come first served."""
-        self._waiting.append(job)
+        self.prefills = PrefillQueue(store, config, self._watchdog)
 
     def has_work(self) -> bool:
         """Whether any job waits or runs."""
-        return bool(self._waiting or self._prefill or self._rows)
+        return bool(self.prefills or self._rows)
 
     def step(self) -> None:
         """One prefill chunk or one decode step; a failure ends the jobs it hit."""
         try:
-            self._drop_cancelled()
+            self.prefills.drop_ended()
+            self._drop_rows()
             self.guard.relieve(self._store.evict_bytes)
-            if self._prefill is None:
-                self._admit()
-            if self._prefill and (not self._rows or self.pacer.prefill_is_due):
-                self._prefill_chunk(self._prefill)
+            prefill = None
+            if not self._rows or self.pacer.prefill_is_due:
+                prefill = self.prefills.next(self._max_rows - len(self._rows))
+            if prefill:
+                self._prefill_chunk(prefill)
             elif self._rows:
                 self._decode()
         except Exception as error:
@@ -112,29 +100,11 @@ class BatchLoop:
         for job in jobs:
             job.emit(JobFailed(GenerationFailed(f"the engine failed: {error}")))
 
-    def _drop_cancelled(self) -> None:
-        self._waiting = deque(job for job in self._waiting if not job.is_cancelled)
-        while self._waiting and (
-            time.monotonic() - self._waiting[0].submitted > self._config.queue_timeout_s
-        ):
-            self._waiting.popleft().emit(JobFailed(_LATE))
-        if self._prefill and self._prefill.job.is_cancelled:
-            done = self._prefill.done_ids
-            keep(self._store, self._prefill, done, done)
-            self._prefill = None
+    def _drop_rows(self) -> None:
+        """End who was cancelled, made no progress or took too long."""
         gone = [uid for uid, row in self._rows.items() if row.job.is_cancelled]
         if gone:
             self._remove_rows(gone)
-        self._drop_expired()
-
-    def _drop_expired(self) -> None:
-        """End what made no progress or took too long; nothing generated is kept."""
-        prefill = self._prefill
-        if prefill and self._watchdog.is_over(prefill.began, prefill.last_progress):
-            self._prefill = None
-            keep(self._store, prefill, prefill.done_ids, prefill.done_ids)
-            for choice in range(prefill.job.spec.n):
-                prefill.job.emit(ChoiceEnded(choice, "", "length", None, (), True))
         late = {uid: row for uid, row in self._rows.items() if self._is_late(row)}
         if late:
             self._remove_rows(list(late))
@@ -145,31 +115,18 @@ class BatchLoop:
         is_over = self._watchdog.is_over(row.prefill.began, row.last_progress)
         return is_over or self._watchdog.is_stall(row.longest_gap_s)
 
-    def _admit(self) -> None:
-        if not self._waiting:
-            return
-        job = self._waiting[0]
-        if len(self._rows) + job.spec.n > self._max_rows:
-            return
-        self._waiting.popleft()
-        self._prefill = begin(job, self._store, self._config.checkpoint_gap)
-        cached_len = self._prefill.cached_len
-        job.emit(Prefilled(cached_len, len(job.spec.model_ids), cached_len))
-
     def _prefill_chunk(self, prefill: Prefill) -> None:
         try:
             if prefill.done < prefill.target:
                 self._compute(prefill)
             if prefill.done == prefill.target:
-                self._prefill = None
+                self.prefills.done()
                 self._begin_decode(prefill)
         except MemoryPressure as error:
-            self._prefill = None
-            keep(self._store, prefill, prefill.done_ids, prefill.done_ids)
-            prefill.job.emit(JobFailed(error))
+            self.prefills.give_up(prefill, error)
         except Exception as error:
             logger.exception("prefill failed model=%s", self._model.name)
-            self._prefill = None
+            self.prefills.done()
             self._store.abandon(prefill.lease)
             failure = GenerationFailed(f"the prompt could not be computed: {error}")
             prefill.job.emit(JobFailed(failure))
@@ -184,10 +141,13 @@ class BatchLoop:
         ids = prefill.job.spec.model_ids
         started = time.perf_counter()
         self._model.model(mx.array([ids[prefill.done : end]]), cache=prefill.cache)
+        if self._model.quantization:
+            self._model.quantization.apply(prefill.cache)
         evaluate(prefill.cache)
         mx.clear_cache()
         self.pacer.prefilled(end - prefill.done, time.perf_counter() - started)
         prefill.advance(end)
+        self.prefills.advanced()
         prefill.job.emit(Prefilled(end, len(ids), prefill.cached_len))
 
     def _begin_decode(self, prefill: Prefill) -> None:

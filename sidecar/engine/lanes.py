@@ -29,6 +29,8 @@ class Lanes:
         """Add a batch of one sequence with `length` tokens to the fitting batch."""
         most = _MOST_PADDING * self._model.num_bytes / token_nbytes(single.prompt_cache)
         lanes = [b for b in self._batches if self._padding(b, length) <= most]
+        if self._model.quantization:  # mlx-lm's batch caches hold no quantised KV
+            lanes = []
         if lanes:
             min(lanes, key=lambda b: self._padding(b, length)).extend(single)
         else:
@@ -43,6 +45,8 @@ class Lanes:
 
         If it raises, `drop_current` tells which sequences are lost.
         """
+        if self._model.quantization:
+            self._model.quantization.apply(self._batches[0].prompt_cache)
         responses: list[Any] = self._batches[0].next()
         for response in responses:
             self._lengths[response.uid] += 1

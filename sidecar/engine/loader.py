@@ -5,17 +5,19 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model, load_tokenizer
 
 from sidecar.cache.kv_layers import KVLayers, evaluate
+from sidecar.cache.quantization import KVQuantization
+from sidecar.config import CacheConfig
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.parsers.families import OutputSyntax, find_family, output_syntax
 
@@ -40,6 +42,7 @@ class LoadedModel:
         stop_ids: tokens that end a turn.
         generation_config: the model's own defaults, None if it ships none.
         num_bytes: bytes of its weights. key: tells its KV from any other model's.
+        quantization: of its KV, None for none.
     """
 
     name: str
@@ -52,6 +55,7 @@ class LoadedModel:
     stop_ids: frozenset[int]
     generation_config: dict[str, Any] | None
     num_bytes: int
+    quantization: KVQuantization | None = None
 
     def new_cache(self) -> KVLayers:
         """Empty caches for one sequence."""
@@ -66,7 +70,22 @@ def model_name(path: str | None) -> str:
     return Path(path).name if Path(path).is_dir() else path
 
 
-def load(path: str | None, family: str | None, *, trust: bool) -> LoadedModel:
+def kv_quantization(config: CacheConfig) -> KVQuantization | None:
+    """How KV_BITS and its companions want KV quantised."""
+    if config.kv_bits == "OFF":
+        return None
+    return KVQuantization(
+        int(config.kv_bits), int(config.kv_group_size), config.quantized_kv_start
+    )
+
+
+def load(
+    path: str | None,
+    family: str | None,
+    *,
+    trust: bool,
+    quantization: KVQuantization | None = None,
+) -> LoadedModel:
     """
     Load a text model; GPU thread only.
 
@@ -74,6 +93,7 @@ def load(path: str | None, family: str | None, *, trust: bool) -> LoadedModel:
         path: a folder, a hub id to download, or None for the built-in model.
         family: the configured family, None to find it out.
         trust: let the model's folder bring code of its own.
+        quantization: of its KV; tried here, since not all models can.
     Raises:
         ModelLoadFailed: with the reason.
     """
@@ -88,6 +108,10 @@ def load(path: str | None, family: str | None, *, trust: bool) -> LoadedModel:
             eos_token_ids=config.get("eos_token_id"),
         )
         loaded = _describe(name, folder, (model, tokenizer), config, family)
+        if quantization:
+            _try_quantized(model, quantization)
+            key = f"{loaded.key} {quantization.bits} {quantization.group_size}"
+            loaded = replace(loaded, key=key, quantization=quantization)
     except Exception as error:
         logger.exception("model load failed model=%s", name)
         reason = str(error).replace(str(path), name) if path else str(error)
@@ -97,6 +121,24 @@ def load(path: str | None, family: str | None, *, trust: bool) -> LoadedModel:
         name, loaded.num_bytes, time.monotonic() - started,
     )  # fmt: skip
     return loaded
+
+
+def _try_quantized(model: Any, quantization: KVQuantization) -> None:
+    """A window that rotates, an odd head width or another attention cannot do it."""
+    cache = make_prompt_cache(model)
+    try:
+        model(mx.array([[0] * 8]), cache=cache)
+        replace(quantization, start=0).apply(cache)
+        for length in (8, 1):
+            mx.eval(model(mx.array([[0] * length]), cache=cache))
+        if not any(isinstance(layer, QuantizedKVCache) for layer in cache):
+            raise NotImplementedError("no layer has keys and values that can be")
+    except Exception as error:
+        bits, group = quantization.bits, quantization.group_size
+        raise ValueError(
+            f"its KV cannot be quantised with KV_BITS={bits}, KV_GROUP_SIZE={group}: "
+            f"{error}"
+        ) from error
 
 
 def _resolve(path: str | None) -> Path:

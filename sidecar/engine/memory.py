@@ -10,12 +10,14 @@ allocated.
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
 
 from sidecar.cache import kv_layers
+from sidecar.cache.kv_layers import KVLayers
+from sidecar.cache.quantization import KVQuantization
 from sidecar.engine.loader import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -30,21 +32,31 @@ _CLEAR_AT, _FULL_AT, _EVICT_TO = 0.90, 1.0, 0.80
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
     """
-    Bytes a prefill takes beyond what is held before it.
+    Bytes a sequence holds, and a prefill takes beyond that.
 
     Args:
-        kv_per_token: KV of one token, all layers.
+        kv_per_token: KV of one token, all layers that keep every token.
         per_token, per_pair: cost of a chunk's token, and of a token at a depth.
+        fixed: state that does not grow: recurrent layers, full windows.
+        plain_per_token, plain_until: the same while not yet quantised (KV_BITS).
     """
 
     kv_per_token: float
     per_token: float
     per_pair: float
+    fixed: int = 0
+    plain_per_token: float = 0.0
+    plain_until: int = 0
+
+    def kv_bytes(self, depth: int) -> int:
+        """Most that a sequence of `depth` tokens has held on its way."""
+        plain = self.plain_per_token * min(depth, self.plain_until)
+        return self.fixed + int(max(self.kv_per_token * depth, plain))
 
     def peak_bytes(self, depth: int, chunk_len: int) -> int:
         """Highest use, beyond what is held, of a chunk that ends at `depth`."""
         own = self.per_token * chunk_len + self.per_pair * chunk_len * depth
-        growth = self.kv_per_token * depth  # the old buffer lives beside the new one
+        growth = self.kv_bytes(depth)  # the old buffer lives beside the new one
         return int(_SAFETY * (own + growth + self.kv_per_token * chunk_len))
 
     def largest_context(self, free_bytes: int, most: int) -> int:
@@ -52,7 +64,7 @@ class MemoryModel:
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
-            held = int(self.kv_per_token * middle)
+            held = self.kv_bytes(middle)
             if held + self.peak_bytes(middle, _SMALLEST_CHUNK) <= free_bytes:
                 low = middle
             else:
@@ -60,24 +72,43 @@ class MemoryModel:
         return low
 
 
-def fit_memory(model: LoadedModel) -> tuple[MemoryModel, float]:
+def fit_memory(model: LoadedModel, step_size: int) -> tuple[MemoryModel, float]:
     """
     Measure a few chunks of the loaded model; GPU thread only.
 
+    Args:
+        step_size: of a prefill chunk; KV is quantised at a chunk's end.
     Returns:
         What prefill takes, and the seconds a token of the last chunk took.
     """
+    fitted, rate_s = _fit(model, None)
+    if model.quantization is None:
+        return fitted, rate_s
+    quantized, rate_s = _fit(model, replace(model.quantization, start=0))
+    both = replace(
+        quantized,
+        per_token=max(fitted.per_token, quantized.per_token),
+        plain_per_token=fitted.kv_per_token,
+        plain_until=model.quantization.start + step_size,
+    )
+    return both, rate_s
+
+
+def _fit(
+    model: LoadedModel, quantization: KVQuantization | None
+) -> tuple[MemoryModel, float]:
     cache = model.new_cache()
     rows, costs = [], []
     token = min(model.stop_ids, default=0)
-    depth = held = 0
-    rate_s = 0.0
+    depth, rate_s = 0, 0.0
     for chunk in _PROBES:
         mx.clear_cache()
         mx.reset_peak_memory()
         before = mx.get_active_memory()
         started = time.perf_counter()
         model.model(mx.array([[token] * chunk]), cache=cache)
+        if quantization:
+            quantization.apply(cache)
         kv_layers.evaluate(cache)
         rate_s = (time.perf_counter() - started) / chunk
         depth += chunk
@@ -89,7 +120,21 @@ def fit_memory(model: LoadedModel) -> tuple[MemoryModel, float]:
     )
     per_token, per_pair = (max(0.0, float(value)) for value in solution[0])
     mx.clear_cache()
-    return MemoryModel(held / depth, per_token, per_pair), rate_s
+    growing, fixed = kv_sizes(cache)
+    return MemoryModel(growing, per_token, per_pair, fixed), rate_s
+
+
+def kv_sizes(cache: KVLayers) -> tuple[int, int]:
+    """Bytes of KV that each token adds, and bytes of the layers that do not grow."""
+    per_token = fixed = 0
+    for atom in kv_layers.atoms(cache):
+        if kv_layers.is_sliceable_atom(atom):
+            per_token += kv_layers.token_nbytes([atom])
+        elif window := getattr(atom, "max_size", None):
+            fixed += window * kv_layers.token_nbytes([atom])
+        else:
+            fixed += atom.nbytes
+    return per_token, fixed
 
 
 class MemoryGuard:

@@ -54,7 +54,7 @@ class TextEngine:
     def predict_ttft(self, num_prefill: int) -> float:
         """Seconds to the first token of a prompt with that many tokens to compute."""
         pacer = self._loop.pacer
-        num_before = self._loop.num_ahead
+        num_before = self._loop.prefills.num_ahead
         return (num_before + num_prefill) * pacer.prefill_rate_s + pacer.decode_step_s
 
     @property
@@ -95,7 +95,7 @@ class TextEngine:
             if len(self._open) >= limit:
                 raise Busy(f"all {limit} places are taken", retry_after_s=2)
             self._open.add(job)
-        self._gpu.post(lambda: self._loop.add(job))
+        self._gpu.post(lambda: self._loop.prefills.add(job))
         return job
 
     def release(self, job: Job) -> None:
@@ -152,7 +152,7 @@ class TextEngine:
         if prompt_len < largest:
             return
         model, guard = self.guard.model, self.guard
-        needed = int(model.kv_per_token * prompt_len) + model.peak_bytes(prompt_len, 64)
+        needed = model.kv_bytes(prompt_len) + model.peak_bytes(prompt_len, 64)
         raise InsufficientMemory(
             f"a prompt of {prompt_len} tokens needs {needed >> 20} MiB, and "
             f"{guard.free_bytes >> 20} MiB of {guard.limit_bytes >> 20} MiB are left: "

@@ -21,9 +21,11 @@ class CacheService:
         """
         with self._pool.lease("") as served:
             store, pipeline = served.engine.store, served.pipeline
+            quantization = served.engine.model.quantization
             report: dict[str, Any] = {
                 "model": served.engine.model.name,
                 "bytes": store.num_bytes,
+                "kv_bits": quantization.bits if quantization else None,
                 "needs_checkpoints": store.needs_checkpoints,
                 "switched_off": list(store.switched_off),
                 "selftest": served.engine.selftest,

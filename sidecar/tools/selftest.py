@@ -13,7 +13,7 @@ from sidecar.app import prepare_device
 from sidecar.config import Config, load_config
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.loader import BUILTIN_NAME, load
+from sidecar.engine.loader import BUILTIN_NAME, kv_quantization, load
 from sidecar.engine.selftest import PathResult, run_selftest
 from sidecar.infra.logs import setup_logging
 from sidecar.setting_sources import ConfigError
@@ -44,7 +44,12 @@ def main(argv: list[str]) -> int:
 
 def _load_and_test(path: str | None, config: Config) -> tuple[str, list[PathResult]]:
     prepare_device(config)
-    model = load(path, config.model.family, trust=config.model.trust_remote_code)
+    model = load(
+        path,
+        config.model.family,
+        trust=config.model.trust_remote_code,
+        quantization=kv_quantization(config.cache),
+    )
     return model.name, run_selftest(model)
 
 

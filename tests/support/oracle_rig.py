@@ -215,8 +215,8 @@ class Rig:
 
     def on_chunk(self) -> None:
         """A prompt's chunk is about to be computed."""
-        if self._loop._prefill is not None:
-            self._spring(self._loop._prefill.job, "chunk")
+        if self._loop.prefills.current is not None:
+            self._spring(self._loop.prefills.current.job, "chunk")
 
     def _spring(self, job: Job, where: str) -> None:
         found = [

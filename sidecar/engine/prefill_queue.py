@@ -1,0 +1,123 @@
+"""
+Whose prompt is computed next: first come, first served, and no short one waits long.
+
+A prompt of which nearly all is stored would wait a minute behind a long cold one for
+a second's work. So at a chunk's end it may go first; then the long one gets at least
+one chunk before the next may pass.
+"""
+
+import time
+from collections import deque
+
+from sidecar.cache.store import PrefixStore
+from sidecar.config import EngineConfig
+from sidecar.core.errors import SidecarError, Unavailable
+from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled
+from sidecar.engine.prefill import Prefill, begin, keep
+from sidecar.engine.watchdog import Watchdog
+
+# What may pass needs at most a chunk, and this share of what the passed one needs.
+_SHORT = 1 / 4
+
+
+class PrefillQueue:
+    """Jobs between submission and their first token. GPU thread only."""
+
+    def __init__(
+        self, store: PrefixStore, config: EngineConfig, watchdog: Watchdog
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._watchdog = watchdog
+        self._waiting: deque[Job] = deque()
+        self._passed: Prefill | None = None
+        self._may_be_passed = True
+        self.current: Prefill | None = None
+
+    @property
+    def num_ahead(self) -> int:
+        """Prompt tokens that will be computed before a job that comes now."""
+        begun = [p.target - p.done for p in (self.current, self._passed) if p]
+        return sum(begun) + sum(len(job.spec.model_ids) for job in tuple(self._waiting))
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self.current or self._passed)
+
+    def add(self, job: Job) -> None:
+        """Queue a job."""
+        self._waiting.append(job)
+
+    def next(self, num_free: int) -> Prefill | None:
+        """
+        The prompt whose chunk is next; its job is admitted if it was waiting.
+
+        Args:
+            num_free: places in the decode batches.
+        """
+        if self.current is None and self._passed is not None:
+            self.current, self._passed = self._passed, None
+            self.current.last_progress = time.monotonic()
+            self._may_be_passed = False
+        elif self.current is None:
+            if self._waiting and self._waiting[0].spec.n <= num_free:
+                self._begin(self._waiting.popleft())
+        elif self._passed is None:
+            self._let_pass(self.current, num_free)
+        return self.current
+
+    def advanced(self) -> None:
+        """Note that the current prompt got a chunk."""
+        self._may_be_passed = True
+
+    def done(self) -> None:
+        """The current prompt is computed, or given up."""
+        self.current = None
+
+    def give_up(self, prefill: Prefill, error: SidecarError) -> None:
+        """End the current prompt with an error; what was computed is kept."""
+        self.current = None
+        self._keep(prefill)
+        prefill.job.emit(JobFailed(error))
+
+    def drop_ended(self) -> None:
+        """Take out what was cancelled, waited too long or makes no progress."""
+        self._waiting = deque(job for job in self._waiting if not job.is_cancelled)
+        limit = self._config.queue_timeout_s
+        while self._waiting and time.monotonic() - self._waiting[0].submitted > limit:
+            late = Unavailable("waited too long in the queue", retry_after_s=5)
+            self._waiting.popleft().emit(JobFailed(late))
+        if self._passed and self._passed.job.is_cancelled:
+            self._keep(self._passed)
+            self._passed = None
+        current = self.current
+        if current and current.job.is_cancelled:
+            self.current = None
+            self._keep(current)
+        elif current and self._watchdog.is_over(current.began, current.last_progress):
+            self.current = None
+            self._keep(current)
+            for choice in range(current.job.spec.n):
+                current.job.emit(ChoiceEnded(choice, "", "length", None, (), True))
+
+    def _let_pass(self, long: Prefill, num_free: int) -> None:
+        left = long.target - long.done
+        most = min(_SHORT * left, self._config.prefill_step_size)
+        if not self._may_be_passed or left < self._config.prefill_step_size:
+            return
+        for job in self._waiting:
+            ids = job.spec.model_ids
+            if job.spec.n + long.job.spec.n > num_free:
+                continue
+            if len(ids) - self._store.match_len(ids) <= most:
+                self._waiting.remove(job)
+                self._passed = long
+                self._begin(job)
+                return
+
+    def _begin(self, job: Job) -> None:
+        self.current = begin(job, self._store, self._config.checkpoint_gap)
+        cached_len = self.current.cached_len
+        job.emit(Prefilled(cached_len, len(job.spec.model_ids), cached_len))
+
+    def _keep(self, prefill: Prefill) -> None:
+        keep(self._store, prefill, prefill.done_ids, prefill.done_ids)

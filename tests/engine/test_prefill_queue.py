@@ -1,0 +1,126 @@
+"""Which prompt is computed next: first come first served, but a short rest may pass."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sidecar.app import App
+from sidecar.core.prompt import ModelIds
+from sidecar.engine.job import Job, Prefilled, Token
+from sidecar.engine.text import TextEngine
+from tests.support.jobs import (
+    drain,
+    finish,
+    is_idle,
+    leased_engine,
+    next_event,
+    random_ids,
+    run,
+    submit,
+    wait_for,
+)
+from tests.support.servers import running_sidecar
+
+ModelFolder = Callable[[str], Path]
+
+_STEP = 64
+_LONG = 40 * _STEP
+
+
+@pytest.fixture(scope="module", params=["dense", "hybrid"])
+def served(request: pytest.FixtureRequest, model_folder: ModelFolder) -> Iterator[App]:
+    settings = {
+        "MODEL_PATH": str(model_folder(request.param)),
+        "PREFILL_STEP_SIZE": str(_STEP),
+        "CACHE_SELFTEST": "off",
+    }
+    with running_sidecar(settings) as app:
+        yield app
+
+
+@pytest.fixture
+def engine(served: App) -> Iterator[TextEngine]:
+    with leased_engine(served) as engine:
+        engine.clear_cache()
+        yield engine
+
+
+def begin_long(engine: TextEngine, seed: int) -> Job:
+    """A long cold prompt of which two chunks are computed."""
+    job = submit(engine, random_ids(seed, _LONG), 4)
+    wait_for(job, Prefilled, 3)
+    return job
+
+
+def has_begun(job: Job) -> bool:
+    """Whether its first token is out."""
+    return any(isinstance(event, Token) for event in drain(job))
+
+
+def test_a_warm_prompt_passes_a_long_cold_one(engine: TextEngine) -> None:
+    """It is answered while the long one is computed; both say what they say alone."""
+    warm = random_ids(1, 30 * _STEP)
+    run(engine, warm, 1)
+    longer = ModelIds((*warm, *random_ids(2, 20)))
+    expected = run(engine, longer, 4).choices
+    alone = run(engine, random_ids(3, _LONG), 4).choices
+    engine.clear_cache()
+    run(engine, warm, 1)
+    long = begin_long(engine, 3)
+    passed = run(engine, longer, 4)
+    assert not has_begun(long)
+    assert passed.cached >= len(warm) - 1
+    assert passed.choices == expected
+    assert finish(engine, long).failure is None
+    assert run(engine, random_ids(3, _LONG), 4).choices == alone
+    assert engine.store.check_integrity() == []
+
+
+def test_a_second_long_prompt_waits_for_the_first(engine: TextEngine) -> None:
+    """First come, first served."""
+    first = begin_long(engine, 4)
+    second = submit(engine, random_ids(5, _LONG), 1)
+    wait_for(second, Prefilled)
+    assert has_begun(first)
+    for job in (first, second):
+        engine.release(job)
+
+
+def test_many_short_prompts_do_not_hold_up_a_long_one(engine: TextEngine) -> None:
+    """Between any two that pass, the long one gets a chunk."""
+    long = begin_long(engine, 6)
+    short = [submit(engine, random_ids(10 + i, 8), 1) for i in range(60)]
+    assert finish(engine, long).failure is None
+    left = [job for job in short if not any(_is_end(e) for e in drain(job))]
+    assert left  # else they all went first, and this shows nothing
+    for job in short:
+        engine.release(job)
+    assert is_idle(engine)
+
+
+def test_the_passed_one_can_be_cancelled(engine: TextEngine) -> None:
+    """While another is in its place; what it computed is kept."""
+    long = begin_long(engine, 7)
+    short = [submit(engine, random_ids(80 + i, 8), 3) for i in range(6)]
+    wait_for(short[0], Prefilled)
+    engine.release(long)
+    for job in short:
+        assert finish(engine, job).failure is None
+    again = run(engine, random_ids(7, _LONG), 1)
+    assert again.cached >= 2 * _STEP
+    assert is_idle(engine)
+
+
+def _is_end(event: object) -> bool:
+    return type(event).__name__ == "ChoiceEnded"
+
+
+def test_what_asks_for_more_places_than_are_left_waits(engine: TextEngine) -> None:
+    """The passed prompt's own place is not given away."""
+    long = begin_long(engine, 8)
+    short = submit(engine, random_ids(90, 8), 2, n=8, temperature=1.0)
+    assert isinstance(next_event(short), Prefilled)
+    assert has_begun(long)
+    engine.release(long)
+    assert finish(engine, short).failure is None
