@@ -76,6 +76,7 @@ class LaunchSettings:
     env_path: Path
     run_dir: Path
     proxy_startup_wait_s: float
+    keepalive_s: float
     request_timeout_s: float
     drain_timeout_s: float
     api_key: str | None
@@ -120,6 +121,7 @@ def load_settings(
         env_path=folder / ".env",
         run_dir=_cache_home(env) / "run",
         proxy_startup_wait_s=_seconds(env, "PROXY_STARTUP_WAIT_SECONDS", 2.0),
+        keepalive_s=_seconds(env, "KEEPALIVE_SECONDS", 15.0),
         request_timeout_s=_seconds(env, "PROXY_REQUEST_TIMEOUT_SECONDS", 1200.0),
         drain_timeout_s=_seconds(env, "DRAIN_TIMEOUT_SECONDS", 30.0),
         api_key=_text(env, "MLX_API_KEY", "MLX_SERVER_API_KEY"),

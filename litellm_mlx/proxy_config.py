@@ -41,10 +41,11 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """How LiteLLM reaches the sidecar."""
+    """How LiteLLM reaches the sidecar, and how long it may be silent."""
 
     api_base: str
     timeout_s: float
+    keepalive_s: float = 15.0
 
 
 def parse_models(body: object) -> tuple[ServedModel, ...]:
@@ -88,19 +89,24 @@ def build_config(
     Args:
         permit_no_key: let LiteLLM run without a master key; for loopback only.
     """
-    kept = [entry for entry in user.get("model_list") or [] if not _is_mlx(entry)]
+    listed = user.get("model_list") or []
+    kept = [entry for entry in listed if not _is_mlx(entry)]
     # A name the user gave to a model of his own stays his: two entries of one name
     # would share the requests, and some would leave the machine.
     taken = {entry.get("model_name") for entry in kept if isinstance(entry, dict)}
-    served = [
-        entry
+    served = {
+        entry["model_name"]: entry
         for entry in _entries(models, upstream)
         if entry["model_name"] not in taken
-    ]
+    }
+    for entry in filter(_is_mlx, listed):
+        _add_wishes(served, entry)
     return {
         **user,
-        "model_list": served + kept,
-        "litellm_settings": _litellm_settings(user.get("litellm_settings") or {}),
+        "model_list": [*served.values(), *kept],
+        "litellm_settings": _litellm_settings(
+            user.get("litellm_settings") or {}, upstream
+        ),
         "general_settings": _general_settings(
             user.get("general_settings") or {}, permit_no_key
         ),
@@ -164,6 +170,31 @@ def _entries(
     yield {"model_name": "mlx/*", "litellm_params": _params("mlx/*", upstream)}
 
 
+def _add_wishes(served: dict[str, dict[str, Any]], own: Mapping[str, Any]) -> None:
+    """
+    Put what an `mlx/` entry of the user's asks for into the generated one.
+
+    One under a name of its own becomes a further entry for the same served model;
+    one for a model that is not served is left out.
+    """
+    params = dict(own["litellm_params"])
+    asked = str(params.pop("model"))
+    base = served.get(asked.removeprefix("mlx/")) or served.get(asked)
+    if base is None:
+        return
+    for ours in ("api_base", "timeout"):
+        params.pop(ours, None)
+    entry = served.get(own.get("model_name") or "", base)
+    merged = {
+        **entry,
+        "model_name": own.get("model_name") or entry["model_name"],
+        "litellm_params": {**entry["litellm_params"], **params},
+    }
+    if info := {**entry.get("model_info", {}), **(own.get("model_info") or {})}:
+        merged["model_info"] = info
+    served[merged["model_name"]] = merged
+
+
 def _params(model: str, upstream: Upstream) -> dict[str, Any]:
     return {
         "model": model,
@@ -183,14 +214,14 @@ def _model_info(model: ServedModel) -> dict[str, Any]:
     return info
 
 
-def _litellm_settings(user: Mapping[str, Any]) -> dict[str, Any]:
+def _litellm_settings(user: Mapping[str, Any], upstream: Upstream) -> dict[str, Any]:
     others = [
         item
         for item in user.get("custom_provider_map") or []
         if not isinstance(item, dict) or item.get("provider") != "mlx"
     ]
     # Silence makes clients give up: the proxy pings while a long prompt is computed.
-    quiet = {"sse_keepalive_ping_interval_seconds": 15}
+    quiet = {"sse_keepalive_ping_interval_seconds": upstream.keepalive_s}
     return {**quiet, **user, "custom_provider_map": [HANDLER, *others]}
 
 

@@ -93,7 +93,8 @@ def write_proxy_config(
     settings: LaunchSettings, plan: ProxyPlan, models: Sequence[ServedModel]
 ) -> None:
     """Write the config LiteLLM will be started with."""
-    upstream = Upstream(f"{settings.sidecar.url}/v1", settings.request_timeout_s)
+    url = f"{settings.sidecar.url}/v1"
+    upstream = Upstream(url, settings.request_timeout_s, settings.keepalive_s)
     config = build_config(
         plan.user_config, models, upstream, permit_no_key=not plan.needs_key
     )

@@ -113,7 +113,8 @@ class BatchLoop:
 
     def _is_late(self, row: Row) -> bool:
         is_over = self._watchdog.is_over(row.prefill.began, row.last_progress)
-        return is_over or self._watchdog.is_stall(row.longest_gap_s)
+        gap_s = max(row.longest_gap_s, row.prefill.longest_gap_s)
+        return is_over or self._watchdog.is_stall(gap_s)
 
     def _prefill_chunk(self, prefill: Prefill) -> None:
         try:

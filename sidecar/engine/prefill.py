@@ -34,6 +34,7 @@ class Prefill:
     stops: list[Boundary]
     began: float = field(default_factory=time.monotonic)
     last_progress: float = field(default_factory=time.monotonic)
+    longest_gap_s: float = 0.0
     checkpoints: dict[int, tuple[int, list[Any]]] = field(default_factory=dict)
 
     @property
@@ -60,7 +61,9 @@ class Prefill:
     def advance(self, end: int) -> None:
         """Note that tokens up to `end` are computed; keep a checkpoint if due."""
         self.done = end
-        self.last_progress = time.monotonic()
+        now = time.monotonic()
+        self.longest_gap_s = max(self.longest_gap_s, now - self.last_progress)
+        self.last_progress = now
         for stop in self.stops:
             if stop.depth == end:
                 self.checkpoints[end] = (stop.rank, take_checkpoint(self.cache))

@@ -93,11 +93,15 @@ class PrefillQueue:
         if current and current.job.is_cancelled:
             self.current = None
             self._keep(current)
-        elif current and self._watchdog.is_over(current.began, current.last_progress):
+        elif current and self._is_late(current):
             self.current = None
             self._keep(current)
             for choice in range(current.job.spec.n):
                 current.job.emit(ChoiceEnded(choice, "", "length", None, (), True))
+
+    def _is_late(self, prefill: Prefill) -> bool:
+        is_over = self._watchdog.is_over(prefill.began, prefill.last_progress)
+        return is_over or self._watchdog.is_stall(prefill.longest_gap_s)
 
     def _let_pass(self, long: Prefill, num_free: int) -> None:
         left = long.target - long.done

@@ -60,7 +60,7 @@ def test_each_name_of_a_model_has_an_entry() -> None:
 
 
 def test_the_users_own_entries_and_settings_stay() -> None:
-    """Only `mlx/` entries give way; other models and settings are kept as they are."""
+    """An `mlx/` entry of no served model goes; other models and settings are kept."""
     old = {"model_name": "old", "litellm_params": {"model": "mlx/old", "rpm": 1}}
     user = {
         "model_list": [old, CLOUD],
@@ -173,3 +173,45 @@ def test_a_strange_model_list_is_refused(body: object) -> None:
     """An answer that is no model list is an error, not an empty config."""
     with pytest.raises(ConfigError):
         parse_models(body)
+
+
+def test_what_an_mlx_entry_asks_for_is_kept() -> None:
+    """Address and time limit are ours; the rest is the user's."""
+    params = {
+        "model": "mlx/local",
+        "api_base": "http://127.0.0.1:1/v1",
+        "timeout": 5,
+        "mlx_max_ttft_s": 20,
+    }
+    info = {"max_input_tokens": 1000}
+    own = {"model_name": "local", "litellm_params": params, "model_info": info}
+    entry = build({"model_list": [own]})["model_list"][1]
+    assert entry["litellm_params"] == {
+        "model": "mlx/openai/mlx-tiny-agent",
+        "api_base": "http://127.0.0.1:8080/v1",
+        "timeout": 1200.0,
+        "mlx_max_ttft_s": 20,
+    }
+    assert entry["model_info"]["max_input_tokens"] == 1000
+    assert entry["model_info"]["supports_function_calling"]
+
+
+def test_a_further_name_for_a_served_model() -> None:
+    """With wishes of its own; the usual name is left as it is."""
+    params = {"model": "mlx/openai/mlx-tiny-agent", "mlx_max_ttft_s": 3}
+    config = build(
+        {"model_list": [{"model_name": "hurried", "litellm_params": params}]}
+    )
+    assert names(config) == ["openai/mlx-tiny-agent", "local", "mlx/*", "hurried"]
+    usual, hurried = (config["model_list"][i]["litellm_params"] for i in (1, 3))
+    assert hurried == {**usual, "mlx_max_ttft_s": 3}
+    assert "mlx_max_ttft_s" not in usual
+
+
+def test_pings_come_as_often_as_the_user_wants() -> None:
+    """KEEPALIVE_SECONDS holds for both servers; the user's own config wins."""
+    upstream = Upstream("http://127.0.0.1:8080/v1", 1200.0, keepalive_s=4)
+    name = "sse_keepalive_ping_interval_seconds"
+    for user, seconds in (({}, 4), ({"litellm_settings": {name: 9}}, 9)):
+        config = build_config(user, [TINY], upstream, permit_no_key=True)
+        assert config["litellm_settings"][name] == seconds

@@ -46,6 +46,8 @@ def running_proxy(
     *,
     more: Mapping[str, str] | None = None,
     port: int | None = None,
+    own: Mapping[str, Any] | None = None,
+    keepalive_s: float = 15.0,
 ) -> Iterator[Proxy]:
     """
     A proxy for a sidecar, set up as the launcher does it; ended at the end.
@@ -54,10 +56,13 @@ def running_proxy(
         folder: for its config, its log and its home.
         more: names of further deployments, each with the URL of another sidecar.
         port: where to listen; any free one by default.
+        own: what the user's config says beside the shipped one; a list is added to.
+        keepalive_s: longest silence of a stream.
     """
     port = port or free_port()
     config = folder / "config.yaml"
-    write_config(config, _config(sidecar_url, more or {}))
+    upstream = Upstream(f"{sidecar_url}/v1", _REQUEST_S, keepalive_s)
+    write_config(config, _config(sidecar_url, upstream, more or {}, own or {}))
     command = [str(Path(sys.executable).with_name("litellm")), "--config", str(config)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
     log = folder / "proxy.log"
@@ -91,10 +96,16 @@ def _clients(url: str, log: Path) -> Iterator[Proxy]:
         yield Proxy(url, log, chat, messages, http)
 
 
-def _config(sidecar_url: str, more: Mapping[str, str]) -> dict[str, Any]:
+def _config(
+    sidecar_url: str, upstream: Upstream, more: Mapping[str, str], own: Mapping[str, Any]
+) -> dict[str, Any]:
     user = read_user_config(REPO / "litellm_config.yaml", required=True)
+    for name, value in own.items():
+        if isinstance(value, list):
+            user[name] = [*(user.get(name) or []), *value]
+        else:
+            user[name] = {**(user.get(name) or {}), **value}
     answer = httpx.get(f"{sidecar_url}/v1/models", trust_env=False)
-    upstream = Upstream(f"{sidecar_url}/v1", _REQUEST_S)
     config = build_config(
         user, parse_models(answer.json()), upstream, permit_no_key=True
     )
