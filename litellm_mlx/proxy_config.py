@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 
 HANDLER = {"provider": "mlx", "custom_handler": "litellm_mlx.provider.mlx_llm"}
+# Of chat streams, and of /v1/messages.
+_PINGS = ("sse_keepalive_ping_interval_seconds", "anthropic_sse_ping_interval_seconds")
 _COSTS = (
     "input_cost_per_token",
     "output_cost_per_token",
@@ -221,8 +223,8 @@ def _litellm_settings(user: Mapping[str, Any], upstream: Upstream) -> dict[str, 
         if not isinstance(item, dict) or item.get("provider") != "mlx"
     ]
     # Silence makes clients give up: the proxy pings while a long prompt is computed.
-    quiet = {"sse_keepalive_ping_interval_seconds": upstream.keepalive_s}
-    return {**quiet, **user, "custom_provider_map": [HANDLER, *others]}
+    pings = dict.fromkeys(_PINGS, upstream.keepalive_s)
+    return {**pings, **user, "custom_provider_map": [HANDLER, *others]}
 
 
 def _general_settings(user: Mapping[str, Any], permit_no_key: bool) -> dict[str, Any]:

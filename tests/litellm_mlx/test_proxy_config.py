@@ -211,7 +211,10 @@ def test_a_further_name_for_a_served_model() -> None:
 def test_pings_come_as_often_as_the_user_wants() -> None:
     """KEEPALIVE_SECONDS holds for both servers; the user's own config wins."""
     upstream = Upstream("http://127.0.0.1:8080/v1", 1200.0, keepalive_s=4)
-    name = "sse_keepalive_ping_interval_seconds"
-    for user, seconds in (({}, 4), ({"litellm_settings": {name: 9}}, 9)):
-        config = build_config(user, [TINY], upstream, permit_no_key=True)
-        assert config["litellm_settings"][name] == seconds
+    for name in (
+        "sse_keepalive_ping_interval_seconds",
+        "anthropic_sse_ping_interval_seconds",
+    ):
+        for user, seconds in (({}, 4), ({"litellm_settings": {name: 9}}, 9)):
+            config = build_config(user, [TINY], upstream, permit_no_key=True)
+            assert config["litellm_settings"][name] == seconds

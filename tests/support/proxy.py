@@ -97,7 +97,10 @@ def _clients(url: str, log: Path) -> Iterator[Proxy]:
 
 
 def _config(
-    sidecar_url: str, upstream: Upstream, more: Mapping[str, str], own: Mapping[str, Any]
+    sidecar_url: str,
+    upstream: Upstream,
+    more: Mapping[str, str],
+    own: Mapping[str, Any],
 ) -> dict[str, Any]:
     user = read_user_config(REPO / "litellm_config.yaml", required=True)
     for name, value in own.items():
