@@ -156,7 +156,8 @@ class Routes:
         return guarded
 
     def _cache(self, request: Request) -> Response:
-        check = "1" in parse_qs(request.query).get("check", [])
+        asked = parse_qs(request.query).get("check", [])
+        check = bool({"1", "true"} & set(asked))
         return json_response(self._services.caches.report(check=check))
 
     def _drift(self, request: Request) -> Response:

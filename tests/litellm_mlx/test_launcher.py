@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,63 +19,12 @@ from litellm_mlx.launcher import main, notices, ready_block
 from litellm_mlx.ports import PidFile
 from litellm_mlx.proxy_config import ServedModel
 from litellm_mlx.services import plan_proxy, sidecar_service
+from tests.support.launcher import Launcher
 
 REPO = Path(__file__).parents[2]
 STAND_IN = Path(__file__).with_name("stand_in_sidecar.py")
 MODEL = ServedModel("openai/mlx-tiny-agent", ("local",), 32768, True, True)
-Launch = Callable[..., "Launcher"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Launcher:
-    """A running launcher whose `python -m sidecar` is the stand-in."""
-
-    def __init__(
-        self, folder: Path, *arguments: str, port: int | None = None, **env: str
-    ) -> None:
-        self.folder = folder
-        self.port, self.proxy_port = port or free_port(), free_port()
-        command = [sys.executable, "-m", "litellm_mlx.launcher", *arguments]
-        command += ["--port", str(self.port), "--proxy-port", str(self.proxy_port)]
-        clean = {k: v for k, v in os.environ.items() if k != "LITELLM_MASTER_KEY"}
-        home = {"MLX_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": str(REPO)}
-        self.process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**clean, **home, **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.output = ""
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as stream:
-            for line in stream:
-                self.output += line
-
-    def wait_for(self, text: str, timeout_s: float = 60.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while text not in self.output:
-            assert self.process.poll() is None, f"ended early:\n{self.output}"
-            assert time.monotonic() < deadline, f"no {text!r} in:\n{self.output}"
-            time.sleep(0.05)
-
-    def wait(self) -> int:
-        code = self.process.wait(60)
-        self._reader.join(5)
-        return code
-
-    def pid_of(self, name: str, port: int) -> int | None:
-        return PidFile(self.folder / f"cache/run/{name}-{port}.pid").read()
+Launch = Callable[..., Launcher]
 
 
 @pytest.fixture
