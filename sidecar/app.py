@@ -151,6 +151,9 @@ def _load_served(
     metrics.model_load_s.observe(time.monotonic() - started)
     metrics.model_bytes.labels(model.name).set(model.num_bytes)
     metrics.kv_bytes.set_function(lambda: store.num_bytes)
+    guard = engine.guard
+    metrics.active_bytes.set_function(lambda: guard.active_bytes)
+    metrics.peak_bytes.set_function(lambda: guard.peak_bytes)
     return ServedModel(engine, pipeline)
 
 

@@ -158,13 +158,14 @@ class MemoryGuard:
         self.limit_bytes = limit_bytes
         self._store_bytes = store_bytes
         self._sampled_at = 0.0
-        self.active_bytes = 0
+        self.active_bytes = self.peak_bytes = 0
         self.sample()
 
     def sample(self) -> None:
         """Note what is in use now."""
         self._sampled_at = time.monotonic()
         self.active_bytes = mx.get_active_memory()
+        self.peak_bytes = mx.get_peak_memory()
 
     @property
     def free_bytes(self) -> int:

@@ -64,6 +64,12 @@ class Metrics:
             "mlx_model_memory_bytes", "Weights of a loaded model.", ["model"],
             registry=registry,
         )  # fmt: skip
+        self.active_bytes = Gauge(
+            "mlx_active_memory_bytes", "What MLX holds.", registry=registry
+        )
+        self.peak_bytes = Gauge(
+            "mlx_peak_memory_bytes", "Most that MLX has held.", registry=registry
+        )
         self.kv_bytes = Gauge(
             "mlx_prefix_cache_bytes", "KV kept for reuse.", registry=registry
         )
