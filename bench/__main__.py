@@ -1,14 +1,16 @@
 """
 The benchmarks by name: `python -m bench NAME [options]`.
 
-compare: all servers on equal work; agents: recorded traffic; overhead, restore,
-warm_turn, conversation: single figures. `NAME --help` says more.
+compare: all servers on equal work; agents: recorded traffic; fairness, overhead,
+restore, warm_turn, conversation: single figures. `NAME --help` says more.
 """
 
 import importlib
 import sys
 
-_NAMES = ("compare", "agents", "overhead", "restore", "warm_turn", "conversation")
+_NAMES = (
+    "compare", "agents", "fairness", "overhead", "restore", "warm_turn", "conversation",
+)  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,7 +1,9 @@
 """
-A random model of 52 million parameters, float32, made without a download.
+Random models in float32, made without a download.
 
-    python -m bench.models FOLDER
+    python -m bench.models FOLDER [--small]
+
+The usual one has 52 million parameters; the small one 7, for long prompts on a CPU.
 
 Tokenizer and template are the built-in model's. Output rows of the added tokens are
 zero, so a greedy answer never ends by itself and has exactly `max_tokens` tokens.
@@ -31,12 +33,21 @@ _SHAPE = {
 }
 
 
+_SMALL = {
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "intermediate_size": 1024,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
 def is_made(folder: Path) -> bool:
     """Whether a complete model is there; the configuration is written last."""
     return (folder / "config.json").exists()
 
 
-def make_medium(folder: Path) -> None:
+def make(folder: Path, *, small: bool = False) -> None:
     """Write the model; takes some seconds, and imports MLX."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
@@ -45,7 +56,7 @@ def make_medium(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(_BUILTIN / name, folder / name)
-    config = _config()
+    config = _config() | (_SMALL if small else {})
     mx.random.seed(0)
     model_class, args_class = _get_classes(config)
     model = model_class(args_class.from_dict(config))
@@ -75,4 +86,4 @@ def _first_added(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    make_medium(Path(sys.argv[1]))
+    make(Path(sys.argv[1]), small="--small" in sys.argv[2:])

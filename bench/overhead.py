@@ -54,6 +54,7 @@ class Workload:
     title: str
     num_streams: int
     prompt_tokens: int
+    shortest_prompt: int | None
     max_tokens: int
     runs: int
     bars: Bars
@@ -102,20 +103,23 @@ def _plan_server(options: argparse.Namespace) -> list[Workload]:
         _long(options, f"mlx_lm.server, {n} stream{'s' * (n > 1)}", n, _SERVER_BARS)
         for n in options.streams
     ]
-    return [*plan, _short(options, "mlx_lm.server, short prompt", _SERVER_TTFT)]
+    if options.short_runs:
+        plan.append(_short(options, "mlx_lm.server, short prompt", _SERVER_TTFT))
+    return plan
 
 
 def _long(
     options: argparse.Namespace, title: str, num_streams: int, bars: Bars
 ) -> Workload:
-    sizes = options.prompt_tokens, options.max_tokens
+    sizes = options.prompt_tokens, options.shortest, options.max_tokens
     runs = options.runs * (_SINGLE_FACTOR if num_streams == 1 else 1)
     return Workload(title, num_streams, *sizes, runs, bars)
 
 
 def _short(options: argparse.Namespace, title: str, bars: Bars) -> Workload:
     """Many quick pairs: a fixed cost drowns in the noise of a long prefill."""
-    return Workload(title, 1, _SHORT_PROMPT, _SHORT_ANSWER, options.short_runs, bars)
+    sizes = _SHORT_PROMPT, None, _SHORT_ANSWER
+    return Workload(title, 1, *sizes, options.short_runs, bars)
 
 
 def _compare(
@@ -158,7 +162,9 @@ def _pairs(
     pairs = []
     print(f"\n{work.title}: ours | theirs, each pair on the same prompts")
     for number in range(work.runs + 1):
-        batch = prompts.batch(work.num_streams, work.prompt_tokens)
+        batch = prompts.batch(
+            work.num_streams, work.prompt_tokens, work.shortest_prompt
+        )
         answers = {}
         for side in (ours, theirs) if number % 2 else (theirs, ours):
             answers[side] = side(batch, work.max_tokens)
@@ -207,6 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--against", default="plain,server", help="plain, server or both (both)")
     add("--max-tokens", type=int, default=128, help="tokens of an answer (128)")
     add("--prompt-tokens", type=int, default=512, help="longest prompt (512)")
+    add("--shortest", type=int, help="shortest prompt (half the longest)")
     add("--seed", type=int, default=0, help="of the prompts (0)")
     add("--model", type=Path, help="model folder (a random one is made)")
     add("--tree", type=Path, default=_REPOSITORY, help="whose sidecar (this one)")

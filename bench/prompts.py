@@ -25,9 +25,11 @@ class PromptSource:
         )
         self._first_ids: set[int] = set()
 
-    def batch(self, num_streams: int, longest: int) -> list[str]:
+    def batch(
+        self, num_streams: int, longest: int, shortest: int | None = None
+    ) -> list[str]:
         """Prompts for one run: lengths from the longest down to half, shuffled."""
-        lengths = lengths_of(num_streams, longest)
+        lengths = lengths_of(num_streams, longest, shortest)
         self._random.shuffle(lengths)
         return [self._prompt(length) for length in lengths]
 
@@ -43,8 +45,10 @@ class PromptSource:
                 return text
 
 
-def lengths_of(num_streams: int, longest: int) -> list[int]:
+def lengths_of(
+    num_streams: int, longest: int, shortest: int | None = None
+) -> list[int]:
     """Evenly spread prompt lengths in tokens; one stream has the longest."""
-    shortest = (longest + 1) // 2
+    shortest = shortest or (longest + 1) // 2
     steps = max(1, num_streams - 1)
     return [longest - (longest - shortest) * i // steps for i in range(num_streams)]

@@ -1,4 +1,4 @@
-"""MAX_PROCESS_MEMORY: too much is refused in words, and the next small one is served."""
+"""MAX_PROCESS_MEMORY: too much is refused in words, the next small one is served."""
 
 import re
 from collections.abc import Callable, Iterator
