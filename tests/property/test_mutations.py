@@ -123,8 +123,8 @@ def a_match_one_token_too_long() -> AbstractContextManager[None]:
 
 
 def the_kv_of_another_path() -> AbstractContextManager[None]:
-    def make(copy: Any) -> Any:
-        def other(self: PrefixStore, path: Any) -> Any:
+    def make(take: Any) -> Any:
+        def other(self: PrefixStore, path: Any, lease: Any) -> Any:
             depth = path[-1].end
             for node in self._tree.nodes():
                 strange = path_to(node)
@@ -133,11 +133,11 @@ def the_kv_of_another_path() -> AbstractContextManager[None]:
                         [a[..., : depth + 1, :] for a in run]
                         for run in lending.copy_path(strange)
                     ]
-            return copy(self, path)
+            return take(self, path, lease)
 
         return other
 
-    return patched(PrefixStore, "_copy", make)
+    return patched(PrefixStore, "_take", make)
 
 
 @contextlib.contextmanager
