@@ -1,0 +1,54 @@
+"""How long a chunk may be beside running streams, and what they get between two."""
+
+from sidecar.engine.pacing import PrefillPacer
+
+
+def pacer() -> PrefillPacer:
+    made = PrefillPacer(2048, 0.5)
+    made.prefilled(1024, 1.024)  # a millisecond a token
+    return made
+
+
+def test_alone_a_chunk_is_a_whole_step() -> None:
+    assert pacer().chunk_len(beside_streams=False) == 2048
+
+
+def test_beside_streams_it_is_what_the_target_allows() -> None:
+    assert pacer().chunk_len(beside_streams=True) == 500
+
+
+def test_never_less_than_64_tokens() -> None:
+    """However slow the model: else it would never get through."""
+    slow = pacer()
+    slow.prefilled(64, 64.0)
+    assert slow.chunk_len(beside_streams=True) == 64
+
+
+def test_before_the_first_measure_it_is_careful() -> None:
+    assert PrefillPacer(2048, 0.5).chunk_len(beside_streams=True) == 64
+
+
+def test_a_slower_rate_is_believed_at_once_a_faster_one_by_and_by() -> None:
+    paced = pacer()
+    paced.prefilled(500, 1.0)
+    assert paced.prefill_rate_s == 0.002
+    paced.prefilled(500, 0.5)
+    assert paced.prefill_rate_s == 0.0015
+
+
+def test_a_short_rest_says_nothing_about_the_rate() -> None:
+    """Two tokens take as long as twenty."""
+    paced = pacer()
+    paced.prefilled(2, 0.1)
+    assert paced.prefill_rate_s == 0.001
+
+
+def test_streams_decode_between_two_chunks() -> None:
+    """For a share of the chunk's time, not for one step."""
+    paced = pacer()
+    assert not paced.prefill_is_due
+    steps = 0
+    while not paced.prefill_is_due:
+        paced.decoded(0.01)
+        steps += 1
+    assert 0.4 < steps * 0.01 / 1.024 < 0.5
