@@ -3,8 +3,10 @@ Every server on equal work, in one run.
 
     python -m bench compare [--runs 5] [--json FILE] [--plot FILE.png]
 
-Ours straight, ours through the LiteLLM proxy, and mlx_lm.server answer the same chats:
-same weights, same template, greedy, and a model that never ends an answer by itself.
+Ours straight, ours through the LiteLLM proxy, mlx_lm.server and what else is installed
+answer the same chats: same weights, same template, greedy, and a model that never ends
+an answer by itself. `--peer "NAME=COMMAND"` adds any OpenAI-compatible server; {port}
+and {model} in the command are filled in.
 They take turns while the others are idle, in an order that rotates. If servers count
 different tokens for a new chat, or one ends early, the run ends: they did other work.
 (The next turn may differ by a few: ours keeps the marks of thinking in past answers.)
@@ -20,22 +22,18 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-
-import psutil
 
 from bench import plot
 from bench.blas import build_shim
-from bench.clients import Answer, Json, chat
+from bench.clients import Answer, Json
+from bench.contestants import Server, contestants, known_peers
 from bench.facts import facts
 from bench.models import is_made
 from bench.prompts import PromptSource
 from bench.report import InvalidRun
-from bench.servers import Setup, mlx_lm_server, run_python, sidecar
-from tests.support.proxy import running_proxy
+from bench.servers import Setup, run_python
 
 _REPOSITORY = Path(__file__).parents[1]
 _PAUSE_S = 0.2
@@ -48,26 +46,6 @@ _METRICS = (  # name, unit, what is better
     *((f"{n} streams", "tokens/s") for n in _STREAMS),
     ("newcomer ttft", "x solo"), ("p99 pause beside it", "ms"), ("peak rss", "MiB"),
 )  # fmt: skip
-
-
-@dataclass
-class Server:
-    """One contestant and what was measured of it, by metric."""
-
-    name: str
-    port: int
-    model: str = "local"
-    seen: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    peak_bytes: int = 0
-
-    def ask(self, talks: list[list[Json]], max_tokens: int) -> list[Answer]:
-        """Answers of equal work; notes the memory in use."""
-        answers = chat(self.port, talks, max_tokens, self.model)
-        self.peak_bytes = max(self.peak_bytes, _rss(self.port))
-        for answer in answers:
-            if answer.num_generated != max_tokens:
-                raise InvalidRun(f"{self.name} ended after {answer.num_generated}")
-        return answers
 
 
 class Work:
@@ -97,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     with contextlib.ExitStack() as running:
         setup = _prepare(options, running)
         work = Work(setup.model, options.seed)
-        servers = list(_servers(setup, running))
+        servers = list(contestants(setup, known_peers(options.peer), running))
         for number in range(options.runs + 1):  # the first is not counted
             turn = servers[number % len(servers) :] + servers[: number % len(servers)]
             _round(turn, work, options)
@@ -214,26 +192,6 @@ def _table(results: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def _servers(setup: Setup, running: contextlib.ExitStack) -> Iterator[Server]:
-    yield Server("litellm-mlx", running.enter_context(sidecar(setup)))
-    # One of its own: what the first one was asked would not be new.
-    url = f"http://127.0.0.1:{running.enter_context(sidecar(setup))}"
-    proxy = running.enter_context(running_proxy(url, setup.scratch))
-    yield Server("litellm-mlx, proxy", int(proxy.url.rpartition(":")[2]))
-    port = running.enter_context(mlx_lm_server(setup))
-    yield Server("mlx_lm.server", port, "default_model")
-
-
-def _rss(port: int) -> int:
-    """Bytes of the process that was started for a port, children included."""
-    total = 0
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if str(port) in process.cmdline():
-                total += process.memory_info().rss
-    return total
-
-
 def _prepare(options: argparse.Namespace, running: contextlib.ExitStack) -> Setup:
     options.work_dir.mkdir(parents=True, exist_ok=True)
     scratch = running.enter_context(tempfile.TemporaryDirectory(prefix="compare-"))
@@ -261,6 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="of the questions (0)")
     add("--model", type=Path, help="model folder (a random one is made)")
     add("--work-dir", type=Path, default=default_dir, help=f"kept ({default_dir})")
+    add("--peer", action="append", default=[], help='"NAME=COMMAND", any number')
     add("--json", type=Path, help="also write everything to this file")
     add("--plot", type=Path, help="also draw it (needs matplotlib)")
     return parser

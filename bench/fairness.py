@@ -33,6 +33,7 @@ _REPOSITORY = Path(__file__).parents[1]
 _STREAMS = 4
 _STALL_S = 0.5  # DECODE_STALL_TARGET_MS, the default
 _FEW = 4
+_BEFORE_S = 1.5  # in which the streams' own rate is counted
 Seen = dict[str, list[float]]
 
 
@@ -84,7 +85,12 @@ def arrival(port: int, work: Work, long_tokens: int) -> dict[str, float]:
     if min(map(len, inside)) < 2 or any(a.last < late.first for a in streams):
         raise RuntimeError("the streams did not outlast the newcomer's prefill")
     gaps = [b - a for times in inside for a, b in zip(times, times[1:], strict=False)]
-    kept = [len(times) / (late.first - late.started) * step_s for times in inside]
+    seconds = late.first - late.started
+    before = [_within(a, late.started - _BEFORE_S, late.started) for a in streams]
+    kept = [
+        len(times) / seconds / (len(earlier) / _BEFORE_S)
+        for times, earlier in zip(inside, before, strict=True)
+    ]
     return {
         "p99 pause beside the prefill": _p99(gaps) * 1000,
         "slowest stream keeps": min(kept),
@@ -178,7 +184,7 @@ def _beside(
     prompts = [work.prompt(64) for _ in range(_STREAMS)]
     with ThreadPoolExecutor(1) as other:
         streams = other.submit(complete, port, prompts, num_tokens)
-        time.sleep(2.0)  # all four decode
+        time.sleep(2.0 + _BEFORE_S)  # all four decode
         late = complete(port, [prompt], _FEW)[0]
         return streams.result(), late
 

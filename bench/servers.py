@@ -7,6 +7,8 @@ BLAS thread, no network, and a HOME of its own.
 
 import contextlib
 import http.client
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -59,6 +61,26 @@ def mlx_lm_server(setup: Setup) -> Iterator[int]:
 
 
 @contextlib.contextmanager
+def peer_server(setup: Setup, name: str, command: str) -> Iterator[int]:
+    """
+    Any OpenAI-compatible server, started by a command line; its port.
+
+    Args:
+        command: `{port}` and `{model}` in it are filled in; `python` is this one.
+    """
+    port = _free_port()
+    filled = [
+        part.format(port=port, model=setup.model) for part in shlex.split(command)
+    ]
+    program = sys.executable if filled[0] == "python" else filled[0]
+    if not shutil.which(program):
+        raise FileNotFoundError(f"{name}: no program {program}")
+    with _process(setup, name, filled[1:], setup.tree, program) as process:
+        _wait_ready(process, port)
+        yield port
+
+
+@contextlib.contextmanager
 def plain_process(setup: Setup) -> Iterator[PlainProcess]:
     """A process that runs mlx_lm.stream_generate."""
     arguments = ["-m", "bench.plain", str(setup.model)]
@@ -69,17 +91,22 @@ def plain_process(setup: Setup) -> Iterator[PlainProcess]:
 
 def run_python(setup: Setup, arguments: list[str]) -> None:
     """Run Python to its end in the same environment as the servers."""
-    command = _command(setup, "tool", arguments, Path(__file__).parents[1])
+    environment = _environment(setup, "tool", Path(__file__).parents[1])
+    command = [*environment, sys.executable, *arguments]
     subprocess.run(command, cwd=setup.scratch, check=True)
 
 
 @contextlib.contextmanager
 def _process(
-    setup: Setup, name: str, arguments: list[str], path: Path
+    setup: Setup,
+    name: str,
+    arguments: list[str],
+    path: Path,
+    program: str = sys.executable,
 ) -> Iterator[subprocess.Popen[str]]:
     with (setup.scratch / f"{name}.log").open("w") as log:
         process = subprocess.Popen(
-            _command(setup, name, arguments, path),
+            [*_environment(setup, name, path), program, *arguments],
             cwd=setup.scratch / name,  # no .env of the caller's folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if name == "plain" else log,
@@ -92,7 +119,7 @@ def _process(
             _stop(process)
 
 
-def _command(setup: Setup, name: str, arguments: list[str], path: Path) -> list[str]:
+def _environment(setup: Setup, name: str, path: Path) -> list[str]:
     home = setup.scratch / name
     home.mkdir(parents=True, exist_ok=True)
     values = {
@@ -106,7 +133,7 @@ def _command(setup: Setup, name: str, arguments: list[str], path: Path) -> list[
         values["LD_PRELOAD"] = str(setup.shim)
     # env executes Python in its own place, so the process keeps its pid.
     settings = [f"{key}={value}" for key, value in values.items()]
-    return ["/usr/bin/env", "-i", *settings, sys.executable, *arguments]
+    return ["/usr/bin/env", "-i", *settings]
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
@@ -141,9 +168,15 @@ def _wait_ready(process: subprocess.Popen[str], port: int) -> None:
 def _is_healthy(port: int) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == http.HTTPStatus.OK
-    except OSError:
+        status = http.HTTPStatus.NOT_FOUND
+        for path in ("/health", "/v1/models"):  # a peer may have the second only
+            if status == http.HTTPStatus.NOT_FOUND:
+                connection.request("GET", path)
+                answer = connection.getresponse()
+                answer.read()
+                status = http.HTTPStatus(answer.status)
+        return status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
         return False
     finally:
         connection.close()

@@ -8,8 +8,10 @@ import pytest
 
 from bench import compare, plot
 from bench.__main__ import main
-from bench.compare import Server, Work
+from bench.compare import Work
+from bench.contestants import Server, known_peers
 from bench.report import InvalidRun
+from bench.servers import Setup, peer_server
 from tests.support.servers import running_sidecar
 
 OPTIONS = argparse.Namespace(prompt_tokens=64, max_tokens=8, long_tokens=400)
@@ -63,3 +65,31 @@ def test_servers_that_read_other_tokens_did_other_work(
 def test_a_name_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["speed"]) == 2
     assert "compare" in capsys.readouterr().err
+
+
+def test_a_peer_is_any_command() -> None:
+    """Named, with places for its port and the model."""
+    command = "python -m mlx_lm server --port {port} --model {model}"
+    assert known_peers([f"other={command}"])["other"] == command
+
+
+def test_a_peer_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """Before anything is measured."""
+    setup = Setup(tmp_path, None, tmp_path, tmp_path)
+    with (
+        pytest.raises(FileNotFoundError, match="other: no program nowhere-to-be"),
+        peer_server(setup, "other", "nowhere-to-be --port {port}"),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_a_peer_is_measured_like_the_others(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Here mlx_lm.server, as a stranger would add it."""
+    setup = Setup(model_folder("dense"), None, Path.cwd(), tmp_path)
+    command = "python -m mlx_lm server --port {port} --model {model}"
+    with peer_server(setup, "other", command) as port:
+        server = Server("other", port, str(setup.model))
+        assert server.ask([[{"role": "user", "content": "x"}]], 4)[0].text
