@@ -158,9 +158,8 @@ def _arrivals(
         complete(port, [work.prompt(64)], _FEW)
     for number in range(options.runs):
         for port, found in zip(ports, seen, strict=True):
-            for metric, value in arrival(port, work, options.long_tokens).items():
-                found[metric].append(value)
-        print(f"arrival {number + 1} of {options.runs} done", flush=True)
+            _note(found, arrival(port, work, options.long_tokens))
+        _progress("arrival", number + 1, options.runs, seen)
     return seen[0], seen[1]
 
 
@@ -172,10 +171,23 @@ def _visits(options: argparse.Namespace, running: contextlib.ExitStack) -> Seen:
     port = running.enter_context(sidecar(setup))
     seen: Seen = defaultdict(list)
     for number in range(options.runs):
-        for metric, value in visit(port, work, options.visited_tokens).items():
-            seen[metric].append(value)
-        print(f"visit {number + 1} of {options.runs} done", flush=True)
+        _note(seen, visit(port, work, options.visited_tokens))
+        _progress("visit", number + 1, options.runs, [seen])
     return seen
+
+
+def _note(seen: Seen, measured: dict[str, float]) -> None:
+    for metric, value in measured.items():
+        seen[metric].append(value)
+
+
+def _progress(what: str, number: int, runs: int, seen: list[Seen]) -> None:
+    """The last of each, all servers beside each other."""
+    last = [
+        f"{metric} " + " | ".join(f"{side[metric][-1]:.2f}" for side in seen)
+        for metric in seen[0]
+    ]
+    print(f"{what} {number} of {runs}: " + "; ".join(last), flush=True)
 
 
 def _beside(

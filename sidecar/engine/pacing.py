@@ -1,9 +1,10 @@
 """How prefill and decode share the GPU."""
 
 _LEAST_CHUNK = 64
-# Of a chunk's time, to running streams before the next. A third would leave them a
-# quarter of their rate if steps were as fast between chunks as without; they are not.
-_DECODE_SHARE = 0.45
+# Of a chunk's time, to running streams before the next: counted in steps as fast as
+# they are without a prefill, it leaves them 0.42 / (1 + 0.42 x slowdown) of their rate.
+_DECODE_SHARE = 0.42
+_MOST_SLOWDOWN = 1.6  # of a step between two chunks; the rest has other reasons
 _SMOOTHING = 0.5
 
 
@@ -14,6 +15,8 @@ class PrefillPacer:
     Alone, a prefill takes whole steps. Beside running streams a chunk is cut to what
     the last measured rate does in `stall_s`, and between two chunks the streams
     decode for a share of the last chunk's time: one step per chunk would starve them.
+    Steps between chunks are slower than others (caches are cold, the next is not yet
+    begun), which is not the streams' loss: what counts is how many they get.
 
     Args:
         step_size: tokens of a chunk when nothing else runs.
@@ -26,6 +29,7 @@ class PrefillPacer:
         self._seconds_per_token: float | None = None
         self._owed_s = 0.0
         self._decode_step_s = 0.0
+        self._free_step_s = 0.0  # of steps while no prefill waits; 0: none yet
 
     @property
     def prefill_rate_s(self) -> float:
@@ -62,11 +66,17 @@ class PrefillPacer:
         if last is None or rate > last:
             self._seconds_per_token = rate
         else:
-            self._seconds_per_token = _SMOOTHING * rate + (1 - _SMOOTHING) * last
+            self._seconds_per_token = _smoothed(last, rate)
 
     def decoded(self, seconds: float) -> None:
         """Count a decode step against what is owed."""
-        self._owed_s -= seconds
-        self._decode_step_s = _SMOOTHING * seconds + (1 - _SMOOTHING) * (
-            self._decode_step_s or seconds
-        )
+        self._decode_step_s = _smoothed(self._decode_step_s, seconds)
+        if self.prefill_is_due:  # and yet this came first: none waits
+            self._free_step_s = _smoothed(self._free_step_s, seconds)
+        as_free = min(seconds, self._free_step_s or seconds)
+        self._owed_s -= max(as_free, seconds / _MOST_SLOWDOWN)
+
+
+def _smoothed(last: float, now: float) -> float:
+    """Half of what was, half of what is; all of it the first time."""
+    return _SMOOTHING * now + (1 - _SMOOTHING) * (last or now)

@@ -43,12 +43,33 @@ def test_a_short_rest_says_nothing_about_the_rate() -> None:
     assert paced.prefill_rate_s == 0.001
 
 
-def test_streams_decode_between_two_chunks() -> None:
-    """For a share of the chunk's time, not for one step."""
-    paced = pacer()
-    assert not paced.prefill_is_due
+def steps_between(paced: PrefillPacer, seconds: float) -> int:
+    """Steps of that many seconds between this chunk and the next."""
     steps = 0
     while not paced.prefill_is_due:
-        paced.decoded(0.01)
+        paced.decoded(seconds)
         steps += 1
-    assert 0.4 < steps * 0.01 / 1.024 < 0.5
+    return steps
+
+
+def test_streams_decode_between_two_chunks() -> None:
+    """For a share of the chunk's time, not for one step."""
+    assert 0.38 < steps_between(pacer(), 0.01) * 0.01 / 1.024 < 0.46
+
+
+def test_steps_slower_than_without_a_prefill_are_as_many() -> None:
+    """Else who is slowed down by the newcomer would also get fewer of them."""
+    paced = PrefillPacer(2048, 0.5)
+    for _ in range(10):
+        paced.decoded(0.01)
+    for seconds in (0.01, 0.013):
+        paced.prefilled(1024, 1.0)
+        assert steps_between(paced, seconds) == 42
+
+
+def test_a_step_that_got_much_slower_does_not_starve_the_newcomer() -> None:
+    """More streams, not the prefill, made it so."""
+    paced = PrefillPacer(2048, 0.5)
+    paced.decoded(0.01)
+    paced.prefilled(1024, 1.0)
+    assert steps_between(paced, 0.1) * 0.1 < 0.8
