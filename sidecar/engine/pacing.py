@@ -2,10 +2,11 @@
 
 _LEAST_CHUNK = 64
 # Of a chunk's time, to running streams before the next: counted in steps as fast as
-# they are without a prefill, it leaves them 0.42 / (1 + 0.42 x slowdown) of their rate.
-_DECODE_SHARE = 0.42
+# they are without a prefill, it leaves them 0.45 / (1 + 0.45 x slowdown) of their rate.
+_DECODE_SHARE = 0.45
 _MOST_SLOWDOWN = 1.6  # of a step between two chunks; the rest has other reasons
 _SMOOTHING = 0.5
+_FREE_SMOOTHING = 1 / 32  # what is promised is a mean: one slow step must not move it
 
 
 class PrefillPacer:
@@ -72,11 +73,11 @@ class PrefillPacer:
         """Count a decode step against what is owed."""
         self._decode_step_s = _smoothed(self._decode_step_s, seconds)
         if self.prefill_is_due:  # and yet this came first: none waits
-            self._free_step_s = _smoothed(self._free_step_s, seconds)
+            self._free_step_s = _smoothed(self._free_step_s, seconds, _FREE_SMOOTHING)
         as_free = min(seconds, self._free_step_s or seconds)
         self._owed_s -= max(as_free, seconds / _MOST_SLOWDOWN)
 
 
-def _smoothed(last: float, now: float) -> float:
-    """Half of what was, half of what is; all of it the first time."""
-    return _SMOOTHING * now + (1 - _SMOOTHING) * (last or now)
+def _smoothed(last: float, now: float, share: float = _SMOOTHING) -> float:
+    """That share of what is, the rest of what was; the first time, what is."""
+    return share * now + (1 - share) * (last or now)

@@ -54,17 +54,17 @@ def steps_between(paced: PrefillPacer, seconds: float) -> int:
 
 def test_streams_decode_between_two_chunks() -> None:
     """For a share of the chunk's time, not for one step."""
-    assert 0.38 < steps_between(pacer(), 0.01) * 0.01 / 1.024 < 0.46
+    assert 0.43 < steps_between(pacer(), 0.01) * 0.01 / 1.024 < 0.48
 
 
 def test_steps_slower_than_without_a_prefill_are_as_many() -> None:
     """Else who is slowed down by the newcomer would also get fewer of them."""
     paced = PrefillPacer(2048, 0.5)
-    for _ in range(10):
-        paced.decoded(0.01)
+    for seconds in (0.01, 0.01, 0.02, *[0.01] * 200):
+        paced.decoded(seconds)
     for seconds in (0.01, 0.013):
         paced.prefilled(1024, 1.0)
-        assert steps_between(paced, seconds) == 42
+        assert steps_between(paced, seconds) == 45
 
 
 def test_a_step_that_got_much_slower_does_not_starve_the_newcomer() -> None:
@@ -72,4 +72,4 @@ def test_a_step_that_got_much_slower_does_not_starve_the_newcomer() -> None:
     paced = PrefillPacer(2048, 0.5)
     paced.decoded(0.01)
     paced.prefilled(1024, 1.0)
-    assert steps_between(paced, 0.1) * 0.1 < 0.8
+    assert steps_between(paced, 0.1) <= 8
