@@ -33,6 +33,7 @@ def draw(
     for axis, (metric, title) in zip(axes.flat, _PANELS, strict=True):
         bars = axis.bar(names, [results[name][metric] for name in names], color=colors)
         axis.bar_label(bars, fmt="%.0f", fontsize=8)
+        axis.margins(y=0.1)  # room for the labels
         axis.set_title(title, fontsize=9)
         axis.set_xticks([])
     figure.legend(bars, names, loc="lower center", ncols=len(names), fontsize=9)
