@@ -21,7 +21,7 @@ from sidecar.infra.lru import Lru
 
 _MOST_PIECES = 65536
 _MOST_SYSTEM_TEXTS = 256
-_MOST_CACHED_CHARS = 32 << 20
+_MOST_CACHED_CHARS = 8 << 20  # with their ids some 10 bytes each
 _LONG = 2048
 _LINE = re.compile(r"\n(?=\S)")
 _SAMPLE = "zq: user text,\n\tcode(1) naïve 東京 \U0001f600 tail  "

@@ -3,7 +3,8 @@ What finished prompts looked like, found by their canonical ids.
 
 Blocks of 16 canonical ids are hashed in a chain, as vLLM's automatic prefix caching
 does; a record hangs on each of its block hashes. Records hold ids and values, no
-arrays.
+arrays. An agent's prompts are long and many: of a hash 8 bytes are kept (what they find
+is compared id by id), and blocks with the same records share one tuple of them.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ import threading
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +22,7 @@ from sidecar.pipeline.assembly import BLOCK_LEN, SpanKey
 from sidecar.pipeline.turns import Scope
 
 _MOST_RECORDS = 4096
-_MOST_IDS = 64 << 20
+_MOST_IDS = 16 << 20  # some 15 bytes each
 _MOST_PER_BLOCK = 8
 
 
@@ -60,7 +61,7 @@ class LineageRecord:
     spans: tuple[StoredSpan, ...]
     notes: Mapping[int, Note]
     scope: Scope
-    block_hashes: tuple[bytes, ...] = ()
+    block_hashes: array[int] = field(default_factory=lambda: array("Q"))
     touched: float = field(default_factory=time.monotonic)
     hits: int = 0
 
@@ -71,6 +72,9 @@ class LineageRecord:
         theirs = np.frombuffer(other, dtype=np.uint32, count=size)
         differs = mine != theirs
         return int(differs.argmax()) if differs.any() else size
+
+
+_Holders = tuple[LineageRecord, ...]
 
 
 class LineageIndex:
@@ -87,7 +91,7 @@ class LineageIndex:
         self._ttl_s = ttl_s
         self._use_blocks = use_blocks
         self._records: OrderedDict[int, LineageRecord] = OrderedDict()
-        self._blocks: dict[bytes, list[LineageRecord]] = {}
+        self._blocks: dict[int, _Holders] = {}
         self._num_ids = 0
         self._lock = threading.Lock()
 
@@ -116,10 +120,7 @@ class LineageIndex:
                 self._remove(old)
             self._records[id(record)] = record
             self._num_ids += len(record.canonical)
-            for block in record.block_hashes:
-                holders = self._blocks.setdefault(block, [])
-                holders.append(record)
-                del holders[:-_MOST_PER_BLOCK]
+            self._replace(record, lambda old: (*old, record)[-_MOST_PER_BLOCK:])
             while len(self._records) > _MOST_RECORDS or self._num_ids > _MOST_IDS:
                 self._remove(next(iter(self._records.values())))
 
@@ -138,7 +139,7 @@ class LineageIndex:
             self._blocks.clear()
             self._num_ids = 0
 
-    def _by_block(self, hashes: tuple[bytes, ...], most: int) -> list[LineageRecord]:
+    def _by_block(self, hashes: array[int], most: int) -> list[LineageRecord]:
         found: dict[int, LineageRecord] = {}
         # No binary search: a block may have lost its holders to younger records that
         # are gone, and the blocks behind it still have theirs.
@@ -172,17 +173,24 @@ class LineageIndex:
     def _remove(self, record: LineageRecord) -> None:
         self._records.pop(id(record), None)
         self._num_ids -= len(record.canonical)
-        for block in record.block_hashes:
-            holders = self._blocks.get(block)
-            if holders is None:
-                continue
-            if record in holders:
-                holders.remove(record)
-            if not holders:
-                del self._blocks[block]
+        self._replace(record, lambda old: tuple(r for r in old if r is not record))
 
-    def _hashes(self, canonical: array[int]) -> tuple[bytes, ...]:
-        return tuple(_chain(self._seed, canonical))
+    def _replace(
+        self, record: LineageRecord, change: Callable[[_Holders], _Holders]
+    ) -> None:
+        """Change the holders of a record's blocks; equal ones stay one tuple."""
+        changed: dict[_Holders, _Holders] = {}  # records are equal if they are the same
+        for block in record.block_hashes:
+            old = self._blocks.get(block, ())
+            if old not in changed:
+                changed[old] = change(old)
+            if new := changed[old]:
+                self._blocks[block] = new
+            else:
+                self._blocks.pop(block, None)
+
+    def _hashes(self, canonical: array[int]) -> array[int]:
+        return array("Q", _chain(self._seed, canonical))
 
 
 def pack(ids: CanonicalIds) -> array[int]:
@@ -190,10 +198,10 @@ def pack(ids: CanonicalIds) -> array[int]:
     return array("I", ids)
 
 
-def _chain(seed: bytes, canonical: array[int]) -> Iterator[bytes]:
+def _chain(seed: bytes, canonical: array[int]) -> Iterator[int]:
     data = memoryview(np.frombuffer(canonical, dtype=np.uint32).astype(">u4").tobytes())
     size = 4 * BLOCK_LEN
     last = seed
     for start in range(0, len(data) - size + 1, size):
         last = hashlib.sha256(last + data[start : start + size]).digest()
-        yield last
+        yield int.from_bytes(last[:8], "big")

@@ -140,8 +140,25 @@ def test_hashes_are_chained_as_specified() -> None:
     for start in (0, BLOCK_LEN):
         data = b"".join(i.to_bytes(4, "big") for i in ids[start : start + BLOCK_LEN])
         state = hashlib.sha256(state + data).digest()
-        expected.append(state)
-    assert one.block_hashes == tuple(expected)
+        expected.append(int.from_bytes(state[:8], "big"))
+    assert one.block_hashes.tolist() == expected
+
+
+def test_blocks_with_the_same_records_share_their_list() -> None:
+    """100k-token prompts have thousands of blocks; a list each would be megabytes."""
+    known = index()
+    known.add(record(blocks(1, 2, 3, 4)))
+    known.add(record(blocks(1, 2, 3, 5)))
+    assert len({id(holders) for holders in known._blocks.values()}) == 3
+
+
+def test_what_is_removed_leaves_nothing_behind() -> None:
+    known = index(ttl_s=1e-9)
+    for last in (4, 5, 6):
+        known.add(record(blocks(1, 2, 3, last)))
+    found(known, blocks(9))
+    assert len(known) == 0
+    assert known._blocks == {}
 
 
 def test_a_common_beginning_ends_where_ids_differ() -> None:

@@ -1,8 +1,9 @@
 """
-Were answers right? Each sampled one is computed again without any cache.
+Were answers right? Each sampled one is computed again from its first token.
 
-One forward pass over the ids the model read and then said tells for each place what
-greedy decoding had to choose there; what it chose may differ only in a near-tie.
+A forward pass over the ids the model read and then said, with KV of its own, tells for
+each place what greedy decoding had to choose there; what it chose may differ only in a
+near-tie.
 """
 
 import random
@@ -13,10 +14,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models.cache import make_prompt_cache
 
 from sidecar.app import App
 from sidecar.engine.job import ChoiceEnded, Job, JobEvent
 
+_CHUNK = 512
 _NEAR = 1e-3  # logits closer than this may change places by rounding
 
 
@@ -65,8 +68,7 @@ class AnswerOracle:
     def _check_one(
         self, model: Any, prompt: tuple[int, ...], said: tuple[int, ...]
     ) -> None:
-        ids = mx.array([[*prompt, *said[:-1]]])
-        logits = np.array(model(ids)[0, -len(said) :].astype(mx.float32))
+        logits = _logits(model, prompt, said)
         best = logits.argmax(axis=-1)
         self.num_checked += 1
         for place, (row, token) in enumerate(zip(logits, said, strict=True)):
@@ -77,3 +79,19 @@ class AnswerOracle:
                 self.wrong.append(f"token {place} of {len(said)}: off by {gap:.4f}")
                 return
             self.num_near_ties += 1
+
+
+def _logits(model: Any, prompt: tuple[int, ...], said: tuple[int, ...]) -> np.ndarray:
+    """
+    Before each token said; in chunks, or it would need more memory than the server.
+
+    Returns:
+        float32 (len(said), vocabulary).
+    """
+    cache = make_prompt_cache(model)
+    for start in range(0, len(prompt) - 1, _CHUNK):
+        model(mx.array([prompt[start : min(start + _CHUNK, len(prompt) - 1)]]), cache)
+        mx.eval([layer.state for layer in cache])
+    return np.array(
+        model(mx.array([[prompt[-1], *said[:-1]]]), cache)[0].astype(mx.float32)
+    )

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import anthropic
 import httpx
@@ -77,6 +77,13 @@ class Clients:
         self.wrong: list[str] = []
         self._expected: dict[str, str] = {}
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._openai.close()
+        self._anthropic.close()
+
     def learn(self) -> None:
         """What each question's answer is; greedy, so it stays so."""
         self._expected = {text: self._whole("tiny", text) for text in QUESTIONS}
@@ -114,8 +121,8 @@ class Clients:
             model=model, messages=[{"role": "user", "content": text}],
             max_tokens=TOKENS, stream=True,
         )  # fmt: skip
-        for chunk in chunks:
-            for choice in chunk.choices:
+        with chunks:
+            for choice in itertools.chain.from_iterable(c.choices for c in chunks):
                 said += _joined(choice.delta)
                 finish = choice.finish_reason or finish
         if finish is None:
@@ -177,16 +184,16 @@ def kill_and_recover(
 
 
 def run_kills(launcher: Launcher, name: str, port: int, kills: int) -> None:
-    clients = Clients(launcher)
-    clients.learn()
     chance = random.Random(kills)
-    with load(clients, kills):
-        seconds = [
-            kill_and_recover(launcher, clients, name, port, chance)
-            for _ in range(kills)
-        ]
-        before = len(clients.served_at)
-        assert eventually(lambda: len(clients.served_at) > before + 12, 60)
+    with Clients(launcher) as clients:
+        clients.learn()
+        with load(clients, kills):
+            seconds = [
+                kill_and_recover(launcher, clients, name, port, chance)
+                for _ in range(kills)
+            ]
+            before = len(clients.served_at)
+            assert eventually(lambda: len(clients.served_at) > before + 12, 60)
     after = ", ".join(f"{s:.1f}" for s in seconds)
     print(f"{kills} kills of the {name}: served again after {after} s")
     print(dict(clients.outcomes))
@@ -257,14 +264,15 @@ def test_a_stop_lets_answers_end(app: App, tmp_path: Path, model_folder: Any) ->
     """SIGTERM to the launcher: running streams are drained, then all is down."""
     launcher = Launcher(tmp_path, MODEL_PATH=str(model_folder("dense")))
     launcher.wait_for("Ready.", 120)
-    client = openai.OpenAI(base_url=f"{launcher.url}/v1", api_key="x", max_retries=0)
-    chunks = client.chat.completions.create(
-        model="local", messages=[{"role": "user", "content": "x"}],
-        max_tokens=1500, stream=True,
-    )  # fmt: skip
-    next(iter(chunks))
-    launcher.process.terminate()
-    finish = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
+    url = f"{launcher.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="x", max_retries=0) as client:
+        chunks = client.chat.completions.create(
+            model="local", messages=[{"role": "user", "content": "x"}],
+            max_tokens=1500, stream=True,
+        )  # fmt: skip
+        next(iter(chunks))
+        launcher.process.terminate()
+        finish = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
     assert finish[-1] == "length"
     assert len(finish) > 100
     assert launcher.wait() == 0

@@ -17,6 +17,8 @@ import psutil
 import pytest
 
 from sidecar.app import App
+from sidecar.infra.malloc import keep_freed_pages
+from sidecar.pipeline import encoding
 from tests.support.answer_oracle import AnswerOracle
 from tests.support.lock_order import LockOrder, watched_locks
 from tests.support.mixed_traffic import Traffic
@@ -32,14 +34,18 @@ SEED = int(os.environ.get("SOAK_SEED", "1"))
 def watched(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[App, LockOrder]]:
-    """A sidecar whose locks are watched, with a store small enough to be full soon."""
+    """A sidecar whose locks are watched, its stores small enough to be full soon."""
     settings = {
         "MODEL_PATH": str(folder),
         "PREFILL_STEP_SIZE": "128",
         "PROMPT_CACHE_MAX_BYTES": "24MB",
         "TIMEOUT_CHAT_SECONDS": "120",
         "CACHE_VERIFY": "true",
+        # What is remembered for half an hour would grow for half an hour.
+        "PROMPT_CACHE_TTL_SECONDS": "30",
+        "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS": "30",
     }
+    monkeypatch.setattr(encoding, "_MOST_CACHED_CHARS", 1 << 18)
     with (
         watched_locks(monkeypatch) as order,
         running_sidecar(settings) as app,
@@ -81,10 +87,12 @@ def test_some_seconds_of_everything(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600 + 120 * MINUTES)  # the checks between parts take time too
 def test_soak(model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """No wrong answer, no leak of leases, threads, files or memory."""
     oracle = AnswerOracle(share=0.05)
     process = psutil.Process()
+    keep_freed_pages()  # as the sidecar's own process does
     with watched(model_folder("hybrid"), monkeypatch) as (app, order):
         oracle.listen(monkeypatch)
         traffic = Traffic(app.listener.port, SEED)
@@ -103,7 +111,7 @@ def test_soak(model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> Non
                 flush=True,
             )
             if part == 1:
-                assert eventually(lambda: len(process.connections()) <= 1)
+                assert eventually(lambda: len(process.net_connections()) <= 1)
                 files, threads = process.num_fds(), threading.active_count()
         assert eventually(lambda: threading.active_count() <= threads)
         assert eventually(lambda: process.num_fds() <= files)
