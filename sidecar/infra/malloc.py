@@ -12,11 +12,12 @@ import platform
 
 logger = logging.getLogger(__name__)
 
-# From malloc.h. The map threshold's largest legal value is 32 MB. Arenas stay as many
-# as glibc likes: with one, the interpreter and MLX's compute threads wait for each
-# other's lock, 4 % of the decode rate of a small model.
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+# From malloc.h. The map threshold's largest legal value is 32 MB.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _OPTIONS = {
+    # With one, the interpreter and MLX's threads wait for each other (512 tokens are
+    # prefilled 4 % later); with one a thread, each comes to hold the most it ever used.
+    _M_ARENA_MAX: 4,
     _M_MMAP_THRESHOLD: 32 << 20,
     _M_TRIM_THRESHOLD: 1 << 30,
     _M_TOP_PAD: 64 << 20,

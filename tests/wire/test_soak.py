@@ -44,6 +44,7 @@ def watched(
         # What is remembered for half an hour would grow for half an hour.
         "PROMPT_CACHE_TTL_SECONDS": "30",
         "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS": "30",
+        "HEALING_STORE_MAX_ENTRIES": "50",
     }
     monkeypatch.setattr(encoding, "_MOST_CACHED_CHARS", 1 << 18)
     with (
@@ -119,6 +120,6 @@ def test_soak(model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> Non
     print(f"rss after warm-up: {growth:+.2%}\n{dict(traffic.outcomes)}")
     assert traffic.wrong == []
     assert oracle.wrong == []
-    assert oracle.num_checked > 100 * MINUTES / 5
+    assert oracle.num_checked > 10 * MINUTES
     assert order.violations() == []
     assert growth < 0.02
