@@ -155,7 +155,8 @@ def _arrival(server: Server, work: Work, options: argparse.Namespace) -> None:
         if late.started <= after and before <= late.first
     ]
     server.seen["newcomer ttft"].append(late.ttft_s / solo.ttft_s)
-    server.seen["p99 pause beside it"].append(_quantile(gaps, 99) * 1000)
+    if gaps:  # else the streams ended before: nothing was measured
+        server.seen["p99 pause beside it"].append(_quantile(gaps, 99) * 1000)
 
 
 def _rate(answers: list[Answer]) -> float:
@@ -165,7 +166,7 @@ def _rate(answers: list[Answer]) -> float:
 
 def _quantile(values: list[float], percent: int) -> float:
     if len(values) < 2:
-        return values[0] if values else float("nan")
+        return values[0]
     cuts = statistics.quantiles(values, n=100, method="inclusive")
     return cuts[percent - 1]
 
@@ -187,7 +188,8 @@ def _table(results: dict[str, dict[str, float]]) -> str:
     names = list(results)
     lines = [f"{'':<22}{'':<10}" + "".join(f"{name:>22}" for name in names)]
     for metric, unit in _METRICS:
-        cells = "".join(f"{results[name][metric]:>22.1f}" for name in names)
+        found = [results[name].get(metric) for name in names]
+        cells = "".join(f"{'-' if v is None else f'{v:.1f}':>22}" for v in found)
         lines.append(f"{metric:<22}{unit:<10}{cells}")
     return "\n".join(lines)
 

@@ -15,7 +15,8 @@ from tests.support.proxy import running_proxy
 
 _KNOWN_PEERS = {  # name -> a module that tells it is installed, how it is started
     "mlx_vlm.server": (
-        "mlx_vlm", "python -m mlx_vlm.server --port {port} --model {model}",
+        "mlx_vlm",  # its template switches thinking off unless told
+        "python -m mlx_vlm.server --port {port} --model {model} --enable-thinking",
     ),
     "vllm-mlx": ("vllm_mlx", "vllm-mlx serve {model} --port {port}"),
     "Rapid-MLX": ("rapid_mlx", "rapid-mlx serve {model} --port {port}"),

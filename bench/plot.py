@@ -31,7 +31,9 @@ def draw(
     colors = [f"C{number}" for number in range(len(names))]
     figure, axes = pyplot.subplots(2, 3, figsize=(11, 6))
     for axis, (metric, title) in zip(axes.flat, _PANELS, strict=True):
-        bars = axis.bar(names, [results[name][metric] for name in names], color=colors)
+        bars = axis.bar(
+            names, [results[name].get(metric, 0.0) for name in names], color=colors
+        )
         axis.bar_label(bars, fmt="%.0f", fontsize=8)
         axis.margins(y=0.1)  # room for the labels
         axis.set_title(title, fontsize=9)
