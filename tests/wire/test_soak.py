@@ -91,7 +91,7 @@ def test_some_seconds_of_everything(
 @pytest.mark.timeout(600 + 120 * MINUTES)  # the checks between parts take time too
 def test_soak(model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """No wrong answer, no leak of leases, threads, files or memory."""
-    oracle = AnswerOracle(share=0.05)
+    oracle = AnswerOracle(share=0.1)
     process = psutil.Process()
     keep_freed_pages()  # as the sidecar's own process does
     with watched(model_folder("hybrid"), monkeypatch) as (app, order):
@@ -120,6 +120,6 @@ def test_soak(model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> Non
     print(f"rss after warm-up: {growth:+.2%}\n{dict(traffic.outcomes)}")
     assert traffic.wrong == []
     assert oracle.wrong == []
-    assert oracle.num_checked > 10 * MINUTES
+    assert oracle.num_checked > 100 * MINUTES / 5
     assert order.violations() == []
     assert growth < 0.02
