@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.proxy import free_port
+from tests.support.proxy import end_process, free_port
 from tests.support.servers import wait_ready
 
 REPO = Path(__file__).parents[2]
@@ -51,9 +51,4 @@ def sidecar_process(
         wait_ready(f"http://127.0.0.1:{port}")
         yield SidecarProcess(port, process)
     finally:
-        process.terminate()
-        try:
-            process.wait(40)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(5)
+        end_process(process, 40)

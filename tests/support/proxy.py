@@ -75,7 +75,7 @@ def running_proxy(
             _wait_ready(proxy, process)
             yield proxy
     finally:
-        _end(process)
+        end_process(process)
 
 
 def free_port() -> int:
@@ -139,10 +139,11 @@ def _wait_ready(proxy: Proxy, process: subprocess.Popen[bytes]) -> None:
     raise TimeoutError(f"the proxy did not start:\n{tail}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_process(process: subprocess.Popen[bytes], wait_s: float = 20) -> None:
+    """SIGTERM; SIGKILL if that did not end it in time."""
     process.terminate()
     try:
-        process.wait(20)
+        process.wait(wait_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(5)
