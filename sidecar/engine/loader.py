@@ -132,7 +132,7 @@ def _try_quantized(model: Any, quantization: KVQuantization) -> None:
         for length in (8, 1):
             mx.eval(model(mx.array([[0] * length]), cache=cache))
         if not any(isinstance(layer, QuantizedKVCache) for layer in cache):
-            raise NotImplementedError("no layer has keys and values that can be")
+            raise TypeError("no layer has keys and values that can be")
     except Exception as error:
         bits, group = quantization.bits, quantization.group_size
         raise ValueError(
