@@ -4,6 +4,7 @@ Every error a client may see.
 SidecarError                    code                      status
  +- BadRequest                  invalid_request           400
  |   +- ContextLengthExceeded   context_length_exceeded   400
+ |   +- PreviousResponseNotFound  previous_response_not_found  400
  +- Unauthorized                unauthorized              401
  +- Forbidden                   forbidden                 403
  +- NotFound                    resource_not_found        404
@@ -68,6 +69,12 @@ class ContextLengthExceeded(BadRequest):
     """The prompt alone fills the context."""
 
     code = "context_length_exceeded"
+
+
+class PreviousResponseNotFound(BadRequest):
+    """A response or item that was never stored, or is not kept any more."""
+
+    code = "previous_response_not_found"
 
 
 class Unauthorized(SidecarError):

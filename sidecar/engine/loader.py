@@ -1,4 +1,4 @@
-"""Model id or folder -> a loaded model with everything computable computed."""
+"""A model's folder -> a loaded model with everything computable computed."""
 
 import hashlib
 import json
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model, load_tokenizer
@@ -19,16 +18,13 @@ from sidecar.cache.kv_layers import KVLayers, evaluate
 from sidecar.cache.quantization import KVQuantization
 from sidecar.config import CacheConfig
 from sidecar.core.errors import ModelLoadFailed
+from sidecar.engine.model_source import ModelSource
 from sidecar.parsers.families import OutputSyntax, find_family, output_syntax
 
 logger = logging.getLogger(__name__)
 
-BUILTIN_DIR = Path(__file__).parent.parent / "builtin_model"
-BUILTIN_NAME = "mlx-tiny-agent"
 _UNKNOWN_CONTEXT = 1 << 20
-_FILES = [
-    "*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken",
-]  # fmt: skip
+_MOST_REASON = 300  # characters
 
 
 @dataclass(frozen=True)
@@ -63,13 +59,6 @@ class LoadedModel:
         return cache
 
 
-def model_name(path: str | None) -> str:
-    """What a model is called: its hub id, or the name of its folder."""
-    if path is None:
-        return BUILTIN_NAME
-    return Path(path).name if Path(path).is_dir() else path
-
-
 def kv_quantization(config: CacheConfig) -> KVQuantization | None:
     """How KV_BITS and its companions want KV quantised."""
     if config.kv_bits == "OFF":
@@ -80,7 +69,7 @@ def kv_quantization(config: CacheConfig) -> KVQuantization | None:
 
 
 def load(
-    path: str | None,
+    source: ModelSource,
     family: str | None,
     *,
     trust: bool,
@@ -90,7 +79,7 @@ def load(
     Load a text model; GPU thread only.
 
     Args:
-        path: a folder, a hub id to download, or None for the built-in model.
+        source: from `find_model`, which has checked its files.
         family: the configured family, None to find it out.
         trust: let the model's folder bring code of its own.
         quantization: of its KV; tried here, since not all models can.
@@ -98,9 +87,8 @@ def load(
         ModelLoadFailed: with the reason.
     """
     started = time.monotonic()
-    name = model_name(path)
+    name, folder = source.name, source.folder
     try:
-        folder = _resolve(path)
         model, config = load_model(folder, trust_remote_code=trust)
         tokenizer = load_tokenizer(
             folder,
@@ -113,14 +101,21 @@ def load(
             key = f"{loaded.key} {quantization.bits} {quantization.group_size}"
             loaded = replace(loaded, key=key, quantization=quantization)
     except Exception as error:
-        logger.exception("model load failed model=%s", name)
-        reason = str(error).replace(str(path), name) if path else str(error)
-        raise ModelLoadFailed(f"model {name} could not be loaded: {reason}") from error
+        reason = _reason(error).replace(str(folder), name)
+        raise ModelLoadFailed(f"model {name} cannot be loaded: {reason}") from error
     logger.info(
         "loaded model=%s bytes=%d seconds=%.1f",
         name, loaded.num_bytes, time.monotonic() - started,
     )  # fmt: skip
     return loaded
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what a library says; a bare KeyError says nothing alone."""
+    lines = str(error).splitlines() or [""]
+    if isinstance(error, (ValueError, OSError)) and lines[0]:
+        return lines[0][:_MOST_REASON]
+    return f"{type(error).__name__} {lines[0]}"[:_MOST_REASON]
 
 
 def _try_quantized(model: Any, quantization: KVQuantization) -> None:
@@ -139,16 +134,6 @@ def _try_quantized(model: Any, quantization: KVQuantization) -> None:
             f"its KV cannot be quantised with KV_BITS={bits}, KV_GROUP_SIZE={group}: "
             f"{error}"
         ) from error
-
-
-def _resolve(path: str | None) -> Path:
-    if path is None:
-        return BUILTIN_DIR
-    if Path(path).is_dir():
-        return Path(path)
-    if path.startswith((".", "/", "~")):
-        raise FileNotFoundError("no such folder")
-    return Path(snapshot_download(path, allow_patterns=_FILES))
 
 
 def _describe(

@@ -13,7 +13,9 @@ from sidecar.app import prepare_device
 from sidecar.config import Config, load_config
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.loader import BUILTIN_NAME, kv_quantization, load
+from sidecar.engine.loader import kv_quantization, load
+from sidecar.engine.model_place import BUILTIN_NAME
+from sidecar.engine.model_source import ModelSource, find_model
 from sidecar.engine.selftest import PathResult, run_selftest
 from sidecar.infra.logs import setup_logging
 from sidecar.setting_sources import ConfigError
@@ -32,9 +34,8 @@ def main(argv: list[str]) -> int:
     setup_logging("ERROR")
     path = config.model.path if options.model is None else options.model
     try:
-        name, results = gpu_thread().call(
-            lambda: _load_and_test(None if path in _BUILTIN else path, config)
-        )
+        source = find_model(None if path in _BUILTIN else path)
+        name, results = gpu_thread().call(lambda: _load_and_test(source, config))
     except ModelLoadFailed as error:
         sys.stderr.write(f"selftest: {error}\n")
         return 1
@@ -42,10 +43,10 @@ def main(argv: list[str]) -> int:
     return 1 if any(result.outcome == "failed" for result in results) else 0
 
 
-def _load_and_test(path: str | None, config: Config) -> tuple[str, list[PathResult]]:
+def _load_and_test(source: ModelSource, config: Config) -> tuple[str, list[PathResult]]:
     prepare_device(config)
     model = load(
-        path,
+        source,
         config.model.family,
         trust=config.model.trust_remote_code,
         quantization=kv_quantization(config.cache),

@@ -1,11 +1,8 @@
-"""The loader: folders, the hub, and what it refuses."""
+"""The loader: folders, and what it refuses."""
 
 import contextlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,16 +10,19 @@ import pytest
 
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.loader import BUILTIN_NAME, LoadedModel, load, model_name
-from tests.support.hub import running_hub
+from sidecar.engine.loader import LoadedModel, load
+from sidecar.engine.model_place import BUILTIN_NAME, model_name
+from sidecar.engine.model_source import (
+    find_model,
+    knows_architecture,
+)
 
-REPO = Path(__file__).parents[2]
 ModelFolder = Callable[[str], Path]
 
 
 def load_here(path: Path | str | None, *, trust: bool = False) -> LoadedModel:
-    where = None if path is None else str(path)
-    return gpu_thread().call(lambda: load(where, None, trust=trust))
+    source = find_model(None if path is None else str(path))
+    return gpu_thread().call(lambda: load(source, None, trust=trust))
 
 
 def failure(path: Path | str, *, trust: bool = False) -> str:
@@ -68,9 +68,12 @@ def test_a_model_is_called_by_its_folder_or_hub_id(tmp_path: Path) -> None:
     assert model_name(None) == BUILTIN_NAME
     assert model_name(str(tmp_path)) == tmp_path.name
     assert model_name("org/model") == "org/model"
+    assert model_name("/no/such/place") == "place"
 
 
-@pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "~/nothing/at/all"])
+@pytest.mark.parametrize(
+    "path", ["/no/such/folder", "./nothing", "~/nothing/at/all", "a/b/c", "x.gguf"]
+)
 def test_a_missing_folder_is_said_to_be_missing(path: str) -> None:
     """A path is not looked up on the hub."""
     assert "no such folder" in failure(path)
@@ -142,40 +145,36 @@ def test_pickled_weights_are_not_read(folder: Path) -> None:
     assert "safetensors" in failure(folder)
 
 
-DOWNLOAD = """
-import sys
-from sidecar.core.errors import ModelLoadFailed
-from sidecar.engine.loader import load
-for name in sys.argv[1:]:
-    try:
-        model = load(name, None, trust=False)
-        print("loaded", model.name, model.vocab_size)
-    except ModelLoadFailed as error:
-        print("failed", error.message.splitlines()[0])
-"""
+def test_a_file_is_not_a_folder(folder: Path) -> None:
+    """A GGUF file is told from another file."""
+    other = folder / "model.gguf"
+    other.write_bytes(b"GGUF")
+    assert "GGUF" in failure(other)
+    assert "give the folder" in failure(folder / "config.json")
 
 
-def test_a_model_comes_from_the_hub_by_its_id(
-    model_folder: ModelFolder, tmp_path: Path
-) -> None:
-    """Only what a model needs is fetched, once; an absent one is said to be absent."""
-    files = {file.name: file.read_bytes() for file in model_folder("dense").iterdir()}
-    unwanted = {"evil.py": b"1/0", "pytorch_model.bin": b"x", "README.md": b"x"}
-    with running_hub("org/tiny", {**files, **unwanted}) as hub:
-        env = {
-            "PATH": os.environ["PATH"],
-            "HF_ENDPOINT": hub.url,
-            "HF_HOME": str(tmp_path),
-            "HF_HUB_DISABLE_XET": "1",
-            "NO_PROXY": "127.0.0.1",
-        }
-        ended = subprocess.run(
-            [sys.executable, "-c", DOWNLOAD, "org/tiny", "org/tiny", "org/absent"],
-            cwd=REPO, env=env, capture_output=True, text=True, timeout=120,
-            check=False,
-        )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    first, second, third = ended.stdout.splitlines()
-    assert first == second == "loaded org/tiny 3072"
-    assert third.startswith("failed model org/absent could not be loaded: 404")
-    assert sorted(hub.fetched) == sorted(files)
+def test_weights_larger_than_the_limit_are_not_loaded(folder: Path) -> None:
+    """Told from the files' sizes, before anything is read."""
+    with pytest.raises(ModelLoadFailed, match="MAX_PROCESS_MEMORY"):
+        find_model(str(folder), limit_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["qwen3", "mistral", "lfm2-vl", "bailing_hybrid", "martian", "a.b", "", ".."],
+)
+def test_architectures_mlx_lm_builds(kind: str) -> None:
+    """Those it has a file for, by their own name or another's."""
+    known = kind in ("qwen3", "mistral", "lfm2-vl", "bailing_hybrid")
+    assert knows_architecture({"model_type": kind}) == known
+
+
+def test_a_fault_of_a_library_is_one_line(folder: Path) -> None:
+    """Weights that do not fit the config: the library's first line, no path."""
+    config = json.loads((folder / "config.json").read_text())
+    config["hidden_size"] = 32
+    (folder / "config.json").write_text(json.dumps(config))
+    said = failure(folder)
+    assert said.startswith("model tiny cannot be loaded: ")
+    assert "\n" not in said
+    assert str(folder) not in said

@@ -1,0 +1,229 @@
+"""
+Can a folder be served? Told from its names, sizes and headers, before anything loads.
+
+Each question answers with the fault in words, what to do included, or with None. The
+words fit behind "model NAME cannot be loaded: " and hold no path of this machine.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+WEIGHTS = "model*.safetensors"  # what mlx-lm loads
+_INDEX = "model.safetensors.index.json"
+_PICKLES = (".bin", ".pth", ".pt", ".ckpt")
+_TOKENIZERS = (
+    "tokenizer.json", "*.model", "*.tiktoken", "vocab.json", "vocab.txt", "tekken.json",
+)  # fmt: skip
+_NUMBERED = re.compile(r"model-\d+-of-(\d+)\.safetensors")
+_ENCODER = re.compile(
+    r"For(MaskedLM|SequenceClassification|TokenClassification|QuestionAnswering)$"
+    r"|(Bert|Roberta|BERTa|Electra|MPNet|Encoder)\w*Model$",
+    re.IGNORECASE,
+)
+_ADAPTERS = ("adapters.safetensors", "adapter_model.safetensors")
+_MOST_HEADER_BYTES = 100_000_000  # the format's own limit
+_NAMED = 3  # of many files, so many are named
+
+KnowsArchitecture = Callable[[Mapping[str, Any]], bool]
+
+
+def folder_fault(folder: Path, knows: KnowsArchitecture) -> str | None:
+    """What keeps a folder from being loaded, as far as its files show it."""
+    names = [str(file.relative_to(folder)) for file in _files(folder)]
+    fault = place_fault(folder) or names_fault(names)
+    return fault or config_fault(folder, knows) or weights_fault(folder)
+
+
+def place_fault(folder: Path) -> str | None:
+    """A folder one level too high: of the hub's cache, or of several models."""
+    if (folder / "snapshots").is_dir() and folder.name.startswith("models--"):
+        hub_id = folder.name.removeprefix("models--").replace("--", "/", 1)
+        return f"it is the hub's cache of a model; give the hub id, {hub_id}"
+    if (folder / "config.json").exists():
+        return None
+    inner = sorted(file.parent.name for file in folder.glob("*/config.json"))
+    if inner and not any(folder.glob("*.*")):
+        return f"it holds folders of models; give one of them: {_some(inner)}"
+    return None
+
+
+def names_fault(names: Sequence[str]) -> str | None:
+    """
+    What the names of a model's files show.
+
+    Args:
+        names: relative to the model's folder; only those at the top count.
+    """
+    names = [name for name in names if "/" not in name]
+    if not names:
+        return "the folder is empty; give the folder of an MLX model, or a hub id"
+    if not any(fnmatch(name, WEIGHTS) for name in names):
+        return _other_weights(names)
+    if "config.json" not in names:
+        return "config.json is missing; download the model again, whole"
+    if not any(fnmatch(name, known) for name in names for known in _TOKENIZERS):
+        return (
+            "it has no tokenizer (tokenizer.json or tokenizer.model); copy it from "
+            "the model that this one was made of"
+        )
+    return None
+
+
+def _other_weights(names: Sequence[str]) -> str:
+    if any(name.lower().endswith(".gguf") for name in names):
+        return gguf_fault()
+    if pickles := [name for name in names if name.endswith(_PICKLES)]:
+        return (
+            f"its weights are in PyTorch's format ({pickles[0]}) and only safetensors "
+            "are read; take the same model in MLX or safetensors format"
+        )
+    if any(name in _ADAPTERS for name in names):
+        return "it is a LoRA adapter without its model; fuse both with mlx_lm.fuse"
+    if other := [name for name in names if name.endswith(".safetensors")]:
+        return f"its weights must be called {WEIGHTS}, and there is only {_some(other)}"
+    return f"it has no weights ({WEIGHTS}); give the folder of an MLX model"
+
+
+def gguf_fault() -> str:
+    """The one for llama.cpp's format."""
+    return (
+        "it is in GGUF format, llama.cpp's; take the same model in MLX format "
+        "(hub ids of mlx-community, or with MLX in their name)"
+    )
+
+
+def config_fault(folder: Path, knows: KnowsArchitecture) -> str | None:
+    """
+    What config.json shows.
+
+    Args:
+        knows: whether the architecture of such a config can be built.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        return "its config.json is damaged (not JSON); download it again"
+    kind = config.get("model_type")
+    if _is_encoder(folder, config):
+        return (
+            f"it is an encoder or embedding model ({kind}), which writes no text; "
+            "take a chat model"
+        )
+    if "model_file" in config:
+        return None  # its own code builds it, if that is allowed
+    if not isinstance(kind, str):
+        return "its config.json names no model_type, so mlx-lm cannot build it"
+    if not knows(config):
+        return (
+            f"mlx-lm does not know its architecture, {kind}; a newer mlx-lm may "
+            "(pip install -U mlx-lm), or take another model"
+        )
+    return None
+
+
+def _is_encoder(folder: Path, config: Mapping[str, Any]) -> bool:
+    listed = config.get("architectures")
+    architectures = listed if isinstance(listed, list) else []
+    if any(_ENCODER.search(str(name)) for name in architectures):
+        return True
+    # Embedding models made of a chat model say it here only (sentence-transformers).
+    return (folder / "modules.json").exists() and any(folder.glob("*_Pooling"))
+
+
+def weights_fault(folder: Path) -> str | None:
+    """Weight files that are missing, cut off, or something else."""
+    files = sorted(folder.glob(WEIGHTS))
+    absent = sorted(_expected(folder, files) - {file.name for file in files})
+    if absent:
+        num_all = len(absent) + len(files)
+        return (
+            f"{len(absent)} of its {num_all} weight files are missing "
+            f"({_some(absent)}); download them"
+        )
+    faults = (safetensors_fault(file) for file in files)
+    return next((fault for fault in faults if fault), None)
+
+
+def _expected(folder: Path, files: Sequence[Path]) -> set[str]:
+    """Names of the weight files that the index, or the files' own numbers, promise."""
+    try:
+        index = json.loads((folder / _INDEX).read_bytes())
+        return {str(name) for name in index["weight_map"].values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    found = [match for file in files if (match := _NUMBERED.fullmatch(file.name))]
+    if not found:
+        return set()
+    count = found[0][1]
+    number = f"0{len(count)}d"
+    return {
+        f"model-{i:{number}}-of-{count}.safetensors" for i in range(1, int(count) + 1)
+    }
+
+
+def safetensors_fault(file: Path) -> str | None:
+    """A file that is shorter than its header says, or no safetensors at all."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        head = stream.read(8)
+        if head.startswith(b"version "):
+            return f"{file.name} is only a pointer of Git LFS; run git lfs pull"
+        length = int.from_bytes(head, "little")
+        if len(head) == 8 and length > _MOST_HEADER_BYTES:
+            return f"{file.name} is not a safetensors file; download it again"
+        text = stream.read(length)
+    if len(head) < 8 or len(text) < length:
+        return f"{file.name} is cut off ({told_bytes(size)}); download it again"
+    try:
+        entries = json.loads(text)
+        entries.pop("__metadata__", None)
+        ends = [int(entry["data_offsets"][1]) for entry in entries.values()]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return f"{file.name} is not a safetensors file; download it again"
+    whole = 8 + length + max(ends, default=0)
+    if size < whole:
+        return (
+            f"{file.name} is cut off ({told_bytes(size)} of {told_bytes(whole)}); "
+            "download it again"
+        )
+    return None
+
+
+def weight_bytes(folder: Path) -> int:
+    """Bytes of the weight files that would be loaded."""
+    return sum(file.stat().st_size for file in folder.glob(WEIGHTS))
+
+
+def memory_fault(num_bytes: int, limit_bytes: int) -> str | None:
+    """Weights that alone take more than the process may."""
+    if num_bytes <= limit_bytes:
+        return None
+    return (
+        f"its weights take {told_bytes(num_bytes)} and the sidecar may use "
+        f"{told_bytes(limit_bytes)}; take a smaller or more quantised model, or raise "
+        "MAX_PROCESS_MEMORY"
+    )
+
+
+def told_bytes(num_bytes: float) -> str:
+    """`4.2 GB`: for people, in powers of ten as disks and hubs have them."""
+    for unit in ("bytes", "kB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} GB"
+
+
+def _files(folder: Path) -> list[Path]:
+    return [file for file in folder.iterdir() if file.is_file()]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,78 @@
+"""What MODEL_PATH names on this machine; imports no MLX, which takes seconds."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sidecar.engine.checkpoint_files import (
+    KnowsArchitecture,
+    folder_fault,
+    gguf_fault,
+    memory_fault,
+    weight_bytes,
+)
+
+BUILTIN_DIR = Path(__file__).parent.parent / "builtin_model"
+BUILTIN_NAME = "mlx-tiny-agent"
+
+
+def model_name(path: str | None) -> str:
+    """What a model is called: its hub id, or the name of its folder."""
+    if path is None:
+        return BUILTIN_NAME
+    return Path(path).name if _is_place(path) else path
+
+
+def folder_of(path: str | None) -> Path | None:
+    """The folder that it names, None if there is none."""
+    folder = BUILTIN_DIR if path is None else Path(path)
+    return folder if folder.is_dir() else None
+
+
+def absent_fault(path: str) -> str | None:
+    """Why what is no folder is no model; None if it may be a hub id."""
+    place = Path(path)
+    if place.exists():
+        if place.suffix.lower() == ".gguf":
+            return gguf_fault()
+        return "it is a file; give the folder that holds the model"
+    return "there is no such folder" if _is_place(path) else None
+
+
+def files_fault(
+    folder: Path, limit_bytes: int | None, knows: KnowsArchitecture
+) -> str | None:
+    """Why a folder cannot be loaded, its size included."""
+    fault = folder_fault(folder, knows)
+    if fault is None and limit_bytes is not None:
+        return memory_fault(weight_bytes(folder), limit_bytes)
+    return fault
+
+
+def early_fault(path: str | None, limit_bytes: int) -> str | None:
+    """Why a model on this machine cannot be loaded, whatever mlx-lm knows."""
+    folder = folder_of(path)
+    if folder:
+        fault = files_fault(folder, limit_bytes, _any)
+    else:
+        fault = absent_fault(path or "")
+    return load_fault(path, fault) if fault else None
+
+
+def load_fault(path: str | None, fault: str) -> str:
+    """The sentence for people: which model, why not, what to do."""
+    return f"model {model_name(path)} cannot be loaded: {fault}"
+
+
+def _any(_config: Mapping[str, Any]) -> bool:
+    return True
+
+
+def _is_place(path: str) -> bool:
+    """Whether it names a place on this machine rather than a model of the hub."""
+    return (
+        path.startswith((".", "/", "~"))
+        or path.endswith((".gguf", ".safetensors"))
+        or path.count("/") > 1
+        or Path(path).exists()
+    )
