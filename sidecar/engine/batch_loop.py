@@ -18,7 +18,7 @@ from sidecar.cache.store import PrefixStore
 from sidecar.config import EngineConfig
 from sidecar.core.errors import GenerationFailed, MemoryPressure
 from sidecar.engine.decode_batch import batch_of_one
-from sidecar.engine.job import Job, JobFailed, Prefilled
+from sidecar.engine.job import NOTHING, Demand, Job, JobFailed, Prefilled
 from sidecar.engine.lanes import Lanes
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.memory import MemoryGuard
@@ -76,11 +76,12 @@ class BatchLoop:
 
     def step(self) -> None:
         """One prefill chunk or one decode step; a failure ends the jobs it hit."""
+        before = (*self._rows, *self.prefills.begun)
+        prefill = None
         try:
             self.prefills.drop_ended()
             self._drop_rows()
             self.guard.relieve(self._store.evict_bytes)
-            prefill = None
             if not self._rows or self.pacer.prefill_is_due:
                 prefill = self.prefills.next(self._max_rows - len(self._rows))
             if prefill:
@@ -90,6 +91,18 @@ class BatchLoop:
         except Exception as error:
             logger.exception("decode step failed model=%s", self._model.name)
             self._fail({self._rows[u].job for u in self._lanes.drop_current()}, error)
+        if prefill or before != (*self._rows, *self.prefills.begun):
+            self._sample()
+
+    def _sample(self) -> None:
+        """Note what is in use, and what the jobs begun will take beyond that."""
+        self.guard.sample()
+        for prefill in self.prefills.begun:
+            spec = prefill.job.spec
+            rest = self.guard.model.rest(len(spec.model_ids), spec.n, prefill.done)
+            prefill.job.due = rest
+        for row in self._rows.values():
+            row.job.due = NOTHING
 
     def _fail(self, jobs: set[Job], error: Exception) -> None:
         """End jobs whose caches are lost, all their rows in whatever batch."""
@@ -124,7 +137,9 @@ class BatchLoop:
                 self.prefills.done()
                 self._begin_decode(prefill)
         except MemoryPressure as error:
-            self.prefills.give_up(prefill, error)
+            self.prefills.give_up(prefill)
+            self._sample()
+            prefill.job.emit(JobFailed(error))
         except Exception as error:
             logger.exception("prefill failed model=%s", self._model.name)
             self.prefills.done()
@@ -133,12 +148,13 @@ class BatchLoop:
             prefill.job.emit(JobFailed(failure))
 
     def _compute(self, prefill: Prefill) -> None:
+        if prefill.done == prefill.cached_len > 0:
+            evaluate(prefill.cache)  # a copy is in use from here on, its source free
         chunk = self.pacer.chunk_len(beside_streams=bool(self._rows))
         chunk = self.guard.fitting_chunk(prefill.done, chunk)
         end = prefill.end_of_chunk(chunk)
         needed = self.guard.model.peak_bytes(end, end - prefill.done)
-        if not self.guard.relieve(self._store.evict_bytes, needed):
-            raise MemoryPressure("out of memory in the prefill", retry_after_s=5)
+        self._make_room(prefill, needed)
         ids = prefill.job.spec.model_ids
         started = time.perf_counter()
         self._model.model(mx.array([ids[prefill.done : end]]), cache=prefill.cache)
@@ -150,6 +166,23 @@ class BatchLoop:
         prefill.advance(end)
         self.prefills.advanced()
         prefill.job.emit(Prefilled(end, len(ids), prefill.cached_len))
+
+    def _make_room(self, prefill: Prefill, needed: int) -> None:
+        evict = self._store.evict_bytes
+        if self.guard.relieve(evict, needed):
+            return
+        # A checkpoint only saves work later: no request fails for the sake of one.
+        for begun in (*self.prefills.begun, *(r.prefill for r in self._rows.values())):
+            begun.checkpoints.clear()
+        if self.guard.relieve(evict, needed):
+            return
+        self._sample()
+        others = sum((p.job.due for p in self.prefills.begun if p != prefill), NOTHING)
+        own = self.guard.model.kv_bytes(prefill.done)  # it would be free at the start
+        spec, others = prefill.job.spec, others + Demand(-own, 0)
+        length = len(spec.model_ids)
+        why = self.guard.refusal(length, spec.n, length, others)
+        raise MemoryPressure(why, param="messages", retry_after_s=5)
 
     def _begin_decode(self, prefill: Prefill) -> None:
         self._store.register(prefill.lease, prefill.done_ids, prefill.owner)
@@ -199,6 +232,7 @@ class BatchLoop:
             row.prefill.cache = cache
             end = row.kv_ids if row.stop_string is None else None
             keep(self._store, row.prefill, row.kv_ids, end)
+            self._sample()
         row.end("length" if reason == "length" else "stop")
 
     def _remove_rows(self, uids: list[int]) -> None:

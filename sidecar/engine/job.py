@@ -28,7 +28,7 @@ class JobSpec:
         stop: stop strings, matched in decoded text.
         n: choices decoded from one prefill.
         top_logprobs: None for none; else how many alternatives a token.
-        boundaries, session, is_guest: see core.prompt.PreparedPrompt.
+        boundaries, session, is_guest, own_len: see core.prompt.PreparedPrompt.
     """
 
     model_ids: ModelIds
@@ -40,6 +40,7 @@ class JobSpec:
     boundaries: tuple[Boundary, ...] = ()
     session: str = ""
     is_guest: bool = False
+    own_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,29 @@ class JobFailed:
     error: SidecarError
 
 
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """
+    Memory that jobs still need.
+
+    Args:
+        held: bytes kept until they end. peak: most beyond that, while one prefills.
+    """
+
+    held: int
+    peak: int
+
+    @property
+    def total(self) -> int:
+        """What must be free."""
+        return self.held + self.peak
+
+    def __add__(self, other: "Demand") -> "Demand":
+        """Of jobs that are prefilled one at a time."""
+        return Demand(self.held + other.held, max(self.peak, other.peak))
+
+
+NOTHING = Demand(0, 0)
 JobEvent = Prefilled | Token | ChoiceEnded | JobFailed
 
 
@@ -94,13 +118,14 @@ class Job:
     The two ends of one generation.
 
     The HTTP thread reads `next_event` and may `cancel`; the GPU thread writes with
-    `emit`.
+    `emit`, and `due`: what of the memory promised to it is not in use yet.
     """
 
     def __init__(self, spec: JobSpec) -> None:
         self.spec = spec
         self.number = next(_numbers)
         self.submitted = time.monotonic()
+        self.due = NOTHING
         self._events: queue.Queue[JobEvent] = queue.Queue(_MAX_EVENTS)
         self._cancelled = threading.Event()
 

@@ -18,12 +18,14 @@ import numpy as np
 from sidecar.cache import kv_layers
 from sidecar.cache.kv_layers import KVLayers
 from sidecar.cache.quantization import KVQuantization
+from sidecar.engine.job import NOTHING, Demand
 from sidecar.engine.loader import LoadedModel
 
 logger = logging.getLogger(__name__)
 
 _PROBES = (32, 64, 128, 192)  # chunks, one behind the other
 _SMALLEST_CHUNK = 64
+_ROOM_STEP = 256  # tokens by which KV buffers grow
 _SAFETY = 1.1
 _SAMPLE_EVERY_S = 1.0
 _CLEAR_AT, _FULL_AT, _EVICT_TO = 0.90, 1.0, 0.80
@@ -59,13 +61,29 @@ class MemoryModel:
         growth = self.kv_bytes(depth)  # the old buffer lives beside the new one
         return int(_SAFETY * (own + growth + self.kv_per_token * chunk_len))
 
-    def largest_context(self, free_bytes: int, most: int) -> int:
-        """The longest sequence that fits into `free_bytes` with small chunks."""
+    def demand(self, length: int, num_copies: int = 1) -> Demand:
+        """
+        What a prompt takes with small chunks, until its first token.
+
+        Args:
+            num_copies: answers that decode side by side, each with KV of its own.
+        """
+        held = num_copies * self.kv_bytes(length + _ROOM_STEP)
+        return Demand(held, self.peak_bytes(length, _SMALLEST_CHUNK))
+
+    def rest(self, length: int, num_copies: int, done: int) -> Demand:
+        """What is left of a prompt's demand once `done` tokens of it are held."""
+        whole = self.demand(length, num_copies)
+        return Demand(max(0, whole.held - self.kv_bytes(done)), whole.peak)
+
+    def largest_context(
+        self, free_bytes: int, most: int, others: Demand = NOTHING, num_copies: int = 1
+    ) -> int:
+        """The longest prompt that fits into `free_bytes` beside what others need."""
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
-            held = self.kv_bytes(middle)
-            if held + self.peak_bytes(middle, _SMALLEST_CHUNK) <= free_bytes:
+            if (others + self.demand(middle, num_copies)).total <= free_bytes:
                 low = middle
             else:
                 high = middle - 1
@@ -141,7 +159,8 @@ class MemoryGuard:
     """
     Watches the process against its limit.
 
-    `sample` and `relieve` on the GPU thread; the numbers may be read from any.
+    `sample` and `relieve` on the GPU thread; the numbers may be read from any. They are
+    of one moment: KV that was given back since would count as free and as not in use.
 
     Args:
         limit_bytes: MAX_PROCESS_MEMORY.
@@ -158,7 +177,7 @@ class MemoryGuard:
         self.limit_bytes = limit_bytes
         self._store_bytes = store_bytes
         self._sampled_at = 0.0
-        self.active_bytes = self.peak_bytes = 0
+        self.active_bytes = self.peak_bytes = self.free_bytes = 0
         self.sample()
 
     def sample(self) -> None:
@@ -166,15 +185,27 @@ class MemoryGuard:
         self._sampled_at = time.monotonic()
         self.active_bytes = mx.get_active_memory()
         self.peak_bytes = mx.get_peak_memory()
+        stored = self._store_bytes()  # would make room
+        self.free_bytes = max(0, self.limit_bytes - self.active_bytes + stored)
 
-    @property
-    def free_bytes(self) -> int:
-        """What could be had: stored KV would make room."""
-        return max(0, self.limit_bytes - self.active_bytes + self._store_bytes())
-
-    def largest_context(self, most: int) -> int:
+    def largest_context(
+        self, most: int, others: Demand = NOTHING, num_copies: int = 1
+    ) -> int:
         """The longest prompt that fits now, at most `most` tokens."""
-        return self.model.largest_context(self.free_bytes, most)
+        return self.model.largest_context(self.free_bytes, most, others, num_copies)
+
+    def refusal(
+        self, length: int, num_copies: int, most: int, others: Demand = NOTHING
+    ) -> str:
+        """Say of a prompt that does not fit what it needs, and what would."""
+        needed = self.model.demand(length, num_copies).total
+        left = max(0, self.free_bytes - others.held)
+        largest = self.largest_context(most, others, num_copies)
+        return (
+            f"a prompt of {length} tokens needs {needed >> 20} MiB, and {left >> 20} "
+            f"MiB of {self.limit_bytes >> 20} MiB are left: the largest context that "
+            f"fits now is {largest} tokens"
+        )
 
     def fitting_chunk(self, depth: int, chunk_len: int) -> int:
         """A chunk that stays below the limit at this depth, at least 64 tokens."""

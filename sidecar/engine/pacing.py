@@ -1,6 +1,7 @@
 """How prefill and decode share the GPU."""
 
 _LEAST_CHUNK = 64
+_ALONE = 2  # times as long a chunk where no stream waits: small ones cost throughput
 # Of a chunk's time, to running streams before the next: counted in steps as fast as
 # they are without a prefill, it leaves them 0.45 / (1 + 0.45 x slowdown) of their rate.
 _DECODE_SHARE = 0.45
@@ -11,16 +12,17 @@ _FREE_SMOOTHING = 1 / 32  # what is promised is a mean: one slow step must not m
 
 class PrefillPacer:
     """
-    Sizes prefill chunks so that running streams pause no longer than a target.
+    Sizes prefill chunks so that nobody waits longer for the GPU than a target.
 
-    Alone, a prefill takes whole steps. Beside running streams a chunk is cut to what
-    the last measured rate does in `stall_s`, and between two chunks the streams
+    A chunk cannot be broken off: it is cut to what the last measured rate does in
+    `stall_s` beside running streams, and alone, where a newcomer or a cancelled prompt
+    waits for its end, in twice that. Between two chunks the streams
     decode for a share of the last chunk's time: one step per chunk would starve them.
     Steps between chunks are slower than others (caches are cold, the next is not yet
     begun), which is not the streams' loss: what counts is how many they get.
 
     Args:
-        step_size: tokens of a chunk when nothing else runs.
+        step_size: most tokens of a chunk.
         stall_s: longest pause of a running stream, in seconds.
     """
 
@@ -49,11 +51,11 @@ class PrefillPacer:
 
     def chunk_len(self, *, beside_streams: bool) -> int:
         """Tokens of the next chunk."""
-        if not beside_streams:
-            return self._step_size
         if self._seconds_per_token is None:
             return min(_LEAST_CHUNK, self._step_size)
-        fitting = int(self._stall_s / self._seconds_per_token)
+        most_s = self._stall_s if beside_streams else _ALONE * self._stall_s
+        fitting = int(most_s / self._seconds_per_token)
+        fitting -= fitting % _LEAST_CHUNK  # few lengths: kernels are tuned for each
         return max(min(fitting, self._step_size), min(_LEAST_CHUNK, self._step_size))
 
     def prefilled(self, num_tokens: int, seconds: float) -> None:

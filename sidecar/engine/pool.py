@@ -136,8 +136,9 @@ class EnginePool(Generic[E]):
         try:
             engine = self._load()
         except Exception as failure:
-            logger.exception("load failed model=%s", self._id)
-            error = str(failure)
+            # Who asked for it says it in one sentence; where it was is for developers.
+            logger.debug("load failed model=%s", self._id, exc_info=True)
+            error = str(failure) or type(failure).__name__
         with self._changed:
             self._engine, self._error = engine, error
             self._state = "loaded" if engine else "failed"

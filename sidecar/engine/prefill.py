@@ -32,8 +32,8 @@ class Prefill:
     lease: Lease
     done: int
     stops: list[Boundary]
-    began: float = field(default_factory=time.monotonic)
-    last_progress: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=lambda: time.monotonic())
+    last_progress: float = field(default_factory=lambda: time.monotonic())
     longest_gap_s: float = 0.0
     checkpoints: dict[int, tuple[int, list[Any]]] = field(default_factory=dict)
 
@@ -45,7 +45,8 @@ class Prefill:
     @property
     def owner(self) -> Owner:
         """Whose KV this is."""
-        return Owner(self.job.spec.session, self.job.spec.is_guest)
+        spec = self.job.spec
+        return Owner(spec.session, spec.is_guest, spec.own_len)
 
     @property
     def done_ids(self) -> ModelIds:
@@ -75,7 +76,11 @@ def begin(job: Job, store: PrefixStore, min_gap: int) -> Prefill:
     restored = store.restore(ids)
     stops: list[Boundary] = []
     if store.needs_checkpoints:
-        stops = plan_stops(job.spec.boundaries, restored.cached_len, len(ids), min_gap)
+        places = job.spec.boundaries
+        if restored.shared_len - restored.cached_len >= min_gap:
+            # Two prompts part here, inside a message: a third may do so as well.
+            places = tuple(sorted({*places, Boundary(restored.shared_len, 0)}, key=_at))
+        stops = plan_stops(places, restored.cached_len, len(ids), min_gap)
     prefill = Prefill(
         job, restored.cache, restored.cached_len, restored.lease,
         restored.cached_len, stops,
@@ -106,6 +111,10 @@ def plan_stops(
     if last > start:
         chosen.append(Boundary(last, 2))
     return chosen
+
+
+def _at(place: Boundary) -> tuple[int, int]:
+    return place.depth, place.rank
 
 
 def keep(

@@ -11,7 +11,7 @@ from collections import deque
 
 from sidecar.cache.store import PrefixStore
 from sidecar.config import EngineConfig
-from sidecar.core.errors import SidecarError, Unavailable
+from sidecar.core.errors import Unavailable
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled
 from sidecar.engine.prefill import Prefill, begin, keep
 from sidecar.engine.watchdog import Watchdog
@@ -37,8 +37,13 @@ class PrefillQueue:
     @property
     def num_ahead(self) -> int:
         """Prompt tokens that will be computed before a job that comes now."""
-        begun = [p.target - p.done for p in (self.current, self._passed) if p]
+        begun = [p.target - p.done for p in self.begun]
         return sum(begun) + sum(len(job.spec.model_ids) for job in tuple(self._waiting))
+
+    @property
+    def begun(self) -> list[Prefill]:
+        """Prompts of which a part is computed or restored."""
+        return [p for p in (self.current, self._passed) if p]
 
     def __bool__(self) -> bool:
         return bool(self._waiting or self.current or self._passed)
@@ -73,11 +78,10 @@ class PrefillQueue:
         """The current prompt is computed, or given up."""
         self.current = None
 
-    def give_up(self, prefill: Prefill, error: SidecarError) -> None:
-        """End the current prompt with an error; what was computed is kept."""
+    def give_up(self, prefill: Prefill) -> None:
+        """End the current prompt; what was computed is kept."""
         self.current = None
         self._keep(prefill)
-        prefill.job.emit(JobFailed(error))
 
     def drop_ended(self) -> None:
         """Take out what was cancelled, waited too long or makes no progress."""

@@ -26,7 +26,7 @@ class Row:
     prefill: Prefill
     sampled: list[int] = field(default_factory=list)
     stop_string: str | None = None
-    last_progress: float = field(default_factory=time.monotonic)
+    last_progress: float = field(default_factory=lambda: time.monotonic())
     longest_gap_s: float = 0.0
     is_ahead: bool = False
 

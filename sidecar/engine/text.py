@@ -15,7 +15,7 @@ from sidecar.core.prompt import ModelIds, PreparedPrompt
 from sidecar.core.requests import GenerationOptions
 from sidecar.engine.batch_loop import BatchLoop
 from sidecar.engine.gpu_thread import GpuThread
-from sidecar.engine.job import Job, JobSpec
+from sidecar.engine.job import NOTHING, Demand, Job, JobSpec
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import Sampling
 
@@ -49,7 +49,9 @@ class TextEngine:
     @property
     def fitting_context(self) -> int:
         """Most tokens of prompt and answer that fit into memory now."""
-        return self.guard.largest_context(self.max_context)
+        with self._lock:
+            others = self._promised()
+        return self.guard.largest_context(self.max_context, others)
 
     def predict_ttft(self, num_prefill: int) -> float:
         """Seconds to the first token of a prompt with that many tokens to compute."""
@@ -83,6 +85,7 @@ class TextEngine:
         Raises:
             ContextLengthExceeded: the prompt leaves no room for an answer.
             Busy: the queue is full.
+            InsufficientMemory: it does not fit beside what was admitted before.
             Unavailable: the server is going down.
         """
         if not isinstance(prompt, PreparedPrompt):
@@ -94,6 +97,7 @@ class TextEngine:
             limit = self._config.max_concurrent + self._config.max_queued
             if len(self._open) >= limit:
                 raise Busy(f"all {limit} places are taken", retry_after_s=2)
+            self._reserve(job)
             self._open.add(job)
         self._gpu.post(lambda: self._loop.prefills.add(job))
         return job
@@ -136,30 +140,27 @@ class TextEngine:
         if options.n > most:
             raise BadRequest(f"n must be 1..{most}, got {options.n}", param="n")
         self._check_ids(ids, options)
-        self._check_memory(len(ids))
         wanted = (
             options.max_tokens or self._config.default_max_tokens or _MOST_BY_DEFAULT
         )
         max_tokens = min(wanted, room)
         return JobSpec(
             ids, sampling, max_tokens, options.stop, options.n, options.top_logprobs,
-            prompt.boundaries, prompt.session, prompt.is_guest,
+            prompt.boundaries, prompt.session, prompt.is_guest, prompt.own_len,
         )  # fmt: skip
 
-    def _check_memory(self, prompt_len: int) -> None:
-        """Refuse before the allocation what cannot fit after it."""
-        largest = self.fitting_context
-        if prompt_len < largest:
-            return
-        model, guard = self.guard.model, self.guard
-        needed = model.kv_bytes(prompt_len) + model.peak_bytes(prompt_len, 64)
-        raise InsufficientMemory(
-            f"a prompt of {prompt_len} tokens needs {needed >> 20} MiB, and "
-            f"{guard.free_bytes >> 20} MiB of {guard.limit_bytes >> 20} MiB are left: "
-            f"the largest context that fits now is {largest} tokens",
-            param="messages",
-            retry_after_s=5,
-        )
+    def _reserve(self, job: Job) -> None:
+        """Refuse before the allocation what cannot fit after it; holds the lock."""
+        length, num_copies = len(job.spec.model_ids), job.spec.n
+        others = self._promised()
+        if length >= self.guard.largest_context(self.max_context, others, num_copies):
+            why = self.guard.refusal(length, num_copies, self.max_context, others)
+            raise InsufficientMemory(why, param="messages", retry_after_s=5)
+        job.due = self.guard.model.demand(length, num_copies)
+
+    def _promised(self) -> Demand:
+        """What the jobs admitted before will still allocate."""
+        return sum((job.due for job in self._open), NOTHING)
 
     def _check_ids(self, ids: ModelIds, options: GenerationOptions) -> None:
         """Ids the model has no row for would be read out of bounds."""

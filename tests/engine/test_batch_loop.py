@@ -22,6 +22,7 @@ from sidecar.engine.sampling import LogitsProcessor
 from sidecar.engine.text import TextEngine
 from tests.support.jobs import (
     Outcome,
+    by_hand,
     drain,
     finish,
     leased_engine,
@@ -203,6 +204,17 @@ def test_cancelled_in_prefill_keeps_what_was_computed(
     assert list(again.choices[0].ids) == wanted
 
 
+def test_prompts_that_part_inside_a_message_leave_a_checkpoint_there(
+    engine: TextEngine,
+) -> None:
+    """A group's and a direct message's system text: the third one begins behind it."""
+    shared = random_ids(85, 700)
+    prompts = [ModelIds((*shared, *random_ids(86 + n, 40))) for n in range(3)]
+    for prompt in prompts[:2]:
+        run(engine, prompt, 2)
+    assert run(engine, prompts[2], 2).cached == len(shared)
+
+
 def test_cancelled_in_prefill_frees_the_engine_within_a_chunk(
     dense_engine: TextEngine,
 ) -> None:
@@ -236,11 +248,13 @@ def test_cancelled_in_the_queue_never_starts(model_folder: ModelFolder) -> None:
     """A job that gives up while it waits costs nothing."""
     settings = {"MODEL_PATH": str(model_folder("dense")), "BATCH_MAX_SIZE": "1"}
     with running_sidecar(settings) as app, leased_engine(app) as engine:
-        first = submit(engine, random_ids(1, 10), 4000)
-        wait_for(first, Token)
-        second = submit(engine, random_ids(2, 10), 10)
-        engine.release(second)
-        engine.release(first)
+        with by_hand(app, engine) as make:
+            first = submit(engine, random_ids(1, 10), 4000)
+            make(2)
+            second = submit(engine, random_ids(2, 10), 10)
+            make(2)
+            engine.release(second)
+            engine.release(first)
         assert run(engine, random_ids(3, 10)).choices[0].reason == "length"
         assert drain(second) == []
 
@@ -304,29 +318,35 @@ def test_the_models_end_of_turn_is_no_text(app: App) -> None:
         assert not engine.model.stop_ids & set(said.ids)
 
 
-def test_jobs_run_side_by_side(dense_engine: TextEngine) -> None:
+def test_jobs_run_side_by_side(dense: App, dense_engine: TextEngine) -> None:
     """A short answer does not wait for a long one that came first."""
-    long = submit(dense_engine, random_ids(121, 10), 3000)
-    wait_for(long, Token)
-    assert run(dense_engine, random_ids(122, 10), 5).choices[0].reason == "length"
-    events = drain(long)
+    with by_hand(dense, dense_engine) as make:
+        long = submit(dense_engine, random_ids(121, 10), 300)
+        make(3)
+        short = submit(dense_engine, random_ids(122, 10), 5)
+        make(10)
+    assert finish(dense_engine, short).choices[0].reason == "length"
+    with by_hand(dense, dense_engine):
+        events = drain(long)
     dense_engine.release(long)
     assert events
     assert not any(isinstance(event, ChoiceEnded) for event in events)
 
 
 def test_a_long_prefill_does_not_starve_running_streams(
-    dense_engine: TextEngine,
+    dense: App, dense_engine: TextEngine
 ) -> None:
     """Between the chunks of a newcomer, the stream goes on."""
-    stream = submit(dense_engine, random_ids(123, 10), 5000)
-    wait_for(stream, Token)
-    newcomer = submit(dense_engine, random_ids(124, 3000), 2)
-    wait_for(newcomer, Prefilled)
-    drain(stream)
-    wait_for(newcomer, Prefilled, 10)
-    tokens = [event for event in drain(stream) if isinstance(event, Token)]
-    assert len(tokens) >= 3
+    with by_hand(dense, dense_engine) as make:
+        stream = submit(dense_engine, random_ids(123, 10), 5000)
+        make(2)
+        newcomer = submit(dense_engine, random_ids(124, 3000), 2)
+        num_chunks = num_tokens = 0
+        while num_chunks < 10:
+            make(1)
+            num_chunks += sum(isinstance(e, Prefilled) for e in drain(newcomer))
+            num_tokens += sum(isinstance(e, Token) for e in drain(stream))
+    assert num_tokens >= 3
     assert finish(dense_engine, newcomer).failure is None
     dense_engine.release(stream)
 
@@ -476,7 +496,11 @@ def test_job_failed_is_the_last_event(model_folder: ModelFolder) -> None:
     settings = {"MODEL_PATH": str(model_folder("dense"))}
     with running_sidecar(settings, failing(3)) as app, leased_engine(app) as engine:
         job = submit(engine, random_ids(2, 10), FAILING)
-        events = drain(job, 1.0)
+        events = [next_event(job)]
+        while not isinstance(events[-1], JobFailed):
+            events.append(next_event(job))
+        app.gpu.call(lambda: None)  # whatever else it would say is said
+        events += drain(job)
         engine.release(job)
         assert isinstance(events[-1], JobFailed)
         assert sum(isinstance(event, JobFailed) for event in events) == 1

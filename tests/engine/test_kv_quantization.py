@@ -17,6 +17,7 @@ from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.job import Token
 from sidecar.engine.loader import load
 from sidecar.engine.memory import MemoryModel
+from sidecar.engine.model_source import ModelSource, find_model
 from sidecar.engine.selftest import run_selftest
 from sidecar.engine.text import TextEngine
 from sidecar.setting_sources import ConfigError
@@ -166,10 +167,10 @@ def test_the_way_of_reuse_is_proved_at_the_load(model_folder: ModelFolder) -> No
     """The self-test runs on quantised KV, whatever the start."""
     quantization = KVQuantization(4, _GROUP, 5000)
     for kind in ("dense", "hybrid"):
-        folder = str(model_folder(kind))
+        source = find_model(str(model_folder(kind)))
 
-        def results(folder: str = folder) -> Any:
-            model = load(folder, None, trust=False, quantization=quantization)
+        def results(source: ModelSource = source) -> Any:
+            model = load(source, None, trust=False, quantization=quantization)
             return run_selftest(model)
 
         found = gpu_thread().call(results)
@@ -186,9 +187,9 @@ def test_what_cannot_be_quantised_is_refused_at_the_start(
 ) -> None:
     """With the settings to change, and the reason."""
     wanted = KVQuantization(8, group, 5000)
-    folder = str(model_folder(kind))
+    source = find_model(str(model_folder(kind)))
     with pytest.raises(ModelLoadFailed, match=reason) as caught:
-        gpu_thread().call(lambda: load(folder, None, trust=False, quantization=wanted))
+        gpu_thread().call(lambda: load(source, None, trust=False, quantization=wanted))
     assert f"KV_BITS=8, KV_GROUP_SIZE={group}" in caught.value.message
 
 

@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 
 from sidecar.app import App
-from sidecar.engine.job import Token
+from sidecar.core.prompt import ModelIds
+from sidecar.engine.job import Job
+from sidecar.engine.text import TextEngine
 from tests.support.jobs import (
+    by_hand,
     finish,
     leased_engine,
     random_ids,
     run,
     submit,
-    wait_for,
 )
 from tests.support.servers import running_sidecar
 
@@ -27,32 +29,38 @@ def served(request: pytest.FixtureRequest, model_folder: ModelFolder) -> Iterato
         yield app
 
 
-def kv_bytes(app: App) -> list[int]:
+def kv_bytes(app: App, engine: TextEngine) -> list[int]:
     """Bytes of each batch's caches, room and padding included, smallest first."""
 
     def count() -> list[int]:
-        with app.pool.lease("local") as served:
-            batches = served.engine._loop._lanes._batches
-            return sorted(
-                sum(layer.nbytes for layer in batch.prompt_cache) for batch in batches
-            )
+        batches = engine._loop._lanes._batches
+        return sorted(
+            sum(layer.nbytes for layer in batch.prompt_cache) for batch in batches
+        )
 
     return app.gpu.call(count)
 
 
+def decoding(engine: TextEngine, make: Callable[[int], None], ids: ModelIds) -> Job:
+    """A job that has just begun to decode."""
+    num_rows = len(engine._loop._rows)
+    job = submit(engine, ids, 400)
+    while len(engine._loop._rows) == num_rows:
+        make(1)
+    return job
+
+
 def test_a_short_row_beside_a_long_one_pays_no_padding(served: App) -> None:
     """KV grows by the new row's own, at most a quarter more."""
-    with leased_engine(served) as engine:
-        alone = submit(engine, random_ids(1, SHORT), 400)
-        wait_for(alone, Token, 5)
-        [own] = kv_bytes(served)
+    with leased_engine(served) as engine, by_hand(served, engine) as make:
+        alone = decoding(engine, make, random_ids(1, SHORT))
+        [own] = kv_bytes(served, engine)
         engine.release(alone)
-        long = submit(engine, random_ids(2, LONG), 3000)
-        wait_for(long, Token, 5)
-        [before] = kv_bytes(served)
-        short = submit(engine, random_ids(3, SHORT), 400)
-        wait_for(short, Token, 5)
-        new, old = kv_bytes(served)
+        make(1)
+        long = decoding(engine, make, random_ids(2, LONG))
+        [before] = kv_bytes(served, engine)
+        short = decoding(engine, make, random_ids(3, SHORT))
+        new, old = kv_bytes(served, engine)
         assert new <= 1.25 * own
         assert old <= before + own  # a step of room, if the long one came to its end
         for job in (long, short):
@@ -61,10 +69,8 @@ def test_a_short_row_beside_a_long_one_pays_no_padding(served: App) -> None:
 
 def test_rows_of_one_length_share_a_batch(served: App) -> None:
     """Each batch reads all the weights for itself: there are no more than needed."""
-    with leased_engine(served) as engine:
-        jobs = [submit(engine, random_ids(10 + i, SHORT), 200) for i in range(4)]
-        for job in jobs:
-            wait_for(job, Token, 5)
+    with leased_engine(served) as engine, by_hand(served, engine) as make:
+        jobs = [decoding(engine, make, random_ids(10 + i, SHORT)) for i in range(4)]
         assert len(engine._loop._lanes._batches) == 1
         for job in jobs:
             engine.release(job)

@@ -9,12 +9,19 @@ def pacer() -> PrefillPacer:
     return made
 
 
-def test_alone_a_chunk_is_a_whole_step() -> None:
-    assert pacer().chunk_len(beside_streams=False) == 2048
+def test_alone_a_chunk_is_at_most_a_whole_step() -> None:
+    fast = PrefillPacer(2048, 0.5)
+    fast.prefilled(1024, 0.1)
+    assert fast.chunk_len(beside_streams=False) == 2048
+
+
+def test_alone_a_slow_models_chunk_is_cut_to_twice_the_target() -> None:
+    """Who was cancelled in its prefill, or comes next, waits for the chunk's end."""
+    assert pacer().chunk_len(beside_streams=False) == 960
 
 
 def test_beside_streams_it_is_what_the_target_allows() -> None:
-    assert pacer().chunk_len(beside_streams=True) == 500
+    assert pacer().chunk_len(beside_streams=True) == 448
 
 
 def test_never_less_than_64_tokens() -> None:

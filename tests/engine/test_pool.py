@@ -77,7 +77,7 @@ def test_many_requests_for_a_cold_model_are_one_load() -> None:
 
     def load() -> Engine:
         loads.append(1)
-        assert go.wait(5)
+        assert go.wait(120)
         return Engine()
 
     pool = make_pool(load)
@@ -100,7 +100,7 @@ def test_a_load_that_takes_too_long_is_unavailable() -> None:
     go = threading.Event()
 
     def load() -> Engine:
-        assert go.wait(5)
+        assert go.wait(120)
         return Engine()
 
     pool = make_pool(load, load_wait_s=0.05)
@@ -208,7 +208,7 @@ def never_loaded() -> Iterator[App]:
     finally:
         app.stop_listening()
         app.close()
-        thread.join(5)
+        thread.join(120)
 
 
 def test_over_http_a_loading_model_is_503_with_retry_after() -> None:

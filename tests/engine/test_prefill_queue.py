@@ -1,6 +1,7 @@
 """Which prompt is computed next: first come first served, but a short rest may pass."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from sidecar.core.prompt import ModelIds
 from sidecar.engine.job import Job, Prefilled, Token
 from sidecar.engine.text import TextEngine
 from tests.support.jobs import (
+    by_hand,
     drain,
     finish,
     is_idle,
@@ -18,7 +20,6 @@ from tests.support.jobs import (
     random_ids,
     run,
     submit,
-    wait_for,
 )
 from tests.support.servers import running_sidecar
 
@@ -46,11 +47,13 @@ def engine(served: App) -> Iterator[TextEngine]:
         yield engine
 
 
-def begin_long(engine: TextEngine, seed: int) -> Job:
-    """A long cold prompt of which two chunks are computed."""
-    job = submit(engine, random_ids(seed, _LONG), 4)
-    wait_for(job, Prefilled, 3)
-    return job
+@contextmanager
+def begun_long(app: App, engine: TextEngine, seed: int) -> Iterator[Job]:
+    """A long cold prompt of which two chunks are computed; it goes on at the end."""
+    with by_hand(app, engine) as make:
+        job = submit(engine, random_ids(seed, _LONG), 4)
+        make(2)
+        yield job
 
 
 def has_begun(job: Job) -> bool:
@@ -58,7 +61,7 @@ def has_begun(job: Job) -> bool:
     return any(isinstance(event, Token) for event in drain(job))
 
 
-def test_a_warm_prompt_passes_a_long_cold_one(engine: TextEngine) -> None:
+def test_a_warm_prompt_passes_a_long_cold_one(served: App, engine: TextEngine) -> None:
     """It is answered while the long one is computed; both say what they say alone."""
     warm = random_ids(1, 30 * _STEP)
     run(engine, warm, 1)
@@ -67,8 +70,13 @@ def test_a_warm_prompt_passes_a_long_cold_one(engine: TextEngine) -> None:
     alone = run(engine, random_ids(3, _LONG), 4).choices
     engine.clear_cache()
     run(engine, warm, 1)
-    long = begin_long(engine, 3)
-    passed = run(engine, longer, 4)
+    with by_hand(served, engine) as make:
+        long = submit(engine, random_ids(3, _LONG), 4)
+        make(2)
+        short = submit(engine, longer, 4)
+        while not any(_is_end(event) for event in tuple(short._events.queue)):
+            make(1)
+        passed = finish(engine, short)
     assert not has_begun(long)
     assert passed.cached >= len(warm) - 1
     assert passed.choices == expected
@@ -77,34 +85,45 @@ def test_a_warm_prompt_passes_a_long_cold_one(engine: TextEngine) -> None:
     assert engine.store.check_integrity() == []
 
 
-def test_a_second_long_prompt_waits_for_the_first(engine: TextEngine) -> None:
+def test_a_second_long_prompt_waits_for_the_first(
+    served: App, engine: TextEngine
+) -> None:
     """First come, first served."""
-    first = begin_long(engine, 4)
-    second = submit(engine, random_ids(5, _LONG), 1)
-    wait_for(second, Prefilled)
+    with begun_long(served, engine, 4) as first:
+        second = submit(engine, random_ids(5, _LONG), 1)
+    assert isinstance(next_event(second), Prefilled)
     assert has_begun(first)
     for job in (first, second):
         engine.release(job)
 
 
-def test_many_short_prompts_do_not_hold_up_a_long_one(engine: TextEngine) -> None:
+def test_many_short_prompts_do_not_hold_up_a_long_one(
+    served: App, engine: TextEngine
+) -> None:
     """Between any two that pass, the long one gets a chunk."""
-    long = begin_long(engine, 6)
-    short = [submit(engine, random_ids(10 + i, 8), 1) for i in range(60)]
-    assert finish(engine, long).failure is None
-    left = [job for job in short if not any(_is_end(e) for e in drain(job))]
+    with by_hand(served, engine) as make:
+        long = submit(engine, random_ids(6, _LONG), 4)
+        make(2)
+        short = [submit(engine, random_ids(10 + i, 8), 1) for i in range(60)]
+        while not has_begun(long):
+            make(1)
+        left = [job for job in short if not any(_is_end(e) for e in drain(job))]
     assert left  # else they all went first, and this shows nothing
+    assert finish(engine, long).failure is None
     for job in short:
         engine.release(job)
     assert is_idle(engine)
 
 
-def test_the_passed_one_can_be_cancelled(engine: TextEngine) -> None:
+def test_the_passed_one_can_be_cancelled(served: App, engine: TextEngine) -> None:
     """While another is in its place; what it computed is kept."""
-    long = begin_long(engine, 7)
-    short = [submit(engine, random_ids(80 + i, 8), 3) for i in range(6)]
-    wait_for(short[0], Prefilled)
-    engine.release(long)
+    with by_hand(served, engine) as make:
+        long = submit(engine, random_ids(7, _LONG), 4)
+        make(2)
+        short = [submit(engine, random_ids(80 + i, 8), 3) for i in range(6)]
+        while engine._loop.prefills._passed is None:
+            make(1)
+        engine.release(long)
     for job in short:
         assert finish(engine, job).failure is None
     again = run(engine, random_ids(7, _LONG), 1)
@@ -116,10 +135,12 @@ def _is_end(event: object) -> bool:
     return type(event).__name__ == "ChoiceEnded"
 
 
-def test_what_asks_for_more_places_than_are_left_waits(engine: TextEngine) -> None:
+def test_what_asks_for_more_places_than_are_left_waits(
+    served: App, engine: TextEngine
+) -> None:
     """The passed prompt's own place is not given away."""
-    long = begin_long(engine, 8)
-    short = submit(engine, random_ids(90, 8), 2, n=8, temperature=1.0)
+    with begun_long(served, engine, 8) as long:
+        short = submit(engine, random_ids(90, 8), 2, n=8, temperature=1.0)
     assert isinstance(next_event(short), Prefilled)
     assert has_begun(long)
     engine.release(long)

@@ -13,9 +13,10 @@ from sidecar.core.prompt import ModelIds
 from sidecar.engine.job import Prefilled
 from tests.support.jobs import (
     Outcome,
+    by_hand,
+    drain,
     finish,
     leased_engine,
-    next_event,
     random_ids,
     run,
     submit,
@@ -125,14 +126,17 @@ def test_sub_agents_of_a_session_do_not_cost_the_main_thread(
 def test_a_retry_continues_a_cancelled_prefill(kind: str, serve: MakeServer) -> None:
     """Cancelled at 80 % of 8k tokens: the second request computes at most 25 %."""
     ids = random_ids(80, 8000)
-    with leased_engine(serve(kind).app) as engine:
-        job = submit(engine, ids, 2)
-        done = 0
-        while done < 0.75 * len(ids):  # the chunk that is under way ends at 80 %
-            event = next_event(job)
-            assert isinstance(event, Prefilled)
-            done = event.done
-        engine.release(job)
+    app = serve(kind).app
+    with leased_engine(app) as engine:
+        with by_hand(app, engine) as make:
+            job = submit(engine, ids, 2)
+            done = 0
+            while done < 0.75 * len(ids):  # the next chunk ends beyond 80 %
+                make(1)
+                for event in drain(job):
+                    assert isinstance(event, Prefilled)
+                    done = event.done
+            engine.release(job)
         assert done < len(ids)
         retry = run(engine, ids, 2)
     assert retry.failure is None

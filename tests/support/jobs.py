@@ -18,7 +18,7 @@ from sidecar.engine.job import ChoiceEnded, Job, JobEvent, JobFailed, Prefilled,
 from sidecar.engine.sampling import Sampling, settle
 from sidecar.engine.text import TextEngine
 
-_WAIT_S = 30.0
+_WAIT_S = 120.0
 
 
 @dataclass
@@ -46,6 +46,27 @@ def random_ids(seed: int, length: int) -> ModelIds:
     """A prompt of ordinary tokens."""
     chance = random.Random(seed)
     return ModelIds(tuple(chance.randrange(5, 3000) for _ in range(length)))
+
+
+@contextmanager
+def by_hand(app: App, engine: TextEngine) -> Iterator[Callable[[int], None]]:
+    """
+    Stop the engine's steps; what is yielded makes that many.
+
+    So a test sees jobs at the moment it means, however busy the machine is. At the end
+    the engine goes on by itself.
+    """
+    loop = engine._loop
+
+    def make(steps: int) -> None:
+        for _ in range(steps):
+            app.gpu.call(loop.step)
+
+    app.gpu.remove_worker(loop)
+    try:
+        yield make
+    finally:
+        app.gpu.add_worker(loop)
 
 
 @contextmanager
@@ -175,7 +196,7 @@ def plain_run(
     return app.gpu.call(generate)
 
 
-def is_idle(engine: TextEngine, within_s: float = 5.0) -> bool:
+def is_idle(engine: TextEngine, within_s: float = _WAIT_S) -> bool:
     """Whether the engine has no job left, soon."""
     deadline = time.monotonic() + within_s
     while engine.num_open and time.monotonic() < deadline:

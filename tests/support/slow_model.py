@@ -12,18 +12,26 @@ from sidecar.app import App
 Pause = Callable[[int], float]
 
 
-def slow_down(app: App, pause: Pause, monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_down(
+    app: App,
+    pause: Pause,
+    monkeypatch: pytest.MonkeyPatch,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """
     Make each forward pass of a served model's class wait first.
 
     The pause may raise: then the pass fails.
+
+    Args:
+        sleep: how it waits; a test's own clock need not.
     """
     with app.pool.lease("local") as served:
         kind: Any = type(served.engine.model.model)
     original = kind.__call__
 
     def slow(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        time.sleep(pause(inputs.shape[-1]))
+        sleep(pause(inputs.shape[-1]))
         return original(model, inputs, *args, **kwargs)
 
     monkeypatch.setattr(kind, "__call__", slow)
