@@ -12,6 +12,7 @@ from sidecar.cache.radix import RadixTree, path_to
 ANCHOR_LEN = 2048
 _CHECKPOINT_SHARE = 0.25
 _MESSAGE_END = 3  # see core.prompt.Boundary
+_SUPERSEDED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,13 @@ class Limits:
     Args:
         max_bytes: KV and checkpoints. max_leaves: conversations.
         ttl_s: idle seconds, 0 for ever.
+        checkpoints_per_session: 0 for no such cap.
     """
 
     max_bytes: int
     max_leaves: int = 24
     ttl_s: float = 0.0
-    checkpoints_per_session: int = 16
+    checkpoints_per_session: int = 0
     checkpoints_in_all: int = 64
 
 
@@ -35,9 +37,10 @@ def plan_forgetting(tree: RadixTree, limits: Limits, num_bytes: int) -> list[Nod
     """
     Nodes whose checkpoint goes: beyond its share of the budget or the caps.
 
-    The least worthy first. The first and the last of each path stay longest; the
-    others of a session that is no longer used go before those of one that is, and
-    within a session they go by rank, then guests, then the oldest.
+    The least worthy first. The first and the last of each path stay longest, unless
+    the conversation went on from before its end. Of the others those of a session
+    that is no longer used go before those of one that is, and within a session they
+    go by rank, then what saves the fewest tokens.
     """
     holders = [node for node in tree.nodes() if node.checkpoint is not None]
     ranks = _ranks_now(holders)
@@ -47,10 +50,12 @@ def plan_forgetting(tree: RadixTree, limits: Limits, num_bytes: int) -> list[Nod
     holders.sort(
         key=lambda node: (
             used[node.session] if ranks[node] else math.inf,
-            -ranks[node], not node.is_guest, node.touched, node.end,
+            -ranks[node], not node.is_guest,
+            _saving(node) if ranks[node] else 0, node.touched, node.end,
         )
     )  # fmt: skip
     room = int(limits.max_bytes * _CHECKPOINT_SHARE)
+    most_per_session = limits.checkpoints_per_session or len(holders)
     total = sum(node.checkpoint_bytes for node in holders)
     per_session = Counter(node.session for node in holders)
     going, num_left = [], len(holders)
@@ -58,7 +63,7 @@ def plan_forgetting(tree: RadixTree, limits: Limits, num_bytes: int) -> list[Nod
         if (
             total <= room
             and num_left <= limits.checkpoints_in_all
-            and per_session[node.session] <= limits.checkpoints_per_session
+            and per_session[node.session] <= most_per_session
         ):
             continue
         going.append(node)
@@ -66,6 +71,12 @@ def plan_forgetting(tree: RadixTree, limits: Limits, num_bytes: int) -> list[Nod
         num_left -= 1
         per_session[node.session] -= 1
     return going
+
+
+def _saving(holder: Node) -> int:
+    """Tokens that would be computed again without its checkpoint."""
+    before = [node.end for node in path_to(holder)[:-1] if node.checkpoint is not None]
+    return holder.end - max(before, default=0)
 
 
 def _ranks_now(holders: Sequence[Node]) -> dict[Node, int]:
@@ -85,7 +96,9 @@ def _ranks_now(holders: Sequence[Node]) -> dict[Node, int]:
     ranks = {}
     for node in holders:
         rank = node.checkpoint_rank
-        if node not in continued:
+        if node.is_superseded:
+            rank = _SUPERSEDED
+        elif node not in continued:
             rank = 0
         elif node in history and rank:
             rank = max(rank, _MESSAGE_END)

@@ -30,6 +30,7 @@ def tree_rows(tree: RadixTree) -> list[dict[str, Any]]:
             "hits": node.hits,
             "idle_s": round(time.monotonic() - node.touched, 1),
             "guest": node.is_guest,
+            "superseded": node.is_superseded,
             "session": node.session,
         }
         for node in nodes

@@ -4,7 +4,7 @@ import time
 
 from sidecar.cache import kv_layers
 from sidecar.cache.node import Buffer, Checkpoints, Lease, Node, Owner
-from sidecar.cache.radix import RadixTree
+from sidecar.cache.radix import RadixTree, walk
 from sidecar.core.prompt import ModelIds
 
 
@@ -37,6 +37,25 @@ def mark(node: Node, owner: Owner) -> None:
     node.session = node.session or owner.session
     if node.hits == 0 and not node.children:
         node.is_guest = owner.is_guest
+
+
+def supersede(tree: RadixTree, ids: ModelIds, own_len: int) -> None:
+    """
+    Note that a conversation goes on along a path, and no more where it parted from it.
+
+    An agent whose last message is never kept ends each request in a leaf that none
+    goes on from. Behind the first turn that the model wrote for a conversation, what
+    parts from its path is such an end; before it, another conversation may.
+    """
+    path = tree.match(ids).nodes
+    for number, node in enumerate(path):
+        node.is_superseded = False
+        if not 0 < own_len <= node.end:
+            continue
+        for child in node.children.values():
+            if child not in path[number + 1 : number + 2]:
+                for old in walk(child):
+                    old.is_superseded = True
 
 
 def add_checkpoints(

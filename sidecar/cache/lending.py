@@ -8,7 +8,7 @@ from sidecar.cache import kv_layers
 from sidecar.cache.kv_layers import Leaves
 from sidecar.cache.node import Buffer, Lease, Node
 from sidecar.cache.quantization import KVQuantization
-from sidecar.cache.radix import RadixTree
+from sidecar.cache.radix import RadixTree, path_to
 
 _ROOM = 256  # tokens of room behind a copied prefix
 _SHRINK_SHARE = 8  # a buffer is copied smaller once this share of it is unused
@@ -44,9 +44,9 @@ def lend(tree: RadixTree, path: Sequence[Node], lease: Lease) -> list[Leaves] | 
     return arrays
 
 
-def release_copied(tree: RadixTree, path: Sequence[Node], lease: Lease) -> None:
+def release_held(tree: RadixTree, path: Sequence[Node], lease: Lease) -> None:
     """
-    Drop the arrays that only a copied path uses: they live on in the copy.
+    Drop the arrays that only a restored path uses: the sequence holds them as well.
 
     So a conversation that went through several buffers is in one after its turn.
     """
@@ -55,6 +55,23 @@ def release_copied(tree: RadixTree, path: Sequence[Node], lease: Lease) -> None:
     for node in path:
         if node.buffer is not None and node.buffer not in kept:
             node.buffer, node.lent_to = None, lease
+
+
+def hand_over(tree: RadixTree) -> list[Leaves]:
+    """
+    Drop all stored arrays that a running sequence holds as well; it gives them back.
+
+    Without this the KV of a path in use would be held twice, and none of it could be
+    evicted. Returns the arrays of buffers made smaller, to be computed.
+    """
+    emptied: set[Buffer] = set()
+    for holder in tree.nodes():
+        running = [lease for lease in holder.leases if lease.live]
+        for node in path_to(holder) if running else ():
+            if node.buffer is not None:
+                emptied.add(node.buffer)
+                node.buffer, node.lent_to = None, running[0]
+    return [leaves for buffer in emptied for leaves in shrink(tree, buffer)]
 
 
 def copy_path(

@@ -71,6 +71,7 @@ class Node:
     touched: float = 0.0
     hits: int = 0
     is_guest: bool = False
+    is_superseded: bool = False  # its conversation went on from before its end
     session: str = ""
     checkpoint_rank: int = 9
     number: int = field(default_factory=lambda: next(_numbers))
@@ -86,9 +87,9 @@ class Node:
         return checkpoint_nbytes(self.checkpoint) if self.checkpoint else 0
 
     def score(self, now: float) -> float:
-        """Eviction score, the largest goes first (cache.md s6); guests weigh half."""
+        """Eviction score, the largest goes first; guests weigh half."""
         base = eviction_score(now - self.touched, self.end, self.hits)
-        return 2 * base if self.is_guest else base
+        return base * (2 if self.is_guest else 1) * (8 if self.is_superseded else 1)
 
 
 def eviction_score(age_s: float, path_len: int, hits: int) -> float:
@@ -98,19 +99,32 @@ def eviction_score(age_s: float, path_len: int, hits: int) -> float:
 
 
 class Restored(NamedTuple):
-    """KV of the first `cached_len` ids of a prompt, free to be advanced."""
+    """
+    KV of the first `cached_len` ids of a prompt, free to be advanced.
+
+    `shared_len` ids are stored: more where no checkpoint lies as deep.
+    """
 
     cache: KVLayers
     cached_len: int
     lease: Lease
+    shared_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose sequence is kept: guests weigh half, sessions cap their checkpoints."""
+    """
+    Whose sequence is kept: guests weigh half, sessions may cap their checkpoints.
+
+    Args:
+        own_len: tokens up to the end of the first turn that the model wrote for this
+            conversation; 0: none is known. What parts from the sequence behind it
+            are older ends of the same conversation.
+    """
 
     session: str = ""
     is_guest: bool = False
+    own_len: int = 0
 
 
 Checkpoints = Mapping[int, tuple[int, list[Any]]]  # depth -> rank, layers

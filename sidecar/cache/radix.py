@@ -77,6 +77,7 @@ class RadixTree:
             touched=node.touched,
             hits=node.hits,
             is_guest=node.is_guest,
+            is_superseded=node.is_superseded,
             session=node.session,
         )
         node.parent.children[upper.ids[0]] = upper

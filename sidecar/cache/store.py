@@ -19,12 +19,19 @@ import mlx.core as mx
 from sidecar.cache import kv_layers
 from sidecar.cache.eviction import Limits, plan_eviction, plan_forgetting
 from sidecar.cache.inspection import is_path_of, problems, stored_bytes, tree_rows
-from sidecar.cache.keeping import add_checkpoints, attach, mark, owned_from
+from sidecar.cache.keeping import (
+    add_checkpoints,
+    attach,
+    mark,
+    owned_from,
+    supersede,
+)
 from sidecar.cache.kv_layers import KVLayers, Leaves
 from sidecar.cache.lending import (
     copy_path,
+    hand_over,
     lend,
-    release_copied,
+    release_held,
     shrink,
     take_over,
 )
@@ -104,7 +111,7 @@ class PrefixStore:
             length = self._usable(match, len(model_ids))
             self._note_loss(match, min(match.depth, len(model_ids) - 1), length)
             if length == 0:
-                return Restored(cache, 0, lease)
+                return Restored(cache, 0, lease, match.depth)
             last = self._tree.node_ending_at(model_ids, length)
             assert last is not None
             path = path_to(last)
@@ -122,7 +129,7 @@ class PrefixStore:
             self._quantization.fresh(cache, arrays)
         kv_layers.rebuild(cache, arrays, checkpoint, length)
         kv_layers.depth(cache)  # raises if a checkpoint is of another depth
-        return Restored(cache, length, lease)
+        return Restored(cache, length, lease, match.depth)
 
     def register(self, lease: Lease, ids: ModelIds, owner: Owner) -> None:
         """Show the path of a running sequence, so that others can copy from it."""
@@ -159,6 +166,7 @@ class PrefixStore:
         buffer = take_over(kv_layers.sliceable_leaves(cache), start, len(ids))
         with self._lock:
             attach(self._tree, lease, ids, buffer, owner)
+            supersede(self._tree, ids, owner.own_len)
             num_new = add_checkpoints(self._tree, ids, checkpoints, owner)
             self.counters.add("checkpoint_emitted", num_new)
             self._release(lease)
@@ -180,12 +188,13 @@ class PrefixStore:
             return list(problems(self._tree))
 
     def evict_bytes(self, num_bytes: int) -> None:
-        """Free at least that much, if it is there and nobody uses it."""
+        """Free at least that much, if it is there; what runs goes on by itself."""
         with self._lock:
             usual, target = self._limits, max(0, stored_bytes(self._tree) - num_bytes)
             self._limits = replace(usual, max_bytes=target)
+            shrunk = hand_over(self._tree)
             try:
-                shrunk = self._evict()
+                shrunk += self._evict()
             finally:
                 self._limits = usual
         mx.eval(shrunk)
@@ -223,8 +232,8 @@ class PrefixStore:
         self.counters.add("copied" if arrays is None else "lent")
         if arrays is None:
             arrays = copy_path(path, self._quantization)
-            if may_lend:
-                release_copied(self._tree, path, lease)
+        if may_lend:
+            release_held(self._tree, path, lease)
         return arrays
 
     def _evict(self) -> list[Leaves]:

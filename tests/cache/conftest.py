@@ -8,6 +8,7 @@ import pytest
 
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loader import LoadedModel, load
+from sidecar.engine.model_source import find_model
 
 TinyModel = Callable[[str], LoadedModel]
 
@@ -18,7 +19,7 @@ def tiny_model(model_folder: Callable[[str], Path]) -> TinyModel:
 
     @functools.cache
     def loaded(kind: str) -> LoadedModel:
-        folder = str(model_folder(kind))
-        return gpu_thread().call(lambda: load(folder, None, trust=False))
+        source = find_model(str(model_folder(kind)))
+        return gpu_thread().call(lambda: load(source, None, trust=False))
 
     return loaded

@@ -248,7 +248,7 @@ def checkpoints(store: PrefixStore) -> list[tuple[int, int]]:
 def test_a_session_holds_sixteen_checkpoints_the_worthiest(
     make_store: MakeStore,
 ) -> None:
-    store = make_store("hybrid")
+    store = make_store("hybrid", checkpoints_per_session=16)
     prompt = ids_of(1, 400)
     stops = [(10, 0), (20, 1), *((d, 3) for d in range(30, 390, 10))]
     Running(store, prompt, MAIN).prefill(*stops).finish()

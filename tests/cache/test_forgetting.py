@@ -46,6 +46,22 @@ class Talk:
         self.ids = ModelIds(sequence.ids)
         return sequence.cached_len - held
 
+    def turn_with_vanishing_tail(self) -> int:
+        """A request whose last message the next one does not have; what it reused."""
+        self._seed += 1
+        kept = joined(self.ids, END_OF_TURN, ids_of(self._seed, 12))
+        has_own_turn = len(self.ids) > SYSTEM_LEN
+        own_len = SYSTEM_LEN + 22 if has_own_turn else 0
+        owner = Owner(self._owner.session, self._owner.is_guest, own_len)
+        prompt = joined(kept, ids_of(-self._seed, 30))
+        sequence = Running(self._store, prompt, owner)
+        sequence.prefill((SYSTEM_LEN, 0), (len(kept), 1))
+        answer = ids_of(self._seed * 7, 8)
+        sequence.decode(answer).finish()
+        reused = sequence.cached_len - len(self.ids)
+        self.ids = joined(kept, answer)
+        return reused
+
 
 @on_gpu
 def test_a_long_chat_goes_on_where_it_ended(store: PrefixStore) -> None:
@@ -111,3 +127,58 @@ def test_idle_sessions_leave_room_for_one_that_is_used(store: PrefixStore) -> No
     assert idle.turn(by_user=True) == 0
     for ids in places:  # branches from any of its turns
         assert store.match_len(joined(ids, END_OF_TURN, ids_of(99, 9))) >= len(ids)
+
+
+@on_gpu
+def test_ends_that_were_superseded_do_not_crowd_out_those_in_use(
+    store: PrefixStore,
+) -> None:
+    """
+    Each request of an agent ends in a leaf that none goes on from.
+
+    Another conversation of the same session still goes on where it ended.
+    """
+    other = Talk(store, 2)
+    other.turn(by_user=True)
+    agent = Talk(store, 1)
+    for _ in range(40):
+        agent.turn_with_vanishing_tail()
+    # what it said last was behind a message that is gone: the message before counts
+    assert agent.turn_with_vanishing_tail() == 0 - 8
+    assert other.turn(by_user=False) == 0
+
+
+def superseded_ends(store: PrefixStore) -> set[int]:
+    """Depths at which ends lie that nobody goes on from."""
+    return {row["end"] for row in store.rows() if row["superseded"]}
+
+
+@on_gpu
+def test_who_goes_back_to_an_older_end_makes_it_the_one_in_use(
+    store: PrefixStore,
+) -> None:
+    """Only behind the model's own first turn: before it they are two conversations."""
+    shared, own = ids_of(1, 60), Owner("main", own_len=40)
+    first, second = joined(shared, ids_of(2, 30)), joined(shared, ids_of(3, 31))
+    for prompt in (first, second):
+        Running(store, prompt, own).prefill().decode(ids_of(4, 1)).finish()
+    assert superseded_ends(store) == {89, 91}
+    again = joined(first, ids_of(4, 1), ids_of(5, 9))
+    Running(store, again, own).prefill().decode(ids_of(6, 1)).finish()
+    assert superseded_ends(store) == {90, 92}
+    stranger = joined(ids_of(1, 30), ids_of(7, 50))
+    Running(store, stranger, Owner("main", own_len=35)).prefill().finish()
+    assert superseded_ends(store) == {90, 92}
+
+
+@on_gpu
+def test_no_cap_a_session_unless_one_is_set(
+    tiny_model: Callable[[str], LoadedModel],
+) -> None:
+    """Chats without a session id of their own share one."""
+    limits = Limits(1 << 30, 1000, checkpoints_in_all=64)
+    store = PrefixStore(limits, tiny_model("hybrid").new_cache)
+    talks = [Talk(store, seed) for seed in range(1, 31)]
+    for talk in talks:
+        talk.turn(by_user=True)
+    assert [talk.turn(by_user=True) for talk in talks] == [0] * 30

@@ -265,6 +265,54 @@ def test_a_conversation_in_several_buffers_is_in_one_after_a_turn(
 
 
 @on_gpu
+def test_a_lent_path_is_not_stored_as_well(store: PrefixStore) -> None:
+    """Its last buffer holds it all, so what was stored of it before is let go."""
+    system = ids_of(1, 100)
+    run(store, system)
+    path = joined(system, ids_of(2, 900))
+    beside = Running(store, joined(system, (7, 8)))  # so that the long one copies
+    run(store, path)
+    beside.end_at(beside.cached_len)
+    assert len({id(n.buffer) for n in store._tree.nodes()}) == 2
+    again = Running(store, joined(path, (1, 2))).prefill()
+    assert counted(store, "lent") > 0
+    assert store.num_bytes == 0
+    assert faults(again.cache, again.prompt[:-1]) == []
+    again.decode((3,)).finish()
+    assert_sound(store)
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+@on_gpu
+def test_under_pressure_all_that_is_stored_can_go(
+    kind: str, tiny_model: TinyModel
+) -> None:
+    """Running sequences hold what they restored: its copies in the store go, too."""
+    store = PrefixStore(ROOMY, tiny_model(kind).new_cache)
+    trunk = ids_of(1, 300)
+    Running(store, joined(trunk, ids_of(2, 400))).prefill((300, 1)).finish()
+    running = [
+        Running(store, joined(trunk, ids_of(10 + number, 40))).prefill()
+        for number in range(3)
+    ]
+    assert [sequence.cached_len for sequence in running] == [300] * 3
+    assert store.num_bytes > 0
+    store.evict_bytes(store.num_bytes)
+    assert store.num_bytes == 0
+    assert_sound(store)
+    assert store.match_len(joined(trunk, (1,))) == 300 * (kind == "dense")
+    for sequence in running:
+        assert faults(sequence.cache, sequence.prompt[:-1]) == []
+        sequence.decode((5,)).finish()
+        assert_sound(store)
+    for sequence in running:
+        back = Running(store, joined(sequence.ids, (1,)))
+        assert back.cached_len == len(sequence.ids)
+        assert faults(back.cache, sequence.ids) == []
+        back.end_at(back.cached_len)
+
+
+@on_gpu
 def test_one_token_is_always_left_to_compute(store: PrefixStore) -> None:
     """Its logits are needed: an exact repeat reuses all but the last."""
     prompt = ids_of(1, 50)
@@ -462,6 +510,17 @@ def test_a_sequence_ends_once(store: PrefixStore) -> None:
     sequence.end_at(10)
     sequence.fail()
     assert [(r["start"], r["end"], r["leases"]) for r in store.rows()] == rows
+
+
+@on_gpu
+def test_a_sequence_that_failed_gives_nothing_back(store: PrefixStore) -> None:
+    """Whoever still holds its caches cannot vouch for them."""
+    sequence = Running(store, ids_of(1, 50)).prefill()
+    cache = sequence.cache
+    sequence.fail()
+    sequence.cache = cache
+    sequence.finish()
+    assert list(store.rows()) == []
 
 
 @on_gpu

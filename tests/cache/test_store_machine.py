@@ -155,6 +155,15 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.clear()
         self.is_lossless = False
 
+    @precondition(lambda self: self.computed)
+    @rule(share=st.sampled_from([0.3, 1.0]))
+    def press(self, share: float) -> None:
+        """Memory runs short; nothing stored is held back by what runs."""
+        before = self.store.num_bytes
+        self.store.evict_bytes(int(share * before))
+        assert self.store.num_bytes <= before - int(share * before)
+        self.is_lossless = False
+
     def _end(self, sequence: Running) -> Running:
         self.running.remove(sequence)
         self._note(sequence)

@@ -1,7 +1,7 @@
 """
 Reuse never lies: any sequence of requests, against a model without a cache.
 
-    pytest -m slow -s tests/property/test_cache_oracle.py
+    pytest -m slow -n 0 -s tests/property/test_cache_oracle.py
 
 plays at least 10,000 requests; ORACLE_SEED and ORACLE_REQUESTS choose others, and with
 ORACLE_STATE=FILE a run that was stopped goes on where it was.
