@@ -33,6 +33,14 @@ class ReasoningDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningEnded:
+    """A piece of thinking is complete; `token` names its turn (core/turn_token)."""
+
+    choice: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """A piece of the visible answer; empty text only to carry logprobs."""
 
@@ -76,4 +84,12 @@ class Finished:
     usage: Usage
 
 
-Event = Idle | ReasoningDelta | TextDelta | ToolCallDelta | ChoiceFinished | Finished
+Event = (
+    Idle
+    | ReasoningDelta
+    | ReasoningEnded
+    | TextDelta
+    | ToolCallDelta
+    | ChoiceFinished
+    | Finished
+)

@@ -56,7 +56,12 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """What was done to reuse KV, for the log and the response headers."""
+    """
+    What was done to reuse KV, for the log and the response headers.
+
+    Args:
+        is_new: nothing was stored for this conversation before.
+    """
 
     match: str = "none"
     strict_len: int = 0
@@ -69,6 +74,7 @@ class CacheReport:
     num_spliced: int = 0
     stopped_by: str | None = None
     divergence: "Divergence | None" = None
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,9 @@ class PreparedPrompt:
         boundaries: places worth a checkpoint, ascending.
         is_guest: a helper call beside the session's main thread.
         session: whose conversation it is, for caps and logs.
+        turn: random id of the turn that will be written, for its tokens.
+        own_len: tokens up to the end of the first turn that the model wrote for this
+            conversation; 0: none is known.
         draft: what the pipeline remembers of it if it finishes cleanly.
     """
 
@@ -104,5 +113,7 @@ class PreparedPrompt:
     boundaries: tuple[Boundary, ...] = ()
     is_guest: bool = False
     session: str = ""
+    own_len: int = 0
+    turn: str = ""
     report: CacheReport = CacheReport()
     draft: Any = field(default=None, repr=False)

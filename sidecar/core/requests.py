@@ -27,6 +27,14 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
+class Thought:
+    """A piece of thinking as a client sends it back, with its token if it kept one."""
+
+    text: str
+    token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """
     One message of the conversation.
@@ -34,6 +42,7 @@ class Message:
     Args:
         parts: the text parts in order; how a client cut its text is not content.
         reasoning: thinking the client echoed beside the text, None if it sent none.
+        thoughts: the same piece by piece, where the wire format has tokens for them.
         tool_call_id: which call a `tool` message answers.
     """
 
@@ -42,6 +51,7 @@ class Message:
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    thoughts: tuple[Thought, ...] = ()
 
     @property
     def text(self) -> str:
@@ -68,12 +78,14 @@ class Thinking:
         source: the field that decided, e.g. `extra_body.reasoning.effort`.
         raw: the value found there.
         effort: the effort word, for templates that take one.
+        is_shown: whether the client is sent the thinking's text, or its token alone.
     """
 
     enabled: bool | None = None
     source: str | None = None
     raw: Any = None
     effort: str | None = None
+    is_shown: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,13 @@ class _Builder:
         self._segment, self._segment_len, self._starts = [], 0, []
 
 
+def end_of_message(found: Sequence[tuple[int, int]], message: int | None) -> int:
+    """The depth at which the message behind it begins; 0 if that is not known."""
+    if message is None:
+        return 0
+    return next((depth for depth, number in found if number > message), 0)
+
+
 def rank_boundaries(
     found: Sequence[tuple[int, int]], marked: Sequence[MarkedMessage]
 ) -> tuple[Boundary, ...]:

@@ -142,7 +142,11 @@ Found = tuple[str, tuple[int, int], str, str]  # kind, range, value, sentinel
 
 def _found(message: Message, ruleset: RuleSet) -> list[Found]:
     """Finds in the joined text, part by part: no rule looks across a part."""
-    keeping = [r for r in ruleset.rules if ruleset.policy(r.kind).differ != "drop"]
+    keeping = [
+        rule
+        for rule in ruleset.rules
+        if ruleset.policy(rule.kind).differ != "drop" and not rule.vanishes
+    ]
     text, offset = message.text, 0
     found: list[Found] = []
     for part in message.parts:

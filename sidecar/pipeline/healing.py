@@ -30,6 +30,8 @@ class Healed:
 
     Args:
         header: the assistant header it was written behind.
+        vanishing: what its prompt was told last and the client does not keep: the
+            canonical context that it stood behind, its text.
         raw_ids: what followed that header: the rest of the generation prompt and the
             sampled ids, without the stop token.
         raw_text: those ids as text. reasoning: what the client was sent of it.
@@ -39,6 +41,7 @@ class Healed:
     raw_ids: tuple[int, ...]
     raw_text: str
     reasoning: str
+    vanishing: tuple[str, str] | None = None
 
     @property
     def digest(self) -> str:
@@ -82,14 +85,29 @@ class HealingStore:
             4 * max_entries, max_bytes, lambda key, call: 200 + len(call.arguments)
         )
         self._scopes: Lru[str, Scope] = Lru(4 * max_entries, max_bytes, _weigh_scope)
+        self._by_id: Lru[str, tuple[str, _Candidate]] = Lru(
+            4 * max_entries, max_bytes, lambda key, item: item[1].num_bytes
+        )
         self._lock = threading.Lock()
         self.num_ambiguous = 0
 
     def record(
-        self, visible: str, context: Context, scope: Scope, healed: Healed
+        self,
+        visible: str,
+        context: Context,
+        scope: Scope,
+        healed: Healed,
+        ids: Sequence[str] = (),
     ) -> None:
-        """Keep a cleanly finished turn; the same place replaces an older one."""
+        """
+        Keep a cleanly finished turn; the same place replaces an older one.
+
+        Args:
+            ids: random ones that were issued for it: the turn's own, its calls'.
+        """
         candidate = _Candidate(context, scope, healed)
+        for issued in ids:
+            self._by_id.put(call_key(issued), (visible, candidate))
         with self._lock:
             known = self._turns.setdefault(visible, [])
             for old in [c for c in known if _same_place(c, candidate)]:
@@ -111,19 +129,43 @@ class HealingStore:
 
     def continued(
         self, marked: Sequence[MarkedMessage], api_key: str | None, session: str
-    ) -> Scope | None:
+    ) -> tuple[int, Scope] | None:
         """
         The thread a conversation goes on with, told by the calls it carries.
 
         Whoever sends ids that were issued there continues that thread, whatever was
-        done to its first message since.
+        done to its first message since. The index is that of the message.
         """
-        for item in marked:
+        for index, item in enumerate(marked):
             for call in item.message.tool_calls:
                 scope = self._scopes.get(call_key(call.id)) if call.id else None
                 if scope and (scope.api_key, scope.session) == (api_key, session):
-                    return scope
+                    return index, scope
         return None
+
+    def issued(
+        self, ids: Sequence[str], visible: str | None, api_key: str | None
+    ) -> Healed | None:
+        """
+        The turn for which all these ids were issued, if it shows what it did then.
+
+        Ids are random: whatever became of the messages before, it is that turn.
+        """
+        found = [self._by_id.get(call_key(i)) if i else None for i in ids]
+        first = found[0] if found else None
+        if first is None or any(item != first for item in found):
+            return None
+        known_visible, candidate = first
+        is_whole = known_visible == visible and candidate.scope.api_key == api_key
+        return candidate.healed if is_whole else None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._turns.clear()
+            self._num_bytes = 0
+        for known in (self._calls, self._scopes, self._by_id):
+            known.clear()
 
     def visible_hash(self, message: Message) -> str | None:
         """The visible hash of an echoed message, by what the model gave."""
@@ -142,9 +184,10 @@ class HealingStore:
         The turn behind an echoed message, of the same API key.
 
         Equal context within the session first, then a context equal to the letter
-        (a turn may quote volatile values, and those never leave their thread), then
-        the only turn that an explicit session has for this text. Anything else is
-        ambiguous: None. `session` is None if the client names none.
+        (a turn may quote volatile values, and those never leave their thread).
+        Anything else is ambiguous: None. A turn behind another context is never taken
+        for the text alone: one thread's thinking stood behind another's "Done.".
+        `session` is None if the client names none.
         """
         with self._lock:
             turns = self._turns.get(visible)
@@ -158,9 +201,6 @@ class HealingStore:
             found = [c for c in equal if c in own] or own or equal
             if found:
                 return found[0].healed
-            mine = {c.healed for c in known if session and c.scope.session == session}
-            if len(mine) == 1:
-                return mine.pop()
             self.num_ambiguous += 1
             return None
 

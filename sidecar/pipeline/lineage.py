@@ -7,6 +7,9 @@ arrays. An agent's prompts are long and many: of a hash 8 bytes are kept (what t
 is compared id by id), and blocks with the same records share one tuple of them.
 """
 
+# Python 3.11 cannot subscript `array` when an annotation is evaluated.
+from __future__ import annotations
+
 import hashlib
 import threading
 import time

@@ -5,6 +5,7 @@ heal -> find volatile spans -> render, once plain and once with marks -> canonic
 -> closest prompts before -> pin -> splice -> model ids (spec/cache.md s2).
 """
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,16 +20,16 @@ from sidecar.infra.counters import Counters
 from sidecar.pipeline import canonical, healing, turns
 from sidecar.pipeline.assembly import (
     canonical_ids,
+    end_of_message,
     rank_boundaries,
 )
-from sidecar.pipeline.canonical import MarkedMessage
 from sidecar.pipeline.drift import DriftReport
 from sidecar.pipeline.encoding import PromptEncoder
 from sidecar.pipeline.frames import FrameCache
 from sidecar.pipeline.healing import Context, Healed, HealingStore
 from sidecar.pipeline.layout import Layout, lay_out
 from sidecar.pipeline.lineage import LineageIndex, LineageRecord, pack
-from sidecar.pipeline.recall import find_turns
+from sidecar.pipeline.recall import Recalled, recall
 from sidecar.pipeline.report import COUNTED, count, make_report
 from sidecar.pipeline.reuse import Answer, Question, ReuseChooser
 from sidecar.pipeline.rules import RuleSet
@@ -44,6 +45,7 @@ class Draft:
 
     record: LineageRecord
     context: Context
+    vanishing: tuple[str, str] | None
     digests: tuple[str, ...]
     frame: Frame | None
     lead_ids: tuple[int, ...]
@@ -92,24 +94,20 @@ class Pipeline:
         tools = offered_tools(request)
         kwargs = self._template_kwargs(request, thinking)
         frame = self._frames.get(kwargs) if self._settings.splicing else None
-        messages = canonical.normalise(
-            state_choice(request), self._ruleset if self._settings.pinning else None
-        )
-        marked = canonical.mark(
-            messages, self._ruleset if self._settings.canonicalize else None
-        )
-        healed, context = find_turns(self.healing, marked, request.client, frame)
+        found = self._recall(request, frame)
+        marked = found.marked
         layout = lay_out(
-            marked, healed, frame, lambda m: self.template.render(m, tools, kwargs)
-        )
-        question = self._question(request, marked, layout, frame)
+            marked, found.healed, frame,
+            lambda m: self.template.render(m, tools, kwargs),
+        )  # fmt: skip
+        question = self._question(request, found, layout, frame)
         answer = self._chooser.choose(question, matcher)
         if self._settings.verify and not self._says_its_text(answer):
             self.counters.add("invariant_violation")
             answer = self._chooser.plain(question, matcher)
-        prompt = self._prepared(question, answer, marked, context, (frame, thinking))
+        prompt = self._prepared(question, answer, found, (frame, thinking))
         report = replace(prompt.report, is_proved=layout.is_proved)
-        count(self.counters, report, answer, num_healed=len(healed))
+        count(self.counters, report, answer, num_healed=len(found.healed))
         draft = replace(prompt.draft, user_agent=request.client.user_agent)
         return replace(prompt, report=report, draft=draft)
 
@@ -148,9 +146,17 @@ class Pipeline:
             return
         raw = (*draft.lead_ids, *sampled)
         turn = Healed(
-            draft.frame.header, raw, self._tokenizer.decode(list(raw)), reasoning
-        )
-        self.healing.record(visible, draft.context, scope, turn)
+            draft.frame.header, raw, self._tokenizer.decode(list(raw)), reasoning,
+            draft.vanishing,
+        )  # fmt: skip
+        ids = [prompt.turn, *(call.id for call in calls)]
+        self.healing.record(visible, draft.context, scope, turn, ids)
+
+    def forget(self) -> None:
+        """Forget all prompts, turns and conversations."""
+        self.lineage.clear()
+        self.healing.clear()
+        self.turns.clear()
 
     def note_cost(self, prompt: PreparedPrompt, num_prefilled: int) -> None:
         """Count what a divergence cost, for the drift report."""
@@ -158,6 +164,13 @@ class Pipeline:
         if place is not None:
             self.drift.note(prompt.draft.user_agent, place, num_prefilled)
             self.counters.add("resumed_prefill_tokens", num_prefilled)
+
+    def _recall(self, request: ChatRequest, frame: Frame | None) -> Recalled:
+        to_alter = self._ruleset if self._settings.pinning else None
+        to_mark = self._ruleset if self._settings.canonicalize else None
+        messages = canonical.normalise(state_choice(request), to_alter)
+        to_move = to_mark and to_alter
+        return recall(self.healing, messages, request.client, frame, (to_mark, to_move))
 
     def _template_kwargs(
         self, request: ChatRequest, thinking: bool
@@ -172,19 +185,25 @@ class Pipeline:
     def _question(
         self,
         request: ChatRequest,
-        marked: Sequence[MarkedMessage],
+        recalled: Recalled,
         layout: Layout,
         frame: Frame | None,
     ) -> Question:
+        marked = recalled.marked
         roles = [item.message.role for item in marked]
         found = canonical_ids(layout.elements, roles, self.encoder)
         client = request.client
         session = client.session or turns.implicit_session(found.ids)
-        scope = self.healing.continued(marked, client.api_key_id, session)
-        if scope is None:
+        continued = self.healing.continued(marked, client.api_key_id, session)
+        own = [*recalled.healed]
+        if continued is None:
             scope = Scope(client.api_key_id, session, turns.thread_name(marked))
+        else:
+            own.append(continued[0])
+            scope = continued[1]
         header_tokens = self._frames.header_tokens(frame)
-        return Question(layout.elements, found, scope, header_tokens)
+        first_own = min(own, default=None)
+        return Question(layout.elements, found, scope, header_tokens, first_own)
 
     def _says_its_text(self, answer: Answer) -> bool:
         """CACHE_VERIFY: the ids are those of the text that was put together."""
@@ -197,8 +216,7 @@ class Pipeline:
         self,
         question: Question,
         answer: Answer,
-        marked: Sequence[MarkedMessage],
-        context: Context,
+        found: Recalled,
         how: tuple[Frame | None, bool],
     ) -> PreparedPrompt:
         frame, thinking = how
@@ -206,7 +224,7 @@ class Pipeline:
         record = LineageRecord(
             pack(question.canonical.ids), answer.stands, answer.notes, scope
         )
-        digests = tuple(turns.message_digests(marked))
+        digests = tuple(turns.message_digests(found.kept))
         lead_ids = self._frames.lead_ids(frame)
         tail = assembled.ids[len(assembled.ids) - len(lead_ids) :]
         if frame is not None and tail != lead_ids:
@@ -218,15 +236,19 @@ class Pipeline:
             .lower()
             .endswith(self._think_open.lower()),
             thinking=thinking,
-            boundaries=rank_boundaries(assembled.boundaries, marked),
+            boundaries=rank_boundaries(assembled.boundaries, found.marked),
             is_guest=self.turns.is_guest(scope, len(assembled.ids)),
             session=scope.session,
+            turn=secrets.token_hex(16),
+            own_len=end_of_message(assembled.boundaries, question.first_own),
             report=make_report(
                 question,
                 answer,
                 self.turns.compare(scope, digests),
                 self._tokenizer,
-                marked,
+                found.marked,
             ),
-            draft=Draft(record, context, digests, frame, lead_ids),
+            draft=Draft(
+                record, found.context, found.vanishing, digests, frame, lead_ids
+            ),
         )

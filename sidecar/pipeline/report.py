@@ -43,6 +43,7 @@ def make_report(
         num_spliced=sum(isinstance(e, Splice) for e in question.elements),
         stopped_by=pins.stopped_by if pins else None,
         divergence=divergence,
+        is_new=change.is_new,
     )
 
 

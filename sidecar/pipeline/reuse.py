@@ -24,12 +24,18 @@ from sidecar.pipeline.turns import Scope
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request as far as reuse is concerned."""
+    """
+    A request as far as reuse is concerned.
+
+    Args:
+        first_own: index of the first message that the model wrote for it, if known.
+    """
 
     elements: tuple[Element, ...]
     canonical: Canonical
     scope: Scope
     header_tokens: int
+    first_own: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ class Rule:
     arguments: Mapping[str, Any]
     sentinel: str
     policy: Policy
+    vanishes: bool = False  # a last message that is sent each time and never kept
     matches: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     passes: tuple[str, ...] = field(default=(), repr=False)
 
@@ -61,6 +62,11 @@ class RuleSet:
 
     rules: tuple[Rule, ...]
     policies: Mapping[str, Policy]
+
+    def is_vanishing(self, role: str, text: str) -> bool:
+        """Whether a last message of this text will not be kept by its client."""
+        vanishing = [rule for rule in self.rules if rule.vanishes]
+        return bool(find(vanishing, role, text))
 
     def policy(self, kind: str) -> Policy:
         """The policy of a kind, built-in kinds included."""
@@ -98,9 +104,15 @@ def load_rules(
 
 def _read(file: Path) -> list[Rule]:
     try:
-        entries = tomllib.loads(file.read_text(encoding="utf-8")).get("rule", [])
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RuleError(f"{file.name}: there is no such file") from None
+    except (OSError, ValueError) as error:
         raise RuleError(f"{file.name}: {error}") from error
+    entries = content.pop("rule", [])
+    if content or not isinstance(entries, list):
+        names = ", ".join(content) or "rule"
+        raise RuleError(f"{file.name}: it must hold [[rule]] tables, not {names}")
     return [
         _rule(entry, f"{file.name} rule {i + 1}") for i, entry in enumerate(entries)
     ]
@@ -116,7 +128,7 @@ def _rule(entry: dict[str, Any], name: str) -> Rule:
         raise RuleError(f"{name}: where must be of {', '.join(_ROLES)}")
     if not entry["passes"] or not (entry["matches"] or "after" in entry):
         raise RuleError(f"{name}: a rule needs positive and negative examples")
-    extra = ("sentinel", "shared")
+    extra = ("sentinel", "shared", "vanishes")
     arguments = {k: v for k, v in entry.items() if k not in (*_REQUIRED, *extra)}
     rule = Rule(
         kind=entry["kind"],
@@ -125,6 +137,7 @@ def _rule(entry: dict[str, Any], name: str) -> Rule:
         arguments=arguments,
         sentinel=entry.get("sentinel", ""),
         policy=_policy(entry, name),
+        vanishes=bool(entry.get("vanishes", False)),
         matches=tuple((text, value) for text, value in entry["matches"]),
         passes=tuple(entry["passes"]),
     )

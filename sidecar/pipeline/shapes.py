@@ -228,13 +228,28 @@ def to_end_of_part(text: str, *, prefix: str) -> list[Range]:
     return [] if start is None else [(start, len(text))]
 
 
-def lines_until(text: str, *, first: str, stop: str) -> list[Range]:
-    """From a line that starts with `first` up to a line that starts with `stop`."""
+def lines_until(
+    text: str, *, first: str, stop: str, inside: bool = False
+) -> list[Range]:
+    """
+    From a line that starts with `first` up to a line that starts with `stop`.
+
+    `inside`: from behind the first line.
+    """
     start = next(_starts(text, first), None)
     if start is None:
         return []
-    end = next((at for at in _starts(text, stop) if at > start), None)
+    start = _end_of_line(text, start) if inside else start
+    end = next((at for at in _starts(text, stop) if at >= start), None)
     return [] if end is None else [(start, end)]
+
+
+def enclosed(text: str, *, opener: str, closer: str) -> list[Range]:
+    """The whole text, if it begins with `opener` and ends with the first `closer`."""
+    inner = text.strip()
+    begins_and_ends = inner.startswith(opener) and inner.endswith(closer)
+    is_whole = begins_and_ends and inner.find(closer) == len(inner) - len(closer)
+    return [(0, len(text))] if is_whole else []
 
 
 SHAPES: dict[str, Callable[..., list[Range]]] = {
@@ -242,5 +257,6 @@ SHAPES: dict[str, Callable[..., list[Range]]] = {
     for shape in (
         json_string, line_prefix, line_pattern, line_value, fenced_section,
         fenced_blocks, tagged, paragraph, to_end_of_part, lines_until,
+        enclosed,
     )
 }  # fmt: skip

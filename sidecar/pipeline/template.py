@@ -25,6 +25,7 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {}},
     },
 }
+_NO_TEMPLATE = "the model has no chat template: it gets `role: content` lines"
 _SYSTEM = {"role": "system", "content": "zq system"}
 _USER = {"role": "user", "content": "zq user"}
 _ASSISTANT = {"role": "assistant", "content": "zq answer"}
@@ -54,6 +55,8 @@ class ChatTemplate:
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
         self.traits = _probe(tokenizer)
+        if not self.traits.exists:
+            logger.warning(_NO_TEMPLATE)
 
     def render(
         self,

@@ -32,10 +32,16 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How a conversation differs from the thread's last one."""
+    """
+    How a conversation differs from the thread's last one.
+
+    Args:
+        is_new: nothing is remembered of this thread.
+    """
 
     stable_messages: int
     descriptors: tuple[str, ...]
+    is_new: bool = False
 
 
 @dataclass(eq=False)
@@ -66,7 +72,7 @@ class TurnStore:
             self._expire()
             known = self._threads.get(_key(scope))
         if known is None:
-            return Change(0, ())
+            return Change(0, (), is_new=True)
         stable = 0
         for old, new in zip(known.digests, digests, strict=False):
             if old != new:
@@ -106,6 +112,11 @@ class TurnStore:
             while len(self._threads) > _MOST_THREADS:
                 self._threads.popitem(last=False)
         return True
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._threads.clear()
 
     def _expire(self) -> None:
         if not self._max_idle_s:

@@ -1,5 +1,6 @@
 """Where a span counts as matched: its whole message, and what ends it."""
 
+from sidecar.pipeline.assembly import end_of_message
 from tests.support.chats import Chats, assistant, system, user, words
 
 
@@ -26,3 +27,12 @@ def test_a_note_is_not_put_into_the_middle_of_a_message_that_grew() -> None:
     longer = [*asked[:-1], user("two and three")]
     text = chats.ask(longer).text
     assert text.index("two and three") < text.index("<context-update>")
+
+
+def test_a_message_ends_where_the_next_begins() -> None:
+    """The first of the model's own turns: what parts behind it is the same chat."""
+    found = ((5, 0), (9, 2), (14, 3))
+    assert end_of_message(found, 1) == 9
+    assert end_of_message(found, 2) == 14
+    assert end_of_message(found, 3) == 0
+    assert end_of_message(found, None) == 0

@@ -106,14 +106,12 @@ def test_sessions_without_a_name_go_by_the_context() -> None:
     assert turns.find("h", Context("c", "later"), "key", "named") is None
 
 
-def test_the_only_turn_of_a_named_session_needs_no_context() -> None:
-    """The client compacted what came before."""
+@pytest.mark.parametrize("session", ["s", None])
+def test_the_only_turn_of_a_session_needs_its_context_too(session: str | None) -> None:
+    """A cloud model's "Done." in that session is not the local turn's."""
     turns = store()
     turns.record("h", Context("before", "before"), MINE, healed("a"))
-    assert turns.find("h", HERE, "key", "s") == healed("a")
-    assert turns.find("h", HERE, "key", None) is None
-    turns.record("h", Context("more", "more"), MINE, healed("a"))
-    assert turns.find("h", HERE, "key", "s") == healed("a")
+    assert turns.find("h", HERE, "key", session) is None
     assert turns.num_ambiguous == 1
 
 
@@ -297,10 +295,7 @@ def test_a_text_written_by_hand_heals_from_no_other_conversation(
     asked = [user("quite another"), assistant("OK"), user("and?")]
     client = Client(session)
     prompt = chats.ask(asked, client)
-    if session == "s":  # the only turn of the named session: it may be a compaction
-        assert "a secret" in prompt.text
-    else:
-        assert prompt.text == chats.plain_text(asked, client)
+    assert prompt.text == chats.plain_text(asked, client)
 
 
 @pytest.mark.parametrize("session", ["s", "other", None])
@@ -329,3 +324,13 @@ def test_thinking_about_one_chat_stays_out_of_the_other(session: str | None) -> 
     prompt = chats.ask(following, Client(session))
     assert "this is alpha" in prompt.text
     assert "beta" not in prompt.text
+
+
+def test_a_turn_that_replaces_another_takes_only_its_own_room() -> None:
+    """A regeneration a hundred times over pushes nobody out."""
+    turns = store(num_bytes=4000)
+    turns.record("kept", HERE, MINE, healed("k"))
+    for number in range(100):
+        turns.record("again", HERE, MINE, healed(f"r{number}"))
+    assert turns.find("kept", HERE, "key", "s") == healed("k")
+    assert turns.find("again", HERE, "key", "s") == healed("r99")

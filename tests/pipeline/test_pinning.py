@@ -157,12 +157,16 @@ def test_a_status_without_its_folder_before_it_is_not_lent() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["current_time", "inbound_context", "message_id"])
-def test_only_some_kinds_go_from_thread_to_thread(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "shared"),
+    [("current_time", True), ("git_status", True), ("folder_tree", True),
+     ("inbound_context", False), ("message_id", False), ("note", False),
+     ("conversation_info", False), ("activation", False)],
+)  # fmt: skip
+def test_only_some_kinds_go_from_thread_to_thread(kind: str, shared: bool) -> None:
     """And none from key to key."""
     policy = load_rules().policy
     here = Scope("key", "s", "t")
-    shared = policy(kind).shared
     for other, lends in (
         (here, True),
         (Scope("key", "s", "u"), shared),

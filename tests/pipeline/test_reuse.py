@@ -244,6 +244,28 @@ def test_b5_a_deep_match_does_not_shadow_a_good_one(use_blocks: bool) -> None:
     assert notes(prompt.text) == ["current time: 10:06\n"]
 
 
+@pytest.mark.parametrize("use_blocks", [True, False])
+def test_b5_a_path_that_was_mostly_evicted_does_not_shadow_a_whole_one(
+    use_blocks: bool,
+) -> None:
+    """Its values would gain something; the search goes on to those that gain more."""
+    chats = Chats(use_block_index=use_blocks)
+    long, short = words(600, 1), words(300, 1)
+    evicted = chats.turn([clock("10:05"), user(long), user("end")])
+    chats.store.sequences.clear()
+    whole = chats.turn([clock("10:06"), user(f"{short}\nsomething else")])
+    kept_len = len(evicted.prompt.model_ids) // 6
+    chats.store.add(evicted.prompt.model_ids[:kept_len])
+    prompt = chats.ask([clock("10:07"), user(long), user("end")])
+    candidates = chats.pipeline.lineage.candidates(prompt.draft.record.canonical)
+    assert [record for record, _ in candidates] == [
+        evicted.prompt.draft.record, whole.prompt.draft.record
+    ]  # fmt: skip
+    assert chats.reuse(prompt) > 2 * kept_len
+    assert "Current time is 10:06." in prompt.text
+    assert notes(prompt.text) == ["current time: 10:07\n"]
+
+
 def test_strict_reuse_wins_where_pins_add_little() -> None:
     """What is stored to the letter needs no note."""
     chats = Chats()
@@ -274,7 +296,7 @@ def test_canonicalisation_off_never_alters_the_prompt_either() -> None:
     prompt = chats.ask(asked)
     assert prompt.report.pinned == ()
     assert "10:06" in prompt.text
-    assert prompt.report.num_spliced == 1
+    assert prompt.report.num_spliced == 0  # told by what came before, to the letter
 
 
 def test_what_pinning_gained_is_counted() -> None:

@@ -218,6 +218,8 @@ def test_a_users_rules_come_after_the_built_in_ones(tmp_path: Path) -> None:
             "line_value",
         ),
         ("[[rule]]", "[[rule", "own.toml"),
+        ("[[rule]]", "[[rules]]", "must hold [[rule]] tables, not rules"),
+        ("[[rule]]", "[rule]", "must hold [[rule]] tables"),
     ],
 )
 def test_a_malformed_rule_does_not_load(

@@ -86,7 +86,7 @@ def test_an_unknown_thread_has_no_change() -> None:
     store = TurnStore(0)
     advance(store, "abc")
     for scope in (replace(MAIN, thread="x"), replace(MAIN, api_key="y")):
-        assert stable(store, "abc", scope) == Change(0, ())
+        assert stable(store, "abc", scope) == Change(0, (), is_new=True)
 
 
 def test_a_shorter_thread_of_the_session_is_a_guest() -> None:
