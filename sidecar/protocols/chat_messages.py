@@ -41,7 +41,7 @@ def read_tools(fields: Fields) -> tuple[Tool, ...]:
     for item in fields.objects("tools"):
         kind = item.text("type") or "function"
         if kind != "function":
-            logger.info("ignored a tool type=%s", kind[:40])
+            logger.info("ignored a tool type=%r", kind[:40])
             continue
         if item.object("function") is None:
             raise BadRequest(

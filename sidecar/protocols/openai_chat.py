@@ -135,7 +135,10 @@ def format_chat(events: Sequence[Event], model: str, n: int) -> dict[str, Any]:
 
 
 def _choice(index: int, answer: _Answer) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(answer.text)}
+    text: str | None = "".join(answer.text)
+    if not text and answer.calls:
+        text = None  # an empty text would be told as a part of its own
+    message: dict[str, Any] = {"role": "assistant", "content": text}
     if answer.reasoning:
         message["reasoning_content"] = "".join(answer.reasoning)
     if answer.calls:

@@ -1,7 +1,7 @@
 """OpenAI's legacy completions: a raw prompt, no template, no tools."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sidecar.core.errors import BadRequest
@@ -84,30 +84,25 @@ class CompletionFormat:
         }
         self._echoes = echoes
         self._include_usage = include_usage
+        self._finishes: list[Frame] = []
 
-    @property
-    def keepalive(self) -> Frame:
-        """A chunk that says nothing."""
-        return self._chunk(0, "", (), None)
-
-    def frames(self, events: Iterable[Event]) -> Iterator[Frame | None]:
-        """Chunks in order; None for every idle moment."""
+    def opening(self) -> Iterator[Frame]:
+        """The prompts that are to be echoed."""
         for index, echo in enumerate(self._echoes):
             if echo:
                 yield self._chunk(index, echo, (), None)
-        finishes = []
-        for event in events:
-            if isinstance(event, TextDelta):
-                yield self._chunk(event.choice, event.text, event.logprobs, None)
-            elif isinstance(event, ChoiceFinished):
-                finishes.append(self._chunk(event.choice, "", (), event.reason))
-            elif isinstance(event, Finished):
-                if self._include_usage:
-                    usage = usage_dict(event.usage)
-                    yield {**self._base, "choices": [], "usage": usage}
-                yield from finishes
-            else:
-                yield None
+
+    def frames_of(self, event: Event) -> Iterator[Frame]:
+        """The chunks of an event; the finish reasons wait for the usage."""
+        if isinstance(event, TextDelta):
+            yield self._chunk(event.choice, event.text, event.logprobs, None)
+        elif isinstance(event, ChoiceFinished):
+            self._finishes.append(self._chunk(event.choice, "", (), event.reason))
+        elif isinstance(event, Finished):
+            if self._include_usage:
+                usage = usage_dict(event.usage)
+                yield {**self._base, "choices": [], "usage": usage}
+            yield from self._finishes
 
     def whole(self, events: Sequence[Event]) -> Frame:
         """The `text_completion` object of a finished generation."""

@@ -1,9 +1,12 @@
-"""Events -> OpenAI chat chunks: role, deltas, usage, finish."""
+"""Events -> OpenAI's event stream: role, deltas, usage, finish, `[DONE]`."""
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
+import orjson
+
+from sidecar.core.errors import SidecarError
 from sidecar.core.events import (
     ChoiceFinished,
     Event,
@@ -11,6 +14,7 @@ from sidecar.core.events import (
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
+    Usage,
 )
 from sidecar.protocols.openai_chat import (
     call_dict,
@@ -18,8 +22,59 @@ from sidecar.protocols.openai_chat import (
     new_id,
     usage_dict,
 )
+from sidecar.protocols.problem import error_object
 
 Frame = dict[str, Any]
+_DONE = b"data: [DONE]\n\n"
+_COMMENT = b": keepalive\n\n"
+
+
+class Chunks(Protocol):
+    """The chunks of one response, in OpenAI's chat or completion form."""
+
+    def opening(self) -> Iterator[Frame]:
+        """What comes before the first event."""
+
+    def frames_of(self, event: Event) -> Iterator[Frame]:
+        """What an event comes to."""
+
+
+class OpenAIStream:
+    """
+    Encodes chunks as server-sent events; a StreamEncoder.
+
+    Args:
+        keepalive: chunk to send after a long silence; None for a comment.
+    """
+
+    def __init__(self, chunks: Chunks, keepalive: Frame | None = None) -> None:
+        self._chunks = chunks
+        self._ping = _COMMENT if keepalive is None else _data(keepalive)
+
+    def started(self, usage: Usage) -> bytes:
+        """The role chunks."""
+        return _all(self._chunks.opening())
+
+    def event(self, event: Event) -> bytes:
+        """An event's chunks."""
+        done = _DONE if isinstance(event, Finished) else b""
+        return _all(self._chunks.frames_of(event)) + done
+
+    def ping(self) -> bytes:
+        """A comment, or a chunk that says nothing."""
+        return self._ping
+
+    def failed(self, error: SidecarError) -> bytes:
+        """The error, and no `[DONE]`."""
+        return _data({"error": error_object(error)})
+
+
+def _all(frames: Iterable[Frame]) -> bytes:
+    return b"".join(map(_data, frames))
+
+
+def _data(value: Frame) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
 class ChatChunks:
@@ -46,14 +101,13 @@ class ChatChunks:
         """A chunk that says nothing, for a silent time."""
         return self._chunk(0, {})
 
-    def frames(self, events: Iterable[Event]) -> Iterator[Frame | None]:
-        """Chunks in order; None for every idle moment."""
+    def opening(self) -> Iterator[Frame]:
+        """The role of each choice."""
         for index in range(self._n):
             yield self._chunk(index, {"role": "assistant", "content": ""})
-        for event in events:
-            yield from self._frames_of(event)
 
-    def _frames_of(self, event: Event) -> Iterator[Frame | None]:
+    def frames_of(self, event: Event) -> Iterator[Frame]:
+        """The chunks of an event; the finish reasons wait for the usage."""
         if isinstance(event, ReasoningDelta):
             yield self._chunk(
                 event.choice, {"reasoning_content": event.text}, event.logprobs
@@ -69,8 +123,6 @@ class ChatChunks:
             if self._include_usage:
                 yield {**self._base, "choices": [], "usage": usage_dict(event.usage)}
             yield from self._finishes
-        else:
-            yield None
 
     def _chunk(
         self,

@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sidecar.core.errors import RequestTimeout, SidecarError
+from sidecar.core.ports import StreamEncoder
 from sidecar.infra.logs import request_id as request_id_var
-from sidecar.protocols.problem import error_object
 from sidecar.server import gate
 from sidecar.server.body import DeadlineReader, is_open, linger, read_body
 from sidecar.server.head import parser_error, path_of, read_headers
@@ -24,7 +24,7 @@ from sidecar.server.messages import (
     Response,
     problem_response,
 )
-from sidecar.server.sse import StreamWriter, frame
+from sidecar.server.sse import StreamWriter
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +102,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._started = time.monotonic()
         self._headers_sent = False
         self._is_chunked = False
+        self._encoder: StreamEncoder | None = None
         self.command = self.path = ""
         self.request_version = self.default_request_version
         self.headers = self.MessageClass()
@@ -158,6 +159,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._send_head(
                 200, "text/event-stream; charset=utf-8", {**headers, **stream.headers}
             )
+            self._encoder = stream.encoder
             writer = StreamWriter(
                 self._write_chunk,
                 lambda: is_open(self.connection),
@@ -183,7 +185,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         try:
             if self._headers_sent:
                 self.close_connection = True
-                self._write_chunk(frame({"error": error_object(error)}))
+                if self._encoder is not None:
+                    self._write_chunk(self._encoder.failed(error))
                 self._end_chunks()
                 self._count(error.status_hint)
             else:
@@ -193,7 +196,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _write_error(self, error: SidecarError) -> None:
         self.close_connection = True  # the body may not have been read
-        self._write(problem_response(error, self._id, path_of(self.path)[:200]))
+        path = path_of(self.path)[:200]
+        content_type, body = self.server.routes.problem(error, self._id, path)
+        self._write(problem_response(error, content_type, body))
         self.wfile.flush()
         self._reader.allow(_LINGER_S, _LINGER_S)
         linger(self.connection, self.rfile)

@@ -7,7 +7,8 @@ from typing import Any
 import orjson
 
 from sidecar.core.errors import BadRequest, SidecarError
-from sidecar.protocols.problem import problem
+from sidecar.core.events import Event, Usage
+from sidecar.core.ports import StreamEncoder
 
 JSON = "application/json"
 
@@ -61,14 +62,16 @@ class EventStream:
     A response that is written as it comes.
 
     Args:
-        frames: JSON objects; None for an idle moment. SidecarError ends it.
-        keepalive: object to send after a long silence; None for an SSE comment.
+        encoder: makes bytes of the events.
+        events: with Idle for an idle moment. SidecarError ends it.
         close: called once, however it ends.
+        usage: what is known before the first event.
     """
 
-    frames: Iterator[dict[str, Any] | None]
+    encoder: StreamEncoder
+    events: Iterator[Event]
     close: Callable[[], None]
-    keepalive: dict[str, Any] | None = None
+    usage: Usage = Usage(0, 0, 0, 0)
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -82,12 +85,11 @@ def json_response(
     return Response(orjson.dumps(body), status, headers=headers or {})
 
 
-def problem_response(error: SidecarError, request_id: str, path: str) -> Response:
+def problem_response(error: SidecarError, content_type: str, body: Any) -> Response:
     """An error as the whole response."""
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
     if error.status_hint == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    body = orjson.dumps(problem(error, request_id, path))
-    return Response(body, error.status_hint, "application/problem+json", headers)
+    return Response(orjson.dumps(body), error.status_hint, content_type, headers)

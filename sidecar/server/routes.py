@@ -1,18 +1,26 @@
 """(method, path) -> endpoint; each endpoint is parse -> service -> format."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from sidecar.config import ServerConfig
-from sidecar.core.errors import MethodNotAllowed, NotFound, NotSupported
-from sidecar.core.events import Event, Idle
+from sidecar.core.errors import (
+    MethodNotAllowed,
+    NotFound,
+    NotSupported,
+    SidecarError,
+)
+from sidecar.dialects.anthropic_messages.problem import problem as messages_problem
+from sidecar.dialects.litellm_header import with_client_facts
 from sidecar.infra.metrics import Metrics
 from sidecar.protocols.openai_chat import format_chat, parse_chat
 from sidecar.protocols.openai_completion import CompletionFormat, parse_completion
 from sidecar.protocols.openai_models import model_entry, model_list
-from sidecar.protocols.openai_stream import ChatChunks
+from sidecar.protocols.openai_stream import ChatChunks, OpenAIStream
+from sidecar.protocols.problem import problem
 from sidecar.server import gate
+from sidecar.server.generating import collect, streamed
 from sidecar.server.messages import (
     Endpoint,
     EventStream,
@@ -20,11 +28,12 @@ from sidecar.server.messages import (
     Response,
     json_response,
 )
+from sidecar.server.messages_routes import MessagesRoutes
+from sidecar.server.responses_routes import ResponsesRoutes
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.chat import ChatService
-from sidecar.service.completion import CompletionRun
-from sidecar.service.generation import Generation
 from sidecar.service.models import ModelService
+from sidecar.service.stored_responses import StoredResponses
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,7 @@ class Services:
     chat: ChatService
     models: ModelService
     caches: CacheService
+    responses: StoredResponses
     metrics: Metrics
 
 
@@ -50,7 +60,6 @@ class Routes:
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completion},
             "/v1/cache/probe": {"POST": self._probe},
-            "/v1/cancel": {"POST": self._cancel},
             "/v1/embeddings": {"POST": _unsupported("embeddings")},
             "/v1/rerank": {"POST": _unsupported("reranking")},
             "/admin/cache": {"GET": self._admin(self._cache)},
@@ -59,6 +68,12 @@ class Routes:
         }
         for short in ("/models", "/chat/completions", "/completions"):
             self._table[short] = self._table["/v1" + short]
+        responses = ResponsesRoutes(services.chat, services.responses, config)
+        self._table |= MessagesRoutes(services.chat, config).table | responses.table
+        self._named: dict[str, dict[str, Endpoint]] = {
+            "/v1/cancel": {"POST": self._cancel},
+            "/v1/responses": responses.named,
+        }
         if config.metrics_enabled:
             self._table["/metrics"] = {"GET": self._metrics}
 
@@ -74,8 +89,8 @@ class Routes:
             return _options, tail
         methods = self._table.get(path)
         head, _, last = path.rpartition("/")
-        if methods is None and head == "/v1/cancel":
-            methods, tail = self._table[head], unquote(last)
+        if methods is None and last and head in self._named:
+            methods, tail = self._named[head], unquote(last)
         if methods is None:
             raise NotFound("no such path")
         if method not in methods:
@@ -83,29 +98,37 @@ class Routes:
             raise MethodNotAllowed(f"this path takes {allowed}, not {method[:16]}")
         return methods[method], tail
 
+    def problem(
+        self, error: SidecarError, request_id: str, path: str
+    ) -> tuple[str, dict[str, Any]]:
+        """An error as the wire format of a path has it: content type and body."""
+        if path.startswith("/v1/messages"):
+            return "application/json", messages_problem(error, request_id)
+        return "application/problem+json", problem(error, request_id, path)
+
     def name(self, path: str) -> str:
         """A path as a metrics label: a known one, or `other`."""
-        if path.startswith("/v1/cancel/"):
-            return "/v1/cancel"
-        return path if path in self._table else "other"
+        if path in self._table:
+            return path
+        head = path.rpartition("/")[0]
+        return head if head in self._named else "other"
 
     def _chat(self, request: Request) -> Response | EventStream:
         chat, how = parse_chat(
-            request.json(), request.request_id, request.headers.get("user-agent")
+            with_client_facts(request.json(), request.headers),
+            request.request_id,
+            request.headers.get("user-agent"),
         )
         chat = chat.from_key(gate.key_id(request.headers))
         running = self._services.chat.start_chat(chat, self._config.timeout_chat_s)
         if not how.stream:
-            events = _collect(running, request)
+            events = collect(running, request)
             body = format_chat(events, chat.model, chat.options.n)
             return json_response(body, headers=running.headers)
         chunks = ChatChunks(chat.model, chat.options.n, include_usage=how.include_usage)
-        return EventStream(
-            chunks.frames(running.events()),
-            running.close,
-            chunks.keepalive if how.is_plugin else None,
-            running.headers,
-        )
+        # Comments do not pass through LiteLLM.
+        keepalive = chunks.keepalive if how.is_plugin else None
+        return streamed(OpenAIStream(chunks, keepalive), running)
 
     def _probe(self, request: Request) -> Response:
         chat, _ = parse_chat(
@@ -125,8 +148,8 @@ class Routes:
             asked.model, running.echoes, include_usage=how.include_usage
         )
         if not how.stream:
-            return json_response(form.whole(_collect(running, request)))
-        return EventStream(form.frames(running.events()), running.close)
+            return json_response(form.whole(collect(running, request)))
+        return EventStream(OpenAIStream(form), running.events(), running.close)
 
     def _cancel(self, request: Request) -> Response:
         found = self._services.chat.cancel(request.tail)
@@ -145,7 +168,16 @@ class Routes:
         models = [
             {"id": e.id, "state": e.state, "error": e.load_error} for e in health.models
         ]
-        body = {"status": health.status, "models": models}
+        body: dict[str, object] = {
+            "status": health.status,
+            "models": models,
+            "memory_limit_bytes": health.memory_limit_bytes,
+        }
+        if health.download:
+            body["download"] = {
+                "done_bytes": health.download.done_bytes,
+                "total_bytes": health.download.total_bytes,
+            }
         return json_response(body, 200 if health.status == "ok" else 503)
 
     def _admin(self, endpoint: Endpoint) -> Endpoint:
@@ -165,29 +197,12 @@ class Routes:
 
     def _clear(self, request: Request) -> Response:
         self._services.caches.clear()
+        self._services.responses.clear()
         return json_response({"cleared": True})
 
     def _metrics(self, request: Request) -> Response:
         metrics = self._services.metrics
         return Response(metrics.exposition(), content_type=metrics.content_type)
-
-
-def _collect(running: Generation | CompletionRun, request: Request) -> list[Event]:
-    """All events of a generation, as long as the client is there."""
-    try:
-        return list(_while_connected(running, request.is_connected))
-    finally:
-        running.close()
-
-
-def _while_connected(
-    running: Generation | CompletionRun, is_connected: Callable[[], bool]
-) -> Iterator[Event]:
-    for event in running.events():
-        if not is_connected():
-            raise ConnectionResetError("the client closed the connection")
-        if not isinstance(event, Idle):
-            yield event
 
 
 def _options(request: Request) -> Response:

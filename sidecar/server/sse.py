@@ -1,26 +1,17 @@
-"""Writes an EventStream: chunked server-sent events, keep-alive, disconnect."""
+"""Writes an EventStream: encoded events, keep-alive, disconnect."""
 
 import time
 from collections.abc import Callable
-from typing import Any
 
-import orjson
-
+from sidecar.core.events import Idle
 from sidecar.server.messages import EventStream
 
-_DONE = b"data: [DONE]\n\n"
-_COMMENT = b": keepalive\n\n"
 _CHECK_S = 0.1
-
-
-def frame(value: dict[str, Any]) -> bytes:
-    """One event."""
-    return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
 class StreamWriter:
     """
-    Writes the frames of one response.
+    Writes the events of one response.
 
     Args:
         write: sends bytes to the client; raises OSError if it is gone.
@@ -41,23 +32,27 @@ class StreamWriter:
 
     def run(self, stream: EventStream) -> None:
         """
-        Write to the end, and `[DONE]`.
+        Write to the end.
 
         Raises:
-            ConnectionResetError: the client is gone. SidecarError: from the frames.
+            ConnectionResetError: the client is gone. SidecarError: from the events.
         """
-        for item in stream.frames:
-            now = time.monotonic()
-            if now - self._last_check > _CHECK_S:
-                self._last_check = now
-                if not self._is_connected():
-                    raise ConnectionResetError("the client closed the connection")
-            if item is not None:
-                self._send(frame(item))
-            elif now - self._last_write >= self._keepalive_s:
-                self._send(frame(stream.keepalive) if stream.keepalive else _COMMENT)
-        self._send(_DONE)
+        self._send(stream.encoder.started(stream.usage))
+        for event in stream.events:
+            self._check_client()
+            if not isinstance(event, Idle):
+                self._send(stream.encoder.event(event))
+            elif time.monotonic() - self._last_write >= self._keepalive_s:
+                self._send(stream.encoder.ping())
+
+    def _check_client(self) -> None:
+        now = time.monotonic()
+        if now - self._last_check > _CHECK_S:
+            self._last_check = now
+            if not self._is_connected():
+                raise ConnectionResetError("the client closed the connection")
 
     def _send(self, data: bytes) -> None:
-        self._last_write = time.monotonic()
-        self._write(data)
+        if data:
+            self._last_write = time.monotonic()
+            self._write(data)

@@ -44,10 +44,10 @@ class CacheService:
             return served.pipeline.drift.rows()
 
     def clear(self) -> None:
-        """Forget all KV and all lineage."""
+        """Forget all KV, and all that explains it or could be put back."""
         with self._pool.lease("") as served:
             served.engine.clear_cache()
-            served.pipeline.lineage.clear()
+            served.pipeline.forget()
 
     def counters(self) -> dict[str, int]:
         """All cache counters; empty while no model is loaded."""

@@ -4,10 +4,12 @@ import contextlib
 import functools
 import threading
 import time
+from collections.abc import Callable
 
 from sidecar.config import GenerationConfig
 from sidecar.core.prompt import ModelIds, PreparedPrompt
 from sidecar.core.requests import ChatRequest, CompletionRequest, Tool
+from sidecar.core.turn_token import make_token
 from sidecar.engine.pool import EnginePool
 from sidecar.engine.sampling import settle
 from sidecar.engine.text import TextEngine
@@ -61,8 +63,11 @@ class ChatService:
             require_ttft(found, request.options.max_ttft_s)
             tools = offered_tools(request)
             syntax = served.engine.model.syntax
+            token_of = functools.partial(
+                make_token, prompt.turn, with_text=not request.thinking.is_shown
+            )
             choices = [
-                _chat_choice(index, syntax, prompt, tools)
+                _chat_choice(index, (syntax, tools), prompt, token_of)
                 for index in range(request.options.n)
             ]
             generation = self._start(
@@ -165,8 +170,12 @@ def _raw_prompt(
 
 
 def _chat_choice(
-    index: int, syntax: OutputSyntax, prompt: PreparedPrompt, tools: tuple[Tool, ...]
+    index: int,
+    output: tuple[OutputSyntax, tuple[Tool, ...]],
+    prompt: PreparedPrompt,
+    token_of: Callable[[str], str],
 ) -> ChatChoice:
+    syntax, tools = output
     markers = syntax.markers
     if tools:
         markers = Markers(
@@ -174,7 +183,7 @@ def _chat_choice(
         )
     complete = functools.partial(is_complete_call, syntax=syntax.tools, tools=tools)
     splitter = StreamSplitter(markers, _start_mode(syntax, prompt), complete)
-    return ChatChoice(index, splitter, syntax.tools, tools)
+    return ChatChoice(index, splitter, (syntax.tools, tools), token_of)
 
 
 def _start_mode(syntax: OutputSyntax, prompt: PreparedPrompt) -> StartMode:

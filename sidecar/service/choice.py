@@ -1,6 +1,6 @@
 """Engine events of one choice -> what the client is told."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sidecar.core.events import (
@@ -8,6 +8,7 @@ from sidecar.core.events import (
     Event,
     FinishReason,
     ReasoningDelta,
+    ReasoningEnded,
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
@@ -55,19 +56,25 @@ class PlainChoice:
 
 
 class ChatChoice:
-    """A chat answer: reasoning, content and tool calls are told apart."""
+    """
+    A chat answer: reasoning, content and tool calls are told apart.
+
+    Args:
+        token_of: the token of a piece of thinking.
+    """
 
     def __init__(
         self,
         index: int,
         splitter: StreamSplitter,
-        syntax: ToolSyntax,
-        tools: Sequence[Tool],
+        syntax: tuple[ToolSyntax, Sequence[Tool]],
+        token_of: Callable[[str], str],
     ) -> None:
         self._index = index
         self._splitter = splitter
-        self._syntax = syntax
-        self._tools = tools
+        self._syntax, self._tools = syntax
+        self._token_of = token_of
+        self._thinking: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._has_content = False
         self.num_reasoning = 0
@@ -95,6 +102,7 @@ class ChatChoice:
             events += self._deltas([("content", seam + extracted.text)])
         if self._logprobs:
             events.append(TextDelta(self._index, "", tuple(self._logprobs)))
+        events += self._end_thinking()
         events += [
             ToolCallDelta(self._index, number, call)
             for number, call in enumerate(extracted.calls)
@@ -107,8 +115,16 @@ class ChatChoice:
         for kind, text in spans:
             logprobs, self._logprobs = tuple(self._logprobs), []
             if kind == "reasoning":
+                self._thinking.append(text)
                 events.append(ReasoningDelta(self._index, text, logprobs))
             else:
                 self._has_content = True
+                events += self._end_thinking()
                 events.append(TextDelta(self._index, text, logprobs))
         return events
+
+    def _end_thinking(self) -> list[Event]:
+        if not self._thinking:
+            return []
+        thinking, self._thinking = "".join(self._thinking), []
+        return [ReasoningEnded(self._index, self._token_of(thinking))]

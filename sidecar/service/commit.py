@@ -2,7 +2,13 @@
 
 from typing import Any
 
-from sidecar.core.events import Event, ReasoningDelta, TextDelta, ToolCallDelta
+from sidecar.core.events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
 from sidecar.core.prompt import PreparedPrompt
 from sidecar.core.requests import ToolCall
 from sidecar.engine.job import ChoiceEnded
@@ -51,6 +57,12 @@ class TurnRecorder:
             "x-mlx-cached-tokens": str(report.reused_len),
             "x-mlx-pinned": ",".join(report.pinned),
         }
+
+    @property
+    def planned_usage(self) -> Usage:
+        """What is known at admission: the prompt, and what of it is reused."""
+        prompt = self._prompt
+        return Usage(len(prompt.model_ids), 0, prompt.report.reused_len, 0)
 
     def report(self, numbers: dict[str, Any]) -> None:
         """Tell how it ended."""

@@ -42,11 +42,12 @@ class Generation:
         self._resources = resources
         self._cancelled = threading.Event()
         self._cached_len = 0
-        self._num_sampled = 0
+        self._num_sampled: dict[int, int] = {}  # by choice
         self._first_token_at: float | None = None
         self._outcome = "client_gone"
         self._recorder: TurnRecorder | None = None
         self.headers: dict[str, str] = {}
+        self.planned_usage = Usage(len(job.spec.model_ids), 0, 0, 0)
         self._metrics.active.inc()
 
     @property
@@ -79,12 +80,12 @@ class Generation:
                 self._note_prefill(event)
                 yield Idle()
             elif isinstance(event, Token):
-                self._note_token()
+                self._note_token(event)
                 told = self._told(self._choices[event.choice].feed(event))
                 yield from told or (Idle(),)  # held text must not look like a stall
             elif isinstance(event, ChoiceEnded):
                 open_choices -= 1
-                self._num_sampled += len(event.token_ids)
+                self._num_sampled[event.choice] = len(event.token_ids)
                 if self._recorder:
                     self._recorder.end(event)
                 yield from self._told(self._choices[event.choice].end(event))
@@ -100,6 +101,7 @@ class Generation:
         """Have the turn remembered if it finishes cleanly, and told at its end."""
         self._recorder = recorder
         self.headers = recorder.headers
+        self.planned_usage = recorder.planned_usage
 
     def _told(self, events: list[Event]) -> list[Event]:
         if self._recorder:
@@ -126,7 +128,10 @@ class Generation:
         if event:
             self._cached_len = event.cached
 
-    def _note_token(self) -> None:
+    def _note_token(self, token: Token) -> None:
+        # The end corrects it; who is cancelled before has had these.
+        sampled = self._num_sampled.get(token.choice, 0)
+        self._num_sampled[token.choice] = sampled + 1
         if self._first_token_at is None:
             self._first_token_at = time.monotonic()
             self._metrics.ttft.observe(self._first_token_at - self._job.submitted)
@@ -134,7 +139,7 @@ class Generation:
     def _usage(self) -> Usage:
         return Usage(
             prompt_tokens=len(self._job.spec.model_ids),
-            completion_tokens=self._num_sampled,
+            completion_tokens=sum(self._num_sampled.values()),
             cached_tokens=self._cached_len,
             reasoning_tokens=sum(choice.num_reasoning for choice in self._choices),
         )
@@ -147,7 +152,8 @@ class Generation:
         metrics.tokens.labels("prompt").inc(usage.prompt_tokens)
         metrics.tokens.labels("cached").inc(usage.cached_tokens)
         metrics.tokens.labels("generated").inc(usage.completion_tokens)
-        first = self._first_token_at or now
+        first = self._first_token_at
+        ttft_s = None if first is None else round(first - self._job.submitted, 4)
         if self._recorder:
             self._recorder.report(
                 {
@@ -156,20 +162,20 @@ class Generation:
                     "cached_tokens": usage.cached_tokens,
                     "output_tokens": usage.completion_tokens,
                     "reasoning_tokens": usage.reasoning_tokens,
-                    "ttft_s": round(first - self._job.submitted, 4),
+                    "ttft_s": ttft_s,
                     "seconds": round(now - self._job.submitted, 4),
                 }
             )
-        decode_s = max(now - first, 1e-9)
+        decode_s = max(now - (now if first is None else first), 1e-9)
         logger.info(
-            "request ended outcome=%s ttft_s=%.3f prompt=%d cached=%d output=%d "
+            "request ended outcome=%s ttft_s=%s prompt=%d cached=%d output=%d "
             "reasoning=%d seconds=%.2f tps=%.1f",
             self._outcome,
-            first - self._job.submitted,
+            "-" if ttft_s is None else f"{ttft_s:.3f}",
             usage.prompt_tokens,
             usage.cached_tokens,
             usage.completion_tokens,
             usage.reasoning_tokens,
             now - self._job.submitted,
-            usage.completion_tokens / decode_s,
+            usage.completion_tokens / decode_s if first is not None else 0.0,
         )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from sidecar.engine.download_progress import DownloadProgress, DownloadState
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.pool import EnginePool, ModelEntry
 from sidecar.service.served_model import ServedModel
@@ -10,24 +11,34 @@ from sidecar.service.served_model import ServedModel
 @dataclass(frozen=True, slots=True)
 class Health:
     """
-    `ok` can answer; `loading` soon will; `failed`, `dead` and `stuck` will not.
+    `ok` can answer; `downloading` and `loading` will; `failed`, `dead`, `stuck` not.
 
-    The launcher restarts a sidecar that stays unwell.
+    The launcher restarts a sidecar that stays unwell, and waits while it downloads.
+
+    Args:
+        memory_limit_bytes: of the process, once a model is loaded.
     """
 
     status: str
     models: tuple[ModelEntry, ...]
+    download: DownloadState | None = None
+    memory_limit_bytes: int | None = None
 
 
 class ModelService:
     """Lists models and reports health. Any thread."""
 
     def __init__(
-        self, pool: EnginePool[ServedModel], gpu: GpuThread, longest_step_s: float
+        self,
+        pool: EnginePool[ServedModel],
+        gpu: GpuThread,
+        longest_step_s: float,
+        download: DownloadProgress,
     ) -> None:
         self._pool = pool
         self._gpu = gpu
         self._longest_step_s = longest_step_s
+        self._download = download
 
     def entries(self) -> tuple[ModelEntry, ...]:
         """All served models."""
@@ -43,4 +54,9 @@ class ModelService:
             return Health("stuck", entries)
         if "failed" in states:
             return Health("failed", entries)
-        return Health("ok" if states == {"loaded"} else "loading", entries)
+        if (download := self._download.state) and states != {"loaded"}:
+            return Health("downloading", entries, download)
+        served = self._pool.peek()
+        limit = served.engine.guard.limit_bytes if served else None
+        status = "ok" if states == {"loaded"} else "loading"
+        return Health(status, entries, None, limit)

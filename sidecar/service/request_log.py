@@ -12,13 +12,19 @@ from sidecar.infra.session_log import SessionLog
 
 logger = logging.getLogger(__name__)
 
-_COLOURS = {"green": "\x1b[92m", "yellow": "\x1b[93m", "red": "\x1b[91m"}
+_COLOURS = {"green": "92", "yellow": "93", "red": "91", "new": "96"}
 
 
-def light(cached: int, total: int) -> str:
-    """green from 85 % of the prompt reused, yellow from 50 %, else red."""
+def light(cached: int, total: int, *, is_new: bool = False) -> str:
+    """
+    green from 85 % of the prompt reused, yellow from 50 %, else red.
+
+    A conversation that nothing was stored for yet is new: nothing has been lost.
+    """
     share = cached / total if total else 0.0
-    return "green" if share >= 0.85 else "yellow" if share >= 0.5 else "red"
+    if share >= 0.85:
+        return "green"
+    return "new" if is_new else "yellow" if share >= 0.5 else "red"
 
 
 class RequestLog:
@@ -38,7 +44,7 @@ class RequestLog:
         logger.info(
             "request started %s match=%s reused=%d of %d rest=%d thinking=%s "
             "pinned=%s spliced=%d%s",
-            _lamp(light(reused, total)),
+            _lamp(light(reused, total, is_new=report.is_new)),
             report.match,
             reused,
             total,
@@ -101,4 +107,4 @@ class RequestLog:
 def _lamp(colour: str) -> str:
     if not sys.stderr.isatty():
         return f"light={colour}"
-    return f"{_COLOURS[colour]}●\x1b[0m"
+    return f"\x1b[{_COLOURS[colour]}m●\x1b[0m"

@@ -24,7 +24,7 @@ from sidecar.core.events import (
 from sidecar.core.requests import ToolCall
 from sidecar.protocols.openai_chat import format_chat, parse_chat
 from sidecar.protocols.openai_completion import CompletionFormat, parse_completion
-from sidecar.protocols.openai_stream import ChatChunks
+from sidecar.protocols.openai_stream import ChatChunks, OpenAIStream
 
 Json = dict[str, Any]
 USAGE = Usage(prompt_tokens=9, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
@@ -63,8 +63,18 @@ def _add(message: Json, key: str, value: Any) -> None:
 
 
 def stream(events: list[Event], n: int, *, usage: bool = True) -> list[Json]:
-    chunks = ChatChunks("m", n, include_usage=usage).frames(iter(events))
-    return [chunk for chunk in chunks if chunk is not None]
+    chunks = ChatChunks("m", n, include_usage=usage)
+    return all_frames(chunks, events)
+
+
+def all_frames(
+    chunks: ChatChunks | CompletionFormat, events: list[Event]
+) -> list[Json]:
+    """Every chunk of a response, in order."""
+    frames = [*chunks.opening()]
+    for event in events:
+        frames += chunks.frames_of(event)
+    return frames
 
 
 texts = st.text("ab é\n", min_size=1, max_size=5)
@@ -91,6 +101,8 @@ def test_a_stream_joined_is_the_whole_answer(
         events.append(ChoiceFinished(choice, "tool_calls" if count else "length"))
     events.append(Finished(USAGE))
     whole = format_chat(events, "m", 2)
+    for choice in whole["choices"]:  # no text beside calls: null here, none there
+        choice["message"]["content"] = choice["message"]["content"] or ""
     expected = [
         {key: value for key, value in choice.items() if key != "index"}
         for choice in whole["choices"]
@@ -140,10 +152,13 @@ def test_usage_comes_only_if_asked() -> None:
     }
 
 
-def test_idle_moments_are_passed_on() -> None:
-    """The writer needs them to send keep-alives."""
-    frames = list(ChatChunks("m", 1, include_usage=False).frames(EVENTS))
-    assert frames.count(None) == 1
+def test_an_idle_moment_is_no_chunk() -> None:
+    """The server asks for a ping when it has been silent for long."""
+    chunks = ChatChunks("m", 1, include_usage=False)
+    assert list(chunks.frames_of(Idle())) == []
+    assert OpenAIStream(chunks).ping() == b": keepalive\n\n"
+    through_litellm = OpenAIStream(chunks, chunks.keepalive).ping()
+    assert json.loads(through_litellm.removeprefix(b"data: "))["choices"]
 
 
 def test_the_finish_chunks_of_all_choices_come_last() -> None:
@@ -335,8 +350,8 @@ def test_a_completion_stream_joined_is_the_whole(said: list[Event]) -> None:
     form = CompletionFormat("m", ["<", ""], include_usage=True)
     whole = form.whole(events)
     texts, tokens, reasons = ["", ""], [[], []], [None, None]
-    for chunk in form.frames(events):
-        for choice in (chunk or {"choices": []})["choices"]:
+    for chunk in all_frames(form, events):
+        for choice in chunk["choices"]:
             at = choice["index"]
             texts[at] += choice["text"]
             tokens[at] += (choice["logprobs"] or {"tokens": []})["tokens"]
@@ -346,3 +361,15 @@ def test_a_completion_stream_joined_is_the_whole(said: list[Event]) -> None:
     assert reasons == ["stop", "length"]
     for at, choice in enumerate(whole["choices"]):
         assert tokens[at] == (choice["logprobs"] or {"tokens": []})["tokens"]
+
+
+def test_calls_without_a_text_have_none() -> None:
+    """null, as OpenAI has it: an empty text becomes an empty block in other formats."""
+    call = ToolCall("call_1", "f", "{}")
+    ended: list[Event] = [ChoiceFinished(0, "tool_calls"), Finished(USAGE)]
+    alone = format_chat([ToolCallDelta(0, 0, call), *ended], "m", 1)
+    assert alone["choices"][0]["message"]["content"] is None
+    beside = [TextDelta(0, "I read."), ToolCallDelta(0, 0, call), *ended]
+    assert format_chat(beside, "m", 1)["choices"][0]["message"]["content"] == "I read."
+    nothing: list[Event] = [ChoiceFinished(0, "stop"), Finished(USAGE)]
+    assert format_chat(nothing, "m", 1)["choices"][0]["message"]["content"] == ""

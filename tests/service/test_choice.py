@@ -31,7 +31,7 @@ def chat_choice(mode: StartMode = "off") -> ChatChoice:
         mode,
         lambda text: is_complete_call(text, SYNTAX, TOOLS),
     )
-    return ChatChoice(2, splitter, SYNTAX, TOOLS)
+    return ChatChoice(2, splitter, (SYNTAX, TOOLS), lambda thinking: f"of {thinking}")
 
 
 def tell(
@@ -108,10 +108,11 @@ def test_a_complete_call_in_unclosed_reasoning_counts() -> None:
     assert len(calls(events)) == 1
 
 
+@pytest.mark.parametrize("tail", [" end ", ""])
 @pytest.mark.parametrize("seed", range(30))
-def test_every_logprob_is_told_once_and_in_order(seed: int) -> None:
-    """Held text delays its logprobs; none is lost, even those of a call's markup."""
-    pieces = cut(f"<think>hm</think> so {CALL} end ", seed)
+def test_every_logprob_is_told_once_and_in_order(seed: int, tail: str) -> None:
+    """Held text delays its logprobs; none is lost, even if the call is the end."""
+    pieces = cut(f"<think>hm</think> so {CALL}{tail}", seed)
     events = tell(chat_choice("undecided"), pieces)
     told = [
         logprob.token_id

@@ -1,0 +1,159 @@
+"""Content blocks of the Messages API -> messages of ours, in order."""
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from sidecar.core.errors import BadRequest
+from sidecar.core.requests import Message, Thought, ToolCall
+from sidecar.core.turn_token import read_token
+from sidecar.protocols.fields import Fields
+
+logger = logging.getLogger(__name__)
+
+_ERROR_WORDS = ("error", "failed", "exception", "traceback")
+_LOOKED_AT = 64  # characters in which a failed result may say so itself
+
+
+def text_parts(value: Any, path: str) -> tuple[str, ...]:
+    """A string, or a list of text blocks."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list):
+        raise BadRequest(f"{path} must be a string or a list of blocks", param=path)
+    return tuple(_text(block) for block in _blocks(value, path))
+
+
+def read_message(item: Fields) -> Iterator[Message]:
+    """One message; a user's tool results are messages of their own."""
+    role = item.required_text("role")
+    path, value = item.path("content"), item.raw("content")
+    if role == "system":
+        yield Message("system", text_parts(value, path))
+    elif role == "assistant":
+        yield _assistant(_as_blocks(value, path))
+    elif role == "user":
+        yield from _user(_as_blocks(value, path))
+    else:
+        raise BadRequest(
+            f"{item.path('role')} must be user, assistant or system",
+            param=item.path("role"),
+        )
+
+
+def _as_blocks(value: Any, path: str) -> list[Fields]:
+    if isinstance(value, str):
+        return [Fields({"type": "text", "text": value}, path)]
+    if not isinstance(value, list):
+        raise BadRequest(f"{path} must be a string or a list of blocks", param=path)
+    return list(_blocks(value, path))
+
+
+def _blocks(value: list[Any], path: str) -> Iterator[Fields]:
+    for index, block in enumerate(value):
+        where = f"{path}[{index}]"
+        yield (
+            Fields({"type": "text", "text": block}, where)
+            if isinstance(block, str)
+            else Fields(block, where)
+        )
+
+
+def _user(blocks: list[Fields]) -> Iterator[Message]:
+    parts: list[str] = []
+    if not blocks:
+        yield Message("user")
+    for block in blocks:
+        if block.text("type") == "tool_result":
+            if parts:
+                yield Message("user", tuple(parts))
+                parts = []
+            yield _tool_result(block)
+        else:
+            parts.append(_text(block))
+    if parts:
+        yield Message("user", tuple(parts))
+
+
+def _tool_result(block: Fields) -> Message:
+    value = block.raw("content")
+    parts = text_parts(value, block.path("content")) if value is not None else ()
+    if block.boolean("is_error", False):
+        parts = _marked_as_error(parts)
+    return Message("tool", parts, tool_call_id=block.text("tool_use_id"))
+
+
+def _marked_as_error(parts: tuple[str, ...]) -> tuple[str, ...]:
+    head = "".join(parts)[:_LOOKED_AT].lower()
+    return parts if any(word in head for word in _ERROR_WORDS) else ("[error]", *parts)
+
+
+def _assistant(blocks: list[Fields]) -> Message:
+    parts: list[str] = []
+    thoughts: list[Thought] = []
+    calls: list[ToolCall] = []
+    for block in blocks:
+        kind = block.text("type")
+        if kind == "thinking":
+            thoughts.append(
+                Thought(block.text("thinking") or "", block.text("signature"))
+            )
+        elif kind == "tool_use":
+            calls.append(_call(block))
+        elif kind == "redacted_thinking":  # not ours: we make none
+            thoughts.append(Thought("", block.text("data") or "redacted"))
+        else:
+            parts.append(_text(block))
+    return Message(
+        "assistant", tuple(parts), read_reasoning(thoughts), tuple(calls),
+        thoughts=tuple(thoughts),
+    )  # fmt: skip
+
+
+def read_reasoning(thoughts: list[Thought]) -> str | None:
+    """The thinking as text: as it came, or as its token carries it."""
+    texts = []
+    for thought in thoughts:
+        token = read_token(thought.token)
+        texts.append(thought.text or (token and token.text) or "")
+    return "\n".join(text for text in texts if text) or None
+
+
+def _call(block: Fields) -> ToolCall:
+    arguments = json.dumps(block.object("input") or {}, ensure_ascii=False)
+    name = block.required_text("name")
+    return ToolCall(block.text("id") or "", name, arguments)
+
+
+def _text(block: Fields) -> str:
+    """The text of a block; of one unknown here, what it says."""
+    kind = block.text("type") or "text"
+    if kind == "text":
+        return block.text("text") or ""
+    if kind in ("image", "audio", "video"):
+        raise BadRequest(
+            f"{block.path('type')} is {kind!r}: this model takes text only",
+            param=block.path("type"),
+        )
+    if kind == "document":
+        return _document(block)
+    logger.info("took a block as text type=%r", kind[:40])
+    value = block.raw("content")
+    parts = text_parts(value, block.path("content")) if value else ()
+    return "\n".join(part for part in (block.text("title") or "", *parts) if part)
+
+
+def _document(block: Fields) -> str:
+    source = Fields(block.raw("source"), block.path("source"))
+    kind = source.text("type")
+    if kind == "text":
+        body = source.text("data") or ""
+    elif kind == "content":
+        body = "\n".join(text_parts(source.raw("content"), source.path("content")))
+    else:
+        raise BadRequest(
+            f"{source.path('type')} is {str(kind)[:40]!r}: it must be plain text",
+            param=source.path("type"),
+        )
+    return "\n".join(part for part in (block.text("title") or "", body) if part)

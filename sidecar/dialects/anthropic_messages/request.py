@@ -1,0 +1,133 @@
+"""The body of `POST /v1/messages` -> a chat request."""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sidecar.core.errors import BadRequest
+from sidecar.core.requests import ChatRequest, ClientInfo, Message, Tool, ToolChoice
+from sidecar.dialects.anthropic_messages.content import read_message, text_parts
+from sidecar.dialects.litellm_header import with_client_facts
+from sidecar.protocols.fields import Fields
+from sidecar.protocols.generation_fields import read_client, read_options
+from sidecar.protocols.reasoning import read_thinking
+
+logger = logging.getLogger(__name__)
+
+
+def parse_messages(
+    body: Any, request_id: str, headers: Mapping[str, str]
+) -> tuple[ChatRequest, bool]:
+    """
+    Check a request body; the request, and whether its answer is to be streamed.
+
+    Args:
+        headers: of the request, names in lower case.
+    Raises:
+        BadRequest, ValidationFailed: naming the field.
+    """
+    body = with_client_facts(body, headers)
+    fields = Fields(body)
+    tools = _tools(fields)
+    request = ChatRequest(
+        request_id=request_id,
+        model=fields.text("model") or "",
+        messages=_messages(fields),
+        tools=tools,
+        tool_choice=_tool_choice(fields, tools),
+        thinking=replace(read_thinking(body), is_shown=not _hides_thinking(fields)),
+        template_kwargs=_template_kwargs(fields),
+        options=read_options(Fields(_options(body)), None),
+        client=_client(body, headers),
+    )
+    return request, fields.boolean("stream", False)
+
+
+def _messages(fields: Fields) -> tuple[Message, ...]:
+    found: list[Message] = []
+    system = fields.raw("system")
+    if system:
+        parts = text_parts(system, "system")
+        found.append(Message("system", parts))
+    for item in fields.objects("messages"):
+        found += read_message(item)
+    if not any(message.role != "system" for message in found):
+        raise BadRequest("messages must be a non-empty list", param="messages")
+    return tuple(found)
+
+
+def _tools(fields: Fields) -> tuple[Tool, ...]:
+    tools = []
+    for item in fields.objects("tools"):
+        schema = item.object("input_schema")
+        if schema is None:  # a tool that Anthropic's servers run
+            logger.info("ignored a tool without input_schema")
+            continue
+        name = item.required_text("name")
+        raw = {
+            "name": name,
+            "description": item.text("description") or "",
+            "parameters": schema,
+        }
+        tools.append(Tool(name, schema, {"type": "function", "function": raw}))
+    return tuple(tools)
+
+
+def _tool_choice(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
+    choice = Fields(fields.object("tool_choice") or {"type": "auto"}, "tool_choice")
+    kind = choice.text("type")
+    if kind == "any":
+        return ToolChoice("required" if tools else "auto")
+    if kind == "tool":
+        name = choice.required_text("name")
+        if name not in {tool.name for tool in tools}:
+            raise BadRequest(
+                f"tool_choice names {name[:64]!r}, which is not among the tools",
+                param="tool_choice.name",
+            )
+        return ToolChoice("named", name)
+    if kind not in ("auto", "none"):
+        raise BadRequest(
+            "tool_choice.type must be auto, any, tool or none", param="tool_choice.type"
+        )
+    return ToolChoice("none" if kind == "none" else "auto")
+
+
+def _hides_thinking(fields: Fields) -> bool:
+    value = fields.raw("thinking")
+    return isinstance(value, dict) and value.get("display") == "omitted"
+
+
+def _template_kwargs(fields: Fields) -> dict[str, Any]:
+    kwargs = fields.object("chat_template_kwargs") or {}
+    allowed = {"preserve_thinking", "reasoning_effort"}
+    return {name: value for name, value in kwargs.items() if name in allowed}
+
+
+def _options(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The options under the names that all formats share."""
+    stops = body.get("stop_sequences")
+    return {**body, "stop": stops if stops is not None else body.get("stop"), "n": None}
+
+
+def _client(body: dict[str, Any], headers: Mapping[str, str]) -> ClientInfo:
+    client = read_client(body, headers.get("user-agent"))
+    if client.session is not None:
+        return client
+    session = _session_of_user(body) or headers.get("x-claude-code-session-id")
+    return replace(client, session=session or None)
+
+
+def _session_of_user(body: Mapping[str, Any]) -> str | None:
+    """Claude Code's session id in `metadata.user_id`: JSON, or behind `_session_`."""
+    metadata = body.get("metadata")
+    user = metadata.get("user_id") if isinstance(metadata, dict) else None
+    if not isinstance(user, str):
+        return None
+    try:
+        found = json.loads(user).get("session_id")
+    except (ValueError, AttributeError, RecursionError):
+        found = user.partition("_session_")[2]
+    return found if isinstance(found, str) and found else None

@@ -1,0 +1,116 @@
+"""
+Events -> the Messages API's event stream.
+
+    message_start ping
+    [content_block_start content_block_delta* content_block_stop]*
+    message_delta message_stop
+
+One block is open at a time; a block opens at its first piece, and thinking ends with
+its signature.
+"""
+
+from typing import Any
+
+import orjson
+
+from sidecar.core.errors import SidecarError
+from sidecar.core.events import (
+    ChoiceFinished,
+    Event,
+    Finished,
+    ReasoningDelta,
+    ReasoningEnded,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
+from sidecar.dialects.anthropic_messages.answer import (
+    new_message,
+    stop_fields,
+    tool_use,
+    usage_dict,
+)
+from sidecar.dialects.anthropic_messages.problem import error_object
+
+_EMPTY = {
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+    "text": {"type": "text", "text": ""},
+}
+
+
+class MessageStream:
+    """Encodes one message; a StreamEncoder."""
+
+    def __init__(self, model: str, *, shows_thinking: bool) -> None:
+        self._model = model
+        self._shows_thinking = shows_thinking
+        self._index = -1
+        self._open: str | None = None
+        self._stop: dict[str, Any] = {}
+
+    def started(self, usage: Usage) -> bytes:
+        """The message without blocks."""
+        message = new_message(self._model, usage)
+        return _event("message_start", {"message": message}) + self.ping()
+
+    def event(self, event: Event) -> bytes:
+        """What an event comes to."""
+        if isinstance(event, ReasoningDelta):
+            text = event.text if self._shows_thinking else ""
+            return self._piece("thinking", "thinking_delta", text)
+        if isinstance(event, ReasoningEnded):
+            return self._delta("signature_delta", "signature", event.token)
+        if isinstance(event, TextDelta):
+            return self._piece("text", "text_delta", event.text) if event.text else b""
+        if isinstance(event, ToolCallDelta):
+            return self._call(event)
+        if isinstance(event, ChoiceFinished):
+            self._stop = stop_fields(event)
+        if isinstance(event, Finished):
+            return self._finished(event.usage)
+        return b""
+
+    def ping(self) -> bytes:
+        """An event that says nothing."""
+        return _event("ping", {})
+
+    def failed(self, error: SidecarError) -> bytes:
+        """The error, and no `message_stop`."""
+        return _event("error", {"error": error_object(error)})
+
+    def _piece(self, kind: str, delta: str, text: str) -> bytes:
+        opened = b"" if self._open == kind else self._start(kind, _EMPTY[kind])
+        return opened + (self._delta(delta, kind, text) if text else b"")
+
+    def _call(self, event: ToolCallDelta) -> bytes:
+        opened = self._start("tool_use", tool_use(event.call, {}))
+        arguments = event.call.arguments or "{}"
+        return opened + self._delta("input_json_delta", "partial_json", arguments)
+
+    def _start(self, kind: str, block: dict[str, Any]) -> bytes:
+        closed = self._end()
+        self._index += 1
+        self._open = kind
+        fields = {"index": self._index, "content_block": block}
+        return closed + _event("content_block_start", fields)
+
+    def _delta(self, kind: str, name: str, text: str) -> bytes:
+        fields = {"index": self._index, "delta": {"type": kind, name: text}}
+        return _event("content_block_delta", fields)
+
+    def _end(self) -> bytes:
+        if self._open is None:
+            return b""
+        self._open = None
+        return _event("content_block_stop", {"index": self._index})
+
+    def _finished(self, usage: Usage) -> bytes:
+        opened = b"" if self._index >= 0 else self._start("text", _EMPTY["text"])
+        fields = {"delta": self._stop, "usage": usage_dict(usage)}
+        ending = _event("message_delta", fields) + _event("message_stop", {})
+        return opened + self._end() + ending
+
+
+def _event(name: str, fields: dict[str, Any]) -> bytes:
+    data = orjson.dumps({"type": name, **fields})
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), data)

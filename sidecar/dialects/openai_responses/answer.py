@@ -1,0 +1,143 @@
+"""A response object and its output items, as they grow."""
+
+import secrets
+import time
+from typing import Any
+
+from sidecar.core.errors import SidecarError
+from sidecar.core.events import ToolCallDelta, Usage
+from sidecar.dialects.openai_responses.request import Delivery
+from sidecar.dialects.openai_responses.tools import call_item
+
+Item = dict[str, Any]
+_DEFAULTS: dict[str, Any] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "truncation": "disabled",
+}
+
+
+class ResponseObject:
+    """The response as far as it has come; `as_dict` may be called at any time."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.id = "resp_" + secrets.token_hex(16)
+        self.output: list[Item] = []
+        self._delivery = delivery
+        self._created = int(time.time())
+        self._status = "in_progress"
+        self._usage: Usage | None = None
+        self._error: dict[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The object as it is now."""
+        is_cut = self._status == "incomplete"
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "status": self._status,
+            "error": self._error,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "model": self._delivery.model,
+            "output": list(self.output),
+            **_DEFAULTS,
+            **self._delivery.echoed,
+            "store": self._delivery.is_stored,
+            "usage": None if self._usage is None else usage_dict(self._usage),
+        }
+
+    def finish(self, reason: str) -> None:
+        """Note why the generation ended."""
+        self._status = "incomplete" if reason == "length" else "completed"
+
+    def count(self, usage: Usage) -> None:
+        """Note what it cost."""
+        self._usage = usage
+
+    def fail(self, error: SidecarError) -> None:
+        """Note that it broke off."""
+        self._status = "failed"
+        self._error = {"code": "server_error", "message": error.message}
+
+
+class OutputItems:
+    """Builds the output items of one response from its events."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+        self._open: Item | None = None
+        self._text: list[str] = []
+
+    @property
+    def kind(self) -> str | None:
+        """The type of the item that is being written."""
+        return self._open["type"] if self._open else None
+
+    @property
+    def text(self) -> str:
+        """The text of the item so far."""
+        return "".join(self._text)
+
+    def begin(self, kind: str) -> Item:
+        """Open a `reasoning` or `message` item; as it is before its first piece."""
+        self._text = []
+        if kind == "reasoning":
+            self._open = {"id": new_id("rs_"), "type": kind, "summary": []}
+        else:
+            self._open = {
+                "id": new_id("msg_"), "type": kind, "role": "assistant",
+                "status": "in_progress", "content": [],
+            }  # fmt: skip
+        return dict(self._open)
+
+    def add(self, text: str) -> None:
+        """A piece of the open item."""
+        self._text.append(text)
+
+    def end(self, token: str | None = None, *, is_cut: bool = False) -> Item:
+        """Close the open item; as it is now."""
+        item, text = self._open, self.text
+        assert item is not None
+        self._open = None
+        if item["type"] == "message":
+            status = "incomplete" if is_cut else "completed"
+            return {**item, "status": status, "content": [output_text(text)]}
+        item = {**item, "encrypted_content": token}
+        if self._delivery.wants_summary:
+            return {**item, "summary": [{"type": "summary_text", "text": text}]}
+        return {**item, "content": [{"type": "reasoning_text", "text": text}]}
+
+    def call(self, event: ToolCallDelta) -> Item:
+        """A call as an item."""
+        return call_item(event.call, self._delivery.names, new_id("fc_"))
+
+
+def new_id(prefix: str) -> str:
+    """A random id of an item."""
+    return prefix + secrets.token_hex(16)
+
+
+def output_text(text: str) -> dict[str, Any]:
+    """A piece of visible text."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def usage_dict(usage: Usage) -> dict[str, Any]:
+    """Token counts in the form of the Responses API."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

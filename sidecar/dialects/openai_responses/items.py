@@ -1,0 +1,143 @@
+"""Input items of the Responses API -> messages of ours, in order."""
+
+import json
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from sidecar.core.errors import BadRequest
+from sidecar.core.requests import Message, Role, Thought, ToolCall
+from sidecar.core.turn_token import read_token
+from sidecar.dialects.openai_responses.tools import model_tool_name
+from sidecar.protocols.fields import Fields
+
+logger = logging.getLogger(__name__)
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+_TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text")
+
+
+def read_items(items: Iterable[Fields]) -> list[Message]:
+    """The conversation; assistant items in a row are one message."""
+    reader = _Reader()
+    for item in items:
+        reader.take(item)
+    return reader.finish()
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._parts: list[str] = []
+        self._thoughts: list[Thought] = []
+        self._calls: list[ToolCall] = []
+
+    def take(self, item: Fields) -> None:
+        kind = item.text("type") or "message"
+        if kind == "reasoning":
+            self._begin_turn()
+            self._thoughts.append(_thought(item))
+        elif kind in ("function_call", "custom_tool_call"):
+            self._calls.append(_call(item, kind))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            self._flush()
+            parts = _text_parts(item.raw("output"), item.path("output"))
+            call_id = item.text("call_id")
+            self._messages.append(Message("tool", parts, tool_call_id=call_id))
+        elif kind == "message":
+            self._message(item)
+        else:
+            logger.info("ignored an input item type=%r", kind[:40])
+
+    def finish(self) -> list[Message]:
+        self._flush()
+        return self._messages
+
+    def _message(self, item: Fields) -> None:
+        role = _ROLES.get(item.required_text("role"))
+        if role is None:
+            raise BadRequest(
+                f"{item.path('role')} must be one of {', '.join(_ROLES)}",
+                param=item.path("role"),
+            )
+        parts = _text_parts(item.raw("content"), item.path("content"))
+        if role == "assistant":
+            self._parts += [part for part in parts if part]
+        else:
+            self._flush()
+            self._messages.append(Message(role, parts))
+
+    def _begin_turn(self) -> None:
+        """Thinking behind a call or a text begins another turn."""
+        if self._calls:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._parts or self._thoughts or self._calls:
+            texts = [thought.text for thought in self._thoughts if thought.text]
+            self._messages.append(
+                Message(
+                    "assistant", tuple(self._parts), "\n".join(texts) or None,
+                    tuple(self._calls), thoughts=tuple(self._thoughts),
+                )
+            )  # fmt: skip
+        self._forget()
+
+
+def _thought(item: Fields) -> Thought:
+    """Its content, else its summary, else what its token carries."""
+    token = item.text("encrypted_content")
+    texts = [part.text("text") or "" for part in item.objects("content")]
+    text = "".join(texts)
+    if not text:
+        parts = [part.text("text") or "" for part in item.objects("summary")]
+        text = _joined(parts, token)
+    known = read_token(token)
+    return Thought(text or (known and known.text) or "", token)
+
+
+def _joined(parts: list[str], token: str | None) -> str:
+    """Summary parts as the text they were; some clients make one of each delta."""
+    known = read_token(token)
+    joined = "".join(parts)
+    return joined if known and known.is_of(joined) else "\n".join(parts)
+
+
+def _call(item: Fields, kind: str) -> ToolCall:
+    name = model_tool_name(item.required_text("name"), item.text("namespace"))
+    if kind == "custom_tool_call":
+        arguments = json.dumps({"input": item.text("input") or ""}, ensure_ascii=False)
+    else:
+        arguments = item.text("arguments") or ""
+    return ToolCall(item.text("call_id") or item.text("id") or "", name, arguments)
+
+
+def _text_parts(value: Any, path: str) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list):
+        raise BadRequest(f"{path} must be a string or a list of parts", param=path)
+    return tuple(_part(part, f"{path}[{i}]") for i, part in enumerate(value))
+
+
+def _part(value: Any, path: str) -> str:
+    if isinstance(value, str):
+        return value
+    part = Fields(value, path)
+    kind = part.text("type") or "text"
+    if kind not in _TEXT_PARTS:
+        raise BadRequest(
+            f"{part.path('type')} is {kind[:40]!r}: this model takes text only",
+            param=part.path("type"),
+        )
+    return part.text("text") or part.text("refusal") or ""

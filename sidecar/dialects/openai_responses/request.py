@@ -1,0 +1,147 @@
+"""The body of `POST /v1/responses` -> a chat request."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from sidecar.core.errors import BadRequest
+from sidecar.core.requests import ChatRequest, ClientInfo, Message
+from sidecar.dialects.litellm_header import with_client_facts
+from sidecar.dialects.openai_responses.items import read_items
+from sidecar.dialects.openai_responses.tools import (
+    WireNames,
+    read_tool_choice,
+    read_tools,
+)
+from sidecar.protocols.fields import Fields
+from sidecar.protocols.generation_fields import read_client, read_options
+from sidecar.protocols.reasoning import read_thinking
+
+_SESSION_HEADERS = ("session-id", "session_id")
+# Sent back as they came.
+_ECHOED = (
+    "instructions", "max_output_tokens", "metadata", "parallel_tool_calls",
+    "previous_response_id", "reasoning", "temperature", "text", "tool_choice", "tools",
+    "top_p", "truncation", "user",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """
+    How a response is told.
+
+    Args:
+        wants_summary: thinking goes into summaries; else into content.
+        is_stored: later requests may name it as their previous one.
+        items: its input, what came before included.
+        echoed: fields of the request that the response repeats.
+    """
+
+    model: str
+    stream: bool
+    wants_summary: bool
+    is_stored: bool
+    items: tuple[Any, ...]
+    names: WireNames
+    echoed: Mapping[str, Any]
+
+
+def responses_body(body: Any, headers: Mapping[str, str]) -> dict[str, Any]:
+    """
+    The body with what LiteLLM cut from it (dialects/litellm_header).
+
+    Raises:
+        BadRequest: it cannot be sent back, as responses repeat parts of it.
+    """
+    whole = with_client_facts(body, headers)
+    try:
+        orjson.dumps(whole)
+    except TypeError:
+        raise BadRequest("the body is nested too deeply to be repeated") from None
+    return whole
+
+
+def input_items(body: Mapping[str, Any]) -> list[Any]:
+    """The request's own input as items; a string is one user message."""
+    value = body.get("input")
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise BadRequest("input must be a string or a non-empty list", param="input")
+    return value
+
+
+def parse_responses(
+    body: dict[str, Any],
+    items: list[Any],
+    request_id: str,
+    headers: Mapping[str, str],
+) -> tuple[ChatRequest, Delivery]:
+    """
+    Check a request body.
+
+    Args:
+        body: from `responses_body`. items: its input, what it refers to put in.
+    Raises:
+        BadRequest, ValidationFailed: naming the field.
+    """
+    fields = Fields(body)
+    if fields.boolean("background", False):
+        raise BadRequest("background must be false: nothing runs later here",
+                         param="background")  # fmt: skip
+    tools, names = read_tools(fields)
+    request = ChatRequest(
+        request_id=request_id,
+        model=fields.text("model") or "",
+        messages=_messages(fields, items),
+        tools=tools,
+        tool_choice=read_tool_choice(fields, tools),
+        thinking=read_thinking(body),
+        options=read_options(Fields(_options(body)), None),
+        client=_client(body, headers),
+    )
+    return request, _delivery(fields, body, items, names)
+
+
+def _messages(fields: Fields, items: list[Any]) -> tuple[Message, ...]:
+    instructions = fields.text("instructions")
+    first = [Message("system", (instructions,))] if instructions else []
+    read = read_items(Fields(item, f"input[{i}]") for i, item in enumerate(items))
+    if not read:
+        raise BadRequest("input must hold a message", param="input")
+    return (*first, *read)
+
+
+def _delivery(
+    fields: Fields, body: Mapping[str, Any], items: list[Any], names: WireNames
+) -> Delivery:
+    reasoning = fields.object("reasoning") or {}
+    summary = reasoning.get("summary") or reasoning.get("generate_summary")
+    return Delivery(
+        model=fields.text("model") or "",
+        stream=fields.boolean("stream", False),
+        wants_summary=bool(summary) and summary != "none",
+        is_stored=fields.boolean("store", True),
+        items=tuple(items),
+        names=names,
+        echoed={name: body[name] for name in _ECHOED if name in body},
+    )
+
+
+def _options(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The options under the names that all formats share."""
+    return {**body, "max_tokens": body.get("max_output_tokens"), "n": None}
+
+
+def _client(body: dict[str, Any], headers: Mapping[str, str]) -> ClientInfo:
+    client = read_client(body, headers.get("user-agent"))
+    if client.session is not None:
+        return client
+    metadata = body.get("client_metadata")
+    inner = metadata.get("session_id") if isinstance(metadata, dict) else None
+    named = [headers.get(name) for name in _SESSION_HEADERS]
+    found = next((s for s in (*named, inner, body.get("prompt_cache_key")) if s), None)
+    return replace(client, session=found if isinstance(found, str) else None)

@@ -1,0 +1,181 @@
+"""
+Events -> the Responses API's event stream.
+
+    response.created response.in_progress
+    [output_item.added <its parts and deltas> output_item.done]*
+    response.completed | response.incomplete | response.failed
+
+One item is open at a time; `sequence_number` counts all events from 0.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import orjson
+
+from sidecar.core.errors import SidecarError
+from sidecar.core.events import (
+    ChoiceFinished,
+    Event,
+    Finished,
+    ReasoningDelta,
+    ReasoningEnded,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
+from sidecar.dialects.openai_responses.answer import (
+    Item,
+    OutputItems,
+    ResponseObject,
+    output_text,
+)
+from sidecar.dialects.openai_responses.request import Delivery
+
+_COMMENT = b": keepalive\n\n"
+_SUMMARY = {"type": "summary_text", "text": ""}
+
+
+class ResponseStream:
+    """
+    Encodes one response; a StreamEncoder.
+
+    Args:
+        remember: called with the complete response.
+
+    Attributes:
+        response: the response as far as it has come.
+    """
+
+    def __init__(
+        self, delivery: Delivery, remember: Callable[[ResponseObject], None]
+    ) -> None:
+        self.response = ResponseObject(delivery)
+        self._items = OutputItems(delivery)
+        self._wants_summary = delivery.wants_summary
+        self._remember = remember
+        self._item: Item = {}
+        self._number = 0
+
+    def started(self, usage: Usage) -> bytes:
+        """The response without output."""
+        whole = {"response": self.response.as_dict()}
+        created = self._event("response.created", whole)
+        return created + self._event("response.in_progress", whole)
+
+    def event(self, event: Event) -> bytes:
+        """What an event comes to."""
+        data = b""
+        if isinstance(event, ReasoningDelta):
+            data = self._piece("reasoning", event.text)
+        elif isinstance(event, ReasoningEnded):
+            data = self._end(event.token)
+        elif isinstance(event, TextDelta) and event.text:
+            data = self._piece("message", event.text)
+        elif isinstance(event, ToolCallDelta):
+            data = self._end() + self._call(event)
+        elif isinstance(event, ChoiceFinished):
+            self.response.finish(event.reason)
+            data = self._end(is_cut=event.reason == "length")
+        elif isinstance(event, Finished):
+            data = self._finished(event.usage)
+        return data
+
+    def ping(self) -> bytes:
+        """A comment: this stream has no event that says nothing."""
+        return _COMMENT
+
+    def failed(self, error: SidecarError) -> bytes:
+        """The response as failed."""
+        self.response.fail(error)
+        return self._event("response.failed", {"response": self.response.as_dict()})
+
+    def _piece(self, kind: str, text: str) -> bytes:
+        opened = b"" if self._items.kind == kind else self._end() + self._begin(kind)
+        self._items.add(text)
+        name, place = self._names(kind)
+        return opened + self._of_item(f"{name}.delta", {**place, "delta": text})
+
+    def _begin(self, kind: str) -> bytes:
+        self._item = self._items.begin(kind)
+        added = self._added(self._item)
+        if kind == "message":
+            part = {"content_index": 0, "part": output_text("")}
+            return added + self._of_item("response.content_part.added", part)
+        if self._wants_summary:
+            part = {"summary_index": 0, "part": _SUMMARY}
+            return added + self._of_item("response.reasoning_summary_part.added", part)
+        return added
+
+    def _end(self, token: str | None = None, *, is_cut: bool = False) -> bytes:
+        kind, text = self._items.kind, self._items.text
+        if kind is None:
+            return b""
+        item = self._items.end(token, is_cut=is_cut)
+        name, place = self._names(kind)
+        done = self._of_item(f"{name}.done", {**place, "text": text})
+        if kind == "message":
+            part = {"content_index": 0, "part": output_text(text)}
+            done += self._of_item("response.content_part.done", part)
+        elif self._wants_summary:
+            part = {"summary_index": 0, "part": {**_SUMMARY, "text": text}}
+            done += self._of_item("response.reasoning_summary_part.done", part)
+        return done + self._done(item)
+
+    def _names(self, kind: str) -> tuple[str, dict[str, Any]]:
+        """The event of an item's text, and where in the item the text stands."""
+        if kind == "message":
+            return "response.output_text", {"content_index": 0, "logprobs": []}
+        if self._wants_summary:
+            return "response.reasoning_summary_text", {"summary_index": 0}
+        return "response.reasoning_text", {"content_index": 0}
+
+    def _call(self, event: ToolCallDelta) -> bytes:
+        item = self._items.call(event)
+        is_custom = item["type"] == "custom_tool_call"
+        field = "input" if is_custom else "arguments"
+        name = "custom_tool_call_input" if is_custom else "function_call_arguments"
+        self._item = {**item, "status": "in_progress", field: ""}
+        added = self._added(self._item)
+        delta = self._of_item(f"response.{name}.delta", {"delta": item[field]})
+        fields = {field: item[field], "name": item["name"]}
+        done = self._of_item(f"response.{name}.done", fields)
+        return added + delta + done + self._done(item)
+
+    def _finished(self, usage: Usage) -> bytes:
+        self.response.count(usage)
+        self._remember(self.response)
+        whole = self.response.as_dict()
+        return self._event(f"response.{whole['status']}", {"response": whole})
+
+    def _added(self, item: Item) -> bytes:
+        index = len(self.response.output)
+        fields = {"output_index": index, "item": item}
+        return self._event("response.output_item.added", fields)
+
+    def _done(self, item: Item) -> bytes:
+        fields = {"output_index": len(self.response.output), "item": item}
+        self.response.output.append(item)
+        return self._event("response.output_item.done", fields)
+
+    def _of_item(self, name: str, fields: dict[str, Any]) -> bytes:
+        index = len(self.response.output)
+        place = {"item_id": self._item["id"], "output_index": index}
+        return self._event(name, {**place, **fields})
+
+    def _event(self, name: str, fields: dict[str, Any]) -> bytes:
+        data = {"type": name, "sequence_number": self._number, **fields}
+        self._number += 1
+        return b"event: %s\ndata: %s\n\n" % (name.encode(), orjson.dumps(data))
+
+
+def whole_response(
+    events: Iterable[Event],
+    delivery: Delivery,
+    remember: Callable[[ResponseObject], None],
+) -> dict[str, Any]:
+    """The response of a finished generation, made as a stream makes it."""
+    stream = ResponseStream(delivery, remember)
+    for event in events:
+        stream.event(event)
+    return stream.response.as_dict()
