@@ -1,23 +1,28 @@
 """Command line of the sidecar: flags -> Config -> serve, drain on a signal."""
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from sidecar import app as composition
-from sidecar.config import Config, load_config, unknown_names
+from sidecar.config import Config, load_config
+from sidecar.engine.model_place import early_fault
 from sidecar.infra.logs import setup_logging
 from sidecar.infra.malloc import keep_freed_pages
 from sidecar.server.gate import needs_key
+from sidecar.setting_names import unknown_names
 from sidecar.setting_sources import ConfigError
 from sidecar.tools.commands import TOOLS, run_tool, tools_help
 
 logger = logging.getLogger("sidecar")
+
+_POLL_S = 0.1
+_MOST_CHARS = 1000
 
 _FLAGS = (  # group, flag, variable, help
     ("model", "--model", "MODEL_PATH", "hub id or folder (the built-in model)"),
@@ -37,7 +42,7 @@ _FLAGS = (  # group, flag, variable, help
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 failed, 2 bad usage."""
+    """Exit codes: 0 done, 1 failed, 2 bad usage, 130 stopped before it was ready."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in TOOLS:
         return run_tool(argv[0], argv[1:])
@@ -54,8 +59,8 @@ def _serve(argv: list[str]) -> int:
         return _refuse(str(error))
     setup_logging(config.log.level)
     keep_freed_pages()
-    for name in unknown_names(env_file):
-        logger.warning("unknown setting name=%s file=%s", name, env_file)
+    for unknown in unknown_names(env_file, os.environ):  # noqa: TID251 - names only
+        logger.warning("%s", unknown)
     if needs_key(config.server.host) and not config.server.api_key:
         return _refuse(
             f"binding {config.server.host} lets others in: set MLX_API_KEY, "
@@ -65,16 +70,37 @@ def _serve(argv: list[str]) -> int:
 
 
 def _run(config: Config) -> int:
+    fault = early_fault(config.model.path, config.engine.process_limit_bytes)
+    if fault:
+        return _refuse(_with_place(fault, config.model.path), 1)
+    # Not before: MLX and mlx-lm take seconds to import.
+    from sidecar import app as composition
+
     try:
-        app = composition.build(config)
+        app = composition.build(config, tell=_tell)
+    except ConfigError as error:
+        return _refuse(str(error), 1)
     except OSError as error:
         address = f"{config.server.host}:{config.server.port}"
-        sys.stderr.write(f"mlx-sidecar: cannot listen on {address}: {error}\n")
-        return 1
-    sys.stderr.write(
-        f"mlx-sidecar: {app.url} model={config.model.path or 'built-in'}\n"
-    )
+        return _refuse(f"cannot listen on {address}: {error}", 1)
+    stop = _stop_on_signal()
+    _tell(f"{app.url} model={config.model.path or 'built-in'}")
     serving = composition.serve_in_thread(app)
+    while serving.is_alive() and app.pool.entries()[0].state != "loaded":
+        if (fault := app.pool.entries()[0].load_error) is not None:
+            return _end_unready(_refuse(_with_place(fault, config.model.path), 1))
+        if stop.wait(_POLL_S):
+            _tell("stopped before the model was ready; what was downloaded is kept")
+            return _end_unready(130)
+    while serving.is_alive() and not stop.wait(0.5):
+        pass
+    app.drain()
+    app.stop_listening()
+    app.close()
+    return 0
+
+
+def _stop_on_signal() -> threading.Event:
     stop = threading.Event()
 
     def on_signal(_number: int, _frame: Any) -> None:
@@ -84,17 +110,33 @@ def _run(config: Config) -> int:
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
-    while serving.is_alive() and not stop.wait(0.5):
-        pass
-    app.drain()
-    app.stop_listening()
-    app.close()
-    return 0
+    return stop
 
 
-def _refuse(message: str) -> int:
-    sys.stderr.write(f"mlx-sidecar: {message}\n")
-    return 2
+def _end_unready(code: int) -> NoReturn:
+    """End now: nobody is served, and MLX or a line that hangs is not waited for."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _with_place(fault: str, path: str | None) -> str:
+    """Errors on the wire hold no path; here it is what the person wrote."""
+    return f"{fault} (MODEL_PATH={path})" if path and path not in fault else fault
+
+
+def _tell(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"mlx-sidecar: {line}\n")
+
+
+def _refuse(message: str, code: int = 2) -> int:
+    # A model's folder may have a part in it, and must not drive the terminal.
+    shown = "".join(c if c.isprintable() else "?" for c in message[:_MOST_CHARS])
+    # The launcher knows the reason for the end by the word behind the name.
+    _tell(f"error: {shown}")
+    return code
 
 
 def _help_format(prog: str) -> argparse.HelpFormatter:

@@ -4,6 +4,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,21 +14,19 @@ from sidecar.cache.eviction import Limits
 from sidecar.cache.store import PrefixStore
 from sidecar.config import Config
 from sidecar.engine.batch_loop import BatchLoop, ExtraProcessors, no_extra_processors
+from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.gpu_thread import GpuThread, gpu_thread
-from sidecar.engine.loader import (
-    LoadedModel,
-    kv_quantization,
-    load,
-    model_name,
-)
+from sidecar.engine.loader import LoadedModel, kv_quantization, load
 from sidecar.engine.memory import MemoryGuard, fit_memory
+from sidecar.engine.model_place import model_name
+from sidecar.engine.model_source import ModelSource, find_model
 from sidecar.engine.pool import EnginePool
 from sidecar.engine.selftest import run_selftest, switch_off_failed
 from sidecar.engine.text import TextEngine
 from sidecar.infra.metrics import Metrics
-from sidecar.infra.session_log import SessionLog
+from sidecar.infra.session_log import LogLimits, SessionLog
 from sidecar.pipeline.prepare import Pipeline
-from sidecar.pipeline.rules import load_rules
+from sidecar.pipeline.rules import RuleSet, load_rules
 from sidecar.pipeline.settings import PipelineSettings
 from sidecar.server.handler import Handler
 from sidecar.server.listener import Listener
@@ -36,6 +35,8 @@ from sidecar.service.cache_admin import CacheService
 from sidecar.service.chat import ChatService
 from sidecar.service.models import ModelService
 from sidecar.service.served_model import ServedModel
+from sidecar.service.stored_responses import StoredResponses
+from sidecar.setting_sources import ConfigError
 from sidecar.setting_values import physical_memory
 
 logger = logging.getLogger(__name__)
@@ -80,33 +81,41 @@ class App:
 
 
 def build(
-    config: Config, extra_processors: ExtraProcessors = no_extra_processors
+    config: Config,
+    extra_processors: ExtraProcessors = no_extra_processors,
+    tell: Callable[[str], None] = logger.info,
 ) -> App:
     """
     Build a server; nothing is loaded and nobody is served yet.
 
     Args:
         extra_processors: more logits processors for each row (the test harness's).
+        tell: takes lines for the person who waits for a download.
     Raises:
+        ConfigError: the user's rules cannot be used.
         OSError: the address cannot be bound.
     """
+    rules = _read_rules(config)
     metrics = Metrics()
     gpu = gpu_thread()
+    parts = _Parts(gpu, metrics, DownloadProgress(tell), rules, extra_processors)
     gpu.call(lambda: prepare_device(config))
     pool = EnginePool(
         config.model.proxy_model_id or f"openai/{model_name(config.model.path)}",
         ("local", "openai/local", model_name(config.model.path)),
-        lambda: _load_served(config, gpu, metrics, extra_processors),
+        lambda: _load_served(config, parts),
         config.model.load_wait_s,
     )
     caches = CacheService(pool)
     metrics.add_cache_source(caches.counters)
     root = Path(config.log.root) if config.log.requests else None
-    log = SessionLog(root, with_content=config.log.content)
+    limits = LogLimits(config.log.max_mb << 20, config.log.retention_days)
+    log = SessionLog(root, limits, with_content=config.log.content)
     services = Services(
         ChatService(pool, config.generation, metrics, log),
-        ModelService(pool, gpu, _longest_step_s(config)),
+        ModelService(pool, gpu, _longest_step_s(config), parts.download),
         caches,
+        StoredResponses(),
         metrics,
     )
     listener = Listener(
@@ -115,11 +124,19 @@ def build(
     return App(config, listener, pool, gpu)
 
 
-def _process_limit(config: Config) -> int:
-    """MAX_PROCESS_MEMORY, else RAM less 8 GB, at least 4 GB."""
-    if config.engine.max_process_bytes:
-        return config.engine.max_process_bytes
-    return max(physical_memory() - (8 << 30), 4 << 30)
+def _read_rules(config: Config) -> RuleSet:
+    """Before a model is loaded: minutes later is late for a wrong file name."""
+    file = config.cache.rules_file
+    try:
+        rules = load_rules(Path(file) if file else None)
+    except ValueError as error:
+        raise ConfigError(f"CACHE_RULES_FILE={file}: {error}") from error
+    if not config.cache.pin_policy:
+        return rules
+    try:
+        return load_rules(Path(file) if file else None, config.cache.pin_policy)
+    except ValueError as error:
+        raise ConfigError(f"CACHE_PIN_POLICY: {error}") from error
 
 
 def _longest_step_s(config: Config) -> float:
@@ -129,25 +146,33 @@ def _longest_step_s(config: Config) -> float:
 
 def prepare_device(config: Config) -> None:
     """Set MLX up for serving; GPU thread only."""
-    mx.set_memory_limit(_process_limit(config))
+    mx.set_memory_limit(config.engine.process_limit_bytes)
     mx.set_cache_limit(int(config.engine.max_cache_gb * (1 << 30)))
     recommended = mx.device_info().get("max_recommended_working_set_size")
     if recommended:  # Metal only
         mx.set_wired_limit(int(recommended))
 
 
-def _load_served(
-    config: Config,
-    gpu: GpuThread,
-    metrics: Metrics,
-    extra_processors: ExtraProcessors,
-) -> ServedModel:
-    started = time.monotonic()
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a load needs beside the settings."""
+
+    gpu: GpuThread
+    metrics: Metrics
+    download: DownloadProgress
+    rules: RuleSet
+    extra_processors: ExtraProcessors
+
+
+def _load_served(config: Config, parts: _Parts) -> ServedModel:
+    limit_bytes = config.engine.process_limit_bytes
+    source = find_model(config.model.path, parts.download, limit_bytes)
+    metrics, started = parts.metrics, time.monotonic()
     # All of it on the GPU thread: a thread that made so much as an empty array and
     # then ended can abort the process at its exit.
-    engine = gpu.call(lambda: _load_engine(config, gpu, extra_processors))
+    engine = parts.gpu.call(lambda: _load_engine(config, source, parts))
     model, store = engine.model, engine.store
-    pipeline = _build_pipeline(config, model)
+    pipeline = _build_pipeline(config, model, parts.rules)
     metrics.model_load_s.observe(time.monotonic() - started)
     metrics.model_bytes.labels(model.name).set(model.num_bytes)
     metrics.kv_bytes.set_function(lambda: store.num_bytes)
@@ -157,12 +182,10 @@ def _load_served(
     return ServedModel(engine, pipeline)
 
 
-def _load_engine(
-    config: Config, gpu: GpuThread, extra_processors: ExtraProcessors
-) -> TextEngine:
+def _load_engine(config: Config, source: ModelSource, parts: _Parts) -> TextEngine:
     cache = config.cache
     model = load(
-        config.model.path,
+        source,
         config.model.family,
         trust=config.model.trust_remote_code,
         quantization=kv_quantization(cache),
@@ -181,10 +204,10 @@ def _load_engine(
         return store.num_bytes
 
     memory, rate_s = fit_memory(model, config.engine.prefill_step_size)
-    guard = MemoryGuard(memory, _process_limit(config), store_bytes)
-    loop = BatchLoop(model, store, config.engine, guard, extra_processors)
+    guard = MemoryGuard(memory, config.engine.process_limit_bytes, store_bytes)
+    loop = BatchLoop(model, store, config.engine, guard, parts.extra_processors)
     loop.pacer.prefilled(1, rate_s)
-    engine = TextEngine(model, loop, store, gpu, config.engine)
+    engine = TextEngine(model, loop, store, parts.gpu, config.engine)
     if cache.selftest == "on_load":
         results = run_selftest(model)
         switch_off_failed(store, results)
@@ -192,9 +215,8 @@ def _load_engine(
     return engine
 
 
-def _build_pipeline(config: Config, model: LoadedModel) -> Pipeline:
+def _build_pipeline(config: Config, model: LoadedModel, rules: RuleSet) -> Pipeline:
     cache = config.cache
-    rules_file = Path(cache.rules_file) if cache.rules_file else None
     settings = PipelineSettings(
         default_thinking=config.generation.thinking,
         preserve_thinking=config.generation.preserve_thinking,
@@ -213,7 +235,7 @@ def _build_pipeline(config: Config, model: LoadedModel) -> Pipeline:
         model.tokenizer,
         model.syntax.markers.think_open,
         model.key,
-        load_rules(rules_file, cache.pin_policy),
+        rules,
         settings,
     )
 

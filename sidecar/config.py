@@ -15,12 +15,14 @@ from typing import Any
 
 from dotenv import dotenv_values
 
-from sidecar.setting_sources import load_section, order_sources, setting, spellings
+from sidecar.setting_sources import load_section, order_sources, setting
 from sidecar.setting_values import (
     boolean,
     choice,
     integer,
     number,
+    physical_memory,
+    place,
     policy,
     size,
     words,
@@ -30,7 +32,7 @@ from sidecar.setting_values import (
 def cache_home() -> Path:
     """Where files that outlive a run go."""
     chosen = os.environ.get("MLX_CACHE_HOME") or os.environ.get("EXO_CACHE_HOME")  # noqa: TID251
-    return Path(chosen) if chosen else Path.home() / ".cache" / "litellm-mlx"
+    return Path(chosen or "~/.cache/litellm-mlx").expanduser()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class ServerConfig:
 
     host: str = setting("127.0.0.1", "MLX_HOST", str, ("MLX_SERVER_HOST",))
     port: int = setting(8080, "MLX_PORT", integer(0, 65535), ("MLX_SERVER_PORT",))
-    api_key: str | None = setting(None, "MLX_API_KEY", str)
+    api_key: str | None = setting(None, "MLX_API_KEY", str, ("MLX_SERVER_API_KEY",))
     admin_token: str | None = setting(
         None, "ADMIN_TOKEN", str, ("MLX_SERVER_ADMIN_TOKEN",)
     )
@@ -60,7 +62,7 @@ class ServerConfig:
 class ModelConfig:
     """Which model, under which names."""
 
-    path: str | None = setting(None, "MODEL_PATH", str, ("MLX_SERVER_DEFAULT_MODEL",))
+    path: str | None = setting(None, "MODEL_PATH", place, ("MLX_SERVER_DEFAULT_MODEL",))
     family: str | None = setting(
         None,
         "MODEL_FAMILY",
@@ -120,6 +122,13 @@ class EngineConfig:
         8.0, "MAX_CACHE_SIZE_GB", number(0, 4096), ("MLX_SERVER_MAX_CACHE_SIZE_GB",)
     )
 
+    @property
+    def process_limit_bytes(self) -> int:
+        """MAX_PROCESS_MEMORY, else RAM less 8 GB, at least 4 GB."""
+        if self.max_process_bytes:
+            return self.max_process_bytes
+        return max(physical_memory() - (8 << 30), 4 << 30)
+
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
@@ -138,7 +147,7 @@ class CacheConfig:
     canonicalize: bool = setting(True, "CACHE_CANONICALIZE_TOOL_CONTEXT", boolean)
     pinning: bool = setting(True, "CACHE_PINNING", boolean)
     pin_policy: dict[str, str] = setting({}, "CACHE_PIN_POLICY", policy)
-    rules_file: str | None = setting(None, "CACHE_RULES_FILE", str)
+    rules_file: str | None = setting(None, "CACHE_RULES_FILE", place)
     splice: bool = setting(True, "CACHE_SPLICE", boolean)
     pin_min_gain: int = setting(64, "CACHE_PIN_MIN_GAIN", integer(1, 1 << 20))
     selftest: str = setting("on_load", "CACHE_SELFTEST", choice("on_load", "off"))
@@ -148,7 +157,7 @@ class CacheConfig:
     kv_scheme: str = setting("uniform", "KV_QUANT_SCHEME", choice("uniform"))
     quantized_kv_start: int = setting(5000, "QUANTIZED_KV_START", integer(0, 1 << 24))
     checkpoints_per_session: int = setting(
-        16, "SNAPSHOT_STORE_MAX_ENTRIES_PER_SESSION", integer(1, 65536)
+        0, "SNAPSHOT_STORE_MAX_ENTRIES_PER_SESSION", integer(0, 65536)
     )
     checkpoints_in_all: int = setting(
         64, "SNAPSHOT_STORE_MAX_ENTRIES_GLOBAL", integer(1, 65536)
@@ -168,7 +177,9 @@ class LogConfig:
     )
     requests: bool = setting(True, "ENABLE_REQUEST_LOGGING", boolean)
     content: bool = setting(True, "LOG_CONTENT", boolean)
-    root: str = setting("logs", "LOG_ROOT", str)
+    root: str = setting("logs", "LOG_ROOT", place)
+    max_mb: int = setting(2048, "LOG_MAX_MB", integer(1, 1_000_000))
+    retention_days: float = setting(14.0, "LOG_RETENTION_DAYS", number(0, 3650))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,29 +214,3 @@ def load_config(
         for section in dataclasses.fields(Config)
     }
     return Config(**sections)
-
-
-def unknown_names(env_file: Path) -> list[str]:
-    """Names in the `.env` file that look like ours and are not."""
-    default = Config()
-    known = {
-        name
-        for section in dataclasses.fields(default)
-        for item in dataclasses.fields(getattr(default, section.name))
-        for name in spellings(item)
-    }
-    groups = {name.split("_")[0] + "_" for name in known}
-    return [
-        name
-        for name in dotenv_values(env_file)
-        if name not in known
-        and name not in _ELSEWHERE
-        and any(name.startswith(group) for group in groups)
-    ]
-
-
-# Read by the launcher, the plugin or LiteLLM, not by the sidecar.
-_ELSEWHERE = {
-    "PROXY_HOST", "PROXY_PORT", "PROXY_STARTUP_WAIT_SECONDS", "MLX_CACHE_HOME",
-    "PROXY_REQUEST_TIMEOUT_SECONDS", "ENV_FILE_OVERRIDES", "LITELLM_MASTER_KEY",
-}  # fmt: skip

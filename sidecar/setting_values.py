@@ -70,6 +70,11 @@ def size(text: str) -> int:
     return value
 
 
+def place(text: str) -> str:
+    """A path; `~` is the home folder."""
+    return os.path.expanduser(text.strip())
+
+
 def words(text: str) -> tuple[str, ...]:
     """A comma list, or a JSON list of strings."""
     if text.strip().startswith("["):

@@ -55,6 +55,11 @@ class Lru(Generic[K, V]):
             ):
                 self._drop(next(iter(self._entries)))
 
+    def pop(self, key: K) -> None:
+        """Forget an entry, if it is there."""
+        with self._lock:
+            self._drop(key)
+
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:

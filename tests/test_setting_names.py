@@ -1,0 +1,219 @@
+"""One set of names: in `.env.example`, in the three readers, in warnings."""
+
+import ast
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from litellm_mlx.launch_settings import Flags, LaunchSettings, load_settings
+from litellm_mlx.settings import Settings, read_settings
+from sidecar.config import Config, load_config
+from sidecar.setting_names import ELSEWHERE, known_names, unknown_names
+from sidecar.setting_sources import spellings
+
+REPO = Path(__file__).parents[1]
+EXAMPLE = (REPO / ".env.example").read_text()
+SETTINGS = {
+    item.metadata["env"]: (section.name, item)
+    for section in dataclasses.fields(Config)
+    for item in dataclasses.fields(type(section.default))
+}
+
+
+@pytest.fixture
+def env_file(tmp_path: Path) -> Path:
+    return tmp_path / ".env"
+
+
+# The example.
+
+
+def lines_of_example() -> dict[str, str]:
+    found = re.findall(r"^# ([A-Z][A-Z0-9_]+)=(.*)$", EXAMPLE, re.MULTILINE)
+    assert len(found) == len(dict(found)), "a name stands there twice"
+    return dict(found)
+
+
+def test_the_example_is_complete() -> None:
+    """Each setting of the sidecar, the launcher and the plugin, and nothing else."""
+    assert set(lines_of_example()) - {"ANTHROPIC_API_KEY"} == {*SETTINGS, *ELSEWHERE}
+
+
+def test_the_example_shows_the_defaults(env_file: Path) -> None:
+    """Taking all comments away changes nothing."""
+    written = lines_of_example()
+    env_file.write_text("".join(f"{n}={text}\n" for n, text in written.items()))
+    assert load_config({}, env_file, {}) == Config()
+    shown = load_settings(Flags(), env_file.parent, {})
+    env_file.unlink()
+    silent = load_settings(Flags(), env_file.parent, {})
+    hidden = {"child_env": {}}
+    assert dataclasses.replace(shown, **hidden) == dataclasses.replace(silent, **hidden)
+    without = [n for n, text in written.items() if not text and n in SETTINGS]
+    assert all(SETTINGS[name][1].default in (None, ()) for name in without)
+
+
+# The three readers.
+
+LAUNCHER: dict[str, Callable[[LaunchSettings], object]] = {
+    "MODEL_PATH": lambda s: s.model_path,
+    "MLX_HOST": lambda s: s.sidecar.host,
+    "MLX_PORT": lambda s: s.sidecar.port,
+    "MLX_API_KEY": lambda s: s.api_key,
+    "KEEPALIVE_SECONDS": lambda s: s.keepalive_s,
+    "DRAIN_TIMEOUT_SECONDS": lambda s: s.drain_timeout_s,
+    "ENABLE_REQUEST_LOGGING": lambda s: s.logs.is_on,
+    "LOG_CONTENT": lambda s: s.logs.with_content,
+    "LOG_ROOT": lambda s: s.logs.root.name,
+}
+PLUGIN: dict[str, Callable[[Settings], object]] = {
+    "MLX_HOST": lambda s: s.api_base,
+    "MLX_PORT": lambda s: s.api_base,
+    "MLX_API_KEY": lambda s: s.api_key,
+}
+VALUES: dict[str, str] = {
+    "MODEL_PATH": "org/model", "MLX_HOST": "127.0.0.9", "MLX_PORT": "1234",
+    "MLX_API_KEY": "a-key-of-ours", "KEEPALIVE_SECONDS": "7",
+    "DRAIN_TIMEOUT_SECONDS": "8", "ENABLE_REQUEST_LOGGING": "no", "LOG_CONTENT": "off",
+    "LOG_ROOT": "elsewhere",
+}  # fmt: skip
+
+
+def aliases(shared: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(name, one) for name in shared for one in spellings(SETTINGS[name][1])]
+
+
+@pytest.mark.parametrize(("name", "spelling"), aliases(LAUNCHER))
+def test_the_launcher_reads_what_the_sidecar_reads(
+    tmp_path: Path, name: str, spelling: str
+) -> None:
+    """Under each spelling, from the environment and from the file; same default."""
+    section, item = SETTINGS[name]
+    read = LAUNCHER[name]
+    config = load_config({}, tmp_path / ".env", {spelling: VALUES[name]})
+    wanted = getattr(getattr(config, section), item.name)
+    assert wanted != item.default
+    assert read(load_settings(Flags(), tmp_path, {})) == item.default
+    assert read(load_settings(Flags(), tmp_path, {spelling: VALUES[name]})) == wanted
+    (tmp_path / ".env").write_text(f"{spelling}={VALUES[name]}\n")
+    assert read(load_settings(Flags(), tmp_path, {})) == wanted
+
+
+@pytest.mark.parametrize(("name", "spelling"), aliases(PLUGIN))
+def test_the_plugin_reads_what_the_sidecar_reads(name: str, spelling: str) -> None:
+    """Under each spelling: a key to one is a key to all."""
+    read = PLUGIN[name]
+    assert VALUES[name] in str(read(read_settings({spelling: VALUES[name]})))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["PROXY_HOST", "PROXY_PORT", "PROXY_STARTUP_WAIT_SECONDS"],
+)
+def test_the_launchers_own_names_have_the_general_alias(
+    tmp_path: Path, name: str
+) -> None:
+    """MLX_SERVER_<NAME> is a spelling of every name."""
+    value = {"PROXY_HOST": "127.0.0.9"}.get(name, "1234")
+    plain = load_settings(Flags(), tmp_path, {name: value})
+    alias = load_settings(Flags(), tmp_path, {f"MLX_SERVER_{name}": value})
+    assert dataclasses.replace(alias, child_env=plain.child_env) == plain
+
+
+def test_launcher_and_plugin_read_the_same_time_limit(tmp_path: Path) -> None:
+    """With the same default, under both spellings."""
+    for environ in ({}, {"PROXY_REQUEST_TIMEOUT_SECONDS": "5"},
+                    {"MLX_SERVER_PROXY_REQUEST_TIMEOUT_SECONDS": "6"}):  # fmt: skip
+        launcher = load_settings(Flags(), tmp_path, environ)
+        assert launcher.request_timeout_s == read_settings(environ).request_timeout_s
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("KEEPALIVE_SECONDS", "0"), ("KEEPALIVE_SECONDS", "3601"),
+     ("DRAIN_TIMEOUT_SECONDS", "3601"), ("PROXY_REQUEST_TIMEOUT_SECONDS", "0")],
+)  # fmt: skip
+def test_a_range_is_the_same_for_all(tmp_path: Path, name: str, text: str) -> None:
+    """What the sidecar or the plugin would refuse, the launcher refuses first."""
+    with pytest.raises(Exception, match=rf"^{name} must be "):
+        load_settings(Flags(), tmp_path, {name: text})
+
+
+def test_no_reader_knows_a_name_of_its_own() -> None:
+    """Each name in the launcher's and the plugin's code is a known one."""
+    theirs = {
+        "PYTHONPATH", "PYTHONUNBUFFERED", "FORCE_COLOR", "NO_COLOR",
+        "LITELLM_LOCAL_MODEL_COST_MAP", "LITELLM_DONT_SHOW_FEEDBACK_BOX",
+    }  # fmt: skip
+    read = {
+        node.value
+        for file in ("launch_settings.py", "settings.py")
+        for node in ast.walk(ast.parse((REPO / "litellm_mlx" / file).read_text()))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"[A-Z]+_[A-Z_]*[A-Z]", node.value)
+    }
+    assert len(read) > 10
+    assert read - theirs - known_names() == set()
+
+
+# Names that nobody reads.
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("MLX_PROT", "MLX_PORT"),
+        ("MAX_KV_SIZES", "MAX_KV_SIZE"),
+        ("PROMT_CACHE_TTL_SECONDS", "PROMPT_CACHE_TTL_SECONDS"),
+        ("TEMPERATURE", "DEFAULT_TEMPERATURE"),
+        ("PROXY_PROT", "PROXY_PORT"),
+        ("MXL_API_KEY", "MLX_API_KEY"),
+        ("MODEL_PAHT", "MODEL_PATH"),
+        ("VLM_CACHE_DEBUG", None),
+        ("RATE_LIMIT_RPM", None),
+        ("KV_DISK_PERSISTENCE", None),
+    ],
+)
+def test_an_unknown_name_in_the_file_is_told(
+    env_file: Path, name: str, meant: str | None
+) -> None:
+    """With the nearest known name, if one is near."""
+    env_file.write_text(f"{name}=1\nMLX_PORT=4\nMLX_SERVER_LOG_LEVEL=INFO\n")
+    (found,) = unknown_names(env_file, {})
+    assert (found.name, found.meant) == (name, meant)
+    assert str(found).startswith(f"unknown setting {name} in {env_file}")
+
+
+def test_known_names_and_other_peoples_are_not_told(env_file: Path) -> None:
+    """The whole example, keys of cloud models, and what a config beside it uses."""
+    names = [*lines_of_example(), *known_names()]
+    names += ["OPENAI_API_KEY", "MISTRAL_API_BASE", "HF_TOKEN", "https_proxy", "MY_KEY"]
+    env_file.write_text("".join(f"{name}=x\n" for name in names))
+    config = "model_list: [{litellm_params: {api_key: os.environ/MY_KEY}}]\n"
+    (env_file.parent / "mine.yaml").write_text(config)
+    assert unknown_names(env_file, {}) == []
+
+
+def test_of_the_environment_only_what_can_only_be_ours(env_file: Path) -> None:
+    """The general alias, and misspelt names that are long enough to be sure."""
+    environ = dict.fromkeys(
+        ["MLX_SERVER_PROT", "PROXY_PROT", "CACHE_PINING", "EDITOR", "LESS", "MY_NAME",
+         "KV_BITZ", "TEMPERATURE", "LS_COLORS", "XAI_API_KEY", "MODEL_DIR"], "1"
+    )  # fmt: skip
+    found = {one.name: one.meant for one in unknown_names(env_file, environ)}
+    assert found == {
+        "CACHE_PINING": "CACHE_PINNING",
+        "MLX_SERVER_PROT": "MLX_SERVER_PORT",
+        "PROXY_PROT": "PROXY_PORT",
+    }
+
+
+def test_a_name_is_told_once(env_file: Path) -> None:
+    """The launcher hands the file on as environment."""
+    env_file.write_text("CACHE_PINING=1\n")
+    assert len(unknown_names(env_file, {"CACHE_PINING": "1"})) == 1
