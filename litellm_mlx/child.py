@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import httpx
@@ -28,19 +28,31 @@ class Service:
     start_deadline_s: float
     least_wait_s: float = 0.0  # it is not called up before this
     watch_health: bool = False  # restart it when it keeps answering 503
+    # What it does now takes as long as it takes: no part of its start's deadline.
+    is_fetching: Callable[[httpx.Response], bool] = lambda answer: False
+    fault_prefix: str | None = None  # of the line that says why it cannot start
     on_pid: Callable[[int | None], None] = lambda pid: None
+    shown: Callable[[Iterable[str]], Iterable[str]] = lambda lines: lines
 
 
 class Child:
     """
-    One run of a service; its output goes to `say`, the last lines are kept.
+    One run of a service; what is to be `shown` of its output goes to `say`, the last
+    lines are kept, shown or not.
 
     `say` is called from a thread of the child's own and must not raise.
     """
 
-    def __init__(self, service: Service, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.service = service
-        self.started_at = time.monotonic()
+        self._clock = clock
+        self._started_at = self._waited_since = clock()
+        self._fault: str | None = None
         self._lines: deque[str] = deque(maxlen=_TAIL_LINES)
         # A session of its own: Ctrl-C reaches the launcher alone, which then stops
         # the services in order, instead of all of them twice.
@@ -64,7 +76,15 @@ class Child:
 
     def age_s(self) -> float:
         """Seconds since it was started."""
-        return time.monotonic() - self.started_at
+        return self._clock() - self._started_at
+
+    def defer_deadline(self) -> None:
+        """Count the time that its start takes from now on."""
+        self._waited_since = self._clock()
+
+    def is_late(self) -> bool:
+        """Whether its start takes longer than it may."""
+        return self._clock() - self._waited_since > self.service.start_deadline_s
 
     def send(self, signum: int) -> None:
         """Signal it and what it started; no effect once it has ended."""
@@ -91,6 +111,11 @@ class Child:
         self._reader.join(1.0 if self.exit_code() is not None else 0.0)
         return "\n".join(list(self._lines))
 
+    def fault(self) -> str | None:
+        """The reason for its end in its own words, if it said one."""
+        self._reader.join(1.0 if self.exit_code() is not None else 0.0)
+        return self._fault
+
     def ending(self) -> str:
         """How and when it ended, in words."""
         code = self.exit_code() or 0
@@ -100,6 +125,15 @@ class Child:
     def _read(self, say: Callable[[str], None]) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as stream:
-            for line in stream:
-                self._lines.append(line.rstrip("\n"))
-                say(f"{self.service.name} | {line.rstrip()}")
+            for line in self.service.shown(self._kept(stream)):
+                say(f"{self.service.name} | {line}")
+
+    def _kept(self, stream: Iterable[str]) -> Iterator[str]:
+        prefix = self.service.fault_prefix
+        for line in stream:
+            self._lines.append(line.rstrip("\n"))
+            if prefix and line.startswith(prefix):
+                # Said once, by whoever acts on it.
+                self._fault = line.removeprefix(prefix).strip()
+                continue
+            yield line.rstrip()

@@ -17,6 +17,9 @@ from contextvars import ContextVar
 import litellm
 from litellm.integrations.custom_logger import CustomLogger
 
+from litellm_mlx import fallback_notice, private
+from litellm_mlx.settings import current_settings
+
 PROVIDER = "mlx"
 
 ALLOWED_PARAMS = (
@@ -33,6 +36,13 @@ ALLOWED_PARAMS = (
 )
 # Refused for embeddings whatever is allowed; the openai client always sends one.
 _EMBEDDING_PARAMS = ("dimensions", "encoding_format", "user")
+
+# Google's generateContent: LiteLLM makes a chat of it, but not for custom providers.
+_GOOGLE_CALLS = ("agenerate_content", "agenerate_content_stream")
+_KNOWN_PROVIDER = "hosted_vllm"  # for LiteLLM an OpenAI server with extensions
+
+# Bodies of these go to the sidecar as they are, if the deployment says so.
+_NATIVE_CALLS = ("anthropic_messages", "aresponses", "responses")
 
 _calling_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar(
     "litellm_mlx_calling_loop", default=None
@@ -54,9 +64,38 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
         if not _is_ours(kwargs):
             return None
         _calling_loop.set(asyncio.get_running_loop())
-        if "embedding" in str(getattr(call_type, "value", call_type)):
+        kind = str(getattr(call_type, "value", call_type))
+        if kind in _GOOGLE_CALLS:
+            return _as_chat_of_a_known_provider(_with_client_facts(kwargs))
+        if "embedding" in kind:
             return _with_hidden_params(kwargs)
+        if kind in _NATIVE_CALLS:
+            kwargs = _with_client_facts(kwargs)
         return _with_allowed_params(kwargs)
+
+    async def log_success_fallback_event(
+        self,
+        original_model_group: str,
+        kwargs: dict[str, object],
+        original_exception: Exception,
+    ) -> None:
+        """Say that another model answered."""
+        model = kwargs.get("model")
+        fallback_notice.tell(
+            model, original_model_group, original_exception, failed=False
+        )
+
+    async def log_failure_fallback_event(
+        self,
+        original_model_group: str,
+        kwargs: dict[str, object],
+        original_exception: Exception,
+    ) -> None:
+        """Say that another model could not answer either."""
+        model = kwargs.get("model")
+        fallback_notice.tell(
+            model, original_model_group, original_exception, failed=True
+        )
 
 
 def _with_allowed_params(kwargs: dict[str, object]) -> dict[str, object]:
@@ -64,6 +103,34 @@ def _with_allowed_params(kwargs: dict[str, object]) -> dict[str, object]:
     allowed = list(given) if isinstance(given, Iterable) else []
     missing = [name for name in ALLOWED_PARAMS if name not in allowed]
     return {**kwargs, "allowed_openai_params": allowed + missing}
+
+
+def _with_client_facts(kwargs: dict[str, object]) -> dict[str, object]:
+    # What LiteLLM cuts from a body that it sends on goes into a header beside it.
+    # A client's body may ask for headers too, but not for those that say who asks.
+    kept = {
+        name: private.without_ours(private.as_object(kwargs[name]))
+        for name in ("headers", "extra_headers")
+        if kwargs.get(name) is not None
+    }
+    ours = {"x-mlx": private.native_header(kwargs)}
+    return {
+        **kwargs,
+        **kept,
+        "extra_headers": {**kept.get("extra_headers", {}), **ours},
+    }
+
+
+def _as_chat_of_a_known_provider(kwargs: dict[str, object]) -> dict[str, object]:
+    name = str(kwargs.get("model", "")).removeprefix(f"{PROVIDER}/")
+    sidecar = current_settings()
+    return {
+        **kwargs,
+        "model": f"{_KNOWN_PROVIDER}/{name}",
+        "custom_llm_provider": _KNOWN_PROVIDER,
+        "api_base": kwargs.get("api_base") or sidecar.api_base,
+        "api_key": sidecar.api_key or "none",  # a client's body may name one
+    }
 
 
 def _with_hidden_params(kwargs: dict[str, object]) -> dict[str, object]:

@@ -64,6 +64,15 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionLogs:
+    """Whether and where the sidecar keeps what is said."""
+
+    is_on: bool
+    with_content: bool
+    root: Path
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSettings:
     """Everything the launcher acts on. Times are in seconds."""
 
@@ -81,6 +90,7 @@ class LaunchSettings:
     drain_timeout_s: float
     api_key: str | None
     master_key: str | None
+    logs: SessionLogs
     child_env: Mapping[str, str]
 
     @property
@@ -110,10 +120,11 @@ def load_settings(
         raise SettingsError(f"MLX_PORT and PROXY_PORT must differ, got {proxy_port}")
     sidecar_host = _text(env, "MLX_HOST", "MLX_SERVER_HOST") or "127.0.0.1"
     sidecar = Address(sidecar_host, sidecar_port)
-    config_path = folder / (flags.config or DEFAULT_CONFIG)
+    config_path = folder / Path(flags.config or DEFAULT_CONFIG).expanduser()
+    model_path = flags.model or _text(env, "MODEL_PATH", "MLX_SERVER_DEFAULT_MODEL")
     return LaunchSettings(
         model_flag=flags.model,
-        model_path=flags.model or _text(env, "MODEL_PATH", "MLX_SERVER_DEFAULT_MODEL"),
+        model_path=os.path.expanduser(model_path) if model_path else None,
         sidecar=sidecar,
         proxy=None if flags.no_proxy else proxy,
         config_path=config_path,
@@ -121,11 +132,14 @@ def load_settings(
         env_path=folder / ".env",
         run_dir=_cache_home(env) / "run",
         proxy_startup_wait_s=_seconds(env, "PROXY_STARTUP_WAIT_SECONDS", 2.0),
-        keepalive_s=_seconds(env, "KEEPALIVE_SECONDS", 15.0),
-        request_timeout_s=_seconds(env, "PROXY_REQUEST_TIMEOUT_SECONDS", 1200.0),
-        drain_timeout_s=_seconds(env, "DRAIN_TIMEOUT_SECONDS", 30.0),
+        keepalive_s=_seconds(env, "KEEPALIVE_SECONDS", 15.0, (0.1, 3600)),
+        request_timeout_s=_seconds(
+            env, "PROXY_REQUEST_TIMEOUT_SECONDS", 1200.0, (1, 86400)
+        ),
+        drain_timeout_s=_seconds(env, "DRAIN_TIMEOUT_SECONDS", 30.0, (0, 3600)),
         api_key=_text(env, "MLX_API_KEY", "MLX_SERVER_API_KEY"),
         master_key=env.get(MASTER_KEY),
+        logs=_session_logs(env, folder),
         child_env=_child_environment(env, sidecar, config_path),
     )
 
@@ -162,6 +176,7 @@ def _child_environment(
     paths += [env["PYTHONPATH"]] if "PYTHONPATH" in env else []
     child = {
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_DONT_SHOW_FEEDBACK_BOX": "true",
         **env,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "PYTHONUNBUFFERED": "1",
@@ -202,19 +217,35 @@ def valid_port(text: str) -> int:
     return int(text)
 
 
-def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+def _seconds(
+    env: Mapping[str, str],
+    name: str,
+    default: float,
+    limits: tuple[float, float] = (0, 86400),
+) -> float:
     text = _text(env, name)
+    lowest, highest = limits
     try:
         value = float(text) if text else default
     except ValueError:
         value = -1.0
-    if not 0 <= value <= 86400:
-        raise SettingsError(f"{name} must be seconds 0..86400, got {text!r}")
+    if not lowest <= value <= highest:
+        limit = f"seconds {lowest:g}..{highest:g}"
+        raise SettingsError(f"{name} must be {limit}, got {text!r}")
     return value
 
 
-def _is_true(text: str) -> bool:
+def _session_logs(env: Mapping[str, str], folder: Path) -> SessionLogs:
+    is_on, with_content = (
+        _is_true(_text(env, name) or "true", name)
+        for name in ("ENABLE_REQUEST_LOGGING", "LOG_CONTENT")
+    )
+    root = Path(_text(env, "LOG_ROOT") or "logs").expanduser()
+    return SessionLogs(is_on, with_content, folder / root)
+
+
+def _is_true(text: str, name: str = "ENV_FILE_OVERRIDES") -> bool:
     word = text.strip().lower()
     if word not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
-        raise SettingsError(f"ENV_FILE_OVERRIDES must be true or false, got {text!r}")
+        raise SettingsError(f"{name} must be true or false, got {text!r}")
     return word in ("1", "true", "yes", "on")

@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import importlib.metadata
 import platform
-import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,9 @@ from litellm_mlx.launch_settings import (
     valid_port,
 )
 from litellm_mlx.ports import Claim, PidFile, PortHeld, claim_port
-from litellm_mlx.proxy_config import ConfigError, ServedModel
+from litellm_mlx.progress import telling
+from litellm_mlx.proxy_config import ConfigError
+from litellm_mlx.ready_block import fetch_memory_limit, ready_block
 from litellm_mlx.services import (
     ProxyPlan,
     fetch_models,
@@ -36,6 +37,7 @@ from litellm_mlx.services import (
 from litellm_mlx.supervisor import ServiceFailed, StopRequested, Supervisor
 
 _STOP_GRACE_S = 5.0  # beyond the time the sidecar itself takes to drain
+_STOPPED_EARLY = 130  # by Ctrl-C, before all was up
 _REAL_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
 
 
@@ -53,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PortHeld, ConfigError, OSError) as error:
         _complain(str(error))
     except ServiceFailed as failure:
-        _complain(f"{failure}. Its last lines:\n{failure.tail or '(no output)'}")
+        is_told = failure.tail is None
+        tail = f". Its last lines:\n{failure.tail or '(no output)'}"
+        _complain(str(failure) if is_told else f"{failure}{tail}")
     return 1
 
 
@@ -88,41 +92,15 @@ def run(settings: LaunchSettings) -> int:
     pid_files = _claim_ports(settings)
     supervisor = Supervisor(_say, stop_wait_s=settings.drain_timeout_s + _STOP_GRACE_S)
     _handle_signals(supervisor)
+    code = 0
     with supervisor:
         try:
             _start_all(supervisor, settings, plan, pid_files)
             supervisor.watch()
         except StopRequested:
-            pass
+            code = _STOPPED_EARLY
         _say("stopping; once more to stop at once")
-    return 1 if supervisor.was_killed else 0
-
-
-def ready_block(
-    settings: LaunchSettings, models: Sequence[ServedModel], *, needs_key: bool
-) -> str:
-    """What the user reads once all is up: addresses, model name, a line to paste."""
-    names = [name for model in models for name in (*model.aliases, model.id)]
-    name = "local" if "local" in names or not names else names[0]
-    front = settings.proxy or settings.sidecar
-    body = (
-        f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    )
-    curl = f"curl {front.url}/v1/chat/completions -H 'Content-Type: application/json'"
-    key_name = MASTER_KEY if settings.proxy else "MLX_API_KEY"
-    if needs_key:
-        curl += f' -H "Authorization: Bearer ${key_name}"'
-    lines = ["", "Ready."]
-    if settings.proxy:
-        lines += [
-            f"  LiteLLM  {settings.proxy.url}/v1   (OpenAI clients)",
-            f"           {settings.proxy.url}      (Anthropic clients)",
-        ]
-    lines += [f"  sidecar  {settings.sidecar.url}/v1"]
-    lines += [f"  model    {name}   ({', '.join(dict.fromkeys(names)) or 'none'})"]
-    if needs_key:
-        lines += [f"  key      {key_name} (if it is in .env: `. ./.env` sets it)"]
-    return "\n".join([*lines, "", f"  {curl} -d {shlex.quote(body)}", ""])
+    return 1 if supervisor.was_killed else code
 
 
 def _claim_ports(settings: LaunchSettings) -> dict[str, PidFile]:
@@ -147,13 +125,17 @@ def _start_all(
     plan: ProxyPlan | None,
     pid_files: Mapping[str, PidFile],
 ) -> None:
-    supervisor.start(sidecar_service(settings, pid_files["sidecar"]))
+    model = settings.model_path or "the built-in model"
+    with telling(_say, f"Starting the sidecar, which loads {model}"):
+        supervisor.start(sidecar_service(settings, pid_files["sidecar"]))
     models = fetch_models(settings)
     if plan:
         write_proxy_config(settings, plan, models)
-        supervisor.start(proxy_service(settings, plan, pid_files["litellm"]))
+        with telling(_say, "Starting LiteLLM"):
+            supervisor.start(proxy_service(settings, plan, pid_files["litellm"]))
     needs_key = plan.needs_key if plan else settings.api_key is not None
-    _say(ready_block(settings, models, needs_key=needs_key))
+    limit = fetch_memory_limit(settings)
+    _say(ready_block(settings, models, needs_key=needs_key, memory_limit=limit))
 
 
 def _handle_signals(supervisor: Supervisor) -> None:

@@ -46,7 +46,12 @@ class Holder:
 
 
 class PidFile:
-    """The pid of one server of ours, locked while its launcher lives."""
+    """
+    The pid of one server of ours, locked while its launcher lives.
+
+    The server's pid, which changes when it is started again, and on a second line the
+    launcher's.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,21 +64,30 @@ class PidFile:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
+        self.write(self.read())  # the launcher is another one now
         return True
 
     def read(self) -> int | None:
         """The pid last written."""
-        text = self.path.read_text(encoding="utf-8").strip()
-        return int(text) if text.isdecimal() else None
+        return self._pid_in(0)
+
+    def launcher(self) -> int | None:
+        """The pid of the launcher that holds the lock, or held it last."""
+        return self._pid_in(1)
 
     def write(self, pid: int | None) -> None:
         """Replace the pid; None when the server has ended."""
         os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, str(pid or "").encode(), 0)
+        os.pwrite(self._descriptor, f"{pid or ''}\n{os.getpid()}\n".encode(), 0)
 
     def close(self) -> None:
         """Let go of the lock."""
         os.close(self._descriptor)
+
+    def _pid_in(self, index: int) -> int | None:
+        lines = self.path.read_text(encoding="utf-8").split("\n")
+        text = lines[index].strip() if index < len(lines) else ""
+        return int(text) if text.isdecimal() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +119,11 @@ def claim_port(claim: Claim, *, term_wait_s: float = 10.0) -> int | None:
         PortHeld: the port belongs to something else; the message names it.
     """
     if not claim.pid_file.lock():
+        # Its server would be started again: only the launcher can be stopped.
+        launcher = claim.pid_file.launcher()
         raise PortHeld(
             f"another litellm-mlx is running its {claim.name} on port "
-            f"{claim.address.port} (pid {claim.pid_file.read()}): stop that one, or "
+            f"{claim.address.port}. Stop it with: {_stop_command(launcher)}   or "
             "choose other ports with --port and --proxy-port"
         )
     stale = _stale_server(claim)
@@ -173,6 +189,10 @@ def stop_process(pid: int, *, term_wait_s: float) -> None:
         # An ended process that nobody reaped still has a pid, but no command.
         if _wait_until(lambda: not command_of(pid), wait_s):
             return
+
+
+def _stop_command(launcher: int | None) -> str:
+    return "Ctrl-C in its terminal," if launcher is None else f"kill {launcher}"
 
 
 def _stale_server(claim: Claim) -> int | None:

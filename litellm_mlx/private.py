@@ -7,6 +7,7 @@ such request, and LiteLLM's parameters are all there is.
 """
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -39,6 +40,25 @@ _HEADERS_KEPT = {
     "agent": "x-claude-code-agent-id",
     "betas": "anthropic-beta",  # comma-separated, as it came
 }
+
+
+# Of a body that LiteLLM sends on as it is: what goes through, or is too much for a
+# header. All else may have been cut on the way.
+_SENT_ON = frozenset(
+    (
+        "model", "messages", "system", "input", "instructions", "tools", "tool_choice",
+        "stream", "max_tokens", "max_output_tokens", "stop_sequences", "metadata",
+        "litellm_metadata", "previous_response_id", "prompt_cache_key", "include",
+        "store", "text", "prompt", "extra_body", "context_management", "mcp_servers",
+        "contents", "config", "systemInstruction", "generationConfig", "toolConfig",
+        "safetySettings",
+    )
+)  # fmt: skip
+_OUR_HEADERS = frozenset(
+    ("x-mlx", "authorization", "x-api-key", "x-request-id", "host", "content-length")
+)
+_MAX_TTFT = "mlx_max_ttft_s"
+_MOST_HEADER_CHARS = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +109,48 @@ def private_block(client: ClientRequest, litellm_params: Json, params: Json) -> 
     for name, header in _HEADERS_KEPT.items():
         facts[name] = client.headers.get(header)
     return {name: fact for name, fact in facts.items() if fact not in (None, [])}
+
+
+def native_header(kwargs: Json) -> str:
+    """
+    What goes beside a body that LiteLLM sends on as it is: ASCII JSON.
+
+    Who asks, as in `x_mlx`, and under `body` the fields that LiteLLM may have cut.
+
+    Args:
+        kwargs: of the call, as its deployment hook gets them.
+    """
+    metadata = as_object(kwargs.get("litellm_metadata"))
+    if "user_api_key_hash" not in metadata:  # Google's route keeps it elsewhere
+        metadata = as_object(kwargs.get("metadata"))
+    params = {**kwargs, "metadata": metadata}
+    params["litellm_session_id"] = metadata.get("session_id")
+    client = client_request(params)
+    facts = dict(private_block(client, params, client.body))
+    cut = {k: v for k, v in client.body.items() if _may_be_cut(k)}
+    cut |= as_object(client.body.get("extra_body"))
+    if kwargs.get(_MAX_TTFT) is not None:  # of the deployment, if not of the client
+        cut.setdefault(_MAX_TTFT, kwargs[_MAX_TTFT])
+    for body in (cut, {}):
+        header = json.dumps({**facts, "body": body}, default=str)
+        if len(header) <= _MOST_HEADER_CHARS:
+            return header
+    session = str(facts.get("session") or "")
+    short = hashlib.sha256(session.encode("utf-8", "surrogatepass")).hexdigest()
+    return json.dumps({"session": short, "key": facts.get("key")})
+
+
+def without_ours(headers: Json) -> dict[str, str]:
+    """Headers that a client's body asks for, less those by which we say who asks."""
+    return {
+        str(name): str(value)
+        for name, value in headers.items()
+        if str(name).lower() not in _OUR_HEADERS
+    }
+
+
+def _may_be_cut(name: str) -> bool:
+    return name not in _SENT_ON and not name.startswith(("litellm_", "_litellm"))
 
 
 def lost_fields(client: ClientRequest) -> Json:

@@ -23,6 +23,12 @@ _COSTS = (
     "cache_creation_input_token_cost",
     "cache_read_input_token_cost",
 )
+# LiteLLM sends the bodies of these on as they are: the sidecar speaks both, and what
+# is not translated is not lost.
+NATIVE_ROUTES = {
+    "supported_endpoints": ["/v1/messages", "/v1/responses"],
+    "cache_control_ttl": True,
+}
 PERMIT_NO_KEY = "dangerously_permit_weak_or_unset_master_key"
 
 
@@ -169,7 +175,11 @@ def _entries(
                     "model_info": _model_info(model),
                 }
     # The net: whatever the sidecar learns to serve later, and its other spellings.
-    yield {"model_name": "mlx/*", "litellm_params": _params("mlx/*", upstream)}
+    yield {
+        "model_name": "mlx/*",
+        "litellm_params": _params("mlx/*", upstream),
+        "model_info": dict(NATIVE_ROUTES),
+    }
 
 
 def _add_wishes(served: dict[str, dict[str, Any]], own: Mapping[str, Any]) -> None:
@@ -213,7 +223,7 @@ def _model_info(model: ServedModel) -> dict[str, Any]:
     info |= dict.fromkeys(_COSTS, 0)
     info["supports_function_calling"] = model.supports_function_calling
     info["supports_reasoning"] = model.supports_reasoning
-    return info
+    return info | NATIVE_ROUTES
 
 
 def _litellm_settings(user: Mapping[str, Any], upstream: Upstream) -> dict[str, Any]:

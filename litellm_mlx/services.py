@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from litellm_mlx.chatter import without_chatter
 from litellm_mlx.child import Service
 from litellm_mlx.launch_settings import MASTER_KEY, LaunchSettings, create_master_key
 from litellm_mlx.ports import PidFile
@@ -22,7 +23,7 @@ from litellm_mlx.proxy_config import (
     write_config,
 )
 
-_SIDECAR_DEADLINE_S = 600.0  # a large model from a slow disk, or a download
+_SIDECAR_DEADLINE_S = 600.0  # a large model from a slow disk
 _PROXY_DEADLINE_S = 180.0  # 64 s were seen with cold files
 _LITELLM = Path(sys.executable).parent / "litellm"
 
@@ -52,6 +53,8 @@ def sidecar_service(settings: LaunchSettings, pid_file: PidFile) -> Service:
         is_healthy=_says_ok,
         start_deadline_s=_SIDECAR_DEADLINE_S,
         watch_health=True,
+        is_fetching=lambda answer: _status(answer) == "downloading",
+        fault_prefix="mlx-sidecar: error: ",
         on_pid=pid_file.write,
     )
 
@@ -119,13 +122,17 @@ def proxy_service(
         start_deadline_s=_PROXY_DEADLINE_S,
         least_wait_s=settings.proxy_startup_wait_s,
         on_pid=pid_file.write,
+        shown=without_chatter,
     )
 
 
 def _says_ok(answer: httpx.Response) -> bool:
+    return answer.status_code == 200 and _status(answer) == "ok"
+
+
+def _status(answer: httpx.Response) -> str | None:
     try:
         body = answer.json()
     except ValueError:
-        return False
-    is_ok = isinstance(body, dict) and body.get("status") == "ok"
-    return is_ok and answer.status_code == 200
+        return None
+    return body.get("status") if isinstance(body, dict) else None

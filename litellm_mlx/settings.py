@@ -42,7 +42,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     shown_host = f"[{host}]" if ":" in host else host
     return Settings(
         api_base=f"http://{shown_host}:{port or 8080}/v1",
-        api_key=_first(environ, "MLX_API_KEY"),
+        api_key=_first(environ, "MLX_API_KEY", "MLX_SERVER_API_KEY"),
         request_timeout_s=timeout_s,
     )
 

@@ -7,6 +7,9 @@ a row that never came up; after the fifth such start all is given up:
 
     starting --healthy--> up --ended or sick--> pausing --> starting
     starting --ended or too late--> pausing, or (fifth in a row) ServiceFailed
+
+The first start is not tried again. While a starting service says that it is fetching
+what it needs, the clock of its deadline stands still.
 """
 
 import signal
@@ -26,9 +29,13 @@ _PROBE_TIMEOUT_S = 2.0
 
 
 class ServiceFailed(Exception):
-    """A service did not come up; `tail` holds its last lines of output."""
+    """
+    A service did not come up.
 
-    def __init__(self, message: str, tail: str) -> None:
+    `tail` holds its last lines of output, None if the message is its own reason.
+    """
+
+    def __init__(self, message: str, tail: str | None) -> None:
         super().__init__(message)
         self.tail = tail
 
@@ -78,8 +85,10 @@ class Supervisor:
         *,
         stop_wait_s: float,
         policy: RestartPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._say = say
+        self._clock = clock
         self._stop_wait_s = stop_wait_s
         self._policy = policy or RestartPolicy()
         self._watched: list[_Watched] = []
@@ -118,7 +127,7 @@ class Supervisor:
             ServiceFailed: it ended, or was not healthy by its deadline.
             StopRequested: a stop was asked for meanwhile.
         """
-        watched = _Watched(Child(service, self._say))
+        watched = _Watched(Child(service, self._say, self._clock))
         self._watched.append(watched)
         while not self._check_start(watched):
             if self._stopping.wait(_POLL_S):
@@ -153,7 +162,8 @@ class Supervisor:
         if watched.restart_at is not None:
             if time.monotonic() >= watched.restart_at:
                 watched.restart_at = None
-                watched.child = Child(watched.child.service, self._say)
+                service = watched.child.service
+                watched.child = Child(service, self._say, self._clock)
         elif watched.is_up:
             self._check_running(watched)
         else:
@@ -164,13 +174,18 @@ class Supervisor:
         child, service = watched.child, watched.child.service
         if child.exit_code() is not None:
             child.wait(0)
+            if fault := child.fault():
+                raise ServiceFailed(fault, None)
             raise ServiceFailed(child.ending(), child.tail())
-        if child.age_s() > service.start_deadline_s:
+        answer = self._probe(service)
+        if answer is not None and service.is_fetching(answer):
+            child.defer_deadline()
+            return False
+        if child.is_late():
             child.kill()
             limit = f"{service.start_deadline_s:g} s"
             message = f"{service.name} was not ready within {limit}"
             raise ServiceFailed(message, child.tail())
-        answer = self._probe(service)
         if answer is None or not service.is_healthy(answer):
             return False
         if child.age_s() < service.least_wait_s:

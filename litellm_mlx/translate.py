@@ -22,6 +22,7 @@ from litellm_mlx.private import (
     client_request,
     lost_fields,
     private_block,
+    without_ours,
 )
 from litellm_mlx.settings import Settings
 
@@ -133,7 +134,7 @@ def _sidecar_call(
     base = str(call.get("api_base") or settings.api_base).rstrip("/")
     root = base.removesuffix("/v1")
     headers = {
-        **{str(k): str(v) for k, v in as_object(call.get("headers")).items()},
+        **without_ours(as_object(call.get("headers"))),
         "Content-Type": "application/json",
         "X-Request-ID": call_id,
     }

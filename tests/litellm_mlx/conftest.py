@@ -1,7 +1,6 @@
 """One fake sidecar, one fake cloud and one real LiteLLM proxy for all tests here."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ import pytest
 import yaml
 from fake_sidecar import FakeSidecar
 from sidecar_answers import Script, text_answer
+
+from tests.support.proxy import free_port
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # read at import
 REPO = Path(__file__).resolve().parents[2]
@@ -37,10 +38,10 @@ class Proxy:
     def __init__(self, url: str, log: Path) -> None:
         self.url = url
         self.log = log
-        same: dict[str, Any] = {"api_key": "any", "max_retries": 0, "timeout": 30}
+        same: dict[str, Any] = {"api_key": "any", "max_retries": 0, "timeout": 240}
         self.openai = openai.OpenAI(base_url=f"{url}/v1", **same)
         self.anthropic = anthropic.Anthropic(base_url=url, **same)
-        self.http = httpx.Client(base_url=url, timeout=30, trust_env=False)
+        self.http = httpx.Client(base_url=url, timeout=240, trust_env=False)
 
     def close(self) -> None:
         for client in (self.openai, self.anthropic, self.http):
@@ -65,7 +66,7 @@ def cloud() -> Iterator[FakeSidecar]:
 @pytest.fixture(scope="session")
 def dead_base() -> str:
     """The URL of a sidecar that is not running."""
-    return f"http://127.0.0.1:{_free_port()}/v1"
+    return f"http://127.0.0.1:{free_port()}/v1"
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +79,7 @@ def proxy(
     folder = tmp_path_factory.mktemp("proxy")
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(_config(sidecar.base, cloud.base, dead_base)))
-    port = _free_port()
+    port = free_port()
     log = folder / "proxy.log"
     command = [Path(sys.executable).with_name("litellm"), "--config", config]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -100,7 +101,7 @@ def proxy(
     finally:
         running.close()
         process.terminate()
-        process.wait(20)
+        process.wait(120)
 
 
 def _config(sidecar: str, cloud: str, dead: str) -> dict[str, object]:
@@ -135,7 +136,7 @@ def _config(sidecar: str, cloud: str, dead: str) -> dict[str, object]:
 
 
 def _wait_for_start(proxy: Proxy, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         if process.poll() is not None:
             break
@@ -146,12 +147,6 @@ def _wait_for_start(proxy: Proxy, process: subprocess.Popen[bytes]) -> None:
         except httpx.HTTPError:
             time.sleep(0.1)
     pytest.fail(f"the proxy did not start:\n{proxy.log.read_text()[-4000:]}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _cloud_answer() -> dict[str, object]:

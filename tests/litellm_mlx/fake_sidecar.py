@@ -52,7 +52,7 @@ class FakeSidecar:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(5)
+        self._thread.join(120)
 
     def on(self, model: str, script: Script) -> str:
         """Answer requests for this model by the script; returns the name."""
@@ -71,7 +71,7 @@ class FakeSidecar:
         return bool(ids) and ids <= self.cancelled.keys()
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
     """Wait for a condition; fail the test when it does not come in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -110,6 +110,8 @@ class _Handler(BaseHTTPRequestHandler):
         model = call.body["model"]
         script = self.fake.scripts.get(model) or Script(steps=rich_answer(model))
         time.sleep(script.wait_s)
+        if script.gate is not None:
+            script.gate.wait(280)
         if script.problem is not None:
             self._send_json(script.status, script.problem, script.headers)
         elif call.path == "/v1/embeddings":

@@ -1,5 +1,6 @@
 """What the fake sidecar says: chunks, whole answers, refusals, and scripts of them."""
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,7 @@ class Script:
     Args:
         steps: the stream; without a final DONE the connection just closes.
         problem: a refusal in place of an answer, with `status`.
-        wait_s: silence before the headers.
+        wait_s: silence before the headers. gate: the same until it is set.
         body: the whole answer in non-stream mode, None for the default one.
         is_cut: close the socket without the end of the chunked body.
     """
@@ -36,6 +37,7 @@ class Script:
     problem: Json | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     wait_s: float = 0.0
+    gate: threading.Event | None = None
     body: Json | None = None
     is_cut: bool = False
 

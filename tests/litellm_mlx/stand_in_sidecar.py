@@ -2,7 +2,10 @@
 A server with the sidecar's faces `/health` and `/v1/models`, for launcher tests.
 
 STAND_IN_LOADING_S: so long `/health` says 503. STAND_IN_ONCE: a file; the second
-start with it fails. STAND_IN_STUBBORN: TERM is ignored. POST /sick: 503 from then on.
+start with it fails. STAND_IN_EVERY_FOURTH: a file that counts; starts 0, 4 .. come up,
+the others fail. STAND_IN_STUBBORN: TERM is ignored. POST /sick: 503 from then on.
+STAND_IN_FETCHING: `/health` says downloading until POST /fetched; GET /asked counts.
+STAND_IN_FAULT: it cannot start, for that reason.
 """
 
 import argparse
@@ -25,12 +28,20 @@ MODELS = {
         }
     ]
 }
+is_fetching = "STAND_IN_FETCHING" in os.environ
+num_asked = 0
 ready_at = time.monotonic() + float(os.environ.get("STAND_IN_LOADING_S", "0"))
 
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        if self.path == "/v1/models":
+        global num_asked
+        if self.path == "/asked":
+            self.answer(200, {"asked": num_asked})
+        elif self.path == "/health" and is_fetching:
+            num_asked += 1
+            self.answer(503, {"status": "downloading"})
+        elif self.path == "/v1/models":
             wanted = os.environ.get("MLX_API_KEY")
             given = self.headers.get("Authorization")
             is_allowed = wanted is None or given == f"Bearer {wanted}"
@@ -38,11 +49,13 @@ class Handler(BaseHTTPRequestHandler):
         elif time.monotonic() < ready_at:
             self.answer(503, {"status": "loading"})
         else:
-            self.answer(200, {"status": "ok"})
+            self.answer(200, {"status": "ok", "memory_limit_bytes": 3 << 30})
 
     def do_POST(self) -> None:
-        global ready_at
-        ready_at = float("inf")
+        global ready_at, is_fetching
+        is_fetching = False
+        if self.path != "/fetched":
+            ready_at = float("inf")
         self.answer(200, {})
 
     def answer(self, code: int, body: dict[str, object]) -> None:
@@ -64,11 +77,18 @@ def main() -> None:
     parser.add_argument("--config")
     options = parser.parse_args()
     print(f"stand-in starts, model={options.model}", flush=True)
+    if fault := os.environ.get("STAND_IN_FAULT"):
+        sys.exit(f"mlx-sidecar: error: {fault}")
     once = os.environ.get("STAND_IN_ONCE")
     if once and Path(once).exists():
         sys.exit("cannot start a second time")
     if once:
         Path(once).touch()
+    if counter := os.environ.get("STAND_IN_EVERY_FOURTH"):
+        number = Path(counter).stat().st_size if Path(counter).exists() else 0
+        Path(counter).write_text("x" * (number + 1))
+        if number % 4:
+            sys.exit(f"start {number} fails")
     if os.environ.get("STAND_IN_STUBBORN"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ThreadingHTTPServer((options.host, options.port), Handler).serve_forever()

@@ -34,6 +34,19 @@ def test_later_sources_win(tmp_path: Path) -> None:
     assert settings.model_path == "flag"
 
 
+def test_a_tilde_is_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a model's and in the config's path; the sidecar reads the flag by itself."""
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / ".env").write_text("MODEL_PATH=~/models/x\n")
+    settings = load_settings(Flags(config="~/mine.yaml"), tmp_path, {})
+    assert settings.model_path == "/home/me/models/x"
+    assert settings.config_path == Path("/home/me/mine.yaml")
+    chosen = load_settings(Flags(model="~/y"), tmp_path, {})
+    assert (chosen.model_path, chosen.model_flag) == ("/home/me/y", "~/y")
+
+
 def test_the_file_may_beat_the_environment(tmp_path: Path) -> None:
     """ENV_FILE_OVERRIDES turns the order of `.env` and environment round."""
     (tmp_path / ".env").write_text("ENV_FILE_OVERRIDES=yes\nMLX_PORT=1001\n")

@@ -3,15 +3,18 @@
 import asyncio
 import contextlib
 import functools
+import time
 from typing import Any
 
 import litellm
 import pytest
 from fake_sidecar import FakeSidecar, wait_until
+from provider_calls import call_with
 from proxy_client import CALLS, HI, assert_usage, joined
 from sidecar_answers import Json, Script, problem, slow_answer, text_answer
 
 import litellm_mlx
+from litellm_mlx import client, streams
 
 
 @pytest.fixture
@@ -87,6 +90,33 @@ class TestWithoutProxy:
         with pytest.raises(litellm.ContextWindowExceededError):
             asyncio.run(litellm.acompletion(**arguments))
 
+    def test_a_call_made_on_the_loop_that_sends_it_does_not_wait(
+        self, sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The loop would stand still, and the verdict never come."""
+        monkeypatch.setattr(streams, "EAGER_WAIT_S", 30.0)
+        call = call_with(model="on-the-loop", api_base=sidecar.base)
+
+        async def run() -> Json:
+            chunks = streams.open_async(call, asyncio.get_running_loop())
+            return joined([chunk async for chunk in chunks])
+
+        started = time.monotonic()
+        assert asyncio.run(run())["text"] == "I will look."
+        assert time.monotonic() - started < 30
+
+    def test_a_call_of_an_unknown_loop_is_sent_at_the_first_chunk(
+        self, sidecar: FakeSidecar
+    ) -> None:
+        """Made on a thread of its own, where the hook did not run."""
+        call = call_with(model="no-loop", api_base=sidecar.base)
+
+        async def run() -> Json:
+            chunks = await asyncio.to_thread(streams.open_async, call, None)
+            return joined([chunk async for chunk in chunks])
+
+        assert asyncio.run(run())["text"] == "I will look."
+
     def test_a_sync_stream_given_up_is_cancelled(
         self, sdk: Any, sidecar: FakeSidecar
     ) -> None:
@@ -144,3 +174,24 @@ def test_the_package_exports_the_provider() -> None:
     assert litellm_mlx.mlx_llm is mlx_llm
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         litellm_mlx.nothing  # noqa: B018
+
+
+class TestConfiguredProxy:
+    """A proxy in the environment is for the internet, not for this machine."""
+
+    @pytest.fixture(autouse=True)
+    def _dead_proxy(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, "http://127.0.0.1:1")
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        client._sync_client.cache_clear()
+        yield
+        client._sync_client.cache_clear()
+
+    def test_a_sync_call_goes_straight_to_the_sidecar(self, sdk: Any) -> None:
+        assert litellm.completion(**sdk(model="mlx/no-proxy")).choices
+
+    def test_an_async_call_goes_straight_to_the_sidecar(self, sdk: Any) -> None:
+        answer = asyncio.run(litellm.acompletion(**sdk(model="mlx/no-proxy-async")))
+        assert answer.choices

@@ -1,7 +1,12 @@
 """The generated LiteLLM config: what is replaced and what is kept."""
 
 import copy
+import os
+import re
+import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,7 @@ from litellm_mlx.proxy_config import (
     read_user_config,
     write_config,
 )
+from tests.support.proxy import free_port
 
 SHIPPED = Path(__file__).parents[2] / "litellm_config.yaml"
 UPSTREAM = Upstream("http://127.0.0.1:8080/v1", 1200.0)
@@ -56,6 +62,8 @@ def test_each_name_of_a_model_has_an_entry() -> None:
         "cache_read_input_token_cost": 0,
         "supports_function_calling": True,
         "supports_reasoning": False,
+        "supported_endpoints": ["/v1/messages", "/v1/responses"],
+        "cache_control_ttl": True,
     }
 
 
@@ -218,3 +226,27 @@ def test_pings_come_as_often_as_the_user_wants() -> None:
         for user, seconds in (({}, 4), ({"litellm_settings": {name: 9}}, 9)):
             config = build_config(user, [TINY], upstream, permit_no_key=True)
             assert config["litellm_settings"][name] == seconds
+
+
+def test_the_shipped_file_alone_lets_nobody_in(tmp_path: Path) -> None:
+    """LiteLLM started with it as it is, on all interfaces: it refuses without a key."""
+    shutil.copy(SHIPPED, tmp_path)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("LITELLM_")}
+    env |= {"PYTHONPATH": str(SHIPPED.parent), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    ended = subprocess.run(
+        [Path(sys.executable).with_name("litellm"), "--config", SHIPPED.name,
+         "--host", "127.0.0.1", "--port", str(free_port())],
+        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert ended.returncode != 0
+    assert "refused to start: no master key is set" in ended.stdout + ended.stderr
+
+
+def test_what_the_shipped_file_says_to_run_is_safe() -> None:
+    """The command names loopback; the launcher still permits no key on its own."""
+    text = SHIPPED.read_text()
+    commands = re.findall(r"litellm .*--config litellm_config.yaml", text)
+    assert commands == ["litellm --host 127.0.0.1 --config litellm_config.yaml"]
+    shipped = read_user_config(SHIPPED, required=True)
+    assert PERMIT not in shipped["general_settings"]
+    assert build(shipped)["general_settings"][PERMIT] is True

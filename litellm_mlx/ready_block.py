@@ -1,0 +1,98 @@
+"""What the user reads once all is up: what runs, where, and what to try."""
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+
+import httpx
+
+from litellm_mlx.launch_settings import MASTER_KEY, LaunchSettings
+from litellm_mlx.proxy_config import ServedModel
+
+
+def ready_block(
+    settings: LaunchSettings,
+    models: Sequence[ServedModel],
+    *,
+    needs_key: bool,
+    memory_limit: int | None,
+) -> str:
+    """
+    The block, in one piece.
+
+    Args:
+        needs_key: of clients. memory_limit: of the sidecar, in bytes, if known.
+    """
+    names = [name for model in models for name in (*model.aliases, model.id)]
+    name = "local" if "local" in names or not names else names[0]
+    rows = [
+        *_addresses(settings),
+        ("model", _model(settings, models, name)),
+        *([("memory", _memory(memory_limit))] if memory_limit else []),
+        ("key", _key(settings, needs_key)),
+        ("prompts", _logs(settings)),
+        ("try", _curl(settings, name, needs_key)),
+        ("stop", "Ctrl-C"),
+    ]
+    lines = [f"  {title:8} {text}".rstrip() for title, text in rows]
+    return "\n".join(["", "Ready.", *lines, ""])
+
+
+def fetch_memory_limit(settings: LaunchSettings) -> int | None:
+    """What the running sidecar says it may take; None if it does not say."""
+    try:
+        with httpx.Client(trust_env=False, timeout=30.0) as client:
+            body = client.get(f"{settings.sidecar.url}/health").json()
+    except (httpx.HTTPError, ValueError):
+        return None
+    limit = body.get("memory_limit_bytes") if isinstance(body, dict) else None
+    return limit if isinstance(limit, int) else None
+
+
+def _addresses(settings: LaunchSettings) -> Iterator[tuple[str, str]]:
+    if settings.proxy:
+        yield "LiteLLM", f"{settings.proxy.url}/v1   (OpenAI clients)"
+        yield "", f"{settings.proxy.url}      (Anthropic clients)"
+    yield "sidecar", f"{settings.sidecar.url}/v1"
+
+
+def _model(settings: LaunchSettings, models: Sequence[ServedModel], name: str) -> str:
+    served = settings.model_path or "the small built-in model"
+    text = served if name == served else f"{name}, which is {served}"
+    length = next((one.max_input_tokens for one in models if one.max_input_tokens), 0)
+    return f"{text}; context of {length} tokens" if length else text
+
+
+def _memory(limit: int) -> str:
+    return f"at most {limit / (1 << 30):.1f} GB (MAX_PROCESS_MEMORY)"
+
+
+def _key(settings: LaunchSettings, needs_key: bool) -> str:
+    if needs_key:
+        return f"{_key_name(settings)} (if it is in .env: `. ./.env` sets it)"
+    front = settings.proxy or settings.sidecar
+    whom = "only this machine gets in" if front.is_loopback else "OPEN TO OTHERS"
+    return f"none needed, clients may send any; {whom}"
+
+
+def _logs(settings: LaunchSettings) -> str:
+    logs = settings.logs
+    if not logs.is_on:
+        return "not logged"
+    if not logs.with_content:
+        return f"not logged; numbers of each request in {logs.root}"
+    return f"logged with the answers in {logs.root} (LOG_CONTENT=false: numbers only)"
+
+
+def _curl(settings: LaunchSettings, name: str, needs_key: bool) -> str:
+    front = settings.proxy or settings.sidecar
+    messages = [{"role": "user", "content": "Hello"}]
+    body = json.dumps({"model": name, "messages": messages})
+    curl = f"curl {front.url}/v1/chat/completions -H 'Content-Type: application/json'"
+    if needs_key:
+        curl += f' -H "Authorization: Bearer ${_key_name(settings)}"'
+    return f"{curl} -d {shlex.quote(body)}"
+
+
+def _key_name(settings: LaunchSettings) -> str:
+    return MASTER_KEY if settings.proxy else "MLX_API_KEY"

@@ -1,0 +1,84 @@
+"""What goes to the sidecar beside a body that LiteLLM sends on as it is."""
+
+import asyncio
+import json
+from typing import Any
+
+from litellm_mlx.hook import MLXDeploymentHook
+from litellm_mlx.private import native_header, without_ours
+from litellm_mlx.settings import Settings
+from litellm_mlx.translate import chat_call
+
+Json = dict[str, Any]
+
+
+def kwargs(**more: Any) -> Json:
+    """Of a Messages call, as its deployment hook gets them."""
+    request = {
+        "url": "http://p/v1/messages",
+        "headers": {},
+        "body": more.pop("body", {}),
+    }
+    return {
+        "model": "mlx/m",
+        "litellm_metadata": {"user_api_key_hash": "mine", "session_id": "s"},
+        "proxy_server_request": request,
+        **more,
+    }
+
+
+def test_it_says_who_asks_and_what_may_have_been_cut() -> None:
+    body = {"messages": [1], "top_k": 3, "litellm_call_id": "x", "max_tokens": 5}
+    facts = json.loads(native_header(kwargs(body=body, mlx_max_ttft_s=9)))
+    assert facts["session"] == "s"
+    assert len(facts["key"]) == 16
+    assert facts["body"] == {"top_k": 3, "mlx_max_ttft_s": 9}
+
+
+def test_it_is_bounded_whatever_the_client_sends() -> None:
+    """Else the head is too large, and the request goes to the cloud."""
+    long = "x" * 70_000
+    header = native_header(
+        kwargs(
+            body={"session_id": long, "prompt_cache_key": long},
+            litellm_metadata={"user_api_key_hash": "mine", "session_id": long},
+        )
+    )
+    assert len(header) < 1000
+    assert json.loads(header)["key"] == json.loads(native_header(kwargs()))["key"]
+
+
+def test_on_googles_route_the_key_stands_elsewhere() -> None:
+    other = {"litellm_metadata": {}, "metadata": {"user_api_key_hash": "mine"}}
+    there = json.loads(native_header(kwargs(**other)))
+    assert there["key"] == json.loads(native_header(kwargs()))["key"]
+
+
+def test_a_clients_body_sets_no_header_of_ours() -> None:
+    """`extra_headers` is a parameter of LiteLLM's, and anybody's."""
+    asked = {"X-MLX": "{}", "x-mlx": "{}", "Authorization": "Bearer b", "x-trace": "7"}
+    assert without_ours(asked) == {"x-trace": "7"}
+    given = kwargs(extra_headers=dict(asked), headers=dict(asked))
+    hook = MLXDeploymentHook()
+    found = asyncio.run(
+        hook.async_pre_call_deployment_hook(given, "anthropic_messages")
+    )
+    assert found is not None
+    headers = found["extra_headers"]
+    assert isinstance(headers, dict)
+    assert json.loads(headers.pop("x-mlx"))["session"] == "s"
+    assert headers == found["headers"] == {"x-trace": "7"}
+
+
+def test_nor_in_a_chat() -> None:
+    call = {
+        "model": "m", "messages": [], "litellm_params": {}, "optional_params": {},
+        "headers": {"x-mlx": "{}", "authorization": "Bearer b", "x-trace": "7"},
+    }  # fmt: skip
+    settings = Settings(api_key="ours")
+    sent = {
+        k.lower(): v for k, v in chat_call(call, settings, stream=False).headers.items()
+    }
+    assert "x-mlx" not in sent
+    assert sent["authorization"] == "Bearer ours"
+    assert sent["x-trace"] == "7"

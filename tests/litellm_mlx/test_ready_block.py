@@ -1,0 +1,82 @@
+"""The block that is read once both servers are up."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from litellm_mlx.launch_settings import Flags, load_settings
+from litellm_mlx.progress import telling
+from litellm_mlx.proxy_config import ServedModel
+from litellm_mlx.ready_block import ready_block
+
+MODEL = ServedModel("openai/mlx-tiny-agent", ("local",), 32768, True, True)
+
+
+def block(folder: Path, *, needs_key: bool = False, **env: str) -> str:
+    settings = load_settings(Flags(), folder, env)
+    return ready_block(settings, [MODEL], needs_key=needs_key, memory_limit=9 << 30)
+
+
+def test_it_says_what_runs_where(tmp_path: Path) -> None:
+    """Addresses, model, context, memory, key, log, a line to try: each once."""
+    text = block(tmp_path)
+    for words in (
+        "http://127.0.0.1:4000/v1   (OpenAI clients)",
+        "http://127.0.0.1:4000      (Anthropic clients)",
+        "sidecar  http://127.0.0.1:8080/v1",
+        "model    local, which is the small built-in model; context of 32768 tokens",
+        "memory   at most 9.0 GB",
+        "key      none needed, clients may send any; only this machine gets in",
+        f"prompts  logged with the answers in {tmp_path}/logs",
+        "try      curl http://127.0.0.1:4000/v1/chat/completions",
+        "stop     Ctrl-C",
+    ):
+        assert text.count(words) == 1, words
+
+
+def test_the_curl_line_carries_the_key_by_name(tmp_path: Path) -> None:
+    """Where a key is needed the line to paste has it as a variable, never in words."""
+    text = block(tmp_path, needs_key=True, LITELLM_MASTER_KEY="sk-secret")
+    assert '-H "Authorization: Bearer $LITELLM_MASTER_KEY"' in text
+    assert "key      LITELLM_MASTER_KEY" in text
+    assert "sk-secret" not in text
+    body = text.partition("-d '")[2].partition("'")[0]
+    assert json.loads(body)["model"] == "local"
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"ENABLE_REQUEST_LOGGING": "false"}, "prompts  not logged\n"),
+        ({"LOG_CONTENT": "false"}, "prompts  not logged; numbers of each request in"),
+        ({"LOG_ROOT": "/var/mine"}, "logged with the answers in /var/mine "),
+    ],
+)
+def test_it_says_whether_prompts_are_kept(
+    tmp_path: Path, env: dict[str, str], words: str
+) -> None:
+    """And where: nobody finds their conversations on the disk by chance."""
+    assert words in block(tmp_path, **env)
+
+
+def test_a_real_model_is_named(tmp_path: Path) -> None:
+    """Beside the name that clients use for it."""
+    text = block(tmp_path, MODEL_PATH="org/some-model")
+    assert "model    local, which is org/some-model; context of" in text
+
+
+def test_waiting_is_told_at_once_and_then_with_the_seconds() -> None:
+    """A thread of its own says so, which has ended when the wait has."""
+    said: list[str] = []
+    twice = threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        if len(said) == 3:
+            twice.set()
+
+    with telling(say, "Loading", every_s=0.01):
+        assert twice.wait(10)
+    assert said[:3] == ["Loading ...", "Loading ... 0 s", "Loading ... 0 s"]
