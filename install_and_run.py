@@ -4,7 +4,7 @@ Set up .venv, then start the MLX sidecar and LiteLLM (or run the tests).
 
     python3 install_and_run.py               set up and start both servers
     python3 install_and_run.py test [ARGS]   set up and run pytest [ARGS]
-    python3 install_and_run.py --check       set up and say what is there
+    python3 install_and_run.py --check       set up, say what is there, try it
 
 Runs on Python 3.9 or later with the standard library alone. The second start
 installs nothing unless pyproject.toml changed.
@@ -22,18 +22,18 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent
-VENV = ROOT / ".venv"
-PYTHON = VENV / "bin" / "python"
-STAMP = VENV / ".litellm-mlx-installed.json"
 VERSIONS = ("3.12", "3.13", "3.11")  # in order of preference
 LAUNCHER_OPTIONS = ("model", "port", "proxy_port", "config")
 NUM_TAIL_LINES = 30
+SAID_EVERY_S = 10.0  # where there is no terminal to show a live line on
+NO_SUCH_PYTHON = 3  # exit code, so that a script can pass over a missing one
 
 # Debian's Python comes without ensurepip, and cannot make a venv then.
 CAN_MAKE_VENVS = "import ensurepip, venv; "
@@ -47,13 +47,6 @@ INVENTORY = (
 )
 DEVICE = "import mlx.core as mx; print(mx.default_device())"
 
-AUDIO_AND_OCR = re.compile(
-    r"whisper|parakeet|kokoro|speecht5|parler|outetts|chatterbox|_asr|_tts|_?ocr", re.I
-)
-MEDIA_NAME = re.compile(
-    r"[-_.]vl[-_.\d]|vision|whisper|parakeet|kokoro|audio|[-_](tts|asr|ocr)", re.I
-)
-
 if sys.version_info < (3, 9):
     sys.exit("install_and_run.py itself needs Python 3.9 or later to run")
 
@@ -62,23 +55,40 @@ class SetupError(Exception):
     """The set-up cannot go on; the message says why and what to do."""
 
 
+class NoPython(SetupError):
+    """No Python that could be used was found."""
+
+
+class Venv:
+    """The virtual environment: its folder and what of it is used here."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.python = path / "bin" / "python"
+        self.stamp = path / ".litellm-mlx-installed.json"
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
 def main(argv: list[str]) -> int:
     """Run a command; returns its exit code, unless the process becomes another."""
     options, pytest_args = parse_options(argv)
+    venv = Venv(Path(os.path.abspath(options.venv)) if options.venv else ROOT / ".venv")
     try:
         with only_one_at_a_time():
-            set_up(options)
+            set_up(venv, options)
     except SetupError as error:
         print(f"install_and_run: {error}", file=sys.stderr)
-        return 1
+        return NO_SUCH_PYTHON if isinstance(error, NoPython) else 1
     except KeyboardInterrupt:
         print("\ninstall_and_run: interrupted", file=sys.stderr)
         return 130
     if options.check:
-        return report()
+        return check(venv)
     if options.test:
-        return become(["-m", "pytest", *pytest_args])
-    return become(["-m", "litellm_mlx.launcher", *launcher_arguments(options)])
+        return become(venv, ["-m", "pytest", *pytest_args])
+    return become(venv, ["-m", "litellm_mlx.launcher", *launcher_arguments(options)])
 
 
 def parse_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -90,9 +100,11 @@ def parse_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         allow_abbrev=False,
     )
     add = parser.add_argument_group("set-up").add_argument
-    add("--check", action="store_true", help="set up, list what is there, exit 0 or 1")
+    add("--check", action="store_true", help="set up, list, try it: exit 0 or 1")
     add("--full", action="store_true", help="add the vision and audio packages (1 GB)")
     add("--cuda", action="store_true", help="MLX for NVIDIA cards instead of the CPU")
+    add("--python", choices=sorted(VERSIONS), help="which Python a new venv has")
+    add("--venv", metavar="DIR", help="where the packages go; default .venv")
     add = parser.add_argument_group("servers (variable)").add_argument
     add("--model", help="hub id or folder; default the built-in model (MODEL_PATH)")
     add("--port", type=int, help="sidecar port; default 8080 (MLX_PORT)")
@@ -115,7 +127,9 @@ def launcher_arguments(options: argparse.Namespace) -> list[str]:
         value = getattr(options, name)
         if value is not None:
             is_path = name == "config" or (name == "model" and os.path.exists(value))
-            value = os.path.abspath(value) if is_path else str(value)
+            if is_path:  # a shell leaves the ~ of --config=~/x to us
+                value = os.path.abspath(os.path.expanduser(value))
+            value = str(value)
             arguments += ["--" + name.replace("_", "-"), value]
     return arguments
 
@@ -136,59 +150,61 @@ def only_one_at_a_time() -> Iterator[None]:
         os.close(descriptor)
 
 
-def set_up(options: argparse.Namespace) -> None:
-    """Make `.env` and `.venv` ready; does nothing where they are."""
+def set_up(venv: Venv, options: argparse.Namespace) -> None:
+    """Make `.env` and the venv ready; does nothing where they are."""
     if not (ROOT / ".env").exists() and (ROOT / ".env.example").exists():
         shutil.copyfile(ROOT / ".env.example", ROOT / ".env")
         os.chmod(ROOT / ".env", 0o600)  # keys will go there
-    if not VENV.exists():
-        create_venv()
-    problems = contamination(VENV)
+    wanted = (options.python,) if options.python else VERSIONS
+    if not venv.path.exists():
+        create_venv(venv, wanted)
+    problems = contamination(venv.path, wanted)
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
         raise SetupError(
-            f"{VENV} does not fit together:\n{listed}\n"
-            f"Fix: rm -rf {VENV}   then run this again; it is made anew."
+            f"{venv} does not fit together:\n{listed}\n"
+            f"Fix: rm -rf {venv}   then run this again; it is made anew."
         )
-    stamp = read_stamp()
-    extras = wanted_extras(options, stamp["extras"])
+    stamp = read_stamp(venv)
+    extras = wanted_extras(venv, options, stamp["extras"])
     digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
     if stamp["pyproject"] == digest:
         if extras <= stamp["extras"]:
             return
         extras |= stamp["extras"]
-    install(extras)
-    STAMP.write_text(json.dumps({"pyproject": digest, "extras": sorted(extras)}))
+    install(venv, extras)
+    venv.stamp.write_text(json.dumps({"pyproject": digest, "extras": sorted(extras)}))
 
 
 # The interpreter.
 
 
-def create_venv() -> None:
-    """Create `.venv` with the best Python there is."""
-    python, tried = find_interpreter()
+def create_venv(venv: Venv, versions: Sequence[str]) -> None:
+    """Create the venv with the first of these Pythons that can be used."""
+    python, tried = find_interpreter(versions)
     if python is None:
-        raise SetupError(
-            f"no usable Python {', '.join(VERSIONS)}. Looked on PATH, with "
+        raise NoPython(
+            f"no usable Python {', '.join(versions)}. Looked on PATH, with "
             "`uv python find`, in pyenv's versions, Homebrew and framework places"
             + "".join(f"\n  tried {line}" for line in tried)
-            + "\nFix: install Python 3.12 (brew install python@3.12, pyenv install "
-            "3.12, uv python install 3.12, or python.org), then run this again."
+            + f"\nFix: install Python {versions[0]} (brew install "
+            f"python@{versions[0]}, pyenv install {versions[0]}, uv python install "
+            f"{versions[0]}, or python.org), then run this again."
         )
-    print(f"Creating .venv with {python} ...", flush=True)
+    print(f"Creating {venv.path.name} with {python} ...", flush=True)
     done = False
     try:
-        run_quietly([python, "-m", "venv", str(VENV)])
+        run_quietly([python, "-m", "venv", str(venv)])
         done = True
     finally:
         if not done:
-            shutil.rmtree(VENV, ignore_errors=True)  # half of one would be refused
+            shutil.rmtree(venv.path, ignore_errors=True)  # half of one would be refused
 
 
-def find_interpreter() -> tuple[str | None, list[str]]:
+def find_interpreter(versions: Sequence[str]) -> tuple[str | None, list[str]]:
     """The first candidate that runs and is what its name says; and the failed ones."""
     tried: list[str] = []
-    for version in VERSIONS:
+    for version in versions:
         for path in dict.fromkeys(candidates(version)):
             fault = interpreter_fault(path, version, CAN_MAKE_VENVS)
             if fault is None:
@@ -248,14 +264,14 @@ def interpreter_fault(path: str, version: str, first: str = "") -> str | None:
 # The venv.
 
 
-def contamination(venv: Path) -> list[str]:
+def contamination(venv: Path, versions: Sequence[str] = VERSIONS) -> list[str]:
     """What in a venv does not fit its own Python version, one line each."""
     version = venv_version(venv)
     if version is None:
         return [f"{venv / 'pyvenv.cfg'}: missing, or names no version"]
     problems = []
-    if version not in VERSIONS:
-        wanted = ", ".join(VERSIONS)
+    if version not in versions:
+        wanted = ", ".join(versions)
         problems.append(f"{venv / 'pyvenv.cfg'}: Python {version}, needed {wanted}")
     for path in [*sorted((venv / "bin").glob("*")), *sorted((venv / "lib").glob("*"))]:
         match = re.fullmatch(r"(?:python|pip)(3\.\d+)", path.name)
@@ -301,66 +317,30 @@ def is_same_folder(one: Path, other: Path) -> bool:
 # What to install.
 
 
-def read_stamp() -> dict[str, Any]:
+def read_stamp(venv: Venv) -> dict[str, Any]:
     """What was last installed: the digest of pyproject.toml, and the extras."""
     try:
-        stamp = json.loads(STAMP.read_text())
+        stamp = json.loads(venv.stamp.read_text())
         return {"pyproject": stamp["pyproject"], "extras": set(stamp["extras"])}
     except (OSError, ValueError, KeyError, TypeError):
         return {"pyproject": None, "extras": set()}
 
 
-def wanted_extras(options: argparse.Namespace, installed: set[str]) -> set[str]:
+def wanted_extras(
+    venv: Venv, options: argparse.Namespace, installed: set[str]
+) -> set[str]:
     """The extras this run needs."""
     extras = {"dev"} if options.test else set()
     if sys.platform != "darwin":
         # Both backends bring the same library file, so a venv has one of them.
         if options.cuda and "cpu" in installed:
             raise SetupError(
-                f"{VENV} has MLX for the CPU. Fix: rm -rf {VENV}   then run this again."
+                f"{venv} has MLX for the CPU. Fix: rm -rf {venv}   then run this again."
             )
         extras.add("cuda" if options.cuda or "cuda" in installed else "cpu")
-    with_media = options.full
-    if options.test:
-        with_media = with_media or os.environ.get("LITELLM_MLX_TEST_ALL") == "1"
-    elif not with_media:
-        with_media = needs_media(options.model)
-    return extras | {"vision", "audio"} if with_media else extras
-
-
-def needs_media(model: str | None) -> bool:
-    """True if a chosen model sees, hears or speaks."""
-    model = model or setting("MODEL_PATH") or ""
-    folders = [Path(model).expanduser()] if model else []
-    hub = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(hub, "hub"))
-    folders += hub.glob(f"models--{model.replace('/', '--')}/snapshots/*")
-    is_here = any((folder / "config.json").exists() for folder in folders)
-    if not is_here and MEDIA_NAME.search(model):
-        return True  # not downloaded yet: its name has to do
-    for root in (setting("MODEL_DIR") or "").split(":"):
-        for pattern in ("*", "*/*", "*/snapshots/*") if root else ():
-            folders += Path(root).expanduser().glob(pattern)
-    return any(is_media_model(folder) for folder in folders)
-
-
-def is_media_model(folder: Path) -> bool:
-    """True if a model folder's config.json speaks of images or sound."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-        index = folder / "model.safetensors.index.json"
-        weights = index.read_text() if index.exists() else "vision"
-    except (OSError, ValueError):
-        return False
-    kind = f"{config.get('architectures')} {config.get('model_type')}"
-    sound_keys = ("audio", "tts", "stt", "vocoder", "codec")
-    if any(config.get(f"{key}_config") for key in sound_keys):
-        return True
-    if re.search(AUDIO_AND_OCR, kind):
-        return True
-    # Conversions for text alone keep the config but not the weights.
-    sees = config.get("vision_config") or re.search(r"VL|_vl|[Vv]ision", kind)
-    return bool(sees) and ("vision" in weights or "visual" in weights)
+    # A gigabyte, which the servers do not use yet: only where it is asked for.
+    tests_all = options.test and os.environ.get("LITELLM_MLX_TEST_ALL") == "1"
+    return extras | {"vision", "audio"} if options.full or tests_all else extras
 
 
 def setting(name: str) -> str | None:
@@ -375,23 +355,27 @@ def setting(name: str) -> str | None:
     return None
 
 
-def install(extras: set[str]) -> None:
+def install(venv: Venv, extras: set[str]) -> None:
     """Install the project, editable, with its extras."""
     target = f".[{','.join(sorted(extras))}]"
-    by_pip = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check"]
+    python = str(venv.python)
+    by_pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
     ways = {"pip": by_pip}
     if shutil.which("uv"):
-        by_uv = ["uv", "pip", "install", "--python", str(PYTHON)]
+        by_uv = ["uv", "pip", "install", "--python", python]
         # pip stays as the second way: uv does not read pip's index settings.
         ways = {"uv": by_uv, "pip": by_pip}
     faults = []
     for way, command in ways.items():
-        print(f"Installing {target} with {way}; the first time takes minutes ...")
+        print(
+            f"Installing {target} with {way}; the first time takes minutes ...",
+            flush=True,
+        )
         started = time.monotonic()
         try:
             if way == "pip" and output_of([*by_pip[:3], "--version"]) is None:
-                run_quietly([str(PYTHON), "-m", "ensurepip"])  # uv makes venvs bare
-            run_quietly([*command, "-e", target])
+                run_quietly([python, "-m", "ensurepip"])  # uv makes venvs bare
+            run_quietly([*command, "-e", target], LiveLine(sys.stdout))
         except SetupError as error:
             faults.append(str(error))
             continue
@@ -400,12 +384,21 @@ def install(extras: set[str]) -> None:
     raise SetupError("\n".join(faults))
 
 
-def report() -> int:
-    """Say what is installed and what is missing; 0 if the servers can start."""
-    listed = output_of([str(PYTHON), "-c", INVENTORY])
+def check(venv: Venv) -> int:
+    """Say what is installed and try it; 0 if the servers can start and answer."""
+    if not report(venv):
+        return 1
+    print("Trying it: imports, self-test, an answer over the wire ...", flush=True)
+    smoke = [str(venv.python), str(ROOT / "tools" / "smoke.py")]
+    return 0 if subprocess.run(smoke, check=False).returncode == 0 else 1
+
+
+def report(venv: Venv) -> bool:
+    """Say what is installed and what is missing; True if nothing needed is."""
+    listed = output_of([str(venv.python), "-c", INVENTORY])
     requires, versions = json.loads(listed) if listed else ([], {})
-    device = output_of([str(PYTHON), "-c", DEVICE])
-    print(f"python       {venv_version(VENV)} in {VENV}")
+    device = output_of([str(venv.python), "-c", DEVICE])
+    print(f"python       {venv_version(venv.path)} in {venv}")
     print(f"MLX runs on  {device or 'MISSING: import mlx.core fails'}")
     print(f"model        {setting('MODEL_PATH') or 'built-in'}")
     is_complete = bool(requires) and device is not None
@@ -415,7 +408,7 @@ def report() -> int:
         found = [f"{name} {versions[name]}" for name in names if name in versions]
         missing = f"{'MISSING' if group == 'needed' else 'absent'}: {', '.join(absent)}"
         print(f"{group:12} {', '.join([*found, missing] if absent else found)}")
-    return 0 if is_complete else 1
+    return is_complete
 
 
 def by_extra(requires: list[str]) -> dict[str, list[str]]:
@@ -433,16 +426,50 @@ def by_extra(requires: list[str]) -> dict[str, list[str]]:
 # Commands.
 
 
-def become(arguments: list[str]) -> NoReturn:
+def become(venv: Venv, arguments: list[str]) -> NoReturn:
     """Turn into the venv's python: signals and exit code go straight through."""
     sys.stdout.flush()
     os.chdir(ROOT)
-    os.execv(PYTHON, [str(PYTHON), *arguments])
+    os.execv(venv.python, [str(venv.python), *arguments])
 
 
-def run_quietly(command: list[str]) -> None:
+class LiveLine:
+    """
+    Shows that a long command is at work: its last line of output, and the seconds.
+
+    On a terminal one line that changes; elsewhere a line every ten seconds.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._started = time.monotonic()
+        self._said_at = self._started
+
+    def show(self, doing: str) -> None:
+        """Say what is done now; called a few times a second."""
+        now = time.monotonic()
+        text = f"  {now - self._started:.0f} s  {doing}".rstrip()
+        if self._is_terminal:
+            width = shutil.get_terminal_size().columns - 1
+            self._stream.write(f"\r\x1b[K{text[:width]}")
+            self._stream.flush()
+        elif now - self._said_at >= SAID_EVERY_S:
+            self._said_at = now
+            self._stream.write(f"{text[:100]}\n")
+            self._stream.flush()
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._is_terminal:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+def run_quietly(command: list[str], live: LiveLine | None = None) -> None:
     """Run a command in ROOT; its output is shown only if it fails."""
-    result = subprocess.run(
+    lines: list[str] = []
+    with subprocess.Popen(
         command,
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
@@ -450,11 +477,31 @@ def run_quietly(command: list[str]) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        check=False,
-    )
-    if result.returncode != 0:
-        tail = "\n".join(result.stdout.splitlines()[-NUM_TAIL_LINES:])
+    ) as process:
+        reader = threading.Thread(target=lines.extend, args=(process.stdout,))
+        reader.start()
+        try:
+            while reader.is_alive():
+                reader.join(0.3)
+                if live:
+                    live.show(latest_step(lines))
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            if live:
+                live.clear()
+    if process.returncode != 0:
+        tail = "".join(lines[-NUM_TAIL_LINES:]).rstrip()
         raise SetupError(f"failed: {' '.join(command)}\n{tail}")
+
+
+def latest_step(lines: Sequence[str]) -> str:
+    """What pip or uv said last of what it does; not its warnings and bars."""
+    for line in reversed(lines[-200:]):
+        if re.match(r"\s*(Collect|Download|Process|Build|Prepar|Install|Resolv)", line):
+            return line.partition(" (from ")[0].strip()
+    return ""
 
 
 def output_of(command: list[str]) -> str | None:

@@ -17,6 +17,17 @@ hypothesis.settings.load_profile("repo")
 ModelFolder = Callable[[str], Path]
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """
+    Two workers, as servers that start keep one waiting half of its time.
+
+    None for the tests of one file, or shown as they run (-s): in this process then.
+    """
+    files = {argument.partition("::")[0] for argument in config.args}
+    is_one = len(files) == 1 and files.pop().endswith(".py")
+    return 0 if is_one or config.option.capture == "no" else 2
+
+
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     """The folder of a tiny random model: `dense`, `hybrid` or `sliding`."""

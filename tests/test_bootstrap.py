@@ -2,13 +2,12 @@
 
 import ast
 import importlib.util
-import json
+import io
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 
@@ -37,6 +36,7 @@ EXTRAS = ("cpu", "cuda", "dev", "vision", "audio")
 def build_editable(folder, settings=None, metadata=None):
     name = "litellm_mlx-1-py3-none-any.whl"
     meta = "Metadata-Version: 2.1\\nName: litellm-mlx\\nVersion: 1\\n"
+    meta += "Requires-Dist: pip\\n"
     meta += "".join(f"Provides-Extra: {extra}\\n" for extra in EXTRAS)
     wheel = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
     with zipfile.ZipFile(f"{folder}/{name}", "w") as file:
@@ -81,6 +81,8 @@ class Project:
             (root / name / "__init__.py").touch()
         (root / "litellm_mlx" / "launcher.py").write_text(ECHO)
         (root / "pytest" / "__main__.py").write_text(ECHO)
+        (root / "tools").mkdir()
+        (root / "tools" / "smoke.py").write_text("raise SystemExit('does not answer')")
         (root / "home").mkdir()
         # First on PATH a shim as pyenv leaves it: there, but it does not run.
         self.shims = root / "shims"
@@ -99,23 +101,21 @@ class Project:
         }
 
     def run(self, *arguments: str, cwd: Path | None = None) -> "Result":
-        began = time.monotonic()
         done = subprocess.run(
             self.command(*arguments),
             cwd=cwd or self.root,
             env=self.environment(),
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=280,
             check=False,
         )
-        return Result(done, time.monotonic() - began)
+        return Result(done)
 
 
 class Result:
-    def __init__(self, done: subprocess.CompletedProcess[str], seconds: float) -> None:
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
         self.code, self.out, self.error = done.returncode, done.stdout, done.stderr
-        self.seconds = seconds
         self.has_installed = "Installing" in done.stdout
 
 
@@ -139,12 +139,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def test_the_second_start_installs_nothing(project: Project) -> None:
-    """With all in place the launcher is reached in well under two seconds."""
+    """With all in place it goes straight to the launcher."""
     second = project.run()
     assert not second.has_installed
     assert "Creating" not in second.out
     assert "ECHO litellm_mlx.launcher" in second.out
-    assert second.seconds < 2
 
 
 def test_the_launcher_runs_in_the_venv_and_the_root(
@@ -166,6 +165,12 @@ def test_the_launcher_runs_in_the_venv_and_the_root(
 def test_a_hub_id_is_handed_on_as_it_is(project: Project) -> None:
     """A model that is no folder here is not made a path."""
     assert "['--model', 'org/name']" in project.run("--model", "org/name").out
+
+
+def test_a_tilde_in_a_path_is_the_home_folder(project: Project, tmp_path: Path) -> None:
+    """A shell leaves that of --config=~/mine.yaml to the program."""
+    out = project.run("--config=~/mine.yaml", cwd=tmp_path).out
+    assert f"['--config', '{project.root / 'home/mine.yaml'}']" in out
 
 
 def test_env_is_made_from_the_example(project: Project) -> None:
@@ -217,7 +222,7 @@ def test_signals_reach_the_launcher(project: Project) -> None:
         while "ECHO" not in process.stdout.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 17
+        assert process.wait(120) == 17
 
 
 def test_check_says_what_is_missing(project: Project) -> None:
@@ -226,6 +231,43 @@ def test_check_says_what_is_missing(project: Project) -> None:
     assert result.code == 1
     assert "MISSING: import mlx.core fails" in result.out
     assert f" in {project.root / '.venv'}" in result.out
+    assert "does not answer" not in result.error
+
+
+def test_check_tries_what_it_lists(project: Project) -> None:
+    """With everything installed the servers may still not start: it ends with 1."""
+    stand_in = project.root / "mlx"
+    stand_in.mkdir()
+    (stand_in / "core.py").write_text("def default_device(): return 'stand-in'")
+    result = project.run("--check")
+    shutil.rmtree(stand_in)
+    assert "MLX runs on  stand-in" in result.out
+    assert "does not answer" in result.error
+    assert result.code == 1
+
+
+def test_a_venv_of_a_chosen_python_elsewhere(project: Project) -> None:
+    """`--python` and `--venv`: made there, the usual one is left alone."""
+    (project.root / "home" / ".pyenv").mkdir()
+    place = project.root / "another venv"
+    made = project.run("--check", "--python", VERSION, "--venv", "another venv")
+    assert f"Creating another venv with {BASE}" in made.out, made.error
+    assert f"python       {VERSION} in {place}" in made.out
+    other = project.run("--check", "--python", OTHER, "--venv", "another venv")
+    assert f"Python {VERSION}, needed {OTHER}" in other.error
+
+
+def test_a_chosen_python_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A code of its own, so that a script can pass over a Python that is missing."""
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    monkeypatch.setattr(script, "candidates", lambda version: [])
+    place = tmp_path / "none"
+    code = script.main(["--check", "--python", OTHER, "--venv", str(place)])
+    assert code == script.NO_SUCH_PYTHON
+    assert f"no usable Python {OTHER}" in capsys.readouterr().err
+    assert not place.exists()
 
 
 def test_a_spoilt_venv_is_refused(project: Project) -> None:
@@ -253,8 +295,7 @@ def test_a_shim_that_does_not_run_is_passed_over(
     make_script(shims / f"python{VERSION}", "echo 'command not found' >&2; exit 127")
     (real / f"python{VERSION}").symlink_to(BASE)
     monkeypatch.setenv("PATH", f"{shims}:{real}")
-    monkeypatch.setattr(script, "VERSIONS", (VERSION,))
-    path, tried = script.find_interpreter()
+    path, tried = script.find_interpreter([VERSION])
     assert path == str(real / f"python{VERSION}")
     reason = "does not run (command not found)"
     assert tried == [f"{shims / f'python{VERSION}'}: {reason}"]
@@ -286,11 +327,10 @@ def test_without_any_python_it_says_what_was_tried(
     """The message names each candidate, why it failed, and a way out."""
     make_script(tmp_path / "python3.99", "exit 1")
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(script, "VERSIONS", ("3.99",))
-    with pytest.raises(script.SetupError) as caught:
-        script.create_venv()
+    with pytest.raises(script.NoPython) as caught:
+        script.create_venv(script.Venv(tmp_path / "venv"), ["3.99"])
     assert f"tried {tmp_path / 'python3.99'}: does not run" in str(caught.value)
-    assert "Fix: install Python 3.12" in str(caught.value)
+    assert "Fix: install Python 3.99" in str(caught.value)
 
 
 # The venv.
@@ -365,58 +405,58 @@ def test_a_venv_of_a_foreign_version_is_named(venv: Path) -> None:
     assert "pyvenv.cfg: missing" in problem
 
 
-# What the chosen model needs.
+# What is installed, and how that is shown.
 
 
-@pytest.mark.parametrize(
-    ("config", "index", "expected"),
-    [
-        ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, None, False),
-        ({"architectures": ["Qwen3VLForConditionalGeneration"]}, None, True),
-        ({"vision_config": {"depth": 1}}, '{"vision_tower.x": ""}', True),
-        ({"vision_config": {"depth": 1}}, '{"model.layers.0": ""}', False),
-        ({"model_type": "whisper"}, None, True),
-        ({"audio_config": {"rate": 1}}, '{"model.layers.0": ""}', True),
-    ],
-)
-def test_a_model_folder_tells_what_it_needs(
-    tmp_path: Path, config: dict[str, object], index: str | None, expected: bool
-) -> None:
-    """Images and sound need more packages; a conversion for text alone does not."""
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    if index:
-        (tmp_path / "model.safetensors.index.json").write_text(index)
-    assert script.is_media_model(tmp_path) is expected
-    assert script.needs_media(str(tmp_path)) is expected
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ("mlx-community/Qwen3-VL-4B-Instruct-4bit", True),
-        ("mlx-community/whisper-large-v3", True),
-        ("lmstudio-community/GLM-4.7-Flash-MLX-4bit", False),
-        ("mlx-community/nvidia-something-4bit", False),
-    ],
-)
-def test_a_model_not_here_yet_is_judged_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, expected: bool
-) -> None:
-    """Before the download there is only the name to go by."""
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.delenv("MODEL_DIR", raising=False)
-    assert script.needs_media(model) is expected
-
-
-def test_model_folders_are_searched(
+def test_only_full_adds_the_packages_for_images_and_sound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One vision model anywhere in MODEL_DIR is enough."""
-    folder = tmp_path / "provider" / "model"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text('{"vision_config": {"depth": 1}}')
-    monkeypatch.setenv("MODEL_DIR", f"/nowhere:{tmp_path}")
-    assert script.needs_media(None)
+    """No model's name pulls a gigabyte that the servers would not use."""
+    monkeypatch.delenv("LITELLM_MLX_TEST_ALL", raising=False)
+    venv = script.Venv(tmp_path)
+    media = {"vision", "audio"}
+    for arguments in (["--model", "mlx-community/Qwen3-VL-4B-Instruct-4bit"], ["test"]):
+        options, _ = script.parse_options(arguments)
+        assert not media & script.wanted_extras(venv, options, set())
+    options, _ = script.parse_options(["--full"])
+    assert media <= script.wanted_extras(venv, options, set())
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_long_command_shows_that_it_is_at_work() -> None:
+    """On a terminal its last line and the seconds, in one line that is taken away."""
+    screen = Terminal()
+    talk = "import time; print('Downloading x', flush=True); time.sleep(1)"
+    script.run_quietly([sys.executable, "-c", talk], script.LiveLine(screen))
+    shown = screen.getvalue()
+    assert "s  Downloading x" in shown
+    assert "\n" not in shown
+    assert shown.endswith("\r\x1b[K")
+
+
+def test_without_a_terminal_it_says_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A log is not filled, and not silent for minutes either."""
+    log = io.StringIO()
+    clock = iter(range(100, 200))
+    monkeypatch.setattr(script.time, "monotonic", lambda: next(clock))
+    live = script.LiveLine(log)
+    for _ in range(25):
+        live.show("Collecting y")
+    live.clear()
+    assert log.getvalue() == "  10 s  Collecting y\n  20 s  Collecting y\n"
+
+
+def test_a_failed_command_is_told_with_its_last_lines() -> None:
+    """The reason is at the end of what it said."""
+    talk = "print('much'); raise SystemExit('the reason')"
+    with pytest.raises(script.SetupError, match="the reason"):
+        script.run_quietly([sys.executable, "-c", talk])
 
 
 # The script itself.
@@ -463,3 +503,38 @@ def test_a_bad_option_is_bad_usage() -> None:
         [BASE, str(SCRIPT), "--modle", "x"], capture_output=True, check=False
     )
     assert result.returncode == 2
+
+
+# CI.
+
+
+@pytest.mark.parametrize(
+    ("check", "suite", "code", "said"),
+    [
+        (0, 0, 0, ["Python 3.11: ok", "Python 3.13: ok"]),
+        (0, 5, 5, ["Python 3.13: ok"]),
+        (1, 0, 1, ["Python 3.11: FAILED (exit code 1)", "FAILED on Python 3.11 3.13"]),
+        (1, 5, 5, ["FAILED on Python 3.11 3.13"]),
+        (script.NO_SUCH_PYTHON, 0, 0, ["Python 3.11: not found, passed over"]),
+    ],
+)
+def test_ci_fails_if_anything_fails(
+    tmp_path: Path, check: int, suite: int, code: int, said: list[str]
+) -> None:
+    """The other Pythons first, the suite last, each with its own arguments."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(REPO / ".ci" / "run", tmp_path / ".ci")
+    (tmp_path / SCRIPT.name).write_text(
+        "import sys\nprint('CALLED', sys.argv[1:])\n"
+        f"sys.exit({suite} if sys.argv[1] == 'test' else {check})\n"
+    )
+    command = [str(tmp_path / ".ci" / "run"), "-k", "some name"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == code
+    calls = [line for line in ended.stdout.splitlines() if line.startswith("CALLED")]
+    assert calls == [
+        "CALLED ['--check', '--python', '3.11', '--venv', 'build/venv-3.11']",
+        "CALLED ['--check', '--python', '3.13', '--venv', 'build/venv-3.13']",
+        "CALLED ['test', '-k', 'some name']",
+    ]
+    assert all(line in ended.stdout for line in said)

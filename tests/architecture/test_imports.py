@@ -73,7 +73,7 @@ VIOLATIONS = {
     "a protocol parses text": (
         "sidecar/protocols/openai_chat.py",
         "from sidecar.parsers import splitter",
-        "protocols know only JSON and core",
+        "wire formats know only JSON and core",
     ),
     "arrays in the pipeline": (
         "sidecar/pipeline/template.py",

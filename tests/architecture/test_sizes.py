@@ -10,7 +10,7 @@ import pytest
 REPO = Path(__file__).parents[2]
 PACKAGES = ("sidecar", "litellm_mlx")
 SOURCES = sorted(p for name in PACKAGES for p in (REPO / name).rglob("*.py"))
-MOST_LINES = 250
+MOST_LINES = 400
 MOST_FUNCTION_LINES = 55
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -55,7 +55,7 @@ def test_there_is_something_to_look_at() -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_a_file_fits_in_the_head(path: Path) -> None:
-    """At most 250 lines."""
+    """At most 400 lines."""
     assert len(path.read_text().splitlines()) <= MOST_LINES
 
 

@@ -56,7 +56,7 @@ class Launcher:
             for line in stream:
                 self.output += line
 
-    def wait_for(self, text: str, timeout_s: float = 60.0) -> None:
+    def wait_for(self, text: str, timeout_s: float = 200.0) -> None:
         """Wait until it has said that."""
         deadline = time.monotonic() + timeout_s
         while text not in self.output:
@@ -66,8 +66,8 @@ class Launcher:
 
     def wait(self) -> int:
         """Its exit code, once it has ended."""
-        code = self.process.wait(60)
-        self._reader.join(5)
+        code = self.process.wait(180)
+        self._reader.join(60)
         return code
 
     def pid_of(self, name: str, port: int) -> int | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import httpx
 import openai
 
 from litellm_mlx.proxy_config import (
+    NATIVE_ROUTES,
     Upstream,
     build_config,
     parse_models,
@@ -79,10 +81,16 @@ def running_proxy(
 
 
 def free_port() -> int:
-    """A port nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """
+    A port nobody listens on just now, and that the system gives to nobody who asks.
+
+    Else another test's server could be given it before the one it is meant for binds.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager
@@ -114,7 +122,8 @@ def _config(
     )
     for name, url in more.items():
         params = {"model": "mlx/local", "api_base": f"{url}/v1", "timeout": _REQUEST_S}
-        config["model_list"].append({"model_name": name, "litellm_params": params})
+        entry = {"model_name": name, "litellm_params": params}
+        config["model_list"].append({**entry, "model_info": dict(NATIVE_ROUTES)})
     return config
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-_TIMEOUT_S = 15.0
+_TIMEOUT_S = 120.0  # far beyond what a busy machine needs
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ CLOSED = Answer()
 
 @contextlib.contextmanager
 def connect(port: int) -> Iterator[socket.socket]:
-    """A connection to this machine; nothing waits longer than 15 s."""
+    """A connection to this machine; nothing waits longer than two minutes."""
     with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as connection:
         yield connection
 
@@ -113,7 +113,7 @@ def request(
     return "\r\n".join([*lines, *headers, "", ""]).encode("latin-1") + (body or b"")
 
 
-def eventually(check: Any, timeout_s: float = 5.0) -> bool:
+def eventually(check: Any, timeout_s: float = _TIMEOUT_S) -> bool:
     """Whether `check()` becomes true in time."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

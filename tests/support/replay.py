@@ -26,6 +26,7 @@ class Reply:
     calls: list[Call] = field(default_factory=list)
     call_ids: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
     finish: str = ""
     usage: Json = field(default_factory=dict)
 
@@ -47,6 +48,7 @@ class Replayer:
         self._http = http
         self._model = model
         self._new_ids: dict[str, str] = {}
+        self._tokens: dict[str, str] = {}  # of thinking, by its text
 
     def send(self, exchange: Exchange) -> Reply:
         """
@@ -66,6 +68,8 @@ class Replayer:
             events = list(_events(response.iter_lines()))
         read = read_messages if exchange.is_anthropic else read_chat
         reply = read(events)
+        for token in reply.tokens:
+            self._tokens[exchange.answer.reasoning.strip()] = token
         for old, new in zip(exchange.call_ids, reply.call_ids, strict=False):
             self._new_ids[old] = new
             # OpenClaw sends ids back without the underscore.
@@ -73,10 +77,24 @@ class Replayer:
         return reply
 
     def _body(self, exchange: Exchange) -> str:
-        text = json.dumps({**exchange.body, "model": self._model}, ensure_ascii=False)
+        body = {**exchange.body, "model": self._model}
+        body["messages"] = [self._signed(message) for message in body["messages"]]
+        text = json.dumps(body, ensure_ascii=False)
         for old, new in self._new_ids.items():
             text = text.replace(f'"{old}"', f'"{new}"')
         return text
+
+    def _signed(self, message: Json) -> Json:
+        """A message whose thinking carries the tokens of the new answers."""
+        if not isinstance(message["content"], list):
+            return message
+        blocks = [
+            {**block, "signature": self._tokens[block["thinking"].strip()]}
+            if block.get("thinking", "").strip() in self._tokens
+            else block
+            for block in message["content"]
+        ]
+        return {**message, "content": blocks}
 
 
 def _events(lines: Iterator[str]) -> Iterator[Any]:
@@ -156,7 +174,9 @@ def read_messages(events: list[Any]) -> Reply:
 
 def _take_block_delta(delta: Json, reply: Reply) -> str:
     """Note a delta; returns a piece of tool arguments, or nothing."""
-    if delta["type"] == "thinking_delta" and delta["thinking"]:
+    if delta["type"] == "signature_delta":
+        reply.tokens.append(delta["signature"])
+    elif delta["type"] == "thinking_delta" and delta["thinking"]:
         reply.note("reasoning")
         reply.reasoning += delta["thinking"]
     elif delta["type"] == "text_delta" and delta["text"]:

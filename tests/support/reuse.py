@@ -19,9 +19,13 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from sidecar.app import App
+from sidecar.core.errors import SidecarError
+from sidecar.core.requests import Message
+from sidecar.dialects.anthropic_messages.request import parse_messages
 from sidecar.engine.batch_loop import ExtraProcessors
 from sidecar.engine.job import Job
 from sidecar.engine.sampling import LogitsProcessor
+from sidecar.protocols.openai_chat import call_dict
 from sidecar.server.messages import Endpoint, EventStream, Request, Response
 from sidecar.server.routes import Routes
 from tests.support.replay import Replayer, Reply
@@ -129,12 +133,19 @@ class _Tap:
         def noting(request: Request) -> Response | EventStream:
             if path.endswith("/chat/completions"):
                 self._bodies.append(request.json())
+            elif path == "/v1/messages":
+                self._bodies.append(_as_chat(request))
             return endpoint(request)
 
         return noting, tail
 
     def name(self, path: str) -> str:
         return self._routes.name(path)
+
+    def problem(
+        self, error: SidecarError, request_id: str, path: str
+    ) -> tuple[str, dict[str, Any]]:
+        return self._routes.problem(error, request_id, path)
 
 
 @contextlib.contextmanager
@@ -181,6 +192,31 @@ def serve_trace(
         assert prompt_len == len(recorder.jobs[number].spec.model_ids)
         assert kv.num_said(number) == _num_generated(reply)
     return served
+
+
+def _as_chat(request: Request) -> Json:
+    """A Messages request as the Chat request that says the same, for other servers."""
+    asked, _ = parse_messages(request.json(), request.request_id, request.headers)
+    return {
+        "model": asked.model,
+        "messages": [_chat_message(message) for message in asked.messages],
+        "tools": [dict(tool.raw) for tool in asked.tools],
+        "max_tokens": asked.options.max_tokens,
+        "chat_template_kwargs": {
+            "enable_thinking": asked.thinking.enabled is not False
+        },
+    }
+
+
+def _chat_message(message: Message) -> Json:
+    entry: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.reasoning is not None:
+        entry["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        entry["tool_calls"] = [call_dict(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        entry["tool_call_id"] = message.tool_call_id
+    return entry
 
 
 def common_len(one: Any, other: Any) -> int:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sidecar.core.errors import SidecarError
 from sidecar.server.messages import Endpoint, EventStream, Request, Response
 from sidecar.server.routes import Routes
 from tests.support.proxy import running_proxy
@@ -82,6 +83,12 @@ class _Recorder(Routes):
     def name(self, target: str) -> str:
         """As the routes themselves say."""
         return self._routes.name(target)
+
+    def problem(
+        self, error: SidecarError, request_id: str, path: str
+    ) -> tuple[str, dict[str, Any]]:
+        """As the routes themselves say."""
+        return self._routes.problem(error, request_id, path)
 
     def _write(self, request: Request) -> None:
         with self._lock, self._log.open("a", encoding="utf-8") as file:

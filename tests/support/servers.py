@@ -1,6 +1,7 @@
 """Real servers for tests: built as in production, on port 0."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,15 +38,44 @@ def running_sidecar(
     finally:
         app.stop_listening()
         app.close()
-        thread.join(5)
+        thread.join(60)
 
 
-def wait_ready(url: str, timeout_s: float = 60.0) -> None:
+@contextlib.contextmanager
+def held_gpu(app: App) -> Iterator[threading.Event]:
+    """The GPU thread does nothing, as in one long chunk, until the event is set."""
+    go, is_held = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        is_held.set()
+        go.wait(280)
+
+    app.gpu.post(hold)
+    assert is_held.wait(120)
+    try:
+        yield go
+    finally:
+        go.set()
+
+
+def metric(app: App, name: str) -> float:
+    """The sum of all samples in /metrics whose names, with labels, begin so."""
+    text = httpx.get(f"{app.url}/metrics", timeout=120).text
+    found = [line.split()[-1] for line in text.splitlines() if line.startswith(name)]
+    return sum(map(float, found))
+
+
+def num_left(app: App) -> float:
+    """Jobs that ended because their clients left, before their answers did."""
+    return metric(app, 'mlx_jobs_ended_total{reason="client_gone"}')
+
+
+def wait_ready(url: str, timeout_s: float = 180.0) -> None:
     """Wait until /health says ok."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+            if httpx.get(f"{url}/health", timeout=60).status_code == 200:
                 return
         time.sleep(0.05)
     raise TimeoutError(f"{url} did not become ready")

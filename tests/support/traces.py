@@ -43,6 +43,11 @@ class Exchange:
         return "/messages" in self.path
 
     @property
+    def hides_thinking(self) -> bool:
+        """Whether the client asks not to be shown the thinking."""
+        return (self.body.get("thinking") or {}).get("display") == "omitted"
+
+    @property
     def tool_names(self) -> frozenset[str]:
         """The offered functions."""
         tools = self.body.get("tools") or []

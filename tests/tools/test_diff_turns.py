@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from sidecar.__main__ import main
-from sidecar.infra.session_log import SessionLog
+from sidecar.infra.session_log import LogLimits, SessionLog
 from sidecar.tools.log_blocks import read_prompts
 from tests.support.servers import running_sidecar
 
@@ -132,7 +132,7 @@ def test_what_is_not_there_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No file, no prompts, no such request, half a question: exit code 2."""
-    log = SessionLog(tmp_path, with_content=True)
+    log = SessionLog(tmp_path, LogLimits(1 << 30, 0), with_content=True)
     for number in range(2):
         log.write("s", f"r{number}", "prompt", {"match_type": "none"}, {"prompt": "x"})
     (file,) = tmp_path.glob("*/*.log")
@@ -152,7 +152,7 @@ def test_strange_line_ends_and_half_written_blocks_do_not_confuse(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Prompts may hold any character; the last block may still be being written."""
-    log = SessionLog(tmp_path, with_content=True)
+    log = SessionLog(tmp_path, LogLimits(1 << 30, 0), with_content=True)
     text = "a\u2028b\x85c\r\n\x1cd \ud800 [x] request_id=y direction=prompt\n"
     for number, prompt in enumerate((text, text + "more")):
         log.write("s", f"r {number}", "prompt", {}, {"prompt": prompt})
