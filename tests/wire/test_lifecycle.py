@@ -1,5 +1,6 @@
 """What happens to a request in mid-answer: disconnect, cancel, time-out, silence."""
 
+import dataclasses
 import json
 import threading
 import time
@@ -21,12 +22,12 @@ from tests.support.raw_http import (
     request,
 )
 from tests.support.scripted import Prompt, scripted
-from tests.support.servers import running_sidecar
+from tests.support.servers import held_gpu, metric, num_left, running_sidecar
 
 ModelFolder = Callable[[str], Path]
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
-FREED_S = 3.0  # far less than any of the answers here would take
+KEEPALIVE_S = 0.2
 
 
 def write_call(prompt: Prompt) -> str:
@@ -45,7 +46,7 @@ def endless(model_folder: ModelFolder) -> Iterator[App]:
     settings = {
         "MODEL_PATH": str(model_folder("dense")),
         "PREFILL_STEP_SIZE": "16",
-        "KEEPALIVE_SECONDS": "0.2",
+        "KEEPALIVE_SECONDS": str(KEEPALIVE_S),
     }
     with running_sidecar(settings) as app:
         yield app
@@ -81,18 +82,32 @@ def prompt_of(num_words: int) -> str:
     return " ".join(f"w{number % 97}" for number in range(num_words // 3))
 
 
-def lines_of(app: App, data: bytes) -> Iterator[tuple[float, str]]:
-    """Lines of a stream with the seconds since the one before."""
-    last = time.monotonic()
-    url = app.url + CHAT
-    headers = {"Content-Type": "application/json"}
-    with httpx.stream("POST", url, content=data, headers=headers, timeout=30) as answer:
+def lines_of(app: App, data: bytes) -> Iterator[str]:
+    """Lines of a stream, as they come."""
+    with httpx.stream(
+        "POST", app.url + CHAT, content=data, timeout=120,
+        headers={"Content-Type": "application/json"},
+    ) as answer:  # fmt: skip
         assert answer.status_code == 200
-        for line in answer.iter_lines():
-            if line:
-                now = time.monotonic()
-                yield now - last, line
-                last = now
+        yield from filter(None, answer.iter_lines())
+
+
+def is_decoding(app: App) -> bool:
+    served = app.pool.peek()
+    return served is not None and bool(served.engine._loop._rows)
+
+
+def is_prefilling(app: App) -> bool:
+    served = app.pool.peek()
+    begun = served.engine._loop.prefills.begun if served else []
+    return any(prefill.done for prefill in begun)
+
+
+def is_free(app: App) -> bool:
+    """Whether nothing is leased and nothing is computed."""
+    served = app.pool.peek()
+    assert served is not None
+    return app.pool.num_leases == 0 and not served.engine._loop.has_work()
 
 
 STATES: dict[str, dict[str, Any]] = {
@@ -106,16 +121,17 @@ STATES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("state", STATES)
 def test_a_client_that_leaves_frees_the_engine(endless: App, state: str) -> None:
-    """Closing the connection ends the job at its next step, whatever it was doing."""
+    """Closing the connection ends the job, whatever it was doing, and not its end."""
+    before, is_there = num_left(endless), is_decoding
+    if state.startswith("prefill"):
+        is_there = is_prefilling
     with connect(endless.listener.port) as connection:
         connection.sendall(request(CHAT, body(**STATES[state])))
-        assert eventually(lambda: endless.pool.num_leases == 1)
-        time.sleep(0.25)
-        assert endless.pool.num_leases == 1, "it ended before the client left"
-    assert eventually(lambda: endless.pool.num_leases == 0, FREED_S)
-    started = time.monotonic()
+        assert eventually(lambda: is_there(endless))
+    assert eventually(lambda: is_free(endless))
+    assert num_left(endless) == before + 1
     answer = exchange(endless.listener.port, request(CHAT, body(max_tokens=1)))
-    assert (answer.status, time.monotonic() - started < FREED_S) == (200, True)
+    assert answer.status == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -123,47 +139,60 @@ def test_a_client_that_leaves_during_a_long_call_frees_the_engine(
     caller: App, stream: bool
 ) -> None:
     """A tool call is held back to its end; its client may leave all the same."""
+    before = num_left(caller)
     with connect(caller.listener.port) as connection:
         connection.sendall(request(CHAT, body("4500", tools=TOOLS, stream=stream)))
-        assert eventually(lambda: caller.pool.num_leases == 1)
-        time.sleep(0.3)
-        assert caller.pool.num_leases == 1
-    assert eventually(lambda: caller.pool.num_leases == 0, 1.0)
+        assert eventually(lambda: is_decoding(caller))
+    assert eventually(lambda: is_free(caller))
+    assert num_left(caller) == before + 1
 
 
 def test_a_long_call_does_not_look_dead(caller: App) -> None:
     """While a call is held back, keep-alives come."""
     lines = list(lines_of(caller, body("300", tools=TOOLS, stream=True)))
-    assert '"tool_calls"' in "".join(line for _, line in lines)
-    assert max(gap for gap, _ in lines) < 2.0
-    assert ": keepalive" in [line for _, line in lines]
+    called = [n for n, line in enumerate(lines) if '"tool_calls"' in line]
+    assert ": keepalive" in lines[: called[0]]
 
 
 def test_a_slow_prefill_does_not_look_dead(endless: App) -> None:
     """Comments come while the prompt is computed, then the answer as ever."""
-    endless.gpu.post(lambda: time.sleep(1.0))  # as one long chunk would hold it
-    lines = list(lines_of(endless, body(stream=True, max_tokens=2)))
-    comments = [gap for gap, line in lines if line == ": keepalive"]
-    assert 2 <= len(comments) <= 6
-    assert all(0.15 < gap < 1.0 for gap in comments)
-    assert lines[-1][1] == "data: [DONE]"
+    began, comments = time.monotonic(), 0
+    with held_gpu(endless) as go:
+        for line in lines_of(endless, body(stream=True, max_tokens=2)):
+            comments += line == ": keepalive" and not go.is_set()
+            if comments == 3:
+                go.set()
+    assert comments == 3
+    assert time.monotonic() - began >= 3 * KEEPALIVE_S, "they come too often"
+    assert line == "data: [DONE]"
 
 
 def test_the_plugin_gets_empty_deltas_for_keep_alive(endless: App) -> None:
     """LiteLLM swallows comments; a chunk that says nothing passes through it."""
-    endless.gpu.post(lambda: time.sleep(1.0))
     data = body(stream=True, max_tokens=2, x_mlx={})
-    lines = [line for _, line in lines_of(endless, data)]
+    lines, chunks, empty = [], [], 0
+    with held_gpu(endless) as go:
+        for line in lines_of(endless, data):
+            lines.append(line)
+            if line != "data: [DONE]":
+                chunks.append(json.loads(line[6:]))
+                choices = chunks[-1]["choices"]
+                empty += bool(choices) and choices[0]["delta"] == {}
+            if empty == 3:
+                go.set()
     assert ": keepalive" not in lines
-    chunks = [json.loads(line[6:]) for line in lines[:-1]]
-    empty = [c for c in chunks if c["choices"] and c["choices"][0]["delta"] == {}]
-    assert 3 <= len(empty) <= 7  # two or more while it waits, and the finish
+    assert empty >= 4  # those that came while it waited, and the finish
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert "usage" in chunks[-2]
 
 
-def start(app: App, data: bytes) -> tuple[threading.Thread, list[Answer]]:
-    """Send a request on a thread of its own; its answer comes into the list."""
+def start(app: App, data: bytes, name: str) -> tuple[threading.Thread, list[Answer]]:
+    """
+    Send a request on a thread of its own; its answer comes into the list.
+
+    Args:
+        name: its id, by which it can be cancelled from now on.
+    """
     answers: list[Answer] = []
 
     def run() -> None:
@@ -174,7 +203,8 @@ def start(app: App, data: bytes) -> tuple[threading.Thread, list[Answer]]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert eventually(lambda: app.pool.num_leases == 1), answers
+    running = app.listener.routes._services.chat._running
+    assert eventually(lambda: name in running), answers
     return thread, answers
 
 
@@ -189,21 +219,22 @@ def test_cancelling_a_whole_answer(endless: App, path: str) -> None:
     """Its client gets 499, the canceller is told, the engine is free."""
     data = body(prompt="x") if path == COMPLETION else body()
     name = path[1:].replace("/", ".")
-    waiting, answers = start(endless, request(path, data, (f"X-Request-ID: {name}",)))
+    data = request(path, data, (f"X-Request-ID: {name}",))
+    waiting, answers = start(endless, data, name)
     assert cancel(endless, name) == {"cancelled": True, "id": name}
-    waiting.join(5)
+    waiting.join(120)
     assert (answers[0].status, answers[0].header("x-request-id")) == (499, name)
     assert answers[0].json["error"]["code"] == "request_cancelled"
-    assert eventually(lambda: endless.pool.num_leases == 0, FREED_S)
+    assert eventually(lambda: is_free(endless))
     assert cancel(endless, name) == {"cancelled": False, "id": name}
 
 
 def test_cancelling_a_stream(endless: App) -> None:
     """The stream ends with an error event, and never with [DONE]."""
     data = request(CHAT, body(stream=True), ("X-Request-ID: stream-1",))
-    waiting, answers = start(endless, data)
+    waiting, answers = start(endless, data, "stream-1")
     assert cancel(endless, "stream-1")["cancelled"]
-    waiting.join(5)
+    waiting.join(120)
     lines = answers[0].body.decode().strip().split("\n\n")
     error = json.loads(lines[-1].removeprefix("data: "))["error"]
     assert error["code"] == "request_cancelled"
@@ -213,13 +244,16 @@ def test_cancelling_a_stream(endless: App) -> None:
 def test_cancelling_in_prefill(endless: App) -> None:
     """A long prompt is given up within a chunk."""
     data = request(CHAT, body(prompt_of(20_000)), ("X-Request-ID: prefill",))
-    waiting, answers = start(endless, data)
-    time.sleep(0.2)
-    started = time.monotonic()
-    assert cancel(endless, "prefill")["cancelled"]
-    waiting.join(5)
-    assert time.monotonic() - started < FREED_S
+    waiting, answers = start(endless, data, "prefill")
+    assert eventually(lambda: is_prefilling(endless))
+    with endless.pool.lease("local") as served, held_gpu(endless):
+        prefill = served.engine._loop.prefills.current
+        done = prefill.done
+        assert cancel(endless, "prefill")["cancelled"]
+    waiting.join(120)
     assert answers[0].status == 499
+    assert eventually(lambda: is_free(endless))
+    assert prefill.done == done < prefill.target
 
 
 def test_a_cancel_may_overtake_its_request(endless: App) -> None:
@@ -240,18 +274,18 @@ def test_a_whole_answer_that_takes_too_long_is_408(impatient: App, path: str) ->
     started = time.monotonic()
     data = request(path, body(prompt="x"))
     answer = exchange(impatient.listener.port, data)
-    assert 0.9 < time.monotonic() - started < 3
+    assert time.monotonic() - started > 0.9
     assert answer.status == 408
     assert answer.json["error"]["code"] == "request_timeout"
     assert "1 seconds" in answer.json["error"]["message"]
-    assert eventually(lambda: impatient.pool.num_leases == 0, FREED_S)
+    assert eventually(lambda: is_free(impatient))
 
 
 def test_a_stream_that_takes_too_long_ends_with_an_error(impatient: App) -> None:
     """What was said stays said; then an error event and no [DONE]."""
     answer = exchange(impatient.listener.port, request(CHAT, body(stream=True)))
     lines = answer.body.decode().strip().split("\n\n")
-    assert len(lines) > 10
+    assert len(lines) > 2
     assert json.loads(lines[-1][6:])["error"]["code"] == "request_timeout"
     assert "[DONE]" not in answer.body.decode()
 
@@ -274,43 +308,42 @@ def test_health_and_metrics_answer_while_it_generates(endless: App) -> None:
     """They never wait for the GPU, not even for one long step."""
     with connect(endless.listener.port) as connection:
         connection.sendall(request(CHAT, body()))
-        assert eventually(lambda: endless.pool.num_leases == 1)
-        endless.gpu.post(lambda: time.sleep(2.5))
-        started = time.monotonic()
-        for path in ("/health", "/metrics", "/v1/models"):
-            answer = exchange(endless.listener.port, request(path))
-            assert answer.status == 200
-            if path == "/metrics":
-                assert "\nmlx_active_requests 1.0\n" in answer.body.decode()
-        assert time.monotonic() - started < 2.0
-    endless.gpu.call(lambda: None)  # the next test needs the thread
-    assert eventually(lambda: endless.pool.num_leases == 0, FREED_S)
+        assert eventually(lambda: is_decoding(endless))
+        with held_gpu(endless):
+            for path in ("/health", "/metrics", "/v1/models"):
+                answer = exchange(endless.listener.port, request(path))
+                assert answer.status == 200
+                if path == "/metrics":
+                    assert "\nmlx_active_requests 1.0\n" in answer.body.decode()
+    assert eventually(lambda: is_free(endless))
 
 
-def metric(app: App, name: str) -> float:
-    text = exchange(app.listener.port, request("/metrics")).body.decode()
-    found = [line.split()[-1] for line in text.splitlines() if line.startswith(name)]
-    return sum(map(float, found))
-
-
-def test_metrics_tell_how_requests_ended(impatient: App) -> None:
+def test_metrics_tell_how_requests_ended(
+    impatient: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Statuses by endpoint, tokens by kind, jobs by their end, times of all."""
+    routes = impatient.listener.routes
     names = {
         'mlx_requests_total{endpoint="/v1/chat/completions",status="200"}': 1,
         'mlx_requests_total{endpoint="other",status="404"}': 1,
         'mlx_jobs_ended_total{reason="finished"}': 1,
         'mlx_jobs_ended_total{reason="timeout"}': 1,
-        'mlx_token_throughput_total{kind="generated"}': 2,
         "mlx_ttft_seconds_count": 2,
         "mlx_active_requests": 0,
     }
-    before = {name: metric(impatient, name) for name in names}
+    generated = 'mlx_token_throughput_total{kind="generated"}'
+    before = {name: metric(impatient, name) for name in (*names, generated)}
     port = impatient.listener.port
-    assert exchange(port, request(CHAT, body(max_tokens=2))).status == 200
+    with monkeypatch.context() as patch:
+        patient = dataclasses.replace(routes._config, timeout_chat_s=120)
+        patch.setattr(routes, "_config", patient)
+        assert exchange(port, request(CHAT, body(max_tokens=2))).status == 200
     assert exchange(port, request("/nothing/of/that/name")).status == 404
     assert exchange(port, request(CHAT, body())).status == 408
     for name, more in names.items():
         assert metric(impatient, name) - before[name] == more, name
+    # What was generated for the one that took too long counts as well.
+    assert metric(impatient, generated) - before[generated] > 2
     assert exchange(port, request("/metrics")).header("content-type") == (
         "text/plain; version=0.0.4; charset=utf-8"
     )

@@ -1,7 +1,7 @@
 """
 Mixed traffic for a long time: nothing wrong, nothing leaked.
 
-    SOAK_MINUTES=30 pytest -m slow -s tests/wire/test_soak.py
+    SOAK_MINUTES=30 pytest -m slow -n 0 -s tests/wire/test_soak.py
 
 Five minutes by default, and some seconds of the same on each run of the suite.
 """

@@ -73,7 +73,7 @@ def test_chat_traffic_is_prefilled_as_little_as_can_be(model: Path, name: str) -
 def test_messages_traffic_is_prefilled_as_little_as_can_be(
     through_proxy: tuple[httpx.Client, dict[str, Recorder]], name: str
 ) -> None:
-    """Through LiteLLM, which makes Chat requests of it."""
+    """Through LiteLLM, which sends them on."""
     http, recorders = through_proxy
     check_reuse(name, serve_trace(TRACES[name], recorders[name], http, name))
 

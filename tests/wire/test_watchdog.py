@@ -1,4 +1,8 @@
-"""GENERATION_WATCHDOG_SECONDS and GENERATION_DEADLINE_SECONDS, with a slow model."""
+"""
+GENERATION_WATCHDOG_SECONDS and GENERATION_DEADLINE_SECONDS, with a slow model.
+
+The engine's clock is the test's: it moves by what a forward pass is said to take.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +12,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from sidecar.app import App
+from tests.support.clock import Clock
 from tests.support.raw_http import eventually
 from tests.support.servers import running_sidecar
 from tests.support.slow_model import slow_down
@@ -32,8 +37,14 @@ def limited(model_folder: ModelFolder) -> Iterator[App]:
     yield from serve(model_folder("dense"), GENERATION_DEADLINE_SECONDS="1")
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    names = ("job", "row", "prefill", "prefill_queue", "watchdog", "batch_loop")
+    return Clock(monkeypatch, *(f"sidecar.engine.{name}" for name in names))
+
+
 def ask(app: App, max_tokens: int = 12) -> ChatCompletion:
-    with openai.OpenAI(base_url=f"{app.url}/v1", api_key="x", timeout=60) as client:
+    with openai.OpenAI(base_url=f"{app.url}/v1", api_key="x", timeout=240) as client:
         return client.chat.completions.create(
             model="local",
             messages=[{"role": "user", "content": TEXT}],
@@ -54,7 +65,7 @@ def is_sound(app: App) -> bool:
 
 
 def test_a_step_that_stalls_ends_the_answer(
-    watched: App, monkeypatch: pytest.MonkeyPatch
+    watched: App, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With `length`; nothing of it is remembered, and the next answer is right."""
     expected = texts(ask(watched))
@@ -69,7 +80,7 @@ def test_a_step_that_stalls_ends_the_answer(
         return 1.3 if steps == 6 and num_tokens == 1 else 0.0
 
     with monkeypatch.context() as patch:
-        slow_down(watched, pause, patch)
+        slow_down(watched, pause, patch, clock.advance)
         cut = ask(watched)
     assert cut.choices[0].finish_reason == "length"
     assert cut.usage is not None
@@ -84,7 +95,7 @@ def test_a_step_that_stalls_ends_the_answer(
 
 
 def test_a_prefill_that_stalls_ends_the_answer(
-    watched: App, monkeypatch: pytest.MonkeyPatch
+    watched: App, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chunk that takes too long; the chunks before it may be used again."""
     expected = texts(ask(watched))
@@ -99,7 +110,7 @@ def test_a_prefill_that_stalls_ends_the_answer(
         return 1.3 if chunks == 3 and num_tokens == 16 else 0.0
 
     with monkeypatch.context() as patch:
-        slow_down(watched, pause, patch)
+        slow_down(watched, pause, patch, clock.advance)
         cut = ask(watched)
     assert chunks >= 3
     assert cut.choices[0].finish_reason == "length"
@@ -108,21 +119,23 @@ def test_a_prefill_that_stalls_ends_the_answer(
 
 
 def test_steady_progress_is_no_stall(
-    watched: App, monkeypatch: pytest.MonkeyPatch
+    watched: App, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cold prompt may take many times the watchdog's second."""
     expected = texts(ask(watched))
     with watched.pool.lease("local") as served:
         served.engine.clear_cache()
-    slow_down(watched, lambda num_tokens: 0.01 * num_tokens + 0.1, monkeypatch)
+    began = clock.now()
+    slow_down(watched, lambda _: 0.2, monkeypatch, clock.advance)
     assert texts(ask(watched)) == expected
+    assert clock.now() - began > 3
 
 
 def test_the_deadline_holds_in_all(
-    limited: App, monkeypatch: pytest.MonkeyPatch
+    limited: App, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However steady the progress is."""
-    slow_down(limited, lambda _: 0.05, monkeypatch)
+    slow_down(limited, lambda _: 0.05, monkeypatch, clock.advance)
     cut = ask(limited, 500)
     assert cut.choices[0].finish_reason == "length"
     assert cut.usage is not None
