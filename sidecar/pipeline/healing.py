@@ -20,7 +20,7 @@ from sidecar.infra.lru import Lru
 from sidecar.pipeline.canonical import MarkedMessage
 from sidecar.pipeline.turns import Scope, is_implicit
 
-_MOST_CANDIDATES = 8
+_MOST_CANDIDATES = 8  # of one place
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +68,24 @@ class _Candidate:
         return 8 * len(self.healed.raw_ids) + 4 * len(self.healed.raw_text) + 200
 
 
+_Place = tuple[str, str, str | None]  # visible hash, canonical context, API key
+
+
 class HealingStore:
     """
-    Turns by visible hash, least recently used out first. Any thread.
+    Turns by their place, least recently used out first. Any thread.
+
+    A place is the visible hash, what came before, and the key: an agent that answers
+    "Done." a hundred times has a hundred places.
 
     Args:
-        max_entries, max_bytes: caps over all candidates.
+        max_entries: places. max_bytes: of all turns.
     """
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
-        self._turns: OrderedDict[str, list[_Candidate]] = OrderedDict()
+        self._turns: OrderedDict[_Place, list[_Candidate]] = OrderedDict()
         self._num_bytes = 0
         self._calls: Lru[str, ToolCall] = Lru(
             4 * max_entries, max_bytes, lambda key, call: 200 + len(call.arguments)
@@ -109,7 +115,8 @@ class HealingStore:
         for issued in ids:
             self._by_id.put(call_key(issued), (visible, candidate))
         with self._lock:
-            known = self._turns.setdefault(visible, [])
+            place = (visible, context.canonical, scope.api_key)
+            known = self._turns.setdefault(place, [])
             for old in [c for c in known if _same_place(c, candidate)]:
                 known.remove(old)
                 self._num_bytes -= old.num_bytes
@@ -118,7 +125,7 @@ class HealingStore:
             for old in known[_MOST_CANDIDATES:]:
                 self._num_bytes -= old.num_bytes
             del known[_MOST_CANDIDATES:]
-            self._turns.move_to_end(visible)
+            self._turns.move_to_end(place)
             self._evict()
 
     def remember_calls(self, calls: Sequence[ToolCall], scope: Scope) -> None:
@@ -189,15 +196,14 @@ class HealingStore:
         for the text alone: one thread's thinking stood behind another's "Done.".
         `session` is None if the client names none.
         """
+        place = (visible, context.canonical, api_key)
         with self._lock:
-            turns = self._turns.get(visible)
-            if not turns:
+            known = self._turns.get(place)
+            if not known:
                 return None
-            self._turns.move_to_end(visible)
-            known = [c for c in turns if c.scope.api_key == api_key]
+            self._turns.move_to_end(place)
             equal = [c for c in known if c.context == context]
-            near = [c for c in known if c.context.canonical == context.canonical]
-            own = [c for c in near if _is_of(c.scope, session)]
+            own = [c for c in known if _is_of(c.scope, session)]
             found = [c for c in equal if c in own] or own or equal
             if found:
                 return found[0].healed
