@@ -93,9 +93,13 @@ class Node:
 
 
 def eviction_score(age_s: float, path_len: int, hits: int) -> float:
-    """`max(1, age) / (sqrt(len) * (1 + ln(1 + hits)))`."""
+    """
+    `age / (sqrt(len) * (1 + ln(1 + hits)))`.
+
+    Ages under a second count as well: in a burst the newest goes last.
+    """
     weight = math.sqrt(max(1, path_len)) * (1 + math.log(1 + hits))
-    return max(1.0, age_s) / weight
+    return max(0.0, age_s) / weight
 
 
 class Restored(NamedTuple):

@@ -95,6 +95,19 @@ def test_the_largest_score_goes_first(make_store: MakeStore, clock: Clock) -> No
 
 
 @on_gpu
+def test_a_burst_does_not_push_out_the_newest(
+    make_store: MakeStore, clock: Clock
+) -> None:
+    """Short ones that came within a second: the first of them goes, long or short."""
+    store = make_store(max_leaves=4)
+    for number in range(6):
+        run(store, ids_of(number, 100 - 10 * number))
+        clock.now += 0.01
+    held = [number for number in range(6) if stored(store, ids_of(number, 50))]
+    assert held == [2, 3, 4, 5]
+
+
+@on_gpu
 def test_a_path_that_is_used_stays_longer(make_store: MakeStore, clock: Clock) -> None:
     store = make_store(max_leaves=2)
     used, idle = ids_of(1, 100), ids_of(2, 100)
