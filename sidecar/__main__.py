@@ -89,7 +89,7 @@ def _run(config: Config) -> int:
     while serving.is_alive() and app.pool.entries()[0].state != "loaded":
         if (fault := app.pool.entries()[0].load_error) is not None:
             return _end_unready(_refuse(_with_place(fault, config.model.path), 1))
-        if stop.wait(_POLL_S):
+        if stop.wait(_POLL_S) and app.pool.entries()[0].state != "loaded":
             _tell("stopped before the model was ready; what was downloaded is kept")
             return _end_unready(130)
     while serving.is_alive() and not stop.wait(0.5):

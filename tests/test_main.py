@@ -27,11 +27,11 @@ CHAT = "/v1/chat/completions"
 
 @contextmanager
 def started(
-    folder: Path, *flags: str, **settings: str
+    folder: Path, *flags: str, module: str = "sidecar", **settings: str
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """`python -m sidecar` on a free port, in an empty folder; ended at the end."""
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), "HOME": str(folder)}
-    command = [sys.executable, "-m", "sidecar", "--port", "0", *flags]
+    command = [sys.executable, "-m", module, "--port", "0", *flags]
     process = subprocess.Popen(
         command, cwd=folder, env={**env, **settings}, stderr=subprocess.PIPE, text=True
     )
@@ -121,36 +121,47 @@ def test_a_port_in_use_is_said_to_be_in_use(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+@contextmanager
+def held(
+    model: Path, folder: Path, *flags: str, **settings: str
+) -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
+    """A sidecar that is ready, and whose answers wait while a file is there."""
+    file = folder / "held"
+    settings = {"HELD_BY": str(file), **settings}
+    flags = ("--model", str(model), "--log-level", "ERROR", *flags)
+    module = "tests.support.held_sidecar"
+    with started(folder, *flags, module=module, **settings) as (process, port):
+        assert eventually(lambda: is_ready(port))
+        file.touch()
+        yield process, port, file
+
+
 def test_a_signal_lets_running_answers_end(
     model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """SIGTERM: the answer in work is finished, new ones get 503, exit 0."""
-    (tmp_path / ".env").write_text("LOG_LEVEL=ERROR\nDRAIN_TIMEOUT_SECONDS=240\n")
-    folder = str(model_folder("dense"))
-    with started(tmp_path, "--model", folder) as (process, port):
-        assert eventually(lambda: is_ready(port))
+    settings = {"DRAIN_TIMEOUT_SECONDS": "240"}
+    with held(model_folder("dense"), tmp_path, **settings) as (process, port, file):
         answers: list[Answer] = []
-        count = 2500  # long enough that others can be refused meanwhile
-        data = request(CHAT, body(count))
+        data = request(CHAT, body(20))
         asking = threading.Thread(target=lambda: answers.append(exchange(port, data)))
         asking.start()
         assert eventually(lambda: is_answering(port))
         process.send_signal(signal.SIGTERM)
         assert eventually(lambda: is_refusing(port))
+        file.unlink()
         asking.join(240)
         assert process.wait(240) == 0
-    assert answers[0].json["usage"]["completion_tokens"] == count
+    assert answers[0].json["usage"]["completion_tokens"] == 20
 
 
 def test_a_second_signal_ends_it_at_once(
     model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Whoever presses Ctrl-C twice does not wait: exit 1."""
-    (tmp_path / ".env").write_text("DRAIN_TIMEOUT_SECONDS=600\n")
-    flags = ["--model", str(model_folder("dense")), "--log-level", "ERROR"]
-    with started(tmp_path, *flags) as (process, port):
-        assert eventually(lambda: is_ready(port))
-        data = request(CHAT, body(30_000))
+    settings = {"DRAIN_TIMEOUT_SECONDS": "600"}
+    with held(model_folder("dense"), tmp_path, **settings) as (process, port, _):
+        data = request(CHAT, body(20))
         asking = threading.Thread(target=lambda: exchange(port, data))
         asking.start()
         assert eventually(lambda: is_answering(port))
