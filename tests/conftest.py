@@ -16,6 +16,20 @@ hypothesis.settings.load_profile("repo")
 
 ModelFolder = Callable[[str], Path]
 
+# Begun first, so that no worker waits at the end for one of them.
+_LONG = (
+    "wire/test_faults", "property/test_cache_oracle", "engine/test_reuse_bars",
+    "tools/test_probe", "wire/test_soak", "wire/test_router_contract", "test_main",
+    "wire/test_trace_reuse", "wire/test_memory", "wire/test_client_replays",
+)  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order by file: the long ones first, the others as they are."""
+    ranks = {f"tests/{name}.py": rank for rank, name in enumerate(_LONG)}
+    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(_LONG)))
+
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """

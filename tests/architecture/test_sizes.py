@@ -44,7 +44,7 @@ def tracked() -> list[Path]:
 def text_of(path: Path) -> str:
     try:
         return path.read_text()
-    except (UnicodeDecodeError, FileNotFoundError):
+    except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
         return ""
 
 
