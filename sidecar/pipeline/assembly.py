@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.prompt import Boundary, CanonicalIds, ModelIds
-from sidecar.pipeline.canonical import MarkedMessage, Span
+from sidecar.pipeline.canonical import MarkedMessage, Span, SpanKey
 from sidecar.pipeline.encoding import Encoded, PromptEncoder
 from sidecar.pipeline.layout import Element, Splice
 
 BLOCK_LEN = 16
-SpanKey = tuple[int, int, str, int]  # message, place in it, kind, which there
 
 
 @dataclass(frozen=True, slots=True)

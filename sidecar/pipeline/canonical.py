@@ -16,6 +16,7 @@ from sidecar.pipeline.rules import RuleSet
 
 _FOLDER = re.compile(r"director(?:y|ies)\b.*/|\bcwd\b|\brepo=", re.IGNORECASE)
 _BLANK_ANSWERS = ("(no content)",)
+SpanKey = tuple[int, int, str, int]  # message, place in it, kind, which there
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Span:
     has_folder: bool = False
 
     @property
-    def key(self) -> tuple[int, int, str, int]:
+    def key(self) -> SpanKey:
         """What pairs with the same span of another request."""
         return (self.message, self.place, self.kind, self.nth)
 

@@ -11,13 +11,13 @@ import json
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sidecar.core.requests import Message, ToolCall
 from sidecar.infra.lru import Lru
-from sidecar.pipeline.canonical import MarkedMessage
+from sidecar.pipeline.canonical import MarkedMessage, SpanKey
 from sidecar.pipeline.turns import Scope, is_implicit
 
 _MOST_CANDIDATES = 8  # of one place
@@ -58,14 +58,60 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class KnownTurn:
+    """
+    A turn, where it was said, and to whom.
+
+    Args:
+        told: the values that told who asks, where and what, in its request.
+    """
+
     context: Context
     scope: Scope
     healed: Healed
+    told: Mapping[SpanKey, str] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
-        return 8 * len(self.healed.raw_ids) + 4 * len(self.healed.raw_text) + 200
+        """Bytes it takes, about."""
+        told = sum(100 + 4 * len(value) for value in self.told.values())
+        text = 4 * len(self.healed.raw_text)
+        return 8 * len(self.healed.raw_ids) + text + told + 200
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """
+    Whose turn is looked for.
+
+    Args:
+        session: None if the client names none.
+        values: those of all spans before the turn, as the client sends them now.
+        threads: of the conversation's turns that were found before this one.
+    """
+
+    api_key: str | None
+    session: str | None
+    values: Mapping[SpanKey, str] = field(default_factory=dict)
+    threads: Collection[str] = ()
+
+    def num_agreeing(self, turn: KnownTurn) -> int:
+        """Values that stood in the turn's request and stand in this one."""
+        return sum(self.values.get(k) == value for k, value in turn.told.items())
+
+    def owns(self, turn: KnownTurn) -> bool:
+        """
+        Whether a turn was said in this conversation.
+
+        By the client's own word; without one, by turns before it, or by every value
+        that told who asked: equal words alone are said by many.
+        """
+        if self.session is not None:
+            return turn.scope.session == self.session
+        if not is_implicit(turn.scope.session):
+            return False
+        is_known = turn.scope.thread in self.threads
+        return is_known or self.num_agreeing(turn) == len(turn.told)
 
 
 _Place = tuple[str, str, str | None]  # visible hash, canonical context, API key
@@ -85,43 +131,35 @@ class HealingStore:
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
-        self._turns: OrderedDict[_Place, list[_Candidate]] = OrderedDict()
+        self._turns: OrderedDict[_Place, list[KnownTurn]] = OrderedDict()
         self._num_bytes = 0
         self._calls: Lru[str, ToolCall] = Lru(
             4 * max_entries, max_bytes, lambda key, call: 200 + len(call.arguments)
         )
         self._scopes: Lru[str, Scope] = Lru(4 * max_entries, max_bytes, _weigh_scope)
-        self._by_id: Lru[str, tuple[str, _Candidate]] = Lru(
+        self._by_id: Lru[str, tuple[str, KnownTurn]] = Lru(
             4 * max_entries, max_bytes, lambda key, item: item[1].num_bytes
         )
         self._lock = threading.Lock()
         self.num_ambiguous = 0
 
-    def record(
-        self,
-        visible: str,
-        context: Context,
-        scope: Scope,
-        healed: Healed,
-        ids: Sequence[str] = (),
-    ) -> None:
+    def record(self, visible: str, turn: KnownTurn, ids: Sequence[str] = ()) -> None:
         """
         Keep a cleanly finished turn; the same place replaces an older one.
 
         Args:
             ids: random ones that were issued for it: the turn's own, its calls'.
         """
-        candidate = _Candidate(context, scope, healed)
         for issued in ids:
-            self._by_id.put(call_key(issued), (visible, candidate))
+            self._by_id.put(call_key(issued), (visible, turn))
         with self._lock:
-            place = (visible, context.canonical, scope.api_key)
+            place = (visible, turn.context.canonical, turn.scope.api_key)
             known = self._turns.setdefault(place, [])
-            for old in [c for c in known if _same_place(c, candidate)]:
+            for old in [k for k in known if _same_place(k, turn)]:
                 known.remove(old)
                 self._num_bytes -= old.num_bytes
-            known.insert(0, candidate)
-            self._num_bytes += candidate.num_bytes
+            known.insert(0, turn)
+            self._num_bytes += turn.num_bytes
             for old in known[_MOST_CANDIDATES:]:
                 self._num_bytes -= old.num_bytes
             del known[_MOST_CANDIDATES:]
@@ -146,13 +184,16 @@ class HealingStore:
         for index, item in enumerate(marked):
             for call in item.message.tool_calls:
                 scope = self._scopes.get(call_key(call.id)) if call.id else None
-                if scope and (scope.api_key, scope.session) == (api_key, session):
+                if scope is None or scope.api_key != api_key:
+                    continue
+                both_unnamed = is_implicit(scope.session) and is_implicit(session)
+                if scope.session == session or both_unnamed:
                     return index, scope
         return None
 
     def issued(
         self, ids: Sequence[str], visible: str | None, api_key: str | None
-    ) -> Healed | None:
+    ) -> KnownTurn | None:
         """
         The turn for which all these ids were issued, if it shows what it did then.
 
@@ -162,9 +203,9 @@ class HealingStore:
         first = found[0] if found else None
         if first is None or any(item != first for item in found):
             return None
-        known_visible, candidate = first
-        is_whole = known_visible == visible and candidate.scope.api_key == api_key
-        return candidate.healed if is_whole else None
+        known_visible, turn = first
+        is_whole = known_visible == visible and turn.scope.api_key == api_key
+        return turn if is_whole else None
 
     def clear(self) -> None:
         """Forget everything."""
@@ -184,29 +225,28 @@ class HealingStore:
         known = self._calls.get(call_key(echoed.id))
         return known if known and _extends(echoed, known) else echoed
 
-    def find(
-        self, visible: str, context: Context, api_key: str | None, session: str | None
-    ) -> Healed | None:
+    def find(self, visible: str, context: Context, asker: Asker) -> KnownTurn | None:
         """
         The turn behind an echoed message, of the same API key.
 
-        Equal context within the session first, then a context equal to the letter
-        (a turn may quote volatile values, and those never leave their thread).
-        Anything else is ambiguous: None. A turn behind another context is never taken
-        for the text alone: one thread's thinking stood behind another's "Done.".
-        `session` is None if the client names none.
+        One behind the same context to the letter, the conversation's own first; else
+        the conversation's own behind the same canonical context. Of several that one
+        whose values fit best; if two fit alike and differ, none: a guess would be a
+        lie. A turn behind another context is never taken for its text alone: one
+        thread's thinking stood behind another's "Done.".
         """
-        place = (visible, context.canonical, api_key)
+        place = (visible, context.canonical, asker.api_key)
         with self._lock:
             known = self._turns.get(place)
             if not known:
                 return None
             self._turns.move_to_end(place)
-            equal = [c for c in known if c.context == context]
-            own = [c for c in known if _is_of(c.scope, session)]
-            found = [c for c in equal if c in own] or own or equal
-            if found:
-                return found[0].healed
+            own = [turn for turn in known if asker.owns(turn)]
+            equal = [turn for turn in known if turn.context == context]
+            to_the_letter = [turn for turn in equal if turn in own] or equal
+            found = to_the_letter[:1] or _best(own, asker)
+            if found and _are_alike(found):
+                return found[0]
             self.num_ambiguous += 1
             return None
 
@@ -215,19 +255,27 @@ class HealingStore:
             len(self._turns) > self._max_entries or self._num_bytes > self._max_bytes
         ):
             _, gone = self._turns.popitem(last=False)
-            self._num_bytes -= sum(c.num_bytes for c in gone)
+            self._num_bytes -= sum(turn.num_bytes for turn in gone)
 
 
 def _weigh_scope(key: str, scope: Scope) -> int:
     return 200
 
 
-def _same_place(a: _Candidate, b: _Candidate) -> bool:
+def _same_place(a: KnownTurn, b: KnownTurn) -> bool:
     return a.context == b.context and a.scope == b.scope
 
 
-def _is_of(scope: Scope, session: str | None) -> bool:
-    return scope.session == session if session else is_implicit(scope.session)
+def _are_alike(turns: Sequence[KnownTurn]) -> bool:
+    """Whether they are the same words, or tries of one conversation at one turn."""
+    askers = {(turn.scope, tuple(sorted(turn.told.items()))) for turn in turns}
+    return len(askers) == 1 or len({turn.healed.raw_ids for turn in turns}) == 1
+
+
+def _best(turns: Sequence[KnownTurn], asker: Asker) -> list[KnownTurn]:
+    """Those that agree with the request in most values."""
+    most = max(map(asker.num_agreeing, turns), default=0)
+    return [turn for turn in turns if asker.num_agreeing(turn) == most]
 
 
 def visible_hash(text: str, calls: Sequence[ToolCall]) -> str | None:

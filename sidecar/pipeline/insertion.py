@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from sidecar.pipeline.assembly import SpanKey
-from sidecar.pipeline.canonical import Span
+from sidecar.pipeline.canonical import Span, SpanKey
 from sidecar.pipeline.layout import Element
 
 

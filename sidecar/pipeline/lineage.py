@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sidecar.core.prompt import CanonicalIds
-from sidecar.pipeline.assembly import BLOCK_LEN, SpanKey
+from sidecar.pipeline.assembly import BLOCK_LEN
+from sidecar.pipeline.canonical import SpanKey
 from sidecar.pipeline.turns import Scope
 
 _MOST_RECORDS = 4096

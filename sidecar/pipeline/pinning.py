@@ -9,8 +9,7 @@ both prompts are canonically equal; each pair is pinned, restated, or ends the w
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sidecar.pipeline.assembly import SpanKey
-from sidecar.pipeline.canonical import Span
+from sidecar.pipeline.canonical import Span, SpanKey
 from sidecar.pipeline.lineage import LineageRecord, Note
 from sidecar.pipeline.rules import Action, Policy
 from sidecar.pipeline.turns import Scope

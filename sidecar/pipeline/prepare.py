@@ -23,10 +23,11 @@ from sidecar.pipeline.assembly import (
     end_of_message,
     rank_boundaries,
 )
+from sidecar.pipeline.canonical import MarkedMessage, Span, SpanKey
 from sidecar.pipeline.drift import DriftReport
 from sidecar.pipeline.encoding import PromptEncoder
 from sidecar.pipeline.frames import FrameCache
-from sidecar.pipeline.healing import Context, Healed, HealingStore
+from sidecar.pipeline.healing import Context, Healed, HealingStore, KnownTurn
 from sidecar.pipeline.layout import Layout, lay_out
 from sidecar.pipeline.lineage import LineageIndex, LineageRecord, pack
 from sidecar.pipeline.recall import Recalled, recall
@@ -45,6 +46,7 @@ class Draft:
 
     record: LineageRecord
     context: Context
+    told: Mapping[SpanKey, str]
     vanishing: tuple[str, str] | None
     digests: tuple[str, ...]
     frame: Frame | None
@@ -150,7 +152,8 @@ class Pipeline:
             draft.vanishing,
         )  # fmt: skip
         ids = [prompt.turn, *(call.id for call in calls)]
-        self.healing.record(visible, draft.context, scope, turn, ids)
+        known = KnownTurn(draft.context, scope, turn, draft.told)
+        self.healing.record(visible, known, ids)
 
     def forget(self) -> None:
         """Forget all prompts, turns and conversations."""
@@ -196,14 +199,25 @@ class Pipeline:
         session = client.session or turns.implicit_session(found.ids)
         continued = self.healing.continued(marked, client.api_key_id, session)
         own = [*recalled.healed]
-        if continued is None:
-            scope = Scope(client.api_key_id, session, turns.thread_name(marked))
-        else:
+        if continued is not None:
             own.append(continued[0])
             scope = continued[1]
+        elif client.session is not None:
+            scope = Scope(client.api_key_id, session, turns.thread_name(marked))
+        else:
+            scope = recalled.scope or turns.new_chat(client.api_key_id, session)
         header_tokens = self._frames.header_tokens(frame)
         first_own = min(own, default=None)
         return Question(layout.elements, found, scope, header_tokens, first_own)
+
+    def _told(self, kept: Sequence[MarkedMessage]) -> Mapping[SpanKey, str]:
+        """The values that tell who asks, where and what."""
+        spans = [p for item in kept for p in item.pieces if isinstance(p, Span)]
+        return {
+            span.key: span.value
+            for span in spans
+            if span.value and self._ruleset.policy(span.kind).tells
+        }
 
     def _says_its_text(self, answer: Answer) -> bool:
         """CACHE_VERIFY: the ids are those of the text that was put together."""
@@ -249,6 +263,12 @@ class Pipeline:
                 found.marked,
             ),
             draft=Draft(
-                record, found.context, found.vanishing, digests, frame, lead_ids
-            ),
+                record,
+                found.context,
+                self._told(found.kept),
+                found.vanishing,
+                digests,
+                frame,
+                lead_ids,
+            ),  # fmt: skip
         )

@@ -5,16 +5,25 @@ from dataclasses import dataclass, replace
 
 from sidecar.core.requests import ClientInfo, Message, Thought
 from sidecar.core.turn_token import read_token
-from sidecar.pipeline.canonical import MarkedMessage, canonical_text, mark
+from sidecar.pipeline.canonical import (
+    MarkedMessage,
+    Span,
+    SpanKey,
+    canonical_text,
+    mark,
+)
 from sidecar.pipeline.healing import (
+    Asker,
     Context,
     ContextHasher,
     Healed,
     HealingStore,
+    KnownTurn,
     is_edited,
 )
 from sidecar.pipeline.rules import RuleSet
 from sidecar.pipeline.splicing import Frame
+from sidecar.pipeline.turns import Scope
 from sidecar.pipeline.vanishing import place_of, split_vanishing
 
 
@@ -28,6 +37,7 @@ class Recalled:
         kept: those that the client will send again.
         healed: the model's own turns, by index in `marked`.
         context: what all that is kept comes to.
+        scope: of the model's last turn in it; None: there is none.
         vanishing: the message that will not be sent again: the canonical context that
             it stands behind, its text.
     """
@@ -36,6 +46,7 @@ class Recalled:
     kept: Sequence[MarkedMessage]
     healed: dict[int, Healed]
     context: Context
+    scope: Scope | None = None
     vanishing: tuple[str, str] | None = None
 
 
@@ -58,35 +69,41 @@ def recall(
     marked = mark(kept, to_mark)
     own, contexts = find_turns(store, marked, client)
     healed = {
-        index: turn
+        index: turn.healed
         for index, turn in own.items()
-        if frame is not None and turn.header == frame.header
+        if frame is not None and turn.healed.header == frame.header
     }
+    last = own[max(own)] if own else None
+    scope = last.scope if last else None
     if vanishing is None:
-        return Recalled(marked, marked, healed, contexts[-1])
-    last_turn = own[max(own)] if own else None
-    at = place_of(vanishing.text, last_turn, contexts)
+        return Recalled(marked, marked, healed, contexts[-1], scope)
+    at = place_of(vanishing.text, last.healed if last else None, contexts)
     moved = mark([*kept[:at], vanishing, *kept[at:]], to_mark)
     healed = {i + (i >= at): turn for i, turn in healed.items()}
     said = (contexts[at].canonical, vanishing.text)
-    return Recalled(moved, marked, healed, contexts[-1], said)
+    return Recalled(moved, marked, healed, contexts[-1], scope, said)
 
 
 def find_turns(
     store: HealingStore, marked: Sequence[MarkedMessage], client: ClientInfo
-) -> tuple[dict[int, Healed], list[Context]]:
+) -> tuple[dict[int, KnownTurn], list[Context]]:
     """Turns found again, by message index; contexts before each, and behind all."""
     hasher = ContextHasher()
-    found: dict[int, Healed] = {}
+    found: dict[int, KnownTurn] = {}
+    values: dict[SpanKey, str] = {}
+    threads: set[str] = set()
     contexts = [hasher.value]
     for index, item in enumerate(marked):
         message = item.message
         visible = None
         if message.role == "assistant":
             visible = store.visible_hash(message)
-            turn = _own_turn(store, message, visible, (contexts[-1], client))
+            asker = Asker(client.api_key_id, client.session, values, threads)
+            turn = _own_turn(store, message, visible, (contexts[-1], asker))
             if turn:
                 found[index] = turn
+                threads.add(turn.scope.thread)
+        values |= {p.key: p.value for p in item.pieces if isinstance(p, Span)}
         texts = (canonical_text(item.pieces), message.text)
         hasher.add(message.role, None if visible else texts, visible)
         contexts.append(hasher.value)
@@ -97,10 +114,10 @@ def _own_turn(
     store: HealingStore,
     message: Message,
     visible: str | None,
-    asked: tuple[Context, ClientInfo],
-) -> Healed | None:
+    asked: tuple[Context, Asker],
+) -> KnownTurn | None:
     """The turn that a message echoes: by its tokens, its calls' ids, its text."""
-    context, client = asked
+    context, asker = asked
     if visible is None:
         return None
     if any(thought.token for thought in message.thoughts):
@@ -108,25 +125,25 @@ def _own_turn(
         ids = [turn for turn in turns if turn is not None]
         if len(ids) < len(turns):
             return None  # thinking of somebody else's, or edited
-        return _issued(store, ids, message, (visible, client))
+        return _issued(store, ids, message, (visible, asker.api_key))
     ids = [call.id for call in message.tool_calls]
-    turn = _issued(store, ids, message, (visible, client))
-    turn = turn or store.find(visible, context, client.api_key_id, client.session)
-    return None if turn is None or is_edited(message, turn) else turn
+    turn = _issued(store, ids, message, (visible, asker.api_key))
+    turn = turn or store.find(visible, context, asker)
+    return None if turn is None or is_edited(message, turn.healed) else turn
 
 
 def _issued(
     store: HealingStore,
     ids: Sequence[str],
     message: Message,
-    asked: tuple[str, ClientInfo],
-) -> Healed | None:
-    visible, client = asked
-    turn = store.issued(ids, visible, client.api_key_id)
+    asked: tuple[str, str | None],
+) -> KnownTurn | None:
+    visible, api_key = asked
+    turn = store.issued(ids, visible, api_key)
     if turn is None and len(message.parts) > 1:
         # Its text may have come in several blocks, with thinking between them.
         whole = replace(message, parts=("".join(message.parts),))
-        turn = store.issued(ids, store.visible_hash(whole), client.api_key_id)
+        turn = store.issued(ids, store.visible_hash(whole), api_key)
     return turn
 
 

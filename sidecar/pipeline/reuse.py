@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from sidecar.core.prompt import PrefixMatcher
 from sidecar.pipeline import pinning
-from sidecar.pipeline.assembly import Assembled, Canonical, SpanKey, model_ids
-from sidecar.pipeline.canonical import Span
+from sidecar.pipeline.assembly import Assembled, Canonical, model_ids
+from sidecar.pipeline.canonical import Span, SpanKey
 from sidecar.pipeline.encoding import PromptEncoder
 from sidecar.pipeline.insertion import put_back
 from sidecar.pipeline.layout import Element

@@ -28,12 +28,15 @@ class Policy:
         differ, gone, new: the value differs from the stored one, is not there any
             more, was not there before.
         shared: another thread of the same key may lend its value.
+        tells: it says who asks, where or what: two requests in which it differs are
+            not of one conversation for their equal words.
     """
 
     differ: Action
     gone: Action
     new: Action
     shared: bool = False
+    tells: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Rule:
     passes: tuple[str, ...] = field(default=(), repr=False)
 
 
-EDGE_POLICY = Policy("pin", "pin", "pin", shared=True)
+EDGE_POLICY = Policy("pin", "pin", "pin")
 TAIL_POLICY = Policy("stop", "stop", "stop")
 NOTE_POLICY = Policy("stop", "pin", "stop")
 
@@ -159,7 +162,8 @@ def _policy(entry: Mapping[str, Any], name: str) -> Policy:
     if not all(action in get_args(Action) for action in actions):
         raise RuleError(f"{name}: policy must give differ, gone and new an action")
     differ, gone, new = actions
-    return Policy(differ, gone, new, bool(entry.get("shared", False)))
+    shared = bool(entry.get("shared", False))
+    return Policy(differ, gone, new, shared, tells=not shared)
 
 
 def find(

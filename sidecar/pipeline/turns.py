@@ -2,10 +2,12 @@
 Sessions, threads, and what each thread's conversation looked like last.
 
 A client's session id may carry a parent and all its sub-agents; a thread is a
-conversation within it, told by its first user message.
+conversation within it, told by its first user message. Where the client names no
+session, a thread is told by the model's own turns in it.
 """
 
 import hashlib
+import secrets
 import threading
 import time
 from collections import OrderedDict
@@ -141,6 +143,16 @@ def thread_name(marked: Sequence[MarkedMessage]) -> str:
         if item.message.role == "user":
             return _digest(canonical_text(item.pieces))
     return ""
+
+
+def new_chat(api_key: str | None, session: str) -> Scope:
+    """
+    A conversation of a client that names none.
+
+    Equal first words are said by many people, so they are no name for it: what comes
+    later is of the same conversation if it holds a turn that was said in it.
+    """
+    return Scope(api_key, session, secrets.token_hex(12))
 
 
 def implicit_session(canonical: Sequence[int]) -> str:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sidecar.pipeline.assembly import SpanKey
-from sidecar.pipeline.canonical import Span
+from sidecar.pipeline.canonical import Span, SpanKey
 from sidecar.pipeline.healing import Healed
 from sidecar.pipeline.insertion import put_back
 from sidecar.pipeline.layout import Element, Splice

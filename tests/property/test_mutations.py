@@ -234,7 +234,7 @@ def the_words_of_another_turn() -> AbstractContextManager[None]:
     def make(find: Any) -> Any:
         def latest(self: HealingStore, *args: Any, **kwargs: Any) -> Any:
             known = [c for turns in self._turns.values() for c in turns]
-            return known[-1].healed if known else find(self, *args, **kwargs)
+            return known[-1] if known else find(self, *args, **kwargs)
 
         return latest
 

@@ -1,0 +1,176 @@
+"""Chats without a session id: equal first words prove nothing about who asks."""
+
+import json
+
+import pytest
+
+from sidecar.core.requests import Message, ToolCall
+from tests.support.chats import (
+    Chats,
+    Client,
+    Said,
+    assistant,
+    result,
+    system,
+    user,
+    words,
+)
+
+NOBODY = Client(session=None)
+ORDERS = words(200)
+
+
+def inbound(name: str) -> str:
+    return (
+        "## Inbound Context (trusted metadata)\n```json\n"
+        f'{{"name": "{name}", "role": "of {name}"}}\n```\n\n# Project Context\n'
+    )
+
+
+def told(name: str, clock: str = "10:05") -> Message:
+    """A system message with a person's context and a clock."""
+    return system(f"Current time: {clock}\n{ORDERS}\n{inbound(name)}{words(200, 1)}")
+
+
+def sender(name: str, text: str) -> Message:
+    """A user's message as OpenClaw sends the newest one."""
+    info = f'Sender (untrusted metadata):\n```json\n{{"label": "{name}"}}\n```\n\n'
+    return user(info + text)
+
+
+PLAIN = system(f"{ORDERS}\nCurrent time: 10:05\n{words(200, 1)}")
+LATER = system(f"{ORDERS}\nCurrent time: 10:06\n{words(200, 1)}")
+
+
+def test_the_first_words_of_two_people_share_no_context() -> None:
+    """A13: each reads its own sender; only the clock is kept, and said anew."""
+    chats = Chats()
+    chats.turn([told("Alice"), user("hi")], Said("Hello!", "Alice owns it."), NOBODY)
+    prompt = chats.ask([told("Bob", "10:06"), user("hi")], NOBODY)
+    assert "Alice" not in prompt.text
+    assert prompt.text.count("of Bob") == 1
+    assert chats.reuse(prompt) > 150  # up to the context
+    assert "current time: 10:06" in prompt.text
+
+
+def test_equal_greetings_do_not_lend_their_thinking() -> None:
+    """Bob's answer came from elsewhere and is the same: it is not Alice's turn."""
+    chats = Chats()
+    hello = Said("Hello!", "Alice owns it.")
+    chats.turn([PLAIN, sender("Alice", "hi")], hello, NOBODY)
+    prompt = chats.ask([PLAIN, user("hi"), assistant("Hello!"), user("go")], NOBODY)
+    assert "Alice" not in prompt.text
+
+
+def test_two_who_were_greeted_alike_get_nothing_of_the_other() -> None:
+    """Their values are gone from the history: which turn was whose is not known."""
+    chats = Chats()
+    for name in ("Alice", "Bob"):
+        said = Said("Hello!", f"It is {name}.")
+        chats.turn([PLAIN, sender(name, "hi")], said, NOBODY)
+    prompt = chats.ask([LATER, user("hi"), assistant("Hello!"), user("go")], NOBODY)
+    assert "Alice" not in prompt.text
+    assert "Bob" not in prompt.text
+
+
+def test_each_gets_its_own_where_the_context_tells_them_apart() -> None:
+    """The block in the system message is sent again: it proves the chat."""
+    chats = Chats()
+    for name in ("Alice", "Bob"):
+        chats.turn([told(name), user("hi")], Said("Hello!", f"It is {name}."), NOBODY)
+    for name, other in (("Alice", "Bob"), ("Bob", "Alice")):
+        history = [told(name, "10:07"), user("hi"), assistant("Hello!"), user("go")]
+        prompt = chats.ask(history, NOBODY)
+        assert f"It is {name}." in prompt.text
+        assert other not in prompt.text
+
+
+def test_a_chat_is_known_by_the_calls_that_were_issued_in_it() -> None:
+    """Then what its client dropped is its own: it stays, and reuse goes through."""
+    chats = Chats()
+    call = ToolCall("call_f00d", "look", "{}")
+    first = chats.turn(
+        [PLAIN, sender("Alice", "hi")], Said("", "It is Alice.", (call,)), NOBODY
+    )
+    again = [PLAIN, user("hi"), assistant("", call), result("found", "call_f00d")]
+    second = chats.turn(again, "Done.", NOBODY)
+    assert second.reused >= first.kept - 2
+    third = [*again, assistant("Done."), user("and now?")]
+    turn = chats.turn(third, "Still.", NOBODY)
+    assert turn.reused >= second.kept - 2
+
+
+def test_another_chat_with_the_same_calls_ids_unsaid_stays_apart() -> None:
+    """A chat that was proved lends nothing to one that only begins like it."""
+    chats = Chats()
+    call = ToolCall("call_f00d", "look", "{}")
+    said = Said("", "It is Alice.", (call,))
+    chats.turn([PLAIN, sender("Alice", "hi")], said, NOBODY)
+    foreign = ToolCall("call_beef", "look", "{}")
+    history = [PLAIN, user("hi"), assistant("", foreign), result("found", "call_beef")]
+    assert "Alice" not in chats.ask(history, NOBODY).text
+
+
+@pytest.mark.parametrize("turns", [1, 4])
+def test_a_chat_with_a_clock_alone_is_known_by_its_words(turns: int) -> None:
+    """Nothing that tells who: the same key, the same words, the same chat."""
+    chats = Chats()
+    history = [PLAIN, user("hi")]
+    kept = 0
+    for number in range(turns + 1):
+        clock = system(f"{ORDERS}\nCurrent time: 10:{number + 10}\n{words(200, 1)}")
+        turn = chats.turn([clock, *history[1:]], Said(f"a{number}", "Why?"), NOBODY)
+        assert turn.reused >= kept - 2
+        kept = turn.kept
+        history += [assistant(f"a{number}"), user(f"u{number}")]
+
+
+def test_two_thoughts_behind_one_text_are_told_apart_or_left() -> None:
+    """The same request twice, then with another clock: either could be meant."""
+    chats = Chats()
+    for thought in ("One way.", "Another way."):
+        chats.turn([PLAIN, user("hi")], Said("Hello!", thought), NOBODY)
+    history = [user("hi"), assistant("Hello!"), user("go")]
+    drifted = chats.ask([LATER, *history], NOBODY).text
+    assert "One way." not in drifted
+    assert "Another way." not in drifted
+    assert "Another way." in chats.ask([PLAIN, *history], NOBODY).text
+
+
+def test_values_within_one_session_go_to_the_turn_that_had_them() -> None:
+    """A gateway's one session id for all: the sender decides, where it is sent."""
+    chats = Chats()
+    client = Client(session="gateway")
+    for name in ("Alice", "Bob"):
+        chats.turn([told(name), user("hi")], Said("Hello!", f"It is {name}."), client)
+    history = [told("Alice", "10:09"), user("hi"), assistant("Hello!"), user("go")]
+    prompt = chats.ask(history, client)
+    assert "It is Alice." in prompt.text
+    assert "It is Bob." not in prompt.text
+
+
+def test_notes_of_a_chat_stay_in_it() -> None:
+    """What was said again to Alice is not said to Bob."""
+    chats = Chats()
+    first = chats.turn([told("Alice"), user("hi")], Said("Hello!"), NOBODY)
+    history = [user("hi"), assistant("Hello!"), user("go")]
+    second = chats.turn([told("Alice", "10:06"), *history], "Fine.", NOBODY)
+    assert second.reused >= first.kept - 2
+    assert "current time: 10:06" in second.text
+    prompt = chats.ask([told("Bob", "10:07"), *history], NOBODY)
+    assert "Alice" not in prompt.text
+    assert "10:06" not in prompt.text
+
+
+def test_ids_that_mean_nothing_are_pinned_before_the_first_answer() -> None:
+    """A message id says nothing of anybody, and is said anew."""
+    chats = Chats()
+    meta = json.dumps({"message_id": "aa11"})
+    chats.turn(
+        [system(f"{ORDERS}\n{meta}\n{words(200, 1)}"), user("hi")], "Hm.", NOBODY
+    )
+    other = json.dumps({"message_id": "bb22"})
+    asked = [system(f"{ORDERS}\n{other}\n{words(200, 1)}"), user("hi")]
+    prompt = chats.ask(asked, NOBODY)
+    assert chats.reuse(prompt) > 400
+    assert "message_id: bb22" in prompt.text
