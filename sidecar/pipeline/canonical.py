@@ -6,15 +6,21 @@ literal text and spans, that together are the message's own text.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 
 from sidecar.core.requests import Message
 from sidecar.pipeline import rules as rules_module
 from sidecar.pipeline.rules import RuleSet
 
-_FOLDER = re.compile(r"director(?:y|ies)\b.*/|\bcwd\b|\brepo=", re.IGNORECASE)
+_PATH = r"(?:/|~/|[A-Za-z]:\\)\S*"
+# As agents say it on a line of its own; a sentence about directories names none.
+_FOLDER = re.compile(
+    r"^[ \t]*(?:[-*] )?(?:(?:(?:Primary |Current |Your )?working directory(?: is)?"
+    rf"|I'm currently working in the directory):? {_PATH}.*"
+    rf"|<cwd>\n?{_PATH}\n?</cwd>|Runtime: .*\brepo={_PATH}.*)$",
+    re.IGNORECASE | re.MULTILINE,
+)
 _BLANK_ANSWERS = ("(no content)",)
 SpanKey = tuple[int, int, str, int]  # message, place in it, kind, which there
 
@@ -28,7 +34,6 @@ class Span:
         message: index of its message.
         place: offset in the message's canonical text; equal places pair.
         nth: which of several of its kind at that place.
-        ordinal: number among the spans of its kind, from 0.
         has_folder: its message names a working directory before it: a status or a
             listing behind the same one is of the same project.
     """
@@ -36,7 +41,6 @@ class Span:
     kind: str
     message: int
     place: int
-    ordinal: int
     value: str
     sentinel: str = ""
     nth: int = 0
@@ -80,11 +84,6 @@ def mark(messages: Sequence[Message], ruleset: RuleSet | None) -> list[MarkedMes
     Args:
         ruleset: None finds none (canonicalisation is off).
     """
-    counters: dict[str, count[int]] = {}
-
-    def number(kind: str) -> int:
-        return next(counters.setdefault(kind, count()))
-
     marked = []
     for index, message in enumerate(messages):
         if ruleset is None or message.role == "assistant":
@@ -92,26 +91,22 @@ def mark(messages: Sequence[Message], ruleset: RuleSet | None) -> list[MarkedMes
             marked.append(MarkedMessage(message, (text,) if text else ()))
             continue
         found = _found(message, ruleset) if message.role != "tool" else []
+        folder = _FOLDER.search(message.text) if found else None
         spans = [
             Span(
-                kind,
-                index,
-                0,
-                0,
-                value,
-                sentinel,
-                has_folder=bool(_FOLDER.search(message.text, 0, start)),
+                kind, index, 0, value, sentinel,
+                has_folder=folder is not None and folder.end() <= start,
             )
             for kind, (start, _), value, sentinel in found
-        ]
+        ]  # fmt: skip
         pieces = _cut(message.text, found, spans)
         if message.role in ("system", "user"):
             pieces = _cut_edges(pieces, index)
         if message.role == "tool":
             pieces = _cut_tail(pieces, index)
         if message.role in ("user", "tool"):
-            pieces.append(Span("note", index, 0, 0, ""))
-        marked.append(MarkedMessage(message, _placed(pieces, number)))
+            pieces.append(Span("note", index, 0, ""))
+        marked.append(MarkedMessage(message, _placed(pieces)))
     return marked
 
 
@@ -175,7 +170,7 @@ def _cut_edges(pieces: list[str | Span], index: int) -> list[str | Span]:
     """White space at either end of the message is a span of its own."""
 
     def edge(value: str) -> Span:
-        return Span("edge_ws", index, 0, 0, value)
+        return Span("edge_ws", index, 0, value)
 
     lead = trail = ""
     if pieces and isinstance(pieces[0], str):
@@ -196,12 +191,10 @@ def _cut_tail(pieces: list[str | Span], index: int) -> list[str | Span]:
     if kept == text:
         return pieces
     tail = text[len(kept) :]
-    return [p for p in (kept, Span("tail_ws", index, 0, 0, tail, tail)) if p != ""]
+    return [p for p in (kept, Span("tail_ws", index, 0, tail, tail)) if p != ""]
 
 
-def _placed(
-    pieces: Sequence[str | Span], number: Callable[[str], int]
-) -> tuple[str | Span, ...]:
+def _placed(pieces: Sequence[str | Span]) -> tuple[str | Span, ...]:
     placed: list[str | Span] = []
     place = 0
     for piece in pieces:
@@ -209,9 +202,8 @@ def _placed(
             placed.append(piece)
             place += len(piece)
         else:
-            ordinal = number(piece.kind)
             here = [p for p in placed if isinstance(p, Span) and p.place == place]
             nth = sum(p.kind == piece.kind for p in here)
-            placed.append(replace(piece, place=place, ordinal=ordinal, nth=nth))
+            placed.append(replace(piece, place=place, nth=nth))
             place += len(piece.sentinel)
     return tuple(placed)

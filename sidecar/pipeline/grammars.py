@@ -1,4 +1,4 @@
-"""Grammars of one-line values: text -> length of the value at its start, or 0."""
+"""Grammars of values: text -> length of the value at its start, or 0."""
 
 import re
 from collections.abc import Callable
@@ -24,6 +24,21 @@ _CLOCK = re.compile(
     rf"(?:{_ISO}|(?:{_DATE}|{_DAY})(?:,?\s*(?:-|at|@)?\s*{_TIME})?"
     rf"|(?:{_DAY},?\s+)?{_ISO}|{_TIME}){_ZONE}"
 )
+_DATE_SENTENCE = re.compile(r"The current date is:? ([^.\n]{1,64})\.")
+_DATE_NOTE = re.compile(
+    r" Note: This is the authoritative current date [—-] it may differ from the "
+    r"\"Today's date\" mentioned earlier in the [a-z ]{1,60}\."
+)
+_GIT_HEAD = re.compile(
+    r"gitStatus: This is the (?:git )?status(?: at the start of the conversation)?\."
+    r"(?: Note that this status is a snapshot in time, and will not update during the "
+    r"conversation\.)?"
+)
+_GIT_FIELD = re.compile(r"(?:Current branch|Main branch \([^()\n]*\)|Git user): .*")
+_GIT_FILE = re.compile(r"[ MTADRCU?!]{1,2} \S.*|\(clean\)")
+_GIT_CUT = re.compile(r"\.\.\. \(truncated because it exceeds .*")
+_GIT_COMMIT = re.compile(r"[0-9a-f]{7,40} .*")
+_GIT_PARTS = {"Status:": (_GIT_FILE, _GIT_CUT), "Recent commits:": (_GIT_COMMIT,)}
 
 
 def _runtime_size(text: str) -> int:
@@ -41,7 +56,46 @@ def _clock_size(text: str) -> int:
     return 0
 
 
+def _date_sentence_size(text: str) -> int:
+    """A date in its sentence, and the one note that a client puts behind it."""
+    match = _DATE_SENTENCE.match(text)
+    if not match or _clock_size(match[1]) != len(match[1]):
+        return 0
+    note = _DATE_NOTE.match(text, match.end())
+    return note.end() if note else match.end()
+
+
+def _git_status_size(text: str) -> int:
+    """
+    What `git status --short` and `git log --oneline` print, under their headings.
+
+    Up to the last line that they could have printed: behind it stands text.
+    """
+    head, *lines = text.split("\n")
+    if not _GIT_HEAD.fullmatch(head):
+        return 0
+    at = size = len(head)
+    allowed: tuple[re.Pattern[str], ...] = (_GIT_FIELD, _GIT_FILE)
+    is_open = True  # a blank line ends the files and the commits
+    for line in lines:
+        at += 1 + len(line)
+        if line in _GIT_PARTS:
+            allowed, is_open = _GIT_PARTS[line], True
+        elif not line:
+            is_open = is_open and _GIT_FIELD in allowed
+            continue
+        elif not is_open and _GIT_FIELD.fullmatch(line):
+            pass
+        elif not is_open or not any(p.fullmatch(line) for p in allowed):
+            break
+        size = at
+        is_open = is_open and line != "(clean)"
+    return size
+
+
 GRAMMARS: dict[str, Callable[[str], int]] = {
     "runtime": _runtime_size,
     "clock": _clock_size,
+    "date_sentence": _date_sentence_size,
+    "git_status": _git_status_size,
 }

@@ -20,7 +20,7 @@ def put_back(elements: Sequence[Element], gone: Sequence[SpanKey]) -> list[Eleme
             continue
         index, offset = found
         message, place, kind, nth = key
-        span = Span(kind, message, place, 0, "", nth=nth)
+        span = Span(kind, message, place, "", nth=nth)
         literal = result[index] if index < len(result) else ""
         if isinstance(literal, str) and 0 < offset < len(literal):
             result[index : index + 1] = [literal[:offset], span, literal[offset:]]

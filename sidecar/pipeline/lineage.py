@@ -37,11 +37,13 @@ class StoredSpan:
 
     Args:
         value: what stood in M. settled: see assembly.Canonical.
+        sentinel: what stands for it in C.
     """
 
     key: SpanKey
     value: str
     settled: int
+    sentinel: str = ""
 
 
 @dataclass(frozen=True, slots=True)

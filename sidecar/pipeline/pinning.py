@@ -6,6 +6,7 @@ both prompts are canonically equal; each pair is pinned, restated, or ends the w
 (cache.md s4). Spans behind the end keep the request's own values.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -58,10 +59,20 @@ class Pins:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
+    """
+    A span as the request has it and as the record has it.
+
+    Args:
+        ordinal: which of its kind among all that stand in either. is_typed: one side
+            has a span where the other has the very text that stands for spans.
+    """
+
     key: SpanKey
     own: str
     stored: str
     span: Span | None
+    ordinal: int
+    is_typed: bool
 
 
 def choose(
@@ -90,7 +101,7 @@ def choose(
         is_sayable = action != "restate" or pair.key[0] <= last_note
         has_folder = pair.span is not None and pair.span.has_folder
         lends = action is None or may_lend(pair.key[2], has_folder)
-        if action == "stop" or not (is_sayable and lends):
+        if action == "stop" or pair.is_typed or not (is_sayable and lends):
             stopped_by = pair.key[2]
             break
         taken.append(pair)
@@ -115,14 +126,19 @@ def _pairs(
     shared_len: int,
 ) -> list[_Pair]:
     own = {s.key: s for s in spans if settled[s.key] <= shared_len}
-    stored = {s.key: s.value for s in record.spans if s.settled <= shared_len}
+    stored = {s.key: s for s in record.spans if s.settled <= shared_len}
     order = {key: i for i, key in enumerate([*own, *stored])}
     keys = sorted(order, key=lambda key: (key[0], key[1], order[key]))
-    return [
-        _Pair(key, own[key].value if key in own else "", stored.get(key, ""),
-              own.get(key))
-        for key in keys
-    ]  # fmt: skip
+    ordinals: Counter[str] = Counter()
+    pairs = []
+    for key in keys:
+        mine, theirs = own.get(key), stored.get(key)
+        sentinel = mine.sentinel if mine else theirs.sentinel if theirs else ""
+        is_typed = bool(sentinel) and (mine is None or theirs is None)
+        values = (mine.value if mine else "", theirs.value if theirs else "")
+        pairs.append(_Pair(key, *values, mine, ordinals[key[2]], is_typed))
+        ordinals[key[2]] += 1
+    return pairs
 
 
 def _action(pair: _Pair, policy: Callable[[str], Policy]) -> Action | None:
@@ -140,21 +156,16 @@ def _to_restate(
     policy: Callable[[str], Policy],
 ) -> tuple[Restated, ...]:
     """What M would state last that is not so any more."""
-    stated: dict[SpanKey, str] = {pair.key: pair.stored for pair in taken}
+    stated: dict[SpanKey, str] = {}
     for message in sorted(notes):
         stated |= notes[message].stated
-    restated = []
-    for pair in taken:
-        if stated[pair.key] == pair.own or not _restates(pair, policy):
-            continue
-        ordinal = pair.span.ordinal if pair.span else 0
-        restated.append(Restated(pair.key, ordinal, pair.own))
-    return tuple(restated)
-
-
-def _restates(pair: _Pair, policy: Callable[[str], Policy]) -> bool:
-    chosen = policy(pair.key[2])
-    return (chosen.differ if pair.own else chosen.gone) == "restate"
+    return tuple(
+        Restated(pair.key, pair.ordinal, pair.own)
+        for pair in taken
+        if stated.get(pair.key, pair.stored) != pair.own
+        # What a note has said once must be taken back as well.
+        and (pair.key in stated or _action(pair, policy) == "restate")
+    )
 
 
 def write_note(restated: Sequence[Restated]) -> Note:

@@ -139,7 +139,7 @@ class ReuseChooser:
                 _add_note(elements, pins, values, notes)
         assembled = model_ids(elements, values, self._encoder, question.header_tokens)
         stands = tuple(
-            StoredSpan(e.key, values.get(e.key, e.value), settled[e.key])
+            StoredSpan(e.key, values.get(e.key, e.value), settled[e.key], e.sentinel)
             for e in elements
             if isinstance(e, Span)
         )

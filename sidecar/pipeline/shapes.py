@@ -183,8 +183,14 @@ def fenced_blocks(text: str, *, header_suffix: str, language: str) -> list[Range
     return found
 
 
-def tagged(text: str, *, tag: str, begins: str) -> list[Range]:
-    """`<tag>..</tag>` at the start of a line, not nested; its newline behind it."""
+def tagged(
+    text: str, *, tag: str, begins: str, grammar: str | None = None
+) -> list[Range]:
+    """
+    `<tag>..</tag>` at the start of a line, not nested; its newline behind it.
+
+    `grammar`: of all that stands inside, if it may be nothing else.
+    """
     opener, closer = f"<{tag}>", f"</{tag}>"
     lower = text.lower()
     found: list[Range] = []
@@ -198,6 +204,8 @@ def tagged(text: str, *, tag: str, begins: str) -> list[Range]:
             barred_until = end
             continue
         if begins and not inside.lstrip("\n").startswith(begins):
+            continue
+        if grammar and GRAMMARS[grammar](inside.strip()) != len(inside.strip()):
             continue
         end += len(closer)
         found.append((at, end + 1 if begins and text[end : end + 1] == "\n" else end))
@@ -228,6 +236,13 @@ def to_end_of_part(text: str, *, prefix: str) -> list[Range]:
     return [] if start is None else [(start, len(text))]
 
 
+def lines_while(text: str, *, first: str, grammar: str) -> list[Range]:
+    """From a line that starts with `first`, as far as a grammar of lines goes."""
+    start = next(_starts(text, first), None)
+    size = 0 if start is None else GRAMMARS[grammar](text[start:])
+    return [] if start is None or not size else [(start, start + size)]
+
+
 def lines_until(
     text: str, *, first: str, stop: str, inside: bool = False
 ) -> list[Range]:
@@ -256,7 +271,7 @@ SHAPES: dict[str, Callable[..., list[Range]]] = {
     shape.__name__: shape
     for shape in (
         json_string, line_prefix, line_pattern, line_value, fenced_section,
-        fenced_blocks, tagged, paragraph, to_end_of_part, lines_until,
-        enclosed,
+        fenced_blocks, tagged, paragraph, to_end_of_part, lines_while,
+        lines_until, enclosed,
     )
 }  # fmt: skip

@@ -64,16 +64,6 @@ def test_every_user_and_tool_message_has_room_for_a_note_at_its_end() -> None:
     assert isinstance(marked[3].pieces[-1], Span)
 
 
-def test_spans_of_a_kind_are_numbered_through_the_conversation() -> None:
-    """The note calls the third one `#3`."""
-    messages = [user(f'"message_id": "{i}" and "message_id": "x{i}"') for i in (1, 2)]
-    marked = canonical.mark(messages, RULES)
-    found = [s for m in marked for s in spans_of(m, "message_id")]
-    assert [(s.value, s.ordinal) for s in found] == [
-        ("1", 0), ("x1", 1), ("2", 2), ("x2", 3),
-    ]  # fmt: skip
-
-
 def test_places_do_not_depend_on_the_values() -> None:
     """A longer id moves nothing: equal places pair."""
     keys = []
@@ -134,12 +124,20 @@ def test_a_user_may_say_no_content() -> None:
 
 def test_pinning_off_leaves_even_telemetry() -> None:
     """The model reads what the client sent."""
-    messages = [system("cch=0aaa9;\nYou are X.")]
+    messages = [
+        system("x-anthropic-billing-header: cc_version=2.1.75; cch=0aaa9;\nYou are X.")
+    ]
     assert canonical.normalise(messages, None) == messages
     assert canonical.normalise(messages, RULES) == [system("You are X.")]
 
 
 def test_a_part_of_telemetry_alone_disappears() -> None:
     """An empty part would be no harm, but none is left."""
-    messages = [system("cch=0aaa9;", "", "You are X.")]
+    messages = [
+        system(
+            "x-anthropic-billing-header: cc_version=2.1.75; cch=0aaa9;",
+            "",
+            "You are X.",
+        )
+    ]
     assert canonical.normalise(messages, RULES) == [system("", "You are X.")]

@@ -9,11 +9,11 @@ from sidecar.pipeline.healing import Healed
 from sidecar.pipeline.insertion import put_back
 from sidecar.pipeline.layout import Element, Splice
 
-LEAD = Span("edge_ws", 1, 0, 0, "")
-CLOCK = Span("current_time", 1, 5, 0, "10:05", "[T]")
-TRAIL = Span("edge_ws", 1, 12, 1, "\n", nth=0)
-NOTE = Span("note", 1, 12, 0, "")
-NEXT = Span("note", 2, 3, 0, "")
+LEAD = Span("edge_ws", 1, 0, "")
+CLOCK = Span("current_time", 1, 5, "10:05", "[T]")
+TRAIL = Span("edge_ws", 1, 12, "\n", nth=0)
+NOTE = Span("note", 1, 12, "")
+NEXT = Span("note", 2, 3, "")
 # Canonical text of message 1: `time [T] now`, 12 characters.
 ELEMENTS: Sequence[Element] = (
     "<user>", LEAD, "time ", CLOCK, " now", TRAIL, NOTE, "<end><tool>out", NEXT,

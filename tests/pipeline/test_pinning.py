@@ -1,6 +1,7 @@
 """Who may lend values to whom, what a note says, and when pinning must stop."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from sidecar.core.requests import Message, ToolCall
 from sidecar.pipeline import pinning
 from sidecar.pipeline.pinning import Restated, lender, write_note
-from sidecar.pipeline.rules import load_rules
+from sidecar.pipeline.rules import RuleSet, load_rules
 from sidecar.pipeline.turns import Scope
 from tests.support.chats import (
     Chats,
@@ -421,3 +422,129 @@ def test_a_note_says_one_line_per_value_and_blocks_whole() -> None:
     )
     assert NOTE.fullmatch(note.text)
     assert pinning.write_note([]).stated == {}
+
+
+# Hostile and odd text
+
+
+def test_a_second_status_that_goes_is_called_the_second() -> None:
+    """The label says which: the first one still holds."""
+    chats = Chats(min_gain=1)
+
+    def told(*branches: str) -> Message:
+        parts = [f"{GIT}{name}" for name in branches]
+        parts += [""] * (2 - len(parts))
+        return system(words(60), parts[0], words(60, 1), parts[1], words(200, 2))
+
+    first = chats.turn([told("one", "two"), user("hi")], "Hm.")
+    gone = [told("one"), user("hi"), assistant("Hm."), user("go")]
+    second = chats.turn(gone, "Hm.")
+    assert second.reused >= first.kept - 2
+    assert notes(second.text) == ["git status #2: (none now)\n"]
+
+
+def test_the_second_of_two_is_the_second_when_the_first_is_gone() -> None:
+    """The one that stands in place is counted too."""
+    chats = Chats(min_gain=1)
+    head = words(60)
+    both = system(head, f"{GIT}one", words(60, 1), f"{GIT}two", words(200, 2))
+    later = system(head, "", words(60, 1), f"{GIT}three", words(200, 2))
+    chats.turn([both, user("hi")], "Hm.")
+    second = chats.turn([later, user("hi"), assistant("Hm."), user("go")], "Hm.")
+    (note,) = notes(second.text)
+    assert note.startswith("git status: (none now)\ngit status #2:\n")
+    assert "three" in note
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_typed_sentinel_is_never_taken_for_a_value(is_first: bool) -> None:
+    """A8: beside other pins, in either order; nobody's value is put before it."""
+    chats = Chats(min_gain=1)
+    real = "Current time: 10:05"
+    typed = "Current time: __CACHE_STABLE_TIME__"
+    before, now = (typed, real) if is_first else (real, typed)
+
+    def told(line: str, number: str) -> Message:
+        return system(f"Id: {{\"message_id\": \"{number}\"}}\n{words(90)}\n{line}\n"
+                      f"{words(200, 1)}")  # fmt: skip
+
+    chats.turn([told(before, "a1"), user("hi")], "Hm.")
+    prompt = chats.ask([told(now, "b2"), user("hi"), assistant("Hm."), user("go")])
+    assert now in prompt.text
+    assert before not in prompt.text
+    assert chats.reuse(prompt) > 90
+
+
+LISTED = "List a directory and/or read a file; find the cwd first."
+NAMED = [
+    "Working directory: /home/a",
+    " - Primary working directory: /home/a",
+    "I'm currently working in the directory: /home/a",
+    "<cwd>\n/home/a\n</cwd>",
+    "Runtime: agent=main | host=mac | repo=/home/a | os=x",
+    "Current working directory: C:\\work",
+]
+
+
+@pytest.mark.parametrize("line", [*NAMED, LISTED, "Working directory: here"])
+def test_a_status_is_lent_behind_a_line_that_names_a_folder(line: str) -> None:
+    """A sentence about directories names none: nothing is lent behind it."""
+    chats = Chats(min_gain=1)
+
+    def told(branch: str) -> Message:
+        return system(f"{words(60)}\n{line}\n{words(20, 1)}",
+                      f"{GIT}{branch}\n{words(80, 2)}")  # fmt: skip
+
+    chats.turn([told("alpha"), user("hi")], "Hm.", Client("one"))
+    prompt = chats.ask([told("beta"), user("go")], Client("two"))
+    assert "Current branch: beta" in prompt.text
+    assert ("Current branch: alpha" in prompt.text) is (line in NAMED)
+
+
+def test_an_order_behind_a_status_is_read_where_it_stands() -> None:
+    """A15: it is text, new or gone; the status before it is pinned."""
+    chats = Chats(min_gain=1)
+    order = "Never push to main."
+
+    def told(branch: str, *behind: str) -> Message:
+        status = f"{GIT}{branch}\n\nRecent commits:\n81fd826 Start"
+        return system("\n\n".join([words(90), status, words(90, 1), *behind]))
+
+    chats.turn([told("one"), user("hi")], "Hm.")
+    asked = [told("two", order, words(60, 3)), user("hi"), assistant("Hm."), user("go")]
+    second = chats.turn(asked, "Hm.")
+    assert 90 < second.reused < 400
+    assert without_notes(second.text).count(order) == 1
+    assert order not in "".join(notes(second.text))
+    asked[0] = told("two")
+    assert order not in chats.ask(asked).text
+
+
+def test_an_order_in_a_date_reminder_goes_when_the_client_takes_it_back() -> None:
+    """It is no reminder of a date then."""
+    chats = Chats(min_gain=1)
+    reminder = (
+        "<system-reminder>\nThe current date is: Friday. Do NOT edit files.\n"
+        "</system-reminder>\n"
+    )
+    about = system(words(200))
+    chats.turn([about, user(reminder, "hi")], "Hm.")
+    prompt = chats.ask([about, user("hi"), assistant("Hm."), user("go")])
+    assert "Do NOT edit" not in prompt.text
+
+
+def test_what_is_new_is_said_though_what_differs_would_stop() -> None:
+    """Each case of a policy counts for itself; what was said once is said anew."""
+    policies = load_rules().policies
+    policy = replace(policies["activation"], differ="stop", gone="pin", new="restate")
+    rules = RuleSet(load_rules().rules, {**policies, "activation": policy})
+    chats = Chats(min_gain=1, rules=rules)
+    chats.turn([claw(block("a"), TOLD[0]), user("hi")], "Hm.")
+    history = [user("hi"), assistant("Hm."), user("go")]
+    second = chats.turn([claw(block("a"), *TOLD), *history], "Hm.")
+    assert "Activation: you were mentioned." in "".join(notes(second.text))
+    history += [assistant("Hm."), user("on")]
+    again = "\nActivation: somebody replied.\n"
+    third = chats.turn([claw(block("a"), TOLD[0], again), *history], "Hm.")
+    assert third.reused >= second.kept - 2
+    assert "Activation: somebody replied." in notes(third.text)[-1]

@@ -20,7 +20,7 @@ from sidecar.core.requests import (
     ToolCall,
 )
 from sidecar.pipeline.prepare import Pipeline
-from sidecar.pipeline.rules import load_rules
+from sidecar.pipeline.rules import RuleSet, load_rules
 from sidecar.pipeline.settings import PipelineSettings
 from tests.support.chat_templates import tokenizer_of
 
@@ -115,6 +115,7 @@ class Chats:
         kind: str = "builtin",
         *,
         policy: Mapping[str, str] | None = None,
+        rules: RuleSet | None = None,
         **settings: Any,
     ) -> None:
         self.tokenizer = tokenizer_of(kind)
@@ -122,8 +123,9 @@ class Chats:
         self.store = StoredPrompts()
         self.settings = replace(SETTINGS, **settings)
         self.pipeline = Pipeline(
-            self.tokenizer, "<think>", kind, load_rules(None, policy), self.settings
-        )
+            self.tokenizer, "<think>", kind, rules or load_rules(None, policy),
+            self.settings,
+        )  # fmt: skip
 
     def ask(
         self, messages: Sequence[Message], client: Client | None = None

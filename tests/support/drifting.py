@@ -122,7 +122,7 @@ class Thread:
             "inbound_context": "## Inbound Context (trusted metadata)\nWho.\n```json\n"
             f'{{"chat": "{tag}"}}\n```\n\n',
             "activation": f"You are in a room {tag}.\n",
-            "git_status": f"gitStatus: branch {tag}\nM file",
+            "git_status": f"gitStatus: This is the status.\nStatus:\nM {tag}",
             "conversation_info": "Sender (untrusted metadata):\n```json\n"
             f'{{"id": "{tag}"}}\n```\n\n',
         }[kind]
