@@ -23,6 +23,7 @@ import numpy as np
 from sidecar.core.prompt import CanonicalIds
 from sidecar.pipeline.assembly import BLOCK_LEN
 from sidecar.pipeline.canonical import SpanKey
+from sidecar.pipeline.notes import Note
 from sidecar.pipeline.turns import Scope
 
 _MOST_RECORDS = 4096
@@ -44,14 +45,6 @@ class StoredSpan:
     value: str
     settled: int
     sentinel: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A tail note that stands in M: its text, and the value it states for each span."""
-
-    text: str
-    stated: Mapping[SpanKey, str]
 
 
 @dataclass(eq=False)

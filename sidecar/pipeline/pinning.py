@@ -11,23 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sidecar.pipeline.canonical import Span, SpanKey
-from sidecar.pipeline.lineage import LineageRecord, Note
+from sidecar.pipeline.lineage import LineageRecord
+from sidecar.pipeline.notes import Note, Restated, write_note
 from sidecar.pipeline.rules import Action, Policy
 from sidecar.pipeline.turns import Scope
 
 _OF_A_PROJECT = ("git_status", "folder_tree")
-_NONE_NOW = "(none now)"
-_HEAD = "<context-update>\nThese values replace the ones given above.\n"
-_TAIL = "</context-update>"
-
-
-@dataclass(frozen=True, slots=True)
-class Restated:
-    """A value that the tail note must say; "" if the span is gone."""
-
-    key: SpanKey
-    ordinal: int
-    value: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +27,9 @@ class Pins:
     Args:
         values: what stands in M, where that is not the request's own.
         gone: spans of the record the request has not, to be put back in place.
-        restated: what the new tail note says. stopped_by: the kind that ended it.
+        restated: what the new tail note says; it takes the place of the one that the
+            last message had when it was asked before. stopped_by: the kind that ended
+            the walk.
     """
 
     values: Mapping[SpanKey, str]
@@ -110,10 +101,18 @@ def choose(
         for pair in taken
         if pair.key[2] == "note" and pair.stored
     }
+    restated = _to_restate(taken, notes, policy)
+    if last_note in notes:  # it was asked before, and is asked again
+        kept = notes.pop(last_note)
+        restated = _to_restate(taken, notes, policy)
+        if write_note(restated).stated == kept.stated:
+            notes[last_note], restated = kept, ()
+        else:
+            taken = [p for p in taken if (p.key[0], p.key[2]) != (last_note, "note")]
     return Pins(
         values={p.key: p.stored for p in taken if p.own != p.stored},
         gone=tuple(p.key for p in taken if p.span is None and p.stored),
-        restated=_to_restate(taken, notes, policy),
+        restated=restated,
         notes=notes,
         stopped_by=stopped_by,
     )
@@ -166,22 +165,6 @@ def _to_restate(
         # What a note has said once must be taken back as well.
         and (pair.key in stated or _action(pair, policy) == "restate")
     )
-
-
-def write_note(restated: Sequence[Restated]) -> Note:
-    """The tail note that says these values."""
-    lines = [_line(item) for item in restated]
-    text = "\n\n" + _HEAD + "".join(lines) + _TAIL
-    return Note(text, {item.key: item.value for item in restated})
-
-
-def _line(item: Restated) -> str:
-    kind = item.key[2]
-    label = kind if kind == "message_id" else kind.replace("_", " ")
-    if item.ordinal:
-        label += f" #{item.ordinal + 1}"
-    value = item.value.strip("\n") or _NONE_NOW
-    return f"{label}:{chr(10) if chr(10) in value else ' '}{value}\n"
 
 
 def lender(

@@ -6,6 +6,7 @@ heal -> find volatile spans -> render, once plain and once with marks -> canonic
 """
 
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -84,11 +85,20 @@ class Pipeline:
             pinning=settings.pinning,
         )  # fmt: skip
 
-    def prepare(self, request: ChatRequest, matcher: PrefixMatcher) -> PreparedPrompt:
+    def prepare(
+        self,
+        request: ChatRequest,
+        matcher: PrefixMatcher,
+        most_tokens: int = sys.maxsize,
+    ) -> PreparedPrompt:
         """
         Find the form of a request that reuses most, and say nothing false in it.
 
-        Raises BadRequest if the template refuses the conversation.
+        Args:
+            most_tokens: the longest prompt that can be answered.
+
+        Raises:
+            BadRequest: the template refuses the conversation.
         """
         thinking = request.thinking.enabled
         if thinking is None:
@@ -103,7 +113,7 @@ class Pipeline:
             lambda m: self.template.render(m, tools, kwargs),
         )  # fmt: skip
         question = self._question(request, found, layout, frame)
-        answer = self._chooser.choose(question, matcher)
+        answer = self._chooser.choose(question, matcher, most_tokens)
         if self._settings.verify and not self._says_its_text(answer):
             self.counters.add("invariant_violation")
             answer = self._chooser.plain(question, matcher)

@@ -13,10 +13,10 @@ from sidecar.pipeline.layout import Element
 from sidecar.pipeline.lineage import (
     LineageIndex,
     LineageRecord,
-    Note,
     StoredSpan,
     pack,
 )
+from sidecar.pipeline.notes import Note, most_for_notes, quotes_a_note, write_note
 from sidecar.pipeline.pinning import Pins
 from sidecar.pipeline.rules import RuleSet
 from sidecar.pipeline.turns import Scope
@@ -56,6 +56,11 @@ class Answer:
     reused_len: int
     closest: tuple[LineageRecord, int] | None
 
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.assembled.ids)
+
 
 class ReuseChooser:
     """
@@ -81,14 +86,23 @@ class ReuseChooser:
         self._min_gain = min_gain
         self._pinning = pinning
 
-    def choose(self, question: Question, matcher: PrefixMatcher) -> Answer:
-        """The best form of the prompt; the plain one unless pins clearly gain."""
+    def choose(
+        self, question: Question, matcher: PrefixMatcher, most_tokens: int
+    ) -> Answer:
+        """
+        The best form of the prompt; the plain one unless pins clearly gain.
+
+        Args:
+            most_tokens: longest prompt that can be answered; a longer form is taken
+                for no gain.
+        """
         plain = self._assemble(question, None)
         strict_len = matcher.match_len(plain.assembled.ids)
         found = self._lineage.candidates(pack(question.canonical.ids))
         best = _with_lengths(plain, strict_len, strict_len, found)
-        if not self._pinning:
+        if not self._pinning or quotes_a_note(question.elements):
             return best
+        most_tokens = min(most_tokens, plain.length + most_for_notes(plain.length))
         seen: set[object] = set()
         for record, shared_len in found:
             pins = self._walk(question, record, shared_len)
@@ -97,15 +111,17 @@ class ReuseChooser:
                 continue
             seen.add(shape)
             answer = self._assemble(question, (pins, record))
+            if answer.length > most_tokens:
+                continue
             reused_len = matcher.match_len(answer.assembled.ids)
-            cost = len(answer.assembled.ids) - len(plain.assembled.ids)
+            cost = answer.length - plain.length
             gain = reused_len - strict_len
             if gain < self._min_gain or gain <= cost or reused_len <= best.reused_len:
                 continue
             best = _with_lengths(answer, strict_len, reused_len, found)
             self._lineage.touch(record)
             unshared = len(question.canonical.ids) - shared_len
-            if len(answer.assembled.ids) - reused_len <= unshared + cost + 2:
+            if answer.length - reused_len <= unshared + cost + 2:
                 break  # all that this or any other record shares is reused
         return best
 
@@ -175,9 +191,6 @@ def _add_note(
     if not slots:
         return
     slot = slots[-1]
-    new = pinning.write_note(pins.restated)
-    old = notes.get(slot.message)
-    if old is not None:
-        new = Note(old.text + new.text, {**old.stated, **new.stated})
-    notes[slot.message] = new
-    values[slot.key] = new.text
+    note = write_note(pins.restated)
+    notes[slot.message] = note
+    values[slot.key] = note.text

@@ -58,7 +58,7 @@ class ChatService:
         """
         with contextlib.ExitStack() as resources:
             served = resources.enter_context(self._pool.lease(request.model))
-            prompt = served.pipeline.prepare(request, served.engine.store)
+            prompt = served.prepare(request)
             found = forecast(served.engine, prompt, request.options.max_tokens)
             require_ttft(found, request.options.max_ttft_s)
             tools = offered_tools(request)
@@ -83,7 +83,7 @@ class ChatService:
     def probe(self, request: ChatRequest) -> Forecast:
         """What a chat request would cost; nothing is generated or remembered."""
         with self._pool.lease(request.model) as served:
-            prompt = served.pipeline.prepare(request, served.engine.store)
+            prompt = served.prepare(request)
             return forecast(served.engine, prompt, request.options.max_tokens)
 
     def start_completion(

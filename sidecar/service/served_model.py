@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from sidecar.core.prompt import PreparedPrompt
+from sidecar.core.requests import ChatRequest
 from sidecar.engine.text import TextEngine
 from sidecar.pipeline.prepare import Pipeline
 
@@ -17,6 +19,16 @@ class ServedModel:
     def max_context(self) -> int:
         """Most tokens of prompt and answer together that fit now."""
         return self.engine.fitting_context
+
+    def prepare(self, request: ChatRequest) -> PreparedPrompt:
+        """
+        What the model reads for a request, in the form that reuses most.
+
+        Raises:
+            BadRequest: the template refuses the conversation.
+        """
+        longest = self.engine.max_context - 1  # there must be room for an answer
+        return self.pipeline.prepare(request, self.engine.store, longest)
 
     def drain(self) -> None:
         """Take no new work."""

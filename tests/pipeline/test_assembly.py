@@ -2,6 +2,7 @@
 
 from sidecar.pipeline.assembly import end_of_message
 from tests.support.chats import Chats, assistant, system, user, words
+from tests.support.volatile import OPENER
 
 
 def test_a_message_that_grew_is_not_the_same_message() -> None:
@@ -23,10 +24,10 @@ def test_a_note_is_not_put_into_the_middle_of_a_message_that_grew() -> None:
 
     chats.turn([system(instructions(10)), user("one")])
     asked = [system(instructions(11)), user("one"), assistant("Fine."), user("two")]
-    assert "<context-update>" in chats.turn(asked).text
+    assert OPENER in chats.turn(asked).text
     longer = [*asked[:-1], user("two and three")]
     text = chats.ask(longer).text
-    assert text.index("two and three") < text.index("<context-update>")
+    assert text.index("two and three") < text.index(OPENER)
 
 
 def test_a_message_ends_where_the_next_begins() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from sidecar.core.requests import Message
 from tests.support.chats import Chats, Client, Said, assistant, system, user, words
-from tests.support.volatile import block, clock, notes, project, without_notes
+from tests.support.volatile import CLOSER, block, clock, notes, project, without_notes
 
 
 def ask_id(value: str) -> Message:
@@ -22,7 +22,7 @@ def test_a1_an_id_that_differs_stays_and_is_said_again() -> None:
     assert chats.reuse(prompt) == first.kept
     assert '"message_id": "a1b2c3d4e5f6"' in prompt.text
     assert notes(prompt.text) == ["message_id: 77\n"]
-    assert prompt.text.endswith("</context-update><|im_end|>\n<|im_start|>assistant\n")
+    assert prompt.text.endswith(f"{CLOSER}<|im_end|>\n<|im_start|>assistant\n")
     assert (prompt.report.pinned, prompt.report.restated) == (
         ("message_id",), ("message_id",),
     )  # fmt: skip
@@ -132,10 +132,10 @@ def test_a9_without_a_proof_reuse_is_strict(kind: str) -> None:
 
 def test_a10_a_small_gain_is_not_worth_a_note() -> None:
     """Below CACHE_PIN_MIN_GAIN, or below what the note costs, M is the request."""
-    chats, eager = Chats(), Chats(min_gain=1)
+    chats, eager = Chats(min_gain=200), Chats(min_gain=1)
     for each in (chats, eager):
-        each.turn([clock("10:05", 40), user("hi")])
-    asked = [clock("10:06", 40), user("hi")]
+        each.turn([clock("10:05", 120), user("hi")])
+    asked = [clock("10:06", 120), user("hi")]
     prompt = chats.ask(asked)
     assert prompt.text == chats.plain_text(asked)
     assert prompt.report.match == "strict"

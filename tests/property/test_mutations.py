@@ -19,7 +19,7 @@ import sidecar.cache.store as store_module
 from sidecar.cache import kv_layers, lending, radix
 from sidecar.cache.radix import path_to
 from sidecar.cache.store import PrefixStore
-from sidecar.pipeline import assembly, pinning, prepare
+from sidecar.pipeline import assembly, pinning, prepare, reuse
 from sidecar.pipeline.healing import HealingStore
 from tests.support.oracle import Player
 from tests.support.oracle_rig import Rig, running_rig
@@ -227,7 +227,7 @@ def a_note_with_another_value() -> AbstractContextManager[None]:
 
         return wrong
 
-    return patched(pinning, "write_note", make)
+    return patched(reuse, "write_note", make)
 
 
 def the_words_of_another_turn() -> AbstractContextManager[None]:

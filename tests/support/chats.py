@@ -6,6 +6,7 @@ The store is a plain list of what was kept; the "model" says what the test decid
 
 import json
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -100,6 +101,7 @@ class Client:
     tools: tuple[Tool, ...] = ()
     thinking: bool | None = True
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    most_tokens: int = sys.maxsize
 
 
 class Chats:
@@ -146,7 +148,7 @@ class Chats:
             template_kwargs=client.kwargs,
             client=ClientInfo(client.session, client.agent, client.key),
         )
-        return self.pipeline.prepare(request, self.store)
+        return self.pipeline.prepare(request, self.store, client.most_tokens)
 
     def check(self, prompt: PreparedPrompt) -> None:
         """Ids and text are the same; marks never leak; boundaries are in place."""

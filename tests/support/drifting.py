@@ -15,6 +15,7 @@ from itertools import count
 
 from sidecar.core.requests import Message, ToolCall
 from tests.support.chats import Chats, Client, Said, system, user, words
+from tests.support.volatile import CLOSER, OPENER
 
 RESTATED = ("current_time", "message_id", "subagent_runtime", "inbound_context",
             "activation", "git_status")  # fmt: skip
@@ -23,7 +24,7 @@ _LABEL = re.compile(
     "(" + "|".join(k if k == "message_id" else k.replace("_", " ") for k in RESTATED)
     + r")(?: #(\d+))?:(?: (.*))?"
 )  # fmt: skip
-_NOTES = r"((?:\n\n<context-update>\n(?s:.*?)</context-update>)*)"
+_NOTES = rf"((?:\n\n{OPENER}\n(?s:.*?){CLOSER})*)"
 _EDGE = r"[ \n\t]*"
 _NONE = "(none now)"
 Place = tuple[str, int]  # kind, ordinal
@@ -320,7 +321,7 @@ class Reader:
                 place = (label[1].replace(" ", "_"), int(label[2] or 1) - 1)
                 assert place in self._places, line
                 stated[place] = label[3] or ""
-            elif line == "</context-update>" or line.startswith("<context-update>"):
+            elif line in (OPENER, CLOSER):
                 place = None
             elif place is not None:
                 stated[place] += f"\n{line}"

@@ -20,10 +20,11 @@ from tests.support.oracle_talk import (
     kinds_in_order,
     thread,
 )
+from tests.support.volatile import CLOSER, OPENER
 
 _TURN = re.compile(r"<\|im_start\|>(system|user|assistant)\n?(.*?)<\|im_end\|>\n", re.S)
-_NOTE = re.compile(r"<context-update>\n(.*?)</context-update>", re.S)
-_NOTES = r"((?:\n\n<context-update>\n.*?</context-update>)*)"
+_NOTE = re.compile(rf"{OPENER}\n(.*?){CLOSER}", re.S)
+_NOTES = rf"((?:\n\n{OPENER}\n.*?{CLOSER})*)"
 _LABELS = (
     "message_id", "subagent runtime", "current time", "inbound context", "git status",
     "folder tree",

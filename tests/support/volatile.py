@@ -3,16 +3,18 @@
 import re
 
 from sidecar.core.requests import Message
+from sidecar.pipeline.notes import MARK
 from tests.support.chats import system, words
 
-NOTE = re.compile(r"\n\n<context-update>\n.*?</context-update>", re.DOTALL)
-HEAD = "<context-update>\nThese values replace the ones given above.\n"
+OPENER, CLOSER = f"<context-update {MARK}>", f"</context-update {MARK}>"
+NOTE = re.compile(rf"\n\n{OPENER}\n.*?{CLOSER}", re.DOTALL)
+HEAD = f"{OPENER}\nThese values replace the ones given above.\n"
 
 
 def notes(text: str) -> list[str]:
     """What each tail note says, in order."""
     return [
-        note.strip().removeprefix(HEAD).removesuffix("</context-update>")
+        note.strip().removeprefix(HEAD).removesuffix(CLOSER)
         for note in NOTE.findall(text)
     ]
 

@@ -114,7 +114,7 @@ def test_what_the_server_pinned_and_restated_is_told(
     assert lines["restated"] == ["-", "current_time"]
     assert lines["match"] == ["none", "pinned"]
     assert int(lines["reused"][1]) > int(lines["reused without pins"][1])
-    assert "| '\\n\\n<context-update>" in shown
+    assert "| '\\n\\n<context-update " in shown
 
 
 def test_a_log_without_content_tells_what_it_has(
