@@ -27,8 +27,11 @@ from sidecar.pipeline.notes import Note
 from sidecar.pipeline.turns import Scope
 
 _MOST_RECORDS = 4096
-_MOST_IDS = 16 << 20  # some 15 bytes each
+_MOST_BYTES = 256 << 20
+_BYTES_PER_ID = 15  # itself, its share of a block hash and of that one's entry
+_BYTES_PER_SPAN = 300
 _MOST_PER_BLOCK = 8
+_MOST_PER_THREAD = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,13 @@ class LineageRecord:
     touched: float = field(default_factory=time.monotonic)
     hits: int = 0
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it takes, about; values and notes may be longer than the prompt."""
+        values = sum(_BYTES_PER_SPAN + 4 * len(span.value) for span in self.spans)
+        notes = sum(4 * len(note.text) for note in self.notes.values())
+        return _BYTES_PER_ID * len(self.canonical) + values + notes
+
     def common_len(self, other: array[int]) -> int:
         """Length in canonical ids of the common beginning."""
         size = min(len(self.canonical), len(other))
@@ -80,36 +90,63 @@ class LineageIndex:
     """
     Records of one model key. Any thread.
 
+    A thread's last records are found without their blocks: equal prompts of others
+    cannot push them out.
+
     Args:
         model_key: seed of the hash chain. ttl_s: 0 keeps records for ever.
         use_blocks: False scans all records, with the same result (for comparison).
+        most_bytes: cap over all records; the least recently used leaves first.
     """
 
-    def __init__(self, model_key: str, ttl_s: float, *, use_blocks: bool) -> None:
+    def __init__(
+        self,
+        model_key: str,
+        ttl_s: float,
+        *,
+        use_blocks: bool,
+        most_bytes: int = _MOST_BYTES,
+    ) -> None:
         self._seed = hashlib.sha256(model_key.encode()).digest()
         self._ttl_s = ttl_s
         self._use_blocks = use_blocks
         self._records: OrderedDict[int, LineageRecord] = OrderedDict()
         self._blocks: dict[int, _Holders] = {}
-        self._num_ids = 0
+        self._threads: dict[Scope, _Holders] = {}
+        self._most_bytes = most_bytes
+        self._num_bytes = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._records)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all records, about."""
+        return self._num_bytes
+
     def candidates(
-        self, canonical: array[int], most: int = 8
+        self, canonical: array[int], scope: Scope, most: int = 8
     ) -> list[tuple[LineageRecord, int]]:
-        """Records that share a beginning, deepest first, with the shared length."""
+        """
+        Records that share a beginning, deepest first, with the shared length.
+
+        Args:
+            most: of the thread's own, and of others each.
+        """
         hashes = self._hashes(canonical)
         with self._lock:
             self._expire()
             found = self._by_block(hashes, most) if self._use_blocks else None
-            records = list(self._records.values()) if found is None else found
+            others = list(self._records.values()) if found is None else found
+            own = self._threads.get(scope, ())
+        records = [*own, *(record for record in others if record not in own)]
         shared = [(r, r.common_len(canonical)) for r in records]
         shared = [(r, n) for r, n in shared if n >= BLOCK_LEN]
         shared.sort(key=lambda item: (item[1], item[0].touched), reverse=True)
-        return shared[:most]
+        mine = [item for item in shared if item[0].scope == scope][:most]
+        rest = [item for item in shared if item[0].scope != scope][:most]
+        return [item for item in shared if item in mine or item in rest]
 
     def add(self, record: LineageRecord) -> None:
         """Keep a record; an equal prompt of the same scope is replaced."""
@@ -118,9 +155,13 @@ class LineageIndex:
             for old in self._equals(record):
                 self._remove(old)
             self._records[id(record)] = record
-            self._num_ids += len(record.canonical)
+            self._num_bytes += record.num_bytes
+            own = (*self._threads.get(record.scope, ()), record)
+            self._threads[record.scope] = own[-_MOST_PER_THREAD:]
             self._replace(record, lambda old: (*old, record)[-_MOST_PER_BLOCK:])
-            while len(self._records) > _MOST_RECORDS or self._num_ids > _MOST_IDS:
+            while self._records and (
+                len(self._records) > _MOST_RECORDS or self._num_bytes > self._most_bytes
+            ):
                 self._remove(next(iter(self._records.values())))
 
     def touch(self, record: LineageRecord) -> None:
@@ -136,7 +177,8 @@ class LineageIndex:
         with self._lock:
             self._records.clear()
             self._blocks.clear()
-            self._num_ids = 0
+            self._threads.clear()
+            self._num_bytes = 0
 
     def _by_block(self, hashes: array[int], most: int) -> list[LineageRecord]:
         found: dict[int, LineageRecord] = {}
@@ -171,7 +213,12 @@ class LineageIndex:
 
     def _remove(self, record: LineageRecord) -> None:
         self._records.pop(id(record), None)
-        self._num_ids -= len(record.canonical)
+        self._num_bytes -= record.num_bytes
+        own = self._threads.get(record.scope, ())
+        if left := tuple(r for r in own if r is not record):
+            self._threads[record.scope] = left
+        else:
+            self._threads.pop(record.scope, None)
         self._replace(record, lambda old: tuple(r for r in old if r is not record))
 
     def _replace(

@@ -165,6 +165,15 @@ class Pipeline:
         known = KnownTurn(draft.context, scope, turn, draft.told)
         self.healing.record(visible, known, ids)
 
+    def keep_past(self, prompt: PreparedPrompt) -> None:
+        """
+        Remember what a prompt looked like whose answer was broken off.
+
+        Some of it may have been computed: asked again with a new clock, it goes on.
+        """
+        draft: Draft = prompt.draft
+        self.lineage.add(draft.record)
+
     def forget(self) -> None:
         """Forget all prompts, turns and conversations."""
         self.lineage.clear()

@@ -98,7 +98,8 @@ class ReuseChooser:
         """
         plain = self._assemble(question, None)
         strict_len = matcher.match_len(plain.assembled.ids)
-        found = self._lineage.candidates(pack(question.canonical.ids))
+        canonical = pack(question.canonical.ids)
+        found = self._lineage.candidates(canonical, question.scope)
         best = _with_lengths(plain, strict_len, strict_len, found)
         if not self._pinning or quotes_a_note(question.elements):
             return best

@@ -15,6 +15,8 @@ from sidecar.engine.job import ChoiceEnded
 from sidecar.pipeline.prepare import Pipeline
 from sidecar.service.request_log import RequestLog
 
+_BROKEN_OFF = ("cancelled", "client_gone", "timeout")
+
 
 class TurnRecorder:
     """Collects what the first choice of a chat answer shows. One thread."""
@@ -65,7 +67,9 @@ class TurnRecorder:
         return Usage(len(prompt.model_ids), 0, prompt.report.reused_len, 0)
 
     def report(self, numbers: dict[str, Any]) -> None:
-        """Tell how it ended."""
+        """Tell how it ended; what was broken off may be asked again."""
+        if numbers["outcome"] in _BROKEN_OFF:
+            self._pipeline.keep_past(self._prompt)
         self._pipeline.note_cost(
             self._prompt, numbers["prompt_tokens"] - numbers["cached_tokens"]
         )

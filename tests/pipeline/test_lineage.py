@@ -8,7 +8,7 @@ import pytest
 
 from sidecar.pipeline import lineage
 from sidecar.pipeline.assembly import BLOCK_LEN
-from sidecar.pipeline.lineage import LineageIndex, LineageRecord, pack
+from sidecar.pipeline.lineage import LineageIndex, LineageRecord, StoredSpan, pack
 from sidecar.pipeline.turns import Scope
 
 SCOPE = Scope("key", "s", "thread")
@@ -28,7 +28,7 @@ def blocks(*names: int) -> list[int]:
 
 
 def found(of: LineageIndex, ids: Sequence[int]) -> list[tuple[list[int], int]]:
-    return [(list(r.canonical), n) for r, n in of.candidates(array("I", ids))]
+    return [(list(r.canonical), n) for r, n in of.candidates(array("I", ids), SCOPE)]
 
 
 @pytest.mark.parametrize("use_blocks", [True, False])
@@ -89,7 +89,7 @@ def test_records_leave_by_number_and_by_size(monkeypatch: pytest.MonkeyPatch) ->
     assert [bool(found(known, blocks(n))) for n in range(4)] == [
         True, False, True, True,
     ]  # fmt: skip
-    monkeypatch.setattr(lineage, "_MOST_IDS", 3 * BLOCK_LEN)
+    monkeypatch.setattr(known, "_most_bytes", 3 * record(blocks(0)).num_bytes)
     known.add(record(blocks(4, 5)))
     assert [bool(found(known, blocks(n))) for n in range(5)] == [
         False, False, False, True, True,
@@ -182,3 +182,49 @@ def test_a_record_outlives_those_that_shared_its_beginning(use_blocks: bool) -> 
     for asked in (blocks(1, 2, 3, 4, 5, 6), blocks(1, 2, 3, 9)):
         assert found(known, asked)[0][0] == blocks(1, 2, 3, 4, 5)
     assert len(known) == 1
+
+
+def test_equal_prompts_of_others_do_not_push_a_threads_own_out() -> None:
+    """Hundreds of sessions of one agent begin alike."""
+    known = index()
+    mine = record(blocks(1, 2, 3))
+    known.add(mine)
+    for number in range(200):
+        known.add(record(blocks(1, 2, 3), Scope("key", f"s{number}", "thread")))
+    shared = known.candidates(array("I", blocks(1, 2, 4)), SCOPE)
+    assert (mine, 2 * BLOCK_LEN) in shared
+    assert len(shared) == 9  # its own, and eight of others
+
+
+def test_a_thread_finds_its_last_eight() -> None:
+    """The older ones are found by their blocks, if at all."""
+    known = index()
+    records = [record(blocks(1, number)) for number in range(2, 12)]
+    for one in records:
+        known.add(one)
+    shared = known.candidates(array("I", blocks(1, 99)), SCOPE)
+    assert [one for one, _ in shared] == records[:1:-1]
+
+
+def test_long_values_count() -> None:
+    """A megabyte of status in each record, behind some ids: the oldest leave."""
+    known = LineageIndex("model", 0, use_blocks=True, most_bytes=10_000_000)
+    for number in range(20):
+        one = record(blocks(number))
+        one.spans = (StoredSpan((0, 0, "git_status", 0), "x" * 1_000_000, 0),)
+        known.add(one)
+        assert known.num_bytes <= 10_000_000
+    assert len(known) == 2
+    known.clear()
+    assert (len(known), known.num_bytes) == (0, 0)
+
+
+def test_a_record_that_leaves_gives_its_bytes_back() -> None:
+    """Replaced or expired, nothing is left of it."""
+    known = index(ttl_s=0.001)
+    for _ in range(5):
+        known.add(record(blocks(1, 2)))
+    assert len(known) == 1
+    time.sleep(0.002)
+    assert found(known, blocks(1)) == []
+    assert (len(known), known.num_bytes) == (0, 0)

@@ -233,7 +233,9 @@ def test_b5_a_deep_match_does_not_shadow_a_good_one(use_blocks: bool) -> None:
     good = chats.turn(asked("10:05", "me", f"{short}\nsomething else"))
     chats.turn(asked("10:05", "you", long))
     prompt = chats.ask(asked("10:06", "me", long))
-    candidates = chats.pipeline.lineage.candidates(prompt.draft.record.canonical)
+    candidates = chats.pipeline.lineage.candidates(
+        prompt.draft.record.canonical, prompt.draft.record.scope
+    )
     depths = [depth for _, depth in candidates]
     assert depths[0] > 4250
     assert 1950 < depths[1] < 2100
@@ -257,7 +259,9 @@ def test_b5_a_path_that_was_mostly_evicted_does_not_shadow_a_whole_one(
     kept_len = len(evicted.prompt.model_ids) // 6
     chats.store.add(evicted.prompt.model_ids[:kept_len])
     prompt = chats.ask([clock("10:07"), user(long), user("end")])
-    candidates = chats.pipeline.lineage.candidates(prompt.draft.record.canonical)
+    candidates = chats.pipeline.lineage.candidates(
+        prompt.draft.record.canonical, prompt.draft.record.scope
+    )
     assert [record for record, _ in candidates] == [
         evicted.prompt.draft.record, whole.prompt.draft.record
     ]  # fmt: skip

@@ -291,7 +291,8 @@ def test_blocks_find_what_a_linear_scan_finds(
         for index in indexes:
             index.add(record)
     question = array("I", [*_ids(asked), *tail])
-    by_block, by_scan = (index.candidates(question) for index in indexes)
+    asker = Scope("k", "0", "t")
+    by_block, by_scan = (index.candidates(question, asker) for index in indexes)
     assert by_block == by_scan
 
 

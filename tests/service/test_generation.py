@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -71,3 +72,31 @@ def test_who_was_cancelled_before_the_first_token_has_no_time_to_it(
     assert "ttft_s=- " in line
     assert "output=0 " in line
     assert "tps=0.0" in line
+
+
+def test_a_request_that_was_broken_off_is_gone_on_with_when_its_clock_has_moved(
+    endless: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was computed of the prompt is reused: the clock is said anew."""
+
+    def asked(clock: str, **options: Any) -> dict[str, Any]:
+        about = f"Current time is {clock}.\n{'Be brief and kind. ' * 200}"
+        messages = [
+            {"role": "system", "content": about},
+            {"role": "user", "content": "x"},
+        ]
+        return {"messages": messages, "session_id": "one", **options}
+
+    url = f"{endless.url}/v1/chat/completions"
+    with caplog.at_level(logging.INFO, LOGGER):
+        first = asked("10:05", stream=True)
+        with httpx.stream("POST", url, json=first, timeout=60) as answer:
+            next(answer.iter_lines())
+        told(caplog)
+    with endless.pool.lease("local") as served:
+        assert eventually(lambda: served.engine.store.num_bytes > 0, 30)
+    usage = httpx.post(url, json=asked("10:06", max_tokens=1), timeout=60).json()[
+        "usage"
+    ]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert cached > 0.9 * usage["prompt_tokens"]
