@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.core.requests import Message, ToolCall
+from sidecar.core.requests import Message, Tool, ToolCall
 from sidecar.infra.lru import Lru
 from sidecar.pipeline.canonical import MarkedMessage, SpanKey
 from sidecar.pipeline.turns import Scope, is_implicit
@@ -114,6 +114,7 @@ class Asker:
         return is_known or self.num_agreeing(turn) == len(turn.told)
 
 
+Defaults = Mapping[str, Mapping[str, Any]]  # tool, argument -> value
 _Place = tuple[str, str, str | None]  # visible hash, canonical context, API key
 
 
@@ -215,15 +216,18 @@ class HealingStore:
         for known in (self._calls, self._scopes, self._by_id):
             known.clear()
 
-    def visible_hash(self, message: Message) -> str | None:
+    def visible_hash(self, message: Message, defaults: Defaults) -> str | None:
         """The visible hash of an echoed message, by what the model gave."""
-        calls = [self._as_given(call) for call in message.tool_calls]
+        calls = [self._as_given(call, defaults) for call in message.tool_calls]
         return visible_hash(message.text, calls)
 
-    def _as_given(self, echoed: ToolCall) -> ToolCall:
-        """What the model gave, if the client did no more than add arguments."""
+    def _as_given(self, echoed: ToolCall, defaults: Defaults) -> ToolCall:
+        """What the model gave, if the client did no more than add defaults."""
         known = self._calls.get(call_key(echoed.id))
-        return known if known and _extends(echoed, known) else echoed
+        if known is None or known.name != echoed.name:
+            return echoed
+        is_same = _extends(echoed, known, defaults.get(echoed.name, {}))
+        return known if is_same else echoed
 
     def find(self, visible: str, context: Context, asker: Asker) -> KnownTurn | None:
         """
@@ -287,11 +291,29 @@ def visible_hash(text: str, calls: Sequence[ToolCall]) -> str | None:
     return _hash(json.dumps(shown, sort_keys=True, ensure_ascii=False))
 
 
-def _extends(echoed: ToolCall, known: ToolCall) -> bool:
+def defaults_of(tools: Sequence[Tool]) -> Defaults:
+    """The default values that the tools' schemas name."""
+    found = {}
+    for tool in tools:
+        properties = tool.parameters.get("properties")
+        schemas = properties.items() if isinstance(properties, dict) else ()
+        found[tool.name] = {
+            name: schema["default"]
+            for name, schema in schemas
+            if isinstance(schema, dict) and "default" in schema
+        }
+    return found
+
+
+def _extends(echoed: ToolCall, known: ToolCall, defaults: Mapping[str, Any]) -> bool:
+    """Whether all that was added are defaults: anything else the model must read."""
     given, now = _arguments(known), _arguments(echoed)
     if isinstance(given, dict) and isinstance(now, dict):
+        added = {name: now[name] for name in now if name not in given}
+        if any(name not in defaults or defaults[name] != added[name] for name in added):
+            return False
         given = {**now, **given}
-    return echoed.name == known.name and given == now
+    return bool(given == now)
 
 
 def call_key(call_id: str) -> str:

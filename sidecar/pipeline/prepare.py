@@ -192,7 +192,7 @@ class Pipeline:
         to_mark = self._ruleset if self._settings.canonicalize else None
         messages = canonical.normalise(state_choice(request), to_alter)
         to_move = to_mark and to_alter
-        return recall(self.healing, messages, request.client, frame, (to_mark, to_move))
+        return recall(self.healing, messages, request, frame, (to_mark, to_move))
 
     def _template_kwargs(
         self, request: ChatRequest, thinking: bool

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sidecar.core.requests import ClientInfo, Message, Thought
+from sidecar.core.requests import ChatRequest, Message, Thought
 from sidecar.core.turn_token import read_token
 from sidecar.pipeline.canonical import (
     MarkedMessage,
@@ -16,9 +16,11 @@ from sidecar.pipeline.healing import (
     Asker,
     Context,
     ContextHasher,
+    Defaults,
     Healed,
     HealingStore,
     KnownTurn,
+    defaults_of,
     is_edited,
 )
 from sidecar.pipeline.rules import RuleSet
@@ -53,7 +55,7 @@ class Recalled:
 def recall(
     store: HealingStore,
     messages: Sequence[Message],
-    client: ClientInfo,
+    request: ChatRequest,
     frame: Frame | None,
     rulesets: tuple[RuleSet | None, RuleSet | None],
 ) -> Recalled:
@@ -61,13 +63,14 @@ def recall(
     Find the model's own turns, and where a vanishing message was first said.
 
     Args:
+        messages: the request's, as the model is to read them.
         rulesets: for spans, and for a message that may stand elsewhere than it was
             sent; None: there are none.
     """
     to_mark, to_move = rulesets
     kept, vanishing = split_vanishing(messages, to_move)
     marked = mark(kept, to_mark)
-    own, contexts = find_turns(store, marked, client)
+    own, contexts = find_turns(store, marked, request)
     healed = {
         index: turn.healed
         for index, turn in own.items()
@@ -85,9 +88,10 @@ def recall(
 
 
 def find_turns(
-    store: HealingStore, marked: Sequence[MarkedMessage], client: ClientInfo
+    store: HealingStore, marked: Sequence[MarkedMessage], request: ChatRequest
 ) -> tuple[dict[int, KnownTurn], list[Context]]:
     """Turns found again, by message index; contexts before each, and behind all."""
+    client, defaults = request.client, defaults_of(request.tools)
     hasher = ContextHasher()
     found: dict[int, KnownTurn] = {}
     values: dict[SpanKey, str] = {}
@@ -97,9 +101,9 @@ def find_turns(
         message = item.message
         visible = None
         if message.role == "assistant":
-            visible = store.visible_hash(message)
+            visible = store.visible_hash(message, defaults)
             asker = Asker(client.api_key_id, client.session, values, threads)
-            turn = _own_turn(store, message, visible, (contexts[-1], asker))
+            turn = _own_turn(store, message, visible, (contexts[-1], asker, defaults))
             if turn:
                 found[index] = turn
                 threads.add(turn.scope.thread)
@@ -114,10 +118,10 @@ def _own_turn(
     store: HealingStore,
     message: Message,
     visible: str | None,
-    asked: tuple[Context, Asker],
+    asked: tuple[Context, Asker, Defaults],
 ) -> KnownTurn | None:
     """The turn that a message echoes: by its tokens, its calls' ids, its text."""
-    context, asker = asked
+    context, asker, defaults = asked
     if visible is None:
         return None
     if any(thought.token for thought in message.thoughts):
@@ -125,9 +129,9 @@ def _own_turn(
         ids = [turn for turn in turns if turn is not None]
         if len(ids) < len(turns):
             return None  # thinking of somebody else's, or edited
-        return _issued(store, ids, message, (visible, asker.api_key))
+        return _issued(store, ids, message, (visible, asker.api_key, defaults))
     ids = [call.id for call in message.tool_calls]
-    turn = _issued(store, ids, message, (visible, asker.api_key))
+    turn = _issued(store, ids, message, (visible, asker.api_key, defaults))
     turn = turn or store.find(visible, context, asker)
     return None if turn is None or is_edited(message, turn.healed) else turn
 
@@ -136,14 +140,14 @@ def _issued(
     store: HealingStore,
     ids: Sequence[str],
     message: Message,
-    asked: tuple[str, str | None],
+    asked: tuple[str, str | None, Defaults],
 ) -> KnownTurn | None:
-    visible, api_key = asked
+    visible, api_key, defaults = asked
     turn = store.issued(ids, visible, api_key)
     if turn is None and len(message.parts) > 1:
         # Its text may have come in several blocks, with thinking between them.
         whole = replace(message, parts=("".join(message.parts),))
-        turn = store.issued(ids, store.visible_hash(whole), api_key)
+        turn = store.issued(ids, store.visible_hash(whole, defaults), api_key)
     return turn
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sidecar.core.requests import Message, ToolCall
+from sidecar.core.requests import Message, Tool, ToolCall
 from sidecar.pipeline.healing import (
     Asker,
     Context,
@@ -231,6 +231,13 @@ def ask_again(chats: Chats, said: Said, echo: Message, client: Client) -> str:
     return chats.ask([user("go"), echo, *results, user("and?")], client).text
 
 
+LOOK = Tool(
+    "look",
+    {"type": "object", "properties": {"replace_all": {"default": False}, "odd": 7}},
+    {"type": "function", "function": {
+        "name": "look", "description": "x",
+        "parameters": {"properties": {"replace_all": {"default": False}}}}},
+)  # fmt: skip
 LOOKED = Said("I look.", "hm hm", (call('{"path": "a.py"}', "call_ab12"),))
 
 
@@ -247,10 +254,11 @@ LOOKED = Said("I look.", "hm hm", (call('{"path": "a.py"}', "call_ab12"),))
     ids=["same", "no underscore", "other id", "no id", "default", "both"],
 )
 def test_what_clients_do_to_calls_does_not_undo_healing(echoed: ToolCall) -> None:
-    """Spacing, ids, and default arguments they add."""
-    text = ask_again(Chats(), LOOKED, assistant("I look.", echoed), Client())
+    """Spacing, ids, and arguments they add with the schema's default."""
+    client = Client(tools=(LOOK,))
+    text = ask_again(Chats(), LOOKED, assistant("I look.", echoed), client)
     assert "hm hm" in text
-    assert "replace_all" not in text
+    assert text.count("replace_all") == 1  # in the tool's schema
 
 
 @pytest.mark.parametrize(
@@ -277,13 +285,17 @@ def test_an_edited_turn_goes_through_the_template(echo: Message) -> None:
 @pytest.mark.parametrize(
     "edited",
     [call('{"path": "b.py"}', "call_ab12"), call("{}", "call_ab12"),
-     call('{"path": "a.py"}', "call_ab12", "find")],
-    ids=["changed", "taken away", "other function"],
+     call('{"path": "a.py"}', "call_ab12", "find"),
+     call('{"path": "a.py", "force": true}', "call_ab12"),
+     call('{"path": "a.py", "replace_all": true}', "call_ab12")],
+    ids=["changed", "taken away", "other function", "added", "no default"],
 )  # fmt: skip
 def test_an_edited_call_is_not_healed_by_its_id(edited: ToolCall) -> None:
-    """Added arguments are a client's defaults; changed ones are an edit."""
-    text = ask_again(Chats(), LOOKED, assistant("I look.", edited), Client())
+    """Defaults that a client adds are none; all else is told as it was sent."""
+    client = Client(tools=(LOOK,))
+    text = ask_again(Chats(), LOOKED, assistant("I look.", edited), client)
     assert "hm hm" not in text
+    assert json.dumps(json.loads(edited.arguments)) in text
 
 
 def test_echoed_reasoning_that_is_the_models_own_is_no_edit() -> None:
