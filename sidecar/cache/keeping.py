@@ -8,11 +8,17 @@ from sidecar.cache.radix import RadixTree, walk
 from sidecar.core.prompt import ModelIds
 
 
-def owned_from(tree: RadixTree, lease: Lease, ids: ModelIds) -> int:
-    """Depth from which the sequence's own arrays are needed by the tree."""
+def owned_from(tree: RadixTree, lease: Lease, ids: ModelIds, *, is_plain: bool) -> int:
+    """
+    Depth from which the sequence's own arrays are needed by the tree.
+
+    Args:
+        is_plain: they are not quantised, and serve more prompts than what is.
+    """
     match = tree.match(ids)
     lent = [n.start for n in match.nodes if n.lent_to is lease]
-    return min([*lent, match.depth])
+    worse = [n.start for n in match.nodes if is_plain and _is_quantized(n)]
+    return min([*lent, *worse, match.depth])
 
 
 def attach(
@@ -20,7 +26,9 @@ def attach(
 ) -> None:
     """Put a sequence's arrays under its path; drop what it did not get to compute."""
     for node in tree.match(ids).nodes:
-        if node.lent_to is lease and node.end <= buffer.end:
+        is_better = _is_quantized(node) and buffer.is_plain
+        is_held = buffer.start <= node.start and node.end <= buffer.end
+        if is_held and (node.lent_to is lease or is_better):
             node.buffer, node.lent_to = buffer, None
         mark(node, owner)
     for node in [n for n in tree.nodes() if n.lent_to is lease]:
@@ -29,6 +37,10 @@ def attach(
     grown = tree.grow(ids, buffer=buffer, lent_to=None)
     if grown is not None:
         mark(grown, owner)
+
+
+def _is_quantized(node: Node) -> bool:
+    return node.buffer is not None and not node.buffer.is_plain
 
 
 def mark(node: Node, owner: Owner) -> None:

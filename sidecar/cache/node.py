@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sidecar.cache.kv_layers import KVLayers, Leaves, checkpoint_nbytes, nbytes
+from sidecar.cache.kv_layers import (
+    KVLayers,
+    Leaves,
+    checkpoint_nbytes,
+    is_quantized,
+    nbytes,
+)
 
 _numbers = itertools.count()
 
@@ -34,6 +40,11 @@ class Buffer:
     def num_bytes(self) -> int:
         """Bytes it really holds, room included."""
         return nbytes(self.arrays)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether none of its layers is quantised."""
+        return not any(map(is_quantized, self.arrays))
 
 
 @dataclass(eq=False)

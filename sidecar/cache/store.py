@@ -162,8 +162,10 @@ class PrefixStore:
         if held is not None and held < len(ids):
             raise ValueError(f"caches hold {held} tokens, not {len(ids)}")
         with self._lock:
-            start = owned_from(self._tree, lease, ids)
-        buffer = take_over(kv_layers.sliceable_leaves(cache), start, len(ids))
+            arrays = kv_layers.sliceable_leaves(cache)
+            is_plain = not any(map(kv_layers.is_quantized, arrays))
+            start = owned_from(self._tree, lease, ids, is_plain=is_plain)
+        buffer = take_over(arrays, start, len(ids))
         with self._lock:
             attach(self._tree, lease, ids, buffer, owner)
             supersede(self._tree, ids, owner.own_len)
@@ -209,7 +211,9 @@ class PrefixStore:
         depth = min(match.depth, prompt_len - 1)
         if depth <= 0 or self.switched_off & _ESSENTIAL:
             return 0
-        if self._all_sliceable:
+        if self._quantization and prompt_len < self._quantization.start:
+            depth = min(depth, _plain_len(match))
+        if self._all_sliceable or depth <= 0:
             return depth
         node = match.checkpoint_at_most(depth)
         return node.end if node else 0
@@ -255,3 +259,14 @@ class PrefixStore:
         if shrunk:
             mx.clear_cache()
         return shrunk
+
+
+def _plain_len(match: Match) -> int:
+    """
+    Tokens whose KV is surely in full: a short prompt computed cold reads no other.
+
+    What is lent counts as quantised: its sequence may pass the start at any step.
+    """
+    nodes = match.nodes
+    worse = (n.start for n in nodes if n.buffer is None or not n.buffer.is_plain)
+    return min([match.depth, *worse])

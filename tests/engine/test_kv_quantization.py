@@ -100,6 +100,33 @@ def test_streams_side_by_side_say_what_each_says_alone(
         assert [finish(engine, job).choices for job in jobs] == alone
 
 
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_a_short_prompt_reads_no_quantised_kv_of_a_long_one(
+    kind: str, model_folder: ModelFolder
+) -> None:
+    """Below the start its KV is in full; then both share that, in their own ways."""
+    shared = random_ids(1, 200)
+    long = ModelIds((*shared, *random_ids(2, 200)))
+    shorts = [ModelIds((*shared, *random_ids(seed, 40))) for seed in range(3, 9)]
+    with (
+        running_sidecar(settings(model_folder(kind), 4, start=300)) as app,
+        leased_engine(app) as engine,
+    ):
+        alone = []
+        for ids in (long, *shorts):
+            engine.clear_cache()
+            alone.append(run(engine, ids, 16).choices)
+        engine.clear_cache()
+        ended = [run(engine, ids, 16) for ids in (long, *shorts, long)]
+        assert [one.choices for one in ended] == [*alone, alone[0]]
+        cached = [one.cached for one in ended]
+        assert cached[:2] == [0, 0]
+        assert ended[-1].cached == len(long) - 1 or kind == "hybrid"
+        if kind == "dense":  # the first short one left its own behind
+            assert all(n >= 200 for n in cached[2:])
+        assert engine.store.check_integrity() == []
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
 def test_warm_says_what_cold_says(

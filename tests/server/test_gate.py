@@ -147,6 +147,12 @@ def test_start_beyond_loopback_without_a_key_is_refused(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+def is_idle(app: App) -> bool:
+    """Whether no connection is held."""
+    most = app.config.server.max_connections
+    return bool(app.listener._places._value == most)  # type: ignore[attr-defined]
+
+
 def test_every_route_but_health_needs_the_key(locked: App) -> None:
     """Each path of the table, and paths that do not exist: 401 without the key."""
     paths = [*locked.listener.routes._table, "/v1/cancel/x", "/nothing"]
@@ -155,6 +161,7 @@ def test_every_route_but_health_needs_the_key(locked: App) -> None:
             data = request(path, b"{}", method=method)
             port = locked.listener.port
             answer = exchange(port, data, head=method == "HEAD")
+            assert eventually(lambda: is_idle(locked))  # four may be open at once
             if path == "/health":
                 assert answer.status in (200, 405)
                 continue
