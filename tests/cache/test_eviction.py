@@ -429,3 +429,55 @@ def test_the_plans_decide_and_do_not_act() -> None:
     store = PrefixStore(ROOMY, list)
     assert eviction.plan_eviction(store._tree, Limits(0, 0), 1 << 40) is None
     assert eviction.plan_forgetting(store._tree, Limits(0), 1 << 40) == []
+
+
+@on_gpu
+def test_the_tail_of_a_lent_path_is_copied_at_once(make_store: MakeStore) -> None:
+    """A slice that waits would hold all that it is cut from."""
+    store, long = make_store(), ids_of(1, 6000)
+    run(store, long)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    branch = Running(store, joined(long[:5000], (1, 2)))
+    mx.clear_cache()
+    assert store.counters["lent"] == 1
+    assert mx.get_active_memory() - before == store.num_bytes >= 1000 * TOKEN_BYTES
+    branch.end_at(5000)
+
+
+@on_gpu
+def test_what_a_sequence_adds_does_not_keep_its_copy_alive(
+    make_store: MakeStore,
+) -> None:
+    """The tree needs a hundred tokens of six thousand."""
+    store, long = make_store(), ids_of(1, 6000)
+    run(store, long)
+    holder = Running(store, joined(long, (3, 4)))  # so the other must copy
+    other = Running(store, joined(long, ids_of(2, 100))).prefill()
+    assert store.counters["copied"] == 1
+    holder.end_at(6000)
+    mx.clear_cache()
+    before, bytes_before = mx.get_active_memory(), store.num_bytes
+    other.finish()
+    other.cache = []
+    mx.clear_cache()
+    added = store.num_bytes - bytes_before
+    assert added <= 200 * TOKEN_BYTES
+    assert before - mx.get_active_memory() >= 5800 * TOKEN_BYTES
+
+
+@on_gpu
+def test_what_is_handed_over_is_freed_at_once(make_store: MakeStore) -> None:
+    """A running sequence holds a third of a buffer: the rest is computed smaller."""
+    store, long = make_store(), ids_of(1, 6000)
+    run(store, long)
+    running = Running(store, joined(long[:2000], ids_of(2, 10))).prefill()
+    assert store.counters["copied"] == 1
+    mx.clear_cache()
+    before, bytes_before = mx.get_active_memory(), store.num_bytes
+    store.evict_bytes(1)
+    mx.clear_cache()
+    freed = bytes_before - store.num_bytes
+    assert freed >= 2000 * TOKEN_BYTES
+    assert before - mx.get_active_memory() >= freed - TOKEN_BYTES
+    running.finish()

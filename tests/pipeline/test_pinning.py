@@ -609,3 +609,20 @@ def test_what_is_new_is_said_though_what_differs_would_stop() -> None:
     third = chats.turn([claw(block("a"), TOLD[0], again), *history], "Hm.")
     assert third.reused >= second.kept - 2
     assert "Activation: somebody replied." in notes(third.text)[-1]
+
+
+@pytest.mark.parametrize(("same", "stays"), [(6, False), (40, True)])
+def test_an_older_block_is_put_only_before_text_that_stood_behind_it(
+    same: int, stays: bool
+) -> None:
+    """A block of ids behind it must be the same, or it is another message."""
+    chats = Chats(min_gain=1, policy={"git_status": "pin"})
+    status = f"{GIT}one\nStatus:\nM file.py"
+    behind = words(same, 1)
+
+    def told(*parts: str) -> list[Message]:
+        return [system(words(60), *parts), user("hi")]
+
+    chats.turn(told(status, f"{behind} alpha {words(90, 2)}"), "Hm.")
+    prompt = chats.ask(told("", f"{behind} beta {words(90, 3)}"))
+    assert ("file.py" in prompt.text) is stays
