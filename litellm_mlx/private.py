@@ -57,6 +57,7 @@ _SENT_ON = frozenset(
 _OUR_HEADERS = frozenset(
     ("x-mlx", "authorization", "x-api-key", "x-request-id", "host", "content-length")
 )
+_WHO_ASKS = ("session", "key", "user_agent")
 _MAX_TTFT = "mlx_max_ttft_s"
 _MOST_HEADER_CHARS = 16 * 1024
 
@@ -126,9 +127,12 @@ def native_header(kwargs: Json) -> str:
     params = {**kwargs, "metadata": metadata}
     params["litellm_session_id"] = metadata.get("session_id")
     client = client_request(params)
-    facts = dict(private_block(client, params, client.body))
+    block = private_block(client, params, client.body)
+    # All else that the block says stands in the body itself.
+    facts = {name: block[name] for name in _WHO_ASKS if name in block}
     cut = {k: v for k, v in client.body.items() if _may_be_cut(k)}
     cut |= as_object(client.body.get("extra_body"))
+    cut.pop("x_mlx", None)  # ours to say
     if kwargs.get(_MAX_TTFT) is not None:  # of the deployment, if not of the client
         cut.setdefault(_MAX_TTFT, kwargs[_MAX_TTFT])
     for body in (cut, {}):

@@ -19,15 +19,16 @@ def with_client_facts(body: Any, headers: Mapping[str, str]) -> dict[str, Any]:
     """
     The body with the fields that LiteLLM cut, and who asks as `x_mlx`.
 
-    What the body itself says counts more than the header. Does not change `body`.
+    What the body itself says counts more than the header, but for who asks: where the
+    plugin has told that, a client's own word is none. Does not change `body`.
     """
     if not isinstance(body, dict):
         raise BadRequest("the body must be an object")
     facts = _facts(headers.get(HEADER))
     cut = facts.pop("body", None)
     whole = {**(cut if isinstance(cut, dict) else {}), **body}
-    if facts:
-        whole.setdefault("x_mlx", facts)
+    if HEADER in headers:
+        whole["x_mlx"] = facts
     return whole
 
 

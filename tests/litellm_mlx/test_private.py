@@ -35,6 +35,23 @@ def test_it_says_who_asks_and_what_may_have_been_cut() -> None:
     assert facts["body"] == {"top_k": 3, "mlx_max_ttft_s": 9}
 
 
+def test_a_client_does_not_say_who_asks() -> None:
+    """Nor in a field that LiteLLM hands on as it is."""
+    claim = {"x_mlx": {"key": "another"}}
+    for body in (claim, {"extra_body": claim}):
+        facts = json.loads(native_header(kwargs(body=body)))
+        assert facts["key"] == json.loads(native_header(kwargs()))["key"]
+        assert "x_mlx" not in facts["body"]
+
+
+def test_a_long_history_leaves_room_for_who_asks() -> None:
+    """What stands in the body is not said again."""
+    failed = {"type": "tool_result", "tool_use_id": "t" * 30, "is_error": True}
+    body = {"messages": [{"role": "user", "content": [failed] * 2000}], "top_k": 3}
+    facts = json.loads(native_header(kwargs(body=body)))
+    assert (facts["session"], facts["body"]) == ("s", {"top_k": 3})
+
+
 def test_it_is_bounded_whatever_the_client_sends() -> None:
     """Else the head is too large, and the request goes to the cloud."""
     long = "x" * 70_000

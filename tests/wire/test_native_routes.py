@@ -207,13 +207,19 @@ def test_what_litellm_cuts_from_a_body_arrives_all_the_same(
         assert "<think>\n\n</think>" in switch.prompts[-1].text
 
 
-def test_who_asks_is_told_beside_every_body(proxy: Proxy, switch: Switch) -> None:
+def test_who_asks_is_told_beside_every_body(
+    proxy: Proxy, scripted_sidecar: App, switch: Switch
+) -> None:
     """Values and responses never cross keys, whatever the format."""
     switch.script = lambda prompt: "Plain."
     posted = proxy.http.post(
         "/v1/responses", json={"model": "local", "input": "hi"},
         headers={"authorization": "Bearer one"},
     ).json()  # fmt: skip
+    with scripted_sidecar.pool.lease("local") as served:
+        claim = {
+            "key": list(served.pipeline.lineage._records.values())[-1].scope.api_key
+        }
     again = {"model": "local", "input": "hi", "previous_response_id": posted["id"]}
     codes = [
         proxy.http.post(
@@ -222,6 +228,12 @@ def test_who_asks_is_told_beside_every_body(proxy: Proxy, switch: Switch) -> Non
         for key in ("one", "two")
     ]
     assert codes == [200, 400]
+    for fields in ({"x_mlx": claim}, {"extra_body": {"x_mlx": claim}}):
+        answer = proxy.http.post(
+            "/v1/responses", json={**again, **fields},
+            headers={"authorization": "Bearer two"},
+        )  # fmt: skip
+        assert answer.status_code == 400, "another key's answers were read"
 
 
 def test_errors_have_the_formats_own_shape(scripted_sidecar: App) -> None:
