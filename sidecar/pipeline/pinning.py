@@ -16,8 +16,6 @@ from sidecar.pipeline.notes import Note, Restated, write_note
 from sidecar.pipeline.rules import Action, Policy
 from sidecar.pipeline.turns import Scope
 
-_OF_A_PROJECT = ("git_status", "folder_tree")
-
 
 @dataclass(frozen=True, slots=True)
 class Pins:
@@ -181,5 +179,5 @@ def lender(
     if (record.session, record.thread) == (request.session, request.thread):
         return lambda kind, has_folder: True
     return lambda kind, has_folder: (
-        policy(kind).shared and (has_folder or kind not in _OF_A_PROJECT)
+        policy(kind).shared and (has_folder or not policy(kind).needs_folder)
     )

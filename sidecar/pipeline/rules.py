@@ -27,7 +27,8 @@ class Policy:
     Args:
         differ, gone, new: the value differs from the stored one, is not there any
             more, was not there before.
-        shared: another thread of the same key may lend its value.
+        shared: another thread of the same key may lend its value; needs_folder: if a
+            line before both names the same folder.
         tells: it says who asks, where or what: two requests in which it differs are
             not of one conversation for their equal words.
     """
@@ -36,6 +37,7 @@ class Policy:
     gone: Action
     new: Action
     shared: bool = False
+    needs_folder: bool = False
     tells: bool = False
 
 
@@ -88,12 +90,16 @@ def load_rules(
         RuleError: a rule is malformed or has no examples; an override is unknown.
     """
     rules = _read(BUILTIN_FILE)
-    if user_file is not None:
-        rules = [*rules, *_read(user_file)]
-    policies = {rule.kind: rule.policy for rule in rules}
-    policies |= {
+    policies = {rule.kind: rule.policy for rule in rules} | {
         "edge_ws": EDGE_POLICY, "tail_ws": TAIL_POLICY, "note": NOTE_POLICY
     }  # fmt: skip
+    for rule in _read(user_file) if user_file is not None else ():
+        if policies.setdefault(rule.kind, rule.policy) != rule.policy:
+            raise RuleError(
+                f"{getattr(user_file, 'name', '')}: {rule.kind!r} has another policy "
+                "already: name a kind of your own, or set CACHE_PIN_POLICY"
+            )
+        rules.append(rule)
     for kind, action in (overrides or {}).items():
         if kind not in policies or action not in ("stop", "pin", "restate"):
             raise RuleError(
@@ -122,15 +128,7 @@ def _read(file: Path) -> list[Rule]:
 
 
 def _rule(entry: dict[str, Any], name: str) -> Rule:
-    missing = [key for key in _REQUIRED if key not in entry]
-    if missing:
-        raise RuleError(f"{name}: {', '.join(missing)} missing")
-    if entry["shape"] not in shapes.SHAPES:
-        raise RuleError(f"{name}: shape must be one of {', '.join(shapes.SHAPES)}")
-    if not entry["where"] or not set(entry["where"]) <= set(_ROLES):
-        raise RuleError(f"{name}: where must be of {', '.join(_ROLES)}")
-    if not entry["passes"] or not (entry["matches"] or "after" in entry):
-        raise RuleError(f"{name}: a rule needs positive and negative examples")
+    _check_form(entry, name)
     extra = ("sentinel", "shared", "vanishes")
     arguments = {k: v for k, v in entry.items() if k not in (*_REQUIRED, *extra)}
     rule = Rule(
@@ -148,11 +146,43 @@ def _rule(entry: dict[str, Any], name: str) -> Rule:
     return rule
 
 
+def _check_form(entry: object, name: str) -> None:
+    if not isinstance(entry, dict):
+        raise RuleError(f"{name}: must be a table")
+    missing = [key for key in _REQUIRED if key not in entry]
+    if missing:
+        raise RuleError(f"{name}: {', '.join(missing)} missing")
+    if not isinstance(entry["kind"], str) or not entry["kind"]:
+        raise RuleError(f"{name}: kind must be a word")
+    if entry["shape"] not in [*shapes.SHAPES]:
+        raise RuleError(f"{name}: shape must be one of {', '.join(shapes.SHAPES)}")
+    if not _are_texts(entry["where"]) or not set(entry["where"]) <= set(_ROLES):
+        raise RuleError(f"{name}: where must be of {', '.join(_ROLES)}")
+    pairs = entry["matches"]
+    if not isinstance(pairs, list) or not all(
+        _are_texts(pair) and len(pair) == 2 for pair in pairs
+    ):
+        raise RuleError(f"{name}: matches must be a list of [text, value]")
+    if not _are_texts(entry["passes"]) or not (pairs or "after" in entry):
+        raise RuleError(f"{name}: a rule needs positive and negative examples")
+    if not isinstance(entry["policy"], dict):
+        raise RuleError(f"{name}: policy must give differ, gone and new an action")
+
+
+def _are_texts(value: object) -> bool:
+    is_list = isinstance(value, list) and bool(value)
+    return is_list and all(isinstance(item, str) for item in value)  # type: ignore[attr-defined]
+
+
 def _try(rule: Rule, name: str) -> None:
-    """Let wrong arguments of a shape come out at load, not in a request."""
+    """Let wrong arguments and wrong examples come out at load, not in a request."""
     try:
-        for text in (*rule.passes, *(text for text, _ in rule.matches)):
-            find([rule], rule.where[0], text)
+        for role in rule.where:
+            wanted = [*((text, None) for text in rule.passes), *rule.matches]
+            for text, value in wanted if "after" not in rule.arguments else ():
+                found = [text[a:b] for _, (a, b) in find([rule], role, text)]
+                if found != ([] if value is None else [value]):
+                    raise RuleError(f"{name}: finds {found} in the example {text!r}")
     except (TypeError, KeyError, AttributeError, re.error) as error:
         raise RuleError(f"{name}: {rule.shape}: {error}") from error
 
@@ -162,8 +192,12 @@ def _policy(entry: Mapping[str, Any], name: str) -> Policy:
     if not all(action in get_args(Action) for action in actions):
         raise RuleError(f"{name}: policy must give differ, gone and new an action")
     differ, gone, new = actions
-    shared = bool(entry.get("shared", False))
-    return Policy(differ, gone, new, shared, tells=not shared)
+    shared = entry.get("shared", False)
+    if shared not in (True, False, "same_folder"):
+        raise RuleError(f'{name}: shared must be true, false or "same_folder"')
+    return Policy(
+        differ, gone, new, bool(shared), shared == "same_folder", tells=not shared
+    )
 
 
 def find(

@@ -192,6 +192,7 @@ def write(folder: Path, text: str) -> Path:
 def test_a_users_rules_come_after_the_built_in_ones(tmp_path: Path) -> None:
     """Of two overlapping finds the built-in wins."""
     again = RULE.replace('"ticket"', '"message_id"').replace("T-1", "M-1")
+    again = again.replace('kind = "message_id"', 'kind = "again"')
     mine = load_rules(write(tmp_path, RULE + again))
     finds = find(mine.rules, "user", '"ticket": "T-9", "message_id": "M-9"')
     assert [rule.kind for rule, _ in finds] == ["ticket", "message_id"]
@@ -218,6 +219,14 @@ def test_a_users_rules_come_after_the_built_in_ones(tmp_path: Path) -> None:
             '"line_value"\nprefixes = ["ticket:"]\ngrammar = "words"',
             "line_value",
         ),
+        (', "T-1"]]', ', "T-2"]]', "finds ['T-1'] in the example"),
+        ('["ticket: T-1"]', """['"ticket": "T-1"']""", "finds ['T-1'] in the example"),
+        ("""[['"ticket": "T-1"', "T-1"]]""", '"text"', "matches must be a list"),
+        ("""[['"ticket": "T-1"', "T-1"]]""", '[["text"]]', "matches must be a list"),
+        ('kind = "ticket"', 'kind = ["ticket"]', "kind must be a word"),
+        ('kind = "ticket"', 'kind = "note"', "'note' has another policy already"),
+        ('kind = "ticket"', 'kind = "current_time"', "has another policy already"),
+        ('kind = "ticket"', 'shared = "no"\nkind = "ticket"', "shared must be true"),
         ("[[rule]]", "[[rule", "own.toml"),
         ("[[rule]]", "[[rules]]", "must hold [[rule]] tables, not rules"),
         ("[[rule]]", "[rule]", "must hold [[rule]] tables"),
