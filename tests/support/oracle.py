@@ -82,7 +82,7 @@ class _Request:
         """What is posted."""
         return {
             "messages": [m.entry() for m in self.messages],
-            "session_id": self.talk.session,
+            **({"session_id": self.talk.session} if self.talk.session else {}),
             "max_tokens": self.max_tokens,
             "enable_thinking": self.talk.thinking,
             **self.extra,
@@ -167,7 +167,7 @@ class Player:
 
     def _send(self, requests: list[_Request]) -> None:
         for request in requests:
-            self._memory.note_values(request.talk.session, request.messages)
+            self._memory.note_values(request.talk.scope, request.messages)
         if len(requests) == 1:
             answers = [self._rig.post(requests[0].body, requests[0].trap)]
         else:
@@ -223,9 +223,9 @@ class Player:
         self.totals.spliced += report.num_spliced
         text = self._rig.text(seen.prompt.model_ids)
         self._expect(text == seen.prompt.text, "II", "ids and text differ")
-        session, thinking = request.talk.session, request.talk.thinking
+        scope, thinking = request.talk.scope, request.talk.thinking
         for violation in violations(
-            text, session, request.messages, self._memory,
+            text, scope, request.messages, self._memory,
             lambda messages: self._render(messages, thinking),
         ):  # fmt: skip
             self._expect(False, "II", violation)
@@ -291,7 +291,7 @@ class Player:
     ) -> None:
         """Put the answer into the conversation, as clients do."""
         lead = "" if request.talk.thinking else "<think>\n\n</think>\n\n"
-        self._memory.note_raw(content, lead + raw)
+        self._memory.note_raw(request.talk.scope, request.messages, content, lead + raw)
         if len(request.messages) != len(request.talk.messages):
             return
         reasoning = message.get("reasoning_content")
@@ -299,6 +299,8 @@ class Player:
         kept = reasoning if chance.random() < 0.5 else None
         shown = content.rstrip() if chance.random() < 0.3 else content
         request.talk.messages.append(Echo(shown, kept))
+        if chance.random() < 0.7:
+            talking.without_senders(request.talk)
 
     def _note_computed(self, ids: Sequence[int]) -> None:
         self._prefixes.update(_prefix_hashes(ids))

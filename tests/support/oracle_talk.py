@@ -50,6 +50,7 @@ class Slot:
 
 
 Part = str | Slot
+GREETINGS = ["hi", "hello there"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +112,24 @@ Spoken = Say | Echo
 
 @dataclass
 class Talk:
-    """A conversation as a client keeps it."""
+    """
+    A conversation as a client keeps it.
 
-    session: str
+    Args:
+        session: None if the client names none. chat: whose it is then; forks of it
+            are the same person's.
+    """
+
+    session: str | None
     messages: list[Spoken]
     thinking: bool = True
     asked: int = 0  # requests sent so far
+    chat: str = ""
+
+    @property
+    def scope(self) -> str:
+        """Within which values and turns may be lent."""
+        return self.session or f"chat {self.chat}"
 
     def entries(self) -> list[dict[str, Any]]:
         """The wire form of all messages."""
@@ -168,6 +181,7 @@ def value_of(kind: str, chance: random.Random) -> str:
             "<system-reminder>\nThe current date is: "
             f"{number} May.\n</system-reminder>\n"
         ),
+        "conversation_info": "Sender (untrusted metadata):\n" + block,
         "message_id": f"m{number}",
         "subagent_runtime": f"{number}m{number}s",
     }
@@ -218,6 +232,26 @@ def question(chance: random.Random, *, is_first: bool) -> Say:
             parts.append(f"\n{words(chance, 5)}")
     spaces = ["", "", "", " ", "\n"]
     return Say("user", tuple(parts), chance.choice(spaces), chance.choice(spaces))
+
+
+def sender(chance: random.Random) -> tuple[Part, ...]:
+    """Who writes, as one client puts it before the newest message only."""
+    if chance.random() < 0.3:
+        return ()
+    return (Slot("conversation_info", value_of("conversation_info", chance)),)
+
+
+def without_senders(talk: Talk) -> None:
+    """Drop who wrote the messages that the model has answered."""
+    for at, message in enumerate(talk.messages[:-1]):
+        if isinstance(message, Say):
+            gone = Slot("conversation_info", "")
+            kept = tuple(gone if _is_sender(p) else p for p in message.parts)
+            talk.messages[at] = replace(message, parts=kept)
+
+
+def _is_sender(part: Part) -> bool:
+    return isinstance(part, Slot) and part.kind == "conversation_info"
 
 
 def result(chance: random.Random, call_id: str) -> Say:
@@ -285,6 +319,7 @@ class Cast:
         """Begin one, in a session of its own or beside others."""
         shared = self.talks and chance.random() < 0.4
         session = self.talks[0].session if shared else f"s{len(self.talks)}"
+        chat = f"c{len(self.talks)}"
         opening = system(chance)
         if self.talks and chance.random() < 0.6:  # the same agent, now
             before = self.talks[-1].messages[0]
@@ -292,14 +327,20 @@ class Cast:
             for part, item in enumerate(opening.parts):
                 if isinstance(item, Slot):
                     opening = changed(opening, part, chance)
-        self.talks.append(Talk(session, [opening], thinking=chance.random() < 0.8))
+        thinking = chance.random() < 0.8
+        if chance.random() < 0.4:  # of somebody whose client names no session
+            first = Say("user", (*sender(chance), chance.choice(GREETINGS)))
+            self.talks.append(Talk(None, [opening, first], thinking, chat=chat))
+        else:
+            self.talks.append(Talk(session, [opening], thinking, chat=chat))
         return self.talks[-1]
 
     def fork(self, talk: Talk, chance: random.Random) -> Talk:
         """Go on from the middle of one, leaving it as it is."""
         cut = chance.randint(1, len(talk.messages))
         session = talk.session if chance.random() < 0.7 else f"s{len(self.talks)}"
-        self.talks.append(Talk(session, talk.messages[:cut], talk.thinking))
+        messages = talk.messages[:cut]
+        self.talks.append(Talk(session, messages, talk.thinking, chat=talk.chat))
         return self.talks[-1]
 
 

@@ -6,6 +6,7 @@ last statement must be the client's own), white space at edges, turns in the mod
 own words, and the telemetry line.
 """
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +37,7 @@ RESTATED = {
     "folder_tree",
 }  # fmt: skip
 # Lent between threads. What is of a project only behind its folder: nobody names one.
-_SHARED = {"current_time"}
+_SHARED = {"current_time", "message_id"}
 
 Render = Callable[[Sequence[Spoken]], str]
 
@@ -48,11 +49,13 @@ class Memory:
     values: dict[tuple[str, str], set[str]] = field(
         default_factory=lambda: defaultdict(set)
     )
-    raws: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    turns: dict[str, list[tuple[str, str, str]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
 
-    def note_values(self, session: str, messages: Sequence[Spoken]) -> None:
+    def note_values(self, scope: str, messages: Sequence[Spoken]) -> None:
         """A request was sent."""
-        scope = _scope(session, messages)
+        scope = _scope(scope, messages)
         for _, _, slot in kinds_in_order(messages):
             place = "" if slot.kind in _SHARED else scope
             self.values[place, slot.kind].add(slot.value)
@@ -61,18 +64,38 @@ class Memory:
         """Values that a record may lend to this thread."""
         return self.values["" if kind in _SHARED else scope, kind]
 
-    def note_raw(self, visible: str, body: str) -> None:
+    def note_raw(
+        self, scope: str, messages: Sequence[Spoken], visible: str, body: str
+    ) -> None:
         """The model answered; the client saw `visible`."""
-        self.raws[visible.strip()].add(body)
+        turn = (scope, _to_the_letter(_without_telemetry(messages)), body)
+        self.turns[visible.strip()].append(turn)
+
+    def may_read(
+        self, scope: str, before: Sequence[Spoken], turn: tuple[str, str]
+    ) -> bool:
+        """Whether a turn of that visible text may be read as that body."""
+        visible, body = turn
+        letter = _to_the_letter(before)
+        return any(
+            said == body and (whose == scope or context == letter)
+            for whose, context, said in self.turns[visible.strip()]
+        )
 
 
-def _scope(session: str, messages: Sequence[Spoken]) -> str:
-    return f"{session} {thread(messages)}"
+def _to_the_letter(messages: Sequence[Spoken]) -> str:
+    return repr([
+        (m.role, m.text if isinstance(m, Say) else m.text.strip()) for m in messages
+    ])  # fmt: skip
+
+
+def _scope(scope: str, messages: Sequence[Spoken]) -> str:
+    return f"{scope} {thread(messages)}"
 
 
 def violations(
     text: str,
-    session: str,
+    scope: str,
     messages: Sequence[Spoken],
     memory: Memory,
     render: Render,
@@ -97,9 +120,12 @@ def violations(
         _groups(said), turns, plain, strict=True
     ):
         if role == "assistant":
-            found += _assistant(group, body, wanted, memory)
+            before = said[: _index_of(group[0], said)]
+            known = functools.partial(memory.may_read, scope, before)
+            if not _may_read(group[0], body, wanted, known):
+                found.append(f"assistant reads {body!r}, said {group[0].text!r}")
             continue
-        pattern = _pattern(group, _scope(session, said), memory)
+        pattern = _pattern(group, _scope(scope, said), memory)
         match = re.fullmatch(pattern, body, re.S)
         if match is None:
             found.append(f"{role} reads {body!r}, said {[g.text for g in group]!r}")
@@ -170,16 +196,17 @@ def _part(part: Part, scope: str, memory: Memory) -> str:
     return f"({'|'.join(map(re.escape, longest_first))})"
 
 
-def _assistant(
-    group: Sequence[Spoken], body: str, wanted: str, memory: Memory
-) -> list[str]:
-    (message,) = group
+def _index_of(message: Spoken, messages: Sequence[Spoken]) -> int:
+    return next(i for i, other in enumerate(messages) if other is message)
+
+
+def _may_read(
+    message: Spoken, body: str, wanted: str, is_own: Callable[[tuple[str, str]], bool]
+) -> bool:
+    """An assistant's message is as the template prints it, or in its own words."""
     assert isinstance(message, Echo)
-    if body == wanted:
-        return []
-    if message.call is None and body in memory.raws[message.text.strip()]:
-        return []
-    return [f"assistant reads {body!r}, said {message.text!r}"]
+    is_plain = message.call is None
+    return body == wanted or (is_plain and is_own((message.text, body)))
 
 
 def _unsaid(slots: Sequence[tuple[Slot, str]], notes: str) -> Iterator[str]:
