@@ -88,8 +88,7 @@ def choose(
     for pair in pairs:
         action = _action(pair, policy)
         is_sayable = action != "restate" or pair.key[0] <= last_note
-        has_folder = pair.span is not None and pair.span.has_folder
-        lends = action is None or may_lend(pair.key[2], has_folder)
+        lends = action is None or _lends(pair, record, may_lend)
         if action == "stop" or pair.is_typed or not (is_sayable and lends):
             stopped_by = pair.key[2]
             break
@@ -165,19 +164,36 @@ def _to_restate(
     )
 
 
+def _lends(
+    pair: _Pair, record: LineageRecord, may_lend: Callable[[str, bool], bool]
+) -> bool:
+    """Whether the record may lend a pair's value; a note: all that it states."""
+    note = record.notes.get(pair.key[0]) if pair.key[2] == "note" else None
+    if note is not None and may_lend("note", False):
+        return all(may_lend(kind, True) for _, _, kind, _ in note.stated)
+    return may_lend(pair.key[2], pair.span is not None and pair.span.has_folder)
+
+
 def lender(
-    record: Scope, request: Scope, policy: Callable[[str], Policy]
+    record: Scope,
+    request: Scope,
+    policy: Callable[[str], Policy],
+    *,
+    is_proved: bool = True,
 ) -> Callable[[str, bool], bool]:
     """
     Which kinds a record may lend to a request.
 
     All within a thread; between threads of one key only the shared kinds, and what
-    is of a project only behind its working directory; between keys none.
+    is of a project only behind its working directory; between keys none. Within a
+    thread that equal words alone tell, the shared kinds and what was said of them.
     """
     if record.api_key != request.api_key:
         return lambda kind, has_folder: False
-    if (record.session, record.thread) == (request.session, request.thread):
+    is_own = (record.session, record.thread) == (request.session, request.thread)
+    if is_own and is_proved:
         return lambda kind, has_folder: True
     return lambda kind, has_folder: (
-        policy(kind).shared and (has_folder or not policy(kind).needs_folder)
+        (is_own and not policy(kind).tells)
+        or (policy(kind).shared and (has_folder or not policy(kind).needs_folder))
     )

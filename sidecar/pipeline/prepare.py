@@ -225,9 +225,12 @@ class Pipeline:
             scope = Scope(client.api_key_id, session, turns.thread_name(marked))
         else:
             scope = recalled.scope or turns.new_chat(client.api_key_id, session)
-        header_tokens = self._frames.header_tokens(frame)
-        first_own = min(own, default=None)
-        return Question(layout.elements, found, scope, header_tokens, first_own)
+        is_named = client.session is not None or continued is not None
+        return Question(
+            layout.elements, found, scope, self._frames.header_tokens(frame),
+            first_own=min(own, default=None),
+            is_proved=is_named or recalled.is_proved,
+        )  # fmt: skip
 
     def _told(self, kept: Sequence[MarkedMessage]) -> Mapping[SpanKey, str]:
         """The values that tell who asks, where and what."""

@@ -39,7 +39,8 @@ class Recalled:
         kept: those that the client will send again.
         healed: the model's own turns, by index in `marked`.
         context: what all that is kept comes to.
-        scope: of the model's last turn in it; None: there is none.
+        scope: of the model's last turn in it, known by its ids if any is; None: there
+            is none. is_proved: one is known by ids, which nobody else was given.
         vanishing: the message that will not be sent again: the canonical context that
             it stands behind, its text.
     """
@@ -49,6 +50,7 @@ class Recalled:
     healed: dict[int, Healed]
     context: Context
     scope: Scope | None = None
+    is_proved: bool = False
     vanishing: tuple[str, str] | None = None
 
 
@@ -70,30 +72,37 @@ def recall(
     to_mark, to_move = rulesets
     kept, vanishing = split_vanishing(messages, to_move)
     marked = mark(kept, to_mark)
-    own, contexts = find_turns(store, marked, request)
+    own, issued, contexts = find_turns(store, marked, request)
     healed = {
         index: turn.healed
         for index, turn in own.items()
         if frame is not None and turn.healed.header == frame.header
     }
     last = own[max(own)] if own else None
-    scope = last.scope if last else None
+    known = own[max(issued)] if issued else last
+    scope = known.scope if known else None
     if vanishing is None:
-        return Recalled(marked, marked, healed, contexts[-1], scope)
+        return Recalled(marked, marked, healed, contexts[-1], scope, bool(issued))
     at = place_of(vanishing.text, last.healed if last else None, contexts)
     moved = mark([*kept[:at], vanishing, *kept[at:]], to_mark)
     healed = {i + (i >= at): turn for i, turn in healed.items()}
     said = (contexts[at].canonical, vanishing.text)
-    return Recalled(moved, marked, healed, contexts[-1], scope, said)
+    return Recalled(moved, marked, healed, contexts[-1], scope, bool(issued), said)
 
 
 def find_turns(
     store: HealingStore, marked: Sequence[MarkedMessage], request: ChatRequest
-) -> tuple[dict[int, KnownTurn], list[Context]]:
-    """Turns found again, by message index; contexts before each, and behind all."""
+) -> tuple[dict[int, KnownTurn], set[int], list[Context]]:
+    """
+    Turns found again, by message index; contexts before each, and behind all.
+
+    The set names those that are known by their ids: their threads' other turns are
+    this conversation's as well.
+    """
     client, defaults = request.client, defaults_of(request.tools)
     hasher = ContextHasher()
     found: dict[int, KnownTurn] = {}
+    issued: set[int] = set()
     values: dict[SpanKey, str] = {}
     threads: set[str] = set()
     contexts = [hasher.value]
@@ -103,15 +112,19 @@ def find_turns(
         if message.role == "assistant":
             visible = store.visible_hash(message, defaults)
             asker = Asker(client.api_key_id, client.session, values, threads)
-            turn = _own_turn(store, message, visible, (contexts[-1], asker, defaults))
+            turn, is_issued = _own_turn(
+                store, message, visible, (contexts[-1], asker, defaults)
+            )
             if turn:
                 found[index] = turn
+            if turn and is_issued:
+                issued.add(index)
                 threads.add(turn.scope.thread)
         values |= {p.key: p.value for p in item.pieces if isinstance(p, Span)}
         texts = (canonical_text(item.pieces), message.text)
         hasher.add(message.role, None if visible else texts, visible)
         contexts.append(hasher.value)
-    return found, contexts
+    return found, issued, contexts
 
 
 def _own_turn(
@@ -119,21 +132,27 @@ def _own_turn(
     message: Message,
     visible: str | None,
     asked: tuple[Context, Asker, Defaults],
-) -> KnownTurn | None:
-    """The turn that a message echoes: by its tokens, its calls' ids, its text."""
+) -> tuple[KnownTurn | None, bool]:
+    """
+    The turn that a message echoes: by its tokens, its calls' ids, its text.
+
+    And whether it is known by ids.
+    """
     context, asker, defaults = asked
     if visible is None:
-        return None
+        return None, False
     if any(thought.token for thought in message.thoughts):
         turns = [_turn_of(thought) for thought in message.thoughts]
         ids = [turn for turn in turns if turn is not None]
         if len(ids) < len(turns):
-            return None  # thinking of somebody else's, or edited
-        return _issued(store, ids, message, (visible, asker.api_key, defaults))
+            return None, False  # thinking of somebody else's, or edited
+        return _issued(store, ids, message, (visible, asker.api_key, defaults)), True
     ids = [call.id for call in message.tool_calls]
-    turn = _issued(store, ids, message, (visible, asker.api_key, defaults))
-    turn = turn or store.find(visible, context, asker)
-    return None if turn is None or is_edited(message, turn.healed) else turn
+    issued = _issued(store, ids, message, (visible, asker.api_key, defaults))
+    turn = issued or store.find(visible, context, asker)
+    if turn is None or is_edited(message, turn.healed):
+        return None, False
+    return turn, issued is not None
 
 
 def _issued(

@@ -29,6 +29,7 @@ class Question:
 
     Args:
         first_own: index of the first message that the model wrote for it, if known.
+        is_proved: its thread is its own by more than equal words.
     """
 
     elements: tuple[Element, ...]
@@ -36,6 +37,7 @@ class Question:
     scope: Scope
     header_tokens: int
     first_own: int | None = None
+    is_proved: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,9 @@ class ReuseChooser:
     def _walk(self, question: Question, record: LineageRecord, shared: int) -> Pins:
         spans = [e for e in question.elements if isinstance(e, Span)]
         policy = self._ruleset.policy
-        lends = pinning.lender(record.scope, question.scope, policy)
+        lends = pinning.lender(
+            record.scope, question.scope, policy, is_proved=question.is_proved
+        )
         return pinning.choose(
             spans, question.canonical.settled, (record, shared), policy, lends
         )

@@ -250,6 +250,16 @@ def without_senders(talk: Talk) -> None:
             talk.messages[at] = replace(message, parts=kept)
 
 
+def as_another_says_it(talk: Talk, chance: random.Random) -> list[Spoken]:
+    """The same words of somebody else, who was given the same answers elsewhere."""
+    messages = list(talk.messages)
+    for at, part in talk.slots():
+        message = messages[at]
+        assert isinstance(message, Say)
+        messages[at] = changed(message, part, chance)
+    return [replace(m, reasoning=None) if isinstance(m, Echo) else m for m in messages]
+
+
 def _is_sender(part: Part) -> bool:
     return isinstance(part, Slot) and part.kind == "conversation_info"
 
@@ -328,7 +338,11 @@ class Cast:
                 if isinstance(item, Slot):
                     opening = changed(opening, part, chance)
         thinking = chance.random() < 0.8
-        if chance.random() < 0.4:  # of somebody whose client names no session
+        unnamed = [t for t in self.talks if t.session is None and len(t.messages) > 2]
+        if unnamed and chance.random() < 0.5:
+            messages = as_another_says_it(chance.choice(unnamed), chance)
+            self.talks.append(Talk(None, messages, thinking, chat=chat))
+        elif chance.random() < 0.4:  # of somebody whose client names no session
             first = Say("user", (*sender(chance), chance.choice(GREETINGS)))
             self.talks.append(Talk(None, [opening, first], thinking, chat=chat))
         else:

@@ -38,6 +38,7 @@ RESTATED = {
 }  # fmt: skip
 # Lent between threads. What is of a project only behind its folder: nobody names one.
 _SHARED = {"current_time", "message_id"}
+_OF_NOBODY = {*_SHARED, "git_status", "folder_tree"}
 
 Render = Callable[[Sequence[Spoken]], str]
 
@@ -68,7 +69,7 @@ class Memory:
         self, scope: str, messages: Sequence[Spoken], visible: str, body: str
     ) -> None:
         """The model answered; the client saw `visible`."""
-        turn = (scope, _to_the_letter(_without_telemetry(messages)), body)
+        turn = (scope, _as_told(_without_telemetry(messages)), body)
         self.turns[visible.strip()].append(turn)
 
     def may_read(
@@ -76,17 +77,25 @@ class Memory:
     ) -> bool:
         """Whether a turn of that visible text may be read as that body."""
         visible, body = turn
-        letter = _to_the_letter(before)
+        told = _as_told(before)
         return any(
-            said == body and (whose == scope or context == letter)
+            said == body and (whose == scope or context == told)
             for whose, context, said in self.turns[visible.strip()]
         )
 
 
-def _to_the_letter(messages: Sequence[Spoken]) -> str:
-    return repr([
-        (m.role, m.text if isinstance(m, Say) else m.text.strip()) for m in messages
-    ])  # fmt: skip
+def _as_told(messages: Sequence[Spoken]) -> str:
+    """All but what tells nothing of who asks: clocks, ids, white space at edges."""
+    texts = []
+    for message in messages:
+        parts = message.parts if isinstance(message, Say) else (message.text,)
+        shown = [
+            part if isinstance(part, str)
+            else f"<{part.kind}>" if part.kind in _OF_NOBODY else part.value
+            for part in parts
+        ]  # fmt: skip
+        texts.append((message.role, "".join(shown).strip()))
+    return repr(texts)
 
 
 def _scope(scope: str, messages: Sequence[Spoken]) -> str:
