@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from sidecar.core.prompt import Boundary, CanonicalIds, ModelIds
 from sidecar.pipeline.canonical import MarkedMessage, Span
 from sidecar.pipeline.encoding import Encoded, PromptEncoder
-from sidecar.pipeline.layout import Element, Splice
+from sidecar.pipeline.elements import Element, Splice
 
 BLOCK_LEN = 16
 SpanKey = tuple[int, int, str, int]  # message, place in it, kind, which there
@@ -116,7 +116,8 @@ def model_ids(
         elif isinstance(element, Span):
             if element.kind == "edge_ws":
                 builder.note_content_start(element.message)
-            builder.add_text(values.get(element.key, element.value))
+            value = values.get(element.key, element.value)
+            builder.add_text(element.printed(value))
         else:
             builder.note_content_start(element.message)
             builder.add_turn(element)

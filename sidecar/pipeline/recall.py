@@ -60,7 +60,7 @@ def recall(
     healed = {
         index: turn
         for index, turn in own.items()
-        if frame is not None and turn.header == frame.header
+        if frame is not None and turn.header in frame.headers
     }
     if vanishing is None:
         return Recalled(marked, marked, healed, contexts[-1])

@@ -1,26 +1,68 @@
 """
 What a chat template puts around an assistant turn, found by probing it.
 
-With messages [user, assistant(mark), user], rendered with and without the generation
-prompt: G is the generation prompt, H the assistant header (the common beginning of G
-and of what stands before the mark), F the end of turn. A turn's own ids, put between
-H and F, then continue exactly what the KV of that turn holds.
+A conversation is rendered whose last message ends in a mark, with the generation prompt
+and with a turn behind it. What the two have in common behind that mark ends the message
+before (E) and begins the turn (H); the rest of the generation prompt (G) is what the
+model read before it wrote. A turn's own ids are G and what was sampled: put behind E + H
+they continue exactly what the KV of that turn holds. E, H and G depend on the role of
+the message before: some templates go on with one turn behind a tool's result.
+
+A turn with calls is stood for by its calls, with a mark as the last one's argument:
+a template may hide the text beside calls, print it elsewhere, or demand calls before
+results. What closes the calls behind that mark is replaced along with them.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from os.path import commonprefix
+from typing import Protocol
 
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Message, ToolCall
 
-_MARK = "\ue000zq-turn\ue001"
+_EDGE, _TURN = "zqedgeqz", "zqturnqz"
 _ASK = Message("user", ("zq ask",))
 _NEXT = Message("user", ("zq next",))
 _CALL = ToolCall("call_zq", "zq_call", "{}")
+_CALLING = Message("assistant", (), tool_calls=(_CALL,))
 _RESULT = Message("tool", ("zq result",), tool_call_id="call_zq")
 _ANSWER = Message("assistant", ("zq answer",))
-_Render = Callable[[Sequence[Message], bool], str]
+# By the role of the message before a turn: the conversation up to it.
+_BEFORE = {
+    "user": (replace(_ASK, parts=(f"zq ask {_EDGE}",)),),
+    "tool": (_ASK, _CALLING, replace(_RESULT, parts=(f"zq result {_EDGE}",))),
+    "assistant": (_ASK, replace(_ANSWER, parts=(f"zq answer {_EDGE}",))),
+}
+Render = Callable[[Sequence[Message], bool], str]
+
+
+class TokenCuts(Protocol):
+    """What the tokenizer knows of places in a text."""
+
+    def before_token(self, text: str, at: int) -> int:
+        """The last place up to `at` that is inside no added token."""
+
+    def find_stop(self, text: str) -> int:
+        """Where the first token that ends a turn begins; -1: there is none."""
+
+    def begins_token(self, text: str, at: int) -> bool:
+        """Whether an added token begins there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """
+    How a turn begins behind a message of one role.
+
+    Args:
+        ended: E, what ends that message. header: H, how an assistant turn begins.
+        lead: the rest of the generation prompt; a turn's ids begin with it.
+    """
+
+    ended: str
+    header: str
+    lead: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,63 +71,132 @@ class Frame:
     The texts around a turn.
 
     Args:
-        generation: G, what the prompt ends with when the model is to speak.
-        header: H, how an assistant message begins.
-        footer: F, how it ends; may be empty.
-        keeps_calls: the turn's calls stay in the placeholder. Not if the template
-            then hides its text, or if F is too little to tell where they end.
+        starts: by the role of the message before.
+        closing: what closes calls behind the last argument; None: calls cannot stay
+            in a placeholder, for their end cannot be told.
+        drops_calls: a placeholder may stand without its turn's calls.
+        one_call: it may stand with one at most.
     """
 
-    generation: str
-    header: str
-    footer: str
-    keeps_calls: bool = True
+    starts: Mapping[str, Start]
+    closing: str | None = None
+    drops_calls: bool = False
+    one_call: bool = False
+
+    @property
+    def headers(self) -> frozenset[str]:
+        """The headers behind which a turn may have been written."""
+        return frozenset(start.header for start in self.starts.values())
+
+    def shows(self, num_calls: int) -> bool:
+        """Whether the calls of a turn stay in its placeholder."""
+        is_one = num_calls == 1 or (num_calls > 1 and not self.one_call)
+        return is_one and self.closing is not None
+
+    def takes(self, num_calls: int) -> bool:
+        """Whether a turn with so many calls has a placeholder."""
+        return not num_calls or self.drops_calls or self.shows(num_calls)
 
 
-def probe_frame(render: _Render) -> Frame | None:
+def probe_frame(renders: Sequence[Render], cuts: TokenCuts) -> Frame | None:
     """
-    Find G, H and F; None if this template does not show them.
+    Find the texts around a turn; None if this template does not show them.
 
     Args:
-        render: messages, with or without the generation prompt -> text.
+        renders: messages, with or without the generation prompt -> text; the first
+            under the template arguments in use, others under those of other turns
+            that may stand in the same conversation.
     """
+    starts = {role: _probe_start(role, renders, cuts) for role in _BEFORE}
+    found = {role: start for role, start in starts.items() if start is not None}
+    if "user" not in found:
+        return None
+    closing = _probe_closing(renders[0], cuts)
+    return Frame(found, closing, drops_calls=_drops_calls(renders[0]))
+
+
+def _probe_start(
+    role: str, renders: Sequence[Render], cuts: TokenCuts
+) -> Start | None:
+    before = _BEFORE[role]
+    tails = [_behind_edge(render, before, True) for render in renders]
+    asked = _behind_edge(renders[0], before, False)
+    if asked is None or tails[0] is None:
+        return None
+    marked = Message("assistant", (_TURN,))
+    calling = replace(_CALLING, tool_calls=(_marked_call(),))
+    shown = [
+        text.split(_TURN)[0]
+        for render in renders
+        for turns in ([marked, _NEXT], [marked], [calling, _RESULT])
+        if (text := _behind_edge(render, [*before, *turns], False)) is not None
+        and text.count(_TURN) == 1
+    ]
+    if not shown:
+        return None
+    opening = _common([*(tail for tail in tails if tail is not None), *shown], cuts)
+    ended = _common([asked, tails[0], opening], cuts)
+    if not opening.strip():
+        return None
+    return Start(ended, opening[len(ended) :], tails[0][len(opening) :])
+
+
+def _marked_call() -> ToolCall:
+    return replace(_CALL, arguments=f'{{"zq": "{_TURN}"}}')
+
+
+def _behind_edge(
+    render: Render, messages: Sequence[Message], prompt: bool
+) -> str | None:
     try:
-        asked = render([_ASK], False)
-        prompted = render([_ASK], True)
-        turn = Message("assistant", (_MARK,))
-        whole = render([_ASK, turn, _NEXT], False)
-        next_alone = render([_ASK, turn], False)
+        text = render(messages, prompt)
     except BadRequest:
         return None
-    begin_alike = all(text.startswith(asked) for text in (prompted, whole, next_alone))
-    if not begin_alike or whole.count(_MARK) != 1:
+    return text.split(_EDGE)[1] if text.count(_EDGE) == 1 else None
+
+
+def _common(texts: Sequence[str], cuts: TokenCuts) -> str:
+    """The common beginning, cut back to where all its tokens are whole."""
+    common = commonprefix(list(texts))
+    ends = [cuts.before_token(text, len(common)) for text in texts]
+    return common[: min(ends)]
+
+
+def _probe_closing(render: Render, cuts: TokenCuts) -> str | None:
+    """
+    What stands between the last argument of a turn's calls and the turn's end.
+
+    It ends where a stop token stands, or where a tool's result and a user's message
+    begin to differ, each with a token of its own.
+    """
+    calling = replace(_CALLING, tool_calls=(_marked_call(),))
+    behind = []
+    for following in (_RESULT, _NEXT):
+        try:
+            pieces = render([_ASK, calling, following], False).split(_TURN)
+        except BadRequest:
+            continue
+        if len(pieces) == 2:
+            behind.append(pieces[1])
+    if not behind:
         return None
-    generation = prompted[len(asked) :]
-    before, after = whole[len(asked) :].split(_MARK)
-    header = commonprefix([generation, before])
-    if not header.strip():
-        return None
-    ended = next_alone.split(_MARK)[1] if next_alone.count(_MARK) == 1 else ""
-    footer = commonprefix([ended, after])
-    keeps_calls = _keeps_calls(render, footer)
-    if keeps_calls is None:
-        return None
-    return Frame(generation, header, footer, keeps_calls)
+    stop = cuts.find_stop(commonprefix(behind))
+    if stop >= 0:
+        return behind[0][:stop]
+    common = _common(behind, cuts)
+    is_end = all(cuts.begins_token(text, len(common)) for text in behind)
+    return common if len(behind) == 2 and is_end else None
 
 
-def _keeps_calls(render: _Render, footer: str) -> bool | None:
-    """See Frame; None if calls can neither stay nor go."""
-    calling = _calling(render, (_CALL,))
-    if footer.strip() and calling.count(_MARK) == 1:
-        return True
-    silent = _calling(render, ()).split(_MARK)
-    if len(silent) == 2 and calling.endswith(silent[1]):
-        return False
-    return True if footer.strip() else None
+def _drops_calls(render: Render) -> bool:
+    """Whether what follows a turn is the same when its calls are not shown."""
+    silent = _with_result(render, ()).split(_TURN)
+    calling = _with_result(render, (_CALL,))
+    return len(silent) == 2 and bool(calling) and calling.endswith(silent[1])
 
 
-def _calling(render: _Render, calls: tuple[ToolCall, ...]) -> str:
-    turn = Message("assistant", (_MARK,), tool_calls=calls)
+def _with_result(render: Render, calls: tuple[ToolCall, ...]) -> str:
+    turn = Message("assistant", (_TURN,), tool_calls=calls)
     try:
         return render([_ASK, turn, _RESULT, _ANSWER, _NEXT], True)
     except BadRequest:

@@ -8,7 +8,8 @@ from sidecar.core.requests import Message
 from sidecar.pipeline import canonical
 from sidecar.pipeline.canonical import Span
 from sidecar.pipeline.healing import Healed
-from sidecar.pipeline.layout import Layout, Splice, lay_out
+from sidecar.pipeline.elements import Splice
+from sidecar.pipeline.layout import Layout, lay_out
 from sidecar.pipeline.rules import load_rules
 from sidecar.pipeline.splicing import Frame
 from sidecar.pipeline.template import ChatTemplate

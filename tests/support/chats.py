@@ -107,7 +107,8 @@ class Chats:
     A pipeline, its memory and its store.
 
     Args:
-        kind: whose tokenizer and template. settings: what differs from SETTINGS.
+        kind: whose tokenizer and template. tokenizer: another than that kind's.
+        settings: what differs from SETTINGS.
     """
 
     def __init__(
@@ -115,9 +116,10 @@ class Chats:
         kind: str = "builtin",
         *,
         policy: Mapping[str, str] | None = None,
+        tokenizer: Any = None,
         **settings: Any,
     ) -> None:
-        self.tokenizer = tokenizer_of(kind)
+        self.tokenizer = tokenizer or tokenizer_of(kind)
         self.is_lossless = kind != "spm"  # its decoder adds and takes spaces
         self.store = StoredPrompts()
         self.settings = replace(SETTINGS, **settings)
