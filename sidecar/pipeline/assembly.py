@@ -62,7 +62,7 @@ def canonical_ids(
             places.append((element, at + len(text)))
             ends[element.message] = at + len(text)
         elif isinstance(element, Splice):
-            text = f"[turn {element.healed.digest}]"
+            text = f"{element.healed.lead}[turn {element.healed.digest}]"
         else:
             text = element
         pieces.append(text)

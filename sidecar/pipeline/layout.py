@@ -6,7 +6,6 @@ turn. Putting the values back in their places must give T exactly (substitution 
 a template that re-escapes or reorders loses reuse, never content.
 """
 
-import json
 import logging
 import re
 import secrets
@@ -14,10 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Message
 from sidecar.pipeline.canonical import MarkedMessage, Span
 from sidecar.pipeline.elements import Element, Splice
 from sidecar.pipeline.healing import Healed
+from sidecar.pipeline.placeholders import Placeholder, plan_placeholders, without
 from sidecar.pipeline.proof import match_run
 from sidecar.pipeline.splicing import Frame
 
@@ -96,59 +97,47 @@ def lay_out(
     Raises:
         BadRequest: the template refuses the conversation.
     """
+    planned = plan_placeholders(marked, healed, frame)
+    while planned:
+        try:
+            found = _try_lay_out(marked, planned, render)
+        except BadRequest:  # of the placeholders, or of the conversation itself
+            break
+        if isinstance(found, Layout):
+            return found
+        planned = without(planned, found)
+    found = _try_lay_out(marked, {}, render)
+    assert isinstance(found, Layout)
+    return found
+
+
+def _try_lay_out(
+    marked: Sequence[MarkedMessage], planned: Mapping[int, Placeholder], render: Render
+) -> Layout | set[int]:
+    """The layout, or the turns that are hidden, repeated or not in their frames."""
     marks = _Marks()
-    splices = _splicable(marked, healed, frame)
     slots: list[_Slot] = []
-    messages = [*_with_marks(marked, splices, frame, (slots, marks))]
+    messages = [*_with_marks(marked, planned, (slots, marks))]
     literals, numbers, quoted = marks.split(render(messages))
-    cuts: dict[int, _Cut] = {}
-    is_whole = numbers == list(range(len(slots)))
-    if is_whole:
-        literals, cuts = _find_cuts(literals, slots, marked, frame)
-    else:
-        times = Counter(numbers)
-        shown = [s for n, s in enumerate(slots) if times[n] == 1]
-        cuts = {s.message: _Cut("", "") for s in shown if isinstance(s, Splice)}
-    if len(cuts) < len(splices):  # hidden, repeated, not in its frame: left alone
-        fewer = {index: splices[index] for index in cuts}
-        return lay_out(marked, fewer, frame, render)
-    if is_whole:
-        elements = _elements(literals, slots, quoted)
-        plain = render(
-            [
-                _placeholder(item.message, marks.mark(index), frame)
-                if index in splices and frame
-                else item.message
-                for index, item in enumerate(marked)
-            ]
-        )
-        segments = _segments(marks.split(plain), list(splices), cuts)
+    if numbers == list(range(len(slots))):
+        literals, cuts = _find_cuts(literals, slots, planned)
+        if len(cuts) < len(planned):
+            return set(planned) - set(cuts)
+        plain = render([*_plain(marked, planned, marks)])
+        segments = _segments(marks.split(plain), list(planned), cuts)
         if segments is not None:
-            return _prove(elements, segments)
+            return _prove(_elements(literals, slots, quoted), segments)
+    if planned:
+        times = Counter(numbers)
+        wrong = [s for n, s in enumerate(slots) if times[n] != 1]
+        return {s.message for s in wrong if isinstance(s, Splice)} or set(planned)
     logger.info("no substitution proof: strict reuse only")
     return Layout((render([m.message for m in marked]),), is_proved=False)
 
 
-def _splicable(
-    marked: Sequence[MarkedMessage], healed: Mapping[int, Healed], frame: Frame | None
-) -> dict[int, Healed]:
-    """Turns behind a message whose end is known, written behind the same header."""
-    if frame is None:
-        return {}
-    splices = {}
-    for index in sorted(healed):
-        before = marked[index - 1].message.role if index else ""
-        start = frame.starts.get(before)
-        takes = frame.takes(len(marked[index].message.tool_calls))
-        if start and start.header == healed[index].header and takes:
-            splices[index] = healed[index]
-    return splices
-
-
 def _with_marks(
     marked: Sequence[MarkedMessage],
-    splices: Mapping[int, Healed],
-    frame: Frame | None,
+    planned: Mapping[int, Placeholder],
     numbered: tuple[list[_Slot], _Marks],
 ) -> Iterator[Message]:
     slots, marks = numbered
@@ -158,13 +147,13 @@ def _with_marks(
         return marks.mark(len(slots) - 1)
 
     for index, item in enumerate(marked):
-        if index in splices and frame is not None:
-            mark = slot(Splice(index, splices[index]))
-            yield _placeholder(item.message, mark, frame)
+        if index in planned:
+            mark = slot(Splice(index, planned[index].healed))
+            yield planned[index].message(item.message, mark)
             continue
         pieces: Sequence[str | _Slot] = item.pieces
         has_edge = bool(pieces) and isinstance(pieces[-1], Span)
-        if index + 1 in splices and not has_edge:
+        if index + 1 in planned and not has_edge:
             pieces = _with_edge(index, item.message.text)
         text = "".join(p if isinstance(p, str) else slot(p) for p in pieces)
         yield replace(item.message, parts=(text,) if text else ())
@@ -178,21 +167,21 @@ def _with_edge(index: int, text: str) -> Sequence[str | _Slot]:
     return [kept, *space, _Edge(index)]
 
 
-def _placeholder(message: Message, mark: str, frame: Frame) -> Message:
-    """Role and calls stay: some templates demand a call before a tool result."""
-    bare = replace(message, parts=(), reasoning=None, tool_calls=())
-    if not frame.shows(len(message.tool_calls)):
-        return replace(bare, parts=(mark,))
-    *others, last = [replace(call, arguments="{}") for call in message.tool_calls]
-    last = replace(last, arguments=json.dumps({"zq": mark}))
-    return replace(bare, tool_calls=(*others, last))
+def _plain(
+    marked: Sequence[MarkedMessage], planned: Mapping[int, Placeholder], marks: _Marks
+) -> Iterator[Message]:
+    """T's messages; a spliced turn keeps a mark, for its text is not T's business."""
+    for index, item in enumerate(marked):
+        if index in planned:
+            yield planned[index].message(item.message, marks.mark(index))
+        else:
+            yield item.message
 
 
 def _find_cuts(
-    literals: list[str],
+    literals: Sequence[str],
     slots: Sequence[_Slot],
-    marked: Sequence[MarkedMessage],
-    frame: Frame | None,
+    planned: Mapping[int, Placeholder],
 ) -> tuple[list[str], dict[int, _Cut]]:
     """
     Cut away what the template printed of spliced turns beside their marks.
@@ -202,17 +191,15 @@ def _find_cuts(
     """
     cut, cuts = [*literals], {}
     for number, slot in enumerate(slots):
-        if not isinstance(slot, Splice) or frame is None or not number:
+        if not isinstance(slot, Splice) or not number:
             continue
-        start = frame.starts[marked[slot.message - 1].message.role]
-        opening = start.ended + start.header
-        num_calls = len(marked[slot.message].message.tool_calls)
-        closing = (frame.closing or "") if frame.shows(num_calls) else ""
+        stand_in = planned[slot.message]
         is_edge = slots[number - 1].message == slot.message - 1
         before, behind = cut[number], cut[number + 1]
-        if is_edge and before.startswith(opening) and behind.startswith(closing):
-            cuts[slot.message] = _Cut(before[len(opening) :], closing)
-            cut[number], cut[number + 1] = opening, behind[len(closing) :]
+        if is_edge and stand_in.stands_in(before, behind):
+            begin, end = len(stand_in.opening), len(stand_in.closing)
+            cuts[slot.message] = _Cut(before[begin:], behind[:end])
+            cut[number], cut[number + 1] = before[:begin], behind[end:]
     return cut, cuts
 
 

@@ -150,7 +150,7 @@ class Pipeline:
         raw = (*draft.lead_ids, *sampled)
         turn = Healed(
             draft.start.header, raw, self._tokenizer.decode(list(raw)), reasoning,
-            draft.vanishing,
+            draft.vanishing, draft.start.lead,
         )  # fmt: skip
         ids = [prompt.turn, *(call.id for call in calls)]
         self.healing.record(visible, draft.context, scope, turn, ids)

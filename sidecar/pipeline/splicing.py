@@ -93,10 +93,6 @@ class Frame:
         is_one = num_calls == 1 or (num_calls > 1 and not self.one_call)
         return is_one and self.closing is not None
 
-    def takes(self, num_calls: int) -> bool:
-        """Whether a turn with so many calls has a placeholder."""
-        return not num_calls or self.drops_calls or self.shows(num_calls)
-
 
 def probe_frame(renders: Sequence[Render], cuts: TokenCuts) -> Frame | None:
     """
@@ -115,30 +111,50 @@ def probe_frame(renders: Sequence[Render], cuts: TokenCuts) -> Frame | None:
     return Frame(found, closing, drops_calls=_drops_calls(renders[0]))
 
 
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """Texts behind the edge of a message: what ends it, and what may begin there."""
+
+    ended: str
+    lead: str
+    openings: tuple[str, ...]
+
+
 def _probe_start(
     role: str, renders: Sequence[Render], cuts: TokenCuts
 ) -> Start | None:
-    before = _BEFORE[role]
-    tails = [_behind_edge(render, before, True) for render in renders]
-    asked = _behind_edge(renders[0], before, False)
-    if asked is None or tails[0] is None:
+    shown = [_show_start(_BEFORE[role], render, cuts) for render in renders]
+    first = shown[0]
+    if first is None:
+        return None
+    own = [first.lead, *first.openings]
+    others = [o for each in shown[1:] if each for o in (each.lead, *each.openings)]
+    header = _common([*own, *others], cuts) or _common(own, cuts)
+    if not (first.ended + header).strip():
+        return None
+    return Start(first.ended, header, first.lead[len(header) :])
+
+
+def _show_start(
+    before: Sequence[Message], render: Render, cuts: TokenCuts
+) -> _Shown | None:
+    prompted = _behind_edge(render, before, True)
+    asked = _behind_edge(render, before, False)
+    if asked is None or prompted is None:
         return None
     marked = Message("assistant", (_TURN,))
     calling = replace(_CALLING, tool_calls=(_marked_call(),))
-    shown = [
+    texts = [
         text.split(_TURN)[0]
-        for render in renders
         for turns in ([marked, _NEXT], [marked], [calling, _RESULT])
         if (text := _behind_edge(render, [*before, *turns], False)) is not None
         and text.count(_TURN) == 1
     ]
-    if not shown:
+    if not texts:
         return None
-    opening = _common([*(tail for tail in tails if tail is not None), *shown], cuts)
-    ended = _common([asked, tails[0], opening], cuts)
-    if not opening.strip():
-        return None
-    return Start(ended, opening[len(ended) :], tails[0][len(opening) :])
+    ended = _common([asked, prompted, *texts], cuts)
+    openings = tuple(text[len(ended) :] for text in texts)
+    return _Shown(ended, prompted[len(ended) :], openings)
 
 
 def _marked_call() -> ToolCall:
