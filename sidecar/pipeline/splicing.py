@@ -13,6 +13,8 @@ a template may hide the text beside calls, print it elsewhere, or demand calls b
 results. What closes the calls behind that mark is replaced along with them.
 """
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonprefix
@@ -21,7 +23,10 @@ from typing import Protocol
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Message, ToolCall
 
-_EDGE, _TURN = "zqedgeqz", "zqturnqz"
+# With a quote, as the marks of real conversations: a template that loses these must
+# lose those too.
+_EDGE, _TURN = 'zqedge"qz', 'zqturn"qz'
+_EDGES, _TURNS = (re.compile(rf'zq{word}\\*"qz') for word in ("edge", "turn"))
 _ASK = Message("user", ("zq ask",))
 _NEXT = Message("user", ("zq next",))
 _CALL = ToolCall("call_zq", "zq_call", "{}")
@@ -144,12 +149,11 @@ def _show_start(
         return None
     marked = Message("assistant", (_TURN,))
     calling = replace(_CALLING, tool_calls=(_marked_call(),))
-    texts = [
-        text.split(_TURN)[0]
+    behind = [
+        _TURNS.split(_behind_edge(render, [*before, *turns], False) or "")
         for turns in ([marked, _NEXT], [marked], [calling, _RESULT])
-        if (text := _behind_edge(render, [*before, *turns], False)) is not None
-        and text.count(_TURN) == 1
     ]
+    texts = [pieces[0] for pieces in behind if len(pieces) == 2]
     if not texts:
         return None
     ended = _common([asked, prompted, *texts], cuts)
@@ -158,7 +162,7 @@ def _show_start(
 
 
 def _marked_call() -> ToolCall:
-    return replace(_CALL, arguments=f'{{"zq": "{_TURN}"}}')
+    return replace(_CALL, arguments=json.dumps({"zq": _TURN}))
 
 
 def _behind_edge(
@@ -168,7 +172,8 @@ def _behind_edge(
         text = render(messages, prompt)
     except BadRequest:
         return None
-    return text.split(_EDGE)[1] if text.count(_EDGE) == 1 else None
+    pieces = _EDGES.split(text)
+    return pieces[1] if len(pieces) == 2 else None
 
 
 def _common(texts: Sequence[str], cuts: TokenCuts) -> str:
@@ -189,7 +194,7 @@ def _probe_closing(render: Render, cuts: TokenCuts) -> str | None:
     behind = []
     for following in (_RESULT, _NEXT):
         try:
-            pieces = render([_ASK, calling, following], False).split(_TURN)
+            pieces = _TURNS.split(render([_ASK, calling, following], False))
         except BadRequest:
             continue
         if len(pieces) == 2:
@@ -206,7 +211,7 @@ def _probe_closing(render: Render, cuts: TokenCuts) -> str | None:
 
 def _drops_calls(render: Render) -> bool:
     """Whether what follows a turn is the same when its calls are not shown."""
-    silent = _with_result(render, ()).split(_TURN)
+    silent = _TURNS.split(_with_result(render, ()))
     calling = _with_result(render, (_CALL,))
     return len(silent) == 2 and bool(calling) and calling.endswith(silent[1])
 

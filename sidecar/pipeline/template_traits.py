@@ -65,13 +65,14 @@ def probe_traits(tokenizer: ChatTokenizer) -> TemplateTraits:
         if not render([_SYSTEM, _USER]):
             return TemplateTraits(exists=False, tools=False, tool_calls=False)
     later = render([_SYSTEM, _USER, _ASSISTANT, dict(_SYSTEM, content="zq two"), _USER])
+    tools = "zq_probe" in render([_SYSTEM, _USER], tools=[_TOOL])
     tools_alone = "zq_probe" in render([_USER], tools=[_TOOL])
     return TemplateTraits(
         system=_takes_system(render),
         later_system="zq two" in later,
         repeated_user=bool(render([_USER, _USER])),
-        tools=tools_alone or "zq_probe" in render([_SYSTEM, _USER], tools=[_TOOL]),
-        tools_alone=tools_alone,
+        tools=tools or tools_alone,
+        tools_alone=tools_alone or not tools,
         preserve_thinking=bool(render([_USER], preserve_thinking=True)),
         reasoning_effort="reasoning_effort" in str(tokenizer.chat_template),
         **_probe_calls(render),
