@@ -33,6 +33,7 @@ _CALL = ToolCall("call_zq", "zq_call", "{}")
 _CALLING = Message("assistant", (), tool_calls=(_CALL,))
 _RESULT = Message("tool", ("zq result",), tool_call_id="call_zq")
 _ANSWER = Message("assistant", ("zq answer",))
+_FOLLOWING = [_RESULT, _ANSWER, _NEXT]
 # By the role of the message before a turn: the conversation up to it.
 _BEFORE = {
     "user": (replace(_ASK, parts=(f"zq ask {_EDGE}",)),),
@@ -112,8 +113,9 @@ def probe_frame(renders: Sequence[Render], cuts: TokenCuts) -> Frame | None:
     found = {role: start for role, start in starts.items() if start is not None}
     if "user" not in found:
         return None
-    closing = _probe_closing(renders[0], cuts)
-    return Frame(found, closing, drops_calls=_drops_calls(renders[0]))
+    silent = _probe_silent(renders[0])
+    closing = _probe_closing(renders[0], cuts, silent)
+    return Frame(found, closing, drops_calls=silent is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,12 @@ class _Shown:
     lead: str
     openings: tuple[str, ...]
 
+    def beginning_at(self, ended: str) -> "_Shown":
+        """The same with less of it taken for the end of the message."""
+        rest = self.ended[len(ended) :]
+        openings = tuple(rest + opening for opening in self.openings)
+        return _Shown(ended, rest + self.lead, openings)
+
 
 def _probe_start(
     role: str, renders: Sequence[Render], cuts: TokenCuts
@@ -132,12 +140,17 @@ def _probe_start(
     first = shown[0]
     if first is None:
         return None
-    own = [first.lead, *first.openings]
-    others = [o for each in shown[1:] if each for o in (each.lead, *each.openings)]
-    header = _common([*own, *others], cuts) or _common(own, cuts)
-    if not (first.ended + header).strip():
+    known = [each for each in shown if each is not None]
+    # Some templates print the role's header with the message before.
+    alike = [each.beginning_at(_common([k.ended for k in known], cuts)) for each in known]
+    for group in (known, alike, [first]):
+        own = group[0]
+        header = _common([o for each in group for o in (each.lead, *each.openings)], cuts)
+        if header:
+            break
+    if not (own.ended + header).strip():
         return None
-    return Start(first.ended, header, first.lead[len(header) :])
+    return Start(own.ended, header, own.lead[len(header) :])
 
 
 def _show_start(
@@ -168,11 +181,7 @@ def _marked_call() -> ToolCall:
 def _behind_edge(
     render: Render, messages: Sequence[Message], prompt: bool
 ) -> str | None:
-    try:
-        text = render(messages, prompt)
-    except BadRequest:
-        return None
-    pieces = _EDGES.split(text)
+    pieces = _EDGES.split(_rendered(render, messages, prompt))
     return pieces[1] if len(pieces) == 2 else None
 
 
@@ -183,42 +192,45 @@ def _common(texts: Sequence[str], cuts: TokenCuts) -> str:
     return common[: min(ends)]
 
 
-def _probe_closing(render: Render, cuts: TokenCuts) -> str | None:
+def _probe_closing(render: Render, cuts: TokenCuts, silent: str | None) -> str | None:
     """
     What stands between the last argument of a turn's calls and the turn's end.
 
     It ends where a stop token stands, or where a tool's result and a user's message
     begin to differ, each with a token of its own.
+
+    Args:
+        silent: what follows the turn if its calls are not shown, if that may be: the
+            same must follow its calls.
     """
     calling = replace(_CALLING, tool_calls=(_marked_call(),))
     behind = []
-    for following in (_RESULT, _NEXT):
-        try:
-            pieces = _TURNS.split(render([_ASK, calling, following], False))
-        except BadRequest:
-            continue
-        if len(pieces) == 2:
-            behind.append(pieces[1])
-    if not behind:
+    for following in (_FOLLOWING, [_NEXT]):
+        text = _rendered(render, [_ASK, calling, *following], False)
+        behind += _TURNS.split(text)[1:]
+    if not 0 < len(behind) <= 2:
         return None
     stop = cuts.find_stop(commonprefix(behind))
-    if stop >= 0:
-        return behind[0][:stop]
-    common = _common(behind, cuts)
-    is_end = all(cuts.begins_token(text, len(common)) for text in behind)
-    return common if len(behind) == 2 and is_end else None
+    if stop < 0:
+        stop = len(_common(behind, cuts))
+        if len(behind) < 2 or not all(cuts.begins_token(t, stop) for t in behind):
+            return None
+    return behind[0][:stop] if silent in (None, behind[0][stop:]) else None
 
 
-def _drops_calls(render: Render) -> bool:
-    """Whether what follows a turn is the same when its calls are not shown."""
-    silent = _TURNS.split(_with_result(render, ()))
-    calling = _with_result(render, (_CALL,))
-    return len(silent) == 2 and bool(calling) and calling.endswith(silent[1])
+def _probe_silent(render: Render) -> str | None:
+    """What follows a turn whose calls are not shown, if it is what follows them."""
+    turn = Message("assistant", (_TURN,))
+    silent = _TURNS.split(_rendered(render, [_ASK, turn, *_FOLLOWING], False))
+    with_calls = replace(turn, tool_calls=(_CALL,))
+    calling = _rendered(render, [_ASK, with_calls, *_FOLLOWING], False)
+    if len(silent) != 2 or _RESULT.text not in silent[1]:
+        return None
+    return silent[1] if calling.endswith(silent[1]) else None
 
 
-def _with_result(render: Render, calls: tuple[ToolCall, ...]) -> str:
-    turn = Message("assistant", (_TURN,), tool_calls=calls)
+def _rendered(render: Render, messages: Sequence[Message], prompt: bool) -> str:
     try:
-        return render([_ASK, turn, _RESULT, _ANSWER, _NEXT], True)
+        return render(messages, prompt)
     except BadRequest:
         return ""

@@ -83,7 +83,7 @@ def adapt(
         adapted = [_spell_calls(m) for m in adapted]
     elif not traits.parallel_calls:
         adapted = _one_call_each(adapted)
-    if traits.call_ids != "hidden":
+    if traits.tool_calls and traits.tool_role:
         adapted = _rename_calls(adapted, traits.call_ids)
     if not traits.tool_role:
         adapted = [_spell_result(m) for m in adapted]
@@ -206,16 +206,20 @@ def _rename_calls(messages: Sequence[Message], form: CallIds) -> list[Message]:
     """Ids by order, for they are new in every run, and clients rewrite them."""
     renamed: list[Message] = []
     known: dict[str, str] = {}
+    waiting: list[str] = []
     number = 0
     for message in messages:
         calls = []
         for call in message.tool_calls:
-            name = _call_name(number, call, form)
-            known[call.id.replace("_", "")] = name
-            calls.append(replace(call, id=name))
+            calls.append(replace(call, id=_call_name(number, call, form)))
+            known[call.id.replace("_", "")] = calls[-1].id
             number += 1
-        asked = (message.tool_call_id or "").replace("_", "")
-        answers = known.get(asked, asked) if message.role == "tool" else None
+        waiting = [call.id for call in calls] or waiting
+        answers = None
+        if message.role == "tool":
+            asked = (message.tool_call_id or "").replace("_", "")
+            answers = known.get(asked) or next(iter(waiting), "call_0")
+            waiting = [name for name in waiting if name != answers]
         renamed.append(replace(message, tool_calls=tuple(calls), tool_call_id=answers))
     return renamed
 

@@ -47,6 +47,7 @@ class Family:
         extra: keys of the tokenizer's configuration.
         parallel: it writes several calls in one turn.
         reorders: what a new user message moves in the prompt, if anything.
+        late_text: its template prints a turn's text behind the results of its calls.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Family:
     extra: tuple[tuple[str, str], ...] = ()
     parallel: bool = True
     reorders: str = ""
+    late_text: bool = False
 
     @property
     def template(self) -> str:
@@ -267,9 +269,9 @@ FAMILIES = [
     Family("deepseek-r1-distill", _deepseek_fenced, _THINK, "", (), *_DEEPSEEK),
     Family("gemma3", _hermes, None, "", (), "<bos>", "<end_of_turn>"),
     Family("gemma4", _gemma, _GEMMA_THINK, "", (), "<bos>", "<turn|>",
-           ("<|tool_response>",)),
+           ("<|tool_response>",), late_text=True),
     Family("gemma4-e2b", _gemma, _GEMMA_THINK, "", (), "<bos>", "<turn|>",
-           ("<|tool_response>",)),
+           ("<|tool_response>",), late_text=True),
     Family("glm4.5", _glm, ("\n<think>", "</think>\n"), eos="<|endoftext|>",
            stops=_GLM_STOPS),
     Family("glm4.6", _glm, ("\n<think>", "</think>\n"), eos="<|endoftext|>",
