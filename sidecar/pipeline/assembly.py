@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from sidecar.core.prompt import Boundary, CanonicalIds, ModelIds
 from sidecar.pipeline.canonical import MarkedMessage, Span
-from sidecar.pipeline.encoding import Encoded, PromptEncoder
 from sidecar.pipeline.elements import Element, Splice
+from sidecar.pipeline.encoding import Encoded, PromptEncoder
 
 BLOCK_LEN = 16
 SpanKey = tuple[int, int, str, int]  # message, place in it, kind, which there

@@ -1,12 +1,13 @@
 """
 What a chat template puts around an assistant turn, found by probing it.
 
-A conversation is rendered whose last message ends in a mark, with the generation prompt
-and with a turn behind it. What the two have in common behind that mark ends the message
-before (E) and begins the turn (H); the rest of the generation prompt (G) is what the
-model read before it wrote. A turn's own ids are G and what was sampled: put behind E + H
-they continue exactly what the KV of that turn holds. E, H and G depend on the role of
-the message before: some templates go on with one turn behind a tool's result.
+A conversation whose last message ends in a mark is rendered with the generation prompt,
+and with a turn behind it. What both have in common behind that mark ends the message
+before and begins the turn (its header); the rest of the generation prompt (its lead) is
+what the model read before it wrote. A turn's own ids are those of the lead and what was
+sampled: put behind the header, they continue exactly what the KV of that turn holds.
+All this depends on the role of the message before: some templates go on with one turn
+behind a tool's result.
 
 A turn with calls is stood for by its calls, with a mark as the last one's argument:
 a template may hide the text beside calls, print it elsewhere, or demand calls before
@@ -62,7 +63,7 @@ class Start:
     How a turn begins behind a message of one role.
 
     Args:
-        ended: E, what ends that message. header: H, how an assistant turn begins.
+        ended: what ends that message. header: how an assistant turn begins.
         lead: the rest of the generation prompt; a turn's ids begin with it.
     """
 
@@ -133,19 +134,21 @@ class _Shown:
         return _Shown(ended, rest + self.lead, openings)
 
 
-def _probe_start(
-    role: str, renders: Sequence[Render], cuts: TokenCuts
-) -> Start | None:
+def _probe_start(role: str, renders: Sequence[Render], cuts: TokenCuts) -> Start | None:
     shown = [_show_start(_BEFORE[role], render, cuts) for render in renders]
     first = shown[0]
     if first is None:
         return None
     known = [each for each in shown if each is not None]
     # Some templates print the role's header with the message before.
-    alike = [each.beginning_at(_common([k.ended for k in known], cuts)) for each in known]
+    alike = [
+        each.beginning_at(_common([k.ended for k in known], cuts)) for each in known
+    ]
     for group in (known, alike, [first]):
         own = group[0]
-        header = _common([o for each in group for o in (each.lead, *each.openings)], cuts)
+        header = _common(
+            [o for each in group for o in (each.lead, *each.openings)], cuts
+        )
         if header:
             break
     if not (own.ended + header).strip():

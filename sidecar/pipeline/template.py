@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 _NO_TEMPLATE = "the model has no chat template: it gets `role: content` lines"
 
+
 class ChatTemplate:
     """
     Renders conversations for one model. Safe from any thread.
@@ -73,20 +74,8 @@ def adapt(
     messages: Sequence[Message], tools: Sequence[Tool], traits: TemplateTraits
 ) -> list[Message]:
     """Say what the template cannot take in words it can; nothing is lost."""
-    adapted = list(messages)
-    if tools and not traits.tools:
-        adapted.insert(0, Message("system", (_describe(tools),)))
-        adapted = _merge_leading_system(adapted)
-    elif tools and not traits.tools_alone and adapted[0].role != "system":
-        adapted.insert(0, Message("system"))
-    if not traits.tool_calls:
-        adapted = [_spell_calls(m) for m in adapted]
-    elif not traits.parallel_calls:
-        adapted = _one_call_each(adapted)
-    if traits.tool_calls and traits.tool_role:
-        adapted = _rename_calls(adapted, traits.call_ids)
-    if not traits.tool_role:
-        adapted = [_spell_result(m) for m in adapted]
+    adapted = _say_tools(messages, tools, traits)
+    adapted = _say_calls(adapted, traits)
     if not traits.later_system:
         adapted = [_mark_system(m) if i else m for i, m in enumerate(adapted)]
     if not traits.system and adapted and adapted[0].role == "system":
@@ -161,6 +150,31 @@ def state_choice(request: ChatRequest) -> tuple[Message, ...]:
     if last.role in ("user", "tool"):
         return (*before, replace(last, parts=(*last.parts, order)))
     return (*request.messages, Message("user", (order,)))
+
+
+def _say_tools(
+    messages: Sequence[Message], tools: Sequence[Tool], traits: TemplateTraits
+) -> list[Message]:
+    if tools and not traits.tools:
+        described = Message("system", (_describe(tools),))
+        return _merge_leading_system([described, *messages])
+    has_system = bool(messages) and messages[0].role == "system"
+    if tools and not traits.tools_alone and not has_system:
+        return [Message("system"), *messages]
+    return [*messages]
+
+
+def _say_calls(messages: Sequence[Message], traits: TemplateTraits) -> list[Message]:
+    adapted = [*messages]
+    if not traits.tool_calls:
+        adapted = [_spell_calls(m) for m in adapted]
+    elif not traits.parallel_calls:
+        adapted = _one_call_each(adapted)
+    if not traits.tool_role:
+        adapted = [_spell_result(m) for m in adapted]
+    elif traits.tool_calls:
+        adapted = _rename_calls(adapted, traits.call_ids)
+    return adapted
 
 
 def _describe(tools: Sequence[Tool]) -> str:

@@ -62,8 +62,7 @@ def probe_traits(tokenizer: ChatTokenizer) -> TemplateTraits:
             return ""
 
     if not render([_USER]) and not tokenizer.chat_template:
-        if not render([_SYSTEM, _USER]):
-            return TemplateTraits(exists=False, tools=False, tool_calls=False)
+        return TemplateTraits(exists=False, tools=False, tool_calls=False)
     later = render([_SYSTEM, _USER, _ASSISTANT, dict(_SYSTEM, content="zq two"), _USER])
     tools = "zq_probe" in render([_SYSTEM, _USER], tools=[_TOOL])
     tools_alone = "zq_probe" in render([_USER], tools=[_TOOL])

@@ -6,9 +6,9 @@ import pytest
 
 from sidecar.pipeline.assembly import SpanKey
 from sidecar.pipeline.canonical import Span
+from sidecar.pipeline.elements import Element, Splice
 from sidecar.pipeline.healing import Healed
 from sidecar.pipeline.insertion import put_back
-from sidecar.pipeline.elements import Element, Splice
 
 LEAD = Span("edge_ws", 1, 0, 0, "")
 CLOCK = Span("current_time", 1, 5, 0, "10:05", "[T]")

@@ -8,8 +8,8 @@ from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Message, ToolCall
 from sidecar.pipeline import canonical
 from sidecar.pipeline.canonical import Span
-from sidecar.pipeline.healing import Healed
 from sidecar.pipeline.elements import Splice
+from sidecar.pipeline.healing import Healed
 from sidecar.pipeline.layout import Layout, lay_out
 from sidecar.pipeline.rules import load_rules
 from sidecar.pipeline.splicing import Frame, Start
@@ -249,7 +249,9 @@ def in_frame(shown: Sequence[Message]) -> str:
 
 
 @pytest.mark.parametrize("ruleset", [RULES, None])
-def test_a_turn_in_its_frame_is_put_in_place_of_what_is_printed(ruleset: object) -> None:
+def test_a_turn_in_its_frame_is_put_in_place_of_what_is_printed(
+    ruleset: object,
+) -> None:
     """From the header to the end of turn; also where there are no spans."""
     marked = canonical.mark(TALK, ruleset)  # type: ignore[arg-type]
     layout = lay_out(marked, {1: TURN}, FRAME, in_frame)

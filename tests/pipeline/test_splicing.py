@@ -1,15 +1,13 @@
 """The model's own turns, token by token, in every kind of template."""
 
 import json
-from collections.abc import Callable, Sequence
 
 import pytest
 
-from sidecar.core.errors import BadRequest
-from sidecar.core.requests import Message, ToolCall
+from sidecar.core.requests import ToolCall
 from sidecar.pipeline.encoding import Encoded, PromptEncoder
 from sidecar.pipeline.frames import FrameCache
-from sidecar.pipeline.splicing import Frame, Start, probe_frame
+from sidecar.pipeline.splicing import Frame, Start
 from tests.support.chat_templates import tokenizer_of
 from tests.support.chats import (
     Chats,

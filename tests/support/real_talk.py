@@ -82,7 +82,9 @@ class Talk:
     def most_calls(self) -> int:
         """How many calls its model writes in a turn."""
         takes_two = self.chats.pipeline.template.traits.parallel_calls
-        return 2 if self.chats.family.parallel and (takes_two or not self.is_plain) else 1
+        return (
+            2 if self.chats.family.parallel and (takes_two or not self.is_plain) else 1
+        )
 
     def call(self, text: str, reasoning: str, *calls: ToolCall) -> None:
         """A turn with calls, and their results."""
@@ -164,7 +166,9 @@ def _row(name: str) -> str:
     spliced = steps[-1].turn.prompt.report.num_spliced
     proved = all(step.turn.prompt.report.is_proved for step in steps)
     traits = FamilyChats(name).pipeline.template.traits
-    lacks = [n for n in type(traits).__dataclass_fields__ if getattr(traits, n) is False]
+    lacks = [
+        n for n in type(traits).__dataclass_fields__ if getattr(traits, n) is False
+    ]
     told = ", ".join(n for n in lacks if n != "reasoning_effort")
     return (
         f"| {name} | {' | '.join(cells)} | {spliced} of {len(steps) - 1} "

@@ -172,9 +172,7 @@ def _dsml(calls: Sequence[ToolCall]) -> str:
         blocks.append(
             f'<｜DSML｜invoke name="{call.name}">\n{inside}</｜DSML｜invoke>\n'
         )
-    return (
-        f"\n\n<｜DSML｜function_calls>\n{''.join(blocks)}</｜DSML｜function_calls>"
-    )
+    return f"\n\n<｜DSML｜function_calls>\n{''.join(blocks)}</｜DSML｜function_calls>"
 
 
 def _gemma(calls: Sequence[ToolCall]) -> str:
@@ -185,9 +183,7 @@ def _gemma(calls: Sequence[ToolCall]) -> str:
 
     return "".join(
         f"<|tool_call>call:{c.name}{{"
-        + ",".join(
-            f"{k}:{said(v)}" for k, v in sorted(json.loads(c.arguments).items())
-        )
+        + ",".join(f"{k}:{said(v)}" for k, v in sorted(json.loads(c.arguments).items()))
         + "}<tool_call|>"
         for c in calls
     )
