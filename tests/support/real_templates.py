@@ -122,7 +122,14 @@ def _glm(calls: Sequence[ToolCall]) -> str:
 
 
 def _glm_tight(calls: Sequence[ToolCall]) -> str:
-    return _glm(calls).replace(">\n<", "><").replace("\n", "")
+    return "".join(
+        f"<tool_call>{c.name}"
+        + "".join(
+            f"<arg_key>{k}</arg_key><arg_value>{v}</arg_value>" for k, v in _items(c)
+        )
+        + "</tool_call>"
+        for c in calls
+    )
 
 
 def _llama(calls: Sequence[ToolCall]) -> str:
@@ -318,12 +325,21 @@ def _write(folder: Path, family: Family) -> None:
         (folder / "chat_template.jinja").write_text(template)
     named = {*_TOKEN.findall(template), *family.tokens, family.bos, family.eos}
     tokens = sorted({*named, *family.stops} - {""})
-    core = Tokenizer.from_file(str(BUILTIN / "tokenizer.json"))
+    core = Tokenizer.from_str(_renamed_tokens(named))
     core.add_special_tokens([AddedToken(token, special=True) for token in tokens])
     config |= {"eos_token": family.eos, "bos_token": family.bos or None}
     config |= dict(family.extra)
     core.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def _renamed_tokens(named: set[str]) -> str:
+    """The built-in model's tokenizer, without those added tokens that are not named."""
+    made = json.loads((BUILTIN / "tokenizer.json").read_text())
+    for number, token in enumerate(made["added_tokens"]):
+        if token["content"] not in named:
+            token["content"] = f"<unused{number}>"
+    return json.dumps(made)
 
 
 class FamilyChats(Chats):
