@@ -18,6 +18,7 @@ from sidecar.pipeline.template_traits import CallIds, TemplateTraits, probe_trai
 
 logger = logging.getLogger(__name__)
 
+_HERMES_EXAMPLE = '<tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>'
 _NO_TEMPLATE = "the model has no chat template: it gets `role: content` lines"
 
 
@@ -156,7 +157,7 @@ def _say_tools(
     messages: Sequence[Message], tools: Sequence[Tool], traits: TemplateTraits
 ) -> list[Message]:
     if tools and not traits.tools:
-        described = Message("system", (_describe(tools),))
+        described = Message("system", (_describe(tools, traits.call_example),))
         return _merge_leading_system([described, *messages])
     has_system = bool(messages) and messages[0].role == "system"
     if tools and not traits.tools_alone and not has_system:
@@ -177,11 +178,11 @@ def _say_calls(messages: Sequence[Message], traits: TemplateTraits) -> list[Mess
     return adapted
 
 
-def _describe(tools: Sequence[Tool]) -> str:
+def _describe(tools: Sequence[Tool], example: str) -> str:
     listed = "\n".join(json.dumps(dict(tool.raw)) for tool in tools)
     return (
         f"You may call these functions:\n{listed}\n\nTo call one, answer with\n"
-        '<tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>'
+        f"{example or _HERMES_EXAMPLE}"
     )
 
 

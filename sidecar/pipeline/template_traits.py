@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any, Literal
 
 from sidecar.core.prompt import ChatTokenizer
@@ -27,6 +28,7 @@ class TemplateTraits:
     parallel_calls: bool = True  # prints several calls of one turn
     argument_objects: bool = True  # takes arguments as objects, else as JSON text
     call_ids: CallIds = "hidden"
+    call_example: str = ""  # a call of NAME as the template prints it
     preserve_thinking: bool = True  # does not refuse the argument
     reasoning_effort: bool = False
 
@@ -74,8 +76,14 @@ def probe_traits(tokenizer: ChatTokenizer) -> TemplateTraits:
         tools_alone=tools_alone or not tools,
         preserve_thinking=bool(render([_USER], preserve_thinking=True)),
         reasoning_effort="reasoning_effort" in str(tokenizer.chat_template),
-        **_probe_calls(render),
+        **_probe_calls(render, _stop_tokens(tokenizer)),
     )
+
+
+def _stop_tokens(tokenizer: ChatTokenizer) -> list[str]:
+    stop_ids = set(tokenizer.eos_token_ids)
+    added = tokenizer.get_added_vocab().items()
+    return [token for token, number in added if number in stop_ids]
 
 
 def _takes_system(render: _Render) -> bool:
@@ -85,7 +93,7 @@ def _takes_system(render: _Render) -> bool:
     return all(0 <= text.find("zq system") < text.find("zq user") for text in texts)
 
 
-def _probe_calls(render: _Render) -> dict[str, Any]:
+def _probe_calls(render: _Render, stops: Sequence[str]) -> dict[str, Any]:
     """The first way to say calls that the template prints as they are."""
     for ids in (_ANY_IDS, _NINE_IDS):
         for as_object in (True, False):
@@ -99,10 +107,25 @@ def _probe_calls(render: _Render) -> dict[str, Any]:
                 "parallel_calls": _is_said(both, 2),
                 "user_after_tool": "zq more" in render(behind, tools=[_TOOL]),
                 "call_ids": _call_ids(loop, ids),
+                "call_example": _call_example(render, ids, as_object, stops),
             }
     silent = [_USER, _ASSISTANT, _result(1, _ANY_IDS)]
     tool_role = "zq result 1" in render(silent, tools=[_TOOL])
     return {"tool_calls": False, "tool_role": tool_role}
+
+
+def _call_example(
+    render: _Render, ids: Sequence[str], as_object: bool, stops: Sequence[str]
+) -> str:
+    """What the template prints for a call where it prints an answer's text."""
+    call = render(_loop(1, ids, as_object)[:2], tools=[_TOOL])
+    answer = render([_USER, _ASSISTANT], tools=[_TOOL])
+    start = len(commonprefix([call, answer]))
+    end = len(commonprefix([call[:start:-1], answer[:start:-1]]))
+    example = call[start : len(call) - end].replace("zq_probe", "NAME")
+    for stop in stops:
+        example = example.partition(stop)[0]
+    return example.strip().replace('"zq"', '"KEY"').replace("zq argument 1", "VALUE")
 
 
 def _loop(num_calls: int, ids: Sequence[str], as_object: bool) -> _Messages:

@@ -41,19 +41,18 @@ class Family:
     Args:
         calls: the calls as its model writes them.
         think: opening and closing text of its thinking; None: it does not think.
-        answer: what stands between the thinking and an answer in text.
         tokens: that the template does not name. bos, eos: empty means none.
         stops: stop tokens besides `eos`.
         extra: keys of the tokenizer's configuration.
         parallel: it writes several calls in one turn.
         reorders: what a new user message moves in the prompt, if anything.
+        whole: the whole turn as it writes it, where that is not one behind the other.
         late_text: its template prints a turn's text behind the results of its calls.
     """
 
     name: str
     calls: Write
     think: tuple[str, str] | None = None
-    answer: str = ""
     tokens: tuple[str, ...] = ()
     bos: str = ""
     eos: str = "<|im_end|>"
@@ -62,6 +61,7 @@ class Family:
     parallel: bool = True
     reorders: str = ""
     late_text: bool = False
+    whole: Callable[[Said], str] | None = None
 
     @property
     def template(self) -> str:
@@ -71,9 +71,9 @@ class Family:
 
     def write(self, said: Said, prompt: str) -> str:
         """A turn as the model writes it behind a prompt, without the stop token."""
+        if self.whole is not None:
+            return self.whole(said)
         text = said.text + self.calls(said.calls) if said.calls else said.text
-        if not said.calls:
-            text = self.answer + text
         if not said.reasoning or self.think is None:
             return text
         opened, closed = self.think
@@ -150,6 +150,13 @@ def _mistral(calls: Sequence[ToolCall]) -> str:
     return "".join(f"[TOOL_CALLS]{c.name}[ARGS]{c.arguments}" for c in calls)
 
 
+def _mistral_ids(calls: Sequence[ToolCall]) -> str:
+    return "".join(
+        f"[TOOL_CALLS]{c.name}[CALL_ID]q{n:08}[ARGS]{c.arguments}"
+        for n, c in enumerate(calls)
+    )
+
+
 def _deepseek(calls: Sequence[ToolCall]) -> str:
     inside = "".join(
         f"<｜tool▁call▁begin｜>{c.name}<｜tool▁sep｜>{c.arguments}<｜tool▁call▁end｜>"
@@ -196,12 +203,20 @@ def _gemma(calls: Sequence[ToolCall]) -> str:
     )
 
 
-def _harmony(calls: Sequence[ToolCall]) -> str:
-    (call,) = calls
-    return (
-        f"<|start|>assistant<|channel|>commentary to=functions.{call.name} "
-        f"<|constrain|>json<|message|>{call.arguments}"
-    )
+def _harmony(said: Said) -> str:
+    """Messages on channels; the prompt holds the first one's role."""
+    written = []
+    if said.reasoning:
+        written.append(f"<|channel|>analysis<|message|>{said.reasoning}")
+    if said.text:
+        channel = "commentary" if said.calls else "final"
+        written.append(f"<|channel|>{channel}<|message|>{said.text}")
+    written += [
+        f"<|channel|>commentary to=functions.{call.name} <|constrain|>json<|message|>"
+        f"{call.arguments}"
+        for call in said.calls
+    ]
+    return "<|end|><|start|>assistant".join(written)
 
 
 def _kimi(calls: Sequence[ToolCall]) -> str:
@@ -246,7 +261,6 @@ _DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>")
 _MISTRAL = ("<s>", "</s>")
 _GLM_STOPS = ("<|user|>", "<|observation|>")
 _GEMMA_THINK = ("<|channel>thought\n", "\n<channel|>")
-_HARMONY_THINK = ("<|channel|>analysis<|message|>", "<|end|>")
 _TOOLS_MOVE = "the offered tools stand before the last user message"
 FAMILIES = [
     Family("qwen2.5", _hermes),
@@ -255,41 +269,40 @@ FAMILIES = [
     Family("qwen3.5", _xml, _THINK),
     Family("qwen3.6", _xml, _THINK),
     Family("qwen3.8", _xml, _THINK),
-    Family("llama3.1", _llama, None, "", (), *_LLAMA, parallel=False),
-    Family("llama3.2", _llama, None, "", (), *_LLAMA),
-    Family("mistral-nemo", _mistral_list, None, "", (), *_MISTRAL,
+    Family("llama3.1", _llama, None, (), *_LLAMA, parallel=False),
+    Family("llama3.2", _llama, None, (), *_LLAMA),
+    Family("mistral-nemo", _mistral_list, None, (), *_MISTRAL,
            reorders=_TOOLS_MOVE),
-    Family("mistral-small-3.2", _mistral, None, "", (), *_MISTRAL,
+    Family("mistral-small-3.2", _mistral_ids, None, (), *_MISTRAL,
            reorders=_TOOLS_MOVE),
-    Family("ministral-3", _mistral, ("[THINK]", "[/THINK]"), "", (), *_MISTRAL),
-    Family("devstral", _mistral, None, "", (), *_MISTRAL),
-    Family("deepseek-v3", _deepseek_fenced, _TIGHT, "", (), *_DEEPSEEK),
-    Family("deepseek-v3.1", _deepseek, _TIGHT, "", (), *_DEEPSEEK),
-    Family("deepseek-v3.2", _dsml, _TIGHT, "", (), *_DEEPSEEK),
-    Family("deepseek-v3.2-mlx", _dsml, _TIGHT, "",
+    Family("ministral-3", _mistral, ("[THINK]", "[/THINK]"), (), *_MISTRAL),
+    Family("devstral", _mistral, None, (), *_MISTRAL),
+    Family("deepseek-v3", _deepseek_fenced, _TIGHT, (), *_DEEPSEEK),
+    Family("deepseek-v3.1", _deepseek, _TIGHT, (), *_DEEPSEEK),
+    Family("deepseek-v3.2", _dsml, _TIGHT, (), *_DEEPSEEK),
+    Family("deepseek-v3.2-mlx", _dsml, _TIGHT,
            ("<think>", "</think>", "｜DSML｜", "<｜User｜>", "<｜Assistant｜>"),
            *_DEEPSEEK, extra=(("chat_template_type", "deepseek_v32"),)),
-    Family("deepseek-r1-distill", _deepseek_fenced, _THINK, "", (), *_DEEPSEEK),
-    Family("gemma3", _hermes, None, "", (), "<bos>", "<end_of_turn>"),
-    Family("gemma4", _gemma, _GEMMA_THINK, "", (), "<bos>", "<turn|>",
+    Family("deepseek-r1-distill", _deepseek_fenced, _THINK, (), *_DEEPSEEK),
+    Family("gemma3", _hermes, None, (), "<bos>", "<end_of_turn>"),
+    Family("gemma4", _gemma, _GEMMA_THINK, (), "<bos>", "<turn|>",
            ("<|tool_response>",), late_text=True),
-    Family("gemma4-e2b", _gemma, _GEMMA_THINK, "", (), "<bos>", "<turn|>",
+    Family("gemma4-e2b", _gemma, _GEMMA_THINK, (), "<bos>", "<turn|>",
            ("<|tool_response>",), late_text=True),
     Family("glm4.5", _glm, ("\n<think>", "</think>\n"), eos="<|endoftext|>",
            stops=_GLM_STOPS),
     Family("glm4.6", _glm, ("\n<think>", "</think>\n"), eos="<|endoftext|>",
            stops=_GLM_STOPS),
     Family("glm4.7", _glm_tight, _TIGHT, eos="<|endoftext|>", stops=_GLM_STOPS),
-    Family("gpt-oss", _harmony, _HARMONY_THINK,
-           "<|start|>assistant<|channel|>final<|message|>", ("<|constrain|>",),
-           "<|startoftext|>", "<|return|>", ("<|call|>",), parallel=False),
+    Family("gpt-oss", _hermes, ("", ""), ("<|constrain|>",), "<|startoftext|>",
+           "<|return|>", ("<|call|>",), parallel=False, whole=_harmony),
     Family("kimi-k2", _kimi),
     Family("kimi-k2-thinking", _kimi, _TIGHT),
     Family("minimax-m2", _minimax, _THINK, eos="[e~["),
     Family("granite-4.0", _hermes, eos="<|end_of_text|>"),
-    Family("lfm2", _liquid, None, "", (), "<|startoftext|>"),
+    Family("lfm2", _liquid, None, (), "<|startoftext|>"),
     Family("nemotron-3", _xml, ("<think>\n", "\n</think>\n")),
-    Family("seed-oss", _seed, ("<seed:think>", "</seed:think>"), "", (),
+    Family("seed-oss", _seed, ("<seed:think>", "</seed:think>"), (),
            "<seed:bos>", "<seed:eos>"),
     Family("smollm3", _hermes, _THINK),
     Family("nemotron-nano-v2", _toolcall, ("<think>\n", "\n</think>\n"),
