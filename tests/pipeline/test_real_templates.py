@@ -168,3 +168,56 @@ def test_thinking_may_be_switched_between_turns(name: str) -> None:
     off = chats.ask(talk.messages, Client(tools=TOOLS, thinking=False))
     assert off.report.num_spliced == 1
     assert talk.steps[0].written in off.text
+
+
+def test_a_template_that_refuses_preserve_thinking_is_not_sent_it() -> None:
+    """The library's own code for DeepSeek V3.2 knows no such argument."""
+    chats = FamilyChats("deepseek-v3.2-mlx")
+    assert not chats.pipeline.template.traits.preserve_thinking
+    assert chats.ask([user("hi")]).text.endswith("<｜Assistant｜><think>")
+    assert chats.pipeline.can_splice
+
+
+@pytest.mark.parametrize("text", ["<think>hm</think>\nFour.", "hm</think>\n\nFour."])
+@pytest.mark.parametrize("name", ["glm4.5", "glm4.7", "qwen3.5", "minimax-m2"])
+def test_reasoning_echoed_twice_is_rendered_once(name: str, text: str) -> None:
+    """As a field, and within the text."""
+    call = read(path="a.py")
+    talk = [user("2+2?"), assistant(text, call, reasoning="hm"), result("x", call.id)]
+    assert FamilyChats(name).ask(talk).text.count("hm") == 1
+
+
+@pytest.mark.parametrize("name", ["glm4.5", "qwen3.5"])
+def test_other_reasoning_within_the_text_is_not_taken_for_the_field(name: str) -> None:
+    """Only what is the same is said once."""
+    call = read(path="a.py")
+    echoed = assistant("I say </think> to close it.", call, reasoning="hm")
+    text = FamilyChats(name).ask([user("2+2?"), echoed, result("x", call.id)]).text
+    assert "hm" in text
+
+
+@pytest.mark.parametrize("typed", ["hi /nothink", "hi /nothink\n", "/nothink"])
+@pytest.mark.parametrize("name", ["glm4.5", "glm4.6"])
+def test_a_switch_that_the_user_typed_costs_no_turn(name: str, typed: str) -> None:
+    """The template looks at how the text ends, where our marks would stand."""
+    chats, client = FamilyChats(name), Client(tools=TOOLS, thinking=False)
+    first = chats.turn([user(typed)], "Fine.", client)
+    asked = [user(typed), first.said.echo, user("and?")]
+    following = chats.turn(asked, "Good.", client)
+    assert following.reused >= first.kept - 2
+    plain = chats.rendered(asked, client)
+    assert plain.startswith(first.text)
+    assert following.text.endswith(plain[plain.index("<|user|>\nand?") :])
+
+
+@pytest.mark.parametrize(
+    "name", ["deepseek-v3", "deepseek-v3.1", "deepseek-r1-distill"]
+)
+def test_tools_are_described_in_the_models_own_words(name: str) -> None:
+    """Where the template does not print them, a call of its own is the example."""
+    text = FamilyChats(name).ask([user("go")], Client(tools=TOOLS)).text
+    described = text[: text.index("go")]
+    assert "<tool_call>" not in described
+    assert "<｜tool▁calls▁begin｜>" in described
+    assert described.count("NAME") == 1
+    assert "<｜Assistant｜>" not in described
