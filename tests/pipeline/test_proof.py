@@ -29,8 +29,8 @@ ELEMENTS = st.one_of(
 
 @given(st.lists(ELEMENTS, max_size=12), st.randoms(use_true_random=False))
 def test_a_text_that_the_run_gives_is_always_found(
-    run: list[str | Span], chance
-) -> None:  # type: ignore[no-untyped-def]
+    run: list[str | Span], chance: Random
+) -> None:
     """Whichever white space a template has trimmed."""
     trimmed = [
         "" if isinstance(e, Span) and e.kind != "note" and chance.random() < 0.5
