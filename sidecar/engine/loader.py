@@ -146,8 +146,10 @@ def _describe(
     model, tokenizer = parts
     family = find_family(family_setting, name, str(config.get("model_type", "")))
     vocab = tokenizer.get_vocab()
+    for token in family.stop_tokens:
+        if token in vocab:  # the pipeline, too, must know what ends a turn
+            tokenizer.add_eos_token(str(vocab[token]))
     stop_ids = set(tokenizer.eos_token_ids)
-    stop_ids.update(vocab[token] for token in family.stop_tokens if token in vocab)
     think = (tokenizer.think_start, tokenizer.think_end)
     return LoadedModel(
         name=name,
@@ -155,7 +157,10 @@ def _describe(
         model=model,
         tokenizer=tokenizer,
         syntax=output_syntax(
-            family, think if tokenizer.has_thinking else None, _library(tokenizer)
+            family,
+            think if tokenizer.has_thinking else None,
+            _library(tokenizer),
+            (str(tokenizer.chat_template or ""), vocab),
         ),
         context_len=_context_len(config),
         vocab_size=_warm_up(model, sorted(stop_ids)),

@@ -1,10 +1,16 @@
 """What a model family brings: markers, tool formats, extra stop tokens."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sidecar.parsers.splitter import Markers
+from sidecar.parsers.channel_splitter import ChannelSplitter
+from sidecar.parsers.native_formats import (
+    has_channels,
+    native_syntax,
+    native_think_tags,
+)
+from sidecar.parsers.splitter import Markers, Splitter, StartMode, StreamSplitter
 from sidecar.parsers.tool_calls import ToolSyntax
 from sidecar.parsers.tool_formats import FORMATS, from_library
 
@@ -43,7 +49,17 @@ _FAMILIES = {
     "generic": Family(
         "generic",
         False,
-        ("<|im_end|>", "<|eot_id|>", "<|end_of_turn|>", "<end_of_turn>"),
+        (
+            "<|im_end|>",
+            "<|eot_id|>",
+            "<|eom_id|>",
+            "<|end_of_turn|>",
+            "<end_of_turn>",
+            "<turn|>",
+            "<|tool_response>",
+            "<|call|>",
+            "<|return|>",
+        ),
         (_JSON, _XML, _LEGACY),
     ),
 }
@@ -65,17 +81,38 @@ def find_family(setting: str | None, model_name: str, model_type: str) -> Family
 
 @dataclass(frozen=True, slots=True)
 class OutputSyntax:
-    """The output side of one loaded model; computed once."""
+    """
+    The output side of one loaded model; computed once.
+
+    Args:
+        has_channels: it writes messages on channels, and no tags.
+    """
 
     family: Family
     markers: Markers
     tools: ToolSyntax
+    has_channels: bool = False
+
+    def new_splitter(
+        self,
+        start: StartMode,
+        is_complete_call: Callable[[str], bool],
+        *,
+        has_tools: bool,
+    ) -> Splitter:
+        """A splitter of one generation."""
+        if self.has_channels:
+            return ChannelSplitter(has_tools=has_tools)
+        openers = (self.tools.opener,) if has_tools else ()
+        markers = replace(self.markers, tool_openers=openers)
+        return StreamSplitter(markers, start, is_complete_call)
 
 
 def output_syntax(
     family: Family,
     think_tags: tuple[str, str] | None,
     library: tuple[str, str, Callable[..., Any]] | None,
+    known: tuple[str, Collection[str]] = ("", ()),
 ) -> OutputSyntax:
     """
     Choose markers and parsers.
@@ -85,11 +122,17 @@ def output_syntax(
         library: the library's tool markers and parser, if it inferred one. Of its
             parsers for `<tool_call>` ours read all they do, and one (glm47) makes a
             call of any prose: they are not used.
+        known: the chat template's text, the vocabulary.
     """
+    template, vocab = known
+    tags = think_tags or native_think_tags(vocab) or ("<think>", "</think>")
+    native = native_syntax(template, vocab)
+    if native is not None:
+        markers = Markers(tags[0], tags[1])
+        return OutputSyntax(family, markers, native, has_channels(vocab))
     opener, closer, parse = library or ("<tool_call>", "</tool_call>", None)
     formats = tuple(family.formats)
     if opener != "<tool_call>" and parse is not None:
         formats = (from_library(parse),)
-    tags = think_tags or ("<think>", "</think>")
     syntax = ToolSyntax(opener, closer, formats)
     return OutputSyntax(family, Markers(tags[0], tags[1]), syntax)

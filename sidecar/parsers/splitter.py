@@ -20,7 +20,7 @@ and trailing white space of the content only until more content comes.
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 Kind = Literal["reasoning", "content"]
 StartMode = Literal["on", "off", "undecided"]
@@ -40,6 +40,24 @@ class Markers:
     think_open: str = "<think>"
     think_close: str = "</think>"
     tool_openers: tuple[str, ...] = ()
+
+
+class Splitter(Protocol):
+    """Cuts one generation into reasoning, content and a tool buffer."""
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether text fed now would, as far as is known, be reasoning."""
+
+    @property
+    def held_space(self) -> str:
+        """White space behind the content so far, not shown."""
+
+    def feed(self, text: str) -> list[Span]:
+        """Take a piece of generated text; return what can be shown now."""
+
+    def flush(self) -> tuple[list[Span], str]:
+        """The last spans, and the tool buffer ("" if no tool call began)."""
 
 
 def _never_complete(_text: str) -> bool:
@@ -84,6 +102,11 @@ class StreamSplitter:
         """Whether text fed now would, as far as is known, be reasoning."""
         return self._step in (self._reasoning, self._reasoning_start, self._hold)
 
+    @property
+    def held_space(self) -> str:
+        """White space behind the content so far, not shown."""
+        return self._held_space
+
     def feed(self, text: str) -> list[Span]:
         """Take a piece of generated text; return what can be shown now."""
         if self._tool is not None:
@@ -109,13 +132,13 @@ class StreamSplitter:
             spans.append(("reasoning", rest))
         elif self._tool is None:
             spans.extend(self._emit_content(rest))
-        return _joined(spans), "".join(self._tool or ())
+        return joined(spans), "".join(self._tool or ())
 
     def _run(self) -> list[Span]:
         spans: list[Span] = []
         while (produced := self._step()) is not None:
             spans.extend(produced)
-        return _joined(spans)
+        return joined(spans)
 
     # One method a state: None means "needs more text", an iterable means "go on".
 
@@ -198,7 +221,7 @@ class StreamSplitter:
         return None
 
     def _release(self, kind: Kind, tags: tuple[str, ...]) -> Iterator[Span] | None:
-        keep = _held_suffix(self._buffer, tags)
+        keep = held_suffix(self._buffer, tags)
         free = self._buffer[: len(self._buffer) - keep]
         if not free:
             return None
@@ -228,7 +251,7 @@ def _could_begin(text: str, tag: str) -> bool:
     return len(text) < len(tag) and tag.lower().startswith(text.lower())
 
 
-def _held_suffix(text: str, tags: tuple[str, ...]) -> int:
+def held_suffix(text: str, tags: tuple[str, ...]) -> int:
     """Length of the longest suffix of `text` that is a proper beginning of a tag."""
     longest = min(len(text), max(map(len, tags)) - 1)
     for size in range(longest, 0, -1):
@@ -237,13 +260,14 @@ def _held_suffix(text: str, tags: tuple[str, ...]) -> int:
     return 0
 
 
-def _joined(spans: list[Span]) -> list[Span]:
-    joined: list[Span] = []
+def joined(spans: list[Span]) -> list[Span]:
+    """Spans without empty ones, those of one kind in a row as one."""
+    whole: list[Span] = []
     for kind, text in spans:
         if not text:
             continue
-        if joined and joined[-1][0] == kind:
-            joined[-1] = (kind, joined[-1][1] + text)
+        if whole and whole[-1][0] == kind:
+            whole[-1] = (kind, whole[-1][1] + text)
         else:
-            joined.append((kind, text))
-    return joined
+            whole.append((kind, text))
+    return whole

@@ -27,7 +27,11 @@ class ToolSyntax:
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """The calls in order, and all text that was no call, pieces joined by newline."""
+    """
+    The calls in order, and all text that was no call.
+
+    Pieces between calls are joined by newlines; without any call it is the buffer.
+    """
 
     calls: tuple[ToolCall, ...]
     text: str
@@ -54,6 +58,8 @@ def extract_calls(
             calls.extend(_with_id(call) for call in _distinct(parsed))
         else:
             pieces.append(block)
+    if not calls:
+        return Extracted((), buffer.rstrip())
     text = "\n".join(piece.strip() for piece in pieces if piece.strip())
     return Extracted(tuple(calls), text)
 

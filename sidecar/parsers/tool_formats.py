@@ -50,11 +50,11 @@ def qwen3_coder_xml(body: str, tools: Sequence[Tool]) -> list[ParsedCall]:
     for match in _FUNCTION.finditer(body):
         name, inside = match.groups()
         pairs = _PARAMETER.findall(inside)
-        _require_nothing_left(_PARAMETER.sub("", inside))
+        require_nothing_left(_PARAMETER.sub("", inside))
         calls.append(_typed_call(name, pairs, tools))
     if not calls:
         raise ValueError("no function element")
-    _require_nothing_left(_FUNCTION.sub("", body))
+    require_nothing_left(_FUNCTION.sub("", body))
     return calls
 
 
@@ -67,7 +67,7 @@ def glm4_native(body: str, tools: Sequence[Tool]) -> list[ParsedCall]:
     for pattern in (_ARG, _QUOTED, _NAMED):
         pairs = [(key.strip(), value) for key, value in pattern.findall(inside)]
         if pairs:
-            _require_nothing_left(pattern.sub("", inside))
+            require_nothing_left(pattern.sub("", inside))
             return [_typed_call(name, pairs, tools)]
     if not inside.strip() and any(tool.name == name for tool in tools):
         return [ParsedCall(name, {})]  # a bare word is a call only if it is a tool
@@ -82,6 +82,12 @@ def from_library(parse: Callable[..., Any]) -> FormatParser:
         return [_json_call(c) for c in (found if isinstance(found, list) else [found])]
 
     return parser
+
+
+def require_nothing_left(text: str) -> None:
+    """ValueError if there is text between the elements of a call."""
+    if text.strip():
+        raise ValueError("text between the elements of a call")
 
 
 FORMATS: dict[str, FormatParser] = {
@@ -150,11 +156,6 @@ def _typed(text: str, declared: Any) -> Any:
         return _json(text)
     except (ValueError, RecursionError):
         return text
-
-
-def _require_nothing_left(text: str) -> None:
-    if text.strip():
-        raise ValueError("text between the elements of a call")
 
 
 def _json(text: str) -> Any:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from sidecar.core.prompt import Boundary, CanonicalIds, ModelIds
 from sidecar.pipeline.canonical import MarkedMessage, Span, SpanKey
+from sidecar.pipeline.elements import Element, Splice
 from sidecar.pipeline.encoding import Encoded, PromptEncoder
-from sidecar.pipeline.layout import Element, Splice
 
 BLOCK_LEN = 16
 
@@ -61,7 +61,7 @@ def canonical_ids(
             places.append((element, at + len(text)))
             ends[element.message] = at + len(text)
         elif isinstance(element, Splice):
-            text = f"[turn {element.healed.digest}]"
+            text = f"{element.healed.lead}[turn {element.healed.digest}]"
         else:
             text = element
         pieces.append(text)
@@ -115,7 +115,8 @@ def model_ids(
         elif isinstance(element, Span):
             if element.kind == "edge_ws":
                 builder.note_content_start(element.message)
-            builder.add_text(values.get(element.key, element.value))
+            value = values.get(element.key, element.value)
+            builder.add_text(element.printed(value))
         else:
             builder.note_content_start(element.message)
             builder.add_turn(element)

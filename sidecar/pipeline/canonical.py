@@ -5,6 +5,7 @@ Input messages are never changed: what comes out is a list of pieces per message
 literal text and spans, that together are the message's own text.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ class Span:
         nth: which of several of its kind at that place.
         has_folder: its message names a working directory before it: a status or a
             listing behind the same one is of the same project.
+        is_quoted: the template prints its message as a JSON string.
     """
 
     kind: str
@@ -45,6 +47,11 @@ class Span:
     sentinel: str = ""
     nth: int = 0
     has_folder: bool = False
+    is_quoted: bool = False
+
+    def printed(self, value: str) -> str:
+        """What stands in the prompt where this span has that value."""
+        return json.dumps(value, ensure_ascii=False)[1:-1] if self.is_quoted else value
 
     @property
     def key(self) -> SpanKey:

@@ -69,7 +69,9 @@ class PromptEncoder:
         self._starts: Lru[str, array[int]] = Lru(
             _MOST_SYSTEM_TEXTS, _MOST_CACHED_CHARS, lambda text, starts: len(text)
         )
-        self._cut = _added_tokens(tokenizer)
+        self._tokens = _added_tokens(tokenizer)
+        self._stops = _stop_tokens(tokenizer)
+        self._cut = self._tokens
         self._first_ids = self._special_ids()
         self._cuts_lines = False
         if self._cut is not None and not self._pieces_agree():
@@ -106,6 +108,24 @@ class PromptEncoder:
             starts = array("I", (start for start, _ in offsets))
             self._starts.put(text, starts)
         return bisect.bisect_left(starts, char)
+
+    def before_token(self, text: str, at: int) -> int:
+        """The last place up to `at` that is inside no added token."""
+        for match in self._tokens.finditer(text) if self._tokens else ():
+            if match.start() < at < match.end():
+                return match.start()
+        return at
+
+    def begins_token(self, text: str, at: int) -> bool:
+        """Whether an added token begins there, or the text ends."""
+        return at == len(text) or bool(self._tokens and self._tokens.match(text, at))
+
+    def find_stop(self, text: str) -> int:
+        """Where the first token that ends a turn begins; -1: there is none."""
+        for match in self._tokens.finditer(text) if self._tokens else ():
+            if match.group() in self._stops:
+                return match.start()
+        return -1
 
     def _split(self, text: str) -> Iterable[str]:
         assert self._cut is not None
@@ -182,6 +202,12 @@ def _lines(text: str, least: int = _LONG) -> list[str]:
 def _added_tokens(tokenizer: ChatTokenizer) -> re.Pattern[str] | None:
     tokens = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, tokens))) if tokens else None
+
+
+def _stop_tokens(tokenizer: ChatTokenizer) -> frozenset[str]:
+    stop_ids = set(tokenizer.eos_token_ids)
+    added = tokenizer.get_added_vocab().items()
+    return frozenset(token for token, number in added if number in stop_ids)
 
 
 def _usable_core(tokenizer: ChatTokenizer) -> Any:

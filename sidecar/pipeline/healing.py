@@ -35,6 +35,7 @@ class Healed:
         raw_ids: what followed that header: the rest of the generation prompt and the
             sampled ids, without the stop token.
         raw_text: those ids as text. reasoning: what the client was sent of it.
+        lead: the rest of the generation prompt, with which they begin.
     """
 
     header: str
@@ -42,6 +43,7 @@ class Healed:
     raw_text: str
     reasoning: str
     vanishing: tuple[str, str] | None = None
+    lead: str = ""
 
     @property
     def digest(self) -> str:

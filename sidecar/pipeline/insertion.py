@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from sidecar.pipeline.canonical import Span, SpanKey
-from sidecar.pipeline.layout import Element
+from sidecar.pipeline.elements import Element
 
 
 def put_back(elements: Sequence[Element], gone: Sequence[SpanKey]) -> list[Element]:
@@ -20,7 +20,8 @@ def put_back(elements: Sequence[Element], gone: Sequence[SpanKey]) -> list[Eleme
             continue
         index, offset = found
         message, place, kind, nth = key
-        span = Span(kind, message, place, "", nth=nth)
+        is_quoted = _is_quoted(result, message)
+        span = Span(kind, message, place, "", nth=nth, is_quoted=is_quoted)
         literal = result[index] if index < len(result) else ""
         if isinstance(literal, str) and 0 < offset < len(literal):
             result[index : index + 1] = [literal[:offset], span, literal[offset:]]
@@ -56,3 +57,8 @@ def _find(elements: Sequence[Element], key: SpanKey) -> tuple[int, int] | None:
         else:
             return None
     return None
+
+
+def _is_quoted(elements: Sequence[Element], message: int) -> bool:
+    spans = (e for e in elements if isinstance(e, Span) and e.message == message)
+    return any(span.is_quoted for span in spans)

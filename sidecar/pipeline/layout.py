@@ -9,29 +9,23 @@ a template that re-escapes or reorders loses reuse, never content.
 import logging
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Message
 from sidecar.pipeline.canonical import MarkedMessage, Span
+from sidecar.pipeline.elements import Element, Splice
 from sidecar.pipeline.healing import Healed
+from sidecar.pipeline.placeholders import Placeholder, plan_placeholders, without
+from sidecar.pipeline.proof import match_run
 from sidecar.pipeline.splicing import Frame
 
 logger = logging.getLogger(__name__)
 
-_TRIMMED = ("edge_ws", "tail_ws")
 Render = Callable[[Sequence[Message]], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Splice:
-    """A past turn of the model's own: its ids stand in for what the template prints."""
-
-    message: int
-    healed: Healed
-
-
-Element = str | Span | Splice
+MARK = "zqmark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +42,44 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class _Marks:
-    """Private-use texts that occur nowhere in the conversation."""
+class _Edge:
+    """The end of a message before a spliced turn, where no span stands there."""
 
-    nonce: str
+    message: int
+
+
+_Slot = Span | Splice | _Edge
+
+
+class _Marks:
+    """
+    Texts that stand for slots, and occur nowhere in the conversation.
+
+    They are of letters that no template escapes, and a quote, which tells whether it
+    was put into a JSON string.
+    """
+
+    def __init__(self) -> None:
+        head = MARK + secrets.token_hex(8)
+        self._head = head
+        self._pattern = re.compile(rf'{head}(\\*)"([0-9]+);')
 
     def mark(self, number: int) -> str:
-        return f"\ue000{self.nonce}{number}\ue001"
+        return f'{self._head}"{number};'
 
-    def pattern(self) -> re.Pattern[str]:
-        return re.compile(f"\ue000{self.nonce}([0-9]+)\ue001")
+    def split(self, text: str) -> tuple[list[str], list[int], list[bool]]:
+        """Literals, the numbers between them, and which of these were quoted."""
+        pieces = self._pattern.split(text)
+        numbers = [int(number) for number in pieces[2::3]]
+        return pieces[0::3], numbers, [bool(escape) for escape in pieces[1::3]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """What the template prints of a spliced turn beside its mark: its ids hold it."""
+
+    before: str
+    behind: str
 
 
 def lay_out(
@@ -75,173 +97,159 @@ def lay_out(
     Raises:
         BadRequest: the template refuses the conversation.
     """
-    marks = _Marks(secrets.token_hex(8))
-    splices = dict(healed) if frame is not None else {}
-    slots: list[Span | Splice] = []
-    shown = _without_calls(marked, splices, frame)
-    messages = [
-        _with_marks(index, item, splices.get(index), slots, marks)
-        for index, item in enumerate(shown)
-    ]
-    elements = _split(render(messages), slots, marks)
-    if frame is not None and splices:
-        elements = _frame_splices(elements, frame)
-    if elements is None and splices:  # a turn is hidden or repeated: leave turns alone
-        return lay_out(marked, {}, None, render)
-    if elements is not None:
-        plain = render(_plain(shown, splices, marks))
-        proved = _prove(elements, plain, marks, splices)
-        if proved is not None:
-            return Layout(tuple(proved), is_proved=True)
+    planned = plan_placeholders(marked, healed, frame)
+    while planned:
+        try:
+            found = _try_lay_out(marked, planned, render)
+        except BadRequest:  # of the placeholders, or of the conversation itself
+            break
+        if isinstance(found, Layout):
+            return found
+        planned = without(planned, found)
+    found = _try_lay_out(marked, {}, render)
+    assert isinstance(found, Layout)
+    return found
+
+
+def _try_lay_out(
+    marked: Sequence[MarkedMessage], planned: Mapping[int, Placeholder], render: Render
+) -> Layout | set[int]:
+    """The layout, or the turns that are hidden, repeated or not in their frames."""
+    marks = _Marks()
+    slots: list[_Slot] = []
+    messages = [*_with_marks(marked, planned, (slots, marks))]
+    literals, numbers, quoted = marks.split(render(messages))
+    if numbers == list(range(len(slots))):
+        literals, cuts = _find_cuts(literals, slots, planned)
+        if len(cuts) < len(planned):
+            return set(planned) - set(cuts)
+        plain = render([*_plain(marked, planned, marks)])
+        segments = _segments(marks.split(plain), list(planned), cuts)
+        if segments is not None:
+            return _prove(_elements(literals, slots, quoted), segments)
+    if planned:
+        times = Counter(numbers)
+        wrong = [s for n, s in enumerate(slots) if times[n] != 1]
+        return {s.message for s in wrong if isinstance(s, Splice)} or set(planned)
     logger.info("no substitution proof: strict reuse only")
     return Layout((render([m.message for m in marked]),), is_proved=False)
 
 
-def _without_calls(
-    marked: Sequence[MarkedMessage],
-    splices: Mapping[int, Healed],
-    frame: Frame | None,
-) -> Sequence[MarkedMessage]:
-    if frame is None or frame.keeps_calls:
-        return marked
-    return [
-        replace(item, message=replace(item.message, tool_calls=()))
-        if index in splices
-        else item
-        for index, item in enumerate(marked)
-    ]
-
-
 def _with_marks(
-    index: int,
-    item: MarkedMessage,
-    healed: Healed | None,
-    slots: list[Span | Splice],
-    marks: _Marks,
-) -> Message:
-    def slot(value: Span | Splice) -> str:
+    marked: Sequence[MarkedMessage],
+    planned: Mapping[int, Placeholder],
+    numbered: tuple[list[_Slot], _Marks],
+) -> Iterator[Message]:
+    slots, marks = numbered
+
+    def slot(value: _Slot) -> str:
         slots.append(value)
         return marks.mark(len(slots) - 1)
 
-    if healed is not None:
-        return _placeholder(item.message, slot(Splice(index, healed)))
-    text = "".join(p if isinstance(p, str) else slot(p) for p in item.pieces)
-    return replace(item.message, parts=(text,) if text else ())
+    for index, item in enumerate(marked):
+        if index in planned:
+            mark = slot(Splice(index, planned[index].healed))
+            yield planned[index].message(item.message, mark)
+            continue
+        pieces: Sequence[str | _Slot] = item.pieces
+        has_edge = bool(pieces) and isinstance(pieces[-1], Span)
+        if index + 1 in planned and not has_edge:
+            pieces = _with_edge(index, item.message.text)
+        text = "".join(p if isinstance(p, str) else slot(p) for p in pieces)
+        yield replace(item.message, parts=(text,) if text else ())
 
 
-def _placeholder(message: Message, text: str) -> Message:
-    """Role and calls stay: some templates demand a call before a tool result."""
-    calls = tuple(replace(call, arguments="{}") for call in message.tool_calls)
-    return replace(message, parts=(text,), reasoning=None, tool_calls=calls)
+def _with_edge(index: int, text: str) -> Sequence[str | _Slot]:
+    """A template may trim white space at the end: it is a slot of its own."""
+    kept = text.rstrip()
+    tail = text[len(kept) :]
+    space = [Span("tail_ws", index, len(kept), tail, tail)] if tail else []
+    return [kept, *space, _Edge(index)]
 
 
 def _plain(
-    marked: Sequence[MarkedMessage], splices: Mapping[int, Healed], marks: _Marks
-) -> list[Message]:
-    """T's messages; spliced turns keep a mark, for their text is not T's business."""
-    return [
-        _placeholder(item.message, marks.mark(index)) if index in splices
-        else item.message
-        for index, item in enumerate(marked)
-    ]  # fmt: skip
+    marked: Sequence[MarkedMessage], planned: Mapping[int, Placeholder], marks: _Marks
+) -> Iterator[Message]:
+    """T's messages; a spliced turn keeps a mark, for its text is not T's business."""
+    for index, item in enumerate(marked):
+        if index in planned:
+            yield planned[index].message(item.message, marks.mark(index))
+        else:
+            yield item.message
 
 
-def _split(
-    text: str, slots: Sequence[Span | Splice], marks: _Marks
-) -> list[Element] | None:
-    """Literals and slots; None if a mark is missing, repeated or out of order."""
-    pieces = marks.pattern().split(text)
-    if [int(number) for number in pieces[1::2]] != list(range(len(slots))):
-        return None
-    elements: list[Element] = [pieces[0]]
-    for number, literal in zip(pieces[1::2], pieces[2::2], strict=True):
-        elements += [slots[int(number)], literal]
+def _find_cuts(
+    literals: Sequence[str],
+    slots: Sequence[_Slot],
+    planned: Mapping[int, Placeholder],
+) -> tuple[list[str], dict[int, _Cut]]:
+    """
+    Cut away what the template printed of spliced turns beside their marks.
+
+    A literal's number is that of the slot behind it. Turns that do not stand as the
+    frame says are not among the cuts.
+    """
+    cut, cuts = [*literals], {}
+    for number, slot in enumerate(slots):
+        if not isinstance(slot, Splice) or not number:
+            continue
+        stand_in = planned[slot.message]
+        is_edge = slots[number - 1].message == slot.message - 1
+        before, behind = cut[number], cut[number + 1]
+        if is_edge and stand_in.stands_in(before, behind):
+            begin, end = len(stand_in.opening), len(stand_in.closing)
+            cuts[slot.message] = _Cut(before[begin:], behind[:end])
+            cut[number], cut[number + 1] = before[:begin], behind[end:]
+    return cut, cuts
+
+
+def _elements(
+    literals: Sequence[str], slots: Sequence[_Slot], quoted: Sequence[bool]
+) -> list[Element]:
+    elements: list[Element] = [literals[0]]
+    for slot, is_quoted, literal in zip(slots, quoted, literals[1:], strict=True):
+        if isinstance(slot, Span):
+            elements.append(replace(slot, is_quoted=is_quoted))
+        elif isinstance(slot, Splice):
+            elements.append(slot)
+        elements.append(literal)
     return elements
 
 
-def _frame_splices(
-    elements: list[Element] | None, frame: Frame
-) -> list[Element] | None:
-    """Cut away what the template printed between a turn's header and its end."""
-    if elements is None:
+def _segments(
+    split: tuple[list[str], list[int], list[bool]],
+    spliced: Sequence[int],
+    cuts: Mapping[int, _Cut],
+) -> list[str] | None:
+    """T's texts between its spliced turns, what these hold cut away."""
+    segments, numbers, _ = split
+    if numbers != list(spliced):
         return None
-    framed = list(elements)
-    for at, element in enumerate(framed):
-        if not isinstance(element, Splice):
-            continue
-        before, after = framed[at - 1], framed[at + 1]
-        assert isinstance(before, str)
-        assert isinstance(after, str)
-        header = before.rfind(frame.header)
-        end = after.find(frame.footer) if frame.footer else 0
-        if header < 0 or end < 0:
+    for at, index in enumerate(spliced):
+        cut = cuts[index]
+        before, behind = segments[at], segments[at + 1]
+        if not before.endswith(cut.before) or not behind.startswith(cut.behind):
             return None
-        framed[at - 1] = before[: header + len(frame.header)]
-        framed[at + 1] = after[end:]
-    return framed
+        segments[at] = before[: len(before) - len(cut.before)]
+        segments[at + 1] = behind[len(cut.behind) :]
+    return segments
 
 
-def _prove(
-    elements: list[Element],
-    plain: str,
-    marks: _Marks,
-    splices: Mapping[int, Healed],
-) -> list[Element] | None:
-    """
-    Walk T along the elements; None if they do not give T.
-
-    White space at an edge may be gone in T (templates that trim): its value is what
-    T really holds.
-    """
-    proved: list[Element] = []
-    parts = marks.pattern().split(plain)
-    texts = iter([parts[0], *parts[2::2]])
-    rest = next(texts)
-    for at, element in enumerate(elements):
+def _prove(elements: Sequence[Element], segments: Sequence[str]) -> Layout:
+    """Each run between spliced turns must give T's text; else there are no spans."""
+    runs: list[list[str | Span]] = [[]]
+    splices = [e for e in elements if isinstance(e, Splice)]
+    for element in elements:
         if isinstance(element, Splice):
-            rest = next(texts)
-            proved.append(element)
-            continue
-        if isinstance(element, Span):
-            value = _value_in(element, rest, elements[at + 1 :])
-            if value is None:
-                return None
-            proved.append(replace(element, value=value))
-            rest = rest[len(value) :]
-            continue
-        found = _literal_at(element, rest, at, elements)
-        if found is None:
-            return None
-        rest = rest[found:]
-        proved.append(element)
-    return proved
-
-
-def _value_in(span: Span, rest: str, following: Sequence[Element]) -> str | None:
-    options = [span.value, ""] if span.kind in _TRIMMED else [span.value]
-    ahead = ""
-    for element in following:
-        if not isinstance(element, str):
-            if isinstance(element, Span) and element.value == "":
-                continue
-            break
-        ahead = element
-        break
-    for value in options:
-        if rest.startswith(value) and rest.startswith(ahead, len(value)):
-            return value
-    return None
-
-
-def _literal_at(
-    literal: str, rest: str, at: int, elements: Sequence[Element]
-) -> int | None:
-    """How far T moves on over a literal; beside a splice its far side was cut away."""
-    after_splice = at > 0 and isinstance(elements[at - 1], Splice)
-    before_splice = at + 1 < len(elements) and isinstance(elements[at + 1], Splice)
-    if after_splice:
-        start = rest.find(literal)
-        return None if start < 0 else start + len(literal)
-    if not rest.startswith(literal):
-        return None
-    return len(rest) if before_splice else len(literal)
+            runs.append([])
+        else:
+            runs[-1].append(element)
+    matched = [match_run(run, text) for run, text in zip(runs, segments, strict=True)]
+    is_proved = all(run is not None for run in matched)
+    if not is_proved:
+        logger.info("no substitution proof: no spans")
+        matched = [[text] for text in segments]
+    joined: list[Element] = [*(matched[0] or ())]
+    for splice, run in zip(splices, matched[1:], strict=True):
+        joined += [splice, *(run or ())]
+    return Layout(tuple(joined), is_proved)

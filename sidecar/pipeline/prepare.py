@@ -36,7 +36,7 @@ from sidecar.pipeline.report import COUNTED, count, make_report
 from sidecar.pipeline.reuse import Answer, Question, ReuseChooser
 from sidecar.pipeline.rules import RuleSet
 from sidecar.pipeline.settings import PipelineSettings
-from sidecar.pipeline.splicing import Frame
+from sidecar.pipeline.splicing import Frame, Start
 from sidecar.pipeline.template import ChatTemplate, offered_tools, state_choice
 from sidecar.pipeline.turns import Scope, TurnStore
 
@@ -50,7 +50,7 @@ class Draft:
     told: Mapping[SpanKey, str]
     vanishing: tuple[str, str] | None
     digests: tuple[str, ...]
-    frame: Frame | None
+    start: Start | None
     lead_ids: tuple[int, ...]
     user_agent: str | None = None
 
@@ -79,6 +79,9 @@ class Pipeline:
         self._think_open = think_open
         self._ruleset = ruleset
         self._settings = settings
+        self._keeps_thinking = (
+            settings.preserve_thinking and self.template.traits.preserve_thinking
+        )
         self._frames = FrameCache(self.template, self.encoder)
         self._chooser = ReuseChooser(
             self.encoder, self.lineage, ruleset, settings.min_gain,
@@ -127,7 +130,7 @@ class Pipeline:
     def can_splice(self) -> bool:
         """Whether this template lets a turn's own ids be put back."""
         kwargs = {"enable_thinking": self._settings.default_thinking}
-        if self._settings.preserve_thinking:
+        if self._keeps_thinking:
             kwargs["preserve_thinking"] = True
         return self._settings.splicing and self._frames.get(kwargs) is not None
 
@@ -154,12 +157,12 @@ class Pipeline:
             self.counters.add("turn_write_refused")
         self.healing.remember_calls(calls, scope)
         visible = healing.visible_hash(text, calls)
-        if visible is None or draft.frame is None or not sampled:
+        if visible is None or draft.start is None or not sampled:
             return
         raw = (*draft.lead_ids, *sampled)
         turn = Healed(
-            draft.frame.header, raw, self._tokenizer.decode(list(raw)), reasoning,
-            draft.vanishing,
+            draft.start.header, raw, self._tokenizer.decode(list(raw)), reasoning,
+            draft.vanishing, draft.start.lead,
         )  # fmt: skip
         ids = [prompt.turn, *(call.id for call in calls)]
         known = KnownTurn(draft.context, scope, turn, draft.told)
@@ -198,7 +201,7 @@ class Pipeline:
         self, request: ChatRequest, thinking: bool
     ) -> Mapping[str, Any]:
         kwargs: dict[str, Any] = {"enable_thinking": thinking}
-        if self._settings.preserve_thinking:
+        if self._keeps_thinking:
             kwargs["preserve_thinking"] = True
         if self.template.traits.reasoning_effort and request.thinking.effort:
             kwargs["reasoning_effort"] = request.thinking.effort
@@ -261,10 +264,12 @@ class Pipeline:
             pack(question.canonical.ids), answer.stands, answer.notes, scope
         )
         digests = tuple(turns.message_digests(found.kept))
-        lead_ids = self._frames.lead_ids(frame)
+        last_role = found.marked[-1].message.role
+        start = frame.starts.get(last_role) if frame is not None else None
+        lead_ids = self._frames.lead_ids(start)
         tail = assembled.ids[len(assembled.ids) - len(lead_ids) :]
-        if frame is not None and tail != lead_ids:
-            frame = None  # the header's ids are not where they should be
+        if start is not None and tail != lead_ids:
+            start = None  # the header's ids are not where they should be
         return PreparedPrompt(
             model_ids=assembled.ids,
             text=assembled.text,
@@ -290,7 +295,7 @@ class Pipeline:
                 self._told(found.kept),
                 found.vanishing,
                 digests,
-                frame,
+                start,
                 lead_ids,
             ),  # fmt: skip
         )

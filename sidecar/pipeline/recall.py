@@ -76,7 +76,7 @@ def recall(
     healed = {
         index: turn.healed
         for index, turn in own.items()
-        if frame is not None and turn.healed.header == frame.header
+        if frame is not None and turn.healed.header in frame.headers
     }
     last = own[max(own)] if own else None
     known = own[max(issued)] if issued else last

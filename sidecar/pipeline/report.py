@@ -6,7 +6,7 @@ from sidecar.core.prompt import CacheReport, ChatTokenizer
 from sidecar.infra.counters import Counters
 from sidecar.pipeline.canonical import MarkedMessage
 from sidecar.pipeline.drift import first_divergence
-from sidecar.pipeline.layout import Splice
+from sidecar.pipeline.elements import Splice
 from sidecar.pipeline.reuse import Answer, Question
 from sidecar.pipeline.turns import Change
 

@@ -7,9 +7,9 @@ from sidecar.core.prompt import PrefixMatcher
 from sidecar.pipeline import pinning
 from sidecar.pipeline.assembly import Assembled, Canonical, model_ids
 from sidecar.pipeline.canonical import Span, SpanKey
+from sidecar.pipeline.elements import Element
 from sidecar.pipeline.encoding import PromptEncoder
 from sidecar.pipeline.insertion import put_back
-from sidecar.pipeline.layout import Element
 from sidecar.pipeline.lineage import (
     LineageIndex,
     LineageRecord,

@@ -1,26 +1,75 @@
 """
 What a chat template puts around an assistant turn, found by probing it.
 
-With messages [user, assistant(mark), user], rendered with and without the generation
-prompt: G is the generation prompt, H the assistant header (the common beginning of G
-and of what stands before the mark), F the end of turn. A turn's own ids, put between
-H and F, then continue exactly what the KV of that turn holds.
+A conversation whose last message ends in a mark is rendered with the generation prompt,
+and with a turn behind it. What both have in common behind that mark ends the message
+before and begins the turn (its header); the rest of the generation prompt (its lead) is
+what the model read before it wrote. A turn's own ids are those of the lead and what was
+sampled: put behind the header, they continue exactly what the KV of that turn holds.
+All this depends on the role of the message before: some templates go on with one turn
+behind a tool's result.
+
+A turn with calls is stood for by its calls, with a mark as the last one's argument:
+a template may hide the text beside calls, print it elsewhere, or demand calls before
+results. What closes the calls behind that mark is replaced along with them.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from os.path import commonprefix
+from typing import Protocol
 
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Message, ToolCall
 
-_MARK = "\ue000zq-turn\ue001"
+# With a quote, as the marks of real conversations: a template that loses these must
+# lose those too.
+_EDGE, _TURN = 'zqedge"qz', 'zqturn"qz'
+_EDGES, _TURNS = (re.compile(rf'zq{word}\\*"qz') for word in ("edge", "turn"))
 _ASK = Message("user", ("zq ask",))
 _NEXT = Message("user", ("zq next",))
 _CALL = ToolCall("call_zq", "zq_call", "{}")
+_CALLING = Message("assistant", (), tool_calls=(_CALL,))
 _RESULT = Message("tool", ("zq result",), tool_call_id="call_zq")
 _ANSWER = Message("assistant", ("zq answer",))
-_Render = Callable[[Sequence[Message], bool], str]
+_FOLLOWING = [_RESULT, _ANSWER, _NEXT]
+# By the role of the message before a turn: the conversation up to it.
+_BEFORE = {
+    "user": (replace(_ASK, parts=(f"zq ask {_EDGE}",)),),
+    "tool": (_ASK, _CALLING, replace(_RESULT, parts=(f"zq result {_EDGE}",))),
+    "assistant": (_ASK, replace(_ANSWER, parts=(f"zq answer {_EDGE}",))),
+}
+Render = Callable[[Sequence[Message], bool], str]
+
+
+class TokenCuts(Protocol):
+    """What the tokenizer knows of places in a text."""
+
+    def before_token(self, text: str, at: int) -> int:
+        """The last place up to `at` that is inside no added token."""
+
+    def find_stop(self, text: str) -> int:
+        """Where the first token that ends a turn begins; -1: there is none."""
+
+    def begins_token(self, text: str, at: int) -> bool:
+        """Whether an added token begins there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """
+    How a turn begins behind a message of one role.
+
+    Args:
+        ended: what ends that message. header: how an assistant turn begins.
+        lead: the rest of the generation prompt; a turn's ids begin with it.
+    """
+
+    ended: str
+    header: str
+    lead: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,64 +78,162 @@ class Frame:
     The texts around a turn.
 
     Args:
-        generation: G, what the prompt ends with when the model is to speak.
-        header: H, how an assistant message begins.
-        footer: F, how it ends; may be empty.
-        keeps_calls: the turn's calls stay in the placeholder. Not if the template
-            then hides its text, or if F is too little to tell where they end.
+        starts: by the role of the message before.
+        closing: what closes calls behind the last argument; None: calls cannot stay
+            in a placeholder, for their end cannot be told.
+        drops_calls: a placeholder may stand without its turn's calls.
+        one_call: it may stand with one at most.
     """
 
-    generation: str
-    header: str
-    footer: str
-    keeps_calls: bool = True
+    starts: Mapping[str, Start]
+    closing: str | None = None
+    drops_calls: bool = False
+    one_call: bool = False
+
+    @property
+    def headers(self) -> frozenset[str]:
+        """The headers behind which a turn may have been written."""
+        return frozenset(start.header for start in self.starts.values())
+
+    def shows(self, num_calls: int) -> bool:
+        """Whether the calls of a turn stay in its placeholder."""
+        is_one = num_calls == 1 or (num_calls > 1 and not self.one_call)
+        return is_one and self.closing is not None
 
 
-def probe_frame(render: _Render) -> Frame | None:
+def probe_frame(renders: Sequence[Render], cuts: TokenCuts) -> Frame | None:
     """
-    Find G, H and F; None if this template does not show them.
+    Find the texts around a turn; None if this template does not show them.
 
     Args:
-        render: messages, with or without the generation prompt -> text.
+        renders: messages, with or without the generation prompt -> text; the first
+            under the template arguments in use, others under those of other turns
+            that may stand in the same conversation.
     """
+    starts = {role: _probe_start(role, renders, cuts) for role in _BEFORE}
+    found = {role: start for role, start in starts.items() if start is not None}
+    if "user" not in found:
+        return None
+    silent = _probe_silent(renders[0])
+    closing = _probe_closing(renders[0], cuts, silent)
+    return Frame(found, closing, drops_calls=silent is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """Texts behind the edge of a message: what ends it, and what may begin there."""
+
+    ended: str
+    lead: str
+    openings: tuple[str, ...]
+
+    def beginning_at(self, ended: str) -> "_Shown":
+        """The same with less of it taken for the end of the message."""
+        rest = self.ended[len(ended) :]
+        openings = tuple(rest + opening for opening in self.openings)
+        return _Shown(ended, rest + self.lead, openings)
+
+
+def _probe_start(role: str, renders: Sequence[Render], cuts: TokenCuts) -> Start | None:
+    shown = [_show_start(_BEFORE[role], render, cuts) for render in renders]
+    first = shown[0]
+    if first is None:
+        return None
+    known = [each for each in shown if each is not None]
+    # Some templates print the role's header with the message before.
+    alike = [
+        each.beginning_at(_common([k.ended for k in known], cuts)) for each in known
+    ]
+    for group in (known, alike, [first]):
+        own = group[0]
+        header = _common(
+            [o for each in group for o in (each.lead, *each.openings)], cuts
+        )
+        if header:
+            break
+    if not (own.ended + header).strip():
+        return None
+    return Start(own.ended, header, own.lead[len(header) :])
+
+
+def _show_start(
+    before: Sequence[Message], render: Render, cuts: TokenCuts
+) -> _Shown | None:
+    prompted = _behind_edge(render, before, True)
+    asked = _behind_edge(render, before, False)
+    if asked is None or prompted is None:
+        return None
+    marked = Message("assistant", (_TURN,))
+    calling = replace(_CALLING, tool_calls=(_marked_call(),))
+    behind = [
+        _TURNS.split(_behind_edge(render, [*before, *turns], False) or "")
+        for turns in ([marked, _NEXT], [marked], [calling, _RESULT])
+    ]
+    texts = [pieces[0] for pieces in behind if len(pieces) == 2]
+    if not texts:
+        return None
+    ended = _common([asked, prompted, *texts], cuts)
+    openings = tuple(text[len(ended) :] for text in texts)
+    return _Shown(ended, prompted[len(ended) :], openings)
+
+
+def _marked_call() -> ToolCall:
+    return replace(_CALL, arguments=json.dumps({"zq": _TURN}))
+
+
+def _behind_edge(
+    render: Render, messages: Sequence[Message], prompt: bool
+) -> str | None:
+    pieces = _EDGES.split(_rendered(render, messages, prompt))
+    return pieces[1] if len(pieces) == 2 else None
+
+
+def _common(texts: Sequence[str], cuts: TokenCuts) -> str:
+    """The common beginning, cut back to where all its tokens are whole."""
+    common = commonprefix(list(texts))
+    ends = [cuts.before_token(text, len(common)) for text in texts]
+    return common[: min(ends)]
+
+
+def _probe_closing(render: Render, cuts: TokenCuts, silent: str | None) -> str | None:
+    """
+    What stands between the last argument of a turn's calls and the turn's end.
+
+    It ends where a stop token stands, or where a tool's result and a user's message
+    begin to differ, each with a token of its own.
+
+    Args:
+        silent: what follows the turn if its calls are not shown, if that may be: the
+            same must follow its calls.
+    """
+    calling = replace(_CALLING, tool_calls=(_marked_call(),))
+    behind = []
+    for following in (_FOLLOWING, [_NEXT]):
+        text = _rendered(render, [_ASK, calling, *following], False)
+        behind += _TURNS.split(text)[1:]
+    if not 0 < len(behind) <= 2:
+        return None
+    stop = cuts.find_stop(commonprefix(behind))
+    if stop < 0:
+        stop = len(_common(behind, cuts))
+        if len(behind) < 2 or not all(cuts.begins_token(t, stop) for t in behind):
+            return None
+    return behind[0][:stop] if silent in (None, behind[0][stop:]) else None
+
+
+def _probe_silent(render: Render) -> str | None:
+    """What follows a turn whose calls are not shown, if it is what follows them."""
+    turn = Message("assistant", (_TURN,))
+    silent = _TURNS.split(_rendered(render, [_ASK, turn, *_FOLLOWING], False))
+    with_calls = replace(turn, tool_calls=(_CALL,))
+    calling = _rendered(render, [_ASK, with_calls, *_FOLLOWING], False)
+    if len(silent) != 2 or _RESULT.text not in silent[1]:
+        return None
+    return silent[1] if calling.endswith(silent[1]) else None
+
+
+def _rendered(render: Render, messages: Sequence[Message], prompt: bool) -> str:
     try:
-        asked = render([_ASK], False)
-        prompted = render([_ASK], True)
-        turn = Message("assistant", (_MARK,))
-        whole = render([_ASK, turn, _NEXT], False)
-        next_alone = render([_ASK, turn], False)
-    except BadRequest:
-        return None
-    begin_alike = all(text.startswith(asked) for text in (prompted, whole, next_alone))
-    if not begin_alike or whole.count(_MARK) != 1:
-        return None
-    generation = prompted[len(asked) :]
-    before, after = whole[len(asked) :].split(_MARK)
-    header = commonprefix([generation, before])
-    if not header.strip():
-        return None
-    ended = next_alone.split(_MARK)[1] if next_alone.count(_MARK) == 1 else ""
-    footer = commonprefix([ended, after])
-    keeps_calls = _keeps_calls(render, footer)
-    if keeps_calls is None:
-        return None
-    return Frame(generation, header, footer, keeps_calls)
-
-
-def _keeps_calls(render: _Render, footer: str) -> bool | None:
-    """See Frame; None if calls can neither stay nor go."""
-    calling = _calling(render, (_CALL,))
-    if footer.strip() and calling.count(_MARK) == 1:
-        return True
-    silent = _calling(render, ()).split(_MARK)
-    if len(silent) == 2 and calling.endswith(silent[1]):
-        return False
-    return True if footer.strip() else None
-
-
-def _calling(render: _Render, calls: tuple[ToolCall, ...]) -> str:
-    turn = Message("assistant", (_MARK,), tool_calls=calls)
-    try:
-        return render([_ASK, turn, _RESULT, _ANSWER, _NEXT], True)
+        return render(messages, prompt)
     except BadRequest:
         return ""

@@ -8,41 +8,18 @@ what it cannot take is then said in words it can.
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sidecar.core.errors import BadRequest
 from sidecar.core.prompt import ChatTokenizer
 from sidecar.core.requests import ChatRequest, Message, Tool, ToolCall
+from sidecar.pipeline.template_traits import CallIds, TemplateTraits, probe_traits
 
 logger = logging.getLogger(__name__)
 
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "zq_probe",
-        "description": "zq",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
+_HERMES_EXAMPLE = '<tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>'
 _NO_TEMPLATE = "the model has no chat template: it gets `role: content` lines"
-_SYSTEM = {"role": "system", "content": "zq system"}
-_USER = {"role": "user", "content": "zq user"}
-_ASSISTANT = {"role": "assistant", "content": "zq answer"}
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateTraits:
-    """What a chat template takes, found by probing it."""
-
-    exists: bool = True
-    system: bool = True  # a system message at all
-    later_system: bool = True  # one that is not the first message
-    repeated_user: bool = True  # two user messages in a row
-    tool_role: bool = True
-    tools: bool = True  # prints the offered tools
-    tool_calls: bool = True  # prints past calls
-    reasoning_effort: bool = False
 
 
 class ChatTemplate:
@@ -54,7 +31,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
-        self.traits = _probe(tokenizer)
+        self.traits = probe_traits(tokenizer)
         if not self.traits.exists:
             logger.warning(_NO_TEMPLATE)
 
@@ -79,7 +56,7 @@ class ChatTemplate:
         offered = [dict(tool.raw) for tool in tools] if self.traits.tools else []
         try:
             text = self._tokenizer.apply_chat_template(
-                [to_dict(m) for m in prepared],
+                [to_dict(m, self.traits) for m in prepared],
                 tools=offered or None,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
@@ -98,37 +75,47 @@ def adapt(
     messages: Sequence[Message], tools: Sequence[Tool], traits: TemplateTraits
 ) -> list[Message]:
     """Say what the template cannot take in words it can; nothing is lost."""
-    adapted = list(messages)
-    if tools and not traits.tools:
-        adapted.insert(0, Message("system", (_describe(tools),)))
-        adapted = _merge_leading_system(adapted)
-    if not traits.tool_calls:
-        adapted = [_spell_calls(m) for m in adapted]
-    if not traits.tool_role:
-        adapted = [_spell_result(m) for m in adapted]
+    adapted = _say_tools(messages, tools, traits)
+    adapted = _say_calls(adapted, traits)
     if not traits.later_system:
         adapted = [_mark_system(m) if i else m for i, m in enumerate(adapted)]
     if not traits.system and adapted and adapted[0].role == "system":
         adapted[0] = _mark_system(adapted[0])
     if not traits.repeated_user:
         adapted = _join_users(adapted)
+    if not traits.user_after_tool:
+        adapted = _join_to_results(adapted)
     return adapted
 
 
-def to_dict(message: Message) -> dict[str, Any]:
+def to_dict(message: Message, traits: TemplateTraits) -> dict[str, Any]:
     """The form chat templates take: text content, arguments as objects."""
     entry: dict[str, Any] = {"role": message.role, "content": message.text}
-    if message.reasoning is not None:
+    if message.reasoning is not None and not _holds_reasoning(message):
         entry["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        entry["tool_calls"] = [_call_dict(call) for call in message.tool_calls]
+        entry["tool_calls"] = [_call_dict(call, traits) for call in message.tool_calls]
     if message.tool_call_id is not None:
         entry["tool_call_id"] = message.tool_call_id
     return entry
 
 
-def _call_dict(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": parse_arguments(call.arguments)}
+def _holds_reasoning(message: Message) -> bool:
+    """Clients echo thinking as a field, within the text, or as both."""
+    thought = (message.reasoning or "").strip()
+    if not thought:
+        return False
+    return any(
+        before.rstrip().endswith(thought)
+        for before in message.text.split("</think>")[:-1]
+    )
+
+
+def _call_dict(call: ToolCall, traits: TemplateTraits) -> dict[str, Any]:
+    arguments: Any = parse_arguments(call.arguments)
+    if not traits.argument_objects:
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    function = {"name": call.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 
 
@@ -166,11 +153,36 @@ def state_choice(request: ChatRequest) -> tuple[Message, ...]:
     return (*request.messages, Message("user", (order,)))
 
 
-def _describe(tools: Sequence[Tool]) -> str:
+def _say_tools(
+    messages: Sequence[Message], tools: Sequence[Tool], traits: TemplateTraits
+) -> list[Message]:
+    if tools and not traits.tools:
+        described = Message("system", (_describe(tools, traits.call_example),))
+        return _merge_leading_system([described, *messages])
+    has_system = bool(messages) and messages[0].role == "system"
+    if tools and not traits.tools_alone and not has_system:
+        return [Message("system"), *messages]
+    return [*messages]
+
+
+def _say_calls(messages: Sequence[Message], traits: TemplateTraits) -> list[Message]:
+    adapted = [*messages]
+    if not traits.tool_calls:
+        adapted = [_spell_calls(m) for m in adapted]
+    elif not traits.parallel_calls:
+        adapted = _one_call_each(adapted)
+    if not traits.tool_role:
+        adapted = [_spell_result(m) for m in adapted]
+    elif traits.tool_calls:
+        adapted = _rename_calls(adapted, traits.call_ids)
+    return adapted
+
+
+def _describe(tools: Sequence[Tool], example: str) -> str:
     listed = "\n".join(json.dumps(dict(tool.raw)) for tool in tools)
     return (
         f"You may call these functions:\n{listed}\n\nTo call one, answer with\n"
-        '<tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>'
+        f"{example or _HERMES_EXAMPLE}"
     )
 
 
@@ -184,6 +196,53 @@ def _spell_calls(message: Message) -> Message:
         for c in message.tool_calls
     )
     return replace(message, parts=(*message.parts, *calls), tool_calls=())
+
+
+def _one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """A turn's calls one by one, each before its result."""
+    split: list[Message] = []
+    waiting: list[Message] = []  # the later calls of the last turn
+    for message in messages:
+        if waiting and message.role == "tool":
+            is_first = split[-1].role == "assistant"
+            split += [message] if is_first else [waiting.pop(0), message]
+            continue
+        split += waiting
+        first, *waiting = [message]
+        if len(message.tool_calls) > 1:
+            calls = message.tool_calls
+            first = replace(message, tool_calls=calls[:1])
+            waiting = [Message("assistant", tool_calls=(call,)) for call in calls[1:]]
+        split.append(first)
+    return split + waiting
+
+
+def _rename_calls(messages: Sequence[Message], form: CallIds) -> list[Message]:
+    """Ids by order, for they are new in every run, and clients rewrite them."""
+    renamed: list[Message] = []
+    known: dict[str, str] = {}
+    waiting: list[str] = []
+    number = 0
+    for message in messages:
+        calls = []
+        for call in message.tool_calls:
+            calls.append(replace(call, id=_call_name(number, call, form)))
+            known[call.id.replace("_", "")] = calls[-1].id
+            number += 1
+        waiting = [call.id for call in calls] or waiting
+        answers = None
+        if message.role == "tool":
+            asked = (message.tool_call_id or "").replace("_", "")
+            answers = known.get(asked) or next(iter(waiting), "call_0")
+            waiting = [name for name in waiting if name != answers]
+        renamed.append(replace(message, tool_calls=tuple(calls), tool_call_id=answers))
+    return renamed
+
+
+def _call_name(number: int, call: ToolCall, form: CallIds) -> str:
+    if form == "kimi":
+        return f"functions.{call.name}:{number}"
+    return f"{number:09}" if form == "nine" else f"call_{number}"
 
 
 def _spell_result(message: Message) -> Message:
@@ -216,34 +275,13 @@ def _join_users(messages: list[Message]) -> list[Message]:
     return joined
 
 
-def _probe(tokenizer: ChatTokenizer) -> TemplateTraits:
-    def render(messages: list[dict[str, Any]], **kwargs: Any) -> str | None:
-        try:
-            return str(
-                tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True, **kwargs
-                )
-            )
-        except Exception:  # noqa: BLE001 - a refusal is the answer
-            return None
-
-    if render([_USER]) is None and not tokenizer.chat_template:
-        return TemplateTraits(exists=False, tools=False, tool_calls=False)
-    call = {"name": "zq_probe", "arguments": {"zq": "zq argument"}}
-    calling = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "call_zq", "type": "function", "function": call}],
-    }
-    result = {"role": "tool", "tool_call_id": "call_zq", "content": "zq result"}
-    loop = render([_USER, calling, result], tools=[_TOOL]) or ""
-    later = render([_SYSTEM, _USER, _ASSISTANT, dict(_SYSTEM, content="zq two"), _USER])
-    return TemplateTraits(
-        system="zq system" in (render([_SYSTEM, _USER]) or ""),
-        later_system="zq two" in (later or ""),
-        repeated_user=render([_USER, _USER]) is not None,
-        tool_role="zq result" in loop,
-        tools="zq_probe" in (render([_USER], tools=[_TOOL]) or ""),
-        tool_calls="zq argument" in loop,
-        reasoning_effort="reasoning_effort" in str(tokenizer.chat_template),
-    )
+def _join_to_results(messages: Sequence[Message]) -> list[Message]:
+    """What a user says right behind a tool's result becomes a part of that."""
+    joined: list[Message] = []
+    for message in messages:
+        if joined and message.role == "user" and joined[-1].role == "tool":
+            said = ("<user>", message.text, "</user>")
+            joined[-1] = replace(joined[-1], parts=(*joined[-1].parts, *said))
+        else:
+            joined.append(message)
+    return joined

@@ -17,7 +17,7 @@ from sidecar.infra.lru import Lru
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import SessionLog
 from sidecar.parsers.families import OutputSyntax
-from sidecar.parsers.splitter import Markers, StartMode, StreamSplitter
+from sidecar.parsers.splitter import StartMode
 from sidecar.parsers.tool_calls import is_complete_call
 from sidecar.pipeline.template import offered_tools
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
@@ -176,13 +176,9 @@ def _chat_choice(
     token_of: Callable[[str], str],
 ) -> ChatChoice:
     syntax, tools = output
-    markers = syntax.markers
-    if tools:
-        markers = Markers(
-            markers.think_open, markers.think_close, (syntax.tools.opener,)
-        )
     complete = functools.partial(is_complete_call, syntax=syntax.tools, tools=tools)
-    splitter = StreamSplitter(markers, _start_mode(syntax, prompt), complete)
+    start = _start_mode(syntax, prompt)
+    splitter = syntax.new_splitter(start, complete, has_tools=bool(tools))
     return ChatChoice(index, splitter, (syntax.tools, tools), token_of)
 
 

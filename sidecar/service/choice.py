@@ -15,7 +15,7 @@ from sidecar.core.events import (
 )
 from sidecar.core.requests import Tool
 from sidecar.engine.job import ChoiceEnded, Token
-from sidecar.parsers.splitter import Span, StreamSplitter
+from sidecar.parsers.splitter import Span, Splitter
 from sidecar.parsers.tool_calls import ToolSyntax, extract_calls
 
 
@@ -66,7 +66,7 @@ class ChatChoice:
     def __init__(
         self,
         index: int,
-        splitter: StreamSplitter,
+        splitter: Splitter,
         syntax: tuple[ToolSyntax, Sequence[Tool]],
         token_of: Callable[[str], str],
     ) -> None:
@@ -98,7 +98,8 @@ class ChatChoice:
             buffer, self._syntax, self._tools, is_cut=ended.reason == "length"
         )
         if extracted.text:
-            seam = "\n" if self._has_content else ""
+            seam = "\n" if extracted.calls else self._splitter.held_space
+            seam = seam if self._has_content else ""
             events += self._deltas([("content", seam + extracted.text)])
         if self._logprobs:
             events.append(TextDelta(self._index, "", tuple(self._logprobs)))

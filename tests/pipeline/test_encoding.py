@@ -20,6 +20,7 @@ class Wrapped:
         self._core = core
         self._added = added
         self.bos_token = None
+        self.eos_token_ids: set[int] = set()
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(self._core.encode(text, add_special_tokens=add_special_tokens).ids)

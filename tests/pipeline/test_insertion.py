@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from sidecar.pipeline.canonical import Span, SpanKey
+from sidecar.pipeline.elements import Element, Splice
 from sidecar.pipeline.healing import Healed
 from sidecar.pipeline.insertion import put_back
-from sidecar.pipeline.layout import Element, Splice
 
 LEAD = Span("edge_ws", 1, 0, "")
 CLOCK = Span("current_time", 1, 5, "10:05", "[T]")

@@ -4,13 +4,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from sidecar.core.requests import Message
+from sidecar.core.errors import BadRequest
+from sidecar.core.requests import Message, ToolCall
 from sidecar.pipeline import canonical
 from sidecar.pipeline.canonical import Span
+from sidecar.pipeline.elements import Splice
 from sidecar.pipeline.healing import Healed
-from sidecar.pipeline.layout import Layout, Splice, lay_out
+from sidecar.pipeline.layout import Layout, lay_out
 from sidecar.pipeline.rules import load_rules
-from sidecar.pipeline.splicing import Frame
+from sidecar.pipeline.splicing import Frame, Start
 from sidecar.pipeline.template import ChatTemplate
 from tests.support.chat_templates import tokenizer_of
 from tests.support.chats import Chats, assistant, result, system, user, words
@@ -40,8 +42,8 @@ def laid_out(kind: str, messages: Sequence[Message]) -> tuple[Layout, str]:
 def filled(layout: Layout) -> str:
     """fill(K, own values)."""
     return "".join(
-        e if isinstance(e, str) else e.value for e in layout.elements if e
-    )  # fmt: skip
+        e if isinstance(e, str) else e.printed(e.value) for e in layout.elements if e
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,11 +92,9 @@ def test_a_template_that_trims_a_part_of_it_is_not_proved() -> None:
 @pytest.mark.parametrize(
     ("kind", "messages"),
     [
-        ("escape", [system("x\n" + BLOCK + "# Project Context"), user("hi")]),
         ("urlencode", [user("hi")]),
-        ("reorder", [system("x"), user("a"), assistant("b"), user("c")]),
+        ("urlencode", [system("x"), user("a"), assistant("b"), user("c")]),
     ],
-    ids=["escaped value", "escaped mark", "reordered"],
 )
 def test_without_a_proof_there_are_no_spans(kind: str, messages: list[Message]) -> None:
     """K = T: reuse is strict, the prompt is the template's own, and it is counted."""
@@ -108,12 +108,49 @@ def test_without_a_proof_there_are_no_spans(kind: str, messages: list[Message]) 
     assert chats.pipeline.counters["alignment_unavailable"] == 1
 
 
-def test_an_escaping_template_keeps_the_spans_it_does_not_touch() -> None:
-    """The proof is about values, not about templates."""
-    layout, plain = laid_out("escape", [user('say "hi"\nCurrent time is 10:05.')])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [user('say "hi"\nCurrent time is 10:05.')],
+        [system("x\n" + BLOCK + "# Project Context"), user("Current time is 10:05.")],
+        [user("Current time is 10:05."), assistant("ok"), result('{"a": "\\"}\n\n')],
+    ],
+    ids=["one line", "block", "result"],
+)
+def test_a_template_that_escapes_for_json_keeps_its_spans(
+    messages: Sequence[Message],
+) -> None:
+    """Values are as the client sent them; in the prompt they stand escaped."""
+    layout, plain = laid_out("escape", messages)
     assert layout.is_proved
     assert filled(layout) == plain
     assert [s.value for s in layout.spans if s.kind == "current_time"] == ["10:05"]
+    values = "".join(m.text for m in messages)
+    assert all(span.value in values for span in layout.spans)
+
+
+def test_a_note_in_a_json_string_is_escaped_too() -> None:
+    """What is put in later, the template would have escaped."""
+    layout, _ = laid_out("escape", [user("hi")])
+    note = layout.spans[-1]
+    assert note.kind == "note"
+    assert note.printed('now\n"x"') == 'now\\n\\"x\\"'
+
+
+@pytest.mark.parametrize("tail", ["", "\n", "\n\n", "\n \n"])
+@pytest.mark.parametrize("end", ["", "\n", "\n\n", "\n</r>"])
+def test_white_space_is_told_by_what_follows_it(tail: str, end: str) -> None:
+    """A template may trim it and print as much of its own."""
+    marked = canonical.mark([assistant("a"), result("out" + tail), user("b")], RULES)
+    for trims in (True, False):
+
+        def render(shown: Sequence[Message], trims: bool = trims) -> str:
+            texts = [m.text.rstrip() if trims else m.text for m in shown]
+            return "".join(f"<m>{text}{end}" for text in texts)
+
+        layout = lay_out(marked, {}, None, render)
+        assert layout.is_proved
+        assert filled(layout) == render([m.message for m in marked])
 
 
 def test_a_template_that_prints_a_text_twice_is_not_proved() -> None:
@@ -158,46 +195,135 @@ def test_a_typed_sentinel_is_not_a_span(kind: str) -> None:
     assert chats.reuse(prompt) <= len(chats.tokenizer.encode(first.text[:at])) + 1
 
 
-FRAME = Frame("<a>", "<a>", "</a>")
+FRAME = Frame({"user": Start("</u>", "<a>", "+")}, closing="]", drops_calls=True)
 TURN = Healed("<a>", (1, 2), "raw", "")
+TALK = [user("hi"), assistant("well"), user("and?")]
+
+
+def shown_as(layout: Layout) -> str:
+    """The text, with `{turn}` for spliced turns."""
+    return "".join(
+        e if isinstance(e, str) else e.value if isinstance(e, Span) else "{turn}"
+        for e in layout.elements
+    )
 
 
 @pytest.mark.parametrize(
     "render",
     [
         lambda shown: "".join(f"<{m.role[0]}>{m.text}" for m in shown),
-        lambda shown: "".join(f"<{m.role}>{m.text}</a>" for m in shown),
+        lambda shown: "".join(f"<{m.role}>{m.text}</u>" for m in shown),
         lambda shown: "".join(m.text for m in shown if m.role == "user"),
-        lambda shown: "".join(f"<a>{m.text}</a>" * 2 for m in shown),
-        lambda shown: "".join(f"<a>{m.text}</a>" for m in reversed(shown)),
+        lambda shown: "".join(f"<a>{m.text}</u>" * 2 for m in shown),
+        lambda shown: "".join(f"<a>{m.text}</u>" for m in reversed(shown)),
     ],
     ids=["no end", "another header", "hidden", "twice", "backwards"],
 )
 def test_a_turn_that_is_not_in_its_frame_is_left_alone(
     render: Callable[[Sequence[Message]], str],
 ) -> None:
-    """Then all turns go through the template."""
-    messages = [user("hi"), assistant("well"), user("and?")]
-    marked = canonical.mark(messages, RULES)
-    layout = lay_out(marked, {1: TURN}, FRAME, render)
+    """Then it goes through the template."""
+    layout = lay_out(canonical.mark(TALK, RULES), {1: TURN}, FRAME, render)
     assert not any(isinstance(e, Splice) for e in layout.elements)
-    assert filled(layout) == render(messages)
+    assert filled(layout) == render(TALK)
 
 
-def test_a_turn_in_its_frame_is_put_in_place_of_what_is_printed() -> None:
-    """From the header to the end of turn."""
-    messages = [user("hi"), assistant("well"), user("and?")]
-    layout = lay_out(
-        canonical.mark(messages, RULES),
-        {1: TURN},
-        FRAME,
-        lambda shown: "".join(f"<{m.role[0]}>[{m.text}]</{m.role[0]}>" for m in shown),
-    )
-    text = "".join(
-        e if isinstance(e, str) else e.value if isinstance(e, Span) else "{turn}"
-        for e in layout.elements
-    )
-    assert text == "<u>[hi]</u><a>{turn}</a><u>[and?]</u>"
+@pytest.mark.parametrize(
+    "turn", [Healed("<b>", (1, 2), "raw", ""), Healed("", (1, 2), "raw", "")]
+)
+def test_a_turn_written_behind_another_header_is_left_alone(turn: Healed) -> None:
+    """Its ids would stand behind text that its KV does not hold."""
+    layout = lay_out(canonical.mark(TALK, RULES), {1: turn}, FRAME, in_frame)
+    assert filled(layout) == in_frame(TALK)
+
+
+def in_frame(shown: Sequence[Message]) -> str:
+    """A template in Python: `<role>text[name arguments]</role>`."""
+
+    def one(message: Message) -> str:
+        calls = "".join(f"[{c.name} {c.arguments}]" for c in message.tool_calls)
+        role = message.role[0]
+        return f"<{role}>{message.text}{calls}</{role}>"
+
+    return "".join(map(one, shown))
+
+
+@pytest.mark.parametrize("ruleset", [RULES, None])
+def test_a_turn_in_its_frame_is_put_in_place_of_what_is_printed(
+    ruleset: object,
+) -> None:
+    """From the header to the end of turn; also where there are no spans."""
+    marked = canonical.mark(TALK, ruleset)  # type: ignore[arg-type]
+    layout = lay_out(marked, {1: TURN}, FRAME, in_frame)
+    assert layout.is_proved
+    assert shown_as(layout) == "<u>hi</u><a>{turn}</a><u>and?</u>"
+
+
+def test_white_space_before_a_turn_costs_no_splice_where_there_are_no_spans() -> None:
+    """Whether the template trims it or not."""
+    marked = canonical.mark([user("hi \n"), *TALK[1:]], None)
+    for text in ("hi", "hi \n"):
+
+        def render(shown: Sequence[Message], text: str = text) -> str:
+            trimmed = in_frame(shown)
+            return trimmed if text == "hi \n" else trimmed.replace(" \n", "")
+
+        layout = lay_out(marked, {1: TURN}, FRAME, render)
+        assert shown_as(layout) == f"<u>{text}</u><a>{{turn}}</a><u>and?</u>"
+
+
+CALLS = (ToolCall("c1", "f", '{"x": "</a>"}'), ToolCall("c2", "g", "]</a>"))
+CALLING = Frame({"user": FRAME.starts["user"]}, '"}]', drops_calls=True)
+
+
+@pytest.mark.parametrize("calls", [CALLS, CALLS[1:]], ids=["two", "one"])
+def test_a_turn_with_calls_ends_behind_its_last_call(
+    calls: tuple[ToolCall, ...],
+) -> None:
+    """Whatever stands in its arguments."""
+    talk = [user("hi"), assistant("well", *calls), result("]</a>")]
+    layout = lay_out(canonical.mark(talk, RULES), {1: TURN}, CALLING, in_frame)
+    assert shown_as(layout) == "<u>hi</u><a>{turn}</a><t>]</a></t>"
+
+
+@pytest.mark.parametrize("drops_calls", [True, False])
+def test_calls_that_do_not_end_as_the_frame_says_are_dropped_if_they_may(
+    drops_calls: bool,
+) -> None:
+    """Else the turn goes through the template."""
+    frame = Frame(FRAME.starts, "}}", drops_calls=drops_calls)
+    talk = [user("hi"), assistant("well", *CALLS), result("out")]
+    layout = lay_out(canonical.mark(talk, RULES), {1: TURN}, frame, in_frame)
+    is_spliced = any(isinstance(e, Splice) for e in layout.elements)
+    assert is_spliced is drops_calls
+    if is_spliced:
+        assert shown_as(layout) == "<u>hi</u><a>{turn}</a><t>out</t>"
+    else:
+        assert filled(layout) == in_frame(talk)
+
+
+def test_a_template_that_refuses_placeholders_gets_the_turns() -> None:
+    """The client's conversation is what it must take."""
+
+    def render(shown: Sequence[Message]) -> str:
+        if "well" not in (m.text for m in shown):
+            raise BadRequest("what did you do with it")
+        return in_frame(shown)
+
+    layout = lay_out(canonical.mark(TALK, RULES), {1: TURN}, FRAME, render)
+    assert filled(layout) == in_frame(TALK)
+
+
+def test_turns_are_spliced_where_there_is_no_proof() -> None:
+    """A template that looks at the text costs the spans, not the turns."""
+
+    def render(shown: Sequence[Message]) -> str:
+        return in_frame(shown) + ("!" if shown[-1].text == "and?" else "?")
+
+    layout = lay_out(canonical.mark(TALK, RULES), {1: TURN}, FRAME, render)
+    assert not layout.is_proved
+    assert layout.spans == []
+    assert shown_as(layout) == "<u>hi</u><a>{turn}</a><u>and?</u>!"
 
 
 @pytest.mark.parametrize("kind", ["plain", "trim", "llama3", "glm"])

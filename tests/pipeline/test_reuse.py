@@ -119,10 +119,9 @@ def test_a7_a_reminder_is_text() -> None:
     assert chats.reuse(prompt) > 4900
 
 
-@pytest.mark.parametrize("kind", ["urlencode", "reorder"])
-def test_a9_without_a_proof_reuse_is_strict(kind: str) -> None:
+def test_a9_without_a_proof_reuse_is_strict() -> None:
     """The prompt is the template's own, and the client's values are in it."""
-    chats = Chats(kind)
+    chats = Chats("urlencode")
     chats.turn([clock("10:05"), user("a"), assistant("b"), user("c")])
     prompt = chats.ask([clock("10:06"), user("a"), assistant("b"), user("c")])
     assert re.search("10(:|%3A)06", prompt.text)

@@ -1,15 +1,13 @@
 """The model's own turns, token by token, in every kind of template."""
 
 import json
-from collections.abc import Callable, Sequence
 
 import pytest
 
-from sidecar.core.errors import BadRequest
-from sidecar.core.requests import Message, ToolCall
+from sidecar.core.requests import ToolCall
 from sidecar.pipeline.encoding import Encoded, PromptEncoder
 from sidecar.pipeline.frames import FrameCache
-from sidecar.pipeline.splicing import Frame, probe_frame
+from sidecar.pipeline.splicing import Frame, Start
 from tests.support.chat_templates import tokenizer_of
 from tests.support.chats import (
     Chats,
@@ -36,17 +34,15 @@ CALLING = [
     "none",
     "no_tools",
 ]
-CHATML = Frame("<|im_start|>assistant\n", "<|im_start|>assistant\n", "<|im_end|>\n")
+HEADER = "<|im_start|>assistant\n"
+THINK = "<think>\n\n</think>\n\n"
+RESULT = "\n</tool_response><|im_end|>\n"
 
 
 def frame_of(kind: str, *, thinking: bool = True) -> Frame | None:
-    template = Chats(kind).pipeline.template
+    pipeline = Chats(kind).pipeline
     kwargs = {"enable_thinking": thinking, "preserve_thinking": True}
-    return probe_frame(
-        lambda messages, prompt: template.render(
-            messages, (), kwargs, add_generation_prompt=prompt
-        )
-    )
+    return FrameCache(pipeline.template, pipeline.encoder).get(kwargs)
 
 
 def call(name: str = "look", call_id: str = "call_1", **arguments: object) -> ToolCall:
@@ -54,109 +50,36 @@ def call(name: str = "look", call_id: str = "call_1", **arguments: object) -> To
 
 
 @pytest.mark.parametrize(
-    ("kind", "thinking", "frame"),
+    ("kind", "thinking", "start", "closing"),
     [
-        ("builtin", True, CHATML),
-        (
-            "builtin",
-            False,
-            Frame(*[CHATML.header + "<think>\n\n</think>\n\n"] * 2, CHATML.footer),
-        ),
-        ("trim", True, CHATML),
-        (
-            "opens_think",
-            True,
-            Frame(CHATML.header + "<think>\n", CHATML.header, CHATML.footer),
-        ),
-        (
-            "llama3",
-            True,
-            Frame(
-                *["<|start_header_id|>assistant<|end_header_id|>\n\n"] * 2,
-                "<|eot_id|>",
-            ),
-        ),
-        ("glm", True, Frame(*["<|assistant|>"] * 2, "", keeps_calls=False)),
-        (
-            "glm",
-            False,
-            Frame(*["<|assistant|>\n<think></think>"] * 2, "", keeps_calls=False),
-        ),
-        (
-            "calls_only",
-            True,
-            Frame(CHATML.generation, CHATML.header, CHATML.footer, keeps_calls=False),
-        ),
-        ("none", True, Frame("assistant:", "assistant:", "\n", keeps_calls=False)),
-        ("urlencode", True, None),
-        ("spm", True, None),
-        ("reorder", True, None),
+        ("builtin", True, Start("<|im_end|>\n", HEADER, ""), '"}}\n</tool_call>'),
+        ("builtin", False, Start("<|im_end|>\n", HEADER, THINK), '"}}\n</tool_call>'),
+        ("trim", True, Start("<|im_end|>\n", HEADER, ""), '"}}</tool_call>'),
+        ("opens_think", True, Start("<|im_end|>\n", HEADER, "<think>\n"),
+         '"}}</tool_call>'),
+        ("llama3", True,
+         Start("<|eot_id|>", "<|start_header_id|>assistant<|end_header_id|>\n\n", ""),
+         '"}}</tool_call>'),
+        ("glm", True, Start("", "<|assistant|>", ""), "</arg_value>\n</tool_call>"),
+        ("glm", False, Start("", "<|assistant|>", "\n<think></think>"),
+         "</arg_value>\n</tool_call>"),
+        ("none", True, Start("\n", "assistant:", ""), None),
+        ("spm", True, Start(" [/INST]", "", ""), '"}}</tool_call>'),
     ],
-)
+)  # fmt: skip
 def test_the_frame_of_a_turn_is_found_by_probing(
-    kind: str, thinking: bool, frame: Frame | None
+    kind: str, thinking: bool, start: Start, closing: str | None
 ) -> None:
     """What stands before and behind it, with and without an empty think block."""
-    assert frame_of(kind, thinking=thinking) == frame
+    frame = frame_of(kind, thinking=thinking)
+    assert frame is not None
+    assert (frame.starts["user"], frame.closing) == (start, closing)
 
 
-def test_a_template_that_refuses_the_probe_has_no_frame() -> None:
-    """It demands a system message, say."""
-    chats = Chats("builtin")
-
-    def refuse(messages: object, prompt: bool) -> str:
-        return chats.pipeline.template.render([Message("user")], (), {"tools": 1})
-
-    assert probe_frame(refuse) is None
-
-
-def a_render(
-    *, demands_calls: bool, hides_text: bool = False, end: str = "</a>"
-) -> Callable[[Sequence[Message], bool], str]:
-    """A template in Python: `<role>text`, calls by name, and an end of turn."""
-
-    def render(messages: Sequence[Message], prompt: bool) -> str:
-        shown = ""
-        for before, message in zip([None, *messages], messages, strict=False):
-            calls = "".join(f"[{c.name}]" for c in message.tool_calls)
-            if demands_calls and message.role == "tool" and not before.tool_calls:
-                raise BadRequest("a result needs a call")
-            text = "" if calls and hides_text else message.text
-            is_answer = message.role == "assistant"
-            shown += f"<{message.role}>{text}{calls}{end if is_answer else ''}"
-        return shown + "<assistant>" * prompt
-
-    return render
-
-
-@pytest.mark.parametrize(
-    ("render", "frame"),
-    [
-        (a_render(demands_calls=True), Frame("<assistant>", "<assistant>", "</a>")),
-        (
-            a_render(demands_calls=True, hides_text=True),
-            Frame("<assistant>", "<assistant>", "</a>"),
-        ),
-        (a_render(demands_calls=True, end=""), None),
-        (
-            a_render(demands_calls=False, end=""),
-            Frame("<assistant>", "<assistant>", "", keeps_calls=False),
-        ),
-        (
-            a_render(demands_calls=False, hides_text=True),
-            Frame("<assistant>", "<assistant>", "</a>", keeps_calls=False),
-        ),
-    ],
-    ids=["shown", "hidden", "no end", "no end, no demand", "hidden, no demand"],
-)
-def test_calls_leave_the_placeholder_only_where_they_must_and_may(
-    render: Callable[[Sequence[Message], bool], str], frame: Frame | None
-) -> None:
-    """
-    They must if they hide the text or cannot be told from what follows; they may if
-    the template does not demand them.
-    """
-    assert probe_frame(render) == frame
+@pytest.mark.parametrize("kind", ["urlencode"])
+def test_a_template_that_hides_the_marks_has_no_frame(kind: str) -> None:
+    """Its turns go through the template."""
+    assert frame_of(kind) is None
 
 
 class Gluing(PromptEncoder):
@@ -188,7 +111,7 @@ def test_frames_are_probed_once_for_each_set_of_arguments() -> None:
     for _ in range(3):
         assert frames.get({"x": 1}) is not None
     probed = len(calls)
-    assert probed < 10
+    assert probed < 50
     for number in range(80):
         frames.get({"n": number})
     assert frames.get({"x": 1}) is not None
@@ -283,15 +206,17 @@ def test_an_empty_think_block_of_the_template_is_not_read_twice() -> None:
 
 
 def test_thinking_off_has_a_frame_of_its_own() -> None:
-    """A turn written behind another header is not spliced, and nothing is lost."""
+    """A turn is spliced with what the prompt held behind its header then."""
     chats = Chats()
     off, on = Client(thinking=False), Client(thinking=True)
     first = chats.turn([user("hi")], Said("Hello."), off)
     asked = [user("hi"), first.said.echo, user("and?")]
     assert chats.ask(asked, off).report.num_spliced == 1
     mixed = chats.ask(asked, on)
-    assert mixed.report.num_spliced == 0
-    assert mixed.text == chats.plain_text(asked, on)
+    assert mixed.report.num_spliced == 1
+    assert chats.reuse(mixed) == first.kept
+    behind = mixed.text[mixed.text.index("Hello.") :]
+    assert chats.plain_text(asked, on).endswith(behind)
 
 
 def test_an_answer_cut_off_by_length_goes_on_where_it_stopped() -> None:

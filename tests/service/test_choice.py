@@ -82,7 +82,7 @@ def test_trailing_content_without_any_before_begins_at_once() -> None:
 def test_what_is_no_call_is_content() -> None:
     """Markup that parses to nothing is told as the model wrote it; reason stop."""
     events = tell(chat_choice(), ["see <tool_call>", "nothing</tool_call>"])
-    assert content(events) == "see\n<tool_call>nothing</tool_call>"
+    assert content(events) == "see <tool_call>nothing</tool_call>"
     assert calls(events) == []
     assert events[-1] == ChoiceFinished(2, "stop")
 

@@ -109,7 +109,8 @@ class Chats:
     A pipeline, its memory and its store.
 
     Args:
-        kind: whose tokenizer and template. settings: what differs from SETTINGS.
+        kind: whose tokenizer and template. tokenizer: another than that kind's.
+        settings: what differs from SETTINGS.
     """
 
     def __init__(
@@ -118,9 +119,10 @@ class Chats:
         *,
         policy: Mapping[str, str] | None = None,
         rules: RuleSet | None = None,
+        tokenizer: Any = None,
         **settings: Any,
     ) -> None:
-        self.tokenizer = tokenizer_of(kind)
+        self.tokenizer = tokenizer or tokenizer_of(kind)
         self.is_lossless = kind != "spm"  # its decoder adds and takes spaces
         self.store = StoredPrompts()
         self.settings = replace(SETTINGS, **settings)
