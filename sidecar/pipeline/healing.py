@@ -88,7 +88,7 @@ class Asker:
 
     Args:
         session: None if the client names none.
-        values: those of all spans before the turn, as the client sends them now.
+        values: what tells who asks, before the turn, as the client sends it now.
         threads: of the conversation's turns that were found before this one.
     """
 
@@ -105,15 +105,14 @@ class Asker:
         """
         Whether a turn was said in this conversation.
 
-        By the client's own word; without one, by turns before it, or by every value
-        that told who asked: equal words alone are said by many.
+        By the client's own word; without one, by turns before it, or by all that told
+        who asked, no more and no less: equal words alone are said by many.
         """
         if self.session is not None:
             return turn.scope.session == self.session
         if not is_implicit(turn.scope.session):
             return False
-        is_known = turn.scope.thread in self.threads
-        return is_known or self.num_agreeing(turn) == len(turn.told)
+        return turn.scope.thread in self.threads or self.values == turn.told
 
 
 Defaults = Mapping[str, Mapping[str, Any]]  # tool, argument -> value

@@ -24,14 +24,14 @@ from sidecar.pipeline.assembly import (
     end_of_message,
     rank_boundaries,
 )
-from sidecar.pipeline.canonical import MarkedMessage, Span, SpanKey
+from sidecar.pipeline.canonical import SpanKey
 from sidecar.pipeline.drift import DriftReport
 from sidecar.pipeline.encoding import PromptEncoder
 from sidecar.pipeline.frames import FrameCache
 from sidecar.pipeline.healing import Context, Healed, HealingStore, KnownTurn
 from sidecar.pipeline.layout import Layout, lay_out
 from sidecar.pipeline.lineage import LineageIndex, LineageRecord, pack
-from sidecar.pipeline.recall import Recalled, recall
+from sidecar.pipeline.recall import Recalled, recall, telling
 from sidecar.pipeline.report import COUNTED, count, make_report
 from sidecar.pipeline.reuse import Answer, Question, ReuseChooser
 from sidecar.pipeline.rules import RuleSet
@@ -235,14 +235,9 @@ class Pipeline:
             is_proved=is_named or recalled.is_proved,
         )  # fmt: skip
 
-    def _told(self, kept: Sequence[MarkedMessage]) -> Mapping[SpanKey, str]:
-        """The values that tell who asks, where and what."""
-        spans = [p for item in kept for p in item.pieces if isinstance(p, Span)]
-        return {
-            span.key: span.value
-            for span in spans
-            if span.value and self._ruleset.policy(span.kind).tells
-        }
+    def _told(self, found: Recalled) -> Mapping[SpanKey, str]:
+        ruleset = self._ruleset if self._settings.canonicalize else None
+        return {k: v for m in found.kept for k, v in telling(m, ruleset).items()}
 
     def _says_its_text(self, answer: Answer) -> bool:
         """CACHE_VERIFY: the ids are those of the text that was put together."""
@@ -292,7 +287,7 @@ class Pipeline:
             draft=Draft(
                 record,
                 found.context,
-                self._told(found.kept),
+                self._told(found),
                 found.vanishing,
                 digests,
                 start,

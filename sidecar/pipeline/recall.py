@@ -72,7 +72,7 @@ def recall(
     to_mark, to_move = rulesets
     kept, vanishing = split_vanishing(messages, to_move)
     marked = mark(kept, to_mark)
-    own, issued, contexts = find_turns(store, marked, request)
+    own, issued, contexts = find_turns(store, marked, request, to_mark)
     healed = {
         index: turn.healed
         for index, turn in own.items()
@@ -91,7 +91,10 @@ def recall(
 
 
 def find_turns(
-    store: HealingStore, marked: Sequence[MarkedMessage], request: ChatRequest
+    store: HealingStore,
+    marked: Sequence[MarkedMessage],
+    request: ChatRequest,
+    ruleset: RuleSet | None,
 ) -> tuple[dict[int, KnownTurn], set[int], list[Context]]:
     """
     Turns found again, by message index; contexts before each, and behind all.
@@ -120,11 +123,19 @@ def find_turns(
             if turn and is_issued:
                 issued.add(index)
                 threads.add(turn.scope.thread)
-        values |= {p.key: p.value for p in item.pieces if isinstance(p, Span)}
+        values |= telling(item, ruleset)
         texts = (canonical_text(item.pieces), message.text)
         hasher.add(message.role, None if visible else texts, visible)
         contexts.append(hasher.value)
     return found, issued, contexts
+
+
+def telling(item: MarkedMessage, ruleset: RuleSet | None) -> dict[SpanKey, str]:
+    """The values of a message that tell who asks, where and what."""
+    if ruleset is None:
+        return {}
+    spans = [piece for piece in item.pieces if isinstance(piece, Span)]
+    return {s.key: s.value for s in spans if s.value and ruleset.policy(s.kind).tells}
 
 
 def _own_turn(

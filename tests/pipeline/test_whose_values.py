@@ -174,3 +174,12 @@ def test_ids_that_mean_nothing_are_pinned_before_the_first_answer() -> None:
     prompt = chats.ask(asked, NOBODY)
     assert chats.reuse(prompt) > 400
     assert "message_id: bb22" in prompt.text
+
+
+def test_a_turn_before_a_value_that_was_not_there_is_another_chats() -> None:
+    """The same words, and now a date before them: nobody was told that then."""
+    chats = Chats()
+    chats.turn([PLAIN, user("hi")], Said("Hello!", "No date."), NOBODY)
+    date = "<system-reminder>\nThe current date is: Friday.\n</system-reminder>\n"
+    history = [PLAIN, user(date, "hi"), assistant("Hello!"), user("go")]
+    assert "No date." not in chats.ask(history, NOBODY).text
