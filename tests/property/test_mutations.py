@@ -20,7 +20,7 @@ from sidecar.cache import kv_layers, lending, radix
 from sidecar.cache.radix import path_to
 from sidecar.cache.store import PrefixStore
 from sidecar.pipeline import assembly, pinning, prepare, reuse
-from sidecar.pipeline.healing import HealingStore
+from sidecar.pipeline.healing import Asker, HealingStore
 from tests.support.oracle import Player
 from tests.support.oracle_rig import Rig, running_rig
 from tests.support.oracle_talk import Op, plan
@@ -202,7 +202,7 @@ def a_pinned_value_not_restated() -> AbstractContextManager[None]:
 
 
 def a_value_of_another_thread() -> AbstractContextManager[None]:
-    return patched(pinning, "lender", lambda _: lambda *_: lambda *_: True)
+    return patched(pinning, "lender", lambda _: lambda *_, **__: lambda *_: True)
 
 
 def a_span_pinned_in_a_message_that_grew() -> AbstractContextManager[None]:
@@ -241,6 +241,10 @@ def the_words_of_another_turn() -> AbstractContextManager[None]:
     return patched(HealingStore, "find", make)
 
 
+def a_turn_of_another_nameless_chat() -> AbstractContextManager[None]:
+    return patched(Asker, "owns", lambda _: lambda *_: True)
+
+
 @dataclass(frozen=True)
 class Fault:
     """
@@ -270,6 +274,7 @@ FAULTS = (
     Fault(a_span_pinned_in_a_message_that_grew, "II", ops=("edit", "volatile")),
     Fault(a_note_with_another_value, "II", ops=("volatile",)),
     Fault(the_words_of_another_turn, "II"),
+    Fault(a_turn_of_another_nameless_chat, "II", ops=("new",)),
 )
 CASES = [
     pytest.param(fault, kind, id=f"{fault.plant.__name__}-{kind}")
