@@ -66,7 +66,7 @@ class FrameCache:
         self, kwargs: Mapping[str, Any]
     ) -> Callable[[Sequence[Message], bool], str]:
         return lambda messages, prompt: self._template.render(
-            messages, (), kwargs, add_generation_prompt=prompt
+            messages, (), kwargs, add_generation_prompt=prompt, is_probe=True
         )
 
     def _is_sound(self, start: Start) -> bool:

@@ -42,10 +42,13 @@ class ChatTemplate:
         kwargs: Mapping[str, Any],
         *,
         add_generation_prompt: bool = True,
+        is_probe: bool = False,
     ) -> str:
         """
         The prompt text.
 
+        Args:
+            is_probe: nobody's conversation: that it is refused is no news.
         Raises:
             BadRequest: the template refuses this conversation.
         """
@@ -63,7 +66,8 @@ class ChatTemplate:
                 **kwargs,
             )
         except Exception as error:
-            logger.warning("template refused the conversation", exc_info=True)
+            level = logging.DEBUG if is_probe else logging.WARNING
+            logger.log(level, "template refused the conversation", exc_info=True)
             raise BadRequest(
                 f"the model's chat template refuses these messages: {error}",
                 param="messages",

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from sidecar.core.errors import BadRequest
 from sidecar.core.requests import ToolCall
 from sidecar.pipeline.encoding import Encoded, PromptEncoder
 from sidecar.pipeline.frames import FrameCache
@@ -98,6 +99,18 @@ def test_a_header_that_does_not_tokenise_alone_is_no_frame() -> None:
         frames = FrameCache(template, encoder(tokenizer_of("opens_think")))
         assert (frames.get({}) is not None) is sound
     assert (frames.lead_ids(None), frames.header_tokens(None)) == ((), 1)
+
+
+def test_what_a_probe_is_refused_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is asked with each set of arguments; a client's refusal is logged."""
+    chats = Chats("alternate")
+    assert chats.pipeline.can_splice
+    assert caplog.records == []
+    with pytest.raises(BadRequest):
+        chats.ask([user("a"), assistant("b"), assistant("c")])
+    assert "template refused the conversation" in caplog.text
 
 
 def test_frames_are_probed_once_for_each_set_of_arguments() -> None:
