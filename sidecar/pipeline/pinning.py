@@ -170,7 +170,7 @@ def _lends(
     """Whether the record may lend a pair's value; a note: all that it states."""
     note = record.notes.get(pair.key[0]) if pair.key[2] == "note" else None
     if note is not None and may_lend("note", False):
-        return all(may_lend(kind, True) for _, _, kind, _ in note.stated)
+        return all(may_lend(kind, False) for _, _, kind, _ in note.stated)
     return may_lend(pair.key[2], pair.span is not None and pair.span.has_folder)
 
 
@@ -193,7 +193,11 @@ def lender(
     is_own = (record.session, record.thread) == (request.session, request.thread)
     if is_own and is_proved:
         return lambda kind, has_folder: True
-    return lambda kind, has_folder: (
-        (is_own and not policy(kind).tells)
-        or (policy(kind).shared and (has_folder or not policy(kind).needs_folder))
-    )
+
+    def lends(kind: str, has_folder: bool) -> bool:
+        of_kind = policy(kind)
+        if of_kind.shared:
+            return has_folder or not of_kind.needs_folder
+        return is_own and not of_kind.tells
+
+    return lends

@@ -183,3 +183,18 @@ def test_a_turn_before_a_value_that_was_not_there_is_another_chats() -> None:
     date = "<system-reminder>\nThe current date is: Friday.\n</system-reminder>\n"
     history = [PLAIN, user(date, "hi"), assistant("Hello!"), user("go")]
     assert "No date." not in chats.ask(history, NOBODY).text
+
+
+def test_a_status_is_not_lent_to_a_chat_that_only_sounds_the_same() -> None:
+    """Without a line that names the folder it may be another project's."""
+    chats = Chats()
+
+    def told(branch: str) -> Message:
+        status = f"gitStatus: This is the status.\nCurrent branch: {branch}"
+        return system(ORDERS, status, words(300, 1))
+
+    history = [user("hi"), assistant("Hello!"), user("go")]
+    chats.turn([told("alpha"), user("hi")], Said("Hello!"), NOBODY)
+    chats.turn([told("alpha"), *history], Said("Well."), NOBODY)
+    asked = [told("beta"), *history, assistant("Well."), user("on")]
+    assert "alpha" not in chats.ask(asked, NOBODY).text
