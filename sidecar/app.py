@@ -21,7 +21,7 @@ from sidecar.engine.memory import MemoryGuard, fit_memory
 from sidecar.engine.model_place import model_name
 from sidecar.engine.model_source import ModelSource, find_model
 from sidecar.engine.pool import EnginePool
-from sidecar.engine.selftest import run_selftest, switch_off_failed
+from sidecar.engine.selftest import LOAD_S, SelfTest
 from sidecar.engine.text import TextEngine
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import LogLimits, SessionLog
@@ -209,9 +209,7 @@ def _load_engine(config: Config, source: ModelSource, parts: _Parts) -> TextEngi
     loop.pacer.prefilled(1, rate_s)
     engine = TextEngine(model, loop, store, parts.gpu, config.engine)
     if cache.selftest == "on_load":
-        results = run_selftest(model)
-        switch_off_failed(store, results)
-        engine.selftest = {result.name: result.outcome for result in results}
+        engine.prove(SelfTest(model), LOAD_S)
     return engine
 
 
