@@ -21,7 +21,7 @@ from sidecar.engine.selftest import PathResult, run_selftest
 from sidecar.infra.logs import setup_logging
 from sidecar.setting_sources import ConfigError
 
-_LEGEND = """moved: KV and states out of the store, against the same chunks computed anew.
+_LEGEND = """moved: KV and states out of the store, against those chunks computed anew.
 computed: logits of the same forced tokens after that (batch: and the KV they leave).
 noise: two honest computations of this model on this device, in other chunks."""
 _BUILTIN = ("built-in", "builtin", BUILTIN_NAME)
