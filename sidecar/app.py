@@ -24,6 +24,7 @@ from sidecar.engine.model_source import ModelSource, find_model
 from sidecar.engine.pool import EnginePool
 from sidecar.engine.selftest import LOAD_S, SelfTest
 from sidecar.engine.text import TextEngine
+from sidecar.engine.warm_up import warm_up
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import LogLimits, SessionLog
 from sidecar.pipeline.prepare import Pipeline
@@ -190,6 +191,7 @@ def _load_engine(config: Config, source: ModelSource, parts: _Parts) -> TextEngi
         trust=config.model.trust_remote_code,
         quantization=kv_quantization(cache),
     )
+    warm_up(model)
     limits = Limits(
         cache.max_bytes or int(device_memory() * _CACHE_SHARE),
         cache.max_entries,

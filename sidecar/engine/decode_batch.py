@@ -10,6 +10,7 @@ from sidecar.cache.kv_layers import (
     KVLayers,
     from_only_row,
     lend_layers,
+    share_offsets,
     to_batch,
 )
 from sidecar.engine.job import JobSpec
@@ -67,6 +68,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         self._current_tokens = inputs = self._next_tokens
         self._current_logprobs = due = self._next_logprobs
         logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
+        share_offsets(self.prompt_cache)
         contexts: list[mx.array] = []
         if any(self.logits_processors):
             logits = self._processed(logits, inputs, contexts)
@@ -80,7 +82,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         ]
         mx.async_eval(self._next_tokens, self._next_logprobs, contexts)  # type: ignore[no-untyped-call]
         mx.eval(inputs, due)
-        tokens = inputs.tolist()
+        tokens = cast(list[int], inputs.tolist())
         for said, token in zip(self.tokens, tokens, strict=True):
             said.append(token)
         return tokens, [_read(found) for found in due]
@@ -144,7 +146,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         be added to the first token's.
         """
         mx.eval(self._next_tokens, self._next_logprobs)
-        return int(self._next_tokens.item()), _read(self._next_logprobs[0])
+        return cast(int, self._next_tokens.item()), _read(self._next_logprobs[0])
 
 
 def empty_batch(model: LoadedModel) -> DecodeBatch:

@@ -26,6 +26,11 @@ class Lanes:
         self._batches: list[DecodeBatch] = []
         self._lengths: dict[int, int] = {}
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether any sequence is left."""
+        return bool(self._batches)
+
     def join(self, uid: int, single: DecodeBatch, length: int) -> None:
         """Add a batch of one sequence with `length` tokens to the fitting batch."""
         most = _MOST_PADDING * self._model.num_bytes / token_nbytes(single.prompt_cache)
