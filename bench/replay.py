@@ -104,9 +104,12 @@ def main(argv: list[str] | None = None) -> int:
     all_timed = list(_ours(options.model, options.traces))
     rows = {timed.name: _row(timed) for timed in all_timed}
     if options.peer_seconds:
-        for row in _theirs(options, all_timed):
-            rows[row.name] = row
-            print(_line(row), flush=True)
+        try:
+            for row in _theirs(options, all_timed):
+                rows[row.name] = row
+                print(_line(row), flush=True)
+        except ChildProcessError as error:  # ours is worth its table without it
+            print(f"mlx_lm.server: {error}", flush=True)
     print("\n" + "\n".join([_HEAD, *map(_line, rows.values())]))
     if options.json:
         found = [asdict(row) for row in rows.values()]
