@@ -166,7 +166,7 @@ class _Parts:
 
 
 def _load_served(config: Config, parts: _Parts) -> ServedModel:
-    limit_bytes = process_limit(config.engine)
+    limit_bytes = parts.gpu.call(lambda: process_limit(config.engine))
     source = find_model(config.model.path, parts.download, limit_bytes)
     metrics, started = parts.metrics, time.monotonic()
     # All of it on the GPU thread: a thread that made so much as an empty array and
