@@ -2,20 +2,27 @@
 The benchmarks by name: `python -m bench NAME [options]`.
 
 compare: all servers on equal work; agents: recorded traffic; fairness, overhead,
-restore, warm_turn, conversation: single figures. `NAME --help` says more.
+restore, warm_turn, conversation: single figures; replay: recorded sessions by the
+clock. `NAME --help` says more. `python -m bench --device-model` runs overhead, compare
+and replay with a model of the size that a GPU serves.
 """
 
 import importlib
 import sys
 
+from bench import device
+
 _NAMES = (
     "compare", "agents", "fairness", "overhead", "restore", "warm_turn", "conversation",
+    "replay",
 )  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code of the benchmark; 2: no such name."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0].startswith("--device-model"):
+        return device.main(argv)
     if not argv or argv[0] not in _NAMES:
         sys.stderr.write(f"usage: python -m bench {{{','.join(_NAMES)}}} [options]\n")
         return 2

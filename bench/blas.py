@@ -17,11 +17,12 @@ def build_shim(folder: Path) -> Path | None:
     Compile the shim into `folder`, or find it there.
 
     Returns:
-        What to put into LD_PRELOAD; None off Linux, where MLX has a fast backend.
+        What to put into LD_PRELOAD; None off Linux and with a CUDA card, where MLX
+        does not compute with BLAS.
     Raises:
         FileNotFoundError: no gcc, or numpy is not from a wheel.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or Path("/dev/nvidiactl").exists():
         return None
     openblas = _find_openblas()
     key = hashlib.sha256(str(openblas).encode() + _SOURCE.read_bytes()).hexdigest()

@@ -1,9 +1,10 @@
 """
-Random models in float32, made without a download.
+Random models, made without a download.
 
-    python -m bench.models FOLDER [--small]
+    python -m bench.models FOLDER [--small | --large]
 
-The usual one has 52 million parameters; the small one 7, for long prompts on a CPU.
+The usual one has 52 million parameters in float32; the small one 7, for long prompts
+on a CPU; the large one 8.2 billion in bfloat16, for a GPU (16.4 GB).
 
 Tokenizer and template are the built-in model's. Output rows of the added tokens are
 zero, so a greedy answer never ends by itself and has exactly `max_tokens` tokens.
@@ -42,13 +43,34 @@ _SMALL = {
 }
 
 
+_LARGE = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "intermediate_size": 12288,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 262144,
+    "torch_dtype": "bfloat16",
+}
+_SHAPES: dict[str, dict[str, Any]] = {
+    "": {}, "--small": _SMALL, "--large": _LARGE,
+}  # fmt: skip
+
+
 def is_made(folder: Path) -> bool:
     """Whether a complete model is there; the configuration is written last."""
     return (folder / "config.json").exists()
 
 
-def make(folder: Path, *, small: bool = False) -> None:
-    """Write the model; takes some seconds, and imports MLX."""
+def make(folder: Path, size: str = "") -> None:
+    """
+    Write the model; takes some seconds, and imports MLX.
+
+    Args:
+        size: `--small`, `--large`, or neither.
+    """
     import mlx.core as mx
     from mlx.utils import tree_flatten
     from mlx_lm.utils import _get_classes
@@ -56,17 +78,17 @@ def make(folder: Path, *, small: bool = False) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(_BUILTIN / name, folder / name)
-    config = _config() | (_SMALL if small else {})
+    config = _config() | _SHAPES[size]
     mx.random.seed(0)
     model_class, args_class = _get_classes(config)
     model = model_class(args_class.from_dict(config))
     rows = mx.arange(config["vocab_size"]) < _first_added(folder)
     model.lm_head.weight = mx.where(rows[:, None], model.lm_head.weight, 0)
-    weights = {
-        name: array.astype(mx.float32)
-        for name, array in tree_flatten(model.parameters())
-    }
-    mx.eval(weights)
+    dtype, weights = getattr(mx, config["torch_dtype"]), {}
+    for name, array in tree_flatten(model.parameters()):
+        weights[name] = array.astype(dtype)
+        mx.eval(weights[name])  # one by one: all of them would be there twice
+    model = None
     mx.save_safetensors(
         str(folder / "model.safetensors"), weights, metadata={"format": "mlx"}
     )
@@ -86,4 +108,4 @@ def _first_added(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]), small="--small" in sys.argv[2:])
+    make(Path(sys.argv[1]), *sys.argv[2:3])

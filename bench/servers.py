@@ -1,12 +1,13 @@
 """
 Starts what is measured, each as a process with an environment of its own.
 
-Nothing of the caller's environment is inherited: every process gets the same shim, one
-BLAS thread, no network, and a HOME of its own.
+Nothing of the caller's environment is inherited but where a GPU's libraries are: every
+process gets the same shim, one BLAS thread, no network, and a HOME of its own.
 """
 
 import contextlib
 import http.client
+import os
 import shlex
 import shutil
 import socket
@@ -20,7 +21,10 @@ from pathlib import Path
 from bench.plain import PlainProcess
 
 _START_S = 120.0
+# Where a CUDA card's libraries are, and what was compiled for it.
+_DEVICE = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "MLX_PTX_CACHE_DIR")
 _STOP_S = 15.0
+_TOLD = 2000  # characters of the log of what did not start
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ def sidecar(setup: Setup) -> Iterator[int]:
     port = _free_port()
     arguments = ["-m", "sidecar", "--port", str(port), "--model", str(setup.model)]
     with _process(setup, "sidecar", arguments, setup.tree) as process:
-        _wait_ready(process, port)
+        _wait_ready(process, port, _log(setup, "sidecar"))
         yield port
 
 
@@ -56,7 +60,7 @@ def mlx_lm_server(setup: Setup) -> Iterator[int]:
     arguments = ["-m", "mlx_lm", "server", "--port", str(port)]
     arguments += ["--model", str(setup.model)]
     with _process(setup, "mlx_lm_server", arguments, setup.tree) as process:
-        _wait_ready(process, port)
+        _wait_ready(process, port, _log(setup, "mlx_lm_server"))
         yield port
 
 
@@ -76,7 +80,7 @@ def peer_server(setup: Setup, name: str, command: str) -> Iterator[int]:
     if not shutil.which(program):
         raise FileNotFoundError(f"{name}: no program {program}")
     with _process(setup, name, filled[1:], setup.tree, program) as process:
-        _wait_ready(process, port)
+        _wait_ready(process, port, _log(setup, name))
         yield port
 
 
@@ -104,7 +108,7 @@ def _process(
     path: Path,
     program: str = sys.executable,
 ) -> Iterator[subprocess.Popen[str]]:
-    with (setup.scratch / f"{name}.log").open("w") as log:
+    with _log(setup, name).open("w") as log:
         process = subprocess.Popen(
             [*_environment(setup, name, path), program, *arguments],
             cwd=setup.scratch / name,  # no .env of the caller's folder
@@ -119,6 +123,10 @@ def _process(
             _stop(process)
 
 
+def _log(setup: Setup, name: str) -> Path:
+    return setup.scratch / f"{name}.log"
+
+
 def _environment(setup: Setup, name: str, path: Path) -> list[str]:
     home = setup.scratch / name
     home.mkdir(parents=True, exist_ok=True)
@@ -129,6 +137,7 @@ def _environment(setup: Setup, name: str, path: Path) -> list[str]:
         "HF_HUB_OFFLINE": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
+    values |= {name: os.environ[name] for name in _DEVICE if name in os.environ}  # noqa: TID251
     if setup.shim:
         values["LD_PRELOAD"] = str(setup.shim)
     # env executes Python in its own place, so the process keeps its pid.
@@ -154,11 +163,14 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait_ready(process: subprocess.Popen[str], port: int) -> None:
+def _wait_ready(process: subprocess.Popen[str], port: int, log: Path) -> None:
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise ChildProcessError(f"exit code {process.returncode} at its start")
+            said = log.read_text(errors="replace")[-_TOLD:]
+            raise ChildProcessError(
+                f"exit code {process.returncode} at its start: {said}"
+            )
         if _is_healthy(port):
             return
         time.sleep(0.1)

@@ -70,7 +70,8 @@ def _serve(argv: list[str]) -> int:
 
 
 def _run(config: Config) -> int:
-    fault = early_fault(config.model.path, config.engine.process_limit_bytes)
+    # What the device holds, only MLX knows; the loader asks it.
+    fault = early_fault(config.model.path, config.engine.max_process_bytes)
     if fault:
         return _refuse(_with_place(fault, config.model.path), 1)
     # Not before: MLX and mlx-lm take seconds to import.

@@ -14,6 +14,7 @@ from sidecar.cache.eviction import Limits
 from sidecar.cache.store import PrefixStore
 from sidecar.config import Config
 from sidecar.engine.batch_loop import BatchLoop, ExtraProcessors, no_extra_processors
+from sidecar.engine.device_memory import device_memory, process_limit
 from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.gpu_thread import GpuThread, gpu_thread
 from sidecar.engine.loader import LoadedModel, kv_quantization, load
@@ -21,8 +22,9 @@ from sidecar.engine.memory import MemoryGuard, fit_memory
 from sidecar.engine.model_place import model_name
 from sidecar.engine.model_source import ModelSource, find_model
 from sidecar.engine.pool import EnginePool
-from sidecar.engine.selftest import run_selftest, switch_off_failed
+from sidecar.engine.selftest import LOAD_S, SelfTest
 from sidecar.engine.text import TextEngine
+from sidecar.engine.warm_up import warm_up
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import LogLimits, SessionLog
 from sidecar.pipeline.prepare import Pipeline
@@ -37,7 +39,6 @@ from sidecar.service.models import ModelService
 from sidecar.service.served_model import ServedModel
 from sidecar.service.stored_responses import StoredResponses
 from sidecar.setting_sources import ConfigError
-from sidecar.setting_values import physical_memory
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ def _longest_step_s(config: Config) -> float:
 
 def prepare_device(config: Config) -> None:
     """Set MLX up for serving; GPU thread only."""
-    mx.set_memory_limit(config.engine.process_limit_bytes)
+    mx.set_memory_limit(process_limit(config.engine))
     mx.set_cache_limit(int(config.engine.max_cache_gb * (1 << 30)))
     recommended = mx.device_info().get("max_recommended_working_set_size")
     if recommended:  # Metal only
@@ -165,7 +166,7 @@ class _Parts:
 
 
 def _load_served(config: Config, parts: _Parts) -> ServedModel:
-    limit_bytes = config.engine.process_limit_bytes
+    limit_bytes = parts.gpu.call(lambda: process_limit(config.engine))
     source = find_model(config.model.path, parts.download, limit_bytes)
     metrics, started = parts.metrics, time.monotonic()
     # All of it on the GPU thread: a thread that made so much as an empty array and
@@ -190,8 +191,9 @@ def _load_engine(config: Config, source: ModelSource, parts: _Parts) -> TextEngi
         trust=config.model.trust_remote_code,
         quantization=kv_quantization(cache),
     )
+    warm_up(model)
     limits = Limits(
-        cache.max_bytes or int(physical_memory() * _CACHE_SHARE),
+        cache.max_bytes or int(device_memory() * _CACHE_SHARE),
         cache.max_entries,
         cache.ttl_s,
         cache.checkpoints_per_session,
@@ -204,14 +206,12 @@ def _load_engine(config: Config, source: ModelSource, parts: _Parts) -> TextEngi
         return store.num_bytes
 
     memory, rate_s = fit_memory(model, config.engine.prefill_step_size)
-    guard = MemoryGuard(memory, config.engine.process_limit_bytes, store_bytes)
+    guard = MemoryGuard(memory, process_limit(config.engine), store_bytes)
     loop = BatchLoop(model, store, config.engine, guard, parts.extra_processors)
     loop.pacer.prefilled(1, rate_s)
     engine = TextEngine(model, loop, store, parts.gpu, config.engine)
     if cache.selftest == "on_load":
-        results = run_selftest(model)
-        switch_off_failed(store, results)
-        engine.selftest = {result.name: result.outcome for result in results}
+        engine.prove(SelfTest(model), LOAD_S)
     return engine
 
 

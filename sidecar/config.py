@@ -21,7 +21,6 @@ from sidecar.setting_values import (
     choice,
     integer,
     number,
-    physical_memory,
     place,
     policy,
     size,
@@ -121,13 +120,6 @@ class EngineConfig:
     max_cache_gb: float = setting(
         8.0, "MAX_CACHE_SIZE_GB", number(0, 4096), ("MLX_SERVER_MAX_CACHE_SIZE_GB",)
     )
-
-    @property
-    def process_limit_bytes(self) -> int:
-        """MAX_PROCESS_MEMORY, else RAM less 8 GB, at least 4 GB."""
-        if self.max_process_bytes:
-            return self.max_process_bytes
-        return max(physical_memory() - (8 << 30), 4 << 30)
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,6 +187,19 @@ def to_batch(cache: KVLayers) -> KVLayers:
     ]
 
 
+def share_offsets(batch: KVLayers) -> None:
+    """
+    Let the layers of a batch that are of one depth count it in one array.
+
+    Each adds to its own, which on CUDA is a kernel a layer and step, for nothing: an
+    array that nobody keeps is never computed.
+    """
+    plain = [layer for layer in batch if type(layer) is BatchKVCache]
+    for layer in plain[1:]:
+        if layer._idx == plain[0]._idx:
+            layer.offset = plain[0].offset
+
+
 def from_only_row(batch: KVLayers) -> KVLayers:
     """The caches of a batch of one row, taken over without a copy where possible."""
     return [

@@ -70,8 +70,12 @@ class PrefixStore:
         self.counters = Counters(_COUNTED)
 
     def switch_off(self, path: str) -> None:
-        """Do without a way of reuse that failed its test (engine/selftest)."""
+        """Do without a way of reuse that failed its test, or is not tested yet."""
         self.switched_off.add(path)
+
+    def switch_on(self, path: str) -> None:
+        """Use a way of reuse again."""
+        self.switched_off.discard(path)
 
     def rows(self) -> list[dict[str, Any]]:
         """The tree as rows for people."""

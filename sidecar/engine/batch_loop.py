@@ -74,6 +74,10 @@ class BatchLoop:
         """Whether any job waits or runs."""
         return bool(self.prefills or self._rows)
 
+    def may_batch(self, is_allowed: bool) -> None:
+        """Whether rows that join from now on may share a forward pass."""
+        self._lanes.may_batch = is_allowed
+
     def step(self) -> None:
         """One prefill chunk or one decode step; a failure ends the jobs it hit."""
         before = (*self._rows, *self.prefills.begun)

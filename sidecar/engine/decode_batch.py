@@ -1,5 +1,7 @@
 """mlx-lm's decode batch, and how a sequence joins it."""
 
+from typing import Any, NamedTuple, cast
+
 import mlx.core as mx
 from mlx_lm.generate import GenerationBatch, StopSequences
 from mlx_lm.sample_utils import greedy_sampler
@@ -8,15 +10,25 @@ from sidecar.cache.kv_layers import (
     KVLayers,
     from_only_row,
     lend_layers,
+    share_offsets,
     to_batch,
 )
 from sidecar.engine.job import JobSpec
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import (
+    Drawing,
     LogitsProcessor,
     make_row_processors,
     make_row_sampler,
 )
+
+
+class TopLogprobs(NamedTuple):
+    """A sampled token's log-probability, and the likeliest tokens with theirs."""
+
+    own: float
+    ids: list[int]
+    values: list[float]
 
 
 class DecodeBatch(GenerationBatch):  # type: ignore[misc]
@@ -27,7 +39,68 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     """
 
     prompt_cache: KVLayers
+    _next_tokens: mx.array
+    _next_logprobs: list[Any]
     _is_plain = False
+    _drawing: Drawing | None = None
+
+    def __init__(
+        self, *arguments: Any, num_top: dict[int, int] | None = None, **named: Any
+    ) -> None:
+        """
+        As mlx-lm's.
+
+        Args:
+            num_top: for each row whose log-probabilities are asked for, of how many
+                alternatives.
+        """
+        self._num_top = num_top or {}
+        super().__init__(*arguments, **named)
+
+    def _step(self) -> tuple[list[int], list[TopLogprobs | None]]:
+        """
+        Begin the next step, then wait for the one before; as mlx-lm's, but leaner.
+
+        On CUDA the host is the slower side: each array is an entry in a graph. So
+        log-probabilities leave the device only where they are asked for, and then
+        those few that are; rows are drawn for in one pass.
+        """
+        self._current_tokens = inputs = self._next_tokens
+        self._current_logprobs = due = self._next_logprobs
+        logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
+        share_offsets(self.prompt_cache)
+        contexts: list[mx.array] = []
+        if any(self.logits_processors):
+            logits = self._processed(logits, inputs, contexts)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        if self._drawing is None or not self._drawing.serves(self.samplers):
+            self._drawing = Drawing(self.samplers)
+        self._next_tokens = self._drawing(logprobs)
+        self._next_logprobs = [
+            _likeliest(logprobs[row], self._next_tokens[row], self._num_top.get(uid))
+            for row, uid in enumerate(self.uids)
+        ]
+        mx.async_eval(self._next_tokens, self._next_logprobs, contexts)  # type: ignore[no-untyped-call]
+        mx.eval(inputs, due)
+        tokens = cast(list[int], inputs.tolist())
+        for said, token in zip(self.tokens, tokens, strict=True):
+            said.append(token)
+        return tokens, [_read(found) for found in due]
+
+    def _processed(
+        self, logits: mx.array, inputs: mx.array, contexts: list[mx.array]
+    ) -> mx.array:
+        """Logits after each row's own processors, which see what it has said."""
+        rows = []
+        for row, processors in enumerate(self.logits_processors):
+            changed = logits[row : row + 1]
+            if processors:
+                said = self._token_context[row].update_and_fetch(inputs[row : row + 1])
+                contexts.append(said)
+                for processor in processors:
+                    changed = processor(said, changed)
+            rows.append(changed)
+        return mx.concatenate(rows, axis=0)
 
     def extend(self, batch: "DecodeBatch") -> None:
         """Add another batch's rows; its caches are taken over."""
@@ -36,6 +109,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             batch._to_batch()
         else:
             self._is_plain = batch._is_plain
+        self._num_top |= batch._num_top
         super().extend(batch)
 
     def filter(self, keep: list[int]) -> None:
@@ -64,7 +138,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         """The caches of a row by its number."""
         return self.extract_cache(self.uids.index(uid))
 
-    def first_token(self) -> tuple[int, mx.array]:
+    def first_token(self) -> tuple[int, TopLogprobs | None]:
         """
         What the step begun at construction sampled: an id and its log-probabilities.
 
@@ -72,7 +146,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         be added to the first token's.
         """
         mx.eval(self._next_tokens, self._next_logprobs)
-        return self._next_tokens.item(), self._next_logprobs[0]
+        return cast(int, self._next_tokens.item()), _read(self._next_logprobs[0])
 
 
 def empty_batch(model: LoadedModel) -> DecodeBatch:
@@ -113,6 +187,7 @@ def batch_of_one(
         [tuple(processors)],
         [StopSequences([[i] for i in sorted(model.stop_ids)])],
         [spec.max_tokens],
+        num_top={} if spec.top_logprobs is None else {uid: spec.top_logprobs},
     )
     batch._is_plain = True
     return batch
@@ -120,3 +195,22 @@ def batch_of_one(
 
 def _in_float32(_tokens: mx.array, logits: mx.array) -> mx.array:
     return logits.astype(mx.float32)
+
+
+_Found = tuple[mx.array, mx.array, mx.array]
+
+
+def _likeliest(logprobs: mx.array, token: mx.array, count: int | None) -> _Found | None:
+    """On the device: all of a vocabulary is not worth the way to the host."""
+    if count is None:
+        return None
+    places = mx.argpartition(-logprobs, kth=max(count - 1, 0), axis=-1)[:count]
+    return logprobs[token], places, logprobs[places]
+
+
+def _read(found: _Found | None) -> TopLogprobs | None:
+    if found is None:
+        return None
+    own, ids, values = (cast(Any, array.tolist()) for array in found)
+    best = sorted(zip(values, ids, strict=True), key=lambda pair: -pair[0])
+    return TopLogprobs(own, [i for _, i in best], [value for value, _ in best])

@@ -21,16 +21,22 @@ class Lanes:
     """The decode batches of one model. GPU thread only."""
 
     def __init__(self, model: LoadedModel) -> None:
+        self.may_batch = True  # False: each row decodes in a batch of its own
         self._model = model
         self._batches: list[DecodeBatch] = []
         self._lengths: dict[int, int] = {}
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether any sequence is left."""
+        return bool(self._batches)
 
     def join(self, uid: int, single: DecodeBatch, length: int) -> None:
         """Add a batch of one sequence with `length` tokens to the fitting batch."""
         most = _MOST_PADDING * self._model.num_bytes / token_nbytes(single.prompt_cache)
         lanes = [b for b in self._batches if self._padding(b, length) <= most]
-        if self._model.quantization:  # mlx-lm's batch caches hold no quantised KV
-            lanes = []
+        if self._model.quantization or not self.may_batch:
+            lanes = []  # mlx-lm's batch caches hold no quantised KV
         if lanes:
             min(lanes, key=lambda b: self._padding(b, length)).extend(single)
         else:

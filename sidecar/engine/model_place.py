@@ -49,7 +49,7 @@ def files_fault(
     return fault
 
 
-def early_fault(path: str | None, limit_bytes: int) -> str | None:
+def early_fault(path: str | None, limit_bytes: int | None) -> str | None:
     """Why a model on this machine cannot be loaded, whatever mlx-lm knows."""
     folder = folder_of(path)
     if folder:

@@ -4,12 +4,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import mlx.core as mx
-import numpy as np
 from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer
 
 from sidecar.core.events import TokenLogprob
 from sidecar.core.prompt import ModelIds
+from sidecar.engine.decode_batch import TopLogprobs
 from sidecar.engine.job import ChoiceEnded, Job, Token
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.prefill import Prefill
@@ -39,12 +38,12 @@ class Row:
         """The ids whose KV the row's cache holds once its last token was fed."""
         return ModelIds((*self.job.spec.model_ids, *self.sampled))
 
-    def take_early(self, token_id: int, logprobs: mx.array) -> None:
+    def take_early(self, token_id: int, logprobs: TopLogprobs | None) -> None:
         """Take the first token before the batch says it."""
         self.take(token_id, logprobs)
         self.is_ahead = True
 
-    def take(self, token_id: int, logprobs: mx.array) -> None:
+    def take(self, token_id: int, logprobs: TopLogprobs | None) -> None:
         """Count a sampled token and tell the job's reader."""
         if self.is_ahead:
             self.is_ahead = False
@@ -82,15 +81,13 @@ class Row:
             )
         )
 
-    def _logprob(self, token_id: int, logprobs: mx.array) -> TokenLogprob | None:
-        count = self.job.spec.top_logprobs
-        if count is None:
+    def _logprob(self, token_id: int, found: TopLogprobs | None) -> TokenLogprob | None:
+        if found is None:
             return None
         decode: Any = self.model.tokenizer.decode
-        values = np.array(logprobs.astype(mx.float32))
-        best = np.argsort(-values)[:count]
-        top = tuple((decode([int(i)]), int(i), float(values[i])) for i in best)
-        return TokenLogprob(decode([token_id]), token_id, float(values[token_id]), top)
+        pairs = zip(found.ids, found.values, strict=True)
+        top = tuple((decode([i]), i, value) for i, value in pairs)
+        return TokenLogprob(decode([token_id]), token_id, found.own, top)
 
 
 def _continuing(detokenizer: Any) -> Any:

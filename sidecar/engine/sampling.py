@@ -5,20 +5,14 @@ Order, as in mlx-lm: penalties and bias on logits, log-probabilities, top-p, min
 top-k, temperature, draw. Filters act on untempered probabilities.
 """
 
-import contextlib
+import math
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.sample_utils import (
-    apply_min_p,
-    apply_top_k,
-    apply_top_p,
-    greedy_sampler,
-    make_logits_processors,
-)
+from mlx_lm.sample_utils import greedy_sampler, make_logits_processors
 
 from sidecar.config import GenerationConfig
 from sidecar.core.requests import SamplingParams
@@ -28,6 +22,8 @@ LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 
 # What a request gets when neither it, the user nor the model says otherwise.
 _TEMPERATURE, _TOP_P, _TOP_K, _MIN_P, _REPETITION = 0.1, 0.9, 40, 0.05, 1.08
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
+_GOLDEN = 0x9E37_79B9_7F4A_7C15
 _COLDEST = 0.01  # below this the distribution is a point anyway
 
 
@@ -102,43 +98,121 @@ def settle(
 
 def make_row_sampler(sampling: Sampling, vocab_size: int, choice: int) -> Sampler:
     """
-    A sampler with a random key of its own.
+    A sampler with randomness of its own; greedy rows all get the same function.
 
-    mlx-lm's samplers draw from the global state, which all rows share; a key split
-    once a token makes equal seeds give equal tokens, alone or in a batch. Greedy rows
-    all get the same function, which lets the batch sample them in one call.
+    mlx-lm's samplers draw from the global state, which all rows share; a key made
+    from the seed and the number of the token makes equal seeds give equal tokens,
+    alone or in a batch.
     """
     if sampling.temperature == 0.0:
         return greedy
-    key = mx.random.key((sampling.seed + choice) & 0xFFFF_FFFF_FFFF_FFFF)
-    top_p, min_p, top_k = sampling.top_p, sampling.min_p, sampling.top_k
-
-    def sample(logprobs: mx.array) -> mx.array:
-        nonlocal key
-        key, draw = mx.random.split(key)
-        with _no_kernel_per_value():
-            if 0.0 < top_p < 1.0:
-                logprobs = apply_top_p(logprobs, top_p)
-            if min_p > 0.0:
-                logprobs = apply_min_p(logprobs, min_p)
-            if 0 < top_k < vocab_size:
-                logprobs = apply_top_k(logprobs, top_k)
-        return mx.random.categorical(logprobs * (1.0 / sampling.temperature), key=draw)
-
-    return sample
+    return RowSampler(sampling, vocab_size, choice)
 
 
-@contextlib.contextmanager
-def _no_kernel_per_value() -> Iterator[None]:
-    """On the CPU mx.compile would call a C++ compiler for each new top-p."""
-    if mx.default_device() != mx.cpu:
-        yield
-        return
-    mx.disable_compile()
-    try:
-        yield
-    finally:
-        mx.enable_compile()
+class RowSampler:
+    """How one row's tokens are drawn; a Drawing draws for all rows of a batch."""
+
+    def __init__(self, sampling: Sampling, vocab_size: int, choice: int) -> None:
+        self.scale = 1.0 / sampling.temperature
+        self.top_p = sampling.top_p if 0.0 < sampling.top_p < 1.0 else math.inf
+        top_k = sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size
+        self.num_cut = vocab_size - top_k
+        self.log_min_p = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
+        self._seed = sampling.seed + choice
+        self._num_drawn = 0
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether its filters ask which tokens are the likeliest."""
+        return self.num_cut > 0 or self.top_p < math.inf
+
+    def next_key(self) -> tuple[int, int]:
+        """The key of its next draw."""
+        self._num_drawn += 1
+        mixed = _mixed(self._seed + self._num_drawn * _GOLDEN)
+        return mixed >> 32, mixed & 0xFFFF_FFFF
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        """Draw for a batch of this row alone."""
+        return Drawing([self])(logprobs)
+
+
+class Drawing:
+    """
+    Draws the next token of each row of a batch in one pass over all of them.
+
+    The settings are arrays, not constants: a compiled kernel would be made anew for
+    each new top-p, which takes seconds on CUDA and holds up all streams.
+    """
+
+    def __init__(self, samplers: Sequence[Sampler]) -> None:
+        self._samplers = list(samplers)
+        rows = [s for s in samplers if isinstance(s, RowSampler)]
+        self._is_drawn = None
+        if len(rows) < len(self._samplers):
+            drawn = [[isinstance(s, RowSampler)] for s in self._samplers]
+            self._is_drawn = mx.array(drawn)
+        self._needs_order = any(row.needs_order for row in rows)
+        self._cuts_tail = any(row.log_min_p > -math.inf for row in rows)
+        self._scale = self._column("scale", 1.0)
+        self._top_p = self._column("top_p", math.inf)
+        self._num_cut = self._column("num_cut", 0, mx.int32)
+        self._log_min_p = self._column("log_min_p", -math.inf)
+
+    def serves(self, samplers: Sequence[Sampler]) -> bool:
+        """Whether it was made for these."""
+        return self._samplers == samplers
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        """One token id a row."""
+        rows = [s for s in self._samplers if isinstance(s, RowSampler)]
+        if not rows:
+            return greedy(logprobs)
+        kept = self._filtered(logprobs.astype(mx.float32))
+        keys = [
+            s.next_key() if isinstance(s, RowSampler) else (0, 0)
+            for s in self._samplers
+        ]
+        noise = mx.vmap(lambda key: mx.random.gumbel(logprobs.shape[-1:], key=key))(
+            mx.array(keys, mx.uint32)
+        )
+        scores = kept * self._scale + noise
+        if self._is_drawn is not None:
+            scores = mx.where(self._is_drawn, scores, logprobs)
+        return mx.argmax(scores, axis=-1)
+
+    def _filtered(self, logprobs: mx.array) -> mx.array:
+        """Top-p, min-p, then top-k: each removes the least likely of what is left."""
+        floors = []
+        if self._needs_order:
+            ordered = mx.sort(logprobs, axis=-1)
+            mass = mx.exp(ordered)
+            above = mx.cumsum(mass, axis=-1, reverse=True, inclusive=False)
+            total = above[..., :1] + mass[..., :1]
+            dropped = (above >= self._top_p * total).sum(axis=-1, keepdims=True)
+            first = mx.maximum(dropped, self._num_cut)
+            floors.append(mx.take_along_axis(ordered, first, axis=-1))
+        if self._cuts_tail:
+            best = mx.max(logprobs, axis=-1, keepdims=True)
+            floors.append(best + self._log_min_p)
+        if not floors:
+            return logprobs
+        floor = mx.maximum(*floors) if len(floors) > 1 else floors[0]
+        return mx.where(logprobs < floor, -mx.inf, logprobs)
+
+    def _column(
+        self, name: str, otherwise: float, dtype: mx.Dtype = mx.float32
+    ) -> mx.array:
+        values = [[getattr(s, name, otherwise)] for s in self._samplers]
+        return mx.array(values, dtype)
+
+
+def _mixed(number: int) -> int:
+    """Steele and others' splitmix64: near numbers become far ones."""
+    number &= _MASK
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    number = (number ^ number >> 27) * 0x94D049BB133111EB & _MASK
+    return number ^ number >> 31
 
 
 def make_row_processors(sampling: Sampling) -> list[LogitsProcessor]:

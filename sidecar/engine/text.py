@@ -1,5 +1,6 @@
 """A text model that can be asked: admission, jobs, numbers."""
 
+import logging
 import threading
 
 from sidecar.cache.store import PrefixStore
@@ -18,6 +19,9 @@ from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.job import NOTHING, Demand, Job, JobSpec
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import Sampling
+from sidecar.engine.selftest import PathResult, Proof, SelfTest
+
+logger = logging.getLogger(__name__)
 
 _MOST_BY_DEFAULT = 32768  # when neither the request nor the user says
 
@@ -44,6 +48,7 @@ class TextEngine:
         self._lock = threading.Lock()
         self._open: set[Job] = set()
         self._is_draining = False
+        self._proof: Proof | None = None
         gpu.add_worker(loop)
 
     @property
@@ -117,10 +122,44 @@ class TextEngine:
         """Forget the stored KV."""
         self._gpu.call(self.store.clear)
 
+    def prove(self, test: SelfTest, load_s: float) -> None:
+        """
+        Use each way of reuse from when its test has passed on; GPU thread only.
+
+        Args:
+            load_s: the tests begun within that time are waited for; the others run
+                between requests.
+        """
+        for name in test.pending:
+            self._allow(name, is_allowed=False)
+            self.selftest[name] = "pending"
+        self._proof = Proof(test, self._take_result, lambda: not self._loop.has_work())
+        self._proof.run_for(load_s)
+        if test.pending:
+            logger.warning(
+                "selftest goes on between requests, these are not used until then: %s",
+                ", ".join(test.pending),
+            )
+        self._gpu.add_worker(self._proof)
+
     def close(self) -> None:
         """Stop taking turns and forget the KV."""
+        if self._proof:
+            self._gpu.remove_worker(self._proof)
         self._gpu.remove_worker(self._loop)
         self.clear_cache()
+
+    def _take_result(self, result: PathResult) -> None:
+        self.selftest[result.name] = result.outcome
+        self._allow(result.name, is_allowed=result.outcome == "ok")
+
+    def _allow(self, name: str, *, is_allowed: bool) -> None:
+        if name == "batch":
+            self._loop.may_batch(is_allowed)
+        elif is_allowed:
+            self.store.switch_on(name)
+        else:
+            self.store.switch_off(name)
 
     def _admit(
         self, prompt: PreparedPrompt, sampling: Sampling, options: GenerationOptions

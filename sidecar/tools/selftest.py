@@ -7,6 +7,7 @@ Tries on a model whether reuse changes what it says.
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from sidecar.app import prepare_device
@@ -20,6 +21,9 @@ from sidecar.engine.selftest import PathResult, run_selftest
 from sidecar.infra.logs import setup_logging
 from sidecar.setting_sources import ConfigError
 
+_LEGEND = """moved: KV and states out of the store, against those chunks computed anew.
+computed: logits of the same forced tokens after that (batch: and the KV they leave).
+noise: two honest computations of this model on this device, in other chunks."""
 _BUILTIN = ("built-in", "builtin", BUILTIN_NAME)
 
 
@@ -55,14 +59,21 @@ def _load_and_test(source: ModelSource, config: Config) -> tuple[str, list[PathR
 
 
 def _table(name: str, results: list[PathResult]) -> str:
-    lines = [f"{name}: greedy tokens and logits, reused against computed anew", ""]
-    lines.append(f"{'path':<14}{'outcome':<10}{'max |delta|':>12}")
+    lines = [f"{name}: reused against computed anew, relative to the spread", ""]
+    head = ("path", "outcome", "moved", "computed", "allowed", "noise")
+    lines.append(_line(head))
     for result in results:
-        delta = "-" if result.outcome == "skipped" else f"{result.max_delta:.6f}"
-        lines.append(f"{result.name:<14}{result.outcome:<10}{delta:>12}")
+        found = result.difference
+        noise = "-" if found.noise is None else f"{found.noise:.1e}"
+        numbers = (f"{n:.1e}" for n in (found.moved, found.computed, found.limit))
+        lines.append(_line((result.name, result.outcome, *numbers, noise)))
     outcomes = Counter(result.outcome for result in results)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
-    return "\n".join([*lines, "", counts, ""])
+    return "\n".join([*lines, "", counts, "", _LEGEND, ""])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"{cells[0]:<14}{cells[1]:<10}" + "".join(f"{c:>12}" for c in cells[2:])
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sidecar.config import GenerationConfig
 from sidecar.core.requests import SamplingParams
 from sidecar.engine.sampling import (
+    Drawing,
     Sampling,
     greedy,
     make_row_processors,
@@ -240,3 +241,36 @@ def test_requests_without_a_seed_get_different_ones() -> None:
     seeds = {settle(SamplingParams(), USER, None).seed for _ in range(5)}
     assert len(seeds) == 5
     assert settle(SamplingParams(seed=0), USER, None).seed == 0
+
+
+def test_rows_of_a_batch_draw_what_they_draw_alone() -> None:
+    """Other filters, seeds and greedy rows beside it change nothing."""
+    kinds = [
+        sampling(seed=3, top_p=0.9), sampling(temperature=0.0), sampling(seed=4),
+        sampling(seed=5, top_k=2, temperature=2.0), sampling(seed=6, min_p=0.3),
+    ]  # fmt: skip
+    chances = mx.random.uniform(shape=(20, len(kinds), VOCAB), key=mx.random.key(1))
+    steps = [mx.log(row / row.sum(-1, keepdims=True)) for row in chances]
+    together = Drawing([make_row_sampler(kind, VOCAB, 0) for kind in kinds])
+    drawn_together = [together(step).tolist() for step in steps]
+    for row, kind in enumerate(kinds):
+        sample = make_row_sampler(kind, VOCAB, 0)
+        alone = [sample(step[row : row + 1]).item() for step in steps]
+        assert alone == [tokens[row] for tokens in drawn_together]
+    assert len({tuple(tokens) for tokens in drawn_together}) > 5
+
+
+def test_no_value_of_a_filter_is_compiled_into_a_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On CUDA a new top-p would cost every stream seconds."""
+
+    def compiling(*_arguments: Any, **_named: Any) -> None:
+        raise AssertionError("a kernel is made for these values")
+
+    monkeypatch.setattr(mx, "compile", compiling)
+    for name in ("apply_top_p", "apply_top_k", "apply_min_p"):
+        monkeypatch.setattr(f"mlx_lm.sample_utils.{name}", compiling)
+    kind = sampling(top_p=0.77, top_k=3, min_p=0.01)
+    sample = make_row_sampler(kind, VOCAB, 0)
+    assert 0 <= sample(mx.log(mx.full((1, VOCAB), 1 / VOCAB))).item() < VOCAB

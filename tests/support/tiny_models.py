@@ -2,7 +2,8 @@
 Random tiny models with the built-in tokenizer and template, made with mlx-lm.
 
 Real architectures of the kinds that caches differ in: `dense` (qwen3), `hybrid`
-(qwen3_5: gated delta net + attention), `sliding` (gemma3: rotating window). fp32, so
+(qwen3_5: gated delta net + attention), `sliding` (gemma3: rotating window); `capped`
+(gemma2), whose attention mlx-lm cannot batch. fp32, so
 that warm and cold runs can be compared exactly. Special tokens are never sampled:
 a greedy answer has exactly `max_tokens` tokens.
 """
@@ -120,4 +121,19 @@ def _sliding(vocab: int, layers: int, hidden: int) -> dict[str, Any]:
     }
 
 
-_CONFIGS = {"dense": _dense, "hybrid": _hybrid, "sliding": _sliding}
+def _capped(vocab: int, layers: int, hidden: int) -> dict[str, Any]:
+    return {
+        **_dense(vocab, layers, hidden),
+        "model_type": "gemma2",
+        "query_pre_attn_scalar": 32,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    }
+
+
+_CONFIGS = {
+    "dense": _dense,
+    "hybrid": _hybrid,
+    "sliding": _sliding,
+    "capped": _capped,
+}

@@ -1,15 +1,11 @@
 """selftest on real models, good and bad."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 
 from sidecar.__main__ import main
-from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.selftest import _delta
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +19,7 @@ def outcomes(shown: str) -> dict[str, str]:
     """Path -> outcome, from the table."""
     lines = [line.split() for line in shown.splitlines()]
     head = next(i for i, line in enumerate(lines) if line[:1] == ["path"])
-    return {line[0]: line[1] for line in lines[head + 1 :] if len(line) == 3}
+    return {line[0]: line[1] for line in lines[head + 1 :] if len(line) == 6}
 
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid", "sliding"])
@@ -32,7 +28,7 @@ def test_reuse_is_proved_on_a_model(
     model_folder: Callable[[str], Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Every way of reuse, with the largest difference it made."""
+    """Every way of reuse, with what was moved, computed and is allowed."""
     assert main(["selftest", str(model_folder(kind))]) == 0
     shown = capsys.readouterr().out
     found = outcomes(shown)
@@ -63,24 +59,11 @@ def test_the_configured_model_is_taken_if_none_is_named(
 
 
 def test_a_failed_path_ends_with_1(
-    model_folder: Callable[[str], Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    model_folder: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model whose logits are so large that rounding alone is beyond tolerance."""
-    loud = tmp_path / "loud"
-    shutil.copytree(model_folder("sliding"), loud)
-    gpu_thread().call(lambda: _amplify(loud / "model.safetensors", 1e9))
-    assert main(["selftest", str(loud)]) == 1
-    assert "failed" in outcomes(capsys.readouterr().out).values()
-
-
-def _amplify(file: Path, factor: float) -> None:
-    weights = mx.load(str(file))
-    assert isinstance(weights, dict)
-    weights["lm_head.weight"] = weights["lm_head.weight"] * factor
-    mx.eval(weights)
-    mx.save_safetensors(str(file), weights, {"format": "mlx"})
+    """A model whose attention does not know a batch's mask."""
+    assert main(["selftest", str(model_folder("capped"))]) == 1
+    assert outcomes(capsys.readouterr().out)["batch"] == "failed"
 
 
 def test_a_model_that_is_not_there_ends_with_1(
@@ -88,9 +71,3 @@ def test_a_model_that_is_not_there_ends_with_1(
 ) -> None:
     assert main(["selftest", "/no/such/model"]) == 1
     assert "no such folder" in capsys.readouterr().err
-
-
-def test_a_difference_that_is_no_number_fails() -> None:
-    """max() would drop a NaN that does not stand first."""
-    nan = mx.array([0.0, float("nan")])
-    assert gpu_thread().call(lambda: _delta(mx.zeros(2), nan)) == float("inf")

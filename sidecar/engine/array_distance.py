@@ -1,0 +1,90 @@
+"""How far two computations of one model are apart, relative to their own spread."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from sidecar.cache import kv_layers
+from sidecar.cache.kv_layers import KVLayers
+
+# A unit in the last place where that is coarse; else of sums of many products.
+_ROUNDING = {mx.float32: 1e-5, mx.float16: 2**-10, mx.bfloat16: 2**-7}
+
+
+def rounding_of(array: mx.array) -> float:
+    """The distance that its number format alone may make."""
+    return _ROUNDING.get(array.dtype, 1e-5)
+
+
+def logits_distance(one: Sequence[mx.array], other: Sequence[mx.array]) -> float:
+    """The distance of two sequences' logits; infinite if one has fewer."""
+    if len(one) != len(other):
+        return math.inf
+    return _distance(mx.concatenate(list(one)), mx.concatenate(list(other)))
+
+
+def kv_distance(
+    one: KVLayers, other: KVLayers, start: int, end: int | None = None
+) -> float:
+    """
+    The largest distance of two caches in layers with a row per token, at [start, end).
+
+    Args:
+        end: None for all that both hold; infinite if that is not as much.
+    """
+    depth = kv_layers.depth(one)
+    if end is None and depth != kv_layers.depth(other):
+        return math.inf
+    stop = depth if end is None else end
+    pairs = zip(kv_layers.atoms(one), kv_layers.atoms(other), strict=True)
+    return max(
+        (
+            _distance(a[..., start:stop, :], b[..., start:stop, :])
+            for mine, theirs in pairs
+            if kv_layers.is_sliceable_atom(mine)
+            for a, b in zip(
+                kv_layers.leaves(mine), kv_layers.leaves(theirs), strict=True
+            )
+        ),
+        default=0.0,
+    )
+
+
+def states_distance(one: KVLayers, other: KVLayers) -> float:
+    """The largest distance of two caches' layers that exist at one depth only."""
+    pairs = zip(kv_layers.atoms(one), kv_layers.atoms(other), strict=True)
+    return max(
+        (
+            _state_distance(mine.state, theirs.state)
+            for mine, theirs in pairs
+            if not kv_layers.is_sliceable_atom(mine)
+        ),
+        default=0.0,
+    )
+
+
+def _state_distance(mine: Any, theirs: Any) -> float:
+    if type(mine) is not type(theirs):
+        return math.inf
+    if isinstance(mine, mx.array):
+        return _distance(mine, theirs)
+    if isinstance(mine, (list, tuple)):
+        pairs = zip(mine, theirs, strict=True)
+        return max((_state_distance(a, b) for a, b in pairs), default=0.0)
+    return 0.0 if mine == theirs else math.inf
+
+
+def _distance(a: mx.array, b: mx.array) -> float:
+    """The root mean square of the difference over that of the first; NaN is far."""
+    if a.shape != b.shape:
+        return math.inf
+    if not a.size:
+        return 0.0
+    one, other = a.astype(mx.float32), b.astype(mx.float32)
+    differ: Any = mx.mean(mx.square(one - other)).item()
+    spread: Any = mx.mean(mx.square(one)).item()
+    if not math.isfinite(differ):
+        return math.inf
+    return math.sqrt(differ / spread) if spread else math.sqrt(differ)

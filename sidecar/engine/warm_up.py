@@ -1,0 +1,65 @@
+"""
+Every kernel of serving used once at load, on devices that compile them at first use.
+
+On CUDA each kind of gather or scatter takes seconds to compile, in which no stream
+moves; compiled kernels are kept on disk, so only the first load of a machine pays.
+"""
+
+import logging
+import time
+from dataclasses import replace
+
+import mlx.core as mx
+
+from sidecar.cache import kv_layers
+from sidecar.config import GenerationConfig
+from sidecar.core.prompt import ModelIds
+from sidecar.core.requests import SamplingParams
+from sidecar.engine.decode_batch import batch_of_one
+from sidecar.engine.job import JobSpec
+from sidecar.engine.lanes import Lanes
+from sidecar.engine.loader import LoadedModel
+from sidecar.engine.sampling import Sampling, settle
+
+logger = logging.getLogger(__name__)
+
+_GREEDY = SamplingParams(temperature=0.0)
+_KINDS = (  # each needs kernels that the others do not
+    _GREEDY,
+    SamplingParams(temperature=0.7, top_p=0.9, top_k=20, min_p=0.05),
+    replace(_GREEDY, repetition_penalty=1.1),
+    replace(_GREEDY, presence_penalty=0.5),
+    replace(_GREEDY, frequency_penalty=0.5),
+    replace(_GREEDY, logit_bias=((0, 1.0),)),
+)
+_NUM_TOP = 5
+_NUM_TOKENS = 3
+
+
+def warm_up(model: LoadedModel) -> None:
+    """Decode a few tokens in every way; GPU thread only, nothing to do on the CPU."""
+    if mx.default_device() == mx.cpu:
+        return
+    started = time.monotonic()
+    decode_in_every_way(model)
+    logger.info("warmed up seconds=%.1f", time.monotonic() - started)
+
+
+def decode_in_every_way(model: LoadedModel) -> int:
+    """Rows with all kinds of sampling, beside each other; how many tokens they said."""
+    lanes, num_said = Lanes(model), 0
+    ids = ModelIds((0,) * 9)
+    own = model.generation_config or {}
+    for uid, asked in enumerate(_KINDS):
+        sampling: Sampling = settle(asked, GenerationConfig(), own)
+        cache = model.new_cache()
+        model.model(mx.array([ids[:-1]]), cache=cache)
+        kv_layers.evaluate(cache)
+        num_top = _NUM_TOP if uid == 0 else None
+        spec = JobSpec(ids, sampling, _NUM_TOKENS, top_logprobs=num_top)
+        lanes.join(uid, batch_of_one(model, uid, spec, (0, []), cache), len(ids))
+        num_said += len(lanes.next())
+    while lanes.has_rows:
+        num_said += len(lanes.next())
+    mx.clear_cache()
+    return num_said

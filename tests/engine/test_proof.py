@@ -1,0 +1,99 @@
+"""What has not passed its self-test is not used; the rest is proved by and by."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sidecar.engine.gpu_thread import gpu_thread
+from sidecar.engine.selftest import Proof, SelfTest
+from tests.support import planted
+from tests.support.jobs import finish, leased_engine, random_ids, run, submit
+from tests.support.servers import running_sidecar
+
+ModelFolder = Callable[[str], Path]
+_WAYS = {"restore", "lend", "trim", "branch", "checkpoint", "batch"}
+_WAIT_S = 120.0
+
+
+def test_a_batch_that_is_wrong_is_not_used(model_folder: ModelFolder) -> None:
+    """Parallel answers of such a model are those it gives alone."""
+    settings = {"MODEL_PATH": str(model_folder("capped")), "CACHE_SELFTEST": "on_load"}
+    prompts = [random_ids(i, 20 + 30 * i) for i in range(4)]
+    with running_sidecar(settings) as app, leased_engine(app) as engine:
+        assert engine.selftest["batch"] == "failed"
+        assert engine.selftest["restore"] == "ok"
+        alone = [run(engine, ids, 12) for ids in prompts]
+        jobs = [submit(engine, ids, 12) for ids in prompts]
+        together = [finish(engine, job) for job in jobs]
+        assert [t.failure for t in together] == [None] * 4
+        assert [t.choices[0].ids for t in together] == [a.choices[0].ids for a in alone]
+
+
+def test_a_failed_way_of_reuse_is_not_used(model_folder: ModelFolder) -> None:
+    """Answers stay right: the prompt is computed again."""
+    settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "on_load"}
+    with (
+        planted.shifted_layer(),
+        running_sidecar(settings) as app,
+        leased_engine(app) as engine,
+    ):
+        assert engine.selftest["restore"] == "failed"
+        assert engine.selftest["batch"] == "ok"
+        first, second = (run(engine, random_ids(1, 60), 8) for _ in range(2))
+        assert second.cached == 0
+        assert second.choices[0].ids == first.choices[0].ids
+
+
+def test_what_the_load_has_no_time_for_is_proved_later(
+    model_folder: ModelFolder,
+) -> None:
+    """Until then it is off, and said to be."""
+    settings = {"MODEL_PATH": str(model_folder("dense"))}
+    with running_sidecar(settings) as app, leased_engine(app) as engine:
+
+        def begin() -> tuple[dict[str, str], set[str], bool]:
+            engine.prove(SelfTest(engine.model), 0.0)
+            told, off = dict(engine.selftest), set(engine.store.switched_off)
+            return told, off, engine._loop._lanes.may_batch
+
+        told, off, may_batch = app.gpu.call(begin)
+        assert told == dict.fromkeys(_WAYS, "pending")
+        assert off == _WAYS - {"batch"}
+        assert not may_batch
+        deadline = time.monotonic() + _WAIT_S
+        while "pending" in engine.selftest.values():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert engine.selftest == dict.fromkeys(_WAYS, "ok")
+        assert engine.store.switched_off == set()
+        assert engine._loop._lanes.may_batch
+
+
+@pytest.mark.parametrize("waits_for", ["nobody", "a request"])
+def test_a_running_request_goes_first(
+    waits_for: str, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not for ever: on a server that never rests nothing would be reused."""
+    monkeypatch.setattr("sidecar.engine.selftest._PATIENCE_S", 1e9)
+    settings = {"MODEL_PATH": str(model_folder("dense"))}
+    with running_sidecar(settings) as app, leased_engine(app) as engine:
+
+        def look() -> tuple[bool, bool]:
+            is_idle = waits_for == "nobody"
+            proof = Proof(SelfTest(engine.model), lambda _: None, lambda: is_idle)
+            now = proof.has_work()
+            monkeypatch.setattr("sidecar.engine.selftest._PATIENCE_S", -1.0)
+            return now, proof.has_work()
+
+        assert app.gpu.call(look) == (waits_for == "nobody", True)
+
+
+def test_a_proof_ends(model_folder: ModelFolder) -> None:
+    """An idle server does not turn round for nothing."""
+    settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "on_load"}
+    with running_sidecar(settings) as app, leased_engine(app) as engine:
+        assert set(engine.selftest.values()) == {"ok"}
+        workers = gpu_thread()._workers
+        assert not any(worker.has_work() for worker in workers)

@@ -1,0 +1,39 @@
+"""The warm-up goes through everything that a request may ask of the decode batch."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from sidecar.engine import warm_up
+from sidecar.engine.gpu_thread import gpu_thread
+from tests.engine.test_selftest import loaded
+
+ModelFolder = Callable[[str], Path]
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid", "sliding"])
+def test_all_kinds_of_sampling_are_used(kind: str, model_folder: ModelFolder) -> None:
+    """One row a kind, beside each other, with log-probabilities, to their ends."""
+
+    def said() -> int:
+        return warm_up.decode_in_every_way(loaded(model_folder(kind)))
+
+    number = gpu_thread().call(said)
+    assert number == len(warm_up._KINDS) * warm_up._NUM_TOKENS
+
+
+def test_the_cpu_has_nothing_to_warm_up(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernels are there; another device's are not."""
+    seen: list[object] = []
+    monkeypatch.setattr(warm_up, "decode_in_every_way", seen.append)
+    model = gpu_thread().call(lambda: loaded(model_folder("dense")))
+    monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
+    warm_up.warm_up(model)
+    assert seen == []
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    warm_up.warm_up(model)
+    assert seen == [model]

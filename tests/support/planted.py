@@ -1,0 +1,83 @@
+"""Faults planted into the reuse of KV, each of a kind that has really happened."""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from sidecar.cache import kv_layers
+from sidecar.cache.kv_layers import KVLayers, Leaves
+
+_BLOCK = 16
+
+
+@contextlib.contextmanager
+def shifted_layer() -> Iterator[None]:
+    """The KV of the first layer that is put together lies one position too far."""
+
+    def shift(arrays: Leaves) -> Leaves:
+        return [mx.roll(a, 1, axis=-2) for a in arrays]
+
+    with _first_layer(shift):
+        yield
+
+
+@contextlib.contextmanager
+def foreign_block() -> Iterator[None]:
+    """One block of a layer is another prompt's: here, what stands behind it."""
+
+    def replace(arrays: Leaves) -> Leaves:
+        found = []
+        for a in arrays:
+            parts = a[..., :_BLOCK, :], a[..., 2 * _BLOCK : 3 * _BLOCK, :]
+            found.append(mx.concatenate([*parts, a[..., 2 * _BLOCK :, :]], axis=-2))
+        return found
+
+    with _first_layer(replace):
+        yield
+
+
+@contextlib.contextmanager
+def offset_off_by_one() -> Iterator[None]:
+    """A row that joins a batch believes that it is one token longer."""
+    adopt = kv_layers._adopt
+
+    def wrong(layer: Any) -> Any:
+        batch = adopt(layer)
+        batch.offset = batch.offset + 1
+        return batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_layers, "_adopt", wrong)
+        yield
+
+
+@contextlib.contextmanager
+def stale_checkpoint() -> Iterator[None]:
+    """Each checkpoint is the one before, of another depth or prompt."""
+    take, taken = kv_layers.take_checkpoint, []
+
+    def previous(cache: KVLayers) -> list[Any]:
+        taken.append(take(cache))
+        return copy.deepcopy(taken[-2] if len(taken) > 1 else taken[-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_layers, "take_checkpoint", previous)
+        yield
+
+
+@contextlib.contextmanager
+def _first_layer(change: Any) -> Iterator[None]:
+    rebuild = kv_layers.rebuild
+
+    def wrong(
+        fresh: KVLayers, arrays: Sequence[Leaves], rest: Sequence[Any], offset: int
+    ) -> None:
+        rebuild(fresh, [change(arrays[0]), *arrays[1:]], rest, offset)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_layers, "rebuild", wrong)
+        yield
