@@ -21,8 +21,12 @@ from pathlib import Path
 from bench.plain import PlainProcess
 
 _START_S = 120.0
-# Where a CUDA card's libraries are, and what was compiled for it.
-_DEVICE = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "MLX_PTX_CACHE_DIR")
+# Where programs and a CUDA card's libraries are, and what was compiled for it;
+# mlx_lm.server starts MPI where that is installed, by programs on the path.
+_DEVICE = (
+    "PATH", "LD_LIBRARY_PATH", "OPAL_PREFIX", "CUDA_HOME", "CUDA_PATH",
+    "MLX_PTX_CACHE_DIR",
+)  # fmt: skip
 _STOP_S = 15.0
 _TOLD = 2000  # characters of the log of what did not start
 
@@ -131,7 +135,7 @@ def _environment(setup: Setup, name: str, path: Path) -> list[str]:
     home = setup.scratch / name
     home.mkdir(parents=True, exist_ok=True)
     values = {
-        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "PATH": os.defpath,
         "HOME": str(home),
         "PYTHONPATH": str(path),
         "HF_HUB_OFFLINE": "1",
