@@ -182,3 +182,31 @@ def test_no_cap_a_session_unless_one_is_set(
     for talk in talks:
         talk.turn(by_user=True)
     assert [talk.turn(by_user=True) for talk in talks] == [0] * 30
+
+
+@on_gpu
+def test_what_saves_the_fewest_tokens_goes_first(
+    tiny_model: Callable[[str], LoadedModel],
+) -> None:
+    """Deep, but close behind another: little is computed again without it."""
+    limits = Limits(1 << 30, 1000, checkpoints_in_all=3)
+    store = PrefixStore(limits, tiny_model("hybrid").new_cache)
+    ids = ids_of(1, 300)
+    Running(store, ids).prefill((100, 3), (240, 3), (250, 3), (290, 2)).finish()
+    held = sorted(n.end for n in store._tree.nodes() if n.checkpoint is not None)
+    assert held == [240, 290, 299]  # 250 saves 10 tokens, 100 a hundred, 240 more
+
+
+@on_gpu
+def test_what_parts_right_behind_the_first_own_turn_is_superseded(
+    tiny_model: Callable[[str], LoadedModel],
+) -> None:
+    """The place where that turn ends is behind it; one token less is not."""
+    for own_len, is_superseded in ((50, True), (51, False)):
+        store = PrefixStore(Limits(1 << 30, 1000), tiny_model("dense").new_cache)
+        trunk = ids_of(1, 50)
+        Running(store, joined(trunk, ids_of(2, 20))).prefill().finish()
+        owner = Owner("main", own_len=own_len)
+        Running(store, joined(trunk, ids_of(3, 20)), owner).prefill().finish()
+        (old,) = [n for n in store._tree.leaves() if n.session != "main"]
+        assert old.is_superseded is is_superseded
