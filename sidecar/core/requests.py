@@ -93,7 +93,7 @@ class SamplingParams:
     """
     How the next token is chosen; None takes the model's or the server's default.
 
-    Ranges are checked where the request is read (protocols/sampling_fields).
+    Ranges are checked where the request is read (protocols/generation_fields).
     """
 
     temperature: float | None = None

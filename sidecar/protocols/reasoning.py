@@ -81,12 +81,7 @@ _EFFORT_FIELDS = (
 
 
 def _effort(body: dict[str, Any]) -> str | None:
-    for path in (
-        "x_mlx.effort",
-        "reasoning_effort",
-        "reasoning.effort",
-        "thinking.effort",
-    ):
+    for path in _EFFORT_FIELDS:
         value = _get(body, path)
         if isinstance(value, str) and value.strip().lower() in _EFFORTS:
             return value.strip().lower()
