@@ -215,7 +215,7 @@ class PrefixStore:
         depth = min(match.depth, prompt_len - 1)
         if depth <= 0 or self.switched_off & _ESSENTIAL:
             return 0
-        if self._quantization and prompt_len < self._quantization.start:
+        if self._quantization and depth < self._quantization.start:
             depth = min(depth, _plain_len(match))
         if self._all_sliceable or depth <= 0:
             return depth
@@ -267,7 +267,7 @@ class PrefixStore:
 
 def _plain_len(match: Match) -> int:
     """
-    Tokens whose KV is surely in full: a short prompt computed cold reads no other.
+    Tokens whose KV is surely in full: what is computed behind so few reads no other.
 
     What is lent counts as quantised: its sequence may pass the start at any step.
     """

@@ -27,15 +27,22 @@ _CLOCK = re.compile(
 _DATE_SENTENCE = re.compile(r"The current date is:? ([^.\n]{1,64})\.")
 _DATE_NOTE = re.compile(
     r" Note: This is the authoritative current date [—-] it may differ from the "
-    r"\"Today's date\" mentioned earlier in the [a-z ]{1,60}\."
+    r"\"Today's date\" mentioned earlier in the (?:[a-z]+ ){0,3}[a-z]+\."
 )
 _GIT_HEAD = re.compile(
     r"gitStatus: This is the (?:git )?status(?: at the start of the conversation)?\."
     r"(?: Note that this status is a snapshot in time, and will not update during the "
     r"conversation\.)?"
 )
-_GIT_FIELD = re.compile(r"(?:Current branch|Main branch \([^()\n]*\)|Git user): .*")
-_GIT_FILE = re.compile(r"[ MTADRCU?!]{1,2} \S.*|\(clean\)")
+_GIT_FIELD = re.compile(
+    r"(?:Current branch|Main branch \([^()\n]{1,64}\)): \S*|Git user: .{0,80}"
+)
+# A path with spaces is quoted, so no sentence is a file.
+_GIT_PATH = r'(?:[^\s"]\S*|"[^"\n]*")'
+_GIT_FILE = re.compile(
+    rf"(?:[MTADRCU?!]{{1,2}}| [MTADRCU?!]|[MTADRCU] ) {_GIT_PATH}(?: -> {_GIT_PATH})?"
+    r"|\(clean\)"
+)
 _GIT_CUT = re.compile(r"\.\.\. \(truncated because it exceeds .*")
 _GIT_COMMIT = re.compile(r"[0-9a-f]{7,40} .*")
 _GIT_PARTS = {"Status:": (_GIT_FILE, _GIT_CUT), "Recent commits:": (_GIT_COMMIT,)}
@@ -75,7 +82,7 @@ def _git_status_size(text: str) -> int:
     if not _GIT_HEAD.fullmatch(head):
         return 0
     at = size = len(head)
-    allowed: tuple[re.Pattern[str], ...] = (_GIT_FIELD, _GIT_FILE)
+    allowed: tuple[re.Pattern[str], ...] = (_GIT_FIELD,)
     is_open = True  # a blank line ends the files and the commits
     for line in lines:
         at += 1 + len(line)

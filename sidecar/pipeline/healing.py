@@ -58,6 +58,12 @@ class Context:
     canonical: str
     literal: str
 
+    def behind(self, vanishing: tuple[str, str] | None) -> "Context":
+        """The same, where the prompt also had a message that no later one will have."""
+        if vanishing is None:
+            return self
+        return Context(self.canonical, _hash(f"{self.literal} {vanishing}"))
+
 
 @dataclass(frozen=True, slots=True)
 class KnownTurn:
@@ -105,14 +111,15 @@ class Asker:
         """
         Whether a turn was said in this conversation.
 
-        By the client's own word; without one, by turns before it, or by all that told
-        who asked, no more and no less: equal words alone are said by many.
+        By turns before it that are known by ids; by the client's own word; without one
+        by all that told who asked, no more and no less: equal words alone are said by
+        many.
         """
-        if self.session is not None:
-            return turn.scope.session == self.session
-        if not is_implicit(turn.scope.session):
-            return False
-        return turn.scope.thread in self.threads or self.values == turn.told
+        if turn.scope.thread in self.threads:
+            return True
+        if self.session is None:
+            return is_implicit(turn.scope.session) and self.values == turn.told
+        return turn.scope.session == self.session
 
 
 Defaults = Mapping[str, Mapping[str, Any]]  # tool, argument -> value
@@ -234,11 +241,11 @@ class HealingStore:
         """
         The turn behind an echoed message, of the same API key.
 
-        One behind the same context to the letter, the conversation's own first; else
-        the conversation's own behind the same canonical context. Of several that one
-        whose values fit best; if two fit alike and differ, none: a guess would be a
-        lie. A turn behind another context is never taken for its text alone: one
-        thread's thinking stood behind another's "Done.".
+        The conversation's own behind the same canonical context, those that its ids
+        prove first, and of these the one whose context and values fit best; else one of
+        another conversation behind the very same prompt. If two fit alike and differ,
+        none: a guess would be a lie. A turn behind another context is never taken for
+        its text alone: one thread's thinking stood behind another's "Done.".
         """
         place = (visible, context.canonical, asker.api_key)
         with self._lock:
@@ -247,9 +254,11 @@ class HealingStore:
                 return None
             self._turns.move_to_end(place)
             own = [turn for turn in known if asker.owns(turn)]
-            equal = [turn for turn in known if turn.context == context]
-            to_the_letter = [turn for turn in equal if turn in own] or equal
-            found = to_the_letter[:1] or _best(own, asker)
+            proved = [turn for turn in own if turn.scope.thread in asker.threads]
+            others = [] if asker.session is None else known
+            candidates = proved or own or others
+            equal = [turn for turn in candidates if turn.context == context]
+            found = equal or (_best(candidates, asker) if own else [])
             if found and _are_alike(found):
                 return found[0]
             self.num_ambiguous += 1
@@ -311,10 +320,15 @@ def _extends(echoed: ToolCall, known: ToolCall, defaults: Mapping[str, Any]) -> 
     given, now = _arguments(known), _arguments(echoed)
     if isinstance(given, dict) and isinstance(now, dict):
         added = {name: now[name] for name in now if name not in given}
-        if any(name not in defaults or defaults[name] != added[name] for name in added):
+        if any(_json(defaults.get(name, ...)) != _json(added[name]) for name in added):
             return False
         given = {**now, **given}
-    return bool(given == now)
+    return _json(given) == _json(now)
+
+
+def _json(value: Any) -> str:
+    """Text that tells 1 from true and from 1.0; "" for what is no JSON."""
+    return "" if value is ... else json.dumps(value, sort_keys=True)
 
 
 def call_key(call_id: str) -> str:
@@ -323,11 +337,16 @@ def call_key(call_id: str) -> str:
 
 
 class ContextHasher:
-    """SHA-256 chained over the messages so far."""
+    """
+    SHA-256 chained over the messages so far.
 
-    def __init__(self) -> None:
+    Args:
+        tools: what the prompt offers, as text; of the letter only.
+    """
+
+    def __init__(self, tools: str = "") -> None:
         self._canonical = hashlib.sha256()
-        self._literal = hashlib.sha256()
+        self._literal = hashlib.sha256(tools.encode("utf-8", "surrogatepass"))
 
     @property
     def value(self) -> Context:
@@ -335,11 +354,21 @@ class ContextHasher:
         return Context(self._canonical.hexdigest(), self._literal.hexdigest())
 
     def add(
-        self, role: str, texts: tuple[str, str] | None, visible: str | None
+        self,
+        role: str,
+        texts: tuple[str, str] | None,
+        visible: str | None,
+        healed: Healed | None = None,
     ) -> None:
-        """Add a message: its canonical and literal text, or what was visible of it."""
+        """
+        Add a message: its canonical and literal text, or what was visible of it.
+
+        Args:
+            healed: the words that stand for it; of the letter only.
+        """
         canonical, literal = texts or ("", "")
         self._canonical.update(_line(role, canonical, visible))
+        literal = healed.digest if healed else literal
         self._literal.update(_line(role, literal, visible))
 
 

@@ -11,7 +11,8 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sidecar.pipeline.canonical import SpanKey
+from sidecar.pipeline.canonical import Span, SpanKey
+from sidecar.pipeline.elements import Element
 
 MARK = secrets.token_hex(4)  # of this process: equal notes must stay equal
 _NONE_NOW = "(none now)"
@@ -37,15 +38,21 @@ class Restated:
 
 
 def write_note(restated: Sequence[Restated]) -> Note:
-    """The tail note that says these values."""
-    lines = [_line(item) for item in restated]
+    """The tail note that says these values; blocks first, whose lines may look so."""
+    lines = sorted(map(_line, restated), key=lambda line: line.count("\n") == 1)
     text = "\n\n" + _HEAD + "".join(lines) + _TAIL
     return Note(text, {item.key: item.value for item in restated})
 
 
-def quotes_a_note(texts: Iterable[object]) -> bool:
-    """Whether some text that is no note of ours holds the mark of one."""
-    return any(isinstance(text, str) and MARK in text for text in texts)
+def quotes_a_note(elements: Iterable[Element]) -> bool:
+    """Whether a text, a value or a turn, none of them our note, has the mark of one."""
+    return any(MARK in _text_of(element) for element in elements)
+
+
+def _text_of(element: Element) -> str:
+    if isinstance(element, Span):
+        return element.value
+    return element if isinstance(element, str) else element.healed.raw_text
 
 
 def most_for_notes(plain_len: int) -> int:

@@ -84,20 +84,21 @@ def choose(
     pairs = _pairs(spans, settled, record, shared_len)
     last_note = max((s.message for s in spans if s.kind == "note"), default=-1)
     taken: list[_Pair] = []
+    known: set[SpanKey] = set()
     stopped_by = None
     for pair in pairs:
         action = _action(pair, policy)
         is_sayable = action != "restate" or pair.key[0] <= last_note
         lends = action is None or _lends(pair, record, may_lend)
-        if action == "stop" or pair.is_typed or not (is_sayable and lends):
+        # A note whose values are not all walked would state what nobody takes back.
+        stated = record.notes[pair.key[0]].stated if _is_note(pair) else ()
+        is_whole = known.issuperset(stated)
+        if action == "stop" or pair.is_typed or not (is_sayable and lends and is_whole):
             stopped_by = pair.key[2]
             break
         taken.append(pair)
-    notes = {
-        pair.key[0]: record.notes[pair.key[0]]
-        for pair in taken
-        if pair.key[2] == "note" and pair.stored
-    }
+        known.add(pair.key)
+    notes = {pair.key[0]: record.notes[pair.key[0]] for pair in taken if _is_note(pair)}
     restated = _to_restate(taken, notes, policy)
     if last_note in notes:  # it was asked before, and is asked again
         kept = notes.pop(last_note)
@@ -162,6 +163,10 @@ def _to_restate(
         # What a note has said once must be taken back as well.
         and (pair.key in stated or _action(pair, policy) == "restate")
     )
+
+
+def _is_note(pair: _Pair) -> bool:
+    return pair.key[2] == "note" and bool(pair.stored)
 
 
 def _lends(

@@ -165,7 +165,8 @@ class Pipeline:
             draft.vanishing, draft.start.lead,
         )  # fmt: skip
         ids = [prompt.turn, *(call.id for call in calls)]
-        known = KnownTurn(draft.context, scope, turn, draft.told)
+        context = draft.context.behind(draft.vanishing)
+        known = KnownTurn(context, scope, turn, draft.told)
         self.healing.record(visible, known, ids)
 
     def keep_past(self, prompt: PreparedPrompt) -> None:
@@ -237,7 +238,10 @@ class Pipeline:
 
     def _told(self, found: Recalled) -> Mapping[SpanKey, str]:
         ruleset = self._ruleset if self._settings.canonicalize else None
-        return {k: v for m in found.kept for k, v in telling(m, ruleset).items()}
+        told = {k: v for m in found.kept for k, v in telling(m, ruleset).items()}
+        if found.vanishing is not None:  # no later request will have it
+            told[-1, 0, "vanishing", 0] = found.vanishing[1]
+        return told
 
     def _says_its_text(self, answer: Answer) -> bool:
         """CACHE_VERIFY: the ids are those of the text that was put together."""

@@ -103,7 +103,7 @@ def find_turns(
     this conversation's as well.
     """
     client, defaults = request.client, defaults_of(request.tools)
-    hasher = ContextHasher()
+    hasher = ContextHasher("".join(repr(tool.raw) for tool in request.tools))
     found: dict[int, KnownTurn] = {}
     issued: set[int] = set()
     values: dict[SpanKey, str] = {}
@@ -111,7 +111,7 @@ def find_turns(
     contexts = [hasher.value]
     for index, item in enumerate(marked):
         message = item.message
-        visible = None
+        visible, turn = None, None
         if message.role == "assistant":
             visible = store.visible_hash(message, defaults)
             asker = Asker(client.api_key_id, client.session, values, threads)
@@ -125,7 +125,8 @@ def find_turns(
                 threads.add(turn.scope.thread)
         values |= telling(item, ruleset)
         texts = (canonical_text(item.pieces), message.text)
-        hasher.add(message.role, None if visible else texts, visible)
+        healed = turn.healed if turn else None
+        hasher.add(message.role, None if visible else texts, visible, healed)
         contexts.append(hasher.value)
     return found, issued, contexts
 

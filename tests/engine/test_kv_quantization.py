@@ -122,6 +122,11 @@ def test_a_short_prompt_reads_no_quantised_kv_of_a_long_one(
         cached = [one.cached for one in ended]
         assert cached[:2] == [0, 0]
         assert ended[-1].cached == len(long) - 1 or kind == "hybrid"
+        # A long prompt that parts before the start computes what follows on full KV.
+        branch = ModelIds((*shared, *random_ids(9, 180)))
+        warm = run(engine, branch, 16).choices
+        engine.clear_cache()
+        assert run(engine, branch, 16).choices == warm
         if kind == "dense":  # the first short one left its own behind
             assert all(n >= 200 for n in cached[2:])
         assert engine.store.check_integrity() == []

@@ -287,8 +287,9 @@ def test_an_edited_turn_goes_through_the_template(echo: Message) -> None:
     [call('{"path": "b.py"}', "call_ab12"), call("{}", "call_ab12"),
      call('{"path": "a.py"}', "call_ab12", "find"),
      call('{"path": "a.py", "force": true}', "call_ab12"),
-     call('{"path": "a.py", "replace_all": true}', "call_ab12")],
-    ids=["changed", "taken away", "other function", "added", "no default"],
+     call('{"path": "a.py", "replace_all": true}', "call_ab12"),
+     call('{"path": "a.py", "replace_all": 0}', "call_ab12")],
+    ids=["changed", "taken away", "other function", "added", "no default", "zero"],
 )  # fmt: skip
 def test_an_edited_call_is_not_healed_by_its_id(edited: ToolCall) -> None:
     """Defaults that a client adds are none; all else is told as it was sent."""

@@ -12,6 +12,7 @@ from tests.support.chats import (
     assistant,
     result,
     system,
+    tool,
     user,
     words,
 )
@@ -126,15 +127,15 @@ def test_a_chat_with_a_clock_alone_is_known_by_its_words(turns: int) -> None:
 
 
 def test_two_thoughts_behind_one_text_are_told_apart_or_left() -> None:
-    """The same request twice, then with another clock: either could be meant."""
+    """The same request twice, with another clock or not: either could be meant."""
     chats = Chats()
     for thought in ("One way.", "Another way."):
         chats.turn([PLAIN, user("hi")], Said("Hello!", thought), NOBODY)
     history = [user("hi"), assistant("Hello!"), user("go")]
-    drifted = chats.ask([LATER, *history], NOBODY).text
-    assert "One way." not in drifted
-    assert "Another way." not in drifted
-    assert "Another way." in chats.ask([PLAIN, *history], NOBODY).text
+    for told in (PLAIN, LATER):
+        text = chats.ask([told, *history], NOBODY).text
+        assert "One way." not in text
+        assert "Another way." not in text
 
 
 def test_values_within_one_session_go_to_the_turn_that_had_them() -> None:
@@ -198,3 +199,52 @@ def test_a_status_is_not_lent_to_a_chat_that_only_sounds_the_same() -> None:
     chats.turn([told("alpha"), *history], Said("Well."), NOBODY)
     asked = [told("beta"), *history, assistant("Well."), user("on")]
     assert "alpha" not in chats.ask(asked, NOBODY).text
+
+
+def internal(text: str) -> Message:
+    """OpenClaw's last message, kept in no later request."""
+    marks = (
+        "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>",
+        "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>",
+    )
+    return user(f"{marks[0]}\n{text}\n{marks[1]}")
+
+
+@pytest.mark.parametrize("asker", [Client("b"), NOBODY], ids=["named", "nameless"])
+@pytest.mark.parametrize("teller", [Client("a"), NOBODY], ids=["named", "nameless"])
+def test_what_vanished_is_not_thought_of_in_another_chat(
+    asker: Client, teller: Client
+) -> None:
+    """Its turn was told something that no history shows."""
+    chats = Chats()
+    hello = Said("Hello!", "Alice is ill.")
+    chats.turn([PLAIN, user("hi"), internal("Alice is ill.")], hello, teller)
+    asked = [PLAIN, user("hi"), assistant("Hello!"), user("go")]
+    assert "Alice" not in chats.ask(asked, asker).text
+
+
+def test_with_other_tools_it_is_another_prompt() -> None:
+    """To the letter is all that the model read, its tools as well."""
+    chats = Chats()
+    chats.turn([PLAIN, user("hi")], Said("Hello!", "No tools."), Client("a"))
+    asked = [PLAIN, user("hi"), assistant("Hello!"), user("go")]
+    text = chats.ask(asked, Client("b", tools=(tool("look"),))).text
+    assert "No tools." not in text
+    assert "No tools." in chats.ask(asked, Client("c")).text
+
+
+def test_two_proved_chats_keep_their_thoughts_behind_the_same_words() -> None:
+    """Each has calls of its own; what follows them looks alike."""
+    chats = Chats()
+    talks = {}
+    for name in ("41", "77"):
+        call = ToolCall(f"call_{name}", "look", "{}")
+        begun = [PLAIN, user("pick a number")]
+        chats.turn(begun, Said("", "I look.", (call,)), NOBODY)
+        begun += [assistant("", call), result("ok", call.id)]
+        chats.turn(begun, Said("Done.", f"My number is {name}."), NOBODY)
+        talks[name] = [*begun, assistant("Done."), user("which?")]
+    for name, other in (("41", "77"), ("77", "41")):
+        text = chats.ask(talks[name], NOBODY).text
+        assert f"My number is {name}." in text
+        assert f"My number is {other}." not in text
