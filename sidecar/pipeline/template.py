@@ -203,22 +203,42 @@ def _spell_calls(message: Message) -> Message:
 
 
 def _one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """A turn's calls one by one, each before its result."""
+    """A turn's calls one by one, each before its own result."""
     split: list[Message] = []
-    waiting: list[Message] = []  # the later calls of the last turn
+    waiting: list[Message] = []  # the calls of the last turn that have no result yet
     for message in messages:
         if waiting and message.role == "tool":
-            is_first = split[-1].role == "assistant"
-            split += [message] if is_first else [waiting.pop(0), message]
+            asked = _bare(message.tool_call_id)
+            ids = [_bare(call.tool_calls[0].id) for call in waiting]
+            at = ids.index(asked) if asked in ids else 0
+            if at and split[-1] is waiting[0]:
+                waiting, at = _called_first(split, waiting, at), 0
+            call = waiting.pop(at)
+            split += [message] if split[-1] is call else [call, message]
             continue
-        split += waiting
-        first, *waiting = [message]
+        split += [call for call in waiting if call is not split[-1]]
+        waiting = []
         if len(message.tool_calls) > 1:
-            calls = message.tool_calls
-            first = replace(message, tool_calls=calls[:1])
-            waiting = [Message("assistant", tool_calls=(call,)) for call in calls[1:]]
-        split.append(first)
-    return split + waiting
+            first, *later = message.tool_calls
+            waiting = [replace(message, tool_calls=(first,))]
+            waiting += [Message("assistant", tool_calls=(call,)) for call in later]
+        split.append(waiting[0] if waiting else message)
+    return split + [call for call in waiting if call is not split[-1]]
+
+
+def _called_first(
+    split: list[Message], waiting: list[Message], at: int
+) -> list[Message]:
+    """Let the call whose result came first stand first, with the turn's own text."""
+    calls = [message.tool_calls for message in waiting]
+    order = [calls[at], *calls[:at], *calls[at + 1 :]]
+    moved = [replace(m, tool_calls=c) for m, c in zip(waiting, order, strict=True)]
+    split[-1] = moved[0]
+    return moved
+
+
+def _bare(call_id: str | None) -> str:
+    return (call_id or "").replace("_", "")
 
 
 def _rename_calls(messages: Sequence[Message], form: CallIds) -> list[Message]:

@@ -10,6 +10,7 @@ from os.path import commonprefix
 import pytest
 
 from sidecar.core.requests import Message
+from sidecar.pipeline import template
 from tests.support.chats import Client, assistant, result, system, user
 from tests.support.real_talk import TOOLS, Step, Talk, lost, outside, read, write
 from tests.support.real_templates import BY_NAME, FAMILIES, FOLDER, FamilyChats
@@ -221,3 +222,21 @@ def test_tools_are_described_in_the_models_own_words(name: str) -> None:
     assert "<｜tool▁calls▁begin｜>" in described
     assert described.count("NAME") == 1
     assert "<｜Assistant｜>" not in described
+
+
+@pytest.mark.parametrize("missing", [False, True], ids=["swapped", "only the second"])
+@pytest.mark.parametrize("name", ["gpt-oss", "llama3.1", "llama3.2"])
+def test_where_calls_stand_alone_each_result_stands_behind_its_own(
+    name: str, missing: bool
+) -> None:
+    """By its id, in whatever order the client sends them."""
+    chats = FamilyChats(name)
+    assert not chats.pipeline.template.traits.parallel_calls
+    first, second = loop()[2].tool_calls
+    results = [result("second out", second.id), result("first out\n", first.id)]
+    talk = [*LOOP[:3], *results[: 1 if missing else 2], *LOOP[5:]]
+    text = chats.ask(talk, Client(tools=TOOLS)).text
+    assert text.index("b.py") < text.index("second out") < text.index("a.py")
+    assert missing or text.index("a.py") < text.index("first out")
+    split = template._one_call_each(talk)
+    assert [m.tool_calls[0].id for m in split if m.tool_calls] == [second.id, first.id]
