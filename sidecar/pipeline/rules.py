@@ -192,6 +192,10 @@ def _policy(entry: Mapping[str, Any], name: str) -> Policy:
     if not all(action in get_args(Action) for action in actions):
         raise RuleError(f"{name}: policy must give differ, gone and new an action")
     differ, gone, new = actions
+    if {"drop", "off"} & {*actions} and len({*actions}) > 1:
+        raise RuleError(f"{name}: policy: drop and off are for all three or for none")
+    if differ == "drop" and entry["where"] != ["system"]:
+        raise RuleError(f"{name}: policy: only what stands in system text is dropped")
     shared = entry.get("shared", False)
     if shared not in (True, False, "same_folder"):
         raise RuleError(f'{name}: shared must be true, false or "same_folder"')

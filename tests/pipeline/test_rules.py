@@ -219,6 +219,12 @@ def test_a_users_rules_come_after_the_built_in_ones(tmp_path: Path) -> None:
             '"line_value"\nprefixes = ["ticket:"]\ngrammar = "words"',
             "line_value",
         ),
+        ('gone = "pin"', 'gone = "off"', "for all three or for none"),
+        (
+            'differ = "restate", gone = "pin", new = "restate"',
+            'differ = "drop", gone = "drop", new = "drop"',
+            "only what stands in system text",
+        ),
         (', "T-1"]]', ', "T-2"]]', "finds ['T-1'] in the example"),
         ('["ticket: T-1"]', """['"ticket": "T-1"']""", "finds ['T-1'] in the example"),
         ("""[['"ticket": "T-1"', "T-1"]]""", '"text"', "matches must be a list"),
