@@ -1,5 +1,6 @@
 """What leaves the store, in which order, and that its memory really goes."""
 
+import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -179,6 +180,12 @@ def test_the_bytes_stay_within_the_budget(kind: str, make_store: MakeStore) -> N
 
 
 # Memory
+
+
+def settle() -> None:
+    """Let what earlier tests left behind go first."""
+    gc.collect()
+    mx.clear_cache()
 
 
 @on_gpu
@@ -436,7 +443,7 @@ def test_the_tail_of_a_lent_path_is_copied_at_once(make_store: MakeStore) -> Non
     """A slice that waits would hold all that it is cut from."""
     store, long = make_store(), ids_of(1, 6000)
     run(store, long)
-    mx.clear_cache()
+    settle()
     before = mx.get_active_memory()
     branch = Running(store, joined(long[:5000], (1, 2)))
     mx.clear_cache()
@@ -456,7 +463,7 @@ def test_what_a_sequence_adds_does_not_keep_its_copy_alive(
     other = Running(store, joined(long, ids_of(2, 100))).prefill()
     assert store.counters["copied"] == 1
     holder.end_at(6000)
-    mx.clear_cache()
+    settle()
     before, bytes_before = mx.get_active_memory(), store.num_bytes
     other.finish()
     other.cache = []
@@ -473,7 +480,7 @@ def test_what_is_handed_over_is_freed_at_once(make_store: MakeStore) -> None:
     run(store, long)
     running = Running(store, joined(long[:2000], ids_of(2, 10))).prefill()
     assert store.counters["copied"] == 1
-    mx.clear_cache()
+    settle()
     before, bytes_before = mx.get_active_memory(), store.num_bytes
     store.evict_bytes(1)
     mx.clear_cache()
