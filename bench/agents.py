@@ -113,6 +113,13 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
         help="the model writes calls without spaces, unlike its template",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, help="also write everything to this file")
+    return parse_traces(parser, argv)
+
+
+def parse_traces(
+    parser: argparse.ArgumentParser, argv: list[str] | None
+) -> argparse.Namespace:
+    """Parse options whose `traces` are names of recorded ones; none means all."""
     options = parser.parse_args(argv)
     options.traces = options.traces or list(COUNTED)
     if unknown := set(options.traces) - COUNTED.keys():

@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer
 
+from bench.agents import parse_traces
 from bench.blas import build_shim
 from bench.exact import template_kwargs
 from bench.facts import facts
@@ -31,7 +32,6 @@ from bench.servers import Setup, mlx_lm_server
 from sidecar.app import App
 from sidecar.engine.job import Job
 from sidecar.engine.sampling import LogitsProcessor
-from tests.support.counted import COUNTED
 from tests.support.reuse import Recorder, Served, as_rendered, serve_trace
 from tests.support.servers import running_sidecar
 from tests.support.traces import load_trace
@@ -239,11 +239,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
         help="for mlx_lm.server, a session; 0: it is not asked (60)",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, help="also write everything to this file")
-    options = parser.parse_args(argv)
-    options.traces = options.traces or list(COUNTED)
-    if unknown := set(options.traces) - COUNTED.keys():
-        parser.error(f"no such trace: {', '.join(sorted(unknown))}")
-    return options
+    return parse_traces(parser, argv)
 
 
 if __name__ == "__main__":

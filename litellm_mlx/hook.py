@@ -80,10 +80,8 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
         original_exception: Exception,
     ) -> None:
         """Say that another model answered."""
-        model = kwargs.get("model")
-        fallback_notice.tell(
-            model, original_model_group, original_exception, failed=False
-        )
+        model, error = kwargs.get("model"), original_exception
+        fallback_notice.tell(model, original_model_group, error, failed=False)
 
     async def log_failure_fallback_event(
         self,
@@ -92,10 +90,8 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
         original_exception: Exception,
     ) -> None:
         """Say that another model could not answer either."""
-        model = kwargs.get("model")
-        fallback_notice.tell(
-            model, original_model_group, original_exception, failed=True
-        )
+        model, error = kwargs.get("model"), original_exception
+        fallback_notice.tell(model, original_model_group, error, failed=True)
 
 
 def _with_allowed_params(kwargs: dict[str, object]) -> dict[str, object]:

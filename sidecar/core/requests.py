@@ -17,6 +17,11 @@ class ToolCall:
     arguments: str
 
 
+def call_key(call_id: str) -> str:
+    """A call id as clients return it: some drop the underscore."""
+    return call_id.replace("_", "")
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """One offered function; `raw` is its OpenAI form, which chat templates print."""

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.core.requests import Message, Tool, ToolCall
+from sidecar.core.requests import Message, Tool, ToolCall, call_key
 from sidecar.infra.lru import Lru
 from sidecar.pipeline.canonical import MarkedMessage, SpanKey
 from sidecar.pipeline.turns import Scope, is_implicit
@@ -36,6 +36,7 @@ class Healed:
             sampled ids, without the stop token.
         raw_text: those ids as text. reasoning: what the client was sent of it.
         lead: the rest of the generation prompt, with which they begin.
+        digest: a short name, equal for equal ids.
     """
 
     header: str
@@ -44,11 +45,12 @@ class Healed:
     reasoning: str
     vanishing: tuple[str, str] | None = None
     lead: str = ""
+    digest: str = field(init=False, repr=False, compare=False)
 
-    @property
-    def digest(self) -> str:
-        """A short name, equal for equal ids."""
-        return hashlib.sha256(array("I", self.raw_ids)).hexdigest()[:32]
+    def __post_init__(self) -> None:
+        """Each request that has the turn asks for its digest, twice."""
+        digest = hashlib.sha256(array("I", self.raw_ids)).hexdigest()[:32]
+        object.__setattr__(self, "digest", digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,11 +331,6 @@ def _extends(echoed: ToolCall, known: ToolCall, defaults: Mapping[str, Any]) -> 
 def _json(value: Any) -> str:
     """Text that tells 1 from true and from 1.0; "" for what is no JSON."""
     return "" if value is ... else json.dumps(value, sort_keys=True)
-
-
-def call_key(call_id: str) -> str:
-    """A call id as clients return it: some drop the underscore."""
-    return call_id.replace("_", "")
 
 
 class ContextHasher:

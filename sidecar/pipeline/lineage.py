@@ -144,9 +144,14 @@ class LineageIndex:
         shared = [(r, r.common_len(canonical)) for r in records]
         shared = [(r, n) for r, n in shared if n >= BLOCK_LEN]
         shared.sort(key=lambda item: (item[1], item[0].touched), reverse=True)
-        mine = [item for item in shared if item[0].scope == scope][:most]
-        rest = [item for item in shared if item[0].scope != scope][:most]
-        return [item for item in shared if item in mine or item in rest]
+        left = {True: most, False: most}  # of its own, of others
+        chosen = []
+        for record, length in shared:
+            is_own = record.scope == scope
+            if left[is_own]:
+                left[is_own] -= 1
+                chosen.append((record, length))
+        return chosen
 
     def add(self, record: LineageRecord) -> None:
         """Keep a record; an equal prompt of the same scope is replaced."""

@@ -41,7 +41,12 @@ def write_note(restated: Sequence[Restated]) -> Note:
     """The tail note that says these values; blocks first, whose lines may look so."""
     lines = sorted(map(_line, restated), key=lambda line: line.count("\n") == 1)
     text = "\n\n" + _HEAD + "".join(lines) + _TAIL
-    return Note(text, {item.key: item.value for item in restated})
+    return Note(text, stated_by(restated))
+
+
+def stated_by(restated: Sequence[Restated]) -> dict[SpanKey, str]:
+    """The value that a note of these states for each span."""
+    return {item.key: item.value for item in restated}
 
 
 def quotes_a_note(elements: Iterable[Element]) -> bool:

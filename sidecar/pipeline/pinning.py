@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sidecar.pipeline.canonical import Span, SpanKey
 from sidecar.pipeline.lineage import LineageRecord
-from sidecar.pipeline.notes import Note, Restated, write_note
+from sidecar.pipeline.notes import Note, Restated, stated_by
 from sidecar.pipeline.rules import Action, Policy
 from sidecar.pipeline.turns import Scope
 
@@ -83,27 +83,13 @@ def choose(
     record, shared_len = shared
     pairs = _pairs(spans, settled, record, shared_len)
     last_note = max((s.message for s in spans if s.kind == "note"), default=-1)
-    taken: list[_Pair] = []
-    known: set[SpanKey] = set()
-    stopped_by = None
-    for pair in pairs:
-        action = _action(pair, policy)
-        is_sayable = action != "restate" or pair.key[0] <= last_note
-        lends = action is None or _lends(pair, record, may_lend)
-        # A note whose values are not all walked would state what nobody takes back.
-        stated = record.notes[pair.key[0]].stated if _is_note(pair) else ()
-        is_whole = known.issuperset(stated)
-        if action == "stop" or pair.is_typed or not (is_sayable and lends and is_whole):
-            stopped_by = pair.key[2]
-            break
-        taken.append(pair)
-        known.add(pair.key)
+    taken, stopped_by = _take(pairs, record, last_note, (policy, may_lend))
     notes = {pair.key[0]: record.notes[pair.key[0]] for pair in taken if _is_note(pair)}
     restated = _to_restate(taken, notes, policy)
     if last_note in notes:  # it was asked before, and is asked again
         kept = notes.pop(last_note)
         restated = _to_restate(taken, notes, policy)
-        if write_note(restated).stated == kept.stated:
+        if stated_by(restated) == kept.stated:
             notes[last_note], restated = kept, ()
         else:
             taken = [p for p in taken if (p.key[0], p.key[2]) != (last_note, "note")]
@@ -114,6 +100,30 @@ def choose(
         notes=notes,
         stopped_by=stopped_by,
     )
+
+
+def _take(
+    pairs: Sequence[_Pair],
+    record: LineageRecord,
+    last_note: int,
+    rules: tuple[Callable[[str], Policy], Callable[[str, bool], bool]],
+) -> tuple[list[_Pair], str | None]:
+    """The pairs up to the first that must not be pinned, and the kind of that one."""
+    policy, may_lend = rules
+    taken: list[_Pair] = []
+    known: set[SpanKey] = set()
+    for pair in pairs:
+        action = _action(pair, policy)
+        is_sayable = action != "restate" or pair.key[0] <= last_note
+        lends = action is None or _lends(pair, record, may_lend)
+        # A note whose values are not all walked would state what nobody takes back.
+        stated = record.notes[pair.key[0]].stated if _is_note(pair) else ()
+        is_whole = known.issuperset(stated)
+        if action == "stop" or pair.is_typed or not (is_sayable and lends and is_whole):
+            return taken, pair.key[2]
+        taken.append(pair)
+        known.add(pair.key)
+    return taken, None
 
 
 def _pairs(

@@ -31,7 +31,7 @@ from sidecar.pipeline.frames import FrameCache
 from sidecar.pipeline.healing import Context, Healed, HealingStore, KnownTurn
 from sidecar.pipeline.layout import Layout, lay_out
 from sidecar.pipeline.lineage import LineageIndex, LineageRecord, pack
-from sidecar.pipeline.recall import Recalled, recall, telling
+from sidecar.pipeline.recall import Recalled, recall
 from sidecar.pipeline.report import COUNTED, count, make_report
 from sidecar.pipeline.reuse import Answer, Question, ReuseChooser
 from sidecar.pipeline.rules import RuleSet
@@ -129,9 +129,7 @@ class Pipeline:
     @property
     def can_splice(self) -> bool:
         """Whether this template lets a turn's own ids be put back."""
-        kwargs = {"enable_thinking": self._settings.default_thinking}
-        if self._keeps_thinking:
-            kwargs["preserve_thinking"] = True
+        kwargs = self._thinking_kwargs(self._settings.default_thinking)
         return self._settings.splicing and self._frames.get(kwargs) is not None
 
     def commit(
@@ -198,12 +196,14 @@ class Pipeline:
         to_move = to_mark and to_alter
         return recall(self.healing, messages, request, frame, (to_mark, to_move))
 
+    def _thinking_kwargs(self, thinking: bool) -> dict[str, Any]:
+        kept = {"preserve_thinking": True} if self._keeps_thinking else {}
+        return {"enable_thinking": thinking, **kept}
+
     def _template_kwargs(
         self, request: ChatRequest, thinking: bool
     ) -> Mapping[str, Any]:
-        kwargs: dict[str, Any] = {"enable_thinking": thinking}
-        if self._keeps_thinking:
-            kwargs["preserve_thinking"] = True
+        kwargs = self._thinking_kwargs(thinking)
         if self.template.traits.reasoning_effort and request.thinking.effort:
             kwargs["reasoning_effort"] = request.thinking.effort
         return {**kwargs, **request.template_kwargs, "enable_thinking": thinking}
@@ -236,13 +236,6 @@ class Pipeline:
             is_proved=is_named or recalled.is_proved,
         )  # fmt: skip
 
-    def _told(self, found: Recalled) -> Mapping[SpanKey, str]:
-        ruleset = self._ruleset if self._settings.canonicalize else None
-        told = {k: v for m in found.kept for k, v in telling(m, ruleset).items()}
-        if found.vanishing is not None:  # no later request will have it
-            told[-1, 0, "vanishing", 0] = found.vanishing[1]
-        return told
-
     def _says_its_text(self, answer: Answer) -> bool:
         """CACHE_VERIFY: the ids are those of the text that was put together."""
         found, text = answer.assembled.ids, answer.assembled.text
@@ -259,22 +252,13 @@ class Pipeline:
     ) -> PreparedPrompt:
         frame, thinking = how
         assembled, scope = answer.assembled, question.scope
-        record = LineageRecord(
-            pack(question.canonical.ids), answer.stands, answer.notes, scope
-        )
         digests = tuple(turns.message_digests(found.kept))
-        last_role = found.marked[-1].message.role
-        start = frame.starts.get(last_role) if frame is not None else None
-        lead_ids = self._frames.lead_ids(start)
-        tail = assembled.ids[len(assembled.ids) - len(lead_ids) :]
-        if start is not None and tail != lead_ids:
-            start = None  # the header's ids are not where they should be
+        change = self.turns.compare(scope, digests)
+        opening = assembled.text.rstrip().lower()
         return PreparedPrompt(
             model_ids=assembled.ids,
             text=assembled.text,
-            opens_thinking=assembled.text.rstrip()
-            .lower()
-            .endswith(self._think_open.lower()),
+            opens_thinking=opening.endswith(self._think_open.lower()),
             thinking=thinking,
             boundaries=rank_boundaries(assembled.boundaries, found.marked),
             is_guest=self.turns.is_guest(scope, len(assembled.ids)),
@@ -282,19 +266,28 @@ class Pipeline:
             turn=secrets.token_hex(16),
             own_len=end_of_message(assembled.boundaries, question.first_own),
             report=make_report(
-                question,
-                answer,
-                self.turns.compare(scope, digests),
-                self._tokenizer,
-                found.marked,
+                question, answer, change, self._tokenizer, found.marked
             ),
-            draft=Draft(
-                record,
-                found.context,
-                self._told(found),
-                found.vanishing,
-                digests,
-                start,
-                lead_ids,
-            ),  # fmt: skip
+            draft=self._draft(question, answer, found, (frame, digests)),
+        )  # fmt: skip
+
+    def _draft(
+        self,
+        question: Question,
+        answer: Answer,
+        found: Recalled,
+        seen: tuple[Frame | None, tuple[str, ...]],
+    ) -> Draft:
+        frame, digests = seen
+        record = LineageRecord(
+            pack(question.canonical.ids), answer.stands, answer.notes, question.scope
+        )
+        last_role = found.marked[-1].message.role
+        start = frame.starts.get(last_role) if frame is not None else None
+        lead_ids = self._frames.lead_ids(start)
+        ids = answer.assembled.ids
+        if start is not None and ids[len(ids) - len(lead_ids) :] != lead_ids:
+            start = None  # the header's ids are not where they should be
+        return Draft(
+            record, found.context, found.told, found.vanishing, digests, start, lead_ids
         )

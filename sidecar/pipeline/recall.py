@@ -1,6 +1,6 @@
 """Which turns of a conversation are the model's own, and may be put back."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sidecar.core.requests import ChatRequest, Message, Thought
@@ -28,6 +28,8 @@ from sidecar.pipeline.splicing import Frame
 from sidecar.pipeline.turns import Scope
 from sidecar.pipeline.vanishing import place_of, split_vanishing
 
+_VANISHING: SpanKey = (-1, 0, "vanishing", 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
@@ -39,6 +41,7 @@ class Recalled:
         kept: those that the client will send again.
         healed: the model's own turns, by index in `marked`.
         context: what all that is kept comes to.
+        told: the values that tell who asks, where and what.
         scope: of the model's last turn in it, known by its ids if any is; None: there
             is none. is_proved: one is known by ids, which nobody else was given.
         vanishing: the message that will not be sent again: the canonical context that
@@ -49,9 +52,39 @@ class Recalled:
     kept: Sequence[MarkedMessage]
     healed: dict[int, Healed]
     context: Context
-    scope: Scope | None = None
-    is_proved: bool = False
+    told: Mapping[SpanKey, str]
+    scope: Scope | None
+    is_proved: bool
     vanishing: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """
+    The model's own turns in a conversation.
+
+    Args:
+        turns: found again, by message index. issued: those of them that are known by
+            their ids: their threads' other turns are this conversation's as well.
+        contexts: before each message, and behind all.
+        told: the values that tell who asks, where and what.
+    """
+
+    turns: Mapping[int, KnownTurn]
+    issued: Collection[int]
+    contexts: Sequence[Context]
+    told: Mapping[SpanKey, str]
+
+    @property
+    def last(self) -> KnownTurn | None:
+        """The last of them."""
+        return self.turns[max(self.turns)] if self.turns else None
+
+    @property
+    def scope(self) -> Scope | None:
+        """Of the last one that is known by its ids, else of the last one."""
+        known = self.turns[max(self.issued)] if self.issued else self.last
+        return known.scope if known else None
 
 
 def recall(
@@ -72,36 +105,35 @@ def recall(
     to_mark, to_move = rulesets
     kept, vanishing = split_vanishing(messages, to_move)
     marked = mark(kept, to_mark)
-    own, issued, contexts = find_turns(store, marked, request, to_mark)
+    past = _find_turns(store, marked, request, to_mark)
     healed = {
         index: turn.healed
-        for index, turn in own.items()
+        for index, turn in past.turns.items()
         if frame is not None and turn.healed.header in frame.headers
     }
-    last = own[max(own)] if own else None
-    known = own[max(issued)] if issued else last
-    scope = known.scope if known else None
+    found = Recalled(
+        marked, marked, healed, past.contexts[-1], past.told, past.scope,
+        bool(past.issued),
+    )  # fmt: skip
     if vanishing is None:
-        return Recalled(marked, marked, healed, contexts[-1], scope, bool(issued))
-    at = place_of(vanishing.text, last.healed if last else None, contexts)
-    moved = mark([*kept[:at], vanishing, *kept[at:]], to_mark)
-    healed = {i + (i >= at): turn for i, turn in healed.items()}
-    said = (contexts[at].canonical, vanishing.text)
-    return Recalled(moved, marked, healed, contexts[-1], scope, bool(issued), said)
+        return found
+    last = past.last.healed if past.last else None
+    at = place_of(vanishing.text, last, past.contexts)
+    return replace(
+        found,
+        marked=mark([*kept[:at], vanishing, *kept[at:]], to_mark),
+        healed={i + (i >= at): turn for i, turn in healed.items()},
+        told={**past.told, _VANISHING: vanishing.text},  # no later request has it
+        vanishing=(past.contexts[at].canonical, vanishing.text),
+    )
 
 
-def find_turns(
+def _find_turns(
     store: HealingStore,
     marked: Sequence[MarkedMessage],
     request: ChatRequest,
     ruleset: RuleSet | None,
-) -> tuple[dict[int, KnownTurn], set[int], list[Context]]:
-    """
-    Turns found again, by message index; contexts before each, and behind all.
-
-    The set names those that are known by their ids: their threads' other turns are
-    this conversation's as well.
-    """
+) -> _Past:
     client, defaults = request.client, defaults_of(request.tools)
     hasher = ContextHasher("".join(repr(tool.raw) for tool in request.tools))
     found: dict[int, KnownTurn] = {}
@@ -123,15 +155,15 @@ def find_turns(
             if turn and is_issued:
                 issued.add(index)
                 threads.add(turn.scope.thread)
-        values |= telling(item, ruleset)
+        values |= _telling(item, ruleset)
         texts = (canonical_text(item.pieces), message.text)
         healed = turn.healed if turn else None
         hasher.add(message.role, None if visible else texts, visible, healed)
         contexts.append(hasher.value)
-    return found, issued, contexts
+    return _Past(found, issued, contexts, values)
 
 
-def telling(item: MarkedMessage, ruleset: RuleSet | None) -> dict[SpanKey, str]:
+def _telling(item: MarkedMessage, ruleset: RuleSet | None) -> dict[SpanKey, str]:
     """The values of a message that tell who asks, where and what."""
     if ruleset is None:
         return {}

@@ -1,7 +1,7 @@
 """Chooses the form of a prompt that the KV store holds most of."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sidecar.core.prompt import PrefixMatcher
 from sidecar.pipeline import pinning
@@ -172,16 +172,11 @@ def _with_lengths(
     answer: Answer,
     strict_len: int,
     reused_len: int,
-    found: list[tuple[LineageRecord, int]],
+    found: Sequence[tuple[LineageRecord, int]],
 ) -> Answer:
-    return Answer(
-        answer.assembled,
-        answer.stands,
-        answer.notes,
-        answer.pins,
-        strict_len,
-        reused_len,
-        found[0] if found else None,
+    closest = found[0] if found else None
+    return replace(
+        answer, strict_len=strict_len, reused_len=reused_len, closest=closest
     )
 
 

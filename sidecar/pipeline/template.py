@@ -13,7 +13,7 @@ from typing import Any
 
 from sidecar.core.errors import BadRequest
 from sidecar.core.prompt import ChatTokenizer
-from sidecar.core.requests import ChatRequest, Message, Tool, ToolCall
+from sidecar.core.requests import ChatRequest, Message, Tool, ToolCall, call_key
 from sidecar.pipeline.template_traits import CallIds, TemplateTraits, probe_traits
 
 logger = logging.getLogger(__name__)
@@ -208,8 +208,8 @@ def _one_call_each(messages: Sequence[Message]) -> list[Message]:
     waiting: list[Message] = []  # the calls of the last turn that have no result yet
     for message in messages:
         if waiting and message.role == "tool":
-            asked = _bare(message.tool_call_id)
-            ids = [_bare(call.tool_calls[0].id) for call in waiting]
+            asked = call_key(message.tool_call_id or "")
+            ids = [call_key(call.tool_calls[0].id) for call in waiting]
             at = ids.index(asked) if asked in ids else 0
             if at and split[-1] is waiting[0]:
                 waiting, at = _called_first(split, waiting, at), 0
@@ -237,10 +237,6 @@ def _called_first(
     return moved
 
 
-def _bare(call_id: str | None) -> str:
-    return (call_id or "").replace("_", "")
-
-
 def _rename_calls(messages: Sequence[Message], form: CallIds) -> list[Message]:
     """Ids by order, for they are new in every run, and clients rewrite them."""
     renamed: list[Message] = []
@@ -251,12 +247,12 @@ def _rename_calls(messages: Sequence[Message], form: CallIds) -> list[Message]:
         calls = []
         for call in message.tool_calls:
             calls.append(replace(call, id=_call_name(number, call, form)))
-            known[call.id.replace("_", "")] = calls[-1].id
+            known[call_key(call.id)] = calls[-1].id
             number += 1
         waiting = [call.id for call in calls] or waiting
         answers = None
         if message.role == "tool":
-            asked = (message.tool_call_id or "").replace("_", "")
+            asked = call_key(message.tool_call_id or "")
             answers = known.get(asked) or next(iter(waiting), "call_0")
             waiting = [name for name in waiting if name != answers]
         renamed.append(replace(message, tool_calls=tuple(calls), tool_call_id=answers))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.scripted import Answer, Call, Json, Prompt, Turn, render
+from tests.support.task_rules import Action, by_shell
 
 _STEPS = re.compile(r"do (\d+) (?:more )?steps")
 _SUMMARY = re.compile(r"<analysis>|(detailed|structured|concise) (\w+ )?summary")
@@ -30,28 +31,15 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
-    """One thing to do, in no tool's terms."""
-
-    kind: str
-    file: str = ""
-    command: str = ""
-    content: str = ""
-    old: str = ""
-    new: str = ""
-    prompt: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """Rounds of parallel acts and the answer after them."""
 
-    rounds: tuple[tuple[Act, ...], ...]
+    rounds: tuple[tuple[Action, ...], ...]
     final: str
 
 
-def _shell(command: str) -> tuple[Act, ...]:
-    return (Act("shell", command=command),)
+def _shell(command: str) -> tuple[Action, ...]:
+    return (Action("shell", command=command),)
 
 
 _TASKS: tuple[tuple[tuple[str, ...], Plan], ...] = (
@@ -64,7 +52,7 @@ _TASKS: tuple[tuple[tuple[str, ...], Plan], ...] = (
         Plan(
             (
                 (
-                    Act(
+                    Action(
                         "task",
                         prompt="Count the lines of README.md with wc and report.",
                     ),
@@ -76,7 +64,7 @@ _TASKS: tuple[tuple[tuple[str, ...], Plan], ...] = (
     (
         ("list", "tell me the secret word"),
         Plan(
-            (_shell("ls -la"), (Act("read", file="notes.txt"),)),
+            (_shell("ls -la"), (Action("read", file="notes.txt"),)),
             "There are four files. The secret word is heron.",
         ),
     ),
@@ -84,7 +72,7 @@ _TASKS: tuple[tuple[tuple[str, ...], Plan], ...] = (
         ("create a file named result.txt",),
         Plan(
             (
-                (Act("write", file="result.txt", content="heron\n"),),
+                (Action("write", file="result.txt", content="heron\n"),),
                 _shell("cat result.txt"),
             ),
             "result.txt now holds heron.",
@@ -94,9 +82,9 @@ _TASKS: tuple[tuple[tuple[str, ...], Plan], ...] = (
         ("fix the bug in calc.py",),
         Plan(
             (
-                (Act("read", file="calc.py"), Act("read", file="test_calc.py")),
+                (Action("read", file="calc.py"), Action("read", file="test_calc.py")),
                 (
-                    Act(
+                    Action(
                         "edit",
                         file="calc.py",
                         old="return a - b",
@@ -154,12 +142,12 @@ class ClientScript:
         return Answer(thought, plan.final)
 
     def _calls(
-        self, acts: Sequence[Act], tools: Sequence[Json], done: int
+        self, acts: Sequence[Action], tools: Sequence[Json], done: int
     ) -> tuple[Call, ...]:
         planned = [self._plan(act, tools, done) for act in acts]
         return tuple(call for call in planned if call)
 
-    def _plan(self, act: Act, tools: Sequence[Json], done: int) -> Call | None:
+    def _plan(self, act: Action, tools: Sequence[Json], done: int) -> Call | None:
         if act.kind == "step":
             return _step_call(tools, done)
         offered = {_plain(tool["name"]): tool for tool in tools}
@@ -168,10 +156,8 @@ class ClientScript:
                 tool = offered[name]
                 filler = Filler(act, self._cwd())
                 return Call(tool["name"], filler.fill(tool.get("parameters") or {}))
-        command = _by_shell(act)
-        return (
-            self._plan(Act("shell", command=command), tools, done) if command else None
-        )
+        instead = by_shell(act)
+        return self._plan(instead, tools, done) if instead else None
 
 
 def _plain(name: str) -> str:
@@ -186,16 +172,6 @@ def _step_call(tools: Sequence[Json], done: int) -> Call | None:
     if done % 2:
         return Call("add", {"a": done, "b": 0.5, "note": 'a "quoted" \\ word'})
     return Call("get_weather", {"city": f"Zürich {done}", "unit": "celsius"})
-
-
-def _by_shell(act: Act) -> str | None:
-    if act.kind == "read":
-        return f"cat {act.file}"
-    if act.kind == "write":
-        return f"printf '%s\\n' '{act.content.strip()}' > {act.file}"
-    if act.kind == "edit":
-        return f"sed -i 's/{act.old}/{act.new}/' {act.file}"
-    return None
 
 
 def _current(turns: Sequence[Turn]) -> tuple[int, Plan] | None:
@@ -238,7 +214,7 @@ def _plan_in(text: str) -> Plan | None:
 
 def _steps_plan(count: int) -> Plan:
     rounds = tuple(
-        (Act("step"), Act("step")) if number == 2 else (Act("step"),)
+        (Action("step"), Action("step")) if number == 2 else (Action("step"),)
         for number in range(count)
     )
     return Plan(rounds, f"All {count} steps are done; it was 22 degrees.")
@@ -266,7 +242,7 @@ def _side_answer(prompt: Prompt) -> Answer:
 class Filler:
     """Arguments of one act for a tool, from the tool's JSON schema."""
 
-    def __init__(self, act: Act, cwd: str) -> None:
+    def __init__(self, act: Action, cwd: str) -> None:
         self._act = act
         self._full = f"{cwd}/{act.file}" if act.file else None
 

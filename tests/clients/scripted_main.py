@@ -12,14 +12,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 from tokenizers import Tokenizer
 
 import sidecar.app
 from sidecar.engine.job import ChoiceEnded, Job, Prefilled
 from sidecar.infra.session_log import SessionLog
 from tests.clients.script import ClientScript
-from tests.support.scripted import parse_prompt
+from tests.support.scripted import Forced, parse_prompt
 
 
 class _Rows:
@@ -33,20 +32,6 @@ class _Rows:
         text = json.dumps(row, ensure_ascii=False, default=str)
         with self._lock, self._path.open("a", encoding="utf-8") as file:
             file.write(text + "\n")
-
-
-class _Forced:
-    """Lets one token through a step; called once a step, in order."""
-
-    def __init__(self, ids: list[int]) -> None:
-        self._ids = ids
-        self._step = 0
-
-    def __call__(self, _tokens: mx.array, logits: mx.array) -> mx.array:
-        wanted = self._ids[min(self._step, len(self._ids) - 1)]
-        self._step += 1
-        chosen = mx.arange(logits.shape[-1]) == wanted
-        return mx.where(chosen, mx.zeros_like(logits), -mx.inf)
 
 
 def main() -> None:
@@ -83,7 +68,7 @@ def _scripted(run: Path, tree: Path, rows: _Rows) -> Any:
                 "said_ids": ids[:limit], "cut": len(ids) >= limit,
             }
         )  # fmt: skip
-        return [_Forced([*ids, end_id])]
+        return [Forced([*ids, end_id])]
 
     return processors
 

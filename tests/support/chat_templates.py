@@ -198,13 +198,18 @@ def tokenizer_of(kind: str) -> Any:
         shutil.rmtree(folder)
 
 
-def _write(folder: Path, kind: str) -> None:
-    config = json.loads((BUILTIN / "tokenizer_config.json").read_text())
+def write_template(folder: Path, template: str | None) -> dict[str, Any]:
+    """Put a template into a folder; the built-in tokenizer's settings without one."""
+    config: dict[str, Any] = json.loads((BUILTIN / "tokenizer_config.json").read_text())
     config.pop("chat_template")
     config.pop("additional_special_tokens")
-    template = _TEMPLATES[kind]
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
+    return config
+
+
+def _write(folder: Path, kind: str) -> None:
+    config = write_template(folder, _TEMPLATES[kind])
     if kind == "spm":
         core = _train_sentence_pieces()
         config |= {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}

@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from sidecar.core.prompt import PreparedPrompt
 from sidecar.core.requests import ToolCall
-from tests.support.chat_templates import BUILTIN
+from tests.support.chat_templates import BUILTIN, write_template
 from tests.support.chats import Chats, Client, Said
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "chat_templates"
@@ -330,12 +330,8 @@ def tokenizer_of_family(name: str) -> Any:
 
 
 def _write(folder: Path, family: Family) -> None:
-    config = json.loads((BUILTIN / "tokenizer_config.json").read_text())
-    config.pop("chat_template")
-    config.pop("additional_special_tokens")
     template = family.template
-    if template:
-        (folder / "chat_template.jinja").write_text(template)
+    config = write_template(folder, template or None)
     named = {*_TOKEN.findall(template), *family.tokens, family.bos, family.eos}
     tokens = sorted({*named, *family.stops} - {""})
     core = Tokenizer.from_str(_renamed_tokens(named))

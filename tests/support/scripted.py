@@ -98,12 +98,12 @@ def scripted(script: Script) -> ExtraProcessors:
         text = tokenizer.decode(list(job.spec.model_ids), skip_special_tokens=False)
         raw = script(parse_prompt(text))
         ids = tokenizer.encode(raw, add_special_tokens=False).ids
-        return [_Forced([*ids, end_id])]
+        return [Forced([*ids, end_id])]
 
     return processors
 
 
-class _Forced:
+class Forced:
     """Lets one token through a step; called once a step, in order."""
 
     def __init__(self, ids: Sequence[int]) -> None:

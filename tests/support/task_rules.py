@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from tests.support.scripted import Answer, Call, Json, Prompt, Turn, render
 
-Kind = Literal["shell", "read", "write", "edit", "task"]
+Kind = Literal["shell", "read", "write", "edit", "task", "step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +140,12 @@ class TaskRules:
             if name in tools:
                 schema = tools[name].get("parameters") or {}
                 return Call(name, _Filler(action, self._cwd).fill(schema))
-        instead = _by_shell(action)
+        instead = by_shell(action)
         return self._plan(instead, prompt) if instead else None
 
 
-def _by_shell(action: Action) -> Action | None:
+def by_shell(action: Action) -> Action | None:
+    """What a shell does instead of a tool that is not offered; None for no such."""
     if action.kind == "read":
         return _shell(f"cat {action.file}")
     if action.kind == "write":
