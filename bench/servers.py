@@ -21,12 +21,8 @@ from pathlib import Path
 from bench.plain import PlainProcess
 
 _START_S = 120.0
-# Where programs and a CUDA card's libraries are, and what was compiled for it;
-# mlx_lm.server starts MPI where that is installed, by programs on the path.
-_DEVICE = (
-    "PATH", "LD_LIBRARY_PATH", "OPAL_PREFIX", "CUDA_HOME", "CUDA_PATH",
-    "MLX_PTX_CACHE_DIR",
-)  # fmt: skip
+# Where programs and a CUDA card's libraries are, and what was compiled for it.
+_DEVICE = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "MLX_PTX_CACHE_DIR")
 _STOP_S = 15.0
 _TOLD = 2000  # characters of the log of what did not start
 
@@ -140,6 +136,7 @@ def _environment(setup: Setup, name: str, path: Path) -> list[str]:
         "PYTHONPATH": str(path),
         "HF_HUB_OFFLINE": "1",
         "OPENBLAS_NUM_THREADS": "1",
+        "MLX_MPI_LIBNAME": "none",  # one process; MPI would want more of its environment
     }
     values |= {name: os.environ[name] for name in _DEVICE if name in os.environ}  # noqa: TID251
     if setup.shim:
