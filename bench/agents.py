@@ -23,6 +23,7 @@ from typing import Any
 
 from bench import savings
 from bench.exact import prefilled_exactly
+from bench.named_traces import parse_traces
 from bench.savings import Saving, saving_of
 from bench.servers import Setup
 from bench.traffic import ask_peer, serve_all
@@ -114,17 +115,6 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     return parse_traces(parser, argv)
-
-
-def parse_traces(
-    parser: argparse.ArgumentParser, argv: list[str] | None
-) -> argparse.Namespace:
-    """Parse options whose `traces` are names of recorded ones; none means all."""
-    options = parser.parse_args(argv)
-    options.traces = options.traces or list(COUNTED)
-    if unknown := set(options.traces) - COUNTED.keys():
-        parser.error(f"no such trace: {', '.join(sorted(unknown))}")
-    return options
 
 
 if __name__ == "__main__":

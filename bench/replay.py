@@ -24,10 +24,10 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer
 
-from bench.agents import parse_traces
 from bench.blas import build_shim
 from bench.exact import template_kwargs
 from bench.facts import facts
+from bench.named_traces import parse_traces
 from bench.servers import Setup, mlx_lm_server
 from sidecar.app import App
 from sidecar.engine.job import Job

@@ -136,7 +136,7 @@ def _environment(setup: Setup, name: str, path: Path) -> list[str]:
         "PYTHONPATH": str(path),
         "HF_HUB_OFFLINE": "1",
         "OPENBLAS_NUM_THREADS": "1",
-        "MLX_MPI_LIBNAME": "none",  # one process; MPI would want more of its environment
+        "MLX_MPI_LIBNAME": "none",  # one process; MPI would want more than this
     }
     values |= {name: os.environ[name] for name in _DEVICE if name in os.environ}  # noqa: TID251
     if setup.shim:

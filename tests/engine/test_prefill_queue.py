@@ -8,7 +8,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.core.prompt import ModelIds
-from sidecar.engine.job import Job, Prefilled, Token
+from sidecar.engine.job import Job, JobEvent, Prefilled, Token
 from sidecar.engine.text import TextEngine
 from tests.support.jobs import (
     by_hand,
@@ -74,9 +74,11 @@ def test_a_warm_prompt_passes_a_long_cold_one(served: App, engine: TextEngine) -
         long = submit(engine, random_ids(3, _LONG), 4)
         make(2)
         short = submit(engine, longer, 4)
-        while not any(_is_end(event) for event in tuple(short._events.queue)):
+        said: list[JobEvent] = []
+        while not any(map(_is_end, said)):
             make(1)
-        passed = finish(engine, short)
+            said += drain(short)
+        passed = finish(engine, short, said)
     assert not has_begun(long)
     assert passed.cached >= len(warm) - 1
     assert passed.choices == expected

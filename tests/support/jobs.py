@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,13 +94,13 @@ def settled(engine: TextEngine, asked: SamplingParams) -> Sampling:
     return settle(asked, GenerationConfig(), engine.model.generation_config)
 
 
-def finish(engine: TextEngine, job: Job) -> Outcome:
-    """Read a job to its end and release it."""
+def finish(engine: TextEngine, job: Job, read: Iterable[JobEvent] = ()) -> Outcome:
+    """Read a job to its end, after the events `read` before, and release it."""
     outcome = Outcome([Said() for _ in range(job.spec.n)])
-    left = job.spec.n
+    left, earlier = job.spec.n, iter(read)
     try:
         while left and outcome.failure is None:
-            event = next_event(job)
+            event = next(earlier, None) or next_event(job)
             left -= isinstance(event, ChoiceEnded)
             _note(outcome, event)
     finally:
