@@ -17,7 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +103,9 @@ def main(argv: list[str] | None = None) -> int:
     """Replay on both, print."""
     options = _options(argv)
     print("\n".join(f"{name}: {value}" for name, value in facts().items()), flush=True)
-    all_timed = list(_ours(options.model, options.traces))
+    # A process of its own: MLX keeps the memory it had, and the peer needs it.
+    with ProcessPoolExecutor(1, get_context("spawn")) as apart:
+        all_timed = apart.submit(_ours, options.model, options.traces).result()
     rows = {timed.name: _row(timed) for timed in all_timed}
     if options.peer_seconds:
         try:
@@ -117,9 +121,9 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _ours(model: Path, names: Sequence[str]) -> Iterator[Timed]:
+def _ours(model: Path, names: Sequence[str]) -> list[Timed]:
     """Each session on an empty store."""
-    current = _Current()
+    current, all_timed = _Current(), []
     settings = {"MODEL_PATH": str(model), "CACHE_SELFTEST": "on_load"}
     with running_sidecar(settings, current.processors) as app:
         routes = app.listener.routes
@@ -129,8 +133,9 @@ def _ours(model: Path, names: Sequence[str]) -> Iterator[Timed]:
             app.listener.routes = routes
             timed = _serve(app, current, name, model)
             print(_line(_row(timed)), flush=True)
-            yield timed
+            all_timed.append(timed)
             _forget(app)
+    return all_timed
 
 
 def _serve(app: App, current: _Current, name: str, model: Path) -> Timed:

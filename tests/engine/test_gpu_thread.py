@@ -96,3 +96,9 @@ def test_a_process_that_used_the_gpu_thread_ends_cleanly(
         command, cwd=REPO, capture_output=True, text=True, timeout=60, check=False
     )
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_threads_at_work_do_not_keep_it_from_the_lock_for_long() -> None:
+    """Else each of its steps waits for Python's 5 ms, several times."""
+    gpu_thread()
+    assert sys.getswitchinterval() <= 0.001
