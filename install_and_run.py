@@ -12,6 +12,11 @@ installs nothing unless pyproject.toml changed.
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":  # a Ctrl-C in one of the imports is no traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import contextlib
 import fcntl
@@ -19,6 +24,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -45,6 +51,12 @@ INVENTORY = (
     "print(json.dumps([m.requires('litellm-mlx'), "
     "{d.name.lower().replace('_', '-'): d.version for d in m.distributions()}]))"
 )
+# What pip and uv say of an index that does not answer.
+UNREACHABLE = re.compile(
+    r"(?i)failed to establish a new connection|name resolution|cannot connect to proxy"
+    r"|connection refused|network is unreachable|connect timeout|timed out|dns error"
+    r"|failed to fetch|error sending request"
+)
 DEVICE = "import mlx.core as mx; print(mx.default_device())"
 
 if sys.version_info < (3, 9):
@@ -70,9 +82,15 @@ class Venv:
     def __str__(self) -> str:
         return str(self.path)
 
+    @property
+    def removal(self) -> str:
+        """The command that removes it, for a shell."""
+        return f"rm -rf {shlex.quote(str(self))}"
+
 
 def main(argv: list[str]) -> int:
     """Run a command; returns its exit code, unless the process becomes another."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     options, pytest_args = parse_options(argv)
     venv = Venv(Path(os.path.abspath(options.venv)) if options.venv else ROOT / ".venv")
     try:
@@ -88,6 +106,8 @@ def main(argv: list[str]) -> int:
         return check(venv)
     if options.test:
         return become(venv, ["-m", "pytest", *pytest_args])
+    # Kept back until the launcher, which imports for a second, can act on it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     return become(venv, ["-m", "litellm_mlx.launcher", *launcher_arguments(options)])
 
 
@@ -163,7 +183,7 @@ def set_up(venv: Venv, options: argparse.Namespace) -> None:
         listed = "\n".join(f"  {problem}" for problem in problems)
         raise SetupError(
             f"{venv} does not fit together:\n{listed}\n"
-            f"Fix: rm -rf {venv}   then run this again; it is made anew."
+            f"Fix: {venv.removal}   then run this again; it is made anew."
         )
     stamp = read_stamp(venv)
     extras = wanted_extras(venv, options, stamp["extras"])
@@ -335,7 +355,8 @@ def wanted_extras(
         # Both backends bring the same library file, so a venv has one of them.
         if options.cuda and "cpu" in installed:
             raise SetupError(
-                f"{venv} has MLX for the CPU. Fix: rm -rf {venv}   then run this again."
+                f"{venv} has MLX for the CPU. Fix: {venv.removal}   then run this "
+                "again."
             )
         extras.add("cuda" if options.cuda or "cuda" in installed else "cpu")
     # A gigabyte, which the servers do not use yet: only where it is asked for.
@@ -381,6 +402,11 @@ def install(venv: Venv, extras: set[str]) -> None:
             continue
         print(f"Installed in {time.monotonic() - started:.0f} s", flush=True)
         return
+    if UNREACHABLE.search("\n".join(faults)):
+        faults.append(
+            "Fix: the package index cannot be reached: check the connection, or the "
+            "proxy in HTTPS_PROXY, then run this again."
+        )
     raise SetupError("\n".join(faults))
 
 
@@ -493,7 +519,7 @@ def run_quietly(command: list[str], live: LiveLine | None = None) -> None:
                 live.clear()
     if process.returncode != 0:
         tail = "".join(lines[-NUM_TAIL_LINES:]).rstrip()
-        raise SetupError(f"failed: {' '.join(command)}\n{tail}")
+        raise SetupError(f"failed: {shlex.join(command)}\n{tail}")
 
 
 def latest_step(lines: Sequence[str]) -> str:

@@ -58,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_told = failure.tail is None
         tail = f". Its last lines:\n{failure.tail or '(no output)'}"
         _complain(str(failure) if is_told else f"{failure}{tail}")
+    except KeyboardInterrupt:
+        return _STOPPED_EARLY
     return 1
 
 
@@ -88,7 +90,10 @@ def run(settings: LaunchSettings) -> int:
     """Start both servers and stay until a signal; returns the exit code."""
     plan = plan_proxy(settings)
     if plan and plan.created_key:
-        _say(f"Others can reach LiteLLM: put a {MASTER_KEY} into {settings.env_path}")
+        _say(
+            "Others can reach LiteLLM, so a key was made for it: "
+            f"{MASTER_KEY} in {settings.env_path}"
+        )
     pid_files = _claim_ports(settings)
     supervisor = Supervisor(_say, stop_wait_s=settings.drain_timeout_s + _STOP_GRACE_S)
     _handle_signals(supervisor)
@@ -99,7 +104,11 @@ def run(settings: LaunchSettings) -> int:
             supervisor.watch()
         except StopRequested:
             code = _STOPPED_EARLY
-        _say("stopping; once more to stop at once")
+        limit_s = settings.drain_timeout_s
+        _say(
+            f"stopping; running answers have {limit_s:g} s to end; once more to stop "
+            "at once"
+        )
     return 1 if supervisor.was_killed else code
 
 
@@ -140,6 +149,8 @@ def _start_all(
 
 def _handle_signals(supervisor: Supervisor) -> None:
     signal.signal(signal.SIGINT, supervisor.request_stop)
+    # install_and_run.py kept it back until now.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, supervisor.request_stop)
     # Under nohup a hang-up is ignored, and stays so.
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

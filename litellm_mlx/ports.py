@@ -28,7 +28,7 @@ _HAS_PROC = Path("/proc/net/tcp").exists()  # Linux; macOS asks lsof and ps
 
 
 class PortHeld(Exception):
-    """A port we need belongs to a process that is not ours to stop."""
+    """A port that we need cannot be had: a process has it that is not ours to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,26 +134,35 @@ def claim_port(claim: Claim, *, term_wait_s: float = 10.0) -> int | None:
     if is_port_taken(claim.address):
         holder = find_holder(claim.address.port)
         raise PortHeld(
-            f"port {claim.address.port}, wanted for the {claim.name}, is held by "
+            f"port {claim.address.port}, wanted for {claim.name}, is held by "
             f"{holder}: stop it, or choose another port"
         )
     return stale
 
 
 def is_port_taken(address: Address) -> bool:
-    """True if a server could not listen there now."""
-    with contextlib.suppress(OSError):
-        # On macOS a bind beside a listener on all addresses would succeed.
-        socket.create_connection((address.local_host, address.port), 1.0).close()
-        return True
+    """
+    True if a server could not listen there now.
+
+    Raises:
+        PortHeld: nobody ever can: no address of this machine, or not for this user.
+    """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address.host, address.port))
         except OSError as error:
-            # Any other fault is the server's to report, in its own words.
-            return error.errno == errno.EADDRINUSE
+            if error.errno != errno.EADDRINUSE:
+                raise PortHeld(
+                    f"cannot listen on {address.host} port {address.port}: "
+                    f"{error.strerror}. Its host is set by MLX_HOST or PROXY_HOST"
+                ) from None
+            return True
+    with contextlib.suppress(OSError):
+        # On macOS a bind beside a listener on all addresses would succeed.
+        socket.create_connection((address.local_host, address.port), 1.0).close()
+        return True
     return False
 
 

@@ -50,6 +50,7 @@ ECHO = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *ignored: sys.exit(17))
 print("ECHO", __spec__.name, os.getcwd(), sys.prefix, sys.argv[1:], flush=True)
+print("KEPT BACK", [s.name for s in signal.pthread_sigmask(signal.SIG_BLOCK, ())])
 time.sleep(30 if "wait" in sys.argv else 0)
 sys.exit(3)
 """
@@ -100,11 +101,11 @@ class Project:
             "PIP_NO_INDEX": "1",
         }
 
-    def run(self, *arguments: str, cwd: Path | None = None) -> "Result":
+    def run(self, *arguments: str, cwd: Path | None = None, **env: str) -> "Result":
         done = subprocess.run(
             self.command(*arguments),
             cwd=cwd or self.root,
-            env=self.environment(),
+            env={**self.environment(), **env},
             capture_output=True,
             text=True,
             timeout=280,
@@ -278,8 +279,31 @@ def test_a_spoilt_venv_is_refused(project: Project) -> None:
     alien.unlink()
     assert result.code == 1
     assert str(alien) in result.error
-    assert f"rm -rf {project.root / '.venv'}" in result.error
+    # Quoted: pasted into a shell, "a project" must not be two folders.
+    assert f"Fix: rm -rf '{project.root / '.venv'}'" in result.error
     assert "ECHO" not in result.out
+
+
+def test_an_index_that_cannot_be_reached(project: Project) -> None:
+    """Pip's twenty lines end in a version problem; the last line is the remedy."""
+    needy = project.root / "needy"
+    needy.mkdir()
+    one = Project(needy)
+    (needy / "pyproject.toml").write_text(PYPROJECT + 'dependencies = ["litellm"]\n')
+    backend = BACKEND.replace("Requires-Dist: pip", "Requires-Dist: litellm>=1")
+    (needy / "backend.py").write_text(backend)
+    index = {"PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_RETRIES": "1"}
+    result = one.run(**index, PIP_NO_INDEX="0")
+    assert result.code == 1
+    last = result.error.strip().splitlines()[-1]
+    assert last.startswith("Fix: the package index cannot be reached: check")
+    assert "HTTPS_PROXY" in last
+
+
+def test_a_stop_during_the_launchers_imports_is_kept_for_it(project: Project) -> None:
+    """It would be a traceback; pytest has a handler of its own from the start."""
+    assert "KEPT BACK ['SIGINT']" in project.run("--no-proxy").out
+    assert "KEPT BACK []" in project.run("test", "-q").out
 
 
 # The interpreter.

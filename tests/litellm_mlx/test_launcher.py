@@ -17,6 +17,7 @@ from litellm_mlx.launcher import main, notices
 from litellm_mlx.ports import PidFile
 from litellm_mlx.services import plan_proxy, sidecar_service
 from tests.support.launcher import Launcher
+from tests.support.proxy import free_port
 
 REPO = Path(__file__).parents[2]
 STAND_IN_GB = 3
@@ -162,6 +163,25 @@ def test_a_second_launcher_leaves_the_first_alone(launch: Launch) -> None:
     assert not is_listening(first.port)
 
 
+KEPT_BACK = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+os.kill(os.getpid(), signal.SIGINT)
+os.execv(sys.executable, [sys.executable, "-m", "litellm_mlx.launcher", *sys.argv[1:]])
+"""
+
+
+def test_a_stop_before_it_can_act_on_it_is_not_lost(tmp_path: Path) -> None:
+    """As install_and_run.py hands over; no traceback out of an import."""
+    env = {**os.environ, "PYTHONPATH": str(REPO), "MLX_CACHE_HOME": str(tmp_path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", KEPT_BACK, "--no-proxy", "--port", str(free_port())],
+        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 130, ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_a_foreign_process_on_a_port_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +192,7 @@ def test_a_foreign_process_on_a_port_is_named(
         port = server.getsockname()[1]
         assert main(["--no-proxy", "--port", str(port)]) == 1
     error = capsys.readouterr().err
-    assert f"port {port}, wanted for the sidecar, is held by pid {os.getpid()}" in error
+    assert f"port {port}, wanted for sidecar, is held by pid {os.getpid()}" in error
 
 
 def test_a_bad_setting_is_bad_usage(

@@ -81,6 +81,15 @@ def test_a_free_port_is_claimed(tmp_path: Path) -> None:
     assert claim_port(claim(tmp_path, port)) is None
 
 
+def test_an_address_of_another_machine_is_told_at_once(tmp_path: Path) -> None:
+    """Not by LiteLLM, after the model is loaded."""
+    elsewhere = PidFile(tmp_path / "run" / "litellm.pid")
+    with pytest.raises(
+        PortHeld, match=r"listen on 0\.0\.0\.1 .*MLX_HOST or PROXY_HOST"
+    ):
+        claim_port(Claim("litellm", Address("0.0.0.1", 4000), elsewhere))
+
+
 def test_a_foreign_holder_is_named_and_left_alone(
     listen: Listen, tmp_path: Path
 ) -> None:
