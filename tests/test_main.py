@@ -367,8 +367,12 @@ def test_the_launcher_shows_a_download_and_goes_on_after_it(
         flags = ["--no-proxy", "--model", "org/tiny"]
         first = Launcher(tmp_path, *flags, **env)
         first.wait_for("sidecar | mlx-sidecar: downloading org/tiny: ")
-        partial = tmp_path.glob("hub/*/blobs/*.incomplete")
-        assert eventually(lambda: any(f.stat().st_size == 1 << 18 for f in partial), 60)
+
+        def is_held() -> bool:
+            partial = tmp_path.glob("hub/*/blobs/*.incomplete")
+            return any(file.stat().st_size == 1 << 18 for file in partial)
+
+        assert eventually(is_held, 60)
         first.process.kill()
         first.wait()
         hub.line.holds_after = None
