@@ -15,6 +15,8 @@ from pathlib import Path
 
 from dotenv import dotenv_values
 
+from litellm_mlx.identity import SECRET_NAME, new_secret
+
 MASTER_KEY = "LITELLM_MASTER_KEY"
 DEFAULT_CONFIG = "litellm_config.yaml"
 _PACKAGE_PARENT = Path(__file__).resolve().parent.parent
@@ -92,6 +94,11 @@ class LaunchSettings:
     master_key: str | None
     logs: SessionLogs
     child_env: Mapping[str, str]
+
+    @property
+    def instance_secret(self) -> str:
+        """By which the children prove that they are ours."""
+        return self.child_env[SECRET_NAME]
 
     @property
     def generated_config(self) -> Path:
@@ -183,6 +190,7 @@ def _child_environment(
         # For the plugin: a flag may have said otherwise than the environment.
         "MLX_HOST": sidecar.host,
         "MLX_PORT": str(sidecar.port),
+        SECRET_NAME: new_secret(),
     }
     # The children write into a pipe, where they would leave their colours out.
     if sys.stdout.isatty() and "NO_COLOR" not in env:

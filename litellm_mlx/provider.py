@@ -11,7 +11,7 @@ from litellm import EmbeddingResponse, ModelResponse
 from litellm.llms.custom_llm import CustomLLM
 from litellm.types.utils import ModelResponseStream
 
-from litellm_mlx import client, hook, streams
+from litellm_mlx import client, hook, proxy_gate, streams
 from litellm_mlx.settings import current_settings
 from litellm_mlx.translate import (
     chat_call,
@@ -69,4 +69,5 @@ class MLXProvider(CustomLLM):  # type: ignore[misc]  # litellm is untyped
 
 
 hook.register()
+proxy_gate.install()
 mlx_llm = MLXProvider()

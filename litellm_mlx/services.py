@@ -10,6 +10,7 @@ import httpx
 
 from litellm_mlx.chatter import without_chatter
 from litellm_mlx.child import Service
+from litellm_mlx.identity import is_proven
 from litellm_mlx.launch_settings import MASTER_KEY, LaunchSettings, create_master_key
 from litellm_mlx.ports import PidFile
 from litellm_mlx.proxy_config import (
@@ -40,7 +41,7 @@ class ProxyPlan:
 
 def sidecar_service(settings: LaunchSettings, pid_file: PidFile) -> Service:
     """How the sidecar is started; it is healthy once its model is loaded."""
-    address = settings.sidecar
+    address, secret = settings.sidecar, settings.instance_secret
     command = [sys.executable, "-m", "sidecar"]
     command += ["--host", address.host, "--port", str(address.port)]
     if settings.model_flag:
@@ -50,7 +51,7 @@ def sidecar_service(settings: LaunchSettings, pid_file: PidFile) -> Service:
         command=tuple(command),
         env=settings.child_env,
         health_url=f"{address.url}/health",
-        is_healthy=_says_ok,
+        is_healthy=lambda answer: _says_ok(answer) and is_proven(secret, answer),
         start_deadline_s=_SIDECAR_DEADLINE_S,
         watch_health=True,
         is_fetching=lambda answer: _status(answer) == "downloading",
@@ -108,7 +109,7 @@ def proxy_service(
     settings: LaunchSettings, plan: ProxyPlan, pid_file: PidFile
 ) -> Service:
     """How LiteLLM is started, with the generated config."""
-    proxy = settings.proxy
+    proxy, secret = settings.proxy, settings.instance_secret
     assert proxy is not None
     command = [str(_LITELLM), "--config", str(settings.generated_config)]
     command += ["--host", proxy.host, "--port", str(proxy.port), "--num_workers", "1"]
@@ -118,7 +119,8 @@ def proxy_service(
         env=plan.env,
         # /health would send a real chat to every model.
         health_url=f"{proxy.url}/health/liveliness",
-        is_healthy=lambda answer: answer.status_code == 200,
+        # The gate before LiteLLM answers for it: so this says that it is in place.
+        is_healthy=lambda answer: answer.is_success and is_proven(secret, answer),
         start_deadline_s=_PROXY_DEADLINE_S,
         least_wait_s=settings.proxy_startup_wait_s,
         on_pid=pid_file.write,

@@ -1,9 +1,12 @@
 """Where the sidecar is, its key and the time limit; read from the environment once."""
 
 import functools
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from litellm_mlx.identity import SECRET_NAME
 
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 _MAX_TIMEOUT_S = 86_400
@@ -18,11 +21,16 @@ class Settings:
         api_base: URL ending in `/v1`.
         api_key: sent as Bearer, None if the sidecar asks for none.
         request_timeout_s: longest silence of the sidecar, 1..86400.
+        origins, hosts: of web pages and of this machine, let in beside its own.
+        instance_secret: by which the launcher knows its children; see `identity`.
     """
 
     api_base: str = "http://127.0.0.1:8080/v1"
     api_key: str | None = None
     request_timeout_s: float = 1200.0
+    origins: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    instance_secret: str | None = None
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
@@ -44,6 +52,9 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         api_base=f"http://{shown_host}:{port or 8080}/v1",
         api_key=_first(environ, "MLX_API_KEY", "MLX_SERVER_API_KEY"),
         request_timeout_s=timeout_s,
+        origins=_list(environ, "CORS_ALLOW_ORIGINS"),
+        hosts=tuple(host.lower() for host in _list(environ, "ALLOWED_HOSTS")),
+        instance_secret=_first(environ, SECRET_NAME),
     )
 
 
@@ -57,6 +68,16 @@ def _first(environ: Mapping[str, str], *names: str) -> str | None:
     every_name = (*names, f"MLX_SERVER_{names[0]}")  # the general alias
     values = (environ.get(name, "").strip() for name in every_name)
     return next((value for value in values if value), None)
+
+
+def _list(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """A comma list, or a JSON list, as the sidecar reads it."""
+    text = _first(environ, name) or ""
+    try:
+        parts = json.loads(text) if text.startswith("[") else text.split(",")
+    except ValueError:
+        raise ValueError(f"{name} must be a comma list or a JSON list") from None
+    return tuple(part.strip() for part in map(str, parts) if part.strip())
 
 
 def _number(

@@ -23,6 +23,7 @@ from typing import Self
 import httpx
 
 from litellm_mlx.child import Child, Service
+from litellm_mlx.identity import challenge
 
 _POLL_S = 0.1
 _PROBE_TIMEOUT_S = 2.0
@@ -227,6 +228,6 @@ class Supervisor:
 
     def _probe(self, service: Service) -> httpx.Response | None:
         try:
-            return self._client.get(service.health_url)
+            return self._client.get(service.health_url, headers=challenge())
         except httpx.HTTPError:
             return None

@@ -55,6 +55,8 @@ class ServerConfig:
     )
     drain_timeout_s: float = setting(30.0, "DRAIN_TIMEOUT_SECONDS", number(0, 3600))
     metrics_enabled: bool = setting(True, "METRICS_ENABLED", boolean)
+    # From the launcher alone: see server/gate.proof.
+    instance_secret: str | None = setting(None, "MLX_INSTANCE_SECRET", str)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,19 @@ def key_id(headers: Mapping[str, str]) -> str | None:
     return hashlib.sha256(given.encode()).hexdigest()[:16] if given else None
 
 
+def proof(secret: str | None, headers: Mapping[str, str]) -> dict[str, str]:
+    """
+    The header by which a launcher knows that it is its own sidecar that answers.
+
+    It gave the secret in the environment; who else has the port does not know it.
+    """
+    asked = headers.get("x-mlx-challenge")
+    if secret is None or asked is None:
+        return {}
+    mac = hmac.new(secret.encode(), asked.encode(), hashlib.sha256)
+    return {"x-mlx-proof": mac.hexdigest()}
+
+
 def check_admin(config: ServerConfig, headers: Mapping[str, str]) -> None:
     """
     Let a request look behind the scenes: with ADMIN_TOKEN, else on loopback only.

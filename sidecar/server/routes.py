@@ -178,7 +178,9 @@ class Routes:
                 "done_bytes": health.download.done_bytes,
                 "total_bytes": health.download.total_bytes,
             }
-        return json_response(body, 200 if health.status == "ok" else 503)
+        status = 200 if health.status == "ok" else 503
+        proof = gate.proof(self._config.instance_secret, request.headers)
+        return json_response(body, status, proof)
 
     def _admin(self, endpoint: Endpoint) -> Endpoint:
         def guarded(request: Request) -> Response | EventStream:
