@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import httpx
 
-from litellm_mlx.launch_settings import MASTER_KEY, LaunchSettings
+from litellm_mlx.launch_settings import MASTER_KEY, Address, LaunchSettings
 from litellm_mlx.proxy_config import ServedModel
 
 
@@ -30,6 +30,7 @@ def ready_block(
         ("model", _model(settings, models, name)),
         *([("memory", _memory(memory_limit))] if memory_limit else []),
         ("key", _key(settings, needs_key)),
+        *_reach(settings, needs_key),
         ("prompts", _logs(settings)),
         ("try", _curl(settings, name, needs_key)),
         ("stop", "Ctrl-C"),
@@ -70,9 +71,24 @@ def _memory(limit: int) -> str:
 def _key(settings: LaunchSettings, needs_key: bool) -> str:
     if needs_key:
         return f"{_key_name(settings)} (if it is in .env: `. ./.env` sets it)"
-    front = settings.proxy or settings.sidecar
-    whom = "only this machine gets in" if front.is_loopback else "OPEN TO OTHERS"
-    return f"none needed, clients may send any; {whom}"
+    return "none needed, clients may send any"
+
+
+def _reach(settings: LaunchSettings, needs_key: bool) -> Iterator[tuple[str, str]]:
+    """Who gets in where, and with what."""
+    title = "reach"
+    if settings.proxy:
+        what = f"with {MASTER_KEY}" if needs_key else "no key, the models' routes only"
+        yield title, f"LiteLLM: {_whom(settings.proxy)}, {what}"
+        title = ""
+    key = "with MLX_API_KEY" if settings.api_key else "no key"
+    yield title, f"sidecar: {_whom(settings.sidecar)}, {key}"
+    pages = settings.child_env.get("CORS_ALLOW_ORIGINS", "").strip()
+    yield "", f"web pages: {pages or 'none (CORS_ALLOW_ORIGINS)'}"
+
+
+def _whom(address: Address) -> str:
+    return "programs on this machine" if address.is_loopback else "OTHER MACHINES TOO"
 
 
 def _logs(settings: LaunchSettings) -> str:

@@ -28,7 +28,10 @@ def test_it_says_what_runs_where(tmp_path: Path) -> None:
         "sidecar  http://127.0.0.1:8080/v1",
         "model    local, which is the small built-in model; context of 32768 tokens",
         "memory   at most 9.0 GB",
-        "key      none needed, clients may send any; only this machine gets in",
+        "key      none needed, clients may send any\n",
+        "reach    LiteLLM: programs on this machine, no key, the models' routes only",
+        "sidecar: programs on this machine, no key\n",
+        "web pages: none (CORS_ALLOW_ORIGINS)",
         f"prompts  logged with the answers in {tmp_path}/logs",
         "try      curl http://127.0.0.1:4000/v1/chat/completions",
         "stop     Ctrl-C",
@@ -44,6 +47,19 @@ def test_the_curl_line_carries_the_key_by_name(tmp_path: Path) -> None:
     assert "sk-secret" not in text
     body = text.partition("-d '")[2].partition("'")[0]
     assert json.loads(body)["model"] == "local"
+
+
+def test_it_says_who_else_gets_in(tmp_path: Path) -> None:
+    """An open port, a key, a page that was let in: each where it is."""
+    env = {
+        "PROXY_HOST": "0.0.0.0",
+        "MLX_API_KEY": "k",
+        "CORS_ALLOW_ORIGINS": "http://a",
+    }
+    text = block(tmp_path, needs_key=True, **env)
+    assert "LiteLLM: OTHER MACHINES TOO, with LITELLM_MASTER_KEY" in text
+    assert "sidecar: programs on this machine, with MLX_API_KEY" in text
+    assert "web pages: http://a" in text
 
 
 @pytest.mark.parametrize(
