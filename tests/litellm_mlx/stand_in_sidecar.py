@@ -17,6 +17,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from litellm_mlx.identity import CHALLENGE, PROOF, SECRET_NAME, proof_of
+
 MODELS = {
     "data": [
         {
@@ -62,6 +64,8 @@ class Handler(BaseHTTPRequestHandler):
         raw = json.dumps(body).encode()
         self.send_response(code)
         self.send_header("Content-Length", str(len(raw)))
+        if asked := self.headers.get(CHALLENGE):
+            self.send_header(PROOF, proof_of(os.environ[SECRET_NAME], asked))
         self.end_headers()
         self.wfile.write(raw)
 

@@ -12,10 +12,18 @@ from pathlib import Path
 import httpx
 import pytest
 
+from litellm_mlx.identity import (
+    CHALLENGE,
+    PROOF,
+    SECRET_NAME,
+    challenge,
+    new_secret,
+    proof_of,
+)
 from litellm_mlx.launch_settings import Flags, load_settings
 from litellm_mlx.launcher import main, notices
 from litellm_mlx.ports import PidFile
-from litellm_mlx.services import plan_proxy, sidecar_service
+from litellm_mlx.services import plan_proxy, proxy_service, sidecar_service
 from tests.support.launcher import Launcher
 from tests.support.proxy import free_port
 
@@ -237,6 +245,31 @@ def test_the_sidecar_is_started_by_this_python(tmp_path: Path) -> None:
     expected = "-m sidecar --host ::1 --port 1234 --model m"
     assert service.command == (sys.executable, *expected.split())
     assert service.health_url == "http://[::1]:1234/health"
+
+
+def test_a_stranger_on_the_port_is_not_taken_for_the_child(tmp_path: Path) -> None:
+    """Who answers without the launcher's secret gets no key and no prompt."""
+    settings = load_settings(Flags(), tmp_path, {})
+    plan = plan_proxy(settings)
+    assert plan is not None
+    pid_file = PidFile(tmp_path / "pid")
+    services = (
+        sidecar_service(settings, pid_file),
+        proxy_service(settings, plan, pid_file),
+    )
+    for service in services:
+        asked = httpx.Request("GET", service.health_url, headers=challenge())
+        secret = service.env[SECRET_NAME]
+        for proof, is_ours in (
+            (proof_of(secret, asked.headers[CHALLENGE]), True),
+            (proof_of(new_secret(), asked.headers[CHALLENGE]), False),
+            (proof_of(secret, "an earlier question"), False),
+            ("", False),
+        ):
+            answer = httpx.Response(
+                200, json={"status": "ok"}, headers={PROOF: proof}, request=asked
+            )
+            assert service.is_healthy(answer) is is_ours
 
 
 def test_the_launcher_is_light() -> None:
