@@ -22,6 +22,8 @@ from typing import Literal
 
 Kind = Literal["forbidden", "unauthorized"]
 
+# The second is this machine's in its own containers, and nobody's to rebind.
+_OWN_NAMES = ("localhost", "host.docker.internal")
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]+))(?::\d*)?")
 _OWN_FETCHES = ("same-origin", "none")  # none: typed, or from no page at all
 _KEY_HEADERS = ("x-api-key", "x-goog-api-key", "api-key")
@@ -134,7 +136,7 @@ def _is_own_host(header: str, allowed: tuple[str, ...]) -> bool:
     if match is None:
         return False
     name = match["v6"] or match["name"]
-    if name == "localhost" or name in allowed:
+    if name in _OWN_NAMES or name in allowed:
         return True
     try:
         ipaddress.ip_address(name)

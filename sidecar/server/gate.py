@@ -15,6 +15,8 @@ from sidecar.config import ServerConfig
 from sidecar.core.errors import Forbidden, Unauthorized
 
 _OPEN_PATHS = ("/health",)
+# The second is this machine's in its own containers, and nobody's to rebind.
+_OWN_NAMES = ("localhost", "host.docker.internal")
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]+))(?::\d*)?")
 
 
@@ -104,7 +106,7 @@ def _is_own_host(header: str, allowed: tuple[str, ...]) -> bool:
     if match is None:
         return False
     name = match["v6"] or match["name"]
-    if name == "localhost" or name in allowed:
+    if name in _OWN_NAMES or name in allowed:
         return True
     try:
         ipaddress.ip_address(name)

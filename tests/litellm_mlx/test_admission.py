@@ -63,6 +63,7 @@ def test_programs_own_pages_and_chosen_origins_come_in() -> None:
     [
         ("localhost:4000", True), ("127.0.0.1", True), ("[::1]:4000", True),
         ("192.168.1.7:4000", True), ("LOCALHOST", True), ("box.lan:4000", True),
+        ("host.docker.internal:4000", True),
         ("evil.example:4000", False), ("127.0.0.1.evil.example", False),
         ("localhost:4000, evil.example", False), ("", False), ("[::1", False),
     ],
