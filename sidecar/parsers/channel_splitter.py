@@ -17,6 +17,7 @@ from sidecar.parsers.splitter import Kind, Span, held_suffix, joined
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 _END = re.compile("|".join(map(re.escape, _ENDS)))
+_MOST_HEADER_CHARS = 4096
 _RECIPIENT = re.compile(r"\bto=")
 
 
@@ -72,10 +73,10 @@ class ChannelSplitter:
         return self._header() if self._kind is None else self._body()
 
     def _header(self) -> list[Span] | None:
-        if _is_no_header(self._buffer):
+        header, found, rest = self._buffer.partition(_MESSAGE)
+        if _is_no_header(header):
             self._kind = "content"
             return []
-        header, found, rest = self._buffer.partition(_MESSAGE)
         if not found:
             return None
         self._buffer = rest
@@ -128,6 +129,8 @@ class ChannelSplitter:
 
 def _is_no_header(text: str) -> bool:
     """Whether what should be a header is text of a model that writes none."""
+    if len(text) > _MOST_HEADER_CHARS:
+        return True
     text = text.lstrip()
     return bool(text) and not any(
         text.startswith(begin[: len(text)]) for begin in ("<|", "to=", "assistant")

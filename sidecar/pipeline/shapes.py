@@ -138,7 +138,7 @@ class _Fences:
         self._num_lines = 0
 
     def behind(self, start: int) -> tuple[int, int]:
-        """Where the next line that is a bare fence begins (-1: nowhere), lines to it."""
+        """Where the next bare fence begins (-1: nowhere), and the lines up to it."""
         text = self._text
         if self._close < 0 or start > self._close:
             if self._start and self._close < 0:
