@@ -74,7 +74,8 @@ class ChannelSplitter:
 
     def _header(self) -> list[Span] | None:
         header, found, rest = self._buffer.partition(_MESSAGE)
-        if _is_no_header(header):
+        may_end = 0 if found else len(_MESSAGE) - 1  # what may be half of the token
+        if len(header) - may_end > _MOST_HEADER_CHARS or _is_no_header(header):
             self._kind = "content"
             return []
         if not found:
@@ -129,8 +130,6 @@ class ChannelSplitter:
 
 def _is_no_header(text: str) -> bool:
     """Whether what should be a header is text of a model that writes none."""
-    if len(text) > _MOST_HEADER_CHARS:
-        return True
     text = text.lstrip()
     return bool(text) and not any(
         text.startswith(begin[: len(text)]) for begin in ("<|", "to=", "assistant")
