@@ -66,11 +66,12 @@ class Message:
 
 def join_parts(parts: tuple[str, ...]) -> str:
     """Join text parts with a newline, unless one already stands at the seam."""
-    text = ""
-    for part in parts:
-        seam = text and part and not text.endswith("\n") and not part.startswith("\n")
-        text += "\n" + part if seam else part
-    return text
+    joined: list[str] = []
+    for part in filter(None, parts):
+        if joined and not joined[-1].endswith("\n") and not part.startswith("\n"):
+            joined.append("\n")
+        joined.append(part)
+    return "".join(joined)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from sidecar.parsers.splitter import Kind, Span, held_suffix, joined
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 _END = re.compile("|".join(map(re.escape, _ENDS)))
+_MOST_HEADER_CHARS = 4096
 _RECIPIENT = re.compile(r"\bto=")
 
 
@@ -72,10 +73,11 @@ class ChannelSplitter:
         return self._header() if self._kind is None else self._body()
 
     def _header(self) -> list[Span] | None:
-        if _is_no_header(self._buffer):
+        header, found, rest = self._buffer.partition(_MESSAGE)
+        may_end = 0 if found else len(_MESSAGE) - 1  # what may be half of the token
+        if len(header) - may_end > _MOST_HEADER_CHARS or _is_no_header(header):
             self._kind = "content"
             return []
-        header, found, rest = self._buffer.partition(_MESSAGE)
         if not found:
             return None
         self._buffer = rest

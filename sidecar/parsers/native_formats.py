@@ -11,24 +11,22 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from sidecar.core.requests import Tool
+from sidecar.parsers.elements import cut_elements, texts
 from sidecar.parsers.tool_calls import ToolSyntax
 from sidecar.parsers.tool_formats import (
     ParsedCall,
+    end_of_space,
     hermes_json,
     qwen3_coder_xml,
     require_nothing_left,
 )
 
-_CALL = re.compile(r"<｜tool▁call▁begin｜>(.*?)<｜tool▁call▁end｜>", re.DOTALL)
-_FENCED = re.compile(r"\s*([^\n]+?)\s*```(?:json)?\n(.*?)\n?```\s*", re.DOTALL)
-_INVOKE = re.compile(
-    r'<｜DSML｜invoke name="([^"]+)">(.*?)</｜DSML｜invoke>', re.DOTALL
-)
-_PARAMETER = re.compile(
-    r'<｜DSML｜parameter name="([^"]+)"(?: string="(true|false)")?>(.*?)'
-    r"</｜DSML｜parameter>",
-    re.DOTALL,
-)
+_CALL = re.compile("<｜tool▁call▁begin｜>")
+_END_OF_CALL = re.compile("<｜tool▁call▁end｜>")
+_INVOKE = re.compile('<｜DSML｜invoke name="([^"]+)">')
+_END_OF_INVOKE = re.compile("</｜DSML｜invoke>")
+_PARAMETER = re.compile('<｜DSML｜parameter name="([^"]+)"(?: string="(true|false)")?>')
+_END_OF_PARAMETER = re.compile("</｜DSML｜parameter>")
 _HEADER = re.compile(r"\s*([\w.:-]+)(?:\[CALL_ID\]\w+)?\s*\[ARGS\]\s*")
 _RECIPIENT = re.compile(r"(?:functions\.)?([\w.:-]+)")
 _BARE = '{"name":'
@@ -38,29 +36,30 @@ _DECODER = json.JSONDecoder(strict=False)
 def deepseek(body: str, tools: Sequence[Tool]) -> list[ParsedCall]:
     """`NAME<｜tool▁sep｜>{..}`, or a fence behind the name, each call between marks."""
     calls = []
-    for inside in _CALL.findall(body):
+    elements, rest = cut_elements(body, _CALL, _END_OF_CALL)
+    for _, inside in elements:
         name, found, arguments = inside.partition("<｜tool▁sep｜>")
         if not found:
             raise ValueError("no separator between name and arguments")
-        fenced = _FENCED.fullmatch(arguments)
-        if fenced:
-            name, arguments = fenced.groups()
+        name, arguments = _unfenced(arguments) or (name, arguments)
         calls += _call(name.strip(), arguments)
-    require_nothing_left(_CALL.sub("", body))
+    require_nothing_left(rest)
     return _not_empty(calls)
 
 
 def deepseek_dsml(body: str, tools: Sequence[Tool]) -> list[ParsedCall]:
     """`invoke` elements of `parameter` elements that say whether they are strings."""
     calls = []
-    for name, inside in _INVOKE.findall(body):
+    invoked, rest = cut_elements(body, _INVOKE, _END_OF_INVOKE)
+    for name, inside in texts(invoked):
+        parameters, between = cut_elements(inside, _PARAMETER, _END_OF_PARAMETER)
         arguments = {
-            key: value if is_string == "true" else json.loads(value)
-            for key, is_string, value in _PARAMETER.findall(inside)
+            begun.group(1): value if begun.group(2) == "true" else json.loads(value)
+            for begun, value in parameters
         }
-        require_nothing_left(_PARAMETER.sub("", inside))
+        require_nothing_left(between)
         calls.append(ParsedCall(name, arguments))
-    require_nothing_left(_INVOKE.sub("", body))
+    require_nothing_left(rest)
     return _not_empty(calls)
 
 
@@ -93,12 +92,14 @@ def bare_json(body: str, tools: Sequence[Tool]) -> list[ParsedCall]:
 
     Only of offered tools: an answer may hold JSON of its own.
     """
-    text, calls = (_BARE + body).strip(), []
-    while text:
-        _, end = _DECODER.raw_decode(text)
-        calls += hermes_json(text[:end], tools)
-        text = text[end:].lstrip().removeprefix(";").lstrip()
-    if any(call.name not in {tool.name for tool in tools} for call in calls):
+    text, calls, at = (_BARE + body).strip(), [], 0
+    while at < len(text):
+        _, end = _DECODER.raw_decode(text, at)
+        calls += hermes_json(text[at:end], tools)
+        at = end_of_space(text, end)
+        at = end_of_space(text, at + text.startswith(";", at))
+    names = {tool.name for tool in tools}
+    if any(call.name not in names for call in calls):
         raise ValueError("not an offered tool")
     return calls
 
@@ -154,6 +155,17 @@ def _call(name: str, arguments: str) -> list[ParsedCall]:
     if not name or not isinstance(value, dict):
         raise ValueError("a call needs a name and an object")
     return [ParsedCall(name, value)]
+
+
+def _unfenced(text: str) -> tuple[str, str] | None:
+    """The line before a fence and what the fence holds, if there is nothing else."""
+    name, _, fenced = text.partition("```")
+    fenced = fenced.removeprefix("json").rstrip()
+    name = name.strip()
+    is_fenced = fenced.startswith("\n") and fenced.endswith("```")
+    if not name or "\n" in name or not is_fenced:
+        return None
+    return name, fenced[1:].removesuffix("```").removesuffix("\n")
 
 
 def _not_empty(calls: list[ParsedCall]) -> list[ParsedCall]:

@@ -93,7 +93,7 @@ class StreamSplitter:
             "undecided": self._undecided,
         }[start]
         self._buffer = ""
-        self._scanned = 0  # HOLD: how far the buffer is known to hold no close tag
+        self._held: list[str] = []  # HOLD: what is known to hold no close tag
         self._held_space = ""  # white space that ends the content so far
         self._tool: list[str] | None = None
 
@@ -125,6 +125,7 @@ class StreamSplitter:
         spans: list[Span] = []
         rest, self._buffer = self._buffer, ""
         if self._step == self._hold:
+            rest = "".join([*self._held, rest])
             if self._is_complete_call(rest):
                 return spans, rest
             spans.append(("reasoning", rest))
@@ -177,16 +178,18 @@ class StreamSplitter:
             self._end_reasoning(match.end())
         else:
             self._buffer = self._buffer[match.start() :]
-            self._scanned = 0
+            self._held = []
             self._step = self._hold
         return _one("reasoning", before)
 
     def _hold(self) -> Iterator[Span] | None:
-        match = self._close.search(self._buffer, self._scanned)
+        match = self._close.search(self._buffer)
         if match is None:
-            self._scanned = max(0, len(self._buffer) - len(self._markers.think_close))
+            free = max(0, len(self._buffer) - len(self._markers.think_close))
+            self._held.append(self._buffer[:free])
+            self._buffer = self._buffer[free:]
             return None
-        held = self._buffer[: match.start()]
+        held = "".join([*self._held, self._buffer[: match.start()]])
         self._end_reasoning(match.end())
         return _one("reasoning", held)
 

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sidecar.core.nested_json import check_depth
 from sidecar.core.requests import Tool, ToolCall
 from sidecar.parsers.tool_formats import FormatParser, ParsedCall
 
@@ -126,17 +127,17 @@ def _parse(
 
 
 def _distinct(calls: list[ParsedCall]) -> list[ParsedCall]:
-    kept: list[ParsedCall] = []
+    kept: dict[tuple[str, str], ParsedCall] = {}
     for call in calls:
-        if call not in kept:
-            kept.append(call)
-    return kept
+        kept.setdefault((call.name, json.dumps(call.arguments, sort_keys=True)), call)
+    return [*kept.values()]
 
 
 def _check(call: ParsedCall) -> None:
-    """ValueError or TypeError for what cannot be sent as JSON."""
+    """ValueError or TypeError for what cannot be sent as JSON, or read again."""
     call.name.encode()
-    json.dumps(call.arguments, allow_nan=False)
+    check_depth(call.arguments)
+    json.dumps(call.arguments, allow_nan=False, sort_keys=True)
 
 
 def _with_id(call: ParsedCall) -> ToolCall:

@@ -12,7 +12,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from sidecar.core.nested_json import load_json
 from sidecar.core.requests import Tool
+from sidecar.parsers.elements import cut_elements, texts
 
 
 class ParsedCall(NamedTuple):
@@ -25,13 +27,16 @@ class ParsedCall(NamedTuple):
 FormatParser = Callable[[str, Sequence[Tool]], list[ParsedCall]]
 
 _ANY = re.IGNORECASE
-_FUNCTION = re.compile(r"<function=([^<>\s]+)\s*>(.*?)</function>", _ANY | re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^<>\s]+)\s*>(.*?)</parameter>", _ANY | re.DOTALL)
-_ARG = re.compile(
-    r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", _ANY | re.DOTALL
-)
-_NAMED = re.compile(r"<([A-Za-z_][\w.-]*)>(.*?)</\1>", re.DOTALL)
-_QUOTED = re.compile(r'<([A-Za-z_][\w.-]*)="(.*?)"</\1>', re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^<>\s]+)\s*>", _ANY)
+_END_OF_FUNCTION = re.compile("</function>", _ANY)
+_PARAMETER = re.compile(r"<parameter=([^<>\s]+)\s*>", _ANY)
+_END_OF_PARAMETER = re.compile("</parameter>", _ANY)
+_KEY = re.compile("<arg_key>", _ANY)
+_KEY_TO_VALUE = re.compile(r"</arg_key>\s*<arg_value>", _ANY)
+_END_OF_VALUE = re.compile("</arg_value>", _ANY)
+_NAMED = re.compile(r"<([A-Za-z_][\w.-]*)>")
+_QUOTED = re.compile(r'<([A-Za-z_][\w.-]*)="')
+_SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"\s*([A-Za-z_][\w.:/-]*)\s*")
 
 
@@ -46,15 +51,15 @@ def hermes_json(body: str, tools: Sequence[Tool]) -> list[ParsedCall]:
 
 def qwen3_coder_xml(body: str, tools: Sequence[Tool]) -> list[ParsedCall]:
     """`<function=NAME><parameter=KEY>VALUE</parameter>..</function>`, one or more."""
+    functions, rest = cut_elements(body, _FUNCTION, _END_OF_FUNCTION)
     calls = []
-    for match in _FUNCTION.finditer(body):
-        name, inside = match.groups()
-        pairs = _PARAMETER.findall(inside)
-        require_nothing_left(_PARAMETER.sub("", inside))
-        calls.append(_typed_call(name, pairs, tools))
+    for name, inside in texts(functions):
+        parameters, between = cut_elements(inside, _PARAMETER, _END_OF_PARAMETER)
+        require_nothing_left(between)
+        calls.append(_typed_call(name, texts(parameters), tools))
     if not calls:
         raise ValueError("no function element")
-    require_nothing_left(_FUNCTION.sub("", body))
+    require_nothing_left(rest)
     return calls
 
 
@@ -64,14 +69,52 @@ def glm4_native(body: str, tools: Sequence[Tool]) -> list[ParsedCall]:
     if head is None:
         raise ValueError("no function name")
     name, inside = head.group(1), body[head.end() :]
-    for pattern in (_ARG, _QUOTED, _NAMED):
-        pairs = [(key.strip(), value) for key, value in pattern.findall(inside)]
+    for cut in (_cut_pairs, _cut_quoted, _cut_named):
+        pairs, rest = cut(inside)
         if pairs:
-            require_nothing_left(pattern.sub("", inside))
-            return [_typed_call(name, pairs, tools)]
+            require_nothing_left(rest)
+            stripped = [(key.strip(), value) for key, value in pairs]
+            return [_typed_call(name, stripped, tools)]
     if not inside.strip() and any(tool.name == name for tool in tools):
         return [ParsedCall(name, {})]  # a bare word is a call only if it is a tool
     raise ValueError("no argument element")
+
+
+_Pairs = list[tuple[str, str]]
+
+
+def _cut_pairs(text: str) -> tuple[_Pairs, str]:
+    """`<arg_key>K</arg_key><arg_value>V</arg_value>`."""
+    pairs: _Pairs = []
+    rest: list[str] = []
+    at = 0
+    while key := _KEY.search(text, at):
+        middle = _KEY_TO_VALUE.search(text, key.end())
+        end = _END_OF_VALUE.search(text, middle.end()) if middle else None
+        if middle is None or end is None:
+            break
+        pairs.append(
+            (text[key.end() : middle.start()], text[middle.end() : end.start()])
+        )
+        rest.append(text[at : key.start()])
+        at = end.end()
+    return pairs, "".join([*rest, text[at:]])
+
+
+def _cut_quoted(text: str) -> tuple[_Pairs, str]:
+    """`<K="V"</K>`."""
+    found, rest = cut_elements(
+        text, _QUOTED, lambda begun: re.compile(re.escape(f'"</{begun.group(1)}>'))
+    )
+    return texts(found), rest
+
+
+def _cut_named(text: str) -> tuple[_Pairs, str]:
+    """`<K>V</K>`."""
+    found, rest = cut_elements(
+        text, _NAMED, lambda begun: re.compile(re.escape(f"</{begun.group(1)}>"))
+    )
+    return texts(found), rest
 
 
 def from_library(parse: Callable[..., Any]) -> FormatParser:
@@ -82,6 +125,12 @@ def from_library(parse: Callable[..., Any]) -> FormatParser:
         return [_json_call(c) for c in (found if isinstance(found, list) else [found])]
 
     return parser
+
+
+def end_of_space(text: str, at: int) -> int:
+    """Where the white space that begins at a place ends."""
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
 
 
 def require_nothing_left(text: str) -> None:
@@ -108,7 +157,7 @@ def _json_values(text: str) -> list[Any]:
     while at < len(text):
         value, end = decoder.raw_decode(text, at)
         values.append(value)
-        at = end + (len(text[end:]) - len(text[end:].lstrip()))
+        at = end_of_space(text, end)
     if not values:
         raise ValueError("empty call block")
     return values
@@ -154,12 +203,12 @@ def _typed(text: str, declared: Any) -> Any:
         return text
     try:
         return _json(text)
-    except (ValueError, RecursionError):
+    except ValueError:  # or nested too deep
         return text
 
 
 def _json(text: str) -> Any:
-    return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+    return load_json(text, parse_constant=_no_constant, parse_float=_finite)
 
 
 def _no_constant(name: str) -> Any:

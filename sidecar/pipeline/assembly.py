@@ -1,6 +1,6 @@
 """Elements and values -> ids: of what the model reads (M), and for lookup (C)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.prompt import Boundary, CanonicalIds, ModelIds
@@ -68,9 +68,10 @@ def canonical_ids(
         at += len(text)
     whole = "".join(pieces)
     encoded = encoder.encode(whole)
+    depths = _Depths(whole, encoded, encoder)
     settled = {
         span.key: (
-            _depth_at(whole, encoded, place, encoder) + BLOCK_LEN
+            depths.at(place) + BLOCK_LEN
             if roles[span.message] == "system"
             # and what ends the message, else a longer one counts as the same
             else encoded.end_of_piece(max(0, ends[span.message] - 1)) + 1
@@ -84,15 +85,29 @@ def canonical_ids(
     return Canonical(CanonicalIds(encoded.ids), settled, begins)
 
 
-def _depth_at(whole: str, encoded: Encoded, char: int, encoder: PromptEncoder) -> int:
-    number = encoded.piece_at(max(0, char - 1))
-    start = encoded.chars[number]
-    end = encoded.chars[number + 1] if number + 1 < len(encoded.chars) else len(whole)
-    if char >= end:
-        return encoded.end_of_piece(max(0, char - 1))
-    if char == start:
-        return encoded.tokens[number]
-    return encoded.tokens[number] + encoder.count_before(whole[start:end], char - start)
+class _Depths:
+    """How many ids begin before a character; a piece is looked at once."""
+
+    def __init__(self, whole: str, encoded: Encoded, encoder: PromptEncoder) -> None:
+        self._whole = whole
+        self._encoded = encoded
+        self._encoder = encoder
+        self._counts: dict[int, Callable[[int], int]] = {}
+
+    def at(self, char: int) -> int:
+        encoded = self._encoded
+        number = encoded.piece_at(max(0, char - 1))
+        start = encoded.chars[number]
+        is_last = number + 1 == len(encoded.chars)
+        end = len(self._whole) if is_last else encoded.chars[number + 1]
+        if char >= end:
+            return encoded.end_of_piece(max(0, char - 1))
+        if char == start:
+            return encoded.tokens[number]
+        if number not in self._counts:
+            piece = self._whole[start:end]
+            self._counts[number] = self._encoder.counter_before(piece)
+        return encoded.tokens[number] + self._counts[number](char - start)
 
 
 def model_ids(

@@ -7,7 +7,8 @@ literal text and spans, that together are the message's own text.
 
 import json
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sidecar.core.requests import Message
@@ -22,6 +23,8 @@ _FOLDER = re.compile(
     rf"|<cwd>\n?{_PATH}\n?</cwd>|Runtime: .*\brepo={_PATH}.*)$",
     re.IGNORECASE | re.MULTILINE,
 )
+_MOST_FOLDER_CHARS = 1 << 20
+_MOST_FINDS = 16384  # in a conversation; what it holds beyond is ordinary text
 _BLANK_ANSWERS = ("(no content)",)
 SpanKey = tuple[int, int, str, int]  # message, place in it, kind, which there
 
@@ -84,25 +87,32 @@ def normalise(messages: Sequence[Message], ruleset: RuleSet | None) -> list[Mess
     return cleaned
 
 
-def mark(messages: Sequence[Message], ruleset: RuleSet | None) -> list[MarkedMessage]:
+def mark(
+    messages: Sequence[Message],
+    ruleset: RuleSet | None,
+    check: Callable[[], None] = lambda: None,
+) -> list[MarkedMessage]:
     """
     Find the spans of every message.
 
     Args:
         ruleset: None finds none (canonicalisation is off).
+        check: called before each message; what it raises ends the work.
     """
     marked = []
+    left = _MOST_FINDS
     for index, message in enumerate(messages):
+        check()
         if ruleset is None or message.role == "assistant":
             text = message.text
             marked.append(MarkedMessage(message, (text,) if text else ()))
             continue
-        found = _found(message, ruleset) if message.role != "tool" else []
-        folder = _FOLDER.search(message.text) if found else None
+        found = _found(message, ruleset, left) if message.role != "tool" else []
+        left -= len(found)
+        folder_end = _end_of_folder(message.text, found)
         spans = [
             Span(
-                kind, index, 0, value, sentinel,
-                has_folder=folder is not None and folder.end() <= start,
+                kind, index, 0, value, sentinel, has_folder=0 <= folder_end <= start
             )
             for kind, (start, _), value, sentinel in found
         ]  # fmt: skip
@@ -132,9 +142,9 @@ def _without_telemetry(message: Message, ruleset: RuleSet) -> tuple[str, ...]:
     parts = []
     for part in message.parts:
         finds = rules_module.find(dropping, message.role, part)
-        kept = part
-        for _, (start, end) in reversed(finds):
-            kept = kept[:start] + kept[end:]
+        starts = [0, *(end for _, (_, end) in finds)]
+        ends = [*(start for _, (start, _) in finds), len(part)]
+        kept = "".join(part[a:b] for a, b in zip(starts, ends, strict=True))
         if kept or not finds:
             parts.append(kept)
     return tuple(parts)
@@ -143,8 +153,8 @@ def _without_telemetry(message: Message, ruleset: RuleSet) -> tuple[str, ...]:
 Found = tuple[str, tuple[int, int], str, str]  # kind, range, value, sentinel
 
 
-def _found(message: Message, ruleset: RuleSet) -> list[Found]:
-    """Finds in the joined text, part by part: no rule looks across a part."""
+def _found(message: Message, ruleset: RuleSet, most: int) -> list[Found]:
+    """The first finds in the joined text, part by part: no rule looks across a part."""
     keeping = [
         rule
         for rule in ruleset.rules
@@ -153,6 +163,8 @@ def _found(message: Message, ruleset: RuleSet) -> list[Found]:
     text, offset = message.text, 0
     found: list[Found] = []
     for part in message.parts:
+        if len(found) >= most:
+            break
         offset = text.find(part, offset) if part else offset
         for rule, (start, end) in rules_module.find(keeping, message.role, part):
             start, end = start + offset, end + offset
@@ -161,7 +173,17 @@ def _found(message: Message, ruleset: RuleSet) -> list[Found]:
                 end += 1  # the seam goes with a part that may go
             found.append((rule.kind, (start, end), text[start:end], rule.sentinel))
         offset += len(part)
-    return found
+    return found[:most]
+
+
+def _end_of_folder(text: str, found: Sequence[Found]) -> int:
+    """Where the first line ends that names a folder before some find; -1: nowhere."""
+    if not found:
+        return -1
+    last_start = min(found[-1][1][0], _MOST_FOLDER_CHARS)
+    end = text.rfind("\n", 0, last_start + 1)
+    folder = _FOLDER.search(text, 0, end) if end >= 0 else None
+    return folder.end() if folder else -1
 
 
 def _cut(text: str, found: Sequence[Found], spans: Sequence[Span]) -> list[str | Span]:
@@ -203,14 +225,15 @@ def _cut_tail(pieces: list[str | Span], index: int) -> list[str | Span]:
 
 def _placed(pieces: Sequence[str | Span]) -> tuple[str | Span, ...]:
     placed: list[str | Span] = []
+    num_here: Counter[tuple[int, str]] = Counter()
     place = 0
     for piece in pieces:
         if isinstance(piece, str):
             placed.append(piece)
             place += len(piece)
         else:
-            here = [p for p in placed if isinstance(p, Span) and p.place == place]
-            nth = sum(p.kind == piece.kind for p in here)
-            placed.append(replace(piece, place=place, nth=nth))
+            here = (place, piece.kind)
+            placed.append(replace(piece, place=place, nth=num_here[here]))
+            num_here[here] += 1
             place += len(piece.sentinel)
     return tuple(placed)

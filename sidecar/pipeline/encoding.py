@@ -11,7 +11,7 @@ import bisect
 import re
 import threading
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -98,16 +98,18 @@ class PromptEncoder:
             return Encoded(ids, (0,), (0,))
         return self._join(self._split(text), self._first_ids if special else ())
 
-    def count_before(self, text: str, char: int) -> int:
-        """How many ids of a piece begin before a character of it."""
+    def counter_before(self, text: str) -> Callable[[int], int]:
+        """For a piece: how many of its ids begin before a character of it."""
         if self._core is None:
-            return len(self.encode(text, is_start=False).ids)
+            num_ids = len(self.encode(text, is_start=False).ids)
+            return lambda char: num_ids
         starts = self._starts.get(text)
         if starts is None:
             offsets = self._core.encode(text, add_special_tokens=False).offsets
             starts = array("I", (start for start, _ in offsets))
             self._starts.put(text, starts)
-        return bisect.bisect_left(starts, char)
+        found = starts
+        return lambda char: bisect.bisect_left(found, char)
 
     def before_token(self, text: str, at: int) -> int:
         """The last place up to `at` that is inside no added token."""

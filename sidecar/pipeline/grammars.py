@@ -4,8 +4,10 @@ import re
 from collections.abc import Callable
 
 _MOST_CLOCK_CHARS = 64
+_MOST_GIT_LINES = 10_000
 _RUNTIME = re.compile(
-    r"((?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+|n/a)(?=[ \t]*$|[ \t]+•)", re.IGNORECASE
+    r"((?:\d{1,9}(?:\.\d{1,9})?(?:ms|s|m|h|d)){1,8}|n/a)(?=[ \t]*$|[ \t]+•)",
+    re.IGNORECASE,
 )
 _CLOCK_END = re.compile(r"\.(?=\s|$)|$")
 _TIME = r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:\s?[AaPp]\.?[Mm]\.?)?"
@@ -78,7 +80,7 @@ def _git_status_size(text: str) -> int:
 
     Up to the last line that they could have printed: behind it stands text.
     """
-    head, *lines = text.split("\n")
+    head, *lines = text.split("\n", _MOST_GIT_LINES)[:_MOST_GIT_LINES]
     if not _GIT_HEAD.fullmatch(head):
         return 0
     at = size = len(head)

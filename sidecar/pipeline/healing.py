@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sidecar.core.nested_json import load_json
 from sidecar.core.requests import Message, Tool, ToolCall, call_key
 from sidecar.infra.lru import Lru
 from sidecar.pipeline.canonical import MarkedMessage, SpanKey
@@ -383,8 +384,8 @@ def _line(role: str, text: str, visible: str | None) -> bytes:
 
 def _arguments(call: ToolCall) -> Any:
     try:
-        return json.loads(call.arguments) if call.arguments.strip() else {}
-    except (ValueError, RecursionError):  # not JSON, or nested beyond reason
+        return load_json(call.arguments) if call.arguments.strip() else {}
+    except ValueError:  # not JSON, or nested beyond reason
         return {"__raw__": call.arguments}
 
 

@@ -1,6 +1,8 @@
 """Puts spans that a request no longer has back where they stood."""
 
+import bisect
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from sidecar.pipeline.canonical import Span, SpanKey
 from sidecar.pipeline.elements import Element
@@ -8,21 +10,22 @@ from sidecar.pipeline.elements import Element
 
 def put_back(elements: Sequence[Element], gone: Sequence[SpanKey]) -> list[Element]:
     """
-    Insert empty spans at the canonical places of `gone`.
+    Insert empty spans at the canonical places of `gone`, which ascend.
 
     A place that cannot be found again is left out: then M differs from what is
     stored, and reuse ends there.
     """
     result = list(elements)
+    places = _places(elements)
     for key in reversed(gone):  # each goes before what stands at its place
-        found = _find(result, key)
+        message, place, kind, nth = key
+        found = places[message].find(place) if message in places else None
         if found is None:
             continue
         index, offset = found
-        message, place, kind, nth = key
-        is_quoted = _is_quoted(result, message)
+        is_quoted = places[message].is_quoted
         span = Span(kind, message, place, "", nth=nth, is_quoted=is_quoted)
-        literal = result[index] if index < len(result) else ""
+        literal = result[index]
         if isinstance(literal, str) and 0 < offset < len(literal):
             result[index : index + 1] = [literal[:offset], span, literal[offset:]]
         else:
@@ -30,35 +33,55 @@ def put_back(elements: Sequence[Element], gone: Sequence[SpanKey]) -> list[Eleme
     return result
 
 
-def _find(elements: Sequence[Element], key: SpanKey) -> tuple[int, int] | None:
-    """Element index and offset in it where canonical place `key` lies."""
-    message, place = key[:2]
-    first = next(
-        (i for i, e in enumerate(elements)
-         if isinstance(e, Span) and e.message == message),
-        None,
-    )  # fmt: skip
-    if first is None:
+@dataclass(slots=True)
+class _Places:
+    """
+    Where the elements of a message begin, from its first span to the next message's.
+
+    What is put in behind a place moves nothing before it: so this stays true while
+    spans are put back from the last to the first.
+    """
+
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)  # a span's end is its start
+    indexes: list[int] = field(default_factory=list)
+    at: int = 0
+    is_quoted: bool = False
+
+    def add(self, index: int, element: str | Span) -> None:
+        """The next element."""
+        is_text = isinstance(element, str)
+        text = element if isinstance(element, str) else element.sentinel
+        if text or not is_text:
+            self.starts.append(self.at)
+            self.ends.append(self.at + len(text) if is_text else self.at)
+            self.indexes.append(index)
+        self.at += len(text)
+
+    def find(self, place: int) -> tuple[int, int] | None:
+        """Element index and offset in it where a canonical place lies."""
+        number = bisect.bisect_left(self.starts, place)
+        if number < len(self.starts) and self.starts[number] == place:
+            return self.indexes[number], 0
+        if number and place < self.ends[number - 1]:
+            return self.indexes[number - 1], place - self.starts[number - 1]
         return None
-    at = 0
-    for index in range(first, len(elements)):
-        element = elements[index]
+
+
+def _places(elements: Sequence[Element]) -> dict[int, _Places]:
+    found: dict[int, _Places] = {}
+    current: _Places | None = None
+    for index, element in enumerate(elements):
         if isinstance(element, Span):
-            if element.message != message:
-                return None
-            is_past_lead = index > first
-            if at == place and is_past_lead:
-                return index, 0
-            at += len(element.sentinel)
+            if element.message not in found:
+                current = found[element.message] = _Places()
+                current.at = len(element.sentinel)  # nothing goes before the first
+            elif current is not None:
+                current.add(index, element)
+            found[element.message].is_quoted |= element.is_quoted
         elif isinstance(element, str):
-            if at <= place < at + len(element):
-                return index, place - at
-            at += len(element)
+            if current is not None:
+                current.add(index, element)
         else:
-            return None
-    return None
-
-
-def _is_quoted(elements: Sequence[Element], message: int) -> bool:
-    spans = (e for e in elements if isinstance(e, Span) and e.message == message)
-    return any(span.is_quoted for span in spans)
+            current = None
+    return found

@@ -5,18 +5,20 @@ heal -> find volatile spans -> render, once plain and once with marks -> canonic
 -> closest prompts before -> pin -> splice -> model ids (spec/cache.md s2).
 """
 
+import functools
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sidecar.core.errors import RequestCancelled
 from sidecar.core.prompt import (
     ChatTokenizer,
     PrefixMatcher,
     PreparedPrompt,
 )
-from sidecar.core.requests import ChatRequest, ToolCall
+from sidecar.core.requests import ChatRequest, Message, ToolCall
 from sidecar.infra.counters import Counters
 from sidecar.pipeline import canonical, healing, turns
 from sidecar.pipeline.assembly import (
@@ -93,29 +95,36 @@ class Pipeline:
         request: ChatRequest,
         matcher: PrefixMatcher,
         most_tokens: int = sys.maxsize,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> PreparedPrompt:
         """
         Find the form of a request that reuses most, and say nothing false in it.
 
         Args:
             most_tokens: the longest prompt that can be answered.
+            is_wanted: whether the client is still there; asked between messages.
 
         Raises:
             BadRequest: the template refuses the conversation.
+            RequestCancelled: nobody waits for the answer any more.
         """
+        check = functools.partial(_check_wanted, is_wanted)
         thinking = request.thinking.enabled
         if thinking is None:
             thinking = self._settings.default_thinking
         tools = offered_tools(request)
         kwargs = self._template_kwargs(request, thinking)
         frame = self._frames.get(kwargs) if self._settings.splicing else None
-        found = self._recall(request, frame)
-        marked = found.marked
-        layout = lay_out(
-            marked, found.healed, frame,
-            lambda m: self.template.render(m, tools, kwargs),
-        )  # fmt: skip
+        found = self._recall(request, frame, check)
+
+        def render(messages: Sequence[Message]) -> str:
+            check()
+            return self.template.render(messages, tools, kwargs)
+
+        layout = lay_out(found.marked, found.healed, frame, render)
+        check()
         question = self._question(request, found, layout, frame)
+        check()
         answer = self._chooser.choose(question, matcher, most_tokens)
         if self._settings.verify and not self._says_its_text(answer):
             self.counters.add("invariant_violation")
@@ -189,12 +198,14 @@ class Pipeline:
             self.drift.note(prompt.draft.user_agent, place, num_prefilled)
             self.counters.add("resumed_prefill_tokens", num_prefilled)
 
-    def _recall(self, request: ChatRequest, frame: Frame | None) -> Recalled:
+    def _recall(
+        self, request: ChatRequest, frame: Frame | None, check: Callable[[], None]
+    ) -> Recalled:
         to_alter = self._ruleset if self._settings.pinning else None
         to_mark = self._ruleset if self._settings.canonicalize else None
         messages = canonical.normalise(state_choice(request), to_alter)
         to_move = to_mark and to_alter
-        return recall(self.healing, messages, request, frame, (to_mark, to_move))
+        return recall(self.healing, messages, request, frame, (to_mark, to_move), check)
 
     def _thinking_kwargs(self, thinking: bool) -> dict[str, Any]:
         kept = {"preserve_thinking": True} if self._keeps_thinking else {}
@@ -291,3 +302,8 @@ class Pipeline:
         return Draft(
             record, found.context, found.told, found.vanishing, digests, start, lead_ids
         )
+
+
+def _check_wanted(is_wanted: Callable[[], bool]) -> None:
+    if not is_wanted():
+        raise RequestCancelled("the client closed the connection")

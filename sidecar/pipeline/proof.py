@@ -13,6 +13,7 @@ from sidecar.pipeline.canonical import Span
 
 _TRIMMED = ("edge_ws", "tail_ws")
 _MOST_STEPS_BACK = 1000
+_MOST_STEPS = 64  # for each element
 Run = Sequence[str | Span]
 
 
@@ -21,8 +22,9 @@ def match_run(run: Run, text: str) -> list[str | Span] | None:
     options = [_options(element) for element in run]
     chosen = [0] * len(run)
     places = [0] * (len(run) + 1)
-    at, steps_back = 0, 0
+    at, steps, steps_back = 0, 0, 0
     while at < len(run) or places[at] != len(text):
+        steps += 1
         found = -1
         if at < len(run):
             found = _first_fit(options[at], chosen[at], text, places[at])
@@ -33,7 +35,8 @@ def match_run(run: Run, text: str) -> list[str | Span] | None:
             continue
         at = _last_choice(options, chosen, at)
         steps_back += 1
-        if at < 0 or steps_back > _MOST_STEPS_BACK:
+        is_too_long = steps > _MOST_STEPS * len(run) + _MOST_STEPS_BACK
+        if at < 0 or steps_back > _MOST_STEPS_BACK or is_too_long:
             return None
         chosen[at] += 1
     return [

@@ -1,6 +1,6 @@
 """Which turns of a conversation are the model's own, and may be put back."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sidecar.core.requests import ChatRequest, Message, Thought
@@ -87,12 +87,13 @@ class _Past:
         return known.scope if known else None
 
 
-def recall(
+def recall(  # noqa: PLR0913 - what of a request it needs
     store: HealingStore,
     messages: Sequence[Message],
     request: ChatRequest,
     frame: Frame | None,
     rulesets: tuple[RuleSet | None, RuleSet | None],
+    check: Callable[[], None],
 ) -> Recalled:
     """
     Find the model's own turns, and where a vanishing message was first said.
@@ -101,10 +102,11 @@ def recall(
         messages: the request's, as the model is to read them.
         rulesets: for spans, and for a message that may stand elsewhere than it was
             sent; None: there are none.
+        check: called before each message; what it raises ends the work.
     """
     to_mark, to_move = rulesets
     kept, vanishing = split_vanishing(messages, to_move)
-    marked = mark(kept, to_mark)
+    marked = mark(kept, to_mark, check)
     past = _find_turns(store, marked, request, to_mark)
     healed = {
         index: turn.healed
@@ -121,7 +123,7 @@ def recall(
     at = place_of(vanishing.text, last, past.contexts)
     return replace(
         found,
-        marked=mark([*kept[:at], vanishing, *kept[at:]], to_mark),
+        marked=mark([*kept[:at], vanishing, *kept[at:]], to_mark, check),
         healed={i + (i >= at): turn for i, turn in healed.items()},
         told={**past.told, _VANISHING: vanishing.text},  # no later request has it
         vanishing=(past.contexts[at].canonical, vanishing.text),

@@ -1,5 +1,6 @@
 """The rules of rules.toml: loading, checking, policies."""
 
+import bisect
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -213,6 +214,7 @@ def find(
     A paragraph rule begins where the last find of the kind it names ends.
     """
     found: list[tuple[Rule, shapes.Range]] = []
+    taken: list[shapes.Range] = []  # sorted
     for rule in rules:
         if role not in rule.where:
             continue
@@ -221,11 +223,16 @@ def find(
             kind = arguments.pop("after")
             ends = [span[1] for other, span in found if other.kind == kind]
             arguments["after_end"] = max(ends, default=None)
+        own: list[shapes.Range] = []
         for span in shapes.SHAPES[rule.shape](text, **arguments):
-            if not any(_overlap(span, other) for _, other in found):
-                found.append((rule, span))
+            if not (_overlaps(span, taken) or _overlaps(span, own)):
+                own.append(span)
+        found += [(rule, span) for span in own]
+        taken = sorted(taken + own) if own else taken
     return sorted(found, key=lambda item: item[1])
 
 
-def _overlap(a: shapes.Range, b: shapes.Range) -> bool:
-    return a[0] < b[1] and b[0] < a[1]
+def _overlaps(span: shapes.Range, taken: list[shapes.Range]) -> bool:
+    """Whether a range shares text with one of a sorted list that share none."""
+    before_end = bisect.bisect_left(taken, (span[1],))
+    return before_end > 0 and taken[before_end - 1][1] > span[0]

@@ -2,28 +2,42 @@
 The closed set of shapes a volatile stretch of text may have.
 
 Each shape is a small function: text and arguments in, (start, end) pairs out, in
-order, not overlapping. No pattern crosses lines by a wildcard; blocks are walked
-line by line. Running a shape twice gives the same result.
+order, not overlapping. No pattern crosses lines by a wildcard. Running a shape twice
+gives the same result.
+
+Anybody may have written the text. So each shape reads it once, whatever it says: what
+it searches for next is searched for from where the last search ended, and no text is
+read for two places that a find may begin at. A shape looks at `MOST_PLACES` such
+places at most; behind them all is ordinary text.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import islice
 
 from sidecar.pipeline.grammars import GRAMMARS
 
 Range = tuple[int, int]
+MOST_PLACES = 4096
+_MOST_LINES = 65536
 _MOST_LINE_CHARS = 512
+_MOST_PATTERN_CHARS = 4096
 _MOST_DESCRIPTION_LINES = 10
 _MOST_TAGGED_CHARS = 16 * 1024
 _MOST_BLOCK_LINES = 2000
+_MOST_JSON_CHARS = 256 * 1024
+_SPACE = re.compile(r"\s*")
+_NEWLINES = re.compile(r"\n*")
+_LABEL = re.compile(r"\[[^\]\n]{1,64}\] ")
+_END_OF_PARAGRAPH = re.compile(r"\n(?=[\n#])")
 
 
 def _lines(text: str, start: int = 0) -> Iterator[Range]:
     """(start, end) of each line from `start`, the newline included in the end."""
     while start < len(text):
-        newline = text.find("\n", start)
-        end = len(text) if newline < 0 else newline + 1
+        end = _end_of_line(text, start)
         yield start, end
         start = end
 
@@ -32,13 +46,14 @@ def _content(text: str, line: Range) -> str:
     return text[line[0] : line[1]].removesuffix("\n")
 
 
-def _starts(text: str, prefix: str) -> Iterator[int]:
-    """Places where a line starts with `prefix`."""
-    at = text.find(prefix)
+def _starts(text: str, prefix: str, at: int = 0) -> Iterator[int]:
+    """Places from `at`, where a line begins, on where a line starts with `prefix`."""
+    if text.startswith(prefix, at):
+        yield at
+    at = text.find("\n" + prefix, at)
     while at >= 0:
-        if at == 0 or text[at - 1] == "\n":
-            yield at
-        at = text.find(prefix, at + 1)
+        yield at + 1
+        at = text.find("\n" + prefix, at + 1)
 
 
 def _end_of_line(text: str, at: int) -> int:
@@ -47,23 +62,34 @@ def _end_of_line(text: str, at: int) -> int:
     return len(text) if newline < 0 else newline + 1
 
 
-def _skip_blank(text: str, at: int) -> int:
-    while at < len(text) and text[at] == "\n":
-        at += 1
-    return at
+def _skip_newlines(text: str, at: int) -> int:
+    match = _NEWLINES.match(text, at)
+    return match.end() if match else at
+
+
+def _skip_blank_lines(text: str, at: int) -> int:
+    """Where the first line begins that holds more than white space."""
+    match = _SPACE.match(text, at)
+    end = match.end() if match else at
+    return end if end == len(text) else max(at, text.rfind("\n", at, end) + 1)
+
+
+@cache
+def _pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
+    return re.compile(pattern, flags)
 
 
 def json_string(text: str, *, key: str) -> list[Range]:
     """The value of `"key": "value"`, 1..256 characters."""
-    pattern = re.compile(rf'"{re.escape(key)}"[ \t]*:[ \t]*"([^"\\\n]{{1,256}})"')
-    return [match.span(1) for match in pattern.finditer(text)]
+    pattern = _pattern(rf'"{re.escape(key)}"[ \t]*:[ \t]*"([^"\\\n]{{1,256}})"')
+    return [match.span(1) for match in islice(pattern.finditer(text), MOST_PLACES)]
 
 
 def line_prefix(text: str, *, prefixes: Sequence[str]) -> list[Range]:
     """Whole lines, newline included, that start with a prefix."""
     found = []
     for prefix in prefixes:
-        for at in _starts(text, prefix):
+        for at in islice(_starts(text, prefix), MOST_PLACES):
             end = _end_of_line(text, at)
             if end - at <= _MOST_LINE_CHARS:
                 found.append((at, end))
@@ -71,26 +97,68 @@ def line_prefix(text: str, *, prefixes: Sequence[str]) -> list[Range]:
 
 
 def line_pattern(text: str, *, pattern: str) -> list[Range]:
-    """Whole lines, newline included, that match a pattern."""
-    compiled = re.compile(pattern)
-    return [line for line in _lines(text) if compiled.fullmatch(_content(text, line))]
+    """Whole lines of the first 65,536, newline included, that match a pattern."""
+    compiled = _pattern(pattern)
+    return [
+        line
+        for line in islice(_lines(text), _MOST_LINES)
+        if line[1] - line[0] <= _MOST_PATTERN_CHARS
+        and compiled.fullmatch(_content(text, line))
+    ]
 
 
 def line_value(text: str, *, prefixes: Sequence[str], grammar: str) -> list[Range]:
     """The value behind a prefix at the start of a line, if it fits the grammar."""
+    any_prefix = "|".join(map(re.escape, prefixes))
+    begins = _pattern(f"^(?:{any_prefix})", re.IGNORECASE | re.MULTILINE)
     found = []
-    for line in _lines(text):
-        content = _content(text, line)
+    for match in islice(begins.finditer(text), MOST_PLACES):
+        at = match.start()
+        content = _content(text, (at, _end_of_line(text, at)))
         for prefix in prefixes:
             if content[: len(prefix)].lower() != prefix.lower():
                 continue
             rest = content[len(prefix) :]
-            start = line[0] + len(prefix) + len(rest) - len(rest.lstrip(" \t"))
-            size = GRAMMARS[grammar](text[start : line[0] + len(content)])
-            if size and start > line[0] + len(prefix):
+            value = rest.lstrip(" \t")
+            size = GRAMMARS[grammar](value)
+            if size and len(value) < len(rest):
+                start = at + len(content) - len(value)
                 found.append((start, start + size))
                 break
     return found
+
+
+class _Fences:
+    """Closing fences of one text, asked for from places that ascend."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._start = 0
+        self._close = -1  # of the last place asked for
+        self._num_lines = 0
+
+    def behind(self, start: int) -> tuple[int, int]:
+        """Where the next bare fence begins (-1: nowhere), and the lines up to it."""
+        text = self._text
+        if self._close < 0 or start > self._close:
+            if self._start and self._close < 0:
+                return -1, 0  # there was none behind an earlier place
+            self._close = _bare_fence(text, start)
+            self._num_lines = text.count("\n", start, self._close)
+        else:
+            self._num_lines -= text.count("\n", self._start, start)
+        self._start = start
+        return self._close, self._num_lines
+
+
+def _bare_fence(text: str, start: int) -> int:
+    if text.startswith("```\n", start):
+        return start
+    at = text.find("\n```\n", start) + 1
+    if at:
+        return at
+    last = len(text) - 3
+    return last if last >= start and text.endswith("\n```") else -1
 
 
 def fenced_section(  # noqa: PLR0913 - the arguments of a rule, by name
@@ -109,52 +177,57 @@ def fenced_section(  # noqa: PLR0913 - the arguments of a rule, by name
     `above` if it stands directly there. Absent, with one line starting with
     `anchor`: an empty range at that line, so that both cases look alike.
     """
-    for at in _starts(text, header):
+    fences = _Fences(text)
+    for at in islice(_starts(text, header), MOST_PLACES):
         end_of_header = _end_of_line(text, at)
-        if not header_is_prefix and text[at:end_of_header].rstrip("\n") != header:
+        is_line = text[at + len(header) : end_of_header].strip("\n") == ""
+        if not (header_is_prefix or is_line):
             continue
-        end = _fence_end(text, end_of_header, language)
+        end = _fence_end(text, end_of_header, language, fences)
         if end is None:
             continue
-        if above is not None and text[:at].endswith(f"{above}\n"):
+        if above is not None and text.endswith(f"{above}\n", 0, at):
             candidate = at - len(above) - 1
             if candidate == 0 or text[candidate - 1] == "\n":
                 at = candidate
-        return [(at, _skip_blank(text, end))]
-    anchors = list(_starts(text, anchor)) if anchor else []
-    if len(anchors) == 1 and not list(_starts(text, header)):
+        return [(at, _skip_newlines(text, end))]
+    anchors = list(islice(_starts(text, anchor), 2)) if anchor else []
+    if len(anchors) == 1 and next(_starts(text, header), None) is None:
         return [(anchors[0], anchors[0])]
     return []
 
 
-def _fence_end(text: str, start: int, language: str) -> int | None:
+def _fence_end(text: str, start: int, language: str, fences: _Fences) -> int | None:
     """End of a fenced block that begins within the description lines."""
-    number_described = 0
-    for line in _lines(text, start):
-        content = _content(text, line)
-        if content.startswith(f"```{language}"):
-            return _closed_fence(text, line[1], language)
-        if content.strip():
-            number_described += 1
-        if number_described > _MOST_DESCRIPTION_LINES or content.startswith("#"):
+    at = start
+    for _ in range(_MOST_DESCRIPTION_LINES + 1):
+        at = _skip_blank_lines(text, at)
+        if text.startswith(f"```{language}", at):
+            return _closed_fence(text, _end_of_line(text, at), language, fences)
+        if at >= len(text) or text[at] == "#":
             return None
+        at = _end_of_line(text, at)
     return None
 
 
-def _closed_fence(text: str, start: int, language: str) -> int | None:
-    for number, line in enumerate(_lines(text, start)):
-        if number > _MOST_BLOCK_LINES:
-            return None
-        if _content(text, line) == "```":
-            body = text[start : line[0]]
-            return line[1] if language != "json" or _is_json_object(body) else None
-    return None
+def _closed_fence(text: str, start: int, language: str, fences: _Fences) -> int | None:
+    close, num_lines = fences.behind(start)
+    if close < 0 or num_lines > _MOST_BLOCK_LINES:
+        return None
+    is_good = language != "json" or _is_json_object(text, start, close)
+    return _end_of_line(text, close) if is_good else None
 
 
-def _is_json_object(text: str) -> bool:
+def _is_json_object(text: str, start: int, end: int) -> bool:
+    # A line that begins with a fence is no JSON: so no text is tried for two blocks.
+    is_broken = (
+        text.startswith("```", start, end) or text.find("\n```", start, end) >= 0
+    )
+    if end - start > _MOST_JSON_CHARS or is_broken:
+        return False
     try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
+        return isinstance(json.loads(text[start:end]), dict)
+    except (ValueError, RecursionError):  # no JSON, or nested beyond reason
         return False
 
 
@@ -165,21 +238,19 @@ def fenced_blocks(text: str, *, header_suffix: str, language: str) -> list[Range
     The first header may stand behind `[..] ` on its line; blocks in a row are one.
     """
     found: list[Range] = []
-    for line in _lines(text):
-        content = _content(text, line)
-        if not content.endswith(header_suffix) or (found and line[0] < found[-1][1]):
+    fences = _Fences(text)
+    head = f"{header_suffix}\n```{language}\n"
+    for match in islice(_pattern(re.escape(head)).finditer(text), MOST_PLACES):
+        line_start = text.rfind("\n", 0, match.start()) + 1
+        end = _closed_fence(text, match.end(), language, fences)
+        if end is None or (found and line_start < found[-1][1]):
             continue
-        fence = text.startswith(f"```{language}\n", line[1])
-        end = _closed_fence(text, _end_of_line(text, line[1]), language)
-        if not fence or end is None:
-            continue
-        end = _skip_blank(text, end)
-        label = re.match(r"\[[^\]\n]{1,64}\] ", content)
-        start = line[0] + (label.end() if label else 0)
-        if found and found[-1][1] == line[0]:
+        end = _skip_newlines(text, end)
+        if found and found[-1][1] == line_start:
             found[-1] = (found[-1][0], end)
-        else:
-            found.append((start, end))
+            continue
+        label = _LABEL.match(text, line_start, match.end())
+        found.append((label.end() if label else line_start, end))
     return found
 
 
@@ -191,25 +262,35 @@ def tagged(
 
     `grammar`: of all that stands inside, if it may be nothing else.
     """
-    opener, closer = f"<{tag}>", f"</{tag}>"
-    lower = text.lower()
+    opener = _pattern(re.escape(f"<{tag}>"), re.IGNORECASE | re.ASCII)
+    closer = _pattern(re.escape(f"</{tag}>"), re.IGNORECASE | re.ASCII)
     found: list[Range] = []
+    close: re.Match[str] | None = None
     barred_until = 0  # inside a nested pair nothing counts
-    for at in _starts(lower, opener):
-        end = lower.find(closer, at)
-        if end < 0 or end - at > _MOST_TAGGED_CHARS or at < barred_until:
+    for match in opener.finditer(text):
+        at, inside_at = match.span()
+        if at < barred_until or (at and text[at - 1] != "\n"):
             continue
-        inside = text[at + len(opener) : end]
-        if opener in inside.lower():
-            barred_until = end
+        if close is None or close.start() < at:
+            close = closer.search(text, at)
+        if close is None or len(found) >= MOST_PLACES:
+            break
+        if close.start() - at > _MOST_TAGGED_CHARS:
             continue
-        if begins and not inside.lstrip("\n").startswith(begins):
-            continue
-        if grammar and GRAMMARS[grammar](inside.strip()) != len(inside.strip()):
-            continue
-        end += len(closer)
-        found.append((at, end + 1 if begins and text[end : end + 1] == "\n" else end))
+        if opener.search(text, inside_at, close.start()):
+            barred_until = close.start()
+        elif _fits(text[inside_at : close.start()], begins, grammar):
+            end = close.end()
+            has_newline = bool(begins) and text[end : end + 1] == "\n"
+            found.append((at, end + has_newline))
     return found
+
+
+def _fits(inside: str, begins: str, grammar: str | None) -> bool:
+    if not inside.lstrip("\n").startswith(begins):
+        return False
+    inside = inside.strip()
+    return grammar is None or GRAMMARS[grammar](inside) == len(inside)
 
 
 def paragraph(text: str, *, first: Sequence[str], after_end: int | None) -> list[Range]:
@@ -221,13 +302,11 @@ def paragraph(text: str, *, first: Sequence[str], after_end: int | None) -> list
     """
     if after_end is None:
         return []
-    start = _skip_blank(text, after_end)
+    start = _skip_newlines(text, after_end)
     if not text.startswith(tuple(first), start):
         return [(after_end, after_end)]
-    end = _end_of_line(text, start)
-    while end < len(text) and text[end] not in "\n#":
-        end = _end_of_line(text, end)
-    return [(after_end if after_end < start else start, end)]
+    last = _END_OF_PARAGRAPH.search(text, start)
+    return [(after_end, last.end() if last else len(text))]
 
 
 def to_end_of_part(text: str, *, prefix: str) -> list[Range]:
@@ -255,7 +334,7 @@ def lines_until(
     if start is None:
         return []
     start = _end_of_line(text, start) if inside else start
-    end = next((at for at in _starts(text, stop) if at >= start), None)
+    end = next(_starts(text, stop, start), None)
     return [] if end is None else [(start, end)]
 
 

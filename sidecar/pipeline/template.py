@@ -5,6 +5,7 @@ What a template can do is found out once, at load, by rendering small conversati
 what it cannot take is then said in words it can.
 """
 
+import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from sidecar.core.errors import BadRequest
+from sidecar.core.nested_json import load_json
 from sidecar.core.prompt import ChatTokenizer
 from sidecar.core.requests import ChatRequest, Message, Tool, ToolCall, call_key
 from sidecar.pipeline.template_traits import CallIds, TemplateTraits, probe_traits
@@ -126,10 +128,10 @@ def _call_dict(call: ToolCall, traits: TemplateTraits) -> dict[str, Any]:
 def parse_arguments(text: str) -> dict[str, Any]:
     """Arguments as an object; text that is none becomes `{"raw": text}`."""
     try:
-        value = json.loads(text) if text.strip() else {}
+        value = load_json(text) if text.strip() else {}
         if "\\u" in text:  # half a surrogate pair has no ids
             json.dumps(value, ensure_ascii=False).encode()
-    except ValueError:
+    except ValueError:  # or nested too deep for what prints it
         return {"raw": text}
     return value if isinstance(value, dict) else {"raw": text}
 
@@ -241,7 +243,7 @@ def _rename_calls(messages: Sequence[Message], form: CallIds) -> list[Message]:
     """Ids by order, for they are new in every run, and clients rewrite them."""
     renamed: list[Message] = []
     known: dict[str, str] = {}
-    waiting: list[str] = []
+    waiting: dict[str, None] = {}  # in order
     number = 0
     for message in messages:
         calls = []
@@ -249,12 +251,12 @@ def _rename_calls(messages: Sequence[Message], form: CallIds) -> list[Message]:
             calls.append(replace(call, id=_call_name(number, call, form)))
             known[call_key(call.id)] = calls[-1].id
             number += 1
-        waiting = [call.id for call in calls] or waiting
+        waiting = dict.fromkeys(call.id for call in calls) or waiting
         answers = None
         if message.role == "tool":
             asked = call_key(message.tool_call_id or "")
             answers = known.get(asked) or next(iter(waiting), "call_0")
-            waiting = [name for name in waiting if name != answers]
+            waiting.pop(answers, None)
         renamed.append(replace(message, tool_calls=tuple(calls), tool_call_id=answers))
     return renamed
 
@@ -287,21 +289,25 @@ def _merge_leading_system(messages: list[Message]) -> list[Message]:
 
 def _join_users(messages: list[Message]) -> list[Message]:
     joined: list[Message] = []
-    for message in messages:
-        if joined and message.role == "user" == joined[-1].role:
-            joined[-1] = Message("user", (f"{joined[-1].text}\n{message.text}",))
-        else:
-            joined.append(message)
+    for role, group in itertools.groupby(messages, lambda message: message.role):
+        run = [*group]
+        if role == "user" and len(run) > 1:
+            run = [Message("user", ("\n".join(message.text for message in run),))]
+        joined += run
     return joined
 
 
 def _join_to_results(messages: Sequence[Message]) -> list[Message]:
     """What a user says right behind a tool's result becomes a part of that."""
     joined: list[Message] = []
-    for message in messages:
-        if joined and message.role == "user" and joined[-1].role == "tool":
-            said = ("<user>", message.text, "</user>")
+    said: list[str] = []  # behind the last message, if that is a tool's result
+    for message in [*messages, None]:
+        is_behind = bool(joined) and joined[-1].role == "tool"
+        if message is not None and message.role == "user" and is_behind:
+            said += ("<user>", message.text, "</user>")
+            continue
+        if said:
             joined[-1] = replace(joined[-1], parts=(*joined[-1].parts, *said))
-        else:
-            joined.append(message)
+            said = []
+        joined += [message] if message is not None else []
     return joined

@@ -175,9 +175,10 @@ def _describe(old: Sequence[str], new: Sequence[str]) -> tuple[str, ...]:
         return ()
     if not new:
         return (f"delete {len(old)}",)
-    if set(old) & set(new):
-        inserted = [f"insert {i}" for i, d in enumerate(new) if d not in old]
-        deleted = [f"delete {i}" for i, d in enumerate(old) if d not in new]
+    before, now = set(old), set(new)
+    if before & now:
+        inserted = [f"insert {i}" for i, d in enumerate(new) if d not in before]
+        deleted = [f"delete {i}" for i, d in enumerate(old) if d not in now]
         return tuple([*inserted, *deleted][:_MOST_DESCRIPTORS])
     return (f"replace {len(old)}",)
 

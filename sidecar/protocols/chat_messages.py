@@ -85,7 +85,10 @@ def _named_choice(value: Any, tools: tuple[Tool, ...]) -> ToolChoice:
 
 def _tool(function: Fields) -> Tool:
     name = function.required_text("name")
-    parameters = function.object("parameters") or {"type": "object", "properties": {}}
+    parameters = function.printable_object("parameters") or {
+        "type": "object",
+        "properties": {},
+    }
     raw = {
         "name": name,
         "description": function.text("description") or "",

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sidecar.core.errors import BadRequest, ValidationFailed
+from sidecar.core.nested_json import MOST_LEVELS, check_depth
 
 
 class Fields:
@@ -86,6 +87,18 @@ class Fields:
         if value is None or isinstance(value, dict):
             return value
         raise self._wrong(name, "an object", value)
+
+    def printable_object(self, name: str) -> dict[str, Any] | None:
+        """An object that goes into a prompt: not nested too deep to be printed."""
+        value = self.object(name)
+        try:
+            check_depth(value)
+        except ValueError:
+            path = self.path(name)
+            raise BadRequest(
+                f"{path} must be nested {MOST_LEVELS} levels deep at most", param=path
+            ) from None
+        return value
 
     def items(self, name: str) -> list[Any]:
         """A list; empty if absent."""

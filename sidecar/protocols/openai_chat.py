@@ -54,7 +54,7 @@ def parse_chat(
     """
     fields = Fields(body)
     tools = read_tools(fields)
-    kwargs = fields.object("chat_template_kwargs") or {}
+    kwargs = fields.printable_object("chat_template_kwargs") or {}
     bad = sorted(_RESERVED_KWARGS.intersection(kwargs))
     if bad:
         raise BadRequest(

@@ -31,6 +31,10 @@ from sidecar.service.served_model import ServedModel
 _EARLY_CANCEL_S = 30.0
 
 
+def _always() -> bool:
+    return True
+
+
 class ChatService:
     """Starts generations and finds them again by request id. Any thread."""
 
@@ -49,16 +53,23 @@ class ChatService:
         self._lock = threading.Lock()
         self._running: dict[str, list[Generation]] = {}
 
-    def start_chat(self, request: ChatRequest, timeout_s: float) -> Generation:
+    def start_chat(
+        self,
+        request: ChatRequest,
+        timeout_s: float,
+        is_connected: Callable[[], bool] = _always,
+    ) -> Generation:
         """
         Admit a chat request; everything that can be refused is refused here.
 
+        Args:
+            is_connected: whether the client is still there: else the work stops.
         Raises:
             SidecarError: bad messages, too long, busy, loading, unknown model.
         """
         with contextlib.ExitStack() as resources:
             served = resources.enter_context(self._pool.lease(request.model))
-            prompt = served.prepare(request)
+            prompt = served.prepare(request, is_connected)
             found = forecast(served.engine, prompt, request.options.max_tokens)
             require_ttft(found, request.options.max_ttft_s)
             tools = offered_tools(request)
@@ -80,10 +91,12 @@ class ChatService:
             log.started(*generation.plan)
             return generation
 
-    def probe(self, request: ChatRequest) -> Forecast:
+    def probe(
+        self, request: ChatRequest, is_connected: Callable[[], bool] = _always
+    ) -> Forecast:
         """What a chat request would cost; nothing is generated or remembered."""
         with self._pool.lease(request.model) as served:
-            prompt = served.prepare(request)
+            prompt = served.prepare(request, is_connected)
             return forecast(served.engine, prompt, request.options.max_tokens)
 
     def start_completion(

@@ -105,7 +105,7 @@ def test_ids_before_a_character_are_counted() -> None:
     """A token that begins before it counts."""
     encoder = PromptEncoder(tokenizer_of("builtin"))
     text = "one two three"
-    counts = [encoder.count_before(text, char) for char in range(len(text) + 1)]
+    counts = [encoder.counter_before(text)(char) for char in range(len(text) + 1)]
     assert counts == sorted(counts)
     assert (counts[0], counts[-1]) == (0, len(encoder.encode(text).ids))
 
@@ -122,7 +122,7 @@ def test_a_tokenizer_without_a_rust_core_is_asked_politely() -> None:
     encoder = PromptEncoder(plain)
     assert encoder.is_incremental
     assert encoder.encode(TURNS).ids == whole(plain, TURNS, special=False)
-    assert encoder.count_before("one two", 3) == len(plain.encode(
+    assert encoder.counter_before("one two")(3) == len(plain.encode(
         "one two", add_special_tokens=False
     ))  # fmt: skip
 

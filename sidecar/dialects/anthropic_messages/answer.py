@@ -1,6 +1,5 @@
 """A finished generation as a message object, and the parts that streams share."""
 
-import json
 import secrets
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +14,7 @@ from sidecar.core.events import (
     ToolCallDelta,
     Usage,
 )
+from sidecar.core.nested_json import load_json
 from sidecar.core.requests import ToolCall
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -91,7 +91,7 @@ def tool_use(call: ToolCall, value: dict[str, Any]) -> dict[str, Any]:
 def parse_input(arguments: str) -> dict[str, Any]:
     """Arguments as an object; text that is none is kept under `raw`."""
     try:
-        value = json.loads(arguments) if arguments.strip() else {}
-    except (ValueError, RecursionError):
+        value = load_json(arguments) if arguments.strip() else {}
+    except ValueError:
         return {"raw": arguments}
     return value if isinstance(value, dict) else {"raw": arguments}

@@ -61,7 +61,7 @@ def _messages(fields: Fields) -> tuple[Message, ...]:
 def _tools(fields: Fields) -> tuple[Tool, ...]:
     tools = []
     for item in fields.objects("tools"):
-        schema = item.object("input_schema")
+        schema = item.printable_object("input_schema")
         if schema is None:  # a tool that Anthropic's servers run
             logger.info("ignored a tool without input_schema")
             continue
@@ -101,7 +101,7 @@ def _hides_thinking(fields: Fields) -> bool:
 
 
 def _template_kwargs(fields: Fields) -> dict[str, Any]:
-    kwargs = fields.object("chat_template_kwargs") or {}
+    kwargs = fields.printable_object("chat_template_kwargs") or {}
     allowed = {"preserve_thinking", "reasoning_effort"}
     return {name: value for name, value in kwargs.items() if name in allowed}
 

@@ -58,7 +58,7 @@ def _flat(fields: Fields) -> Iterator[tuple[Fields, str | None]]:
 def _tool(item: Fields, namespace: str | None) -> tuple[Tool, WireName]:
     name = item.required_text("name")
     is_custom = item.text("type") == "custom"
-    given = None if is_custom else item.object("parameters")
+    given = None if is_custom else item.printable_object("parameters")
     parameters = given or (
         _CUSTOM_SCHEMA if is_custom else {"type": "object", "properties": {}}
     )
