@@ -1,8 +1,10 @@
 """The gate before a real LiteLLM: a browser's page, keys, and who answers there."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -291,13 +293,19 @@ def browse(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
         f"http://evil.test:{server.server_port}/",
     ]  # fmt: skip
     log = (folder / "browser.log").open("wb")
-    with log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+    # A group of its own: Debian's command is a script that starts the browser.
+    with (
+        log,
+        subprocess.Popen(
+            command, stdout=log, stderr=log, start_new_session=True
+        ) as process,
+    ):
         try:
             assert is_done.wait(_BROWSER_S), (folder / "browser.log").read_text()[
                 -2000:
             ]
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait(30)
             server.shutdown()
             server.server_close()
