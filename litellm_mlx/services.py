@@ -25,6 +25,7 @@ from litellm_mlx.proxy_config import (
 
 _SIDECAR_DEADLINE_S = 600.0  # a large model from a slow disk
 _PROXY_DEADLINE_S = 180.0  # 64 s were seen with cold files
+_HOPELESS = ("dead", "stuck", "failed")  # what no waiting mends
 _LITELLM = Path(sys.executable).parent / "litellm"
 
 
@@ -52,7 +53,7 @@ def sidecar_service(settings: LaunchSettings, pid_file: PidFile) -> Service:
         health_url=f"{address.url}/health",
         is_healthy=_says_ok,
         start_deadline_s=_SIDECAR_DEADLINE_S,
-        watch_health=True,
+        is_stuck=lambda answer: _status(answer) in _HOPELESS,
         is_fetching=lambda answer: _status(answer) == "downloading",
         fault_prefix="mlx-sidecar: error: ",
         on_pid=pid_file.write,

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-from sidecar.core.errors import RequestTimeout, SidecarError
+from sidecar.core.errors import RequestTimeout, SidecarError, Unavailable
 from sidecar.core.ports import StreamEncoder
 from sidecar.infra.logs import request_id as request_id_var
 from sidecar.server import gate
@@ -126,6 +126,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             logger.exception("request failed path=%s", path[:200])
             self._fail(SidecarError("internal error"))
         finally:
+            self.server.places.end(self.connection)
             request_id_var.reset(token)
 
     def _answer(self, path: str, headers: dict[str, str]) -> None:
@@ -133,6 +134,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         method = "GET" if self.command == "HEAD" else self.command
         endpoint, tail = self.server.routes.find(method, path)
         body = self._read_body(headers)
+        is_urgent = self.server.routes.is_urgent(path)
+        if not self.server.places.begin(self.connection, is_urgent=is_urgent):
+            raise Unavailable("too many requests at once", retry_after_s=1)
         request = Request(
             method, path, headers, body, self._id, tail,
             urlsplit(self.path).query, lambda: is_open(self.connection),
