@@ -9,6 +9,7 @@ from typing import Any
 
 from sidecar.config import ServerConfig
 from sidecar.infra.metrics import Metrics
+from sidecar.server.body_budget import BodyBudget
 from sidecar.server.places import Places
 from sidecar.server.routes import Routes
 
@@ -33,6 +34,7 @@ class Listener(http.server.ThreadingHTTPServer):
         self.routes = routes
         self.metrics = metrics
         self.places = Places(config.max_connections)
+        self.bodies = BodyBudget(config.max_body_mb << 20)
         if ":" in config.host:
             self.address_family = socket.AF_INET6
         super().__init__((config.host, config.port), handler)
