@@ -56,7 +56,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         super().setup()
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = DeadlineReader(self.connection)
-        self.rfile = self._stream = io.BufferedReader(self._reader, 1 << 16)
+        self._stream: io.BufferedReader = io.BufferedReader(self._reader, 1 << 16)
+        self.rfile = self._stream
         self._forget_last_request()
 
     def handle_one_request(self) -> None:
