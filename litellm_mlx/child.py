@@ -27,7 +27,8 @@ class Service:
     is_healthy: Callable[[httpx.Response], bool]
     start_deadline_s: float
     least_wait_s: float = 0.0  # it is not called up before this
-    watch_health: bool = False  # restart it when it keeps answering 503
+    # It is started again when it keeps saying so; None: its health is not watched.
+    is_stuck: Callable[[httpx.Response], bool] | None = None
     # What it does now takes as long as it takes: no part of its start's deadline.
     is_fetching: Callable[[httpx.Response], bool] = lambda answer: False
     fault_prefix: str | None = None  # of the line that says why it cannot start

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -20,6 +20,8 @@ from litellm_mlx import errors
 from litellm_mlx.translate import SidecarCall
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _CONNECT_TIMEOUT_S = 5.0
 _WRITE_TIMEOUT_S = 60.0
@@ -46,22 +48,36 @@ async def send(call: SidecarCall, *, stream: bool) -> httpx.Response:
     Raises:
         A litellm exception for a refusal or a failed connection.
     """
-    client = _async_client()
-    request = client.build_request("POST", call.url, **_request_parts(call))
+    sending = asyncio.ensure_future(_send(call, stream=stream))
     try:
-        response = await client.send(request, stream=stream)
-        if not response.is_success:
-            await response.aread()
+        response = await finished(sending)
     except httpx.HTTPError as exc:
         if not _is_unsent(exc):
             await release(None, call, cancel=True)
         raise errors.from_transport(exc, call.model, started=False) from exc
     except asyncio.CancelledError:
-        await release(None, call, cancel=True)
+        # The answer may have come in the very moment; a cancelled send closes its own.
+        came = sending.done() and not sending.cancelled() and not sending.exception()
+        await release(sending.result() if came else None, call, cancel=True)
         raise
     if not response.is_success:
         raise errors.from_response(response, call.model)
     return response
+
+
+async def finished(work: "asyncio.Task[T]") -> T:
+    """
+    Wait for a task that talks to the sidecar; cancels it, once, if cancelled itself.
+
+    Nothing of httpcore may run in a task of LiteLLM's: when a client leaves, those are
+    cancelled again and again, and a clean-up of httpcore's that is cut short leaves
+    its socket open for good.
+    """
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        work.cancel()
+        raise
 
 
 async def release(
@@ -107,6 +123,15 @@ def cancel_sync(call: SidecarCall) -> None:
         )
     except httpx.HTTPError as exc:
         logger.debug("cancel not delivered call_id=%s error=%r", call.call_id, exc)
+
+
+async def _send(call: SidecarCall, *, stream: bool) -> httpx.Response:
+    client = _async_client()
+    request = client.build_request("POST", call.url, **_request_parts(call))
+    response = await client.send(request, stream=stream)
+    if not response.is_success:
+        await response.aread()
+    return response
 
 
 async def _release(

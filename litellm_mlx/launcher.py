@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from litellm_mlx.file_limit import raise_file_limit
 from litellm_mlx.launch_settings import (
     MASTER_KEY,
     Address,
@@ -88,6 +89,7 @@ def notices(settings: LaunchSettings) -> list[str]:
 
 def run(settings: LaunchSettings) -> int:
     """Start both servers and stay until a signal; returns the exit code."""
+    raise_file_limit()  # both servers inherit it
     plan = plan_proxy(settings)
     if plan and plan.created_key:
         _say(

@@ -12,6 +12,7 @@ from litellm.llms.custom_llm import CustomLLM
 from litellm.types.utils import ModelResponseStream
 
 from litellm_mlx import client, hook, proxy_gate, streams
+from litellm_mlx.file_limit import raise_file_limit
 from litellm_mlx.settings import current_settings
 from litellm_mlx.translate import (
     chat_call,
@@ -70,4 +71,5 @@ class MLXProvider(CustomLLM):  # type: ignore[misc]  # litellm is untyped
 
 hook.register()
 proxy_gate.install()
+raise_file_limit()  # LiteLLM may have been started without the launcher
 mlx_llm = MLXProvider()

@@ -26,6 +26,7 @@ from litellm_mlx.proxy_config import (
 
 _SIDECAR_DEADLINE_S = 600.0  # a large model from a slow disk
 _PROXY_DEADLINE_S = 180.0  # 64 s were seen with cold files
+_HOPELESS = ("dead", "stuck", "failed")  # what no waiting mends
 _LITELLM = Path(sys.executable).parent / "litellm"
 
 
@@ -53,7 +54,7 @@ def sidecar_service(settings: LaunchSettings, pid_file: PidFile) -> Service:
         health_url=f"{address.url}/health",
         is_healthy=lambda answer: _says_ok(answer) and is_proven(secret, answer),
         start_deadline_s=_SIDECAR_DEADLINE_S,
-        watch_health=True,
+        is_stuck=lambda answer: _status(answer) in _HOPELESS,
         is_fetching=lambda answer: _status(answer) == "downloading",
         fault_prefix="mlx-sidecar: error: ",
         on_pid=pid_file.write,

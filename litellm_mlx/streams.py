@@ -119,14 +119,13 @@ class AsyncChunks:
             self._loop = asyncio.get_running_loop()
             response = await self._opened()
             self._pieces = response.aiter_bytes()
+        reading = asyncio.ensure_future(_next_of(self._pieces))
         try:
-            piece = await anext(self._pieces)
-        except StopAsyncIteration:
-            self._ready += self._parser.end()
+            piece = await client.finished(reading)
         except httpx.HTTPError as exc:
             raise errors.from_transport(exc, self._model, started=True) from exc
-        else:
-            self._ready += self._parser.feed(piece)
+        parser = self._parser
+        self._ready += parser.end() if piece is None else parser.feed(piece)
 
     async def _opened(self) -> httpx.Response:
         if self._early is None:
@@ -160,6 +159,10 @@ class _Opening:
             await client.release(self._response, self._call, cancel=cancel)
         elif self._task is not None:
             self._task.cancel()  # `send` then cancels the call at the sidecar
+
+
+async def _next_of(pieces: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(pieces, None)
 
 
 def _sync_chunks(

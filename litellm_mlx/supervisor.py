@@ -53,7 +53,7 @@ class RestartPolicy:
     longest_pause_s: float = 15.0
     max_failed_starts: int = 5
     health_every_s: float = 5.0
-    sick_after: int = 3  # answers of 503 in a row
+    sick_after: int = 3  # times in a row that it says so
 
     def pause_s(self, num_failed: int) -> float:
         """Pause before the next start, after so many failed ones in a row."""
@@ -210,11 +210,13 @@ class Supervisor:
         if child.exit_code() is not None:
             child.wait(0)
             self._pause(watched, child.ending())
-        elif child.service.watch_health and time.monotonic() >= watched.next_check:
+            return
+        is_stuck = child.service.is_stuck
+        if is_stuck is not None and time.monotonic() >= watched.next_check:
             watched.next_check = time.monotonic() + self._policy.health_every_s
             answer = self._probe(child.service)
-            # Only its own word counts: a busy service may well answer late.
-            is_sick = answer is not None and answer.status_code == 503
+            # Only its own word counts: a busy service answers late, or turns us away.
+            is_sick = answer is not None and is_stuck(answer)
             watched.num_sick = watched.num_sick + 1 if is_sick else 0
             if watched.num_sick >= self._policy.sick_after:
                 child.kill()

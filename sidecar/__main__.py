@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from sidecar.config import Config, load_config
 from sidecar.engine.model_place import early_fault
+from sidecar.infra.file_limit import raise_file_limit
 from sidecar.infra.logs import setup_logging
 from sidecar.infra.malloc import keep_freed_pages
 from sidecar.server.gate import needs_key
@@ -59,6 +60,7 @@ def _serve(argv: list[str]) -> int:
         return _refuse(str(error))
     setup_logging(config.log.level)
     keep_freed_pages()
+    raise_file_limit()
     for unknown in unknown_names(env_file, os.environ):  # noqa: TID251 - names only
         logger.warning("%s", unknown)
     if needs_key(config.server.host) and not config.server.api_key:

@@ -1,5 +1,6 @@
 """Tiny model folders and one sidecar on the built-in model, for the whole session."""
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import hypothesis
 import pytest
 
 from sidecar.app import App
+from sidecar.engine.gpu_thread import gpu_thread
+from sidecar.engine.loader import LoadedModel, load
+from sidecar.engine.model_source import find_model
 from tests.support.servers import running_sidecar
 from tests.support.tiny_models import make_model
 
@@ -47,6 +51,18 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
     """The folder of a tiny random model: `dense`, `hybrid` or `sliding`."""
     root = tmp_path_factory.mktemp("models")
     return lambda kind: make_model(root / kind, kind)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(model_folder: ModelFolder) -> Callable[[str], LoadedModel]:
+    """A loaded model in memory, by its kind: `dense`, `hybrid`, `sliding`."""
+
+    @functools.cache
+    def loaded(kind: str) -> LoadedModel:
+        source = find_model(str(model_folder(kind)))
+        return gpu_thread().call(lambda: load(source, None, trust=False))
+
+    return loaded
 
 
 @pytest.fixture(scope="session")

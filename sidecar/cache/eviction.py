@@ -106,6 +106,19 @@ def _ranks_now(holders: Sequence[Node]) -> dict[Node, int]:
     return ranks
 
 
+def expires_in(tree: RadixTree, limits: Limits) -> float:
+    """
+    Seconds in which surely nothing expires; 0: something has, infinite: it never does.
+
+    What is in use or comes later has all of its time before it.
+    """
+    if not limits.ttl_s:
+        return math.inf
+    now = time.monotonic()
+    oldest = min((node.touched for node in _free_leaves(tree)), default=now)
+    return max(0.0, oldest + limits.ttl_s - now)
+
+
 def plan_eviction(
     tree: RadixTree, limits: Limits, num_bytes: int
 ) -> tuple[Node, int] | None:
@@ -114,14 +127,13 @@ def plan_eviction(
 
     Only as much of a leaf goes as is needed, cut at an anchor (every 2048 tokens).
     """
-    leaves = tree.leaves()
-    free = [n for n in leaves if not n.leases and n.lent_to is None]
+    leaves, free = tree.leaves(), _free_leaves(tree)
     if not free:
         return None
     now = time.monotonic()
     if limits.ttl_s:
         for node in free:
-            if now - node.touched > limits.ttl_s:
+            if now >= node.touched + limits.ttl_s:
                 return node, node.start
     over = num_bytes - limits.max_bytes
     if over <= 0 and len(leaves) <= limits.max_leaves:
@@ -133,6 +145,10 @@ def plan_eviction(
     if over <= 0:
         return worst, worst.start
     return worst, max(worst.start, _kept_depth(worst, over))
+
+
+def _free_leaves(tree: RadixTree) -> list[Node]:
+    return [n for n in tree.leaves() if not n.leases and n.lent_to is None]
 
 
 def _kept_depth(leaf: Node, over: int) -> int:

@@ -17,7 +17,12 @@ from typing import Any
 import mlx.core as mx
 
 from sidecar.cache import kv_layers
-from sidecar.cache.eviction import Limits, plan_eviction, plan_forgetting
+from sidecar.cache.eviction import (
+    Limits,
+    expires_in,
+    plan_eviction,
+    plan_forgetting,
+)
 from sidecar.cache.inspection import is_path_of, problems, stored_bytes, tree_rows
 from sidecar.cache.keeping import (
     add_checkpoints,
@@ -51,7 +56,7 @@ _COUNTED = (
 
 
 class PrefixStore:
-    """`match_len` may be called from any thread; all else on the GPU thread."""
+    """All on the GPU thread, but what says that any thread may call it."""
 
     def __init__(
         self,
@@ -94,7 +99,7 @@ class PrefixStore:
             return stored_bytes(self._tree)
 
     def match_len(self, model_ids: ModelIds) -> int:
-        """Length in tokens of the longest stored prefix; at most `len - 1`."""
+        """Tokens of the longest stored prefix, at most `len - 1`; any thread."""
         with self._lock:
             return self._usable(self._tree.match(model_ids), len(model_ids))
 
@@ -192,6 +197,18 @@ class PrefixStore:
         """What is wrong with the store; empty, always."""
         with self._lock:
             return list(problems(self._tree))
+
+    def expires_in(self) -> float:
+        """Seconds in which surely nothing expires, 0 if something has; any thread."""
+        with self._lock:
+            return expires_in(self._tree, self._limits)
+
+    def expire(self) -> None:
+        """Let go what nobody asked for in its time, and give its memory back."""
+        with self._lock:
+            shrunk = self._evict()
+        mx.eval(shrunk)
+        mx.clear_cache()
 
     def evict_bytes(self, num_bytes: int) -> None:
         """Free at least that much, if it is there; what runs goes on by itself."""

@@ -1,5 +1,6 @@
 """What a client asks for, in our own words. Frozen: a change is a new object."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -136,11 +137,34 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
-    """Who asks, as far as the request says; for logs, sessions and scopes."""
+    """
+    Who asks, as far as the request says; for logs, sessions and scopes.
+
+    These are kept for as long as what was computed for them: a session or key id
+    longer than 256 characters is kept as its hash, a program's name cut there.
+    """
 
     session: str | None = None
     user_agent: str | None = None
     api_key_id: str | None = None
+
+    def __post_init__(self) -> None:
+        """Bound what a client may have kept."""
+        object.__setattr__(self, "session", short_id(self.session))
+        object.__setattr__(self, "api_key_id", short_id(self.api_key_id))
+        if self.user_agent is not None:
+            agent = self.user_agent[:_MOST_ID_CHARS]
+            object.__setattr__(self, "user_agent", agent)
+
+
+_MOST_ID_CHARS = 256
+
+
+def short_id(name: str | None) -> str | None:
+    """A client's name for something; its hash if it is longer than 256 characters."""
+    if name is None or len(name) <= _MOST_ID_CHARS:
+        return name
+    return "sha256:" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

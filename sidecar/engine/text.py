@@ -15,6 +15,7 @@ from sidecar.core.errors import (
 from sidecar.core.prompt import ModelIds, PreparedPrompt
 from sidecar.core.requests import GenerationOptions
 from sidecar.engine.batch_loop import BatchLoop
+from sidecar.engine.expiry import Expiry
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.job import NOTHING, Demand, Job, JobSpec
 from sidecar.engine.loader import LoadedModel
@@ -50,6 +51,7 @@ class TextEngine:
         self._is_draining = False
         self._proof: Proof | None = None
         gpu.add_worker(loop)
+        self._expiry = Expiry(store, gpu)
 
     @property
     def fitting_context(self) -> int:
@@ -144,6 +146,7 @@ class TextEngine:
 
     def close(self) -> None:
         """Stop taking turns and forget the KV."""
+        self._expiry.close()
         if self._proof:
             self._gpu.remove_worker(self._proof)
         self._gpu.remove_worker(self._loop)

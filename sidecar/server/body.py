@@ -5,6 +5,8 @@ import re
 import select
 import socket
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from sidecar.core.errors import (
     BadRequest,
@@ -13,6 +15,7 @@ from sidecar.core.errors import (
 )
 
 _CHUNK = 1 << 16
+_PIECE = 1 << 20
 # int() alone would take signs, underscores and 0x.
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;.*)?\r?\n")
 
@@ -48,28 +51,37 @@ class DeadlineReader(io.RawIOBase):
         return self._connection.recv_into(buffer)
 
 
+@dataclass(frozen=True, slots=True)
+class BodyHead:
+    """What a request's head says of its body: two headers, None if they are absent."""
+
+    length: str | None
+    encoding: str | None
+
+
 def read_body(
-    stream: io.BufferedReader, length: str | None, encoding: str | None, limit: int
+    stream: io.BufferedReader, head: BodyHead, limit: int, took: Callable[[int], None]
 ) -> bytes:
     """
     Read a request body of at most `limit` bytes.
 
     Args:
-        length: the Content-Length header. encoding: the Transfer-Encoding header.
+        took: told how many bytes more are held; what it raises ends the reading.
     Raises:
         PayloadTooLarge: before it is read whole. BadRequest.
     """
+    length, encoding = head.length, head.encoding
     if encoding is not None:
         if encoding.lower() != "chunked" or length is not None:
             raise BadRequest("Transfer-Encoding must be chunked, without a length")
-        return _read_chunked(stream, limit)
+        return _read_chunked(stream, limit, took)
     if length is None:
         return b""  # RFC 9112, 6.3: a request that announces none has none
     if not (length.isascii() and length.isdigit()):
         raise BadRequest("Content-Length must be a whole number of bytes")
     if len(length) > 18 or int(length) > limit:
         raise _too_large(limit)
-    return _exactly(stream, int(length))
+    return _exactly(stream, int(length), took)
 
 
 def is_open(connection: socket.socket) -> bool:
@@ -102,7 +114,9 @@ def linger(connection: socket.socket, stream: io.BufferedReader) -> None:
         pass
 
 
-def _read_chunked(stream: io.BufferedReader, limit: int) -> bytes:
+def _read_chunked(
+    stream: io.BufferedReader, limit: int, took: Callable[[int], None]
+) -> bytes:
     body = bytearray()
     while True:
         match = _CHUNK_SIZE.fullmatch(stream.readline(1024))
@@ -114,7 +128,7 @@ def _read_chunked(stream: io.BufferedReader, limit: int) -> bytes:
         if size == 0:
             _skip_trailers(stream)
             return bytes(body)
-        body += _exactly(stream, size)
+        body += _exactly(stream, size, took)
         if stream.readline(3) not in (b"\r\n", b"\n"):
             raise BadRequest("a chunk of the body is longer than its size")
 
@@ -126,11 +140,18 @@ def _skip_trailers(stream: io.BufferedReader) -> None:
     raise HeadersTooLarge("too many trailers")
 
 
-def _exactly(stream: io.BufferedReader, size: int) -> bytes:
-    data = stream.read(size)
-    if data is None or len(data) < size:
-        raise ConnectionResetError("the client closed before its body was complete")
-    return data
+def _exactly(
+    stream: io.BufferedReader, size: int, took: Callable[[int], None]
+) -> bytes:
+    body = io.BytesIO()  # gives its bytes away without a copy
+    while size:
+        piece = stream.read(min(size, _PIECE))
+        if not piece:
+            raise ConnectionResetError("the client closed before its body was complete")
+        took(len(piece))
+        body.write(piece)
+        size -= len(piece)
+    return body.getvalue()
 
 
 def _too_large(limit: int) -> PayloadTooLarge:

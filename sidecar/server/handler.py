@@ -11,12 +11,13 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-from sidecar.core.errors import RequestTimeout, SidecarError
+from sidecar.core.errors import RequestTimeout, SidecarError, Unavailable
 from sidecar.core.ports import StreamEncoder
 from sidecar.infra.logs import request_id as request_id_var
 from sidecar.server import gate
-from sidecar.server.body import DeadlineReader, is_open, linger, read_body
-from sidecar.server.head import parser_error, path_of, read_headers
+from sidecar.server.body import BodyHead, DeadlineReader, is_open, linger, read_body
+from sidecar.server.body_budget import BodyShare
+from sidecar.server.head import HeadReader, parser_error, path_of, read_headers
 from sidecar.server.listener import Listener
 from sidecar.server.messages import (
     EventStream,
@@ -55,7 +56,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         super().setup()
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = DeadlineReader(self.connection)
-        self.rfile = io.BufferedReader(self._reader, 1 << 16)
+        self._stream: io.BufferedReader = io.BufferedReader(self._reader, 1 << 16)
+        self.rfile = self._stream
         self._forget_last_request()
 
     def handle_one_request(self) -> None:
@@ -79,7 +81,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 HTTPStatus.BAD_REQUEST, "the first line must be METHOD PATH HTTP/1.1"
             )
             return False
-        return super().parse_request()
+        self.rfile = HeadReader(self._stream)
+        try:
+            return super().parse_request()
+        finally:
+            self.rfile = self._stream
 
     def do_GET(self) -> None:
         """Every method goes the same way."""
@@ -126,32 +132,38 @@ class Handler(http.server.BaseHTTPRequestHandler):
             logger.exception("request failed path=%s", path[:200])
             self._fail(SidecarError("internal error"))
         finally:
+            self.server.places.end(self.connection)
             request_id_var.reset(token)
 
     def _answer(self, path: str, headers: dict[str, str]) -> None:
         gate.check(self.server.config, self.command, path, headers)
         method = "GET" if self.command == "HEAD" else self.command
         endpoint, tail = self.server.routes.find(method, path)
-        body = self._read_body(headers)
-        request = Request(
-            method, path, headers, body, self._id, tail,
-            urlsplit(self.path).query, lambda: is_open(self.connection),
-        )  # fmt: skip
-        self.connection.settimeout(_WRITE_S)
-        response = endpoint(request)
-        if isinstance(response, EventStream):
-            self._stream(response)
-        else:
-            self._write(response)
+        with BodyShare(self.server.bodies) as share:
+            body = self._read_body(headers, share)
+            is_urgent = self.server.routes.is_urgent(path)
+            if not self.server.places.begin(self.connection, is_urgent=is_urgent):
+                raise Unavailable("too many requests at once", retry_after_s=1)
+            request = Request(
+                method, path, headers, body, self._id, tail,
+                urlsplit(self.path).query, lambda: is_open(self.connection),
+            )  # fmt: skip
+            self.connection.settimeout(_WRITE_S)
+            response = endpoint(request)
+            if isinstance(response, EventStream):
+                self._stream_events(response)
+            else:
+                self._write(response)
 
-    def _read_body(self, headers: dict[str, str]) -> bytes:
-        length = headers.get("content-length")
-        encoding = headers.get("transfer-encoding")
+    def _read_body(self, headers: dict[str, str], share: BodyShare) -> bytes:
+        head = BodyHead(headers.get("content-length"), headers.get("transfer-encoding"))
         self._reader.allow(_BODY_GAP_S, _BODY_S)
         limit = self.server.config.max_body_mb << 20
-        return read_body(self.rfile, length, encoding, limit)
+        body = read_body(self._stream, head, limit, share.grow)
+        share.weigh(body)
+        return body
 
-    def _stream(self, stream: EventStream) -> None:
+    def _stream_events(self, stream: EventStream) -> None:
         try:
             self._is_chunked = self.request_version != "HTTP/1.0"
             self.close_connection = self.close_connection or not self._is_chunked

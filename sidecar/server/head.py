@@ -1,8 +1,10 @@
 """A request's head, checked: what two readers may take differently is refused."""
 
+import io
 from email import errors
 from email.message import Message
 from http import HTTPStatus
+from http.client import HTTPException
 from urllib.parse import urlsplit
 
 from sidecar.core.errors import (
@@ -13,6 +15,7 @@ from sidecar.core.errors import (
 )
 
 _MAX_HEAD_BYTES = 64 * 1024
+_MAX_LINE_ENDS = 4 * 1024  # what lines have beside their names and values
 # What decides who may come in, or where a body ends.
 _ONLY_ONCE = (
     "host", "origin", "authorization", "x-api-key", "content-length",
@@ -24,6 +27,26 @@ _BROKEN = (
     errors.MisplacedEnvelopeHeaderDefect,
     errors.InvalidHeaderDefect,
 )
+
+
+class HeadReader:
+    """
+    The lines of one request's head; says no before more is kept than a head may have.
+
+    The stdlib's parser reads a hundred lines of 64 KiB first.
+    """
+
+    def __init__(self, stream: io.BufferedReader) -> None:
+        self._stream = stream
+        self._left = _MAX_HEAD_BYTES + _MAX_LINE_ENDS
+
+    def readline(self, limit: int) -> bytes:
+        """Raises HTTPException, which the parser answers with 431."""
+        line = self._stream.readline(limit)
+        self._left -= len(line)
+        if self._left < 0:
+            raise HTTPException(f"headers must be at most {_MAX_HEAD_BYTES} bytes")
+        return line
 
 
 def read_headers(parsed: Message) -> dict[str, str]:

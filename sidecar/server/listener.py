@@ -5,11 +5,12 @@ import logging
 import socket
 import socketserver
 import sys
-import threading
 from typing import Any
 
 from sidecar.config import ServerConfig
 from sidecar.infra.metrics import Metrics
+from sidecar.server.body_budget import BodyBudget
+from sidecar.server.places import Places
 from sidecar.server.routes import Routes
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,8 @@ class Listener(http.server.ThreadingHTTPServer):
         self.config = config
         self.routes = routes
         self.metrics = metrics
-        self._places = threading.BoundedSemaphore(config.max_connections)
+        self.places = Places(config.max_connections)
+        self.bodies = BodyBudget(config.max_body_mb << 20)
         if ":" in config.host:
             self.address_family = socket.AF_INET6
         super().__init__((config.host, config.port), handler)
@@ -51,21 +53,19 @@ class Listener(http.server.ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give the connection a thread, or turn it away."""
-        if not self._places.acquire(blocking=False):
+        if not self.places.enter(request):
             self._turn_away(request)
             return
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._places.release()
+            self.places.leave(request)
             raise
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a connection; its place is free afterwards."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection; its place is free then."""
+        self.places.leave(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that broke is normal; anything else is a defect."""

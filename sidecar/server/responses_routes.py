@@ -1,7 +1,7 @@
 """OpenAI's Responses API: endpoints, and the store behind previous_response_id."""
 
 from sidecar.config import ServerConfig
-from sidecar.core.requests import ChatRequest
+from sidecar.core.requests import ChatRequest, short_id
 from sidecar.dialects.openai_responses.answer import ResponseObject
 from sidecar.dialects.openai_responses.request import (
     Delivery,
@@ -75,4 +75,5 @@ def _key_id(body: dict[str, object], request: Request) -> str | None:
     """Whose responses a request may refer to; as ChatRequest.from_key has it."""
     private = body.get("x_mlx")
     named = private.get("key") if isinstance(private, dict) else None
-    return named if isinstance(named, str) and named else gate.key_id(request.headers)
+    is_named = isinstance(named, str) and bool(named)
+    return short_id(named) if is_named else gate.key_id(request.headers)

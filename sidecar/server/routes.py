@@ -35,6 +35,9 @@ from sidecar.service.chat import ChatService
 from sidecar.service.models import ModelService
 from sidecar.service.stored_responses import StoredResponses
 
+_URGENT = ("/", "/health", "/metrics")
+_URGENT_BELOW = ("/admin/", "/v1/cancel/")
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
@@ -97,6 +100,11 @@ class Routes:
             allowed = ", ".join(methods)
             raise MethodNotAllowed(f"this path takes {allowed}, not {method[:16]}")
         return methods[method], tail
+
+    @staticmethod
+    def is_urgent(path: str) -> bool:
+        """Whether it is answered however many others are asking."""
+        return path in _URGENT or path.startswith(_URGENT_BELOW)
 
     def problem(
         self, error: SidecarError, request_id: str, path: str

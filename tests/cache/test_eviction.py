@@ -1,6 +1,7 @@
 """What leaves the store, in which order, and that its memory really goes."""
 
 import gc
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -153,10 +154,51 @@ def test_what_nobody_asked_for_in_time_goes(
 
 
 @on_gpu
+def test_what_expired_goes_though_nobody_comes(
+    make_store: MakeStore, clock: Clock
+) -> None:
+    """The store says when, lets it go when told, and its memory really goes."""
+    store = make_store(ttl_s=100)
+    settle()
+    before = mx.get_active_memory() + mx.get_cache_memory()
+    assert store.expires_in() == 100
+    run(store, joined(ids_of(1, 20), ids_of(2, 3000)))
+    clock.now += 60
+    run(store, joined(ids_of(1, 20), ids_of(3, 3000)))
+    assert store.expires_in() == pytest.approx(40)
+    clock.now += 40
+    assert store.expires_in() == pytest.approx(0, abs=1e-6)
+    clock.now += 1e-3
+    assert store.expires_in() == 0
+    store.expire()
+    assert stored(store, joined(ids_of(1, 20), ids_of(2, 50))) == 20
+    assert store.expires_in() == pytest.approx(60, abs=0.01)
+    clock.now += 60
+    store.expire()
+    assert store.num_bytes == 0
+    assert mx.get_active_memory() + mx.get_cache_memory() <= before
+
+
+@on_gpu
+def test_what_is_in_use_does_not_expire(make_store: MakeStore, clock: Clock) -> None:
+    """Nor does anybody wake up for it at once, over and over."""
+    store = make_store(ttl_s=100)
+    run(store, ids_of(1, 50))
+    running = Running(store, joined(ids_of(1, 50), (1, 2)))
+    clock.now += 1000
+    assert store.expires_in() == 100
+    store.expire()
+    running.finish()
+    assert stored(store, ids_of(1, 50)) == 50
+    assert store.expires_in() == 100
+
+
+@on_gpu
 def test_a_ttl_of_zero_is_for_ever(make_store: MakeStore, clock: Clock) -> None:
     store = make_store(ttl_s=0)
     run(store, ids_of(1, 50))
     clock.now += 1e8
+    assert store.expires_in() == math.inf
     run(store, ids_of(2, 50))
     assert stored(store, ids_of(1, 50)) == 50
 

@@ -16,6 +16,7 @@ import yaml
 from fake_sidecar import FakeSidecar
 from sidecar_answers import Script, text_answer
 
+from litellm_mlx.proxy_config import NATIVE_ROUTES
 from tests.support.proxy import free_port
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # read at import
@@ -35,8 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class Proxy:
     """A running LiteLLM proxy and clients for it."""
 
-    def __init__(self, url: str, log: Path) -> None:
+    def __init__(self, url: str, log: Path, pid: int) -> None:
         self.url = url
+        self.pid = pid
         self.log = log
         same: dict[str, Any] = {"api_key": "any", "max_retries": 0, "timeout": 240}
         self.openai = openai.OpenAI(base_url=f"{url}/v1", **same)
@@ -94,7 +96,7 @@ def proxy(
         process = subprocess.Popen(
             command, cwd=folder, env=env, stdout=output, stderr=output
         )
-    running = Proxy(f"http://127.0.0.1:{port}", log)
+    running = Proxy(f"http://127.0.0.1:{port}", log, process.pid)
     try:
         _wait_for_start(running, process)
         yield running
@@ -115,6 +117,12 @@ def _config(sidecar: str, cloud: str, dead: str) -> dict[str, object]:
     return {
         "model_list": [
             {**deployment("*", sidecar), "model_name": "mlx/*"},
+            # Its bodies are sent on as they are, as the launcher has it.
+            {
+                **deployment("*", sidecar),
+                "model_name": "native/*",
+                "model_info": dict(NATIVE_ROUTES),
+            },
             deployment("dead", dead),
             deployment("fb-dead", dead),
             *(deployment(name, sidecar) for name in [*falling, "fb-context"]),

@@ -3,7 +3,8 @@ A server with the sidecar's faces `/health` and `/v1/models`, for launcher tests
 
 STAND_IN_LOADING_S: so long `/health` says 503. STAND_IN_ONCE: a file; the second
 start with it fails. STAND_IN_EVERY_FOURTH: a file that counts; starts 0, 4 .. come up,
-the others fail. STAND_IN_STUBBORN: TERM is ignored. POST /sick: 503 from then on.
+the others fail. STAND_IN_STUBBORN: TERM is ignored. POST /sick: 503 and "stuck" from
+then on. POST /busy: 503 for other reasons.
 STAND_IN_FETCHING: `/health` says downloading until POST /fetched; GET /asked counts.
 STAND_IN_FAULT: it cannot start, for that reason.
 """
@@ -32,32 +33,37 @@ MODELS = {
 }
 is_fetching = "STAND_IN_FETCHING" in os.environ
 num_asked = 0
+says: str | None = None
 ready_at = time.monotonic() + float(os.environ.get("STAND_IN_LOADING_S", "0"))
 
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         global num_asked
+        num_asked += self.path == "/health"
         if self.path == "/asked":
             self.answer(200, {"asked": num_asked})
         elif self.path == "/health" and is_fetching:
-            num_asked += 1
             self.answer(503, {"status": "downloading"})
         elif self.path == "/v1/models":
             wanted = os.environ.get("MLX_API_KEY")
             given = self.headers.get("Authorization")
             is_allowed = wanted is None or given == f"Bearer {wanted}"
             self.answer(200 if is_allowed else 401, MODELS)
+        elif says is not None:
+            self.answer(503, {"status": says})
         elif time.monotonic() < ready_at:
             self.answer(503, {"status": "loading"})
         else:
             self.answer(200, {"status": "ok", "memory_limit_bytes": 3 << 30})
 
     def do_POST(self) -> None:
-        global ready_at, is_fetching
+        global says, is_fetching
         is_fetching = False
-        if self.path != "/fetched":
-            ready_at = float("inf")
+        if self.path == "/sick":
+            says = "stuck"
+        elif self.path == "/busy":
+            says = "rate_limited"
         self.answer(200, {})
 
     def answer(self, code: int, body: dict[str, object]) -> None:

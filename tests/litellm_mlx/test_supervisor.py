@@ -12,6 +12,9 @@ import httpx
 import pytest
 
 from litellm_mlx.child import Service
+from litellm_mlx.launch_settings import Flags, load_settings
+from litellm_mlx.ports import PidFile
+from litellm_mlx.services import sidecar_service
 from litellm_mlx.supervisor import (
     RestartPolicy,
     ServiceFailed,
@@ -55,7 +58,7 @@ class Run:
             health_url=f"http://127.0.0.1:{port}/health",
             is_healthy=lambda answer: answer.status_code == 200,
             start_deadline_s=120.0,
-            watch_health=True,
+            is_stuck=lambda answer: b"stuck" in answer.content,
             is_fetching=lambda answer: b"downloading" in answer.content,
             fault_prefix="mlx-sidecar: error: ",
             on_pid=self.pids.append,
@@ -185,14 +188,55 @@ def test_a_service_that_dies_is_started_again(run: Run) -> None:
 
 
 def test_a_service_that_says_it_is_stuck_is_started_again(run: Run) -> None:
-    """Answers of 503 in a row from a service that was up lead to a restart."""
+    """Three times in a row, after it was up."""
     service = run.service()
+    root = service.health_url.removesuffix("/health")
     run.supervisor.start(service)
     thread = run.watch_in_background()
-    httpx.post(service.health_url, trust_env=False)
+    httpx.post(f"{root}/sick", trust_env=False)
     wait_until(lambda: "stand-in is up again" in run.said)
     run.stop(thread)
     assert any("said it is stuck" in line for line in run.said)
+
+
+def test_a_service_that_is_busy_is_left_alone(run: Run) -> None:
+    """503 for another reason, many times in a row: too many connections, draining."""
+    service = run.service()
+    root = service.health_url.removesuffix("/health")
+    run.supervisor.start(service)
+    thread = run.watch_in_background()
+    httpx.post(f"{root}/busy", trust_env=False)
+
+    def asked() -> int:
+        return int(httpx.get(f"{root}/asked", trust_env=False).json()["asked"])
+
+    before = asked()
+    wait_until(lambda: asked() > before + 3 * FAST.sick_after)
+    run.stop(thread)
+    assert not any("stuck" in line for line in run.said)
+    assert len(run.pids) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "stuck"),
+    [
+        (b'{"status": "stuck"}', True),
+        (b'{"status": "dead"}', True),
+        (b'{"status": "failed"}', True),
+        (b'{"status": "loading"}', False),
+        (b'{"status": "draining"}', False),
+        (b'{"error": {"message": "too many connections"}}', False),
+        (b"", False),
+    ],
+)
+def test_what_the_sidecar_says_when_it_is_stuck(
+    said: bytes, stuck: bool, tmp_path: Path
+) -> None:
+    """Only what no waiting mends."""
+    settings = load_settings(Flags(), tmp_path, {})
+    is_stuck = sidecar_service(settings, PidFile(tmp_path / "pid")).is_stuck
+    assert is_stuck is not None
+    assert is_stuck(httpx.Response(503, content=said)) == stuck
 
 
 def test_five_failed_starts_in_a_row_end_it(run: Run, tmp_path: Path) -> None:

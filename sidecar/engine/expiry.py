@@ -1,0 +1,52 @@
+"""
+KV goes when its time is up, on a server that nobody asks anything, too.
+
+The wait is a thread's of its own: the GPU thread waits without a limit (see there), and
+is woken only when there is something to let go.
+"""
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+
+from sidecar.cache.store import PrefixStore
+from sidecar.engine.gpu_thread import GpuThread
+
+logger = logging.getLogger(__name__)
+
+_LEAST_WAIT_S = 1.0  # what expires shortly after each other goes together
+
+
+class Expiry:
+    """
+    Watches one store until it is closed.
+
+    Args:
+        wait: waits so many seconds, or until it is closed: then true. For tests.
+    """
+
+    def __init__(
+        self,
+        store: PrefixStore,
+        gpu: GpuThread,
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
+        self._store = store
+        self._gpu = gpu
+        self._closed = threading.Event()
+        self._wait = wait or self._closed.wait
+        if store.expires_in() < math.inf:
+            threading.Thread(target=self._run, name="expiry", daemon=True).start()
+
+    def close(self) -> None:
+        """End the watch; repeatable."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._wait(max(_LEAST_WAIT_S, self._store.expires_in())):
+            if self._store.expires_in() == 0:
+                try:
+                    self._gpu.call(self._store.expire)
+                except Exception:
+                    logger.exception("expired KV could not be let go")
