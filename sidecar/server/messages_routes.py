@@ -30,7 +30,9 @@ class MessagesRoutes:
 
     def _create(self, request: Request) -> Response | EventStream:
         chat, stream = _parse(request)
-        running = self._chat.start_chat(chat, self._config.timeout_chat_s)
+        running = self._chat.start_chat(
+            chat, self._config.timeout_chat_s, request.is_connected
+        )
         is_shown = chat.thinking.is_shown
         if stream:
             encoder = MessageStream(chat.model, shows_thinking=is_shown)
@@ -41,7 +43,9 @@ class MessagesRoutes:
 
     def _count(self, request: Request) -> Response:
         chat, _ = _parse(request)
-        return json_response({"input_tokens": self._chat.probe(chat).prompt_tokens})
+        return json_response(
+            {"input_tokens": self._chat.probe(chat, request.is_connected).prompt_tokens}
+        )
 
 
 def _parse(request: Request) -> tuple[ChatRequest, bool]:

@@ -45,7 +45,9 @@ class ResponsesRoutes:
             if delivery.is_stored:
                 self._stored.put(key_id, delivery.items, response.as_dict())
 
-        running = self._chat.start_chat(chat, self._config.timeout_chat_s)
+        running = self._chat.start_chat(
+            chat, self._config.timeout_chat_s, request.is_connected
+        )
         if delivery.stream:
             return streamed(ResponseStream(delivery, remember), running)
         body = whole_response(collect(running, request), delivery, remember)

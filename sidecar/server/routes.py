@@ -128,7 +128,9 @@ class Routes:
             request.headers.get("user-agent"),
         )
         chat = chat.from_key(gate.key_id(request.headers))
-        running = self._services.chat.start_chat(chat, self._config.timeout_chat_s)
+        running = self._services.chat.start_chat(
+            chat, self._config.timeout_chat_s, request.is_connected
+        )
         if not how.stream:
             events = collect(running, request)
             body = format_chat(events, chat.model, chat.options.n)
@@ -143,7 +145,9 @@ class Routes:
             request.json(), request.request_id, request.headers.get("user-agent")
         )
         chat = chat.from_key(gate.key_id(request.headers))
-        return json_response(self._services.chat.probe(chat).as_dict())
+        return json_response(
+            self._services.chat.probe(chat, request.is_connected).as_dict()
+        )
 
     def _completion(self, request: Request) -> Response | EventStream:
         asked, how = parse_completion(
