@@ -141,6 +141,10 @@ class ClientInfo:
     user_agent: str | None = None
     api_key_id: str | None = None
 
+    def with_key(self, key_id: str | None) -> "ClientInfo":
+        """The same, come with a key, unless the plugin has told whose it is."""
+        return self if self.api_key_id else replace(self, api_key_id=key_id)
+
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
@@ -157,10 +161,8 @@ class ChatRequest:
     client: ClientInfo = ClientInfo()
 
     def from_key(self, key_id: str | None) -> "ChatRequest":
-        """The same request, known to come with a key, unless it says so itself."""
-        if key_id is None or self.client.api_key_id is not None:
-            return self
-        return replace(self, client=replace(self.client, api_key_id=key_id))
+        """The same request, known to come with a key."""
+        return replace(self, client=self.client.with_key(key_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +175,7 @@ class CompletionRequest:
     echo: bool = False
     options: GenerationOptions = GenerationOptions()
     client: ClientInfo = ClientInfo()
+
+    def from_key(self, key_id: str | None) -> "CompletionRequest":
+        """The same request, known to come with a key."""
+        return replace(self, client=self.client.with_key(key_id))

@@ -141,6 +141,7 @@ class Routes:
         asked, how = parse_completion(
             request.json(), request.request_id, request.headers.get("user-agent")
         )
+        asked = asked.from_key(gate.key_id(request.headers))
         running = self._services.chat.start_completion(
             asked, self._config.timeout_completions_s
         )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from sidecar.config import GenerationConfig
-from sidecar.core.prompt import ModelIds, PreparedPrompt
+from sidecar.core.prompt import PreparedPrompt
 from sidecar.core.requests import ChatRequest, CompletionRequest, Tool
 from sidecar.core.turn_token import make_token
 from sidecar.engine.pool import EnginePool
@@ -101,15 +101,15 @@ class ChatService:
                 resources = contextlib.ExitStack()
                 with resources:
                     served = resources.enter_context(self._pool.lease(request.model))
-                    ids, text = _raw_prompt(served, prompt)
+                    raw = served.prepare_raw(prompt, request.client)
                     choices = [PlainChoice(i) for i in range(request.options.n)]
                     generation = self._start(
-                        served.engine, ids, request, choices, timeout_s,
+                        served.engine, raw, request, choices, timeout_s,
                         resources.pop_all(),
                     )  # fmt: skip
                 started.callback(generation.close)
                 generations.append(generation)
-                echoes.append(text if request.echo else "")
+                echoes.append(raw.text if request.echo else "")
             started.pop_all()
             return CompletionRun(generations, echoes, request.options.n)
 
@@ -126,7 +126,7 @@ class ChatService:
     def _start(  # noqa: PLR0913 - one use case's own ingredients
         self,
         engine: TextEngine,
-        prompt: PreparedPrompt | ModelIds,
+        prompt: PreparedPrompt,
         request: ChatRequest | CompletionRequest,
         choices: list[ChatChoice] | list[PlainChoice],
         timeout_s: float,
@@ -159,14 +159,6 @@ class ChatService:
                 running.remove(generation)
             if not running:
                 self._running.pop(request_id, None)
-
-
-def _raw_prompt(
-    served: ServedModel, prompt: str | tuple[int, ...]
-) -> tuple[ModelIds, str]:
-    if isinstance(prompt, str):
-        return ModelIds(served.pipeline.encoder.encode(prompt).ids), prompt
-    return ModelIds(prompt), served.engine.model.tokenizer.decode(list(prompt))
 
 
 def _chat_choice(
