@@ -119,12 +119,25 @@ class RadixTree:
         return node
 
     def drop(self, node: Node) -> list[Node]:
-        """Take a node and all below it out of the tree; those taken out."""
+        """
+        Take a node and all below it out of the tree; those taken out.
+
+        They know each other no more, or their arrays would wait for the collector.
+        """
         assert node.parent is not None
         node.parent.children.pop(node.ids[0], None)
         if node.parent.parent is None:
             self.roots = {s: root for s, root in self.roots.items() if root.children}
-        return list(walk(node))
+        dropped = list(walk(node))
+        for each in dropped:
+            each.parent, each.children = None, {}
+        return dropped
+
+    def clear(self) -> None:
+        """Drop all nodes."""
+        for root in list(self.roots.values()):
+            for child in list(root.children.values()):
+                self.drop(child)
 
     def nodes(self) -> Iterator[Node]:
         """All nodes but the roots."""

@@ -212,7 +212,7 @@ class PrefixStore:
     def clear(self) -> None:
         """Forget everything; sequences that run keep their own arrays."""
         with self._lock:
-            self._tree = RadixTree()
+            self._tree.clear()
         mx.clear_cache()
 
     def _usable(self, match: Match, prompt_len: int) -> int:
