@@ -135,15 +135,22 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
-    """Who asks, as far as the request says; for logs, sessions and scopes."""
+    """
+    Who asks, as far as the request says; for logs, sessions and scopes.
+
+    Args:
+        sender: a name for the key that the request itself came with; of what comes
+            through LiteLLM that is LiteLLM's, and `api_key_id` its client's.
+    """
 
     session: str | None = None
     user_agent: str | None = None
     api_key_id: str | None = None
+    sender: str | None = None
 
     def with_key(self, key_id: str | None) -> "ClientInfo":
         """The same, come with a key, unless the plugin has told whose it is."""
-        return self if self.api_key_id else replace(self, api_key_id=key_id)
+        return replace(self, api_key_id=self.api_key_id or key_id, sender=key_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-from sidecar.core.errors import RequestTimeout, SidecarError
+from sidecar.core.errors import BadRequest, RequestTimeout, SidecarError
 from sidecar.core.ports import StreamEncoder
 from sidecar.infra.logs import request_id as request_id_var
 from sidecar.server import gate
 from sidecar.server.body import DeadlineReader, is_open, linger, read_body
-from sidecar.server.head import parser_error, path_of, read_headers
+from sidecar.server.head import HeadLines, parser_error, path_of, read_headers
 from sidecar.server.listener import Listener
 from sidecar.server.messages import (
     EventStream,
@@ -79,7 +79,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 HTTPStatus.BAD_REQUEST, "the first line must be METHOD PATH HTTP/1.1"
             )
             return False
-        return super().parse_request()
+        lines = HeadLines(self.rfile, self.raw_requestline)
+        self.rfile = lines
+        try:
+            is_parsed = super().parse_request()
+        finally:
+            self.rfile = lines.stream
+        if is_parsed and lines.is_broken:
+            self.send_error(HTTPStatus.BAD_REQUEST, "a bare CR or a NUL in the head")
+            return False
+        return is_parsed
 
     def do_GET(self) -> None:
         """Every method goes the same way."""
@@ -129,6 +138,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             request_id_var.reset(token)
 
     def _answer(self, path: str, headers: dict[str, str]) -> None:
+        if self.request_version != "HTTP/1.0" and not headers.get("host"):
+            raise BadRequest("the header host is missing")
         gate.check(self.server.config, self.command, path, headers)
         method = "GET" if self.command == "HEAD" else self.command
         endpoint, tail = self.server.routes.find(method, path)

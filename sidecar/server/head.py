@@ -3,6 +3,7 @@
 from email import errors
 from email.message import Message
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import urlsplit
 
 from sidecar.core.errors import (
@@ -24,6 +25,33 @@ _BROKEN = (
     errors.MisplacedEnvelopeHeaderDefect,
     errors.InvalidHeaderDefect,
 )
+
+
+class HeadLines:
+    """
+    The stream that a head is read from, watched line by line.
+
+    The stdlib takes a bare CR for the end of a line, others do not: what stands behind
+    it would be a header to one reader and a value to the next.
+
+    Args:
+        first: the request line, read already.
+    """
+
+    def __init__(self, stream: Any, first: bytes) -> None:
+        self.stream = stream
+        self.is_broken = _is_broken(first)
+
+    def readline(self, size: int) -> bytes:
+        """A line as the stream has it."""
+        line: bytes = self.stream.readline(size)
+        self.is_broken = self.is_broken or _is_broken(line)
+        return line
+
+
+def _is_broken(line: bytes) -> bool:
+    text = line.removesuffix(b"\n").removesuffix(b"\r")
+    return b"\r" in text or b"\0" in text
 
 
 def read_headers(parsed: Message) -> dict[str, str]:

@@ -153,7 +153,7 @@ class Routes:
         return EventStream(OpenAIStream(form), running.events(), running.close)
 
     def _cancel(self, request: Request) -> Response:
-        found = self._services.chat.cancel(request.tail)
+        found = self._services.chat.cancel(request.tail, gate.key_id(request.headers))
         return json_response({"cancelled": found, "id": request.tail})
 
     def _models(self, request: Request) -> Response:

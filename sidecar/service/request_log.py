@@ -1,7 +1,6 @@
 """What is told of a request: a line at its start and end, and the session's file."""
 
 import logging
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +10,6 @@ from sidecar.engine.sampling import Sampling
 from sidecar.infra.session_log import SessionLog
 
 logger = logging.getLogger(__name__)
-
-_COLOURS = {"green": "92", "yellow": "93", "red": "91", "new": "96"}
 
 
 def light(cached: int, total: int, *, is_new: bool = False) -> str:
@@ -42,9 +39,9 @@ class RequestLog:
         prompt, report = self._prompt, self._prompt.report
         total, reused = len(prompt.model_ids), report.reused_len
         logger.info(
-            "request started %s match=%s reused=%d of %d rest=%d thinking=%s "
+            "request started light=%s match=%s reused=%d of %d rest=%d thinking=%s "
             "pinned=%s spliced=%d%s",
-            _lamp(light(reused, total, is_new=report.is_new)),
+            light(reused, total, is_new=report.is_new),
             report.match,
             reused,
             total,
@@ -102,9 +99,3 @@ class RequestLog:
         place = self._prompt.report.divergence
         windows = [place.before, place.now] if place else None
         return {"divergence_windows": windows, "prompt": self._prompt.text}
-
-
-def _lamp(colour: str) -> str:
-    if not sys.stderr.isatty():
-        return f"light={colour}"
-    return f"\x1b[{_COLOURS[colour]}m●\x1b[0m"
