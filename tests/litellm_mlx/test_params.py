@@ -111,7 +111,8 @@ BODY = {"user": "b", "max_tokens": 9, "seed": 1, "mlx_max_ttft_s": 50,
 EXTRA = {"user": "e", "max_tokens": 8, "seed": 2, "mlx_max_ttft_s": 40,
          "session_id": "e", "thinking": {"type": "disabled"}, "top_k": 4,
          "conversation_id": "e", "min_p": 0.5,
-         "chat_template_kwargs": {"enable_thinking": False, "a": "e", "c": "e"}}  # fmt: skip
+         "chat_template_kwargs": {"enable_thinking": False, "a": "e", "c": "e"},
+         }  # fmt: skip
 
 
 def test_a_literal_extra_body_does_not_beat_the_body(

@@ -189,7 +189,7 @@ def test_reasoning_echoed_twice_is_rendered_once(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "glm4.5"])
-def test_reasoning_and_text_before_a_call_are_taken_by_every_template(
+def test_reasoning_and_text_before_a_call_are_taken(
     name: str,
 ) -> None:
     """One refuses the two beside a call, and with them each later chat."""
