@@ -64,7 +64,9 @@ class PrefixStore:
         self._new_cache = new_cache
         self._tree = RadixTree()
         self._lock = threading.Lock()
-        self._all_sliceable = kv_layers.is_sliceable(new_cache())
+        empty = new_cache()
+        self._all_sliceable = kv_layers.is_sliceable(empty)
+        self.layers = kv_layers.kinds(empty)
         self.switched_off: set[str] = set()
         self.verify = False  # CACHE_VERIFY: derive exactness anew at each hit
         self.counters = Counters(_COUNTED)

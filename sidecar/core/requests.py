@@ -141,11 +141,16 @@ class ClientInfo:
     Args:
         sender: a name for the key that the request itself came with; of what comes
             through LiteLLM that is LiteLLM's, and `api_key_id` its client's.
+        session_source: the field that named the session.
+        parents, branch: what the client says of the session's place among others.
     """
 
     session: str | None = None
     user_agent: str | None = None
     api_key_id: str | None = None
+    session_source: str | None = None
+    parents: tuple[str, ...] = ()
+    branch: str | None = None
     sender: str | None = None
 
     def with_key(self, key_id: str | None) -> "ClientInfo":

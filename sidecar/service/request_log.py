@@ -51,7 +51,7 @@ class RequestLog:
             report.num_spliced,
             f" stopped_by={report.stopped_by}" if report.stopped_by else "",
         )
-        self._write("prompt", self._meta(max_tokens), self._content())
+        self._write("prompt", self._meta(max_tokens, sampling), self._content())
         sampler = {name: getattr(sampling, name) for name in sampling.__slots__}
         self._write("sampler", sampler, {})
 
@@ -65,12 +65,13 @@ class RequestLog:
         session = self._prompt.session
         self._log.write(session, self._request.request_id, direction, meta, content)
 
-    def _meta(self, max_tokens: int) -> dict[str, Any]:
+    def _meta(self, max_tokens: int, sampling: Sampling) -> dict[str, Any]:
         request, prompt, report = self._request, self._prompt, self._prompt.report
-        place = report.divergence
+        place, client = report.divergence, self._request.client
         return {
             "model": request.model,
             "max_tokens": max_tokens,
+            "temperature": sampling.temperature,
             "thinking": prompt.thinking,
             "thinking_source": request.thinking.source,
             "thinking_raw": request.thinking.raw,
@@ -84,11 +85,13 @@ class RequestLog:
             "spliced_turns": report.num_spliced,
             "substitution_proved": report.is_proved,
             "session": prompt.session,
-            "session_source": "client" if request.client.session else "implicit",
+            "session_source": client.session_source or "implicit",
+            "parent_sessions": client.parents,
+            "branch": client.branch,
             "is_guest": prompt.is_guest,
             "stable_messages": report.stable_messages,
             "changes": report.changes,
-            "user_agent": request.client.user_agent,
+            "user_agent": client.user_agent,
             "divergence": None if place is None else {
                 "canonical_depth": place.depth, "message": place.message,
                 "role": place.role,
