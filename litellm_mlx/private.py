@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
+from litellm_mlx.extra_body import fill
+
 Dialect = Literal["chat", "messages", "responses", "completions", "sdk"]
 Json = Mapping[str, object]
 
@@ -131,7 +133,7 @@ def native_header(kwargs: Json) -> str:
     # All else that the block says stands in the body itself.
     facts = {name: block[name] for name in _WHO_ASKS if name in block}
     cut = {k: v for k, v in client.body.items() if _may_be_cut(k)}
-    cut |= as_object(client.body.get("extra_body"))
+    cut = fill(cut, as_object(client.body.get("extra_body")))
     cut.pop("x_mlx", None)  # ours to say
     if kwargs.get(_MAX_TTFT) is not None:  # of the deployment, if not of the client
         cut.setdefault(_MAX_TTFT, kwargs[_MAX_TTFT])

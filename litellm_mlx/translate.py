@@ -16,6 +16,7 @@ import litellm
 import orjson
 
 from litellm_mlx import errors
+from litellm_mlx.extra_body import fill
 from litellm_mlx.private import (
     ClientRequest,
     as_object,
@@ -72,12 +73,12 @@ def chat_call(call: Json, settings: Settings, *, stream: bool) -> SidecarCall:
     params = as_object(call.get("optional_params"))
     client = client_request(litellm_params)
     call_id = _attempt_id(litellm_params)
+    said = {**lost_fields(client), **_forwarded(params, client)}
     body: dict[str, object] = {
         "model": call["model"],
         "messages": call["messages"],
         "stream": stream,
-        **lost_fields(client),
-        **_forwarded(params),
+        **fill(said, _literal(client)),
     }
     if stream:
         wanted = as_object(params.get("stream_options"))
@@ -85,7 +86,7 @@ def chat_call(call: Json, settings: Settings, *, stream: bool) -> SidecarCall:
     metadata = _client_metadata(client, litellm_params)
     if metadata:
         body["metadata"] = metadata
-    private = private_block(client, litellm_params, _forwarded(params))
+    private = private_block(client, litellm_params, _forwarded(params, client))
     body["x_mlx"] = {"call_id": call_id, **private}
     return _sidecar_call(call, settings, "/chat/completions", call_id, body)
 
@@ -93,7 +94,7 @@ def chat_call(call: Json, settings: Settings, *, stream: bool) -> SidecarCall:
 def embedding_call(call: Json, settings: Settings) -> SidecarCall:
     """Translate what LiteLLM hands to an embedding hook; does not change it."""
     call_id = _attempt_id(as_object(call.get("litellm_params")))
-    params = _forwarded(as_object(call.get("optional_params")))
+    params = _forwarded(as_object(call.get("optional_params")), ClientRequest())
     body = {"model": call["model"], "input": call["input"], **params}
     return _sidecar_call(call, settings, "/embeddings", call_id, body)
 
@@ -153,11 +154,20 @@ def _sidecar_call(
     )
 
 
-def _forwarded(params: Json) -> dict[str, object]:
-    found = {k: v for k, v in params.items() if k not in _NOT_FORWARDED}
+def _forwarded(params: Json, client: ClientRequest) -> dict[str, object]:
+    said = {k: v for k, v in params.items() if v is not None}
+    found = {k: v for k, v in said.items() if k not in _NOT_FORWARDED}
     extra = as_object(params.get("extra_body"))
-    found |= {k: v for k, v in extra.items() if k not in _NOT_FROM_EXTRA_BODY}
+    literal = _literal(client)
+    for name in extra.keys() - literal.keys() - _NOT_FROM_EXTRA_BODY:
+        found.setdefault(name, extra[name])  # of the deployment, or of an SDK's caller
     return {k: v for k, v in found.items() if v is not None}
+
+
+def _literal(client: ClientRequest) -> Json:
+    """What the client's body says under `extra_body`, less what it does not settle."""
+    extra = as_object(client.body.get("extra_body"))
+    return {k: v for k, v in extra.items() if k not in _NOT_FROM_EXTRA_BODY}
 
 
 def _attempt_id(litellm_params: Json) -> str:

@@ -58,7 +58,7 @@ def _serve(argv: list[str]) -> int:
         config = load_config(flags, env_file)
     except ConfigError as error:
         return _refuse(str(error))
-    setup_logging(config.log.level)
+    setup_logging(config.log.level, os.environ)  # noqa: TID251 - FORCE_COLOR and such
     keep_freed_pages()
     raise_file_limit()
     for unknown in unknown_names(env_file, os.environ):  # noqa: TID251 - names only

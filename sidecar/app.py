@@ -180,7 +180,7 @@ def _load_served(config: Config, parts: _Parts) -> ServedModel:
     guard = engine.guard
     metrics.active_bytes.set_function(lambda: guard.active_bytes)
     metrics.peak_bytes.set_function(lambda: guard.peak_bytes)
-    return ServedModel(engine, pipeline)
+    return ServedModel(engine, pipeline, config.cache.share_between_keys)
 
 
 def _load_engine(config: Config, source: ModelSource, parts: _Parts) -> TextEngine:

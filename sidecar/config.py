@@ -144,6 +144,7 @@ class CacheConfig:
     rules_file: str | None = setting(None, "CACHE_RULES_FILE", place)
     splice: bool = setting(True, "CACHE_SPLICE", boolean)
     pin_min_gain: int = setting(64, "CACHE_PIN_MIN_GAIN", integer(1, 1 << 20))
+    share_between_keys: bool = setting(False, "CACHE_SHARE_BETWEEN_KEYS", boolean)
     selftest: str = setting("on_load", "CACHE_SELFTEST", choice("on_load", "off"))
     verify: bool = setting(False, "CACHE_VERIFY", boolean)
     kv_bits: str = setting("OFF", "KV_BITS", choice("OFF", "4", "8"))

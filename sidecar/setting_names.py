@@ -11,6 +11,7 @@ from pathlib import Path
 from dotenv import dotenv_values
 
 from sidecar.config import Config
+from sidecar.setting_reasons import REASONS, reason_of
 from sidecar.setting_sources import spellings
 
 # Read by the launcher, the plugin or LiteLLM, not by the sidecar.
@@ -46,6 +47,8 @@ class UnknownName:
     meant: str | None
 
     def __str__(self) -> str:
+        if reason := reason_of(self.name):
+            return f"{self.name} in {self.source} has no effect: {reason}"
         hint = f": did you mean {self.meant}?" if self.meant else ", it has no effect"
         return f"unknown setting {self.name} in {self.source}{hint}"
 
@@ -71,17 +74,23 @@ def unknown_names(env_file: Path, environ: Mapping[str, str]) -> list[UnknownNam
     in_file = [name for name in dotenv_values(env_file) if name not in known]
     used = _names_in_configs(env_file.parent)
     found = [
-        UnknownName(name, str(env_file), _nearest(name, known, _SIMILAR))
+        UnknownName(name, str(env_file), _meant(name, known, _SIMILAR))
         for name in in_file
-        if _nearest(name, known, _ALL_BUT_EQUAL)
+        if reason_of(name)
+        or _nearest(name, known, _ALL_BUT_EQUAL)
         or not (name in used or _is_others(name))
     ]
     for name in sorted(set(environ) - known - set(in_file)):
-        meant = _nearest(name, known, _ALL_BUT_EQUAL) if len(name) >= _SHORTEST else ""
-        if meant or name.startswith(_OUR_PREFIXES):
-            meant = meant or _nearest(name, known, _SIMILAR)
+        meant = _meant(name, known, _ALL_BUT_EQUAL) if len(name) >= _SHORTEST else ""
+        if meant or name in REASONS or name.startswith(_OUR_PREFIXES):
+            meant = meant or _meant(name, known, _SIMILAR)
             found.append(UnknownName(name, "the environment", meant))
     return found
+
+
+def _meant(name: str, known: Iterable[str], likeness: float) -> str | None:
+    """None for a name that is known to do nothing: no other was meant."""
+    return None if reason_of(name) else _nearest(name, known, likeness)
 
 
 def _nearest(name: str, known: Iterable[str], likeness: float) -> str | None:

@@ -13,6 +13,7 @@ from litellm_mlx.launch_settings import Flags, LaunchSettings, load_settings
 from litellm_mlx.settings import Settings, read_settings
 from sidecar.config import Config, load_config
 from sidecar.setting_names import ELSEWHERE, known_names, unknown_names
+from sidecar.setting_reasons import NOT_BUILT, REASONS
 from sidecar.setting_sources import spellings
 
 REPO = Path(__file__).parents[1]
@@ -174,9 +175,7 @@ def test_no_reader_knows_a_name_of_its_own() -> None:
         ("PROXY_PROT", "PROXY_PORT"),
         ("MXL_API_KEY", "MLX_API_KEY"),
         ("MODEL_PAHT", "MODEL_PATH"),
-        ("VLM_CACHE_DEBUG", None),
-        ("RATE_LIMIT_RPM", None),
-        ("KV_DISK_PERSISTENCE", None),
+        ("NOTHING_LIKE_IT", None),
     ],
 )
 def test_an_unknown_name_in_the_file_is_told(
@@ -217,3 +216,40 @@ def test_a_name_is_told_once(env_file: Path) -> None:
     """The launcher hands the file on as environment."""
     env_file.write_text("CACHE_PINING=1\n")
     assert len(unknown_names(env_file, {"CACHE_PINING": "1"})) == 1
+
+
+SEEDS = ["PROMPT_CACHE_MAX_ENTRIES_PER_SESSION", "PROMPT_CACHE_BLOCK_SIZE",
+         "CACHE_SESSION_PARTITIONING", "CACHE_NORM_SAFETY_CHECK",
+         "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT", "VLM_CACHE_DEBUG",
+         "CONTEXT_OVERFLOW"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEEDS)
+@pytest.mark.parametrize("place", ["file", "environment"])
+def test_a_name_that_does_nothing_says_why(
+    env_file: Path, name: str, place: str
+) -> None:
+    """Not that it is unknown, and not that another was meant."""
+    written = {f"MLX_SERVER_{name}": "1", name: "1"}
+    if place == "file":
+        env_file.write_text("".join(f"{n}={v}\n" for n, v in written.items()))
+        written = {}
+    for found in unknown_names(env_file, written):
+        source = str(env_file) if place == "file" else "the environment"
+        reason = str(found).removeprefix(f"{found.name} in {source} has no effect: ")
+        assert len(reason) > 30
+        assert reason != str(found)
+    assert len(unknown_names(env_file, written)) == 2
+
+
+def test_what_is_not_built_says_so_and_nothing_built_is_among_it(
+    env_file: Path,
+) -> None:
+    """In `.env`; in the environment such a name may be another program's."""
+    assert not known_names() & {*NOT_BUILT, *REASONS}
+    env_file.write_text("".join(f"{name}=1\n" for name in NOT_BUILT))
+    found = unknown_names(env_file, {})
+    assert {each.name for each in found} == NOT_BUILT
+    assert all(str(each).endswith("not built yet") for each in found)
+    env_file.unlink()
+    assert unknown_names(env_file, dict.fromkeys(NOT_BUILT, "1")) == []

@@ -8,14 +8,16 @@ from sidecar.cache.radix import RadixTree, walk
 from sidecar.core.prompt import ModelIds
 
 
-def owned_from(tree: RadixTree, lease: Lease, ids: ModelIds, *, is_plain: bool) -> int:
+def owned_from(
+    tree: RadixTree, lease: Lease, ids: ModelIds, salt: str, *, is_plain: bool
+) -> int:
     """
     Depth from which the sequence's own arrays are needed by the tree.
 
     Args:
         is_plain: they are not quantised, and serve more prompts than what is.
     """
-    match = tree.match(ids)
+    match = tree.match(ids, salt)
     lent = [n.start for n in match.nodes if n.lent_to is lease]
     worse = [n.start for n in match.nodes if is_plain and _is_quantized(n)]
     return min([*lent, *worse, match.depth])
@@ -25,7 +27,7 @@ def attach(
     tree: RadixTree, lease: Lease, ids: ModelIds, buffer: Buffer, owner: Owner
 ) -> None:
     """Put a sequence's arrays under its path; drop what it did not get to compute."""
-    for node in tree.match(ids).nodes:
+    for node in tree.match(ids, owner.salt).nodes:
         is_better = _is_quantized(node) and buffer.is_plain
         is_held = buffer.start <= node.start and node.end <= buffer.end
         if is_held and (node.lent_to is lease or is_better):
@@ -34,7 +36,7 @@ def attach(
     for node in [n for n in tree.nodes() if n.lent_to is lease]:
         if node.parent is not None and node.parent.lent_to is not lease:
             tree.drop(node)
-    grown = tree.grow(ids, buffer=buffer, lent_to=None)
+    grown = tree.grow(ids, owner.salt, buffer=buffer, lent_to=None)
     if grown is not None:
         mark(grown, owner)
 
@@ -51,7 +53,7 @@ def mark(node: Node, owner: Owner) -> None:
         node.is_guest = owner.is_guest
 
 
-def supersede(tree: RadixTree, ids: ModelIds, own_len: int) -> None:
+def supersede(tree: RadixTree, ids: ModelIds, owner: Owner) -> None:
     """
     Note that a conversation goes on along a path, and no more where it parted from it.
 
@@ -59,10 +61,10 @@ def supersede(tree: RadixTree, ids: ModelIds, own_len: int) -> None:
     goes on from. Behind the first turn that the model wrote for a conversation, what
     parts from its path is such an end; before it, another conversation may.
     """
-    path = tree.match(ids).nodes
+    path = tree.match(ids, owner.salt).nodes
     for number, node in enumerate(path):
         node.is_superseded = False
-        if not 0 < own_len <= node.end:
+        if not 0 < owner.own_len <= node.end:
             continue
         for child in node.children.values():
             if child not in path[number + 1 : number + 2]:
@@ -76,7 +78,7 @@ def add_checkpoints(
     """Keep checkpoints on a path; how many were new."""
     num_new = 0
     for depth, (rank, layers) in checkpoints.items():
-        node = tree.node_ending_at(ids, depth)
+        node = tree.node_ending_at(ids, depth, owner.salt)
         if node is None or node.checkpoint is not None:
             continue
         kv_layers.own_checkpoint(layers)

@@ -8,6 +8,7 @@ row per token, so that any prefix of it is the state at that depth; the others
 """
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,6 +33,15 @@ def atoms(cache: Sequence[Any]) -> Iterator[Any]:
 def is_sliceable_atom(atom: Any) -> bool:
     """Asked of the live object: rows per token, and nothing ever forgotten."""
     return type(atom) in (KVCache, QuantizedKVCache)
+
+
+def kinds(cache: KVLayers) -> dict[str, int]:
+    """How many layers there are of each kind, and which of them cannot be cut."""
+    names = (
+        type(atom).__name__ + ("" if is_sliceable_atom(atom) else " (not cut)")
+        for atom in atoms(cache)
+    )
+    return dict(Counter(names))
 
 
 def is_sliceable(cache: KVLayers) -> bool:

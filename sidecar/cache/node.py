@@ -135,11 +135,13 @@ class Owner:
         own_len: tokens up to the end of the first turn that the model wrote for this
             conversation; 0: none is known. What parts from the sequence behind it
             are older ends of the same conversation.
+        salt: whoever has another one finds nothing of it.
     """
 
     session: str = ""
     is_guest: bool = False
     own_len: int = 0
+    salt: str = ""
 
 
 Checkpoints = Mapping[int, tuple[int, list[Any]]]  # depth -> rank, layers

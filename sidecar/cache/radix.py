@@ -33,16 +33,21 @@ class Match:
 
 
 class RadixTree:
-    """A tree of id runs. Not thread-safe: the store locks."""
+    """
+    A tree of id runs for each cache salt. Not thread-safe: the store locks.
+
+    Equal ids under two salts are two paths, so that nothing which is asked under one
+    of them tells what was asked under the other.
+    """
 
     def __init__(self) -> None:
-        self.root = Node((), 0, None)
+        self.roots: dict[str, Node] = {}
 
-    def match(self, ids: tuple[int, ...]) -> Match:
+    def match(self, ids: tuple[int, ...], salt: str = "") -> Match:
         """Walk as far as the ids go."""
         nodes: list[Node] = []
-        node, depth = self.root, 0
-        while depth < len(ids):
+        node, depth = self.roots.get(salt), 0
+        while node is not None and depth < len(ids):
             child = node.children.get(ids[depth])
             if child is None:
                 break
@@ -54,9 +59,11 @@ class RadixTree:
             node = child
         return Match(tuple(nodes), depth)
 
-    def node_ending_at(self, ids: tuple[int, ...], depth: int) -> Node | None:
+    def node_ending_at(
+        self, ids: tuple[int, ...], depth: int, salt: str = ""
+    ) -> Node | None:
         """The node that ends exactly at a depth on a path, split out if need be."""
-        match = self.match(ids[:depth])
+        match = self.match(ids[:depth], salt)
         if match.depth < depth or not match.nodes:
             return None
         last = match.nodes[-1]
@@ -88,17 +95,22 @@ class RadixTree:
         return upper
 
     def grow(
-        self, ids: tuple[int, ...], *, buffer: Buffer | None, lent_to: Lease | None
+        self,
+        ids: tuple[int, ...],
+        salt: str = "",
+        *,
+        buffer: Buffer | None,
+        lent_to: Lease | None,
     ) -> Node | None:
         """
         Add the part of a path that is not there; None if all of it is.
 
         A node that the path leaves in its middle is split.
         """
-        match = self.match(ids)
+        match = self.match(ids, salt)
         if match.depth == len(ids):
             return None
-        parent = self.root
+        parent = self.roots.setdefault(salt, Node((), 0, None))
         if match.nodes:
             last = match.nodes[-1]
             parent = last if last.end == match.depth else self.split(last, match.depth)
@@ -107,15 +119,31 @@ class RadixTree:
         return node
 
     def drop(self, node: Node) -> list[Node]:
-        """Take a node and all below it out of the tree; those taken out."""
+        """
+        Take a node and all below it out of the tree; those taken out.
+
+        They know each other no more, or their arrays would wait for the collector.
+        """
         assert node.parent is not None
         node.parent.children.pop(node.ids[0], None)
-        return list(walk(node))
+        if node.parent.parent is None:
+            self.roots = {s: root for s, root in self.roots.items() if root.children}
+        dropped = list(walk(node))
+        for each in dropped:
+            each.parent, each.children = None, {}
+        return dropped
+
+    def clear(self) -> None:
+        """Drop all nodes."""
+        for root in list(self.roots.values()):
+            for child in list(root.children.values()):
+                self.drop(child)
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes but the root."""
-        for child in list(self.root.children.values()):
-            yield from walk(child)
+        """All nodes but the roots."""
+        for root in list(self.roots.values()):
+            for child in list(root.children.values()):
+                yield from walk(child)
 
     def leaves(self) -> list[Node]:
         """Nodes without children."""

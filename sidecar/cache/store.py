@@ -1,5 +1,5 @@
 """
-KV kept for reuse: one radix tree per model.
+KV kept for reuse: one radix tree per model and cache salt.
 
 A prompt is served from the longest stored path that is exactly a prefix of it.
 Where nobody else uses that path its arrays are lent to the running sequence and taken
@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -69,7 +69,9 @@ class PrefixStore:
         self._new_cache = new_cache
         self._tree = RadixTree()
         self._lock = threading.Lock()
-        self._all_sliceable = kv_layers.is_sliceable(new_cache())
+        empty = new_cache()
+        self._all_sliceable = kv_layers.is_sliceable(empty)
+        self.layers = kv_layers.kinds(empty)
         self.switched_off: set[str] = set()
         self.verify = False  # CACHE_VERIFY: derive exactness anew at each hit
         self.counters = Counters(_COUNTED)
@@ -98,30 +100,34 @@ class PrefixStore:
         with self._lock:
             return stored_bytes(self._tree)
 
-    def match_len(self, model_ids: ModelIds) -> int:
+    def match_len(self, model_ids: ModelIds, salt: str = "") -> int:
         """Tokens of the longest stored prefix, at most `len - 1`; any thread."""
         with self._lock:
-            return self._usable(self._tree.match(model_ids), len(model_ids))
+            return self._usable(self._tree.match(model_ids, salt), len(model_ids))
 
-    def restore(self, model_ids: ModelIds) -> Restored:
+    def salted(self, salt: str) -> "SaltedMatcher":
+        """What is asked of the KV under one salt."""
+        return SaltedMatcher(self, salt)
+
+    def restore(self, model_ids: ModelIds, salt: str = "") -> Restored:
         """Caches for a prompt: its longest stored prefix, or empty ones."""
         lease = Lease()
         try:
-            return self._restore(model_ids, lease)
+            return self._restore(model_ids, salt, lease)
         except Exception:
             logger.exception("restore failed num_tokens=%d", len(model_ids))
             self.abandon(lease)
             return Restored(self._new_cache(), 0, Lease())
 
-    def _restore(self, model_ids: ModelIds, lease: Lease) -> Restored:
+    def _restore(self, model_ids: ModelIds, salt: str, lease: Lease) -> Restored:
         cache = self._new_cache()
         with self._lock:
-            match = self._tree.match(model_ids)
+            match = self._tree.match(model_ids, salt)
             length = self._usable(match, len(model_ids))
             self._note_loss(match, min(match.depth, len(model_ids) - 1), length)
             if length == 0:
                 return Restored(cache, 0, lease, match.depth)
-            last = self._tree.node_ending_at(model_ids, length)
+            last = self._tree.node_ending_at(model_ids, length, salt)
             assert last is not None
             path = path_to(last)
             if self.verify and not is_path_of(path, model_ids):
@@ -145,7 +151,7 @@ class PrefixStore:
         if lease.live is None or not ids:
             return
         with self._lock:
-            node = self._tree.grow(ids, buffer=None, lent_to=lease)
+            node = self._tree.grow(ids, owner.salt, buffer=None, lent_to=lease)
             if node is not None:
                 mark(node, owner)
                 node.leases.add(lease)
@@ -173,11 +179,11 @@ class PrefixStore:
         with self._lock:
             arrays = kv_layers.sliceable_leaves(cache)
             is_plain = not any(map(kv_layers.is_quantized, arrays))
-            start = owned_from(self._tree, lease, ids, is_plain=is_plain)
+            start = owned_from(self._tree, lease, ids, owner.salt, is_plain=is_plain)
         buffer = take_over(arrays, start, len(ids))
         with self._lock:
             attach(self._tree, lease, ids, buffer, owner)
-            supersede(self._tree, ids, owner.own_len)
+            supersede(self._tree, ids, owner)
             num_new = add_checkpoints(self._tree, ids, checkpoints, owner)
             self.counters.add("checkpoint_emitted", num_new)
             self._release(lease)
@@ -225,7 +231,7 @@ class PrefixStore:
     def clear(self) -> None:
         """Forget everything; sequences that run keep their own arrays."""
         with self._lock:
-            self._tree = RadixTree()
+            self._tree.clear()
         mx.clear_cache()
 
     def _usable(self, match: Match, prompt_len: int) -> int:
@@ -280,6 +286,18 @@ class PrefixStore:
         if shrunk:
             mx.clear_cache()
         return shrunk
+
+
+@dataclass(frozen=True, slots=True)
+class SaltedMatcher:
+    """A PrefixMatcher that sees what is stored under one salt. Any thread."""
+
+    store: PrefixStore
+    salt: str
+
+    def match_len(self, model_ids: ModelIds) -> int:
+        """Length in tokens of the longest stored prefix; at most `len - 1`."""
+        return self.store.match_len(model_ids, self.salt)
 
 
 def _plain_len(match: Match) -> int:

@@ -103,6 +103,7 @@ class PreparedPrompt:
         turn: random id of the turn that will be written, for its tokens.
         own_len: tokens up to the end of the first turn that the model wrote for this
             conversation; 0: none is known.
+        salt: what is stored under another cache salt is not for it.
         draft: what the pipeline remembers of it if it finishes cleanly.
     """
 
@@ -115,5 +116,6 @@ class PreparedPrompt:
     session: str = ""
     own_len: int = 0
     turn: str = ""
+    salt: str = ""
     report: CacheReport = CacheReport()
     draft: Any = field(default=None, repr=False)

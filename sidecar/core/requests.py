@@ -142,16 +142,33 @@ class ClientInfo:
 
     These are kept for as long as what was computed for them: a session or key id
     longer than 256 characters is kept as its hash, a program's name cut there.
+
+    Args:
+        sender: a name for the key that the request itself came with; of what comes
+            through LiteLLM that is LiteLLM's, and `api_key_id` its client's.
+        session_source: the field that named the session.
+        parents, branch: what the client says of the session's place among others.
     """
 
     session: str | None = None
     user_agent: str | None = None
     api_key_id: str | None = None
+    session_source: str | None = None
+    parents: tuple[str, ...] = ()
+    branch: str | None = None
+    sender: str | None = None
+
+    def with_key(self, key_id: str | None) -> "ClientInfo":
+        """The same, come with a key, unless the plugin has told whose it is."""
+        return replace(self, api_key_id=self.api_key_id or key_id, sender=key_id)
 
     def __post_init__(self) -> None:
         """Bound what a client may have kept."""
         object.__setattr__(self, "session", short_id(self.session))
         object.__setattr__(self, "api_key_id", short_id(self.api_key_id))
+        object.__setattr__(self, "branch", short_id(self.branch))
+        parents = tuple(short_id(name) or "" for name in self.parents)
+        object.__setattr__(self, "parents", parents)
         if self.user_agent is not None:
             agent = self.user_agent[:_MOST_ID_CHARS]
             object.__setattr__(self, "user_agent", agent)
@@ -182,10 +199,8 @@ class ChatRequest:
     client: ClientInfo = ClientInfo()
 
     def from_key(self, key_id: str | None) -> "ChatRequest":
-        """The same request, known to come with a key, unless it says so itself."""
-        if key_id is None or self.client.api_key_id is not None:
-            return self
-        return replace(self, client=replace(self.client, api_key_id=key_id))
+        """The same request, known to come with a key."""
+        return replace(self, client=self.client.with_key(key_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,3 +213,7 @@ class CompletionRequest:
     echo: bool = False
     options: GenerationOptions = GenerationOptions()
     client: ClientInfo = ClientInfo()
+
+    def from_key(self, key_id: str | None) -> "CompletionRequest":
+        """The same request, known to come with a key."""
+        return replace(self, client=self.client.with_key(key_id))

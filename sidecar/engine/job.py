@@ -28,7 +28,7 @@ class JobSpec:
         stop: stop strings, matched in decoded text.
         n: choices decoded from one prefill.
         top_logprobs: None for none; else how many alternatives a token.
-        boundaries, session, is_guest, own_len: see core.prompt.PreparedPrompt.
+        boundaries, session, is_guest, own_len, salt: see core.prompt.PreparedPrompt.
     """
 
     model_ids: ModelIds
@@ -41,6 +41,7 @@ class JobSpec:
     session: str = ""
     is_guest: bool = False
     own_len: int = 0
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from sidecar.core.errors import ModelLoadFailed, ModelNotFound, Unavailable
 
 logger = logging.getLogger(__name__)
 
+_MOST_NAME_CHARS = 200
+
 State = Literal["unloaded", "loading", "loaded", "failed"]
 
 
@@ -69,6 +71,7 @@ class EnginePool(Generic[E]):
         self._engine: E | None = None
         self._error: str | None = None
         self._num_leases = 0
+        self._is_draining = False
 
     def entries(self) -> tuple[ModelEntry, ...]:
         """All served models."""
@@ -83,6 +86,11 @@ class EnginePool(Generic[E]):
         """Requests that hold an engine."""
         with self._changed:
             return self._num_leases
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it takes no new work."""
+        return self._is_draining
 
     def start_loading(self) -> None:
         """Begin to load the default model, unless it is loaded or being loaded."""
@@ -119,6 +127,7 @@ class EnginePool(Generic[E]):
 
     def drain(self) -> None:
         """Take no new work."""
+        self._is_draining = True
         engine = self.peek()
         if engine:
             engine.drain()
@@ -159,6 +168,7 @@ class EnginePool(Generic[E]):
         names = (self._id, *self._aliases)
         if name in ("", "default") or name in names:
             return
+        name = name[:_MOST_NAME_CHARS]  # it is said again, and compared with all
         close = difflib.get_close_matches(name, names, n=10, cutoff=0.3) or list(names)
         raise ModelNotFound(
             f"no model named {name!r} is served; there is: {', '.join(close)}",

@@ -46,7 +46,7 @@ class Prefill:
     def owner(self) -> Owner:
         """Whose KV this is."""
         spec = self.job.spec
-        return Owner(spec.session, spec.is_guest, spec.own_len)
+        return Owner(spec.session, spec.is_guest, spec.own_len, spec.salt)
 
     @property
     def done_ids(self) -> ModelIds:
@@ -73,7 +73,7 @@ class Prefill:
 def begin(job: Job, store: PrefixStore, min_gap: int) -> Prefill:
     """Restore what is stored of a job's prompt."""
     ids = job.spec.model_ids
-    restored = store.restore(ids)
+    restored = store.restore(ids, job.spec.salt)
     stops: list[Boundary] = []
     if store.needs_checkpoints:
         places = job.spec.boundaries

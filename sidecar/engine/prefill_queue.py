@@ -116,7 +116,7 @@ class PrefillQueue:
             ids = job.spec.model_ids
             if job.spec.n + long.job.spec.n > num_free:
                 continue
-            if len(ids) - self._store.match_len(ids) <= most:
+            if len(ids) - self._store.match_len(ids, job.spec.salt) <= most:
                 self._waiting.remove(job)
                 self._passed = long
                 self._begin(job)

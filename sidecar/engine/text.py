@@ -79,7 +79,7 @@ class TextEngine:
 
     def submit(
         self,
-        prompt: PreparedPrompt | ModelIds,
+        prompt: PreparedPrompt,
         sampling: Sampling,
         options: GenerationOptions,
     ) -> Job:
@@ -87,7 +87,7 @@ class TextEngine:
         Admit a generation; whoever gets the job must `release` it.
 
         Args:
-            prompt: a prepared chat prompt, or the bare ids of a raw completion.
+            prompt: of a chat, or of a raw completion, which has less to say.
 
         Raises:
             ContextLengthExceeded: the prompt leaves no room for an answer.
@@ -95,8 +95,6 @@ class TextEngine:
             InsufficientMemory: it does not fit beside what was admitted before.
             Unavailable: the server is going down.
         """
-        if not isinstance(prompt, PreparedPrompt):
-            prompt = PreparedPrompt(prompt, "", False, False)
         job = Job(self._admit(prompt, sampling, options))
         with self._lock:
             if self._is_draining:
@@ -189,6 +187,7 @@ class TextEngine:
         return JobSpec(
             ids, sampling, max_tokens, options.stop, options.n, options.top_logprobs,
             prompt.boundaries, prompt.session, prompt.is_guest, prompt.own_len,
+            prompt.salt,
         )  # fmt: skip
 
     def _reserve(self, job: Job) -> None:

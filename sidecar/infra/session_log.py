@@ -99,8 +99,9 @@ class SessionLog:
     def _append(self, root: Path, session: str, block: bytes) -> None:
         day = time.strftime("%Y-%m-%d", time.localtime(self._now()))
         folder = root / day
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.chmod(root, 0o700)
+        if not root.exists():  # a folder of the user's own keeps its mode
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(exist_ok=True, mode=0o700)
         name = hashlib.sha1(session.encode(), usedforsecurity=False).hexdigest()[:16]
         file = folder / f"cache-session-{name}.log"
         with contextlib.suppress(FileNotFoundError):

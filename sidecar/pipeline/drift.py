@@ -62,6 +62,11 @@ class DriftReport:
             while len(self._places) > _MOST_PLACES:
                 self._places.popitem(last=False)
 
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._places.clear()
+
     def rows(self) -> list[dict[str, Any]]:
         """Places by the tokens they cost, the dearest first."""
         with self._lock:

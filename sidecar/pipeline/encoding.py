@@ -79,6 +79,16 @@ class PromptEncoder:
         self._cuts_lines = self._cut is not None and self._lines_agree()
 
     @property
+    def num_remembered(self) -> int:
+        """Texts whose ids are kept."""
+        return len(self._pieces) + len(self._starts)
+
+    def clear(self) -> None:
+        """Forget all texts."""
+        self._pieces.clear()
+        self._starts.clear()
+
+    @property
     def is_incremental(self) -> bool:
         """Whether this tokenizer can be fed piece by piece."""
         return self._cut is not None

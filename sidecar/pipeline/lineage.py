@@ -129,16 +129,21 @@ class LineageIndex:
         self, canonical: array[int], scope: Scope, most: int = 8
     ) -> list[tuple[LineageRecord, int]]:
         """
-        Records that share a beginning, deepest first, with the shared length.
+        The key's records that share a beginning, deepest first, with that length.
 
         Args:
             most: of the thread's own, and of others each.
         """
-        hashes = self._hashes(canonical)
         with self._lock:
             self._expire()
-            found = self._by_block(hashes, most) if self._use_blocks else None
-            others = list(self._records.values()) if found is None else found
+            if self._use_blocks:
+                others = self._by_block(self._hashes(canonical, scope), most)
+            else:
+                others = [
+                    record
+                    for record in self._records.values()
+                    if record.scope.api_key == scope.api_key
+                ]
             own = self._threads.get(scope, ())
         records = [*own, *(record for record in others if record not in own)]
         shared = [(r, r.common_len(canonical)) for r in records]
@@ -155,7 +160,7 @@ class LineageIndex:
 
     def add(self, record: LineageRecord) -> None:
         """Keep a record; an equal prompt of the same scope is replaced."""
-        record.block_hashes = self._hashes(record.canonical)
+        record.block_hashes = self._hashes(record.canonical, record.scope)
         with self._lock:
             for old in self._equals(record):
                 self._remove(old)
@@ -240,8 +245,13 @@ class LineageIndex:
             else:
                 self._blocks.pop(block, None)
 
-    def _hashes(self, canonical: array[int]) -> array[int]:
-        return array("Q", _chain(self._seed, canonical))
+    def _hashes(self, canonical: array[int], scope: Scope) -> array[int]:
+        """Chained from the API key as well: no record is found by another key's."""
+        seed = self._seed
+        if scope.api_key is not None:
+            key = scope.api_key.encode("utf-8", "surrogatepass")
+            seed = hashlib.sha256(seed + key).digest()
+        return array("Q", _chain(seed, canonical))
 
 
 def pack(ids: CanonicalIds) -> array[int]:

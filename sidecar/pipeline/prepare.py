@@ -45,7 +45,12 @@ from sidecar.pipeline.turns import Scope, TurnStore
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What will be remembered of a prompt if its answer ends cleanly."""
+    """
+    What will be remembered of a prompt if its answer ends cleanly.
+
+    Args:
+        epoch: how often all had been forgotten when it was prepared.
+    """
 
     record: LineageRecord
     context: Context
@@ -55,6 +60,7 @@ class Draft:
     start: Start | None
     lead_ids: tuple[int, ...]
     user_agent: str | None = None
+    epoch: int = 0
 
 
 class Pipeline:
@@ -85,6 +91,7 @@ class Pipeline:
             settings.preserve_thinking and self.template.traits.preserve_thinking
         )
         self._frames = FrameCache(self.template, self.encoder)
+        self._epoch = 0
         self._chooser = ReuseChooser(
             self.encoder, self.lineage, ruleset, settings.min_gain,
             pinning=settings.pinning,
@@ -109,6 +116,7 @@ class Pipeline:
             RequestCancelled: nobody waits for the answer any more.
         """
         check = functools.partial(_check_wanted, is_wanted)
+        epoch = self._epoch
         thinking = request.thinking.enabled
         if thinking is None:
             thinking = self._settings.default_thinking
@@ -132,7 +140,8 @@ class Pipeline:
         prompt = self._prepared(question, answer, found, (frame, thinking))
         report = replace(prompt.report, is_proved=layout.is_proved)
         count(self.counters, report, answer, num_healed=len(found.healed))
-        draft = replace(prompt.draft, user_agent=request.client.user_agent)
+        user_agent = request.client.user_agent
+        draft = replace(prompt.draft, user_agent=user_agent, epoch=epoch)
         return replace(prompt, report=report, draft=draft)
 
     @property
@@ -158,6 +167,8 @@ class Pipeline:
                 spliced (the turn ended at a stop string).
         """
         draft: Draft = prompt.draft
+        if draft.epoch != self._epoch:
+            return
         self.lineage.add(draft.record)
         scope = draft.record.scope
         if not self.turns.advance(scope, draft.digests, len(prompt.model_ids)):
@@ -183,18 +194,22 @@ class Pipeline:
         Some of it may have been computed: asked again with a new clock, it goes on.
         """
         draft: Draft = prompt.draft
-        self.lineage.add(draft.record)
+        if draft.epoch == self._epoch:
+            self.lineage.add(draft.record)
 
     def forget(self) -> None:
-        """Forget all prompts, turns and conversations."""
+        """Forget all prompts, turns and conversations, those that run included."""
+        self._epoch += 1
         self.lineage.clear()
         self.healing.clear()
         self.turns.clear()
+        self.drift.clear()
+        self.encoder.clear()
 
     def note_cost(self, prompt: PreparedPrompt, num_prefilled: int) -> None:
         """Count what a divergence cost, for the drift report."""
         place = prompt.report.divergence
-        if place is not None:
+        if place is not None and prompt.draft.epoch == self._epoch:
             self.drift.note(prompt.draft.user_agent, place, num_prefilled)
             self.counters.add("resumed_prefill_tokens", num_prefilled)
 

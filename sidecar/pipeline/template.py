@@ -83,6 +83,8 @@ def adapt(
     """Say what the template cannot take in words it can; nothing is lost."""
     adapted = _say_tools(messages, tools, traits)
     adapted = _say_calls(adapted, traits)
+    if not traits.thought_and_text:
+        adapted = [_join_thought(m) for m in adapted]
     if not traits.later_system:
         adapted = [_mark_system(m) if i else m for i, m in enumerate(adapted)]
     if not traits.system and adapted and adapted[0].role == "system":
@@ -272,6 +274,13 @@ def _spell_result(message: Message) -> Message:
         return message
     head = f"[Tool Result for {message.tool_call_id or 'call'}]"
     return Message("user", (f"{head}\n{message.text}\n[End Tool Result]",))
+
+
+def _join_thought(message: Message) -> Message:
+    """Of reasoning and text beside a call, one text."""
+    if not (message.reasoning and message.text and message.tool_calls):
+        return message
+    return replace(message, parts=(message.reasoning, *message.parts), reasoning=None)
 
 
 def _mark_system(message: Message) -> Message:

@@ -26,6 +26,7 @@ class TemplateTraits:
     tools_alone: bool = True  # also if there is no system message
     tool_calls: bool = True  # prints past calls
     parallel_calls: bool = True  # prints several calls of one turn
+    thought_and_text: bool = True  # takes reasoning and text beside a call
     argument_objects: bool = True  # takes arguments as objects, else as JSON text
     call_ids: CallIds = "hidden"
     call_example: str = ""  # a call of NAME as the template prints it
@@ -102,7 +103,12 @@ def _probe_calls(render: _Render, stops: Sequence[str]) -> dict[str, Any]:
                 continue
             both = render(_loop(2, ids, as_object), tools=[_TOOL])
             behind = [*_loop(1, ids, as_object), dict(_USER, content="zq more")]
+            asked, calling, *results = _loop(1, ids, as_object)
+            calling = {**calling, "content": "zq said", "reasoning_content": "zq why"}
             return {
+                "thought_and_text": bool(
+                    render([asked, calling, *results], tools=[_TOOL])
+                ),
                 "argument_objects": as_object,
                 "parallel_calls": _is_said(both, 2),
                 "user_after_tool": "zq more" in render(behind, tools=[_TOOL]),

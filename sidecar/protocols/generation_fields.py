@@ -1,5 +1,6 @@
 """The fields that a chat and a raw completion share."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from sidecar.core.errors import BadRequest, ValidationFailed
@@ -37,12 +38,42 @@ def read_client(body: dict[str, Any], user_agent: str | None) -> ClientInfo:
         _session(body, private),
         str(agent) if agent else None,
         key if isinstance(key, str) and key else None,
+        _source(body, private),
+        tuple(value for _, value in _named(body, _PARENT_NAMES)),
+        next((value for _, value in _named(body, _BRANCH_NAMES)), None),
     )
 
 
 _SESSION_NAMES = (
     "session_id", "conversation_id", "thread_id", "chat_id", "conversation", "session",
 )  # fmt: skip
+
+
+_PARENT_NAMES = (
+    "parent_session_id", "parent_id", "source_session_id", "origin_session_id",
+)  # fmt: skip
+_BRANCH_NAMES = ("branch_id", "branch", "subsession_id", "subagent_id")
+_MOST_ID_CHARS = 128  # these are told, and compared with nothing
+
+
+def _source(body: dict[str, Any], private: dict[str, Any]) -> str | None:
+    """The field that `_session` reads, for the log."""
+    found = next(_named(body, _SESSION_NAMES), None)
+    if found is not None:
+        return found[0]
+    return "x_mlx.session" if private.get("session") else None
+
+
+def _named(body: dict[str, Any], names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Fields and ids under some names, by the rank of their places."""
+    places = {"body": body, **{k: body.get(k) for k in ("metadata", "extra_body")}}
+    for prefix, place in places.items():
+        if not isinstance(place, dict):
+            continue
+        for name in names:
+            value = place.get(name)
+            if isinstance(value, (str, int)) and str(value):
+                yield f"{prefix}.{name}", str(value)[:_MOST_ID_CHARS]
 
 
 def _session(body: dict[str, Any], private: dict[str, Any]) -> str | None:

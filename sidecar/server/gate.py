@@ -17,6 +17,8 @@ from sidecar.core.errors import Forbidden, Unauthorized
 _OPEN_PATHS = ("/health",)
 # The second is this machine's in its own containers, and nobody's to rebind.
 _OWN_NAMES = ("localhost", "host.docker.internal")
+# Images, scripts and links of a page bring no Origin; browsers say this of them.
+_OTHER_PAGES = ("cross-site", "same-site")
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]+))(?::\d*)?")
 
 
@@ -32,6 +34,8 @@ def check(
     origin = headers.get("origin")
     if origin is not None and origin not in config.cors_allow_origins:
         raise Forbidden("this origin is not in CORS_ALLOW_ORIGINS")
+    if origin is None and headers.get("sec-fetch-site", "").lower() in _OTHER_PAGES:
+        raise Forbidden("a page of another site asks")
     if not _is_own_host(headers.get("host", ""), config.allowed_hosts):
         raise Forbidden("this host name is not in ALLOWED_HOSTS")
     if path.startswith("/admin") and config.admin_token:

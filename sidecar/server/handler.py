@@ -11,7 +11,12 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-from sidecar.core.errors import RequestTimeout, SidecarError, Unavailable
+from sidecar.core.errors import (
+    BadRequest,
+    RequestTimeout,
+    SidecarError,
+    Unavailable,
+)
 from sidecar.core.ports import StreamEncoder
 from sidecar.infra.logs import request_id as request_id_var
 from sidecar.server import gate
@@ -81,11 +86,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 HTTPStatus.BAD_REQUEST, "the first line must be METHOD PATH HTTP/1.1"
             )
             return False
-        self.rfile = HeadReader(self._stream)
+        lines = HeadReader(self._stream, self.raw_requestline)
+        self.rfile = lines
         try:
-            return super().parse_request()
+            is_parsed = super().parse_request()
         finally:
             self.rfile = self._stream
+        if is_parsed and lines.is_broken:
+            self.send_error(HTTPStatus.BAD_REQUEST, "a bare CR or a NUL in the head")
+            return False
+        return is_parsed
 
     def do_GET(self) -> None:
         """Every method goes the same way."""
@@ -136,6 +146,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             request_id_var.reset(token)
 
     def _answer(self, path: str, headers: dict[str, str]) -> None:
+        if self.request_version != "HTTP/1.0" and not headers.get("host"):
+            raise BadRequest("the header host is missing")
         gate.check(self.server.config, self.command, path, headers)
         method = "GET" if self.command == "HEAD" else self.command
         endpoint, tail = self.server.routes.find(method, path)

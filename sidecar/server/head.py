@@ -33,12 +33,18 @@ class HeadReader:
     """
     The lines of one request's head; says no before more is kept than a head may have.
 
-    The stdlib's parser reads a hundred lines of 64 KiB first.
+    The stdlib's parser reads a hundred lines of 64 KiB first. And it takes a bare CR
+    for the end of a line, others do not: what stands behind it would be a header to
+    one reader and a value to the next.
+
+    Args:
+        first: the request line, read already.
     """
 
-    def __init__(self, stream: io.BufferedReader) -> None:
+    def __init__(self, stream: io.BufferedReader, first: bytes) -> None:
         self._stream = stream
         self._left = _MAX_HEAD_BYTES + _MAX_LINE_ENDS
+        self.is_broken = _is_broken(first)
 
     def readline(self, limit: int) -> bytes:
         """Raises HTTPException, which the parser answers with 431."""
@@ -46,7 +52,13 @@ class HeadReader:
         self._left -= len(line)
         if self._left < 0:
             raise HTTPException(f"headers must be at most {_MAX_HEAD_BYTES} bytes")
+        self.is_broken = self.is_broken or _is_broken(line)
         return line
+
+
+def _is_broken(line: bytes) -> bool:
+    text = line.removesuffix(b"\n").removesuffix(b"\r")
+    return b"\r" in text or b"\0" in text
 
 
 def read_headers(parsed: Message) -> dict[str, str]:

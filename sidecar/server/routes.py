@@ -153,6 +153,7 @@ class Routes:
         asked, how = parse_completion(
             request.json(), request.request_id, request.headers.get("user-agent")
         )
+        asked = asked.from_key(gate.key_id(request.headers))
         running = self._services.chat.start_completion(
             asked, self._config.timeout_completions_s
         )
@@ -164,7 +165,7 @@ class Routes:
         return EventStream(OpenAIStream(form), running.events(), running.close)
 
     def _cancel(self, request: Request) -> Response:
-        found = self._services.chat.cancel(request.tail)
+        found = self._services.chat.cancel(request.tail, gate.key_id(request.headers))
         return json_response({"cancelled": found, "id": request.tail})
 
     def _models(self, request: Request) -> Response:

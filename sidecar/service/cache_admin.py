@@ -26,6 +26,7 @@ class CacheService:
                 "model": served.engine.model.name,
                 "bytes": store.num_bytes,
                 "kv_bits": quantization.bits if quantization else None,
+                "layers": store.layers,
                 "needs_checkpoints": store.needs_checkpoints,
                 "switched_off": list(store.switched_off),
                 "selftest": served.engine.selftest,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from sidecar.config import GenerationConfig
-from sidecar.core.prompt import ModelIds, PreparedPrompt
+from sidecar.core.prompt import PreparedPrompt
 from sidecar.core.requests import ChatRequest, CompletionRequest, Tool
 from sidecar.core.turn_token import make_token
 from sidecar.engine.pool import EnginePool
@@ -29,6 +29,7 @@ from sidecar.service.request_log import RequestLog
 from sidecar.service.served_model import ServedModel
 
 _EARLY_CANCEL_S = 30.0
+_Named = tuple[str | None, str]  # the sender's key, the request id it chose
 
 
 def _always() -> bool:
@@ -46,12 +47,12 @@ class ChatService:
         log: SessionLog,
     ) -> None:
         self._log = log
-        self._cancelled_early: Lru[str, float] = Lru(1024, 1024, lambda key, at: 1)
+        self._cancelled_early: Lru[_Named, float] = Lru(1024, 1024, lambda key, at: 1)
         self._pool = pool
         self._defaults = defaults
         self._metrics = metrics
         self._lock = threading.Lock()
-        self._running: dict[str, list[Generation]] = {}
+        self._running: dict[_Named, list[Generation]] = {}
 
     def start_chat(
         self,
@@ -114,24 +115,30 @@ class ChatService:
                 resources = contextlib.ExitStack()
                 with resources:
                     served = resources.enter_context(self._pool.lease(request.model))
-                    ids, text = _raw_prompt(served, prompt)
+                    raw = served.prepare_raw(prompt, request.client)
                     choices = [PlainChoice(i) for i in range(request.options.n)]
                     generation = self._start(
-                        served.engine, ids, request, choices, timeout_s,
+                        served.engine, raw, request, choices, timeout_s,
                         resources.pop_all(),
                     )  # fmt: skip
                 started.callback(generation.close)
                 generations.append(generation)
-                echoes.append(text if request.echo else "")
+                echoes.append(raw.text if request.echo else "")
             started.pop_all()
             return CompletionRun(generations, echoes, request.options.n)
 
-    def cancel(self, request_id: str) -> bool:
-        """Stop a running request; whether there was one."""
+    def cancel(self, request_id: str, sender: str | None) -> bool:
+        """
+        Stop a running request; whether there was one.
+
+        Args:
+            sender: see ClientInfo; nobody stops what came with another key.
+        """
+        name = (sender, request_id)
         with self._lock:
-            running = tuple(self._running.get(request_id, ()))
+            running = tuple(self._running.get(name, ()))
             if not running:  # it may come before its request is read whole
-                self._cancelled_early.put(request_id, time.monotonic())
+                self._cancelled_early.put(name, time.monotonic())
         for generation in running:
             generation.cancel()
         return bool(running)
@@ -139,7 +146,7 @@ class ChatService:
     def _start(  # noqa: PLR0913 - one use case's own ingredients
         self,
         engine: TextEngine,
-        prompt: PreparedPrompt | ModelIds,
+        prompt: PreparedPrompt,
         request: ChatRequest | CompletionRequest,
         choices: list[ChatChoice] | list[PlainChoice],
         timeout_s: float,
@@ -157,29 +164,22 @@ class ChatService:
             generation = Generation(
                 job, all_choices, timeout_s, self._metrics, resources.pop_all()
             )
-            generation.on_close(lambda: self._forget(request.request_id, generation))
+            name = (request.client.sender, request.request_id)
+            generation.on_close(lambda: self._forget(name, generation))
         with self._lock:
-            self._running.setdefault(request.request_id, []).append(generation)
-            cancelled_at = self._cancelled_early.get(request.request_id)
+            self._running.setdefault(name, []).append(generation)
+            cancelled_at = self._cancelled_early.get(name)
         if cancelled_at and time.monotonic() - cancelled_at < _EARLY_CANCEL_S:
             generation.cancel()
         return generation
 
-    def _forget(self, request_id: str, generation: Generation) -> None:
+    def _forget(self, name: _Named, generation: Generation) -> None:
         with self._lock:
-            running = self._running.get(request_id, [])
+            running = self._running.get(name, [])
             if generation in running:
                 running.remove(generation)
             if not running:
-                self._running.pop(request_id, None)
-
-
-def _raw_prompt(
-    served: ServedModel, prompt: str | tuple[int, ...]
-) -> tuple[ModelIds, str]:
-    if isinstance(prompt, str):
-        return ModelIds(served.pipeline.encoder.encode(prompt).ids), prompt
-    return ModelIds(prompt), served.engine.model.tokenizer.decode(list(prompt))
+                self._running.pop(name, None)
 
 
 def _chat_choice(

@@ -11,7 +11,8 @@ from sidecar.service.served_model import ServedModel
 @dataclass(frozen=True, slots=True)
 class Health:
     """
-    `ok` can answer; `downloading` and `loading` will; `failed`, `dead`, `stuck` not.
+    `ok` can answer; `downloading` and `loading` will; `failed`, `dead`, `stuck` not;
+    `draining` ends what it has begun.
 
     The launcher restarts a sidecar that stays unwell, and waits while it downloads.
 
@@ -56,6 +57,8 @@ class ModelService:
             return Health("failed", entries)
         if (download := self._download.state) and states != {"loaded"}:
             return Health("downloading", entries, download)
+        if self._pool.is_draining:
+            return Health("draining", entries)
         served = self._pool.peek()
         limit = served.engine.guard.limit_bytes if served else None
         status = "ok" if states == {"loaded"} else "loading"

@@ -1,7 +1,6 @@
 """What is told of a request: a line at its start and end, and the session's file."""
 
 import logging
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +10,6 @@ from sidecar.engine.sampling import Sampling
 from sidecar.infra.session_log import SessionLog
 
 logger = logging.getLogger(__name__)
-
-_COLOURS = {"green": "92", "yellow": "93", "red": "91", "new": "96"}
 
 
 def light(cached: int, total: int, *, is_new: bool = False) -> str:
@@ -42,9 +39,9 @@ class RequestLog:
         prompt, report = self._prompt, self._prompt.report
         total, reused = len(prompt.model_ids), report.reused_len
         logger.info(
-            "request started %s match=%s reused=%d of %d rest=%d thinking=%s "
+            "request started light=%s match=%s reused=%d of %d rest=%d thinking=%s "
             "pinned=%s spliced=%d%s",
-            _lamp(light(reused, total, is_new=report.is_new)),
+            light(reused, total, is_new=report.is_new),
             report.match,
             reused,
             total,
@@ -54,7 +51,7 @@ class RequestLog:
             report.num_spliced,
             f" stopped_by={report.stopped_by}" if report.stopped_by else "",
         )
-        self._write("prompt", self._meta(max_tokens), self._content())
+        self._write("prompt", self._meta(max_tokens, sampling), self._content())
         sampler = {name: getattr(sampling, name) for name in sampling.__slots__}
         self._write("sampler", sampler, {})
 
@@ -68,12 +65,13 @@ class RequestLog:
         session = self._prompt.session
         self._log.write(session, self._request.request_id, direction, meta, content)
 
-    def _meta(self, max_tokens: int) -> dict[str, Any]:
+    def _meta(self, max_tokens: int, sampling: Sampling) -> dict[str, Any]:
         request, prompt, report = self._request, self._prompt, self._prompt.report
-        place = report.divergence
+        place, client = report.divergence, self._request.client
         return {
             "model": request.model,
             "max_tokens": max_tokens,
+            "temperature": sampling.temperature,
             "thinking": prompt.thinking,
             "thinking_source": request.thinking.source,
             "thinking_raw": request.thinking.raw,
@@ -87,11 +85,13 @@ class RequestLog:
             "spliced_turns": report.num_spliced,
             "substitution_proved": report.is_proved,
             "session": prompt.session,
-            "session_source": "client" if request.client.session else "implicit",
+            "session_source": client.session_source or "implicit",
+            "parent_sessions": client.parents,
+            "branch": client.branch,
             "is_guest": prompt.is_guest,
             "stable_messages": report.stable_messages,
             "changes": report.changes,
-            "user_agent": request.client.user_agent,
+            "user_agent": client.user_agent,
             "divergence": None if place is None else {
                 "canonical_depth": place.depth, "message": place.message,
                 "role": place.role,
@@ -102,9 +102,3 @@ class RequestLog:
         place = self._prompt.report.divergence
         windows = [place.before, place.now] if place else None
         return {"divergence_windows": windows, "prompt": self._prompt.text}
-
-
-def _lamp(colour: str) -> str:
-    if not sys.stderr.isatty():
-        return f"light={colour}"
-    return f"\x1b[{_COLOURS[colour]}m●\x1b[0m"

@@ -1,10 +1,10 @@
 """A model ready for requests: its pipeline in, its engine, its syntax out."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sidecar.core.prompt import PreparedPrompt
-from sidecar.core.requests import ChatRequest
+from sidecar.core.prompt import ModelIds, PreparedPrompt
+from sidecar.core.requests import ChatRequest, ClientInfo
 from sidecar.engine.text import TextEngine
 from sidecar.pipeline.prepare import Pipeline
 
@@ -15,6 +15,7 @@ class ServedModel:
 
     engine: TextEngine
     pipeline: Pipeline
+    shares_kv: bool = False  # CACHE_SHARE_BETWEEN_KEYS
 
     @property
     def max_context(self) -> int:
@@ -35,7 +36,30 @@ class ServedModel:
             RequestCancelled: the client is gone.
         """
         longest = self.engine.max_context - 1  # there must be room for an answer
-        return self.pipeline.prepare(request, self.engine.store, longest, is_connected)
+        salt = self._salt(request.client)
+        matcher = self.engine.store.salted(salt)
+        prompt = self.pipeline.prepare(request, matcher, longest, is_connected)
+        return replace(prompt, salt=salt)
+
+    def prepare_raw(
+        self, prompt: str | tuple[int, ...], client: ClientInfo
+    ) -> PreparedPrompt:
+        """A raw completion's prompt: no template, and nothing is known of it."""
+        if isinstance(prompt, str):
+            ids, text = ModelIds(self.pipeline.encoder.encode(prompt).ids), prompt
+        else:
+            ids = ModelIds(prompt)
+            text = self.engine.model.tokenizer.decode(list(prompt))
+        return PreparedPrompt(ids, text, False, False, salt=self._salt(client))
+
+    def _salt(self, client: ClientInfo) -> str:
+        """
+        Each API key's KV is a tree of its own.
+
+        Else the count of cached tokens, or the time to the first one, would tell one
+        key what another asked.
+        """
+        return "" if self.shares_kv else client.api_key_id or ""
 
     def drain(self) -> None:
         """Take no new work."""

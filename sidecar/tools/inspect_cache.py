@@ -54,6 +54,8 @@ def _totals(report: Json) -> Iterator[str]:
 
 
 def _state(report: Json) -> Iterator[str]:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in report["layers"].items())
+    yield f"layers: {kinds}"
     needs = "needs" if report["needs_checkpoints"] else "does not need"
     splices = "can" if report["can_splice"] else "CANNOT"
     yield f"the model {needs} checkpoints; its template {splices} splice"

@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         sys.stderr.write(f"selftest: {error}\n")
         return 2
-    setup_logging("ERROR")
+    setup_logging("ERROR", {})
     path = config.model.path if options.model is None else options.model
     try:
         source = find_model(None if path in _BUILTIN else path)

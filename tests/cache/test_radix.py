@@ -119,6 +119,21 @@ def test_the_common_length_is_what_counting_says(before: Ids, a: Ids, b: Ids) ->
     assert common_len(a, before + b, len(before)) == counted
 
 
+def test_equal_ids_under_two_salts_are_two_paths() -> None:
+    """What is grown, split and dropped under one is not seen under the other."""
+    tree = RadixTree()
+    for salt in ("one", "other"):
+        tree.grow((1, 2, 3), salt, buffer=Buffer([], 0, 3), lent_to=None)
+    tree.grow((1, 2, 4), "one", buffer=Buffer([], 0, 3), lent_to=None)
+    assert tree.match((1, 2, 4), "one").depth == 3
+    assert tree.match((1, 2, 4), "other").depth == 2
+    assert tree.match((1, 2, 4)).depth == 0
+    assert tree.node_ending_at((1, 2, 3), 2, "none of these") is None
+    tree.drop(tree.match((1,), "one").nodes[0])
+    assert list(tree.roots) == ["other"]
+    assert sum(len(node.ids) for node in tree.nodes()) == 3
+
+
 class TreeMachine(RuleBasedStateMachine):
     """A tree beside the plain set of all stored beginnings."""
 
@@ -183,14 +198,14 @@ class TreeMachine(RuleBasedStateMachine):
 
     @invariant()
     def is_well_formed(self) -> None:
-        parents = [self.tree.root, *self.tree.nodes()]
+        parents = [*self.tree.roots.values(), *self.tree.nodes()]
         for parent in parents:
             for first, child in parent.children.items():
                 assert child.ids
                 assert child.ids[0] == first
                 assert child.parent is parent
                 assert child.start == parent.end
-        leaves = [n for n in parents[1:] if not n.children]
+        leaves = [n for n in self.tree.nodes() if not n.children]
         assert sorted(map(id, self.tree.leaves())) == sorted(map(id, leaves))
 
 

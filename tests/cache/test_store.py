@@ -1,6 +1,8 @@
 """The KV store: lend and take back, copy, split, fail; what is kept is exact."""
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx
@@ -537,6 +539,30 @@ def test_clearing_forgets_all_and_spares_what_runs(store: PrefixStore) -> None:
     back = Running(store, joined(running.ids, (1,)))
     assert back.cached_len == len(running.ids)
     assert faults(back.cache, running.ids) == []
+
+
+@on_gpu
+@pytest.mark.parametrize("how", ["clear", "fail"])
+def test_memory_comes_back_at_once(store: PrefixStore, how: str) -> None:
+    """Nodes know their parents and children: a cycle waits for the collector."""
+    base = ids_of(1, 100)
+    run(store, base)
+    running = Running(store, joined(base, ids_of(2, 9))).prefill()
+    run(store, joined(running.ids[:-1], ids_of(3, 40)))  # below what is lent
+    nodes = list(store._tree.nodes())
+    held = [weakref.ref(node) for node in nodes]
+    held += [weakref.ref(node.buffer) for node in nodes if node.buffer is not None]
+    del nodes
+    gc.disable()
+    try:
+        store.clear() if how == "clear" else running.fail()
+        if how == "clear":
+            running.finish()
+            store.clear()
+        assert store.num_bytes == 0 == len(list(store.rows()))
+        assert [ref() for ref in held if ref() is not None] == []
+    finally:
+        gc.enable()
 
 
 @on_gpu

@@ -61,6 +61,19 @@ def test_only_the_user_may_read_them(tmp_path: Path, clock: Clock) -> None:
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
 
+def test_a_folder_of_the_users_keeps_its_mode(tmp_path: Path, clock: Clock) -> None:
+    """LOG_ROOT may name one that others use as well; what is put in it is closed."""
+    root = tmp_path / "shared"
+    root.mkdir()
+    root.chmod(0o755)
+    log = open_log(root, clock)
+    say(log, "a")
+    (file,) = files(root)
+    assert stat.S_IMODE(root.stat().st_mode) == 0o755
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
 def test_a_large_file_is_set_aside_and_goes_on(tmp_path: Path, clock: Clock) -> None:
     """No file grows beyond its limit, no block is cut, and none is lost."""
     limits = LogLimits(1 << 30, 0, max_file_bytes=1000)

@@ -272,6 +272,20 @@ def test_a_stranger_on_the_port_is_not_taken_for_the_child(tmp_path: Path) -> No
             assert service.is_healthy(answer) is is_ours
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_light_has_its_colour_under_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    """The sidecar sees a pipe; whether a person reads it the launcher knows."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    settings = load_settings(Flags(), tmp_path, {})
+    service = sidecar_service(settings, PidFile(tmp_path / "pid"))
+    assert service.env.get("FORCE_COLOR") == ("1" if is_terminal else None)
+    settings = load_settings(Flags(), tmp_path, {"FORCE_COLOR": "0"})
+    service = sidecar_service(settings, PidFile(tmp_path / "pid"))
+    assert service.env["FORCE_COLOR"] == "0"
+
+
 def test_the_launcher_is_light() -> None:
     """It starts at once: neither LiteLLM nor MLX nor the sidecar is imported."""
     code = (

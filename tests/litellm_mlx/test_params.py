@@ -100,9 +100,49 @@ def test_what_arrives_under_another_name(proxy: Proxy, sidecar: FakeSidecar) -> 
     fields = {"messages": HI, "max_completion_tokens": 9, "extra_body": extra}
     body = sent_by(proxy, sidecar, "/v1/chat/completions", "renamed", fields)
     assert body["max_tokens"] == 9
-    assert body["enable_thinking"] is False
     assert body["top_k"] == 4
-    assert "extra_body" not in body
+    # What the sidecar ranks by its place stays where it was said.
+    assert body["extra_body"] == {"enable_thinking": False}
+
+
+BODY = {"user": "b", "max_tokens": 9, "seed": 1, "mlx_max_ttft_s": 50,
+        "session_id": "b", "thinking": {"type": "enabled", "budget_tokens": 2048},
+        "chat_template_kwargs": {"enable_thinking": True, "a": "b"}}  # fmt: skip
+EXTRA = {"user": "e", "max_tokens": 8, "seed": 2, "mlx_max_ttft_s": 40,
+         "session_id": "e", "thinking": {"type": "disabled"}, "top_k": 4,
+         "conversation_id": "e", "min_p": 0.5,
+         "chat_template_kwargs": {"enable_thinking": False, "a": "e", "c": "e"},
+         }  # fmt: skip
+
+
+def test_a_literal_extra_body_does_not_beat_the_body(
+    proxy: Proxy, sidecar: FakeSidecar
+) -> None:
+    """It fills gaps, as it does without a proxy; what is ranked keeps its rank."""
+    fields = {"messages": HI, **BODY, "extra_body": EXTRA}
+    body = sent_by(proxy, sidecar, "/v1/chat/completions", "extra", fields)
+    found = {field: body.get(field) for field in BODY}
+    assert found == BODY
+    assert (body["top_k"], body["min_p"]) == (4, 0.5)
+    assert "conversation_id" not in body
+    assert body["extra_body"]["conversation_id"] == "e"
+
+
+def test_ranked_names_of_an_extra_body_stay_in_it(
+    proxy: Proxy, sidecar: FakeSidecar
+) -> None:
+    """With nothing in the body: metadata stands before them at the sidecar."""
+    fields = {"messages": HI, "metadata": {"session_id": "m"}, "extra_body": EXTRA}
+    path = "/v1/chat/completions"
+    body = sent_by(proxy, sidecar, path, "ranked", fields)
+    assert body["metadata"] == {"session_id": "m"}
+    assert body["chat_template_kwargs"] == {"a": "e", "c": "e"}
+    ranked = ("session_id", "conversation_id", "thinking")
+    assert body["extra_body"] == {
+        **{name: EXTRA[name] for name in ranked},
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    assert not {*ranked} & {*body}
 
 
 def test_nothing_of_litellm_leaks(proxy: Proxy, sidecar: FakeSidecar) -> None:

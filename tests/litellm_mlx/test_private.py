@@ -44,6 +44,16 @@ def test_a_client_does_not_say_who_asks() -> None:
         assert "x_mlx" not in facts["body"]
 
 
+def test_an_extra_body_does_not_beat_the_body() -> None:
+    """Of a body that LiteLLM sends on as well."""
+    extra = {"top_k": 4, "min_p": 0.5, "session_id": "e", "thread_id": "e"}
+    body = {"top_k": 3, "session_id": "b", "extra_body": extra}
+    facts = json.loads(native_header(kwargs(body=body)))
+    ranked = {"session_id": "e", "thread_id": "e"}
+    filled = {"top_k": 3, "session_id": "b", "min_p": 0.5}
+    assert facts["body"] == {**filled, "extra_body": ranked}
+
+
 def test_a_long_history_leaves_room_for_who_asks() -> None:
     """What stands in the body is not said again."""
     failed = {"type": "tool_result", "tool_use_id": "t" * 30, "is_error": True}

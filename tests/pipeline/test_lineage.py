@@ -43,6 +43,17 @@ def test_the_deepest_common_beginning_comes_first(use_blocks: bool) -> None:
 
 
 @pytest.mark.parametrize("use_blocks", [True, False])
+def test_no_record_is_found_by_another_key(use_blocks: bool) -> None:
+    """It lends nothing there, and its words would stand in the other's drift report."""
+    known = index(use_blocks=use_blocks)
+    known.add(record(blocks(1, 2), Scope("another", "s", "thread")))
+    known.add(record(blocks(1, 2), Scope(None, "s", "thread")))
+    assert found(known, blocks(1, 2)) == []
+    known.add(record(blocks(1), SCOPE))
+    assert found(known, blocks(1, 2)) == [(blocks(1), BLOCK_LEN)]
+
+
+@pytest.mark.parametrize("use_blocks", [True, False])
 def test_less_than_a_block_is_no_match(use_blocks: bool) -> None:
     """Nor is an equal block behind a different one."""
     known = index(use_blocks=use_blocks)
@@ -133,7 +144,7 @@ def test_hashes_are_chained_as_specified() -> None:
     import hashlib
 
     ids = [*blocks(1, 2), 5]
-    one = record(ids)
+    one = record(ids, Scope(None, "s", "thread"))
     index().add(one)
     state = hashlib.sha256(b"model").digest()
     expected = []

@@ -188,6 +188,17 @@ def test_reasoning_echoed_twice_is_rendered_once(name: str, text: str) -> None:
     assert FamilyChats(name).ask(talk).text.count("hm") == 1
 
 
+@pytest.mark.parametrize("name", ["gpt-oss", "glm4.5"])
+def test_reasoning_and_text_before_a_call_are_taken(
+    name: str,
+) -> None:
+    """One refuses the two beside a call, and with them each later chat."""
+    call = read(path="a.py")
+    echoed = assistant("I look.", call, reasoning="hm")
+    text = FamilyChats(name).ask([user("2+2?"), echoed, result("x", call.id)]).text
+    assert text.count("hm") == text.count("I look.") == 1
+
+
 @pytest.mark.parametrize("name", ["glm4.5", "qwen3.5"])
 def test_other_reasoning_within_the_text_is_not_taken_for_the_field(name: str) -> None:
     """Only what is the same is said once."""

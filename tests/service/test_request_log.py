@@ -1,13 +1,21 @@
 """The line at a request's start: what its light says."""
 
+import json
 import logging
 import re
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from sidecar.app import App
-from sidecar.service.request_log import light
+from sidecar.config import GenerationConfig
+from sidecar.core.prompt import ModelIds, PreparedPrompt
+from sidecar.engine.sampling import settle
+from sidecar.infra.session_log import LogLimits, SessionLog
+from sidecar.protocols.openai_chat import parse_chat
+from sidecar.service.request_log import RequestLog, light
 from tests.support.raw_http import eventually
 
 LOGGER = "sidecar.service.request_log"
@@ -64,3 +72,29 @@ def test_the_line_at_the_end_tells_the_speed_of_the_answer(
     assert int(told["output"]) == answer["usage"]["completion_tokens"] > 0
     after_first_s = float(told["seconds"]) - float(told["ttft_s"]) + 0.01  # rounded
     assert float(told["tps"]) >= 0.9 * int(told["output"]) / max(after_first_s, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("fields", "source"),
+    [({"session_id": "s"}, "body.session_id"),
+     ({"metadata": {"thread_id": "s"}}, "metadata.thread_id"),
+     ({"extra_body": {"chat_id": 7}}, "extra_body.chat_id"),
+     ({"x_mlx": {"session": "s"}}, "x_mlx.session"),
+     ({"session_id": ""}, "implicit")],
+)  # fmt: skip
+def test_the_file_says_where_the_session_is_from(
+    tmp_path: Path, fields: dict[str, Any], source: str
+) -> None:
+    """Its parents and branch as well, cut to a length, and the temperature."""
+    ids = {"parent_session_id": "p" * 500, "branch_id": "b"}
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields, **ids}
+    request, _ = parse_chat({**body, "temperature": 0.5}, "r", "agent/1")
+    prompt = PreparedPrompt(ModelIds((1,)), "hi", False, False, session="s")
+    log = SessionLog(tmp_path, LogLimits(1 << 20, 0), with_content=False)
+    sampling = settle(request.options.sampling, GenerationConfig(), {})
+    RequestLog(log, request, prompt).started(sampling, 9)
+    (file,) = tmp_path.glob("*/*.log")
+    meta = json.loads(file.read_text().splitlines()[1])["request_meta"]
+    assert meta["session_source"] == source
+    assert meta["parent_sessions"] == ["p" * 128]
+    assert (meta["branch"], meta["temperature"]) == ("b", 0.5)

@@ -233,7 +233,7 @@ class Rig:
                 continue
             if trap.action == "fail":
                 raise RuntimeError("planted failure")
-            self._chat.cancel(name)
+            self._chat.cancel(name, None)
             job.cancel()
 
     def close(self) -> None:

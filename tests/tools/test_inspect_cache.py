@@ -46,6 +46,9 @@ def test_an_empty_store_is_drawn(
     assert inspect(server, "--check") == 0
     shown = capsys.readouterr().out
     assert "0 tokens in 0 nodes" in shown
+    is_dense = "does not need checkpoints" in shown
+    assert re.search(r"layers: (\d+ \w+( \(not cut\))?(, )?)+\n", shown)
+    assert ("(not cut)" in shown) is not is_dense
     assert "problems: 0" in shown
 
 

@@ -1,0 +1,61 @@
+"""Settings of the specification that nothing here reads, and why."""
+
+# Asked for by these very names: looked for in the environment as well.
+REASONS = {
+    "PROMPT_CACHE_MAX_ENTRIES_PER_SESSION": (
+        "a session has no cap of its own; PROMPT_CACHE_MAX_ENTRIES_GLOBAL and "
+        "PROMPT_CACHE_MAX_BYTES hold for all together"
+    ),
+    "PROMPT_CACHE_BLOCK_SIZE": (
+        "blocks of the lineage index have 16 ids; reuse is exact to the token whatever "
+        "their size"
+    ),
+    "CACHE_SESSION_PARTITIONING": (
+        "sessions never limit reuse of equal prefixes; API keys do, see "
+        "CACHE_SHARE_BETWEEN_KEYS"
+    ),
+    "CACHE_NORM_SAFETY_CHECK": (
+        "every prompt is proved to say its text; CACHE_VERIFY=true proves each hit anew"
+    ),
+    "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": (
+        "digests of what tools wrote are not built: the model reads the whole content"
+    ),
+    "VLM_CACHE_DEBUG": (
+        "images are not served; the request log has where prompts part and both windows"
+    ),
+    "CONTEXT_OVERFLOW": (
+        "a prompt beyond the context is refused, as with `error`: a window that "
+        "forgets is not built"
+    ),
+}
+
+# In the specification, not built yet.
+NOT_BUILT = frozenset(
+    (
+        "MODEL_DIR", "AVAILABLE_MODELS", "MODEL_ALIASES", "HUB_OFFLINE",
+        "PREVENT_SLEEP", "CACHE_VLM_IMAGE_IDENTITY", "ENABLE_SNAPSHOT_STITCH",
+        "ENABLE_SNAPSHOT_STITCH_VLM", "KV_DISK_PERSISTENCE", "KV_DISK_PATH",
+        "KV_DISK_TTL_HOURS", "KV_DISK_MAX_SIZE_GB", "KV_DISK_MIN_PREFIX_TOKENS",
+        "KV_DISK_RUN_TOKENS", "KV_DISK_QUIET_SECONDS", "KV_DISK_MAX_WRITE_GB_PER_DAY",
+        "KV_DISK_MIN_FREE_GB", "KV_DISK_RESTORE", "SPECULATION", "DRAFT_MODEL",
+        "NUM_DRAFT_TOKENS", "CLASSIFY_BATCH", "ATTENTION_MAX_TOKENS",
+        "MAX_MODEL_MEMORY", "MAX_MODELS", "KV_HEADROOM_FRACTION", "PINNED_MODELS",
+        "PRELOAD_MODELS", "WARMUP_PROMPT", "MODEL_TTL_SECONDS",
+        "SETTLE_TIMEOUT_SECONDS", "MODEL_SETTINGS_PATH", "MODEL_LOAD_THREAD",
+        "UNLOAD_KEEPS_KV", "PROBE_ON_LOAD", "TIMEOUT_EMBEDDINGS_SECONDS",
+        "TIMEOUT_AUDIO_SECONDS", "RATE_LIMIT_RPM", "DATABASE_PATH", "AUDIT_ENABLED",
+        "AUDIT_RETENTION_DAYS", "AUDIT_MAX_MB", "AUDIT_CLEANUP_INTERVAL_MINUTES",
+        "MAX_IMAGE_SIZE_MB", "MAX_IMAGE_PIXELS", "MAX_IMAGES_PER_REQUEST",
+        "IMAGE_URL_CACHE_SECONDS", "VISION_FEATURE_CACHE_MB",
+        "ALLOW_PRIVATE_IMAGE_URLS", "UNSUPPORTED_IMAGES", "SO_MODE", "TOOL_GRAMMAR",
+        "NATIVE_ROUTES", "RESPONSES_STORE_MAX",
+    )
+)  # fmt: skip
+
+
+def reason_of(name: str) -> str | None:
+    """Why a known name has no effect; None: it is not among these."""
+    short = name.removeprefix("MLX_SERVER_").replace("EXO_KV_", "KV_")
+    if short in REASONS:
+        return REASONS[short]
+    return "not built yet" if short in NOT_BUILT else None

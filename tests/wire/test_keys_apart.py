@@ -1,0 +1,76 @@
+"""What one API key asked is no secret kept by another one's cache: KV stays apart."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from sidecar.app import App
+from tests.support.servers import running_sidecar
+
+Json = dict[str, Any]
+SECRET = "My account's number is 48213377, and it must stay between the two of us. " * 8
+
+
+def ask(app: App, route: str, text: str, key: str, **more: Any) -> int:
+    """How many tokens of a prompt the server says it had."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    messages = [{"role": "user", "content": text}]
+    body: Json = {"model": "local", **more}
+    if route == "completions":
+        body |= {"prompt": text, "max_tokens": 1}
+    elif route == "responses":
+        body |= {"input": text, "max_output_tokens": 1, "store": False}
+    else:
+        body |= {"messages": messages, "max_tokens": 1}
+    answer = httpx.post(f"{app.url}/v1/{route}", json=body, headers=headers, timeout=99)
+    assert answer.status_code == 200, answer.text
+    return cached(answer.json())
+
+
+def cached(body: Json) -> int:
+    """The count of cached tokens, wherever the dialect has it."""
+    usage = body.get("usage", body)
+    for name in ("prompt_tokens_details", "input_tokens_details"):
+        if name in usage:
+            return int(usage[name]["cached_tokens"])
+    return int(usage.get("cache_read_input_tokens", usage.get("cached_tokens", -1)))
+
+
+ROUTES = ("chat/completions", "completions", "messages", "responses", "cache/probe")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_no_route_says_what_another_key_asked(app: App, route: str) -> None:
+    """Not a token of it is counted as cached, though its own key reuses nearly all."""
+    asked = "chat/completions" if route == "cache/probe" else route
+    text = f"{route}: {SECRET}"
+    owner, other = f"key of one, {route}", f"key of another, {route}"
+    ask(app, asked, text, owner)
+    assert ask(app, route, text, other) == 0
+    assert ask(app, route, text, "") == 0 or route != "completions"
+    assert ask(app, route, text, owner) > 100
+
+
+def test_a_mark_that_the_proxy_hands_over_tells_keys_apart(app: App) -> None:
+    """Through the proxy all requests come with the sidecar's own key."""
+    text = f"marked: {SECRET}"
+    ask(app, "chat/completions", text, "sidecar", x_mlx={"key": "a mark"})
+    for more in ({"key": "no such mark"}, {}):
+        assert ask(app, "cache/probe", text, "sidecar", x_mlx=more) == 0
+    assert ask(app, "cache/probe", text, "sidecar", x_mlx={"key": "a mark"}) > 100
+
+
+@pytest.fixture(scope="module")
+def sharing() -> Iterator[App]:
+    """A server whose administrator lets keys share."""
+    with running_sidecar({"CACHE_SHARE_BETWEEN_KEYS": "true"}) as app:
+        yield app
+
+
+def test_keys_share_where_the_administrator_says_so(sharing: App) -> None:
+    """One setting; what is shared is KV of equal prompts, never a value."""
+    ask(sharing, "chat/completions", SECRET, "one")
+    assert ask(sharing, "cache/probe", SECRET, "another") > 100
+    assert ask(sharing, "messages", SECRET, "a third") > 100
