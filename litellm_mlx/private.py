@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
+from litellm_mlx import proxy_gate
 from litellm_mlx.extra_body import fill
 
 Dialect = Literal["chat", "messages", "responses", "completions", "sdk"]
@@ -59,7 +60,7 @@ _SENT_ON = frozenset(
 _OUR_HEADERS = frozenset(
     ("x-mlx", "authorization", "x-api-key", "x-request-id", "host", "content-length")
 )
-_WHO_ASKS = ("session", "key", "user_agent")
+_WHO_ASKS = ("session", "key", "key_checked", "user_agent")
 _MAX_TTFT = "mlx_max_ttft_s"
 _MOST_HEADER_CHARS = 16 * 1024
 
@@ -101,6 +102,7 @@ def private_block(client: ClientRequest, litellm_params: Json, params: Json) -> 
     facts: dict[str, object] = {
         "session": _session(client, litellm_params),
         "key": _key_name(litellm_params),
+        "key_checked": proxy_gate.has_keys() or None,
         "route": client.route,
         "dialect": client.dialect,
         "thinking": source.get("thinking"),
@@ -143,7 +145,8 @@ def native_header(kwargs: Json) -> str:
             return header
     session = str(facts.get("session") or "")
     short = hashlib.sha256(session.encode("utf-8", "surrogatepass")).hexdigest()
-    return json.dumps({"session": short, "key": facts.get("key")})
+    kept = {name: facts.get(name) for name in ("key", "key_checked")}
+    return json.dumps({"session": short, **kept})
 
 
 def without_ours(headers: Json) -> dict[str, str]:

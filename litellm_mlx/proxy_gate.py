@@ -76,6 +76,14 @@ class ProxyGate:
         return proving
 
 
+def has_keys() -> bool:
+    """Whether a LiteLLM proxy runs here that asks for keys: else they are made up."""
+    server = sys.modules.get(_SERVER)
+    return server is not None and bool(
+        server.master_key or server.prisma_client or server.user_custom_auth
+    )
+
+
 def install() -> None:
     """Put the gate before LiteLLM's app, once; nothing outside its proxy."""
     server = sys.modules.get(_SERVER)

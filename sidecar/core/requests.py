@@ -146,6 +146,7 @@ class ClientInfo:
     Args:
         sender: a name for the key that the request itself came with; of what comes
             through LiteLLM that is LiteLLM's, and `api_key_id` its client's.
+        is_key_checked: LiteLLM knows the client's key: it is not made up.
         session_source: the field that named the session.
         parents, branch: what the client says of the session's place among others.
     """
@@ -157,6 +158,7 @@ class ClientInfo:
     parents: tuple[str, ...] = ()
     branch: str | None = None
     sender: str | None = None
+    is_key_checked: bool = False
 
     def with_key(self, key_id: str | None) -> "ClientInfo":
         """The same, come with a key, unless the plugin has told whose it is."""

@@ -41,6 +41,7 @@ def read_client(body: dict[str, Any], user_agent: str | None) -> ClientInfo:
         _source(body, private),
         tuple(value for _, value in _named(body, _PARENT_NAMES)),
         next((value for _, value in _named(body, _BRANCH_NAMES)), None),
+        is_key_checked=private.get("key_checked") is True,
     )
 
 

@@ -54,12 +54,14 @@ class ServedModel:
 
     def _salt(self, client: ClientInfo) -> str:
         """
-        Each API key's KV is a tree of its own.
+        The KV of each key that LiteLLM knows is a tree of its own.
 
         Else the count of cached tokens, or the time to the first one, would tell one
-        key what another asked.
+        key what another asked. Without keys, what clients send for one is made up; and
+        the sidecar has one key itself, or none.
         """
-        return "" if self.shares_kv else client.api_key_id or ""
+        is_apart = client.is_key_checked and not self.shares_kv
+        return client.api_key_id or "" if is_apart else ""
 
     def drain(self) -> None:
         """Take no new work."""
