@@ -6,15 +6,18 @@ a second's work. So at a chunk's end it may go first; then the long one gets at 
 one chunk before the next may pass.
 """
 
+import logging
 import time
 from collections import deque
 
 from sidecar.cache.store import PrefixStore
 from sidecar.config import EngineConfig
-from sidecar.core.errors import Unavailable
+from sidecar.core.errors import GenerationFailed, Unavailable
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled
 from sidecar.engine.prefill import Prefill, begin, keep
 from sidecar.engine.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
 
 # What may pass needs at most a chunk, and this share of what the passed one needs.
 _SHORT = 1 / 4
@@ -118,14 +121,21 @@ class PrefillQueue:
                 continue
             if len(ids) - self._store.match_len(ids, job.spec.salt) <= most:
                 self._waiting.remove(job)
-                self._passed = long
-                self._begin(job)
+                if self._begin(job):
+                    self._passed = long
                 return
 
-    def _begin(self, job: Job) -> None:
-        self.current = begin(job, self._store, self._config.checkpoint_gap)
+    def _begin(self, job: Job) -> bool:
+        try:
+            self.current = begin(job, self._store, self._config.checkpoint_gap)
+        except Exception as error:  # it is this job's alone, which waits to be told
+            logger.exception("a prompt could not be begun")
+            failure = GenerationFailed(f"the prompt could not be begun: {error}")
+            job.emit(JobFailed(failure))
+            return False
         cached_len = self.current.cached_len
         job.emit(Prefilled(cached_len, len(job.spec.model_ids), cached_len))
+        return True
 
     def _keep(self, prefill: Prefill) -> None:
         keep(self._store, prefill, prefill.done_ids, prefill.done_ids)

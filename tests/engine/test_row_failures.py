@@ -51,3 +51,26 @@ def test_only_the_job_whose_row_failed_fails(
         monkeypatch.undo()
         again = run(engine, bad, 4)
         assert again.failure is None
+
+
+def test_a_prompt_that_cannot_be_begun_is_told_so(
+    served: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for its deadline; those beside it and after it are not touched."""
+    bad, good = random_ids(1, 40), random_ids(2, 90)
+    with leased_engine(served) as engine:
+        alone = run(engine, good, 24)
+        original = engine.store.restore
+
+        def failing(ids: Any, salt: str = "") -> Any:
+            if ids is bad:
+                raise RuntimeError("planted failure")
+            return original(ids, salt)
+
+        monkeypatch.setattr(engine.store, "restore", failing)
+        jobs = [submit(engine, ids, 24) for ids in (good, bad)]
+        kept, lost = (finish(engine, job) for job in jobs)
+        assert isinstance(lost.failure, GenerationFailed)
+        assert kept.choices == alone.choices
+        monkeypatch.undo()
+        assert run(engine, bad, 4).failure is None

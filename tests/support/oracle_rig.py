@@ -121,8 +121,8 @@ class Rig:
                 self._by_ids[id(prompt.model_ids)] = seen
             return prompt
 
-        def restored(ids: ModelIds) -> Any:
-            result = restore(ids)
+        def restored(ids: ModelIds, salt: str = "") -> Any:
+            result = restore(ids, salt)
             with self._lock:
                 self._by_ids[id(ids)].cached_len = result.cached_len
             return result
