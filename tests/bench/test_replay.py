@@ -37,7 +37,7 @@ def test_a_session_is_replayed_and_timed(
 def test_both_are_compared_over_the_same_requests(model_folder: ModelFolder) -> None:
     """What the other began within its time, and no more; then why it ended."""
     model = model_folder("dense")
-    timed = next(replay._ours(model, [_TRACE]))
+    (timed,) = replay._ours(model, [_TRACE])
     assert len(timed.seconds) == len(timed.served) == len(timed.num_said) == 10
     settings = {"MODEL_PATH": str(model)}
     with (

@@ -142,6 +142,9 @@ class _Tap:
     def name(self, path: str) -> str:
         return self._routes.name(path)
 
+    def is_urgent(self, path: str) -> bool:
+        return self._routes.is_urgent(path)
+
     def problem(
         self, error: SidecarError, request_id: str, path: str
     ) -> tuple[str, dict[str, Any]]:
