@@ -70,8 +70,9 @@ class Handler(BaseHTTPRequestHandler):
         raw = json.dumps(body).encode()
         self.send_response(code)
         self.send_header("Content-Length", str(len(raw)))
-        if asked := self.headers.get(CHALLENGE):
-            self.send_header(PROOF, proof_of(os.environ[SECRET_NAME], asked))
+        asked, secret = self.headers.get(CHALLENGE), os.environ.get(SECRET_NAME)
+        if asked and secret:
+            self.send_header(PROOF, proof_of(secret, asked))
         self.end_headers()
         self.wfile.write(raw)
 
