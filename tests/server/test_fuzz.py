@@ -227,7 +227,7 @@ def test_bad_utf8(server: App) -> None:
 
 @pytest.mark.parametrize("depth", [2_000, 100_000])
 def test_deep_nesting(server: App, depth: int) -> None:
-    """Nesting without end is refused, in whatever field."""
+    """Nesting without end is refused, in whatever field; in a text it is text."""
     opened, closed = "[" * depth, "]" * depth
     objects = '{"a":' * depth + "1" + "}" * depth
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "@"}}
@@ -242,7 +242,9 @@ def test_deep_nesting(server: App, depth: int) -> None:
     text = json.dumps(message).replace('"@"', json.dumps(opened + closed))
     message = json.loads(text)
     asked = {"messages": [*HELLO["messages"], message, *HELLO["messages"]]}
-    assert_refused(post(server, asked), "messages")
+    # A call's arguments are a text: one that nobody can read is one nevertheless.
+    answer = post(server, {**asked, "max_tokens": 1})
+    assert answer.status == (200 if depth < 10_000 else 400)  # the context ends
 
 
 def test_bodies_that_end_early(server: App) -> None:
