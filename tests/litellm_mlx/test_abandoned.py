@@ -141,6 +141,8 @@ def check_nothing_stays(
 @pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="needs prlimit")
 @pytest.mark.parametrize("route", ROUTES)
 class TestProxy:
+    @pytest.mark.slow  # minutes; the plugin's own half is tested below on each run
+    @pytest.mark.timeout(1800)
     def test_sixty_clients_that_leave(
         self, proxy: Proxy, sidecar: FakeSidecar, few_files: psutil.Process, route: str
     ) -> None:
