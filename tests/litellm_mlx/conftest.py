@@ -13,10 +13,10 @@ import httpx
 import openai
 import pytest
 import yaml
-from fake_sidecar import FakeSidecar
-from sidecar_answers import Script, text_answer
 
 from litellm_mlx.proxy_config import NATIVE_ROUTES
+from tests.litellm_mlx.fake_sidecar import FakeSidecar
+from tests.litellm_mlx.sidecar_answers import Script, text_answer
 from tests.support.proxy import free_port
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # read at import

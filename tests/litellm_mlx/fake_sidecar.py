@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from sidecar_answers import Json, Script, Step, rich_answer, whole_answer
+from tests.litellm_mlx.sidecar_answers import (
+    Json,
+    Script,
+    Step,
+    rich_answer,
+    whole_answer,
+)
 
 
 @dataclass

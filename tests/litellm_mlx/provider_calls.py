@@ -3,10 +3,9 @@
 import json
 from typing import Any
 
-from sidecar_answers import Json
-
 from litellm_mlx.settings import Settings
 from litellm_mlx.translate import SidecarCall, chat_call
+from tests.litellm_mlx.sidecar_answers import Json
 
 SETTINGS = Settings(api_key="k", request_timeout_s=1200)
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import Proxy
-from sidecar_answers import Json
+
+from tests.litellm_mlx.conftest import Proxy
+from tests.litellm_mlx.sidecar_answers import Json
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"

@@ -16,14 +16,21 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import psutil
 import pytest
-from conftest import Proxy
-from fake_sidecar import FakeSidecar, wait_until
-from provider_calls import call_with
-from proxy_client import CHAT, MESSAGES, RESPONSES, ROUTES, body_for, post
-from sidecar_answers import Script, Step, slow_answer
 
 from litellm_mlx import client
 from litellm_mlx.streams import AsyncChunks
+from tests.litellm_mlx.conftest import Proxy
+from tests.litellm_mlx.fake_sidecar import FakeSidecar, wait_until
+from tests.litellm_mlx.provider_calls import call_with
+from tests.litellm_mlx.proxy_client import (
+    CHAT,
+    MESSAGES,
+    RESPONSES,
+    ROUTES,
+    body_for,
+    post,
+)
+from tests.litellm_mlx.sidecar_answers import Script, Step, slow_answer
 from tests.support.raw_http import connect, request
 
 MOST_FILES = 256

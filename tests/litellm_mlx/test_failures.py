@@ -5,10 +5,19 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from conftest import Proxy
-from fake_sidecar import FakeSidecar
-from proxy_client import CHAT, HI, MESSAGES, RESPONSES, ROUTES, both_modes, post
-from sidecar_answers import DONE, Json, Script, chunk, problem
+
+from tests.litellm_mlx.conftest import Proxy
+from tests.litellm_mlx.fake_sidecar import FakeSidecar
+from tests.litellm_mlx.proxy_client import (
+    CHAT,
+    HI,
+    MESSAGES,
+    RESPONSES,
+    ROUTES,
+    both_modes,
+    post,
+)
+from tests.litellm_mlx.sidecar_answers import DONE, Json, Script, chunk, problem
 
 # What the sidecar says, what the client gets.
 REFUSALS = [

@@ -9,14 +9,14 @@ from typing import Any
 import litellm
 import pytest
 import yaml
-from conftest import Proxy
-from fake_sidecar import FakeSidecar
-from proxy_client import CHAT, HI, both_modes, post
-from sidecar_answers import problem
 
 import litellm_mlx
 from litellm_mlx.errors import from_frame, make_error
 from litellm_mlx.fallback_notice import reason, tell
+from tests.litellm_mlx.conftest import Proxy
+from tests.litellm_mlx.fake_sidecar import FakeSidecar
+from tests.litellm_mlx.proxy_client import CHAT, HI, both_modes, post
+from tests.litellm_mlx.sidecar_answers import problem
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 TOO_SLOW = "the first token would take about 34.4 s, and mlx_max_ttft_s is 20"

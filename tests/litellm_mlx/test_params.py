@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
-from conftest import Proxy
-from fake_sidecar import FakeSidecar
-from proxy_client import HI
-from sidecar_answers import Json
+
+from tests.litellm_mlx.conftest import Proxy
+from tests.litellm_mlx.fake_sidecar import FakeSidecar
+from tests.litellm_mlx.proxy_client import HI
+from tests.litellm_mlx.sidecar_answers import Json
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 SCHEMA = {"name": "s", "schema": {"type": "object"}}

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from conftest import Proxy
-from fake_sidecar import FakeSidecar
-from proxy_client import CALLS, HI, assert_usage, joined
-from sidecar_answers import (
+from tests.litellm_mlx.conftest import Proxy
+from tests.litellm_mlx.fake_sidecar import FakeSidecar
+from tests.litellm_mlx.proxy_client import CALLS, HI, assert_usage, joined
+from tests.litellm_mlx.sidecar_answers import (
     DONE,
     USAGE,
     Json,

@@ -6,10 +6,16 @@ from typing import Any
 import litellm
 import pytest
 from litellm.types.utils import ModelResponseStream
-from provider_calls import call_with, proxied
-from sidecar_answers import DONE, USAGE, chunk, rich_answer, tool_delta
 
 from litellm_mlx.chunks import ChunkParser, Item
+from tests.litellm_mlx.provider_calls import call_with, proxied
+from tests.litellm_mlx.sidecar_answers import (
+    DONE,
+    USAGE,
+    chunk,
+    rich_answer,
+    tool_delta,
+)
 
 
 def parse(steps: list[Any], *, can_take_empty: bool = True) -> list[Item]:

@@ -5,10 +5,10 @@ from typing import Any
 import httpx
 import litellm
 import pytest
-from sidecar_answers import problem
 
 from litellm_mlx import errors
 from litellm_mlx.translate import completion_from
+from tests.litellm_mlx.sidecar_answers import problem
 
 
 def refusal(status: int, code: str, text: str, **headers: str) -> httpx.Response:

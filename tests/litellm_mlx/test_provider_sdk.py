@@ -8,13 +8,19 @@ from typing import Any
 
 import litellm
 import pytest
-from fake_sidecar import FakeSidecar, wait_until
-from provider_calls import call_with
-from proxy_client import CALLS, HI, assert_usage, joined
-from sidecar_answers import Json, Script, problem, slow_answer, text_answer
 
 import litellm_mlx
 from litellm_mlx import client, streams
+from tests.litellm_mlx.fake_sidecar import FakeSidecar, wait_until
+from tests.litellm_mlx.provider_calls import call_with
+from tests.litellm_mlx.proxy_client import CALLS, HI, assert_usage, joined
+from tests.litellm_mlx.sidecar_answers import (
+    Json,
+    Script,
+    problem,
+    slow_answer,
+    text_answer,
+)
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import litellm
 import pytest
-from provider_calls import SETTINGS, body_with, call_with, proxied
 
 from litellm_mlx.translate import embedding_call
+from tests.litellm_mlx.provider_calls import SETTINGS, body_with, call_with, proxied
 
 
 class TestBody:

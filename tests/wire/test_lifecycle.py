@@ -204,7 +204,7 @@ def start(app: App, data: bytes, name: str) -> tuple[threading.Thread, list[Answ
     thread = threading.Thread(target=run)
     thread.start()
     running = app.listener.routes._services.chat._running
-    assert eventually(lambda: name in running), answers
+    assert eventually(lambda: any(id == name for _, id in running)), answers
     return thread, answers
 
 
