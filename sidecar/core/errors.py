@@ -66,9 +66,18 @@ class BadRequest(SidecarError):
 
 
 class ContextLengthExceeded(BadRequest):
-    """The prompt alone fills the context."""
+    """
+    The prompt alone fills the context.
+
+    Args:
+        num_tokens: how many tokens it has, or has at the least.
+    """
 
     code = "context_length_exceeded"
+
+    def __init__(self, message: str, num_tokens: int) -> None:
+        super().__init__(message, param="messages")
+        self.num_tokens = num_tokens
 
 
 class PreviousResponseNotFound(BadRequest):

@@ -108,6 +108,10 @@ class PromptEncoder:
             return Encoded(ids, (0,), (0,))
         return self._join(self._split(text), self._first_ids if special else ())
 
+    def count(self, text: str) -> int:
+        """How many ids a text has by itself; nothing of it is remembered."""
+        return len(self._ids(text, add_special_tokens=False))
+
     def counter_before(self, text: str) -> Callable[[int], int]:
         """For a piece: how many of its ids begin before a character of it."""
         if self._core is None:

@@ -32,6 +32,7 @@ from sidecar.pipeline.encoding import PromptEncoder
 from sidecar.pipeline.frames import FrameCache
 from sidecar.pipeline.healing import Context, Healed, HealingStore, KnownTurn
 from sidecar.pipeline.layout import Layout, lay_out
+from sidecar.pipeline.length import check_length
 from sidecar.pipeline.lineage import LineageIndex, LineageRecord, pack
 from sidecar.pipeline.recall import Recalled, recall
 from sidecar.pipeline.report import COUNTED, count, make_report
@@ -113,6 +114,7 @@ class Pipeline:
 
         Raises:
             BadRequest: the template refuses the conversation.
+            ContextLengthExceeded: it is so much too long that a part tells.
             RequestCancelled: nobody waits for the answer any more.
         """
         check = functools.partial(_check_wanted, is_wanted)
@@ -120,23 +122,15 @@ class Pipeline:
         thinking = request.thinking.enabled
         if thinking is None:
             thinking = self._settings.default_thinking
-        tools = offered_tools(request)
         kwargs = self._template_kwargs(request, thinking)
         frame = self._frames.get(kwargs) if self._settings.splicing else None
         found = self._recall(request, frame, check)
-
-        def render(messages: Sequence[Message]) -> str:
-            check()
-            return self.template.render(messages, tools, kwargs)
-
-        layout = lay_out(found.marked, found.healed, frame, render)
+        layout = self._lay_out(request, kwargs, (found, frame), check)
+        check_length(layout.elements, self.encoder, most_tokens)
         check()
         question = self._question(request, found, layout, frame)
         check()
-        answer = self._chooser.choose(question, matcher, most_tokens)
-        if self._settings.verify and not self._says_its_text(answer):
-            self.counters.add("invariant_violation")
-            answer = self._chooser.plain(question, matcher)
+        answer = self._choose(question, matcher, most_tokens)
         prompt = self._prepared(question, answer, found, (frame, thinking))
         report = replace(prompt.report, is_proved=layout.is_proved)
         count(self.counters, report, answer, num_healed=len(found.healed))
@@ -221,6 +215,31 @@ class Pipeline:
         messages = canonical.normalise(state_choice(request), to_alter)
         to_move = to_mark and to_alter
         return recall(self.healing, messages, request, frame, (to_mark, to_move), check)
+
+    def _lay_out(
+        self,
+        request: ChatRequest,
+        kwargs: Mapping[str, Any],
+        seen: tuple[Recalled, Frame | None],
+        check: Callable[[], None],
+    ) -> Layout:
+        found, frame = seen
+        tools = offered_tools(request)
+
+        def render(messages: Sequence[Message]) -> str:
+            check()
+            return self.template.render(messages, tools, kwargs)
+
+        return lay_out(found.marked, found.healed, frame, render)
+
+    def _choose(
+        self, question: Question, matcher: PrefixMatcher, most_tokens: int
+    ) -> Answer:
+        answer = self._chooser.choose(question, matcher, most_tokens)
+        if self._settings.verify and not self._says_its_text(answer):
+            self.counters.add("invariant_violation")
+            return self._chooser.plain(question, matcher)
+        return answer
 
     def _thinking_kwargs(self, thinking: bool) -> dict[str, Any]:
         kept = {"preserve_thinking": True} if self._keeps_thinking else {}

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from sidecar.config import GenerationConfig
+from sidecar.core.errors import ContextLengthExceeded
 from sidecar.core.prompt import PreparedPrompt
 from sidecar.core.requests import ChatRequest, CompletionRequest, Tool
 from sidecar.core.turn_token import make_token
@@ -23,7 +24,7 @@ from sidecar.pipeline.template import offered_tools
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.commit import TurnRecorder
 from sidecar.service.completion import CompletionRun
-from sidecar.service.forecast import Forecast, forecast, require_ttft
+from sidecar.service.forecast import Forecast, forecast, forecast_of, require_ttft
 from sidecar.service.generation import Generation
 from sidecar.service.request_log import RequestLog
 from sidecar.service.served_model import ServedModel
@@ -96,9 +97,13 @@ class ChatService:
         self, request: ChatRequest, is_connected: Callable[[], bool] = _always
     ) -> Forecast:
         """What a chat request would cost; nothing is generated or remembered."""
+        most = request.options.max_tokens
         with self._pool.lease(request.model) as served:
-            prompt = served.prepare(request, is_connected)
-            return forecast(served.engine, prompt, request.options.max_tokens)
+            try:
+                prompt = served.prepare(request, is_connected)
+            except ContextLengthExceeded as error:  # so long that it was not read whole
+                return forecast_of(served.engine, (error.num_tokens, 0), most)
+            return forecast(served.engine, prompt, most)
 
     def start_completion(
         self, request: CompletionRequest, timeout_s: float

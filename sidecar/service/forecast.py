@@ -36,6 +36,14 @@ def forecast(
 ) -> Forecast:
     """Look ahead for one prompt."""
     total, cached = len(prompt.model_ids), prompt.report.reused_len
+    return forecast_of(engine, (total, cached), max_tokens)
+
+
+def forecast_of(
+    engine: TextEngine, lengths: tuple[int, int], max_tokens: int | None
+) -> Forecast:
+    """The same for so many tokens, of which so many are stored."""
+    total, cached = lengths
     largest = engine.fitting_context
     ttft_s = engine.predict_ttft(total - cached)
     num_new = min(max_tokens or 256, max(1, largest - total))

@@ -33,6 +33,7 @@ class ServedModel:
 
         Raises:
             BadRequest: the template refuses the conversation.
+            ContextLengthExceeded: it is so much too long that a part tells.
             RequestCancelled: the client is gone.
         """
         longest = self.engine.max_context - 1  # there must be room for an answer

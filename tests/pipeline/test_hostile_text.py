@@ -7,15 +7,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sidecar.core.errors import RequestCancelled
+from sidecar.core.errors import ContextLengthExceeded, RequestCancelled
 from sidecar.core.requests import ChatRequest, Message, ToolCall
 from sidecar.pipeline import canonical, insertion, rules, shapes
 from sidecar.pipeline.canonical import Span
+from sidecar.pipeline.encoding import PromptEncoder
+from sidecar.pipeline.length import check_length
 from sidecar.pipeline.template import parse_arguments
 from tests.support.chats import Chats, Client, Said, assistant, result, system, user
 
 RULES = rules.load_rules(None, {"system_reminder": "pin"})
 SIZE = 200_000
+ENCODER = Chats().pipeline.encoder
 META = "X (untrusted metadata):\n"
 DEEP = ["[" * 3000, '{"a":' * 3000, "[" * 100_000, "[" * 990 + "]" * 990]
 OURS = [
@@ -212,3 +215,47 @@ def test_work_ends_when_the_client_is_gone() -> None:
         chats.pipeline.prepare(request, chats.store, is_wanted=is_wanted)
     assert num_asked == 10
     assert chats.pipeline.prepare(request, chats.store).model_ids
+
+
+MOST = 4096  # tokens: a small context
+
+
+def ask(text: str, role: str) -> None:
+    asked = [system(text), user("hi")] if role == "system" else [user(text)]
+    request = ChatRequest("r", "m", tuple(asked))
+    chats = Chats()
+    chats.pipeline.prepare(request, chats.store, MOST)
+
+
+@pytest.mark.parametrize("role", ["system", "user"])
+@pytest.mark.parametrize("name", DEAR)
+def test_what_is_far_too_long_is_not_tokenised_whole(
+    name: str, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of it tells; the tokenizer's work does not grow with the text."""
+    read: list[int] = []
+    ids_of = PromptEncoder._ids
+
+    def counted(self: PromptEncoder, text: str, add_special_tokens: bool) -> list[int]:
+        read.append(len(text))
+        return ids_of(self, text, add_special_tokens)
+
+    monkeypatch.setattr(PromptEncoder, "_ids", counted)
+    with pytest.raises(ContextLengthExceeded) as refused:
+        ask(DEAR[name](3_000_000), role)
+    assert refused.value.num_tokens > MOST
+    assert sum(read) < 1_000_000
+
+
+@given(hostile, st.integers(1, 64), st.sampled_from(["system", "user"]))
+@settings(max_examples=60)
+@example(" " * 128, 64, "user")
+@example("a" * 3000, 8, "user")
+@example("=" * 64, 64, "user")
+def test_what_fits_is_never_refused(text: str, times: int, role: str) -> None:
+    """Whatever the text is cut into to count it."""
+    text = text * times
+    try:
+        check_length([text], ENCODER, MOST)
+    except ContextLengthExceeded:
+        assert ENCODER.count(text) > MOST

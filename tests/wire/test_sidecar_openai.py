@@ -255,6 +255,24 @@ def test_errors_become_the_sdks_exceptions(client: openai.OpenAI) -> None:
     assert "maximum context length is 32768 tokens" in long.value.message
 
 
+def test_what_is_far_too_long_is_told_like_what_is_a_little(
+    client: openai.OpenAI,
+) -> None:
+    """Only a part of it is read; the probe still answers that it does not fit."""
+    text = "red " * 500_000
+    with pytest.raises(openai.BadRequestError) as long:
+        ask(client, text)
+    assert (long.value.code, long.value.param) == (
+        "context_length_exceeded",
+        "messages",
+    )
+    assert "maximum context length is 32768 tokens" in long.value.message
+    body = {"messages": [{"role": "user", "content": text}]}
+    found = client.post("/cache/probe", cast_to=dict[str, object], body=body)
+    assert found["fits"] is False
+    assert found["prompt_tokens"] > found["max_context_tokens"] > 30_000
+
+
 def test_models_are_listed(client: openai.OpenAI) -> None:
     """Id, aliases and context of the one model."""
     (model,) = client.models.list().data
