@@ -187,12 +187,16 @@ def test_a_service_that_dies_is_started_again(run: Run) -> None:
     assert any("ended by signal 9" in line for line in run.said)
 
 
+def start_and_watch(run: Run) -> tuple[threading.Thread, str]:
+    """The watching thread, and the root of a service that is up."""
+    service = run.service()
+    run.supervisor.start(service)
+    return run.watch_in_background(), service.health_url.removesuffix("/health")
+
+
 def test_a_service_that_says_it_is_stuck_is_started_again(run: Run) -> None:
     """Three times in a row, after it was up."""
-    service = run.service()
-    root = service.health_url.removesuffix("/health")
-    run.supervisor.start(service)
-    thread = run.watch_in_background()
+    thread, root = start_and_watch(run)
     httpx.post(f"{root}/sick", trust_env=False)
     wait_until(lambda: "stand-in is up again" in run.said)
     run.stop(thread)
@@ -201,10 +205,7 @@ def test_a_service_that_says_it_is_stuck_is_started_again(run: Run) -> None:
 
 def test_a_service_that_is_busy_is_left_alone(run: Run) -> None:
     """503 for another reason, many times in a row: too many connections, draining."""
-    service = run.service()
-    root = service.health_url.removesuffix("/health")
-    run.supervisor.start(service)
-    thread = run.watch_in_background()
+    thread, root = start_and_watch(run)
     httpx.post(f"{root}/busy", trust_env=False)
 
     def asked() -> int:
