@@ -7,10 +7,11 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sidecar.config import Config, load_config
+from sidecar.config import SECTIONS, Config, load_config
 from sidecar.engine.model_place import early_fault
 from sidecar.infra.file_limit import raise_file_limit
 from sidecar.infra.logs import setup_logging
@@ -25,20 +26,15 @@ logger = logging.getLogger("sidecar")
 _POLL_S = 0.1
 _MOST_CHARS = 1000
 
-_FLAGS = (  # group, flag, variable, help
-    ("model", "--model", "MODEL_PATH", "hub id or folder (the built-in model)"),
-    ("model", "--model-family", "MODEL_FAMILY", "qwen3, glm4, generic (from name)"),
-    ("server", "--host", "MLX_HOST", "address to bind (127.0.0.1)"),
-    ("server", "--port", "MLX_PORT", "port, 0 for any (8080)"),
-    ("engine", "--max-kv-size", "MAX_KV_SIZE", "most tokens of context (196608)"),
-    (
-        "engine",
-        "--max-concurrent-requests",
-        "MAX_CONCURRENT_REQUESTS",
-        "generations at once (8)",
-    ),
-    ("cache", "--cache-bytes", "PROMPT_CACHE_MAX_BYTES", "KV kept, e.g. 8GB (25%%)"),
-    ("log", "--log-level", "LOG_LEVEL", "DEBUG INFO WARNING ERROR (INFO)"),
+_FLAGS = (  # group, flag, variable
+    ("model", "--model", "MODEL_PATH"),
+    ("model", "--model-family", "MODEL_FAMILY"),
+    ("server", "--host", "MLX_HOST"),
+    ("server", "--port", "MLX_PORT"),
+    ("engine", "--max-kv-size", "MAX_KV_SIZE"),
+    ("engine", "--max-concurrent-requests", "MAX_CONCURRENT_REQUESTS"),
+    ("cache", "--cache-bytes", "PROMPT_CACHE_MAX_BYTES"),
+    ("log", "--log-level", "LOG_LEVEL"),
 )
 
 
@@ -155,17 +151,24 @@ def _parser() -> argparse.ArgumentParser:
         epilog=tools_help(),
         formatter_class=_help_format,
     )
+    items = {item.metadata["env"]: item for s in SECTIONS for item in fields(s)}
     groups: dict[str, Any] = {}
-    for group, flag, variable, text in _FLAGS:
+    for group, flag, variable in _FLAGS:
         if group not in groups:
             groups[group] = parser.add_argument_group(group)
+        help = _flag_help(items[variable])
         groups[group].add_argument(
-            flag, dest=variable, metavar=variable, default=None, help=text
+            flag, dest=variable, metavar=variable, default=None, help=help
         )
     groups["server"].add_argument(
         "--env-file", dest="env_file", default=".env", help="settings file (.env)"
     )
     return parser
+
+
+def _flag_help(item: Any) -> str:
+    default = item.metadata["shown"] or item.default
+    return f"{item.metadata['help'].rstrip('.')} ({default})".replace("%", "%%")
 
 
 if __name__ == "__main__":

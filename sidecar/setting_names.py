@@ -10,15 +10,10 @@ from pathlib import Path
 
 from dotenv import dotenv_values
 
-from sidecar.config import Config
+from sidecar.config import SECTIONS
 from sidecar.setting_reasons import REASONS, reason_of
 from sidecar.setting_sources import spellings
 
-# Read by the launcher, the plugin or LiteLLM, not by the sidecar.
-ELSEWHERE = (
-    "PROXY_HOST", "PROXY_PORT", "PROXY_STARTUP_WAIT_SECONDS", "MLX_CACHE_HOME",
-    "PROXY_REQUEST_TIMEOUT_SECONDS", "ENV_FILE_OVERRIDES", "LITELLM_MASTER_KEY",
-)  # fmt: skip
 _OLDER = ("EXO_CACHE_HOME",)
 # What others read, and people keep in the same file.
 _OTHERS = (
@@ -55,11 +50,8 @@ class UnknownName:
 
 def known_names() -> set[str]:
     """All spellings of all settings, whoever reads them."""
-    names = {*_OLDER, *ELSEWHERE, *(f"MLX_SERVER_{name}" for name in ELSEWHERE)}
-    for section in dataclasses.fields(Config):
-        for item in dataclasses.fields(section.type):  # type: ignore[arg-type]
-            names.update(spellings(item))
-    return names
+    items = (item for section in SECTIONS for item in dataclasses.fields(section))
+    return {*_OLDER, *(name for item in items for name in spellings(item))}
 
 
 def unknown_names(env_file: Path, environ: Mapping[str, str]) -> list[UnknownName]:

@@ -1,10 +1,10 @@
 """Where settings come from: their spellings, and which source wins."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
 from typing import Any
 
-from sidecar.setting_values import boolean
+from sidecar.setting_values import Kind, boolean
 
 Sources = Sequence[Mapping[str, str]]  # the first one that has a name wins
 
@@ -14,19 +14,17 @@ class ConfigError(Exception):
 
 
 def setting(
-    default: Any,
-    env: str,
-    parse: Callable[[str], Any],
-    also: tuple[str, ...] = (),
+    default: Any, env: str, kind: Kind, help: str, *also: str, shown: str = ""
 ) -> Any:
     """
     A field of a section.
 
     Args:
         env: the variable's name. also: older spellings of it.
-        parse: text -> value; ValueError says the range in words.
+        help: what it is, in a sentence; empty: nothing that people set.
+        shown: the default in words, where the value does not say it.
     """
-    meta = {"env": env, "parse": parse, "also": also}
+    meta = {"env": env, "kind": kind, "help": help, "also": also, "shown": shown}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: default, metadata=meta)
     return field(default=default, metadata=meta)
@@ -67,7 +65,7 @@ def load_section(section: type, sources: Sources) -> Any:
         given = ((n, s[n]) for s in sources for n in spellings(item) if n in s)
         name, text = next(given, ("", None))
         if text is not None:
-            values[item.name] = _read(name, text, item.metadata["parse"])
+            values[item.name] = _read(name, text, item.metadata["kind"])
     return section(**values)
 
 
@@ -76,8 +74,8 @@ def _filled(values: Mapping[str, str | None]) -> dict[str, str]:
     return {name: text for name, text in values.items() if text and text.strip()}
 
 
-def _read(name: str, text: str, parse: Callable[[str], Any]) -> Any:
+def _read(name: str, text: str, kind: Kind) -> Any:
     try:
-        return parse(text)
+        return kind(text)
     except ValueError as error:
         raise ConfigError(f"{name} must be {error}, got {text!r}") from None

@@ -1,100 +1,62 @@
-"""Parsers of settings: text -> value; ValueError says the range in words."""
+"""What a setting may hold: its range in words, and text -> value."""
 
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 _UNITS = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-def boolean(text: str) -> bool:
-    """`1 true yes on` or `0 false no off`, any case."""
-    word = text.strip().lower()
-    if word in ("1", "true", "yes", "on"):
-        return True
-    if word in ("0", "false", "no", "off"):
-        return False
-    raise ValueError("true or false")
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """
+    A kind of value.
+
+    Args:
+        range: in words, for people. read: text -> value, or any ValueError.
+    """
+
+    range: str
+    read: Callable[[str], Any]
+
+    def __call__(self, text: str) -> Any:
+        """
+        The value that a text says.
+
+        Raises:
+            ValueError: with the range.
+        """
+        try:
+            return self.read(text)
+        except (ValueError, OverflowError):
+            raise ValueError(self.range) from None
 
 
-def number(low: float, high: float) -> Callable[[str], float]:
+def number(low: float, high: float) -> Kind:
     """A number in [low, high]."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise ValueError(f"a number {low:g}..{high:g}") from None
-        if not low <= value <= high:
-            raise ValueError(f"a number {low:g}..{high:g}")
-        return value
-
-    return parse
+    return Kind(f"a number {low:g}..{high:g}", lambda t: _within(low, float(t), high))
 
 
-def integer(low: int, high: int) -> Callable[[str], int]:
+def integer(low: int, high: int) -> Kind:
     """A whole number in [low, high]."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise ValueError(f"a whole number {low}..{high}") from None
-        if not low <= value <= high:
-            raise ValueError(f"a whole number {low}..{high}")
-        return value
-
-    return parse
+    return Kind(f"a whole number {low}..{high}", lambda t: _within(low, int(t), high))
 
 
-def choice(*words: str) -> Callable[[str], str]:
-    """One of the given words, any case."""
+def choice(*words: str, also: tuple[str, ...] = ()) -> Kind:
+    """One of the given words, any case; `also` are older ones that nobody is told."""
 
-    def parse(text: str) -> str:
-        for word in words:
-            if text.strip().lower() == word.lower():
-                return word
-        raise ValueError("one of " + ", ".join(words))
+    by_name = {word.lower(): word for word in (*words, *also)}
 
-    return parse
+    def read(text: str) -> str:
+        word = by_name.get(text.strip().lower())
+        if word is None:
+            raise ValueError
+        return word
 
-
-def size(text: str) -> int:
-    """Bytes: a number, `64GB`, or a share of this machine's memory (`80%`)."""
-    try:
-        value = _size(text.strip().upper())
-    except (ValueError, OverflowError):
-        value = -1
-    if value < 0:
-        raise ValueError("bytes, a size such as 64GB, or a share such as 80%")
-    return value
-
-
-def place(text: str) -> str:
-    """A path; `~` is the home folder."""
-    return os.path.expanduser(text.strip())
-
-
-def words(text: str) -> tuple[str, ...]:
-    """A comma list, or a JSON list of strings."""
-    if text.strip().startswith("["):
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = [None]
-        if not all(isinstance(item, str) for item in value):
-            raise ValueError("a comma list or a JSON list of strings")
-        return tuple(value)
-    return tuple(item.strip() for item in text.split(",") if item.strip())
-
-
-def _size(word: str) -> int:
-    if word.endswith("%"):
-        return int(physical_memory() * float(word[:-1]) / 100)
-    for unit, factor in _UNITS.items():
-        if word.endswith(unit):
-            return int(float(word.removesuffix(unit)) * factor)
-    return int(word)
+    return Kind("one of " + ", ".join(words), read)
 
 
 def physical_memory() -> int:
@@ -102,14 +64,51 @@ def physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def policy(text: str) -> dict[str, str]:
-    """A JSON object of strings."""
-    try:
+def _within(low: float, value: Any, high: float) -> Any:
+    if not low <= value <= high:
+        raise ValueError
+    return value
+
+
+def _boolean(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in _YES + _NO:
+        raise ValueError
+    return word in _YES
+
+
+def _size(text: str) -> int:
+    word = text.strip().upper()
+    if word.endswith("%"):
+        value = int(physical_memory() * float(word[:-1]) / 100)
+    elif word[-2:] in _UNITS:
+        value = int(float(word[:-2]) * _UNITS[word[-2:]])
+    else:
+        value = int(word)
+    return int(_within(0, value, float("inf")))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    if text.strip().startswith("["):
         value = json.loads(text)
-    except ValueError:
-        value = None
+        if not all(isinstance(item, str) for item in value):
+            raise ValueError
+        return tuple(value)
+    return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+def _policy(text: str) -> dict[str, str]:
+    value = json.loads(text)
     if not isinstance(value, dict) or not all(
         isinstance(item, str) for item in value.values()
     ):
-        raise ValueError("a JSON object, kind -> stop, pin or restate")
+        raise ValueError
     return value
+
+
+plain = Kind("text", str)
+place = Kind("a path; ~ is the home folder", lambda t: os.path.expanduser(t.strip()))
+boolean = Kind("true or false", _boolean)
+size = Kind("bytes, a size such as 64GB, or a share such as 80%", _size)
+words = Kind("a comma list or a JSON list of strings", _words)
+policy = Kind("a JSON object, kind -> stop, pin or restate", _policy)

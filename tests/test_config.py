@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sidecar.config import Config, ServerConfig, cache_home, load_config
+from sidecar.config import Config, ServerConfig, load_config
 from sidecar.setting_sources import ConfigError
-from sidecar.setting_values import physical_memory, place
+from sidecar.setting_values import physical_memory, place, plain
 
 
 @pytest.fixture
@@ -64,8 +64,6 @@ def test_a_tilde_is_the_home_folder(
     assert config.model.path == "/home/me/models/x"
     assert (config.cache.rules_file, config.log.root) == ("/home/me/r", "/home/me/l")
     assert load(env_file, "MODEL_PATH=org/name").model.path == "org/name"
-    monkeypatch.setenv("MLX_CACHE_HOME", "~/kept")
-    assert cache_home() == Path("/home/me/kept")
 
 
 @pytest.mark.parametrize("place", ["file", "environment"])
@@ -113,7 +111,7 @@ def test_every_setting_has_the_general_alias(env_file: Path) -> None:
     """MLX_SERVER_<NAME> is read for each setting: a bad value is complained about."""
     for _, item in all_settings():
         name = f"MLX_SERVER_{item.metadata['env']}"
-        if item.metadata["parse"] in (str, place):
+        if item.metadata["kind"] in (plain, place):
             continue
         with pytest.raises(ConfigError, match=rf"^{name} must be "):
             load(env_file, "", {name: "[nonsense"})
@@ -217,14 +215,3 @@ def test_sections_are_frozen() -> None:
     """Nobody changes settings after the start."""
     with pytest.raises(dataclasses.FrozenInstanceError):
         ServerConfig().port = 1  # type: ignore[misc]
-
-
-def test_cache_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLX_CACHE_HOME, else EXO_CACHE_HOME, else under the user's home."""
-    monkeypatch.setenv("EXO_CACHE_HOME", "/exo")
-    monkeypatch.setenv("MLX_CACHE_HOME", "/mlx")
-    assert cache_home() == Path("/mlx")
-    monkeypatch.delenv("MLX_CACHE_HOME")
-    assert cache_home() == Path("/exo")
-    monkeypatch.delenv("EXO_CACHE_HOME")
-    assert cache_home() == Path.home() / ".cache" / "litellm-mlx"

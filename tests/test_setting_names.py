@@ -9,15 +9,23 @@ from typing import Any
 
 import pytest
 
-from litellm_mlx.launch_settings import Flags, LaunchSettings, load_settings
+from litellm_mlx.launch_settings import (
+    Address,
+    Flags,
+    LaunchSettings,
+    SettingsError,
+    load_settings,
+)
 from litellm_mlx.settings import Settings, read_settings
-from sidecar.config import Config, load_config
-from sidecar.setting_names import ELSEWHERE, known_names, unknown_names
+from sidecar.config import Config, LauncherConfig, load_config
+from sidecar.setting_names import known_names, unknown_names
 from sidecar.setting_reasons import NOT_BUILT, REASONS
 from sidecar.setting_sources import spellings
+from tools import write_settings
 
 REPO = Path(__file__).parents[1]
 EXAMPLE = (REPO / ".env.example").read_text()
+PAGE = (REPO / "docs" / "settings.md").read_text()
 SETTINGS = {
     item.metadata["env"]: (section.name, item)
     for section in dataclasses.fields(Config)
@@ -42,8 +50,35 @@ def lines_of_example() -> dict[str, str]:
 def test_the_example_is_complete() -> None:
     """Each setting of the sidecar, the launcher and the plugin, and nothing else."""
     shown = set(lines_of_example()) - {"ANTHROPIC_API_KEY"}
+    elsewhere = {item.metadata["env"] for item in dataclasses.fields(LauncherConfig)}
     between_ourselves = {"MLX_INSTANCE_SECRET"}  # the launcher makes one at each start
-    assert shown == {*SETTINGS, *ELSEWHERE} - between_ourselves
+    assert shown == {*SETTINGS, *elsewhere} - between_ourselves
+
+
+def test_example_and_page_are_made_from_the_table() -> None:
+    """Run `python -m tools.write_settings` after a change."""
+    assert write_settings.env_example() == EXAMPLE
+    assert write_settings.settings_page() == PAGE
+
+
+def test_the_launcher_takes_what_the_table_says(tmp_path: Path) -> None:
+    """Its own settings have the table's defaults and ranges."""
+    fields = {item.metadata["env"]: item for item in dataclasses.fields(LauncherConfig)}
+    shown = load_settings(Flags(), tmp_path, {})
+    assert shown.proxy == Address(fields["PROXY_HOST"].default, 4000)
+    assert fields["PROXY_PORT"].default == 4000
+    assert shown.proxy_startup_wait_s == fields["PROXY_STARTUP_WAIT_SECONDS"].default
+    assert shown.request_timeout_s == fields["PROXY_REQUEST_TIMEOUT_SECONDS"].default
+    for name, item in fields.items():
+        kind = item.metadata["kind"].range
+        if not kind.startswith(("a number", "a whole")):
+            continue
+        low, high = (float(end) for end in kind.rpartition(" ")[2].split(".."))
+        for text in (f"{low:g}", f"{high:g}"):
+            load_settings(Flags(), tmp_path, {name: text})
+        for text in (f"{low - 1:g}", f"{high + 1:g}"):
+            with pytest.raises(SettingsError, match=rf"^{name} must be "):
+                load_settings(Flags(), tmp_path, {name: text})
 
 
 def test_the_example_shows_the_defaults(env_file: Path) -> None:

@@ -1,10 +1,13 @@
 """Who may import whom: the contracts of pyproject.toml hold, and they bite."""
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,30 @@ def test_all_contracts_hold() -> None:
     code, text = lint_imports(REPO)
     assert code == 0, text
     assert "0 broken" in text
+
+
+def imported(package: str) -> set[str]:
+    """Top-level names that a package's code imports."""
+    names: set[str] = set()
+    for file in (REPO / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("package", ["sidecar", "litellm_mlx"])
+def test_what_is_imported_is_declared(package: str) -> None:
+    """In pyproject.toml itself: another package's dependency may go with a release."""
+    said = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[\[>=<]", one)[0].lower() for one in said["dependencies"]}
+    owners = packages_distributions()
+    ours = imported(package) - set(sys.stdlib_module_names)
+    for name in ours - {"sidecar", "litellm_mlx"}:
+        found = {owner.lower().replace("_", "-") for owner in owners[name]}
+        assert found & {one.replace("_", "-") for one in declared}, name
 
 
 VIOLATIONS = {
