@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class Counters:
@@ -16,6 +16,11 @@ class Counters:
         """Count `amount` events."""
         with self._lock:
             self._counts[name] += amount
+
+    def add_all(self, amounts: Mapping[str, int]) -> None:
+        """Count several, in one go."""
+        with self._lock:
+            self._counts.update(amounts)
 
     def snapshot(self) -> dict[str, int]:
         """All counts now."""

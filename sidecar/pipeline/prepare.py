@@ -34,7 +34,7 @@ from sidecar.pipeline.healing import Context, Healed, HealingStore, KnownTurn
 from sidecar.pipeline.layout import Layout, lay_out
 from sidecar.pipeline.lineage import LineageIndex, LineageRecord, pack
 from sidecar.pipeline.recall import Recalled, recall
-from sidecar.pipeline.report import COUNTED, count, make_report
+from sidecar.pipeline.report import COUNTED, counted, make_report
 from sidecar.pipeline.reuse import Answer, Question, ReuseChooser
 from sidecar.pipeline.rules import RuleSet
 from sidecar.pipeline.settings import PipelineSettings
@@ -134,12 +134,16 @@ class Pipeline:
         question = self._question(request, found, layout, frame)
         check()
         answer = self._chooser.choose(question, matcher, most_tokens)
-        if self._settings.verify and not self._says_its_text(answer):
-            self.counters.add("invariant_violation")
+        is_false = self._settings.verify and not self._says_its_text(answer)
+        if is_false:
             answer = self._chooser.plain(question, matcher)
         prompt = self._prepared(question, answer, found, (frame, thinking))
         report = replace(prompt.report, is_proved=layout.is_proved)
-        count(self.counters, report, answer, num_healed=len(found.healed))
+        moved = counted(report, answer, num_healed=len(found.healed))
+        if is_false:
+            moved["invariant_violation"] = 1
+        self.counters.add_all(moved)
+        report = replace(report, counted=moved)
         user_agent = request.client.user_agent
         draft = replace(prompt.draft, user_agent=user_agent, epoch=epoch)
         return replace(prompt, report=report, draft=draft)

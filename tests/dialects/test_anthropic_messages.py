@@ -193,12 +193,16 @@ def test_thinking_is_on_off_or_not_shown(
     ["user_abc_account__session_0815", json.dumps({"session_id": "0815", "a": 1})],
 )
 def test_claude_codes_session_is_in_its_user_id(user_id: str) -> None:
-    assert parse({"metadata": {"user_id": user_id}}).client.session == "0815"
+    client = parse({"metadata": {"user_id": user_id}}).client
+    assert (client.session, client.session_source) == ("0815", "metadata.user_id")
 
 
 def test_or_in_its_header_and_none_at_all_is_none() -> None:
-    assert parse({}, x_claude_code_session_id="s9").client.session == "s9"
-    assert parse({"metadata": {"user_id": "somebody"}}).client.session is None
+    client = parse({}, x_claude_code_session_id="s9").client
+    assert client.session == "s9"
+    assert client.session_source == "header x-claude-code-session-id"
+    client = parse({"metadata": {"user_id": "somebody"}}).client
+    assert (client.session, client.session_source) == (None, None)
 
 
 def test_what_litellm_cut_comes_back_by_its_header() -> None:

@@ -31,6 +31,7 @@ def parse_messages(
     body = with_client_facts(body, headers)
     fields = Fields(body)
     tools = _tools(fields)
+    is_streamed = fields.boolean("stream", False)
     request = ChatRequest(
         request_id=request_id,
         model=fields.text("model") or "",
@@ -41,8 +42,9 @@ def parse_messages(
         template_kwargs=_template_kwargs(fields),
         options=read_options(Fields(_options(body)), None),
         client=_client(body, headers),
+        is_streamed=is_streamed,
     )
-    return request, fields.boolean("stream", False)
+    return request, is_streamed
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:
@@ -116,8 +118,12 @@ def _client(body: dict[str, Any], headers: Mapping[str, str]) -> ClientInfo:
     client = read_client(body, headers.get("user-agent"))
     if client.session is not None:
         return client
-    session = _session_of_user(body) or headers.get("x-claude-code-session-id")
-    return replace(client, session=session or None)
+    header = "x-claude-code-session-id"
+    named = {
+        "metadata.user_id": _session_of_user(body),
+        f"header {header}": headers.get(header),
+    }
+    return client.with_session(named)
 
 
 def _session_of_user(body: Mapping[str, Any]) -> str | None:
