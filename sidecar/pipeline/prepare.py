@@ -18,7 +18,7 @@ from sidecar.core.prompt import (
     PrefixMatcher,
     PreparedPrompt,
 )
-from sidecar.core.requests import ChatRequest, Message, ToolCall
+from sidecar.core.requests import ChatRequest, ClientInfo, Message, ToolCall
 from sidecar.infra.counters import Counters
 from sidecar.pipeline import canonical, healing, turns
 from sidecar.pipeline.assembly import (
@@ -59,7 +59,7 @@ class Draft:
     digests: tuple[str, ...]
     start: Start | None
     lead_ids: tuple[int, ...]
-    user_agent: str | None = None
+    client: ClientInfo = ClientInfo()
     epoch: int = 0
 
 
@@ -144,8 +144,7 @@ class Pipeline:
             moved["invariant_violation"] = 1
         self.counters.add_all(moved)
         report = replace(report, counted=moved)
-        user_agent = request.client.user_agent
-        draft = replace(prompt.draft, user_agent=user_agent, epoch=epoch)
+        draft = replace(prompt.draft, client=request.client, epoch=epoch)
         return replace(prompt, report=report, draft=draft)
 
     @property
@@ -175,7 +174,8 @@ class Pipeline:
             return
         self.lineage.add(draft.record)
         scope = draft.record.scope
-        if not self.turns.advance(scope, draft.digests, len(prompt.model_ids)):
+        parents, num_tokens = draft.client.parents, len(prompt.model_ids)
+        if not self.turns.advance(scope, draft.digests, num_tokens, parents):
             self.counters.add("turn_write_refused")
         self.healing.remember_calls(calls, scope)
         visible = healing.visible_hash(text, calls)
@@ -214,7 +214,7 @@ class Pipeline:
         """Count what a divergence cost, for the drift report."""
         place = prompt.report.divergence
         if place is not None and prompt.draft.epoch == self._epoch:
-            self.drift.note(prompt.draft.user_agent, place, num_prefilled)
+            self.drift.note(prompt.draft.client.user_agent, place, num_prefilled)
             self.counters.add("resumed_prefill_tokens", num_prefilled)
 
     def _recall(

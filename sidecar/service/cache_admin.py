@@ -3,6 +3,7 @@
 from typing import Any
 
 from sidecar.engine.pool import EnginePool
+from sidecar.pipeline.turns import SessionView
 from sidecar.service.served_model import ServedModel
 
 
@@ -14,7 +15,7 @@ class CacheService:
 
     def report(self, *, check: bool) -> dict[str, Any]:
         """
-        Bytes, tree and counters.
+        Bytes, sessions, tree and counters.
 
         Args:
             check: look for broken invariants as well.
@@ -32,6 +33,7 @@ class CacheService:
                 "selftest": served.engine.selftest,
                 "can_splice": pipeline.can_splice,
                 "lineage_records": len(pipeline.lineage),
+                "sessions": [_row(view) for view in pipeline.turns.sessions()],
                 "tree": store.rows(),
                 "counters": self.counters(),
             }
@@ -61,3 +63,14 @@ class CacheService:
             **served.pipeline.counters.snapshot(),
             "healing_ambiguous": healing.num_ambiguous,
         }
+
+
+def _row(view: SessionView) -> dict[str, Any]:
+    return {
+        "session": view.session,
+        "threads": view.num_threads,
+        "messages": view.num_messages,
+        "tokens": view.num_tokens,
+        "idle_s": round(view.idle_s, 1),
+        "parents": view.parents,
+    }

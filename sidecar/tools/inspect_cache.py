@@ -8,10 +8,12 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping
 
+from sidecar.infra.logs import printable
 from sidecar.tools.cache_tree import draw_tree, size
 from sidecar.tools.server import Json, Server, ServerError, add_server_flags
 
 _MOST_PLACES = 10
+_MOST_SESSIONS = 20
 # docs/metrics.md says what each means.
 _HEALTHY_AT_ZERO = (
     "alignment_unavailable", "exact_key_rejected_by_model_lcp", "hybrid_trim_miss",
@@ -45,6 +47,7 @@ def _totals(report: Json) -> Iterator[str]:
     )
     for line in _state(report):
         yield f"  {line}"
+    yield from _sessions(report["sessions"])
     yield "\ntree (tokens, KV bytes, ...)"
     for line in draw_tree(tree):
         yield f"  {line}"
@@ -65,6 +68,17 @@ def _state(report: Json) -> Iterator[str]:
         yield f"SWITCHED OFF: {', '.join(report['switched_off'])}"
 
 
+def _sessions(sessions: list[Json]) -> Iterator[str]:
+    yield f"\nsessions ({len(sessions)}, the one used last first)"
+    for row in sessions[:_MOST_SESSIONS]:
+        parents = " < ".join(printable(name) for name in row["parents"])
+        yield (
+            f"  {printable(row['session'])}  threads={row['threads']}  "
+            f"messages={row['messages']}  tokens={row['tokens']}  "
+            f"idle={row['idle_s']:.0f}s" + (f"  parents: {parents}" if parents else "")
+        )
+
+
 def _counters(counters: Mapping[str, int]) -> Iterator[str]:
     for name, count in sorted(counters.items()):
         if count:
@@ -76,7 +90,7 @@ def _drift(places: list[Json]) -> Iterator[str]:
     for place in places[:_MOST_PLACES]:
         yield (
             f"  {place['prefilled']:>9} tokens {place['times']:>5} times  "
-            f"{place['role']:<10}{place['agent']}"
+            f"{place['role']:<10}{printable(place['agent'])}"
         )
         yield f"            before {place['before']!r}"
         yield f"            now    {place['now']!r}"
