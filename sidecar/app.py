@@ -210,6 +210,7 @@ def _load_engine(config: Config, source: ModelSource, parts: _Parts) -> TextEngi
     loop = BatchLoop(model, store, config.engine, guard, parts.extra_processors)
     loop.pacer.prefilled(1, rate_s)
     engine = TextEngine(model, loop, store, parts.gpu, config.engine)
+    engine.check_splitter()
     if cache.selftest == "on_load":
         engine.prove(SelfTest(model), LOAD_S)
     return engine

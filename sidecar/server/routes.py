@@ -185,6 +185,7 @@ class Routes:
             "status": health.status,
             "models": models,
             "memory_limit_bytes": health.memory_limit_bytes,
+            "failed_tests": health.failed_tests,
         }
         if health.download:
             body["download"] = {
