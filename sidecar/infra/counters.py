@@ -4,6 +4,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+# Of a store and its pipeline: docs/metrics.md says what each means.
+HEALTHY_AT_ZERO = (
+    "alignment_unavailable", "exact_key_rejected_by_model_lcp", "hybrid_trim_miss",
+    "invariant_violation", "splice_unavailable", "watchdog_abort",
+)  # fmt: skip
+
 
 class Counters:
     """Counts by name. Any thread."""

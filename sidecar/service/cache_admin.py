@@ -55,14 +55,7 @@ class CacheService:
     def counters(self) -> dict[str, int]:
         """All cache counters; empty while no model is loaded."""
         served = self._pool.peek()
-        if served is None:
-            return {}
-        healing = served.pipeline.healing
-        return {
-            **served.engine.store.counters.snapshot(),
-            **served.pipeline.counters.snapshot(),
-            "healing_ambiguous": healing.num_ambiguous,
-        }
+        return served.counters() if served else {}
 
 
 def _row(view: SessionView) -> dict[str, Any]:

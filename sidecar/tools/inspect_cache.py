@@ -8,17 +8,13 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping
 
+from sidecar.infra.counters import HEALTHY_AT_ZERO
 from sidecar.infra.logs import printable
 from sidecar.tools.cache_tree import draw_tree, size
 from sidecar.tools.server import Json, Server, ServerError, add_server_flags
 
 _MOST_PLACES = 10
 _MOST_SESSIONS = 20
-# docs/metrics.md says what each means.
-_HEALTHY_AT_ZERO = (
-    "alignment_unavailable", "exact_key_rejected_by_model_lcp", "hybrid_trim_miss",
-    "invariant_violation", "splice_unavailable", "watchdog_abort",
-)  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
@@ -82,7 +78,7 @@ def _sessions(sessions: list[Json]) -> Iterator[str]:
 def _counters(counters: Mapping[str, int]) -> Iterator[str]:
     for name, count in sorted(counters.items()):
         if count:
-            yield f"{'!' if name in _HEALTHY_AT_ZERO else ' '} {name:<34}{count:>12}"
+            yield f"{'!' if name in HEALTHY_AT_ZERO else ' '} {name:<34}{count:>12}"
 
 
 def _drift(places: list[Json]) -> Iterator[str]:
