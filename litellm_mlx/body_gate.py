@@ -4,13 +4,14 @@ Refuses bodies that LiteLLM would answer with 500, naming the field.
 It stands between the gate and LiteLLM's app, so only who may come in is read.
 """
 
-from collections.abc import Iterator, MutableMapping
+from collections import deque
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 import orjson
 
 from litellm_mlx.admission import Refusal
-from litellm_mlx.body_types import types_for, wrong_type
+from litellm_mlx.body_types import FieldType, types_for, wrong_type
 from litellm_mlx.refusals import App, Receive, Scope, Send, answer
 
 _Message = MutableMapping[str, Any]
@@ -35,19 +36,18 @@ class BodyGate:
             await self._app(scope, receive, send)
             return
         messages = await _read(receive)
-        try:
-            body = orjson.loads(b"".join(m.get("body", b"") for m in messages))
-        except orjson.JSONDecodeError:
-            wrong = None  # LiteLLM says so itself
-        else:
-            wrong = wrong_type(body, types)
-        if wrong is not None:
-            why = Refusal("invalid_request", wrong.message, wrong.param)
+        # Nothing that was parsed outlives this: LiteLLM parses it for itself.
+        why = _wrong(messages, types)
+        if why is not None:
             await answer(send, path, why)
             return
+        await self._ask(scope, _again(messages, receive), (send, path))
+
+    async def _ask(self, scope: Scope, receive: Receive, to: tuple[Send, str]) -> None:
+        send, path = to
         told = _Told(send)
         try:
-            await self._app(scope, _again(messages, receive), told.send)
+            await self._app(scope, receive, told.send)
         except Exception as error:
             refused = _refusal(error)
             if refused is None or told.is_begun:
@@ -80,24 +80,34 @@ class _Told:
             await self._send(message)
 
 
-async def _read(receive: Receive) -> list[_Message]:
+async def _read(receive: Receive) -> deque[_Message]:
     """The messages of a whole body, or up to the client's leaving."""
-    messages = [await receive()]
+    messages = deque([await receive()])
     while messages[-1].get("more_body"):
         messages.append(await receive())
     return messages
 
 
-def _again(messages: list[_Message], receive: Receive) -> Receive:
+def _again(messages: deque[_Message], receive: Receive) -> Receive:
     """What was read, once more; then what comes."""
-    left: Iterator[_Message] = iter(messages)
 
     async def again() -> _Message:
-        for message in left:
-            return message
-        return await receive()
+        return messages.popleft() if messages else await receive()
 
     return again
+
+
+def _wrong(
+    messages: Iterable[_Message], types: Mapping[str, FieldType]
+) -> Refusal | None:
+    try:
+        body = orjson.loads(b"".join(m.get("body", b"") for m in messages))
+    except orjson.JSONDecodeError:
+        return None  # LiteLLM says so itself
+    found = wrong_type(body, types)
+    if found is None:
+        return None
+    return Refusal("invalid_request", found.message, found.param)
 
 
 def _is_form(scope: Scope) -> bool:

@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-_Json = Mapping[str, object]
-
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
@@ -22,7 +20,7 @@ class Wrong:
 
 
 @dataclass(frozen=True, slots=True)
-class _Type:
+class FieldType:
     """
     A type, in words.
 
@@ -45,19 +43,19 @@ def _list_of(type_: type) -> Callable[[object], bool]:
     )
 
 
-_OBJECT = _Type("an object", _is(dict))
-_OBJECTS = _Type("a list of objects", _list_of(dict))
-_TEXT = _Type("a string", _is(str))
-_TEXTS = _Type("a list of strings", _list_of(str))
-_SECONDS = _Type("a number of seconds", _is(int, float))
-_WHOLE = _Type("a whole number", _is(int))
-_MESSAGES = _Type(
+_OBJECT = FieldType("an object", _is(dict))
+_OBJECTS = FieldType("a list of objects", _list_of(dict))
+_TEXT = FieldType("a string", _is(str))
+_TEXTS = FieldType("a list of strings", _list_of(str))
+_SECONDS = FieldType("a number of seconds", _is(int, float))
+_WHOLE = FieldType("a whole number", _is(int))
+_MESSAGES = FieldType(
     "a non-empty list of messages",
     lambda value: bool(value) and _list_of(dict)(value),
     may_be_null=False,
 )
 
-_EVERYWHERE: Mapping[str, _Type] = {
+_EVERYWHERE: Mapping[str, FieldType] = {
     "tools": _OBJECTS,
     "stream_options": _OBJECT,
     "response_format": _OBJECT,
@@ -74,21 +72,21 @@ _EVERYWHERE: Mapping[str, _Type] = {
     "litellm_params": _OBJECT,
     "allowed_openai_params": _TEXTS,
 }
-_CHAT: Mapping[str, _Type] = {
+_CHAT: Mapping[str, FieldType] = {
     "messages": _MESSAGES,
-    "web_search_options": _Type("an object", _is(dict), may_be_null=False),
+    "web_search_options": FieldType("an object", _is(dict), may_be_null=False),
 }
-_ANTHROPIC: Mapping[str, _Type] = {
+_ANTHROPIC: Mapping[str, FieldType] = {
     "messages": _MESSAGES,
     "tool_choice": _OBJECT,
     "context_management": _OBJECT,
 }
-_RESPONSES: Mapping[str, _Type] = {
-    "input": _Type("a string or a list", _is(str, list)),
-    "stream": _Type("true or false", _is(bool)),
+_RESPONSES: Mapping[str, FieldType] = {
+    "input": FieldType("a string or a list", _is(str, list)),
+    "stream": FieldType("true or false", _is(bool)),
 }
 _BEFORE = r"(/v1|/(engines|openai/deployments)/[^/]+)?"
-_ROUTES: tuple[tuple[re.Pattern[str], Mapping[str, _Type]], ...] = (
+_ROUTES: tuple[tuple[re.Pattern[str], Mapping[str, FieldType]], ...] = (
     (re.compile(f"{_BEFORE}/chat/completions"), _CHAT),
     (re.compile(f"{_BEFORE}/completions"), {}),
     (re.compile(r"(/v1)?/messages(/count_tokens)?"), _ANTHROPIC),
@@ -96,7 +94,7 @@ _ROUTES: tuple[tuple[re.Pattern[str], Mapping[str, _Type]], ...] = (
 )
 
 
-def types_for(path: str) -> Mapping[str, _Type] | None:
+def types_for(path: str) -> Mapping[str, FieldType] | None:
     """The types of a route's fields; None: its bodies are not looked at."""
     for pattern, own in _ROUTES:
         if pattern.fullmatch(path):
@@ -104,7 +102,7 @@ def types_for(path: str) -> Mapping[str, _Type] | None:
     return None
 
 
-def wrong_type(body: object, types: Mapping[str, _Type]) -> Wrong | None:
+def wrong_type(body: object, types: Mapping[str, FieldType]) -> Wrong | None:
     """The first field whose type LiteLLM would stumble over."""
     if not isinstance(body, dict):
         return Wrong(None, f"the body must be an object, got {_kind(body)}")
