@@ -61,6 +61,7 @@ _EVERYWHERE: Mapping[str, FieldType] = {
     "response_format": _OBJECT,
     "headers": _OBJECT,
     "extra_headers": _OBJECT,
+    "extra_body": _OBJECT,
     "tags": _TEXTS,
     "timeout": _SECONDS,
     "request_timeout": _SECONDS,

@@ -123,17 +123,20 @@ def _stop(fields: Fields) -> tuple[str, ...]:
     value = fields.raw("stop")
     if value is None:
         return ()
+    path = fields.path("stop")
     stops = [value] if isinstance(value, str) else fields.items("stop")
     if len(stops) > _MOST_STOPS:
         raise ValidationFailed(
-            f"stop must have at most {_MOST_STOPS} entries", param="stop"
+            f"{path} must have at most {_MOST_STOPS} entries", param=path
         )
     for index, stop in enumerate(stops):
         if not isinstance(stop, str):
-            raise BadRequest(f"stop[{index}] must be a string", param=f"stop[{index}]")
+            raise BadRequest(
+                f"{path}[{index}] must be a string", param=f"{path}[{index}]"
+            )
         if len(stop) > _MOST_STOP_CHARS:
             raise ValidationFailed(
-                f"stop[{index}] must have at most {_MOST_STOP_CHARS} characters",
-                param=f"stop[{index}]",
+                f"{path}[{index}] must have at most {_MOST_STOP_CHARS} characters",
+                param=f"{path}[{index}]",
             )
     return tuple(stop for stop in stops if stop)

@@ -349,3 +349,18 @@ def test_an_error_in_anthropics_form() -> None:
     assert body["request_id"] == "r1"
     assert body["error"]["type"] == "invalid_request_error"
     assert body["error"]["message"].startswith("prompt is too long: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "param"),
+    [("stop_sequences", 3, "stop_sequences"), ("stop_sequences", ["a", 3],
+      "stop_sequences[1]"), ("stop", 3, "stop")],
+)  # fmt: skip
+def test_stops_are_refused_under_the_name_that_was_sent(
+    name: str, value: Any, param: str
+) -> None:
+    """They are read as `stop`."""
+    with pytest.raises(BadRequest) as said:
+        parse({name: value})
+    assert said.value.param == param
+    assert str(said.value).startswith(f"{param} must be")

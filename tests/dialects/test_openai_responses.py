@@ -69,6 +69,13 @@ def test_which_field_named_the_session(
     assert request.client.session_source == source
 
 
+def test_a_limit_is_refused_under_the_name_that_was_sent() -> None:
+    """It is read as max_tokens."""
+    with pytest.raises(BadRequest, match="^max_output_tokens must be a whole") as said:
+        parse({"max_output_tokens": "x"})
+    assert said.value.param == "max_output_tokens"
+
+
 def test_assistant_items_in_a_row_are_one_message() -> None:
     token = make_token("t", "hm")
     found = messages(

@@ -27,6 +27,7 @@ WRONG: list[tuple[tuple[str, ...], str, Any, str]] = [
     (ROUTES, "tags", [NESTED], "a list of strings, got a list of an object"),
     ((MESSAGES, RESPONSES), "tags", "x", "a list of strings, got a string"),
     ((CHAT,), "headers", "x", "an object, got a string"),
+    (ROUTES, "extra_body", "x", "an object, got a string"),
     ((CHAT,), "extra_headers", [3], "an object, got a list of a number"),
     (ROUTES, "api_key", 3, "a string, got a number"),
     (ROUTES, "request_timeout", "x", "a number of seconds, got a string"),

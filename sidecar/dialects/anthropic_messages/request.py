@@ -40,7 +40,7 @@ def parse_messages(
         tool_choice=_tool_choice(fields, tools),
         thinking=replace(read_thinking(body), is_shown=not _hides_thinking(fields)),
         template_kwargs=_template_kwargs(fields),
-        options=read_options(Fields(_options(body)), None),
+        options=read_options(_options(body), None),
         client=_client(body, headers),
         is_streamed=is_streamed,
     )
@@ -108,10 +108,11 @@ def _template_kwargs(fields: Fields) -> dict[str, Any]:
     return {name: value for name, value in kwargs.items() if name in allowed}
 
 
-def _options(body: Mapping[str, Any]) -> dict[str, Any]:
+def _options(body: Mapping[str, Any]) -> Fields:
     """The options under the names that all formats share."""
-    stops = body.get("stop_sequences")
-    return {**body, "stop": stops if stops is not None else body.get("stop"), "n": None}
+    name = "stop" if body.get("stop_sequences") is None else "stop_sequences"
+    shared = {**body, "stop": body.get(name), "n": None}
+    return Fields(shared, sent_as={"stop": name})
 
 
 def _client(body: dict[str, Any], headers: Mapping[str, str]) -> ClientInfo:

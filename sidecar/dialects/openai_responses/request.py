@@ -101,7 +101,7 @@ def parse_responses(
         tools=tools,
         tool_choice=read_tool_choice(fields, tools),
         thinking=read_thinking(body),
-        options=read_options(Fields(_options(body)), None),
+        options=read_options(_options(body), None),
         client=_client(body, headers),
         is_streamed=delivery.stream,
     )
@@ -133,9 +133,10 @@ def _delivery(
     )
 
 
-def _options(body: Mapping[str, Any]) -> dict[str, Any]:
+def _options(body: Mapping[str, Any]) -> Fields:
     """The options under the names that all formats share."""
-    return {**body, "max_tokens": body.get("max_output_tokens"), "n": None}
+    shared = {**body, "max_tokens": body.get("max_output_tokens"), "n": None}
+    return Fields(shared, sent_as={"max_tokens": "max_output_tokens"})
 
 
 def _client(body: dict[str, Any], headers: Mapping[str, str]) -> ClientInfo:
