@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["forbidden", "unauthorized"]
+Kind = Literal["forbidden", "unauthorized", "invalid_request"]
 
 # The second is this machine's in its own containers, and nobody's to rebind.
 _OWN_NAMES = ("localhost", "host.docker.internal")
@@ -79,6 +79,7 @@ class Refusal:
 
     kind: Kind
     message: str
+    param: str | None = None  # the field of the body that it is about
 
 
 def refusal(asked: Asked, policy: Policy) -> Refusal | None:

@@ -11,7 +11,6 @@ LiteLLM runs it for async calls only. Sync SDK callers name such parameters in
 """
 
 import asyncio
-import json
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 
@@ -37,15 +36,6 @@ ALLOWED_PARAMS = (
 )
 # Refused for embeddings whatever is allowed; the openai client always sends one.
 _EMBEDDING_PARAMS = ("dimensions", "encoding_format", "user")
-
-# What LiteLLM reads itself, before any provider does, and does not check.
-_TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "messages": (list, "a list of messages"),
-    "response_format": (dict, "an object"),
-    "stream_options": (dict, "an object"),
-    "timeout": ((int, float), "a number of seconds"),
-}
-_SHOWN = 100
 
 # Google's generateContent: LiteLLM makes a chat of it, but not for custom providers.
 _GOOGLE_CALLS = ("agenerate_content", "agenerate_content_stream")
@@ -82,27 +72,6 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
         if kind in _NATIVE_CALLS:
             kwargs = _with_client_facts(kwargs)
         return _with_allowed_params(kwargs)
-
-    async def async_pre_call_hook(
-        self,
-        user_api_key_dict: object,
-        cache: object,
-        data: dict[str, object],
-        call_type: object,
-    ) -> None:
-        """
-        Refuse what LiteLLM would stumble over: it answers 500, or with a traceback.
-
-        Raises:
-            litellm.BadRequestError: a parameter has a wrong type; it is named.
-        """
-        for name, (type_, said) in _TYPES.items():
-            value = data.get(name)
-            if value is not None and not isinstance(value, type_):
-                raise litellm.BadRequestError(
-                    f"{name} must be {said}, got {json.dumps(value)[:_SHOWN]}",
-                    model=str(data.get("model")), llm_provider=PROVIDER,
-                )  # fmt: skip
 
     async def log_success_fallback_event(
         self,

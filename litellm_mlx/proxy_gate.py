@@ -5,25 +5,20 @@ Installed by the provider's import, which LiteLLM's start does, so that it is th
 under the launcher and under a plain `litellm --config` alike.
 """
 
-import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from litellm_mlx.admission import Asked, Policy, Refusal, refusal
+from litellm_mlx.admission import Asked, Policy, refusal
+from litellm_mlx.body_gate import BodyGate
 from litellm_mlx.identity import CHALLENGE, PROOF, proof_of
+from litellm_mlx.refusals import App, Receive, Scope, Send, answer
 from litellm_mlx.settings import current_settings
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _SERVER = "litellm.proxy.proxy_server"
 _HEALTH = "/health/liveliness"
 _POLICY_VIOLATION = 1008  # RFC 6455
-_STATUS = {"forbidden": 403, "unauthorized": 401}
 # Settings of LiteLLM's that let in keys which we cannot know.
 _OTHER_AUTHORITIES = (
     "enable_jwt_auth", "enable_oauth2_auth", "enable_oauth2_proxy_auth",
@@ -60,7 +55,7 @@ class ProxyGate:
             await receive()  # the wish to connect
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         else:
-            await _answer(send, asked.path, why)
+            await answer(send, asked.path, why)
 
     def _proving(self, asked: Asked, send: Send) -> Send:
         given = asked.headers.get(CHALLENGE)
@@ -103,10 +98,11 @@ def install() -> None:
 
     secret = settings.instance_secret
     if server.app.middleware_stack is None:
+        server.app.add_middleware(BodyGate)  # the last one added is the first asked
         server.app.add_middleware(ProxyGate, policy=policy, secret=secret)
     else:  # it was started before it read its config, and so before this
-        gate = ProxyGate(server.app.middleware_stack, policy, secret)
-        server.app.middleware_stack = gate
+        inner = BodyGate(server.app.middleware_stack)
+        server.app.middleware_stack = ProxyGate(inner, policy, secret)
 
 
 def _is_installed(app: Any) -> bool:
@@ -123,28 +119,3 @@ def _asked(scope: Scope) -> Asked:
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     keys = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("key", [""])
     return Asked(scope.get("method", "GET"), path, headers, keys[0])
-
-
-async def _answer(send: Send, path: str, why: Refusal) -> None:
-    status = _STATUS[why.kind]
-    body = json.dumps(_problem(path, status, why)).encode()
-    headers = [(b"content-type", b"application/json")]
-    headers.append((b"content-length", str(len(body)).encode()))
-    if status == _STATUS["unauthorized"]:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-def _problem(path: str, status: int, why: Refusal) -> Mapping[str, Any]:
-    """An error in the shape of the route's dialect."""
-    is_key = why.kind == "unauthorized"
-    if path.startswith("/v1/messages"):
-        kind = "authentication_error" if is_key else "permission_error"
-        return {"type": "error", "error": {"type": kind, "message": why.message}}
-    if path.startswith("/v1beta") or ":" in path:
-        name = "UNAUTHENTICATED" if is_key else "PERMISSION_DENIED"
-        return {"error": {"code": status, "message": why.message, "status": name}}
-    code = "invalid_api_key" if is_key else "forbidden"
-    error = {"message": why.message, "type": "invalid_request_error", "param": None}
-    return {"error": {**error, "code": code}}

@@ -37,6 +37,7 @@ from sidecar.service.cache_admin import CacheService
 from sidecar.service.chat import ChatService
 from sidecar.service.models import ModelService
 from sidecar.service.served_model import ServedModel
+from sidecar.service.start_line import start_line
 from sidecar.service.stored_responses import StoredResponses
 from sidecar.setting_sources import ConfigError
 
@@ -180,7 +181,9 @@ def _load_served(config: Config, parts: _Parts) -> ServedModel:
     guard = engine.guard
     metrics.active_bytes.set_function(lambda: guard.active_bytes)
     metrics.peak_bytes.set_function(lambda: guard.peak_bytes)
-    return ServedModel(engine, pipeline, config.cache.share_between_keys)
+    served = ServedModel(engine, pipeline, config.cache.share_between_keys)
+    logger.info("ready to reuse %s", start_line(served))
+    return served
 
 
 def _load_engine(config: Config, source: ModelSource, parts: _Parts) -> TextEngine:
@@ -210,6 +213,7 @@ def _load_engine(config: Config, source: ModelSource, parts: _Parts) -> TextEngi
     loop = BatchLoop(model, store, config.engine, guard, parts.extra_processors)
     loop.pacer.prefilled(1, rate_s)
     engine = TextEngine(model, loop, store, parts.gpu, config.engine)
+    engine.check_splitter()
     if cache.selftest == "on_load":
         engine.prove(SelfTest(model), LOAD_S)
     return engine

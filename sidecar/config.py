@@ -44,8 +44,8 @@ class ModelConfig:
     path: str | None = setting(None, "MODEL_PATH", place,
         "Hugging Face id of an MLX model, or a folder; ~ works.",
         "MLX_SERVER_DEFAULT_MODEL", shown="the built-in model, which needs no download")
-    family: str | None = setting(
-        None, "MODEL_FAMILY", choice("qwen3", "glm4", "generic", also=("qwen", "qen3", "glm", "glm-4")),
+    family: str | None = setting(None, "MODEL_FAMILY",
+        choice("qwen3", "glm4", "generic", also=("qwen", "qen3", "glm", "glm-4")),
         "The model's prompt format.", shown="found from the model")
     proxy_model_id: str | None = setting(None, "PROXY_MODEL_ID", plain,
         "The name that clients use for the model, besides `local`.",

@@ -1,6 +1,6 @@
 """What the pipeline hands to the engine, and what it needs from below."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NewType, Protocol
 
@@ -60,7 +60,10 @@ class CacheReport:
     What was done to reuse KV, for the log and the response headers.
 
     Args:
+        key_delta_chars: see pipeline.drift.key_delta_chars.
         is_new: nothing was stored for this conversation before.
+        counted: the counters that this request moved while it was prepared, and by
+            how much.
     """
 
     match: str = "none"
@@ -75,6 +78,8 @@ class CacheReport:
     stopped_by: str | None = None
     divergence: "Divergence | None" = None
     is_new: bool = False
+    key_delta_chars: int = 0
+    counted: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

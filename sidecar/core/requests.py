@@ -147,8 +147,9 @@ class ClientInfo:
         sender: a name for the key that the request itself came with; of what comes
             through LiteLLM that is LiteLLM's, and `api_key_id` its client's.
         is_key_checked: LiteLLM knows the client's key: it is not made up.
-        session_source: the field that named the session.
+        session_source: the field that named the session, e.g. `metadata.thread_id`.
         parents, branch: what the client says of the session's place among others.
+        parent_sources, branch_source: the fields that named those.
     """
 
     session: str | None = None
@@ -157,12 +158,21 @@ class ClientInfo:
     session_source: str | None = None
     parents: tuple[str, ...] = ()
     branch: str | None = None
+    parent_sources: tuple[str, ...] = ()
+    branch_source: str | None = None
     sender: str | None = None
     is_key_checked: bool = False
 
     def with_key(self, key_id: str | None) -> "ClientInfo":
         """The same, come with a key, unless the plugin has told whose it is."""
         return replace(self, api_key_id=self.api_key_id or key_id, sender=key_id)
+
+    def with_session(self, named: Mapping[str, Any]) -> "ClientInfo":
+        """The same, its session the first name that is a text, by where it stood."""
+        for source, name in named.items():
+            if isinstance(name, str) and name:
+                return replace(self, session=name, session_source=source)
+        return self
 
     def __post_init__(self) -> None:
         """Bound what a client may have kept."""
@@ -188,7 +198,12 @@ def short_id(name: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One chat request, checked."""
+    """
+    One chat request, checked.
+
+    Args:
+        path: where it was sent. is_streamed: its answer is written as it comes.
+    """
 
     request_id: str
     model: str
@@ -199,10 +214,12 @@ class ChatRequest:
     template_kwargs: Json = field(default_factory=dict)
     options: GenerationOptions = GenerationOptions()
     client: ClientInfo = ClientInfo()
+    path: str = ""
+    is_streamed: bool = False
 
-    def from_key(self, key_id: str | None) -> "ChatRequest":
-        """The same request, known to come with a key."""
-        return replace(self, client=self.client.with_key(key_id))
+    def sent(self, path: str, key_id: str | None) -> "ChatRequest":
+        """The same request, known to come to a path and with a key."""
+        return replace(self, path=path, client=self.client.with_key(key_id))
 
 
 @dataclass(frozen=True, slots=True)

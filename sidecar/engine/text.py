@@ -21,6 +21,7 @@ from sidecar.engine.job import NOTHING, Demand, Job, JobSpec
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.selftest import PathResult, Proof, SelfTest
+from sidecar.parsers.splitter_check import splitter_faults
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +142,21 @@ class TextEngine:
                 ", ".join(test.pending),
             )
         self._gpu.add_worker(self._proof)
+
+    def check_splitter(self) -> None:
+        """Try how this model's answers are cut; told is what goes wrong."""
+        faults = splitter_faults(self.model.syntax)
+        self.selftest["splitter"] = "failed" if faults else "ok"
+        for fault in faults:
+            logger.error(
+                "splitter of family %s: %s", self.model.syntax.family.name, fault
+            )
+
+    @property
+    def failed_tests(self) -> tuple[str, ...]:
+        """Names of the tests at load that this model failed."""
+        found = self.selftest.copy()
+        return tuple(name for name, outcome in found.items() if outcome == "failed")
 
     def close(self) -> None:
         """Stop taking turns and forget the KV."""

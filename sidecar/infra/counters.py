@@ -2,7 +2,13 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+# Of a store and its pipeline: docs/metrics.md says what each means.
+HEALTHY_AT_ZERO = (
+    "alignment_unavailable", "exact_key_rejected_by_model_lcp", "hybrid_trim_miss",
+    "invariant_violation", "splice_unavailable", "watchdog_abort",
+)  # fmt: skip
 
 
 class Counters:
@@ -16,6 +22,11 @@ class Counters:
         """Count `amount` events."""
         with self._lock:
             self._counts[name] += amount
+
+    def add_all(self, amounts: Mapping[str, int]) -> None:
+        """Count several, in one go."""
+        with self._lock:
+            self._counts.update(amounts)
 
     def snapshot(self) -> dict[str, int]:
         """All counts now."""

@@ -36,10 +36,10 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Escape what cannot be printed."""
         head, separator, rest = self._parts(record)
-        line = _printable(head)
+        line = printable(head)
         if self._colour:
             line = _LIGHT.sub(_lamp, line, count=1)
-        indented = [_INDENT + _printable(each) for each in rest.splitlines()]
+        indented = [_INDENT + printable(each) for each in rest.splitlines()]
         return "\n".join([line, *indented]) if separator else line
 
     def _parts(self, record: logging.LogRecord) -> tuple[str, bool, str]:
@@ -49,7 +49,8 @@ class _Formatter(logging.Formatter):
         return self.formatMessage(record), bool(rest), rest
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """A text with what begins a line or drives a terminal escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

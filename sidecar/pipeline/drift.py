@@ -40,6 +40,16 @@ def first_divergence(
     )
 
 
+def key_delta_chars(
+    canonical: Canonical, shared_len: int, tokenizer: ChatTokenizer
+) -> int:
+    """
+    How much of the cache key is new: characters of the canonical text (volatile values
+    as marks, turns that are put back as digests) behind its first `shared_len` ids.
+    """
+    return len(tokenizer.decode(list(canonical.ids[shared_len:])))
+
+
 class DriftReport:
     """Recurring places of divergence. Any thread."""
 

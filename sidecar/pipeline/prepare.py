@@ -18,7 +18,7 @@ from sidecar.core.prompt import (
     PrefixMatcher,
     PreparedPrompt,
 )
-from sidecar.core.requests import ChatRequest, Message, ToolCall
+from sidecar.core.requests import ChatRequest, ClientInfo, Message, ToolCall
 from sidecar.infra.counters import Counters
 from sidecar.pipeline import canonical, healing, turns
 from sidecar.pipeline.assembly import (
@@ -35,7 +35,7 @@ from sidecar.pipeline.layout import Layout, lay_out
 from sidecar.pipeline.length import check_length
 from sidecar.pipeline.lineage import LineageIndex, LineageRecord, pack
 from sidecar.pipeline.recall import Recalled, recall
-from sidecar.pipeline.report import COUNTED, count, make_report
+from sidecar.pipeline.report import COUNTED, counted, make_report
 from sidecar.pipeline.reuse import Answer, Question, ReuseChooser
 from sidecar.pipeline.rules import RuleSet
 from sidecar.pipeline.settings import PipelineSettings
@@ -60,7 +60,7 @@ class Draft:
     digests: tuple[str, ...]
     start: Start | None
     lead_ids: tuple[int, ...]
-    user_agent: str | None = None
+    client: ClientInfo = ClientInfo()
     epoch: int = 0
 
 
@@ -130,12 +130,15 @@ class Pipeline:
         check()
         question = self._question(request, found, layout, frame)
         check()
-        answer = self._choose(question, matcher, most_tokens)
+        answer, is_false = self._choose(question, matcher, most_tokens)
         prompt = self._prepared(question, answer, found, (frame, thinking))
         report = replace(prompt.report, is_proved=layout.is_proved)
-        count(self.counters, report, answer, num_healed=len(found.healed))
-        user_agent = request.client.user_agent
-        draft = replace(prompt.draft, user_agent=user_agent, epoch=epoch)
+        moved = counted(report, answer, num_healed=len(found.healed))
+        if is_false:
+            moved["invariant_violation"] = 1
+        self.counters.add_all(moved)
+        report = replace(report, counted=moved)
+        draft = replace(prompt.draft, client=request.client, epoch=epoch)
         return replace(prompt, report=report, draft=draft)
 
     @property
@@ -165,7 +168,8 @@ class Pipeline:
             return
         self.lineage.add(draft.record)
         scope = draft.record.scope
-        if not self.turns.advance(scope, draft.digests, len(prompt.model_ids)):
+        parents, num_tokens = draft.client.parents, len(prompt.model_ids)
+        if not self.turns.advance(scope, draft.digests, num_tokens, parents):
             self.counters.add("turn_write_refused")
         self.healing.remember_calls(calls, scope)
         visible = healing.visible_hash(text, calls)
@@ -204,7 +208,7 @@ class Pipeline:
         """Count what a divergence cost, for the drift report."""
         place = prompt.report.divergence
         if place is not None and prompt.draft.epoch == self._epoch:
-            self.drift.note(prompt.draft.user_agent, place, num_prefilled)
+            self.drift.note(prompt.draft.client.user_agent, place, num_prefilled)
             self.counters.add("resumed_prefill_tokens", num_prefilled)
 
     def _recall(
@@ -234,12 +238,12 @@ class Pipeline:
 
     def _choose(
         self, question: Question, matcher: PrefixMatcher, most_tokens: int
-    ) -> Answer:
+    ) -> tuple[Answer, bool]:
+        """The answer, and whether a first one was false and is not used."""
         answer = self._chooser.choose(question, matcher, most_tokens)
         if self._settings.verify and not self._says_its_text(answer):
-            self.counters.add("invariant_violation")
-            return self._chooser.plain(question, matcher)
-        return answer
+            return self._chooser.plain(question, matcher), True
+        return answer, False
 
     def _thinking_kwargs(self, thinking: bool) -> dict[str, Any]:
         kept = {"preserve_thinking": True} if self._keeps_thinking else {}

@@ -1,11 +1,11 @@
 """What the pipeline did for reuse: the report of a request, and the counters."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from sidecar.core.prompt import CacheReport, ChatTokenizer
-from sidecar.infra.counters import Counters
 from sidecar.pipeline.canonical import MarkedMessage
-from sidecar.pipeline.drift import first_divergence
+from sidecar.pipeline.drift import first_divergence, key_delta_chars
 from sidecar.pipeline.elements import Splice
 from sidecar.pipeline.reuse import Answer, Question
 from sidecar.pipeline.turns import Change
@@ -26,7 +26,7 @@ def make_report(
 ) -> CacheReport:
     """The report of one request."""
     pins = answer.pins
-    divergence = None
+    divergence, shared_len = None, 0
     if answer.closest is not None:
         record, shared_len = answer.closest
         divergence = first_divergence(
@@ -44,25 +44,23 @@ def make_report(
         stopped_by=pins.stopped_by if pins else None,
         divergence=divergence,
         is_new=change.is_new,
+        key_delta_chars=key_delta_chars(question.canonical, shared_len, tokenizer),
     )
 
 
-def count(
-    counters: Counters, report: CacheReport, answer: Answer, num_healed: int
-) -> None:
-    """Add one request to the counters of cache.md s9."""
-    for kind in report.pinned:
-        counters.add(f"pin_{kind}")
-    for kind in report.restated:
-        counters.add(f"restate_{kind}")
+def counted(report: CacheReport, answer: Answer, num_healed: int) -> dict[str, int]:
+    """The counters that a request moves (docs/metrics.md), and by how much."""
+    moved = Counter(f"pin_{kind}" for kind in report.pinned)
+    moved.update(f"restate_{kind}" for kind in report.restated)
     if report.stopped_by:
-        counters.add(f"pin_stop_{report.stopped_by}")
-    counters.add("pin_tokens_gained", answer.reused_len - answer.strict_len)
-    counters.add("splice_turns", report.num_spliced)
-    counters.add("splice_unavailable", num_healed - report.num_spliced)
-    counters.add("healing_hit", num_healed)
-    counters.add("alignment_unavailable", int(not report.is_proved))
+        moved[f"pin_stop_{report.stopped_by}"] += 1
+    moved["pin_tokens_gained"] += answer.reused_len - answer.strict_len
+    moved["splice_turns"] += report.num_spliced
+    moved["splice_unavailable"] += num_healed - report.num_spliced
+    moved["healing_hit"] += num_healed
+    moved["alignment_unavailable"] += int(not report.is_proved)
     closest = answer.closest
     is_equal = closest is not None and closest[1] == len(closest[0].canonical)
     if is_equal and not report.divergence and answer.reused_len == 0:
-        counters.add("exact_key_rejected_by_model_lcp")
+        moved["exact_key_rejected_by_model_lcp"] += 1
+    return {name: amount for name, amount in moved.items() if amount}

@@ -10,8 +10,8 @@ import hashlib
 import secrets
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.pipeline.canonical import MarkedMessage, canonical_text
@@ -19,8 +19,10 @@ from sidecar.pipeline.canonical import MarkedMessage, canonical_text
 _MOST_THREADS = 4096
 _REFUSALS_BEFORE_REPLACE = 3
 _MOST_DESCRIPTORS = 8
+_MOST_PARENTS = 8
 _IMPLICIT_IDS = 128
 _IMPLICIT = "implicit-"
+_Named = tuple[str | None, str]  # a key, the name of a session of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,29 @@ class Change:
     is_new: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """
+    A session as it is shown.
+
+    Args:
+        num_messages, num_tokens: of the last conversation of its longest thread.
+        parents: the sessions that it came from, the nearest first; at most 8.
+    """
+
+    session: str
+    num_threads: int
+    num_messages: int
+    num_tokens: int
+    idle_s: float
+    parents: tuple[str, ...]
+
+
 @dataclass(eq=False)
 class _Thread:
     digests: tuple[str, ...]
     num_tokens: int
+    parents: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     num_refused: int = 0
     touched: float = field(default_factory=time.monotonic)
@@ -98,22 +119,51 @@ class TurnStore:
             own = self._threads.get(_key(scope))
             return longest > max(num_tokens, own.num_tokens if own else 0)
 
-    def advance(self, scope: Scope, digests: Sequence[str], num_tokens: int) -> bool:
-        """Keep a finished conversation, if it extends what is there; whether it did."""
+    def advance(
+        self,
+        scope: Scope,
+        digests: Sequence[str],
+        num_tokens: int,
+        parents: tuple[str, ...] = (),
+    ) -> bool:
+        """
+        Keep a finished conversation, if it extends what is there; whether it did.
+
+        Args:
+            parents: the sessions that its client says it came from.
+        """
         new = tuple(digests)
         with self._lock:
             known = self._threads.get(_key(scope))
+            parents = parents or (known.parents if known else ())
             if known is not None and new[: len(known.digests)] != known.digests:
                 extends = new[: len(known.refused)] == known.refused
                 known.num_refused = known.num_refused + 1 if extends else 1
                 known.refused = new
                 if known.num_refused < _REFUSALS_BEFORE_REPLACE:
                     return False
-            self._threads[_key(scope)] = _Thread(new, num_tokens)
+            self._threads[_key(scope)] = _Thread(new, num_tokens, parents)
             self._threads.move_to_end(_key(scope))
             while len(self._threads) > _MOST_THREADS:
                 self._threads.popitem(last=False)
         return True
+
+    def sessions(self) -> list[SessionView]:
+        """All sessions, the one that was used last first."""
+        sessions: dict[_Named, list[_Thread]] = defaultdict(list)
+        with self._lock:
+            self._expire()
+            for (key, session, _), thread in self._threads.items():
+                sessions[key, session].append(thread)
+        parents = {
+            named: tuple(name for thread in threads for name in thread.parents)
+            for named, threads in sessions.items()
+        }
+        views = [
+            _view(threads, named[1], _ancestors(named, parents))
+            for named, threads in sessions.items()
+        ]
+        return sorted(views, key=lambda view: view.idle_s)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -164,6 +214,31 @@ def implicit_session(canonical: Sequence[int]) -> str:
 def is_implicit(session: str) -> bool:
     """Whether a session id was made here."""
     return session.startswith(_IMPLICIT)
+
+
+def _view(
+    threads: Sequence[_Thread], session: str, parents: tuple[str, ...]
+) -> SessionView:
+    main = max(threads, key=lambda thread: thread.num_tokens)
+    idle_s = time.monotonic() - max(thread.touched for thread in threads)
+    return SessionView(
+        session, len(threads), len(main.digests), main.num_tokens, idle_s, parents
+    )
+
+
+def _ancestors(
+    named: _Named, parents: Mapping[_Named, Sequence[str]]
+) -> tuple[str, ...]:
+    """Parents, then theirs: clients may name any, so each counts once and few do."""
+    key, session = named
+    found: dict[str, None] = {}
+    todo = deque(parents.get(named, ()))
+    while todo and len(found) < _MOST_PARENTS:
+        name = todo.popleft()
+        if name != session and name not in found:
+            found[name] = None
+            todo.extend(parents.get((key, name), ()))
+    return tuple(found)
 
 
 def _key(scope: Scope) -> tuple[str | None, str, str]:

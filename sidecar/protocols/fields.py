@@ -1,6 +1,6 @@
 """Typed reading of a JSON object: every complaint names the field and the range."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sidecar.core.errors import BadRequest, ValidationFailed
@@ -11,11 +11,15 @@ class Fields:
     """
     A JSON object and where it stands in the request. null counts as absent.
 
+    Args:
+        sent_as: what the client calls a field that is read under another name.
     Raises:
         BadRequest: a value of the wrong type. ValidationFailed: out of range.
     """
 
-    def __init__(self, value: Any, path: str = "") -> None:
+    def __init__(
+        self, value: Any, path: str = "", sent_as: Mapping[str, str] | None = None
+    ) -> None:
         if not isinstance(value, dict):
             raise BadRequest(
                 f"{path or 'the body'} must be an object, got {_kind(value)}",
@@ -23,9 +27,11 @@ class Fields:
             )
         self._value: dict[str, Any] = value
         self._path = path
+        self._sent_as = sent_as or {}
 
     def path(self, name: str) -> str:
         """Full path of a field, for messages."""
+        name = self._sent_as.get(name, name)
         return f"{self._path}.{name}" if self._path else name
 
     def raw(self, name: str) -> Any:

@@ -34,35 +34,42 @@ def read_client(body: dict[str, Any], user_agent: str | None) -> ClientInfo:
     private = private if isinstance(private, dict) else {}
     agent = private.get("user_agent") or user_agent
     key = private.get("key")
+    parents: dict[str, str] = {}  # each once, with the field of the highest rank
+    for field, parent in _named(body, _PARENTS):
+        parents.setdefault(parent, field)
+    branch_source, branch = next(_named(body, _BRANCHES), (None, None))
+    source, session = next(_sessions(body, private), (None, None))
     return ClientInfo(
-        _session(body, private),
+        session,
         str(agent) if agent else None,
         key if isinstance(key, str) and key else None,
-        _source(body, private),
-        tuple(value for _, value in _named(body, _PARENT_NAMES)),
-        next((value for _, value in _named(body, _BRANCH_NAMES)), None),
+        source,
+        tuple(parents)[:_MOST_PARENTS],
+        branch,
+        tuple(parents.values())[:_MOST_PARENTS],
+        branch_source,
         is_key_checked=private.get("key_checked") is True,
     )
 
 
-_SESSION_NAMES = (
+_SESSIONS = (
     "session_id", "conversation_id", "thread_id", "chat_id", "conversation", "session",
 )  # fmt: skip
-
-
-_PARENT_NAMES = (
+_PARENTS = (
     "parent_session_id", "parent_id", "source_session_id", "origin_session_id",
 )  # fmt: skip
-_BRANCH_NAMES = ("branch_id", "branch", "subsession_id", "subagent_id")
-_MOST_ID_CHARS = 128  # these are told, and compared with nothing
+_BRANCHES = ("branch_id", "branch", "subsession_id", "subagent_id")
+_MOST_PARENTS = 8
 
 
-def _source(body: dict[str, Any], private: dict[str, Any]) -> str | None:
-    """The field that `_session` reads, for the log."""
-    found = next(_named(body, _SESSION_NAMES), None)
-    if found is not None:
-        return found[0]
-    return "x_mlx.session" if private.get("session") else None
+def _sessions(
+    body: dict[str, Any], private: dict[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Fields that name the session and what they say, by rank."""
+    yield from _named(body, _SESSIONS)
+    value = private.get("session")
+    if isinstance(value, str) and value:
+        yield "x_mlx.session", value
 
 
 def _named(body: dict[str, Any], names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -74,19 +81,7 @@ def _named(body: dict[str, Any], names: tuple[str, ...]) -> Iterator[tuple[str, 
         for name in names:
             value = place.get(name)
             if isinstance(value, (str, int)) and str(value):
-                yield f"{prefix}.{name}", str(value)[:_MOST_ID_CHARS]
-
-
-def _session(body: dict[str, Any], private: dict[str, Any]) -> str | None:
-    for place in (body, body.get("metadata"), body.get("extra_body")):
-        if not isinstance(place, dict):
-            continue
-        for name in _SESSION_NAMES:
-            value = place.get(name)
-            if isinstance(value, (str, int)) and str(value):
-                return str(value)
-    value = private.get("session")
-    return value if isinstance(value, str) and value else None
+                yield f"{prefix}.{name}", str(value)
 
 
 def _sampling(fields: Fields) -> SamplingParams:
@@ -128,17 +123,20 @@ def _stop(fields: Fields) -> tuple[str, ...]:
     value = fields.raw("stop")
     if value is None:
         return ()
+    path = fields.path("stop")
     stops = [value] if isinstance(value, str) else fields.items("stop")
     if len(stops) > _MOST_STOPS:
         raise ValidationFailed(
-            f"stop must have at most {_MOST_STOPS} entries", param="stop"
+            f"{path} must have at most {_MOST_STOPS} entries", param=path
         )
     for index, stop in enumerate(stops):
         if not isinstance(stop, str):
-            raise BadRequest(f"stop[{index}] must be a string", param=f"stop[{index}]")
+            raise BadRequest(
+                f"{path}[{index}] must be a string", param=f"{path}[{index}]"
+            )
         if len(stop) > _MOST_STOP_CHARS:
             raise ValidationFailed(
-                f"stop[{index}] must have at most {_MOST_STOP_CHARS} characters",
-                param=f"stop[{index}]",
+                f"{path}[{index}] must have at most {_MOST_STOP_CHARS} characters",
+                param=f"{path}[{index}]",
             )
     return tuple(stop for stop in stops if stop)

@@ -61,6 +61,7 @@ def parse_chat(
             f"chat_template_kwargs must not set {', '.join(bad)}",
             param="chat_template_kwargs",
         )
+    how = read_stream_options(fields)
     request = ChatRequest(
         request_id=request_id,
         model=fields.text("model") or "",
@@ -71,8 +72,9 @@ def parse_chat(
         template_kwargs={k: v for k, v in kwargs.items() if k != "enable_thinking"},
         options=read_options(fields, _top_logprobs(fields)),
         client=read_client(body, user_agent),
+        is_streamed=how.stream,
     )
-    return request, read_stream_options(fields)
+    return request, how
 
 
 def read_stream_options(fields: Fields) -> StreamOptions:

@@ -50,4 +50,4 @@ class MessagesRoutes:
 
 def _parse(request: Request) -> tuple[ChatRequest, bool]:
     chat, stream = parse_messages(request.json(), request.request_id, request.headers)
-    return chat.from_key(gate.key_id(request.headers)), stream
+    return chat.sent(request.path, gate.key_id(request.headers)), stream

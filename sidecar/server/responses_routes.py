@@ -61,7 +61,7 @@ class ResponsesRoutes:
         chat, delivery = parse_responses(
             body, items, request.request_id, request.headers
         )
-        return chat.from_key(gate.key_id(request.headers)), delivery
+        return chat.sent(request.path, gate.key_id(request.headers)), delivery
 
     def _get(self, request: Request) -> Response:
         key_id = gate.key_id(request.headers)
@@ -74,7 +74,7 @@ class ResponsesRoutes:
 
 
 def _key_id(body: dict[str, object], request: Request) -> str | None:
-    """Whose responses a request may refer to; as ChatRequest.from_key has it."""
+    """Whose responses a request may refer to; as ChatRequest.sent has it."""
     private = body.get("x_mlx")
     named = private.get("key") if isinstance(private, dict) else None
     is_named = isinstance(named, str) and bool(named)

@@ -127,7 +127,7 @@ class Routes:
             request.request_id,
             request.headers.get("user-agent"),
         )
-        chat = chat.from_key(gate.key_id(request.headers))
+        chat = chat.sent(request.path, gate.key_id(request.headers))
         running = self._services.chat.start_chat(
             chat, self._config.timeout_chat_s, request.is_connected
         )
@@ -144,7 +144,7 @@ class Routes:
         chat, _ = parse_chat(
             request.json(), request.request_id, request.headers.get("user-agent")
         )
-        chat = chat.from_key(gate.key_id(request.headers))
+        chat = chat.sent(request.path, gate.key_id(request.headers))
         return json_response(
             self._services.chat.probe(chat, request.is_connected).as_dict()
         )
@@ -185,6 +185,7 @@ class Routes:
             "status": health.status,
             "models": models,
             "memory_limit_bytes": health.memory_limit_bytes,
+            "failed_tests": health.failed_tests,
         }
         if health.download:
             body["download"] = {

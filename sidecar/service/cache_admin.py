@@ -3,6 +3,7 @@
 from typing import Any
 
 from sidecar.engine.pool import EnginePool
+from sidecar.pipeline.turns import SessionView
 from sidecar.service.served_model import ServedModel
 
 
@@ -14,7 +15,7 @@ class CacheService:
 
     def report(self, *, check: bool) -> dict[str, Any]:
         """
-        Bytes, tree and counters.
+        Bytes, sessions, tree and counters.
 
         Args:
             check: look for broken invariants as well.
@@ -32,6 +33,7 @@ class CacheService:
                 "selftest": served.engine.selftest,
                 "can_splice": pipeline.can_splice,
                 "lineage_records": len(pipeline.lineage),
+                "sessions": [_row(view) for view in pipeline.turns.sessions()],
                 "tree": store.rows(),
                 "counters": self.counters(),
             }
@@ -53,11 +55,15 @@ class CacheService:
     def counters(self) -> dict[str, int]:
         """All cache counters; empty while no model is loaded."""
         served = self._pool.peek()
-        if served is None:
-            return {}
-        healing = served.pipeline.healing
-        return {
-            **served.engine.store.counters.snapshot(),
-            **served.pipeline.counters.snapshot(),
-            "healing_ambiguous": healing.num_ambiguous,
-        }
+        return served.counters() if served else {}
+
+
+def _row(view: SessionView) -> dict[str, Any]:
+    return {
+        "session": view.session,
+        "threads": view.num_threads,
+        "messages": view.num_messages,
+        "tokens": view.num_tokens,
+        "idle_s": round(view.idle_s, 1),
+        "parents": view.parents,
+    }

@@ -87,7 +87,7 @@ class ChatService:
                 served.engine, prompt, request, choices,
                 timeout_s, resources.pop_all(),
             )  # fmt: skip
-            log = RequestLog(self._log, request, prompt)
+            log = RequestLog(self._log, request, prompt, syntax.family.name)
             generation.record(TurnRecorder(served.pipeline, prompt, log))
             generation.headers["x-mlx-predicted-ttft-s"] = str(found.predicted_ttft_s)
             log.started(*generation.plan)

@@ -1,6 +1,6 @@
 """What is served, and whether it can answer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sidecar.engine.download_progress import DownloadProgress, DownloadState
 from sidecar.engine.gpu_thread import GpuThread
@@ -18,12 +18,14 @@ class Health:
 
     Args:
         memory_limit_bytes: of the process, once a model is loaded.
+        failed_tests: of those at its load; what failed is not used, or is told wrong.
     """
 
     status: str
     models: tuple[ModelEntry, ...]
     download: DownloadState | None = None
     memory_limit_bytes: int | None = None
+    failed_tests: tuple[str, ...] = ()
 
 
 class ModelService:
@@ -59,7 +61,17 @@ class ModelService:
             return Health("downloading", entries, download)
         if self._pool.is_draining:
             return Health("draining", entries)
-        served = self._pool.peek()
-        limit = served.engine.guard.limit_bytes if served else None
         status = "ok" if states == {"loaded"} else "loading"
-        return Health(status, entries, None, limit)
+        return self._with_engine(Health(status, entries))
+
+    def _with_engine(self, health: Health) -> Health:
+        """With what is known once a model is loaded."""
+        served = self._pool.peek()
+        if served is None:
+            return health
+        engine = served.engine
+        return replace(
+            health,
+            memory_limit_bytes=engine.guard.limit_bytes,
+            failed_tests=engine.failed_tests,
+        )

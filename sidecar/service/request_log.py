@@ -4,8 +4,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from sidecar.core.prompt import PreparedPrompt
-from sidecar.core.requests import ChatRequest
+from sidecar.core.prompt import Divergence, PreparedPrompt
+from sidecar.core.requests import ChatRequest, ClientInfo
 from sidecar.engine.sampling import Sampling
 from sidecar.infra.session_log import SessionLog
 
@@ -25,12 +25,22 @@ def light(cached: int, total: int, *, is_new: bool = False) -> str:
 
 
 class RequestLog:
-    """Tells one request. One thread."""
+    """
+    Tells one request. One thread.
+
+    Args:
+        family: the model family whose markers its answer is read by.
+    """
 
     def __init__(
-        self, log: SessionLog, request: ChatRequest, prompt: PreparedPrompt
+        self,
+        log: SessionLog,
+        request: ChatRequest,
+        prompt: PreparedPrompt,
+        family: str = "",
     ) -> None:
         self._log = log
+        self._family = family
         self._request = request
         self._prompt = prompt
 
@@ -67,9 +77,11 @@ class RequestLog:
 
     def _meta(self, max_tokens: int, sampling: Sampling) -> dict[str, Any]:
         request, prompt, report = self._request, self._prompt, self._prompt.report
-        place, client = report.divergence, self._request.client
         return {
+            "path": request.path,
+            "stream": request.is_streamed,
             "model": request.model,
+            "family": self._family,
             "max_tokens": max_tokens,
             "temperature": sampling.temperature,
             "thinking": prompt.thinking,
@@ -79,26 +91,42 @@ class RequestLog:
             "prompt_tokens": len(prompt.model_ids),
             "matched_prefix_len": report.reused_len,
             "strict_prefix_len": report.strict_len,
+            "cache_key_delta_chars": report.key_delta_chars,
             "pinned": report.pinned,
             "restated": report.restated,
             "stopped_by": report.stopped_by,
             "spliced_turns": report.num_spliced,
             "substitution_proved": report.is_proved,
+            **_place(request.client),
             "session": prompt.session,
-            "session_source": client.session_source or "implicit",
-            "parent_sessions": client.parents,
-            "branch": client.branch,
             "is_guest": prompt.is_guest,
             "stable_messages": report.stable_messages,
             "changes": report.changes,
-            "user_agent": client.user_agent,
-            "divergence": None if place is None else {
-                "canonical_depth": place.depth, "message": place.message,
-                "role": place.role,
-            },
-        }  # fmt: skip
+            "user_agent": request.client.user_agent,
+            "divergence": _told(report.divergence),
+            "counters": report.counted,
+        }
 
     def _content(self) -> dict[str, Any]:
         place = self._prompt.report.divergence
         windows = [place.before, place.now] if place else None
         return {"divergence_windows": windows, "prompt": self._prompt.text}
+
+
+def _place(client: ClientInfo) -> dict[str, Any]:
+    """Where a session stands among others, and which field said so."""
+    return {
+        "session_source": client.session_source or "implicit",
+        "parent_sessions": client.parents,
+        "parent_sources": client.parent_sources,
+        "branch": client.branch,
+        "branch_source": client.branch_source,
+    }
+
+
+def _told(place: Divergence | None) -> dict[str, Any] | None:
+    """A divergence without its texts."""
+    if place is None:
+        return None
+    told = {"canonical_depth": place.depth, "message": place.message}
+    return {**told, "role": place.role}

@@ -22,6 +22,14 @@ class ServedModel:
         """Most tokens of prompt and answer together that fit now."""
         return self.engine.fitting_context
 
+    def counters(self) -> dict[str, int]:
+        """What its store and its pipeline have counted."""
+        return {
+            **self.engine.store.counters.snapshot(),
+            **self.pipeline.counters.snapshot(),
+            "healing_ambiguous": self.pipeline.healing.num_ambiguous,
+        }
+
     def prepare(
         self, request: ChatRequest, is_connected: Callable[[], bool]
     ) -> PreparedPrompt:

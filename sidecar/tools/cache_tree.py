@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from sidecar.infra.logs import printable
 from sidecar.tools.server import Json
 
 _SIZES = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
@@ -56,7 +57,7 @@ def _line(stretch: Sequence[Json]) -> str:
         f"leases={max(row['leases'] for row in stretch)}"
         if any(row["leases"] for row in stretch) else "",
         "guest" if first["guest"] else "",
-        f"session={first['session']}" if first["session"] else "",
+        f"session={printable(first['session'])}" if first["session"] else "",
         f"({len(stretch)} nodes)" if len(stretch) > 1 else "",
     ]  # fmt: skip
     return "  ".join(part for part in parts if part)

@@ -8,15 +8,13 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping
 
+from sidecar.infra.counters import HEALTHY_AT_ZERO
+from sidecar.infra.logs import printable
 from sidecar.tools.cache_tree import draw_tree, size
 from sidecar.tools.server import Json, Server, ServerError, add_server_flags
 
 _MOST_PLACES = 10
-# docs/metrics.md says what each means.
-_HEALTHY_AT_ZERO = (
-    "alignment_unavailable", "exact_key_rejected_by_model_lcp", "hybrid_trim_miss",
-    "invariant_violation", "splice_unavailable", "watchdog_abort",
-)  # fmt: skip
+_MOST_SESSIONS = 20
 
 
 def main(argv: list[str]) -> int:
@@ -45,6 +43,7 @@ def _totals(report: Json) -> Iterator[str]:
     )
     for line in _state(report):
         yield f"  {line}"
+    yield from _sessions(report["sessions"])
     yield "\ntree (tokens, KV bytes, ...)"
     for line in draw_tree(tree):
         yield f"  {line}"
@@ -65,10 +64,21 @@ def _state(report: Json) -> Iterator[str]:
         yield f"SWITCHED OFF: {', '.join(report['switched_off'])}"
 
 
+def _sessions(sessions: list[Json]) -> Iterator[str]:
+    yield f"\nsessions ({len(sessions)}, the one used last first)"
+    for row in sessions[:_MOST_SESSIONS]:
+        parents = " < ".join(printable(name) for name in row["parents"])
+        yield (
+            f"  {printable(row['session'])}  threads={row['threads']}  "
+            f"messages={row['messages']}  tokens={row['tokens']}  "
+            f"idle={row['idle_s']:.0f}s" + (f"  parents: {parents}" if parents else "")
+        )
+
+
 def _counters(counters: Mapping[str, int]) -> Iterator[str]:
     for name, count in sorted(counters.items()):
         if count:
-            yield f"{'!' if name in _HEALTHY_AT_ZERO else ' '} {name:<34}{count:>12}"
+            yield f"{'!' if name in HEALTHY_AT_ZERO else ' '} {name:<34}{count:>12}"
 
 
 def _drift(places: list[Json]) -> Iterator[str]:
@@ -76,7 +86,7 @@ def _drift(places: list[Json]) -> Iterator[str]:
     for place in places[:_MOST_PLACES]:
         yield (
             f"  {place['prefilled']:>9} tokens {place['times']:>5} times  "
-            f"{place['role']:<10}{place['agent']}"
+            f"{place['role']:<10}{printable(place['agent'])}"
         )
         yield f"            before {place['before']!r}"
         yield f"            now    {place['now']!r}"

@@ -1,5 +1,5 @@
 """
-Tries on a model whether reuse changes what it says.
+Tries on a model whether reuse changes what it says, and how its answers are cut.
 
     mlx-sidecar selftest mlx-community/Qwen3-0.6B-4bit
 """
@@ -14,11 +14,12 @@ from sidecar.app import prepare_device
 from sidecar.config import Config, load_config
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.loader import kv_quantization, load
+from sidecar.engine.loader import LoadedModel, kv_quantization, load
 from sidecar.engine.model_place import BUILTIN_NAME
 from sidecar.engine.model_source import ModelSource, find_model
 from sidecar.engine.selftest import PathResult, run_selftest
 from sidecar.infra.logs import setup_logging
+from sidecar.parsers.splitter_check import splitter_faults
 from sidecar.setting_sources import ConfigError
 
 _LEGEND = """moved: KV and states out of the store, against those chunks computed anew.
@@ -39,15 +40,18 @@ def main(argv: list[str]) -> int:
     path = config.model.path if options.model is None else options.model
     try:
         source = find_model(None if path in _BUILTIN else path)
-        name, results = gpu_thread().call(lambda: _load_and_test(source, config))
+        model, results = gpu_thread().call(lambda: _load_and_test(source, config))
     except ModelLoadFailed as error:
         sys.stderr.write(f"selftest: {error}\n")
         return 1
-    sys.stdout.write(_table(name, results))
-    return 1 if any(result.outcome == "failed" for result in results) else 0
+    faults = splitter_faults(model.syntax)
+    sys.stdout.write(_table(model.name, results) + _of_splitter(faults))
+    return 1 if faults or any(r.outcome == "failed" for r in results) else 0
 
 
-def _load_and_test(source: ModelSource, config: Config) -> tuple[str, list[PathResult]]:
+def _load_and_test(
+    source: ModelSource, config: Config
+) -> tuple[LoadedModel, list[PathResult]]:
     prepare_device(config)
     model = load(
         source,
@@ -55,7 +59,7 @@ def _load_and_test(source: ModelSource, config: Config) -> tuple[str, list[PathR
         trust=config.model.trust_remote_code,
         quantization=kv_quantization(config.cache),
     )
-    return model.name, run_selftest(model)
+    return model, run_selftest(model)
 
 
 def _table(name: str, results: list[PathResult]) -> str:
@@ -72,6 +76,12 @@ def _table(name: str, results: list[PathResult]) -> str:
     return "\n".join([*lines, "", counts, "", _LEGEND, ""])
 
 
+def _of_splitter(faults: Sequence[str]) -> str:
+    if not faults:
+        return "splitter of thinking, text and calls: ok\n"
+    return "".join(f"splitter FAILED: {fault}\n" for fault in faults)
+
+
 def _line(cells: Sequence[str]) -> str:
     return f"{cells[0]:<14}{cells[1]:<10}" + "".join(f"{c:>12}" for c in cells[2:])
 
@@ -79,8 +89,9 @@ def _line(cells: Sequence[str]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mlx-sidecar selftest",
-        description="Tries on a model whether reuse changes what it says. A path that "
-        "fails is switched off when this model is served.",
+        description="Tries on a model whether reuse changes what it says, and whether "
+        "its answers are cut rightly. A path of reuse that fails is switched off when "
+        "this model is served.",
     )
     parser.add_argument(
         "model", nargs="?", metavar="MODEL",

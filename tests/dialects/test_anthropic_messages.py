@@ -193,12 +193,16 @@ def test_thinking_is_on_off_or_not_shown(
     ["user_abc_account__session_0815", json.dumps({"session_id": "0815", "a": 1})],
 )
 def test_claude_codes_session_is_in_its_user_id(user_id: str) -> None:
-    assert parse({"metadata": {"user_id": user_id}}).client.session == "0815"
+    client = parse({"metadata": {"user_id": user_id}}).client
+    assert (client.session, client.session_source) == ("0815", "metadata.user_id")
 
 
 def test_or_in_its_header_and_none_at_all_is_none() -> None:
-    assert parse({}, x_claude_code_session_id="s9").client.session == "s9"
-    assert parse({"metadata": {"user_id": "somebody"}}).client.session is None
+    client = parse({}, x_claude_code_session_id="s9").client
+    assert client.session == "s9"
+    assert client.session_source == "header x-claude-code-session-id"
+    client = parse({"metadata": {"user_id": "somebody"}}).client
+    assert (client.session, client.session_source) == (None, None)
 
 
 def test_what_litellm_cut_comes_back_by_its_header() -> None:
@@ -345,3 +349,18 @@ def test_an_error_in_anthropics_form() -> None:
     assert body["request_id"] == "r1"
     assert body["error"]["type"] == "invalid_request_error"
     assert body["error"]["message"].startswith("prompt is too long: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "param"),
+    [("stop_sequences", 3, "stop_sequences"), ("stop_sequences", ["a", 3],
+      "stop_sequences[1]"), ("stop", 3, "stop")],
+)  # fmt: skip
+def test_stops_are_refused_under_the_name_that_was_sent(
+    name: str, value: Any, param: str
+) -> None:
+    """They are read as `stop`."""
+    with pytest.raises(BadRequest) as said:
+        parse({name: value})
+    assert said.value.param == param
+    assert str(said.value).startswith(f"{param} must be")

@@ -52,6 +52,30 @@ def test_a_string_and_instructions() -> None:
     assert request.options.max_tokens == 7
 
 
+@pytest.mark.parametrize(
+    ("body", "headers", "source"),
+    [({"prompt_cache_key": "s"}, {}, "body.prompt_cache_key"),
+     ({"client_metadata": {"session_id": "s"}}, {}, "client_metadata.session_id"),
+     ({"prompt_cache_key": "c"}, {"session_id": "s"}, "header session_id"),
+     ({"session_id": "s"}, {"session-id": "h"}, "body.session_id")],
+)  # fmt: skip
+def test_which_field_named_the_session(
+    body: Json, headers: dict[str, str], source: str
+) -> None:
+    """Codex' header before the key of its cache; the body's own id before both."""
+    whole = {"model": "m", "input": "hi", **body}
+    request, _ = parse_responses(whole, input_items(whole), "r", headers)
+    assert request.client.session == "s"
+    assert request.client.session_source == source
+
+
+def test_a_limit_is_refused_under_the_name_that_was_sent() -> None:
+    """It is read as max_tokens."""
+    with pytest.raises(BadRequest, match="^max_output_tokens must be a whole") as said:
+        parse({"max_output_tokens": "x"})
+    assert said.value.param == "max_output_tokens"
+
+
 def test_assistant_items_in_a_row_are_one_message() -> None:
     token = make_token("t", "hm")
     found = messages(

@@ -3,6 +3,7 @@
 import pytest
 
 from sidecar.core.prompt import Divergence
+from sidecar.core.requests import Message
 from sidecar.pipeline import drift
 from sidecar.pipeline.drift import DriftReport
 from tests.support.chats import Chats, Client, assistant, system, user, words
@@ -98,3 +99,22 @@ def test_what_a_divergence_cost_is_noted_for_its_client() -> None:
     (row,) = chats.pipeline.drift.rows()
     assert (row["agent"], row["times"], row["prefilled"]) == ("pi/1", 1, 7)
     assert chats.pipeline.counters["resumed_prefill_tokens"] == 7
+
+
+def test_the_new_part_of_the_key_is_what_the_closest_prompt_does_not_share() -> None:
+    """All of a first prompt; then no more than what was said since."""
+    chats = Chats()
+
+    def clock(time: str) -> Message:
+        return system(f"Current time is {time}.\n" + words(40))
+
+    first = chats.turn([clock("10:05"), user("hi")])
+    whole = first.prompt.report.key_delta_chars
+    assert whole > len(words(40))
+    more = "Mind the gap between the trains."
+    longer = [clock("10:06"), user("hi"), first.said.echo, user(more)]
+    added = chats.ask(longer).report.key_delta_chars
+    assert len(more) < added < len(more) + 200  # and the frames of two messages
+    other = chats.ask([system("Be brief."), user("hi")]).report.key_delta_chars
+    again = chats.ask([clock("10:07"), user("hi")]).report.key_delta_chars
+    assert (other > 0, again) == (True, 0)

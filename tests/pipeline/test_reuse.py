@@ -306,8 +306,11 @@ def test_what_pinning_gained_is_counted() -> None:
     """By kind, and in tokens."""
     chats = Chats()
     first = chats.turn([clock("10:05"), user("hi")])
-    chats.ask([clock("10:06"), user("hi"), first.said.echo, user("and?")])
+    before = chats.pipeline.counters.snapshot()
+    warm = chats.ask([clock("10:06"), user("hi"), first.said.echo, user("and?")])
     counters = chats.pipeline.counters
+    moved = {k: n - before.get(k, 0) for k, n in counters.snapshot().items()}
+    assert warm.report.counted == {k: n for k, n in moved.items() if n}
     assert counters["pin_current_time"] == counters["restate_current_time"] == 1
     assert counters["pin_tokens_gained"] > 100
     assert (counters["splice_turns"], counters["healing_hit"]) == (1, 1)

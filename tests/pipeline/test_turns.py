@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -211,3 +212,49 @@ def test_the_report_says_what_changed_since_the_last_turn() -> None:
     assert chats.pipeline.counters["turn_write_refused"] == 0
     chats.turn([system("s"), user("go"), user("other")])
     assert chats.pipeline.counters["turn_write_refused"] == 1
+
+
+def told(sessions: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """What the session view says of sessions whose clients named these parents."""
+    store = TurnStore(0)
+    for session, parents in sessions.items():
+        store.advance(Scope("k", session, "t"), "ab", 9, parents)
+    return {view.session: view.parents for view in store.sessions()}
+
+
+def test_a_session_is_shown_with_its_line_of_parents() -> None:
+    """Its own, then theirs, whether they were seen or only named."""
+    line = told({"a": ("older",), "b": ("a",), "c": ("b", "aunt")})
+    assert line == {"a": ("older",), "b": ("a", "older"), "c": ("b", "aunt", "a",
+                                                              "older")}  # fmt: skip
+
+
+def test_parents_that_name_one_another_end_somewhere() -> None:
+    """A session is no parent of its own, and each counts once."""
+    line = told({"a": ("b",), "b": ("a", "b"), "c": ("c",)})
+    assert line == {"a": ("b",), "b": ("a",), "c": ()}
+
+
+def test_a_line_of_parents_is_eight_long_at_most() -> None:
+    names = [f"s{number}" for number in range(20)]
+    parents = {name: (older,) for older, name in pairwise(names)}
+    assert told(parents)["s19"] == tuple(reversed(names[11:19]))
+
+
+def test_parents_are_looked_for_within_the_key() -> None:
+    """Equal names of another key are other sessions."""
+    store = TurnStore(0)
+    store.advance(Scope("k", "mine", "t"), "ab", 9, ("shared",))
+    store.advance(Scope("other", "shared", "t"), "ab", 9, ("secret",))
+    assert {v.session: v.parents for v in store.sessions()}["mine"] == ("shared",)
+
+
+def test_a_session_is_shown_by_its_longest_thread() -> None:
+    """What a later request does not say again is still known."""
+    store = TurnStore(0)
+    store.advance(MAIN, "ab", 50, ("parent",))
+    store.advance(MAIN, "abcd", 90)
+    store.advance(replace(MAIN, thread="helper"), "x", 7)
+    (view,) = store.sessions()
+    assert (view.num_threads, view.num_messages, view.num_tokens) == (2, 4, 90)
+    assert view.parents == ("parent",)

@@ -1,8 +1,10 @@
 """The line at a request's start: what its light says."""
 
+import hashlib
 import json
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,17 @@ import pytest
 from sidecar.app import App
 from sidecar.config import GenerationConfig
 from sidecar.core.prompt import ModelIds, PreparedPrompt
+from sidecar.core.requests import short_id
 from sidecar.engine.sampling import settle
 from sidecar.infra.session_log import LogLimits, SessionLog
 from sidecar.protocols.openai_chat import parse_chat
 from sidecar.service.request_log import RequestLog, light
 from tests.support.raw_http import eventually
+from tests.support.servers import running_sidecar
 
 LOGGER = "sidecar.service.request_log"
 ENDED = "sidecar.service.generation"
+HI = [{"role": "user", "content": "hi"}]
 
 
 @pytest.mark.parametrize(
@@ -96,5 +101,71 @@ def test_the_file_says_where_the_session_is_from(
     (file,) = tmp_path.glob("*/*.log")
     meta = json.loads(file.read_text().splitlines()[1])["request_meta"]
     assert meta["session_source"] == source
-    assert meta["parent_sessions"] == ["p" * 128]
-    assert (meta["branch"], meta["temperature"]) == ("b", 0.5)
+    assert meta["parent_sessions"] == [short_id("p" * 500)]  # as that session's own
+    assert meta["parent_sources"] == ["body.parent_session_id"]
+    assert (meta["branch"], meta["branch_source"]) == ("b", "body.branch_id")
+    assert meta["temperature"] == 0.5
+
+
+@pytest.fixture(scope="module")
+def logging_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[App, Path]]:
+    """A sidecar that logs its requests, and where."""
+    root = tmp_path_factory.mktemp("logs")
+    settings = {"ENABLE_REQUEST_LOGGING": "true", "LOG_ROOT": str(root)}
+    with running_sidecar(settings) as running:
+        yield running, root
+
+
+def prompt_metas(root: Path, session: str) -> list[dict[str, Any]]:
+    """What was logged of each prompt of a session."""
+    name = hashlib.sha1(session.encode()).hexdigest()[:16]
+    (file,) = root.glob(f"*/cache-session-{name}.log")
+    blocks = file.read_text().split("\n\n")
+    told = [b.partition("\n")[2] for b in blocks if "direction=prompt" in b]
+    return [json.loads(text)["request_meta"] for text in told]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", {"messages": HI, "max_tokens": 2}),
+     ("/chat/completions", {"messages": HI, "max_tokens": 2}),
+     ("/v1/messages", {"messages": HI, "max_tokens": 2}),
+     ("/v1/responses", {"input": "hi", "max_output_tokens": 2})],
+)  # fmt: skip
+def test_the_file_says_where_and_how_it_was_asked(
+    logging_app: tuple[App, Path], path: str, body: dict[str, Any], stream: bool
+) -> None:
+    """The path, whether it was streamed, and the family that its answer is read by."""
+    app, root = logging_app
+    session = f"{path} {stream}"
+    asked = {**body, "stream": stream, "session_id": session}
+    assert httpx.post(f"{app.url}{path}", json=asked, timeout=60).status_code == 200
+    (meta,) = prompt_metas(root, session)
+    assert (meta["path"], meta["stream"]) == (path, stream)
+    assert meta["family"] == "qwen3"  # the built-in model's
+
+
+def test_the_file_says_how_much_of_the_key_is_new_and_which_counters_moved(
+    logging_app: tuple[App, Path],
+) -> None:
+    """Another clock is no new text; the turn put back and the pin are counted."""
+    app, root = logging_app
+    url, words = f"{app.url}/v1/chat/completions", " ".join(f"w{i}" for i in range(300))
+
+    def ask(clock: str, *more: dict[str, str]) -> dict[str, Any]:
+        system = f"Current time is {clock}.\n{words}"
+        messages = [{"role": "system", "content": system}, *HI, *more]
+        body = {"messages": messages, "max_tokens": 4, "session_id": "delta"}
+        answer = httpx.post(url, json={**body, "temperature": 0}, timeout=60).json()
+        return dict(answer["choices"][0]["message"])
+
+    said = ask("10:05")
+    echo = {"role": "assistant", "content": said["content"] or ""}
+    ask("10:06", echo, {"role": "user", "content": "Mind the gap."})
+    cold, warm = prompt_metas(root, "delta")
+    assert cold["cache_key_delta_chars"] > len(words)
+    assert len("Mind the gap.") < warm["cache_key_delta_chars"] < 300
+    assert warm["counters"]["pin_current_time"] == 1
+    assert warm["counters"]["pin_tokens_gained"] > 300
+    assert not any(name.startswith("pin") for name in cold["counters"])

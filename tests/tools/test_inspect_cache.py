@@ -24,13 +24,15 @@ def server(
         yield app
 
 
-def ask(app: App, system: str, session: str, text: str = "hello there") -> None:
+def ask(
+    app: App, system: str, session: str, text: str = "hello there", **more: object
+) -> None:
     """One short answer."""
     messages = [
         {"role": "system", "content": system},
         {"role": "user", "content": text},
     ]
-    body = {"messages": messages, "max_tokens": 4, "session_id": session}
+    body = {"messages": messages, "max_tokens": 4, "session_id": session, **more}
     answer = httpx.post(f"{app.url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200
 
@@ -85,6 +87,24 @@ def test_the_nodes_bytes_are_those_of_the_store(server: App) -> None:
     report = httpx.get(f"{server.url}/admin/cache", timeout=5).json()
     told = sum(row["kv_bytes"] + row["checkpoint_bytes"] for row in report["tree"])
     assert told == pytest.approx(report["bytes"], rel=0.01)
+
+
+def test_sessions_are_shown_with_their_parents(
+    server: App, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one that was used last first; its names drive no terminal."""
+    ask(server, SYSTEM, "root")
+    ask(server, SYSTEM, "mid\x1b[2J", parent_session_id="root")
+    ask(server, SYSTEM, "leaf", metadata={"origin_session_id": "mid\x1b[2J"})
+    rows = httpx.get(f"{server.url}/admin/cache", timeout=5).json()["sessions"]
+    assert [row["session"] for row in rows] == ["leaf", "mid\x1b[2J", "root"]
+    assert rows[0]["parents"] == ["mid\x1b[2J", "root"]
+    assert (rows[0]["threads"], rows[0]["messages"]) == (1, 2)
+    assert inspect(server) == 0
+    shown = capsys.readouterr().out
+    assert "sessions (3" in shown
+    assert re.search(r"^  leaf .* parents: mid\\x1b\[2J < root$", shown, re.MULTILINE)
+    assert "\x1b" not in shown
 
 
 def test_drift_and_counters_are_shown(

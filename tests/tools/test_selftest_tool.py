@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.__main__ import main
+from sidecar.tools import selftest
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +36,7 @@ def test_reuse_is_proved_on_a_model(
     assert {"restore", "lend", "trim", "branch", "checkpoint", "batch"} <= set(found)
     assert set(found.values()) == {"ok"}
     assert f"{len(found)} ok" in shown
+    assert "splitter of thinking, text and calls: ok" in shown
 
 
 @pytest.mark.parametrize("arguments", [["built-in"], []])
@@ -64,6 +66,17 @@ def test_a_failed_path_ends_with_1(
     """A model whose attention does not know a batch's mask."""
     assert main(["selftest", str(model_folder("capped"))]) == 1
     assert outcomes(capsys.readouterr().out)["batch"] == "failed"
+
+
+def test_a_splitter_that_fails_ends_with_1(
+    model_folder: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With what it did."""
+    monkeypatch.setattr(selftest, "splitter_faults", lambda syntax: ("thinking: x",))
+    assert main(["selftest", str(model_folder("dense"))]) == 1
+    assert "splitter FAILED: thinking: x" in capsys.readouterr().out
 
 
 def test_a_model_that_is_not_there_ends_with_1(

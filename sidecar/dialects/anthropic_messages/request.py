@@ -31,6 +31,7 @@ def parse_messages(
     body = with_client_facts(body, headers)
     fields = Fields(body)
     tools = _tools(fields)
+    is_streamed = fields.boolean("stream", False)
     request = ChatRequest(
         request_id=request_id,
         model=fields.text("model") or "",
@@ -39,10 +40,11 @@ def parse_messages(
         tool_choice=_tool_choice(fields, tools),
         thinking=replace(read_thinking(body), is_shown=not _hides_thinking(fields)),
         template_kwargs=_template_kwargs(fields),
-        options=read_options(Fields(_options(body)), None),
+        options=read_options(_options(body), None),
         client=_client(body, headers),
+        is_streamed=is_streamed,
     )
-    return request, fields.boolean("stream", False)
+    return request, is_streamed
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:
@@ -106,18 +108,23 @@ def _template_kwargs(fields: Fields) -> dict[str, Any]:
     return {name: value for name, value in kwargs.items() if name in allowed}
 
 
-def _options(body: Mapping[str, Any]) -> dict[str, Any]:
+def _options(body: Mapping[str, Any]) -> Fields:
     """The options under the names that all formats share."""
-    stops = body.get("stop_sequences")
-    return {**body, "stop": stops if stops is not None else body.get("stop"), "n": None}
+    name = "stop" if body.get("stop_sequences") is None else "stop_sequences"
+    shared = {**body, "stop": body.get(name), "n": None}
+    return Fields(shared, sent_as={"stop": name})
 
 
 def _client(body: dict[str, Any], headers: Mapping[str, str]) -> ClientInfo:
     client = read_client(body, headers.get("user-agent"))
     if client.session is not None:
         return client
-    session = _session_of_user(body) or headers.get("x-claude-code-session-id")
-    return replace(client, session=session or None)
+    header = "x-claude-code-session-id"
+    named = {
+        "metadata.user_id": _session_of_user(body),
+        f"header {header}": headers.get(header),
+    }
+    return client.with_session(named)
 
 
 def _session_of_user(body: Mapping[str, Any]) -> str | None:

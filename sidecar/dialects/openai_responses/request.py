@@ -1,7 +1,7 @@
 """The body of `POST /v1/responses` -> a chat request."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -93,6 +93,7 @@ def parse_responses(
         raise BadRequest("background must be false: nothing runs later here",
                          param="background")  # fmt: skip
     tools, names = read_tools(fields)
+    delivery = _delivery(fields, body, items, names)
     request = ChatRequest(
         request_id=request_id,
         model=fields.text("model") or "",
@@ -100,10 +101,11 @@ def parse_responses(
         tools=tools,
         tool_choice=read_tool_choice(fields, tools),
         thinking=read_thinking(body),
-        options=read_options(Fields(_options(body)), None),
+        options=read_options(_options(body), None),
         client=_client(body, headers),
+        is_streamed=delivery.stream,
     )
-    return request, _delivery(fields, body, items, names)
+    return request, delivery
 
 
 def _messages(fields: Fields, items: list[Any]) -> tuple[Message, ...]:
@@ -131,9 +133,10 @@ def _delivery(
     )
 
 
-def _options(body: Mapping[str, Any]) -> dict[str, Any]:
+def _options(body: Mapping[str, Any]) -> Fields:
     """The options under the names that all formats share."""
-    return {**body, "max_tokens": body.get("max_output_tokens"), "n": None}
+    shared = {**body, "max_tokens": body.get("max_output_tokens"), "n": None}
+    return Fields(shared, sent_as={"max_tokens": "max_output_tokens"})
 
 
 def _client(body: dict[str, Any], headers: Mapping[str, str]) -> ClientInfo:
@@ -142,6 +145,11 @@ def _client(body: dict[str, Any], headers: Mapping[str, str]) -> ClientInfo:
         return client
     metadata = body.get("client_metadata")
     inner = metadata.get("session_id") if isinstance(metadata, dict) else None
-    named = [headers.get(name) for name in _SESSION_HEADERS]
-    found = next((s for s in (*named, inner, body.get("prompt_cache_key")) if s), None)
-    return replace(client, session=found if isinstance(found, str) else None)
+    named = {f"header {name}": headers.get(name) for name in _SESSION_HEADERS}
+    return client.with_session(
+        {
+            **named,
+            "client_metadata.session_id": inner,
+            "body.prompt_cache_key": body.get("prompt_cache_key"),
+        }
+    )

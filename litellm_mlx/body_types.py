@@ -1,0 +1,133 @@
+"""
+The types of what LiteLLM reads of a body itself, and does not check.
+
+It stumbles over a value of another type and answers 500, some of them before it runs
+any hook. Others it hands to the deployment, which it then takes for broken and shuts
+out for a while. Fields that only the sidecar reads are checked there.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A field of a wrong type, and what is wrong with it."""
+
+    param: str | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class FieldType:
+    """
+    A type, in words.
+
+    Args:
+        may_be_null: null is as good as no such field.
+    """
+
+    said: str
+    fits: Callable[[object], bool]
+    may_be_null: bool = True
+
+
+def _is(*types: type) -> Callable[[object], bool]:
+    return lambda value: type(value) in types
+
+
+def _list_of(type_: type) -> Callable[[object], bool]:
+    return lambda value: (
+        isinstance(value, list) and all(type(item) is type_ for item in value)
+    )
+
+
+_OBJECT = FieldType("an object", _is(dict))
+_OBJECTS = FieldType("a list of objects", _list_of(dict))
+_TEXT = FieldType("a string", _is(str))
+_TEXTS = FieldType("a list of strings", _list_of(str))
+_SECONDS = FieldType("a number of seconds", _is(int, float))
+_WHOLE = FieldType("a whole number", _is(int))
+_MESSAGES = FieldType(
+    "a non-empty list of messages",
+    lambda value: bool(value) and _list_of(dict)(value),
+    may_be_null=False,
+)
+
+_EVERYWHERE: Mapping[str, FieldType] = {
+    "tools": _OBJECTS,
+    "stream_options": _OBJECT,
+    "response_format": _OBJECT,
+    "headers": _OBJECT,
+    "extra_headers": _OBJECT,
+    "extra_body": _OBJECT,
+    "tags": _TEXTS,
+    "timeout": _SECONDS,
+    "request_timeout": _SECONDS,
+    "num_retries": _WHOLE,
+    "max_retries": _WHOLE,
+    "api_key": _TEXT,
+    "prompt_id": _TEXT,
+    "litellm_trace_id": _TEXT,
+    "litellm_params": _OBJECT,
+    "allowed_openai_params": _TEXTS,
+}
+_CHAT: Mapping[str, FieldType] = {
+    "messages": _MESSAGES,
+    "web_search_options": FieldType("an object", _is(dict), may_be_null=False),
+}
+_ANTHROPIC: Mapping[str, FieldType] = {
+    "messages": _MESSAGES,
+    "tool_choice": _OBJECT,
+    "context_management": _OBJECT,
+}
+_RESPONSES: Mapping[str, FieldType] = {
+    "input": FieldType("a string or a list", _is(str, list)),
+    "stream": FieldType("true or false", _is(bool)),
+}
+_BEFORE = r"(/v1|/(engines|openai/deployments)/[^/]+)?"
+_ROUTES: tuple[tuple[re.Pattern[str], Mapping[str, FieldType]], ...] = (
+    (re.compile(f"{_BEFORE}/chat/completions"), _CHAT),
+    (re.compile(f"{_BEFORE}/completions"), {}),
+    (re.compile(r"(/v1)?/messages(/count_tokens)?"), _ANTHROPIC),
+    (re.compile(r"(/v1)?/responses"), _RESPONSES),
+)
+
+
+def types_for(path: str) -> Mapping[str, FieldType] | None:
+    """The types of a route's fields; None: its bodies are not looked at."""
+    for pattern, own in _ROUTES:
+        if pattern.fullmatch(path):
+            return {**_EVERYWHERE, **own}
+    return None
+
+
+def wrong_type(body: object, types: Mapping[str, FieldType]) -> Wrong | None:
+    """The first field whose type LiteLLM would stumble over."""
+    if not isinstance(body, dict):
+        return Wrong(None, f"the body must be an object, got {_kind(body)}")
+    for name, type_ in types.items():
+        if name not in body:
+            continue
+        value = body[name]
+        is_absent = value is None and type_.may_be_null
+        if not is_absent and not type_.fits(value):
+            return Wrong(name, f"{name} must be {type_.said}, got {_kind(value)}")
+    return None
+
+
+def _kind(value: object) -> str:
+    """What a value is; never the value: it may be a key."""
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        kinds = sorted({_plain_kind(item) for item in value})
+        return f"a list of {', '.join(kinds)}" if kinds else "an empty list"
+    return _plain_kind(value)
+
+
+def _plain_kind(value: object) -> str:
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string",
+             list: "a list", dict: "an object"}  # fmt: skip
+    return names.get(type(value), "null")

@@ -1,0 +1,147 @@
+"""Bodies that LiteLLM would answer with 500: 400 before it sees them, by name."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from litellm_mlx.body_types import types_for, wrong_type
+from tests.litellm_mlx.conftest import Proxy
+from tests.litellm_mlx.fake_sidecar import FakeSidecar
+from tests.litellm_mlx.proxy_client import (
+    CHAT,
+    MESSAGES,
+    RESPONSES,
+    ROUTES,
+    body_for,
+)
+
+NESTED = {"a": [{"b": [[{"c": None}]]}]}
+# Each was 500 through LiteLLM; on which routes, what is wrong, what it takes.
+WRONG: list[tuple[tuple[str, ...], str, Any, str]] = [
+    (ROUTES, "tools", 3, "a list of objects, got a number"),
+    (ROUTES, "tools", True, "a list of objects, got a boolean"),
+    ((MESSAGES,), "tools", [None], "a list of objects, got a list of null"),
+    ((MESSAGES,), "tools", NESTED, "a list of objects, got an object"),
+    (ROUTES, "tags", [NESTED], "a list of strings, got a list of an object"),
+    ((MESSAGES, RESPONSES), "tags", "x", "a list of strings, got a string"),
+    ((CHAT,), "headers", "x", "an object, got a string"),
+    (ROUTES, "extra_body", "x", "an object, got a string"),
+    ((CHAT,), "extra_headers", [3], "an object, got a list of a number"),
+    (ROUTES, "api_key", 3, "a string, got a number"),
+    (ROUTES, "request_timeout", "x", "a number of seconds, got a string"),
+    (ROUTES, "timeout", NESTED, "a number of seconds, got an object"),
+    (ROUTES, "max_retries", "x", "a whole number, got a string"),
+    (ROUTES, "num_retries", [], "a whole number, got an empty list"),
+    (ROUTES, "litellm_params", [], "an object, got an empty list"),
+    (ROUTES, "litellm_trace_id", 3, "a string, got a number"),
+    (ROUTES, "allowed_openai_params", [{}], "a list of strings, got a list of"),
+    (ROUTES, "response_format", "json", "an object, got a string"),
+    (ROUTES, "stream_options", [3], "an object, got a list of a number"),
+    ((CHAT, RESPONSES), "prompt_id", 3, "a string, got a number"),
+    ((CHAT,), "web_search_options", None, "an object, got null"),
+    ((CHAT, MESSAGES), "messages", None, "a non-empty list of messages, got null"),
+    ((CHAT, MESSAGES), "messages", [], "a non-empty list of messages, got an empty"),
+    ((CHAT, MESSAGES), "messages", [3], "a non-empty list of messages, got a list"),
+    ((MESSAGES,), "tool_choice", "any", "an object, got a string"),
+    ((MESSAGES,), "context_management", [], "an object, got an empty list"),
+    ((RESPONSES,), "input", 3, "a string or a list, got a number"),
+    ((RESPONSES,), "stream", "x", "true or false, got a string"),
+]
+CASES = [(route, *rest) for routes, *rest in WRONG for route in routes]
+# Only an administrator may set these: LiteLLM's own refusal.
+ADMINS = ("api_base", "base_url", "input_cost_per_token")
+
+
+def post(proxy: Proxy, route: str, model: str, **more: Any) -> httpx.Response:
+    body = {**body_for(route, model, stream=False), **more}
+    return proxy.http.post(route, json=body)
+
+
+def assert_400(
+    answer: httpx.Response, route: str, param: str | None, *said: str
+) -> None:
+    """In the route's shape, with the field where the shape has a place for it."""
+    assert answer.status_code == 400, answer.text
+    body = answer.json()
+    error = body["error"]
+    assert all(part in error["message"] for part in said), error
+    assert error["type"] == "invalid_request_error"
+    if route == MESSAGES:
+        assert body["type"] == "error"
+    else:
+        assert (error["param"], error["code"]) == (param, "invalid_request")
+
+
+@pytest.mark.parametrize(("route", "name", "value", "takes"), CASES)
+def test_a_wrong_type_is_400_that_names_the_field_and_what_it_takes(
+    proxy: Proxy, sidecar: FakeSidecar, route: str, name: str, value: Any, takes: str
+) -> None:
+    """Nothing is asked, no deployment is blamed for it."""
+    model = f"typed-{name}"
+    before = len(sidecar.calls_for(model))
+    for kind in ("mlx", "native"):
+        answer = post(proxy, route, f"{kind}/{model}", **{name: value})
+        assert_400(answer, route, name, f"{name} must be {takes}")
+    assert len(sidecar.calls_for(model)) == before
+
+
+@pytest.mark.parametrize("name", ADMINS)
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_only_an_administrator_may_set_is_400(
+    proxy: Proxy, route: str, name: str
+) -> None:
+    """LiteLLM loses its own refusal without a database client, and says 500."""
+    answer = post(proxy, route, "mlx/refused", **{name: "http://x"})
+    assert_400(answer, route, name, f"{name} is not allowed in request body")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("body", [[], 3, "x", None])
+def test_a_body_that_is_no_object_is_400(proxy: Proxy, route: str, body: Any) -> None:
+    answer = proxy.http.post(route, content=json.dumps(body))
+    assert_400(answer, route, None, "the body must be an object")
+
+
+def test_other_failures_keep_their_status(proxy: Proxy, sidecar: FakeSidecar) -> None:
+    """A 500 that is held back to see why goes out as it was."""
+    answer = post(proxy, CHAT, "dead")
+    assert answer.status_code == 503
+    assert proxy.http.post(CHAT, content=b"{no json").status_code == 400
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_null_is_as_good_as_absent(route: str) -> None:
+    """But where LiteLLM takes it for a value."""
+    types = types_for(route)
+    assert types is not None
+    strict = {name for name, type_ in types.items() if not type_.may_be_null}
+    assert strict <= {"messages", "web_search_options"}
+    assert wrong_type(dict.fromkeys(types.keys() - strict), types) is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/chat/completions", "/engines/m/chat/completions", "/v1/completions",
+     "/openai/deployments/m/completions", "/v1/messages/count_tokens", "/responses"],
+)  # fmt: skip
+def test_routes_under_other_names_are_looked_at(path: str) -> None:
+    types = types_for(path)
+    assert types is not None
+    assert wrong_type({"tools": 3}, types) is not None
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses/resp_1/cancel", "/"])
+def test_other_routes_are_not(path: str) -> None:
+    """Their fields are others."""
+    assert types_for(path) is None
+
+
+def test_a_key_is_never_repeated() -> None:
+    """Answers are logged here and there."""
+    types = types_for(CHAT)
+    assert types is not None
+    found = wrong_type({"api_key": ["sk-secret"]}, types)
+    assert found is not None
+    assert "sk-secret" not in found.message
