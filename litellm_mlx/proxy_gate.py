@@ -1,5 +1,6 @@
 """
-The gate in front of LiteLLM's app: refuses before LiteLLM sees a request.
+The gate in front of LiteLLM's app: refuses before LiteLLM sees a request, and sees
+which clients leave.
 
 Installed by the provider's import, which LiteLLM's start does, so that it is there
 under the launcher and under a plain `litellm --config` alike.
@@ -7,18 +8,14 @@ under the launcher and under a plain `litellm --config` alike.
 
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
 from litellm_mlx.admission import Asked, Policy, Refusal, refusal
+from litellm_mlx.departures import App, Receive, Scope, Send, WatchedRequest
 from litellm_mlx.identity import CHALLENGE, PROOF, proof_of
 from litellm_mlx.settings import current_settings
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _SERVER = "litellm.proxy.proxy_server"
 _HEALTH = "/health/liveliness"
@@ -54,8 +51,11 @@ class ProxyGate:
             return
         asked = _asked(scope)
         why = refusal(asked, self._policy())
-        if why is None:
-            await self._app(scope, receive, self._proving(asked, send))
+        if why is None and scope["type"] == "websocket":
+            await self._app(scope, receive, send)
+        elif why is None:
+            watched = WatchedRequest(receive, self._proving(asked, send))
+            await watched.run(self._app, scope)
         elif scope["type"] == "websocket":
             await receive()  # the wish to connect
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
