@@ -3,13 +3,12 @@ The sidecar over httpx: send a call, take it back.
 
 No connection is kept for another call: on loopback a new one costs a fraction of a
 millisecond, and a kept one may have died with a restarted sidecar, which a POST cannot
-be repeated for. An async call even has a pool of its own. When a client leaves, its call
-is cancelled, and a cancel that meets httpcore's clean-up leaves the connection open in
-its pool, with nobody who could still close it but the pool itself.
+be repeated for. An async call even has a pool of its own: when its client leaves, it is
+cancelled, and a cancel that meets httpcore's clean-up leaves the connection open in its
+pool, with nobody who could still close it but the pool itself.
 """
 
 import asyncio
-import contextlib
 import functools
 import logging
 import ssl
