@@ -24,7 +24,7 @@ from tests.litellm_mlx.sidecar_answers import (
 
 @dataclass
 class Call:
-    """One request as it came in, and when its client was found gone."""
+    """One request as it came in, and when it was answered or its client found gone."""
 
     path: str
     headers: dict[str, str]
@@ -32,6 +32,7 @@ class Call:
     at: float
     raw: bytes = b""
     gone_at: float | None = None
+    answered_at: float | None = None
 
     @property
     def call_id(self) -> str:
@@ -116,6 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
         call = Call(self.path, headers, json.loads(raw), time.monotonic(), raw)
         self.fake.calls.append(call)
         self._answer(call)
+        call.answered_at = time.monotonic()
 
     def _answer(self, call: Call) -> None:
         model = call.body["model"]

@@ -235,9 +235,8 @@ class TestPlugin:
 
 
 async def cancel_at_each_step(sidecar: FakeSidecar) -> None:
-    was_read = False
-    num_steps = 0
-    while not was_read:  # else there is a later step to be cancelled at
+    is_read, num_steps = False, 0
+    while not is_read:  # else there is a later step to be cancelled at
         name, gate = f"step-{num_steps}", threading.Event()
         sidecar.on(name, Script(gate=gate))
         call = call_with(api_base=sidecar.base, model=name, stream=False)
@@ -245,11 +244,21 @@ async def cancel_at_each_step(sidecar: FakeSidecar) -> None:
         while not sidecar.calls_for(name):
             await asyncio.sleep(0.01)
         gate.set()
-        await asyncio.to_thread(wait_until, lambda name=name: sidecar.is_answered(name))
-        await steps(num_steps)
+        # Without the loop: it comes to the answer in the steps that are counted.
+        wait_until(lambda name=name: sidecar.last_call(name).answered_at)  # type: ignore[misc]
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        is_read = asking.done()
         asking.cancel()
-        was_read = not (await asyncio.gather(asking, return_exceptions=True))[0]
+        await asyncio.wait((asking,))
         num_steps += 1
+    await no_sockets(sidecar)
+
+
+async def no_sockets(sidecar: FakeSidecar) -> None:
+    async with asyncio.timeout(120):
+        while num_sockets(psutil.Process(), sidecar):
+            await asyncio.sleep(0.01)
 
 
 async def read_and_cancel(
@@ -271,7 +280,4 @@ async def read_and_cancel(
     while not reader.done():
         reader.cancel()
         await asyncio.sleep(0)
-    pool = client._async_client()._transport._pool  # type: ignore[attr-defined]
-    async with asyncio.timeout(120):
-        while pool.connections:
-            await asyncio.sleep(0.01)
+    await no_sockets(sidecar)
