@@ -2,10 +2,10 @@
 What is to be done when the client of a request leaves before its answer is whole.
 
 LiteLLM's own transport serves the routes whose bodies it sends on as they are, and it
-does not always let go: of `/v1/messages` it reads the rest of the answer for its bill,
-that of `/v1/responses` it leaves open until it is collected as garbage. Neither stops
-the model. So whoever starts such a call says here what stops it, and the gate in front
-of LiteLLM, which sees every client come and go, has it done.
+does not always let go: the answer of `/v1/responses` stays open until it is collected as
+garbage, and the model computes it to its end. So whoever starts such a call says here
+what stops it, and the gate in front of LiteLLM, which sees every client come and go, has
+it done.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping

@@ -41,7 +41,7 @@ def num_running(slow: App) -> float:
 def test_the_sidecar_stops(
     proxy: Proxy, slow: App, monkeypatch: pytest.MonkeyPatch, route: str, stream: bool
 ) -> None:
-    """LiteLLM itself would read some answers to their ends."""
+    """LiteLLM itself leaves some answers open, and the model goes on."""
     slow_down(slow, lambda num_tokens: TOKEN_S, monkeypatch)
     asked = [{"role": "user", "content": "Count to a million."}]
     name = "input" if route == RESPONSES else "messages"
