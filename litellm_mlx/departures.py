@@ -1,11 +1,11 @@
 """
 What is to be done when the client of a request leaves before its answer is whole.
 
-LiteLLM's own transport serves the routes whose bodies it sends on as they are, and it
-does not always let go: the answer of `/v1/responses` stays open until it is collected as
-garbage, and the model computes it to its end. So whoever starts such a call says here
-what stops it, and the gate in front of LiteLLM, which sees every client come and go, has
-it done.
+LiteLLM's own transport serves the routes whose bodies it sends on as they are, and does
+not always let go: it leaves the answer of `/v1/responses` open until that is collected
+as garbage, and the model computes it to its end. Whoever starts such a call says here
+what stops it, and the gate in front of LiteLLM, which sees every client come and go,
+has it done.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
