@@ -5,16 +5,15 @@ It stands between the gate and LiteLLM's app, so only who may come in is read.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import orjson
 
 from litellm_mlx.admission import Refusal
+from litellm_mlx.asgi import App, Message, Receive, Scope, Send
 from litellm_mlx.body_types import FieldType, types_for, wrong_type
-from litellm_mlx.refusals import App, Receive, Scope, Send, answer
+from litellm_mlx.refusals import answer
 
-_Message = MutableMapping[str, Any]
 _FAILED = 500
 # How LiteLLM begins its refusal of what only an administrator may set. It is lost on
 # its way out where no database client is installed, and 500 is answered.
@@ -63,10 +62,10 @@ class _Told:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._held: list[_Message] = []
+        self._held: list[Message] = []
         self.is_begun = False
 
-    async def send(self, message: _Message) -> None:
+    async def send(self, message: Message) -> None:
         is_start = message["type"] == "http.response.start"
         if self._held or (is_start and message["status"] == _FAILED):
             self._held.append(message)
@@ -80,7 +79,7 @@ class _Told:
             await self._send(message)
 
 
-async def _read(receive: Receive) -> deque[_Message]:
+async def _read(receive: Receive) -> deque[Message]:
     """The messages of a whole body, or up to the client's leaving."""
     messages = deque([await receive()])
     while messages[-1].get("more_body"):
@@ -88,17 +87,17 @@ async def _read(receive: Receive) -> deque[_Message]:
     return messages
 
 
-def _again(messages: deque[_Message], receive: Receive) -> Receive:
+def _again(messages: deque[Message], receive: Receive) -> Receive:
     """What was read, once more; then what comes."""
 
-    async def again() -> _Message:
+    async def again() -> Message:
         return messages.popleft() if messages else await receive()
 
     return again
 
 
 def _wrong(
-    messages: Iterable[_Message], types: Mapping[str, FieldType]
+    messages: Iterable[Message], types: Mapping[str, FieldType]
 ) -> Refusal | None:
     try:
         body = orjson.loads(b"".join(m.get("body", b"") for m in messages))

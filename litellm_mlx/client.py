@@ -1,18 +1,19 @@
 """
 The sidecar over httpx: send a call, take it back.
 
-One async client per event loop and one sync client, made at first use. They keep no
-idle connections: on loopback a new one costs a fraction of a millisecond, and a
-kept one may have died with a restarted sidecar, which a POST cannot be repeated for.
+No connection is kept for another call: on loopback a new one costs a fraction of a
+millisecond, and a kept one may have died with a restarted sidecar, which a POST cannot
+be repeated for. An async call even has a pool of its own: when its client leaves, it is
+cancelled, and a cancel that meets httpcore's clean-up leaves the connection open in its
+pool, with nobody who could still close it but the pool itself.
 """
 
 import asyncio
-import contextlib
 import functools
 import logging
-from collections.abc import Coroutine
+import ssl
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import httpx
 
@@ -33,35 +34,71 @@ _OPTIONS: dict[str, Any] = {
     "trust_env": False,  # a proxy from the environment must not see loopback traffic
 }
 
-_async_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
-    WeakKeyDictionary()
-)
 _background: set[asyncio.Task[None]] = set()  # the loop itself holds tasks weakly
 
 
-async def send(call: SidecarCall, *, stream: bool) -> httpx.Response:
-    """
-    Send a call; with `stream` return as soon as the headers are there.
+class Exchange:
+    """One call and its answer, on an event loop; whoever opens it releases it."""
 
-    Cancels the call at the sidecar when this task is cancelled or time runs out.
+    def __init__(self, call: SidecarCall) -> None:
+        self._call = call
+        self._http = _async_client()
+        self._sending: asyncio.Task[httpx.Response] | None = None
+
+    async def open(self, *, stream: bool) -> httpx.Response:
+        """
+        Send the call; with `stream` return as soon as the headers are there.
+
+        What it raises is released; if this task is cancelled, the call is too.
+
+        Raises:
+            A litellm exception for a refusal or a failed connection.
+        """
+        call = self._call
+        self._sending = asyncio.ensure_future(self._send(stream=stream))
+        try:
+            response = await finished(self._sending)
+        except httpx.HTTPError as exc:
+            await self.release(cancel=not _is_unsent(exc))
+            raise errors.from_transport(exc, call.model, started=False) from exc
+        except asyncio.CancelledError:
+            await self.release(cancel=True)
+            raise
+        if not response.is_success:
+            await self.release(cancel=False)
+            raise errors.from_response(response, call.model)
+        return response
+
+    async def release(self, *, cancel: bool) -> None:
+        """Close it all, cancel the call if asked; a cancelled task does not stop it."""
+        await asyncio.shield(in_background(self._release(cancel=cancel)))
+
+    async def _send(self, *, stream: bool) -> httpx.Response:
+        call = self._call
+        request = self._http.build_request("POST", call.url, **_request_parts(call))
+        response = await self._http.send(request, stream=stream)
+        if not response.is_success:
+            await response.aread()
+        return response
+
+    async def _release(self, *, cancel: bool) -> None:
+        if self._sending is not None:  # else what it just opens would stay
+            await asyncio.wait((self._sending,), timeout=_CONNECT_TIMEOUT_S)
+        await self._http.aclose()
+        if cancel:
+            await _cancel(self._call.cancel_url, _auth(self._call))
+
+
+async def send(call: SidecarCall) -> httpx.Response:
+    """
+    Send a call and read the whole answer; cancelling this task cancels the call.
 
     Raises:
         A litellm exception for a refusal or a failed connection.
     """
-    sending = asyncio.ensure_future(_send(call, stream=stream))
-    try:
-        response = await finished(sending)
-    except httpx.HTTPError as exc:
-        if not _is_unsent(exc):
-            await release(None, call, cancel=True)
-        raise errors.from_transport(exc, call.model, started=False) from exc
-    except asyncio.CancelledError:
-        # The answer may have come in the very moment; a cancelled send closes its own.
-        came = sending.done() and not sending.cancelled() and not sending.exception()
-        await release(sending.result() if came else None, call, cancel=True)
-        raise
-    if not response.is_success:
-        raise errors.from_response(response, call.model)
+    exchange = Exchange(call)
+    response = await exchange.open(stream=False)
+    await exchange.release(cancel=False)
     return response
 
 
@@ -69,9 +106,8 @@ async def finished(work: "asyncio.Task[T]") -> T:
     """
     Wait for a task that talks to the sidecar; cancels it, once, if cancelled itself.
 
-    Nothing of httpcore may run in a task of LiteLLM's: when a client leaves, those are
-    cancelled again and again, and a clean-up of httpcore's that is cut short leaves
-    its socket open for good.
+    In a task of LiteLLM's httpcore would never come to an end: when a client leaves,
+    those are cancelled again and again.
     """
     try:
         return await asyncio.shield(work)
@@ -80,11 +116,9 @@ async def finished(work: "asyncio.Task[T]") -> T:
         raise
 
 
-async def release(
-    response: httpx.Response | None, call: SidecarCall, *, cancel: bool
-) -> None:
-    """Close the answer, cancel the call if asked; a cancelled task does not stop it."""
-    await asyncio.shield(in_background(_release(response, call, cancel=cancel)))
+def cancel_soon(url: str, headers: Mapping[str, str]) -> None:
+    """Tell the sidecar on this loop that nobody waits for a call any more."""
+    in_background(_cancel(url, headers))
 
 
 def in_background(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -125,43 +159,26 @@ def cancel_sync(call: SidecarCall) -> None:
         logger.debug("cancel not delivered call_id=%s error=%r", call.call_id, exc)
 
 
-async def _send(call: SidecarCall, *, stream: bool) -> httpx.Response:
-    client = _async_client()
-    request = client.build_request("POST", call.url, **_request_parts(call))
-    response = await client.send(request, stream=stream)
-    if not response.is_success:
-        await response.aread()
-    return response
-
-
-async def _release(
-    response: httpx.Response | None, call: SidecarCall, *, cancel: bool
-) -> None:
-    if response is not None:
-        with contextlib.suppress(httpx.HTTPError):
-            await response.aclose()
-    if not cancel:
-        return
+async def _cancel(url: str, headers: Mapping[str, str]) -> None:
     try:
-        await _async_client().post(
-            call.cancel_url, headers=_auth(call), timeout=_CANCEL_TIMEOUT
-        )
+        async with _async_client() as http:
+            await http.post(url, headers=headers, timeout=_CANCEL_TIMEOUT)
     except httpx.HTTPError as exc:
-        logger.debug("cancel not delivered call_id=%s error=%r", call.call_id, exc)
+        logger.debug("cancel not delivered url=%s error=%r", url, exc)
 
 
 def _async_client() -> httpx.AsyncClient:
-    loop = asyncio.get_running_loop()
-    client = _async_clients.get(loop)
-    if client is None:
-        client = httpx.AsyncClient(**_OPTIONS)
-        _async_clients[loop] = client
-    return client
+    return httpx.AsyncClient(**_OPTIONS, verify=_tls())
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    return httpx.create_ssl_context(trust_env=False)  # 10 ms, too long for each call
 
 
 @functools.cache
 def _sync_client() -> httpx.Client:
-    return httpx.Client(**_OPTIONS)
+    return httpx.Client(**_OPTIONS, verify=_tls())
 
 
 def _request_parts(call: SidecarCall) -> dict[str, Any]:

@@ -11,13 +11,14 @@ LiteLLM runs it for async calls only. Sync SDK callers name such parameters in
 """
 
 import asyncio
+import functools
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 
 import litellm
 from litellm.integrations.custom_logger import CustomLogger
 
-from litellm_mlx import fallback_notice, private
+from litellm_mlx import client, departures, fallback_notice, private, translate
 from litellm_mlx.settings import current_settings
 
 PROVIDER = "mlx"
@@ -66,7 +67,7 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
         _calling_loop.set(asyncio.get_running_loop())
         kind = str(getattr(call_type, "value", call_type))
         if kind in _GOOGLE_CALLS:
-            return _as_chat_of_a_known_provider(_with_client_facts(kwargs))
+            return _with_client_facts(_as_chat_of_a_known_provider(kwargs))
         if "embedding" in kind:
             return _with_hidden_params(kwargs)
         if kind in _NATIVE_CALLS:
@@ -109,7 +110,12 @@ def _with_client_facts(kwargs: dict[str, object]) -> dict[str, object]:
         for name in ("headers", "extra_headers")
         if kwargs.get(name) is not None
     }
-    ours = {"x-mlx": private.native_header(kwargs)}
+    settings = current_settings()
+    call_id = translate.attempt_id(kwargs)
+    key = translate.authorization(kwargs.get("api_key"), settings)
+    url = translate.cancel_url(kwargs.get("api_base"), settings, call_id)
+    departures.when_client_leaves(functools.partial(client.cancel_soon, url, key))
+    ours = {"x-mlx": private.native_header(kwargs), "X-Request-ID": call_id, **key}
     return {
         **kwargs,
         **kept,

@@ -39,7 +39,7 @@ class MLXProvider(CustomLLM):  # type: ignore[misc]  # litellm is untyped
     async def acompletion(self, **call: object) -> ModelResponse:
         """Answer a chat request in one piece; cancelling the task cancels the work."""
         request = chat_call(call, current_settings(), stream=False)
-        response = await client.send(request, stream=False)
+        response = await client.send(request)
         return completion_from(response, request.model)
 
     def streaming(self, **call: object) -> Iterator[ModelResponseStream]:
@@ -65,7 +65,7 @@ class MLXProvider(CustomLLM):  # type: ignore[misc]  # litellm is untyped
     async def aembedding(self, **call: object) -> EmbeddingResponse:
         """Embed texts."""
         request = embedding_call(call, current_settings())
-        response = await client.send(request, stream=False)
+        response = await client.send(request)
         return embeddings_from(response, request.model)
 
 

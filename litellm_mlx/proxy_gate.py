@@ -1,19 +1,22 @@
 """
-The gate in front of LiteLLM's app: refuses before LiteLLM sees a request.
+The gate in front of LiteLLM's app: refuses before LiteLLM sees a request, and sees
+which clients leave.
 
 Installed by the provider's import, which LiteLLM's start does, so that it is there
 under the launcher and under a plain `litellm --config` alike.
 """
 
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 
 from litellm_mlx.admission import Asked, Policy, refusal
+from litellm_mlx.asgi import App, Message, Receive, Scope, Send
 from litellm_mlx.body_gate import BodyGate
+from litellm_mlx.departures import WatchedRequest
 from litellm_mlx.identity import CHALLENGE, PROOF, proof_of
-from litellm_mlx.refusals import App, Receive, Scope, Send, answer
+from litellm_mlx.refusals import answer
 from litellm_mlx.settings import current_settings
 
 _SERVER = "litellm.proxy.proxy_server"
@@ -49,8 +52,11 @@ class ProxyGate:
             return
         asked = _asked(scope)
         why = refusal(asked, self._policy())
-        if why is None:
-            await self._app(scope, receive, self._proving(asked, send))
+        if why is None and scope["type"] == "websocket":
+            await self._app(scope, receive, send)
+        elif why is None:
+            watched = WatchedRequest(receive, self._proving(asked, send))
+            await watched.run(self._app, scope)
         elif scope["type"] == "websocket":
             await receive()  # the wish to connect
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
@@ -63,7 +69,7 @@ class ProxyGate:
             return send
         proof = (PROOF.encode(), proof_of(self._secret, given).encode())
 
-        async def proving(message: MutableMapping[str, Any]) -> None:
+        async def proving(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), proof]
             await send(message)

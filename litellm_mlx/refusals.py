@@ -1,15 +1,11 @@
 """What a client is answered that is refused before LiteLLM, in its route's shape."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 from litellm_mlx.admission import Refusal
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from litellm_mlx.asgi import Send
 
 _STATUS = {"forbidden": 403, "unauthorized": 401, "invalid_request": 400}
 _ANTHROPIC_TYPES = {

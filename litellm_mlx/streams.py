@@ -143,22 +143,24 @@ class _Opening:
 
     def __init__(self, call: SidecarCall) -> None:
         self._call = call
-        self._response: httpx.Response | None = None
+        self._opened: client.Exchange | None = None
         self._task: asyncio.Task[object] | None = None
 
     async def run(self) -> httpx.Response:
         self._task = asyncio.current_task()
+        exchange = client.Exchange(self._call)
         try:
-            self._response = await client.send(self._call, stream=True)
+            response = await exchange.open(stream=True)
         finally:
             self._task = None
-        return self._response
+        self._opened = exchange
+        return response
 
     async def drop(self, *, cancel: bool) -> None:
-        if self._response is not None:
-            await client.release(self._response, self._call, cancel=cancel)
+        if self._opened is not None:
+            await self._opened.release(cancel=cancel)
         elif self._task is not None:
-            self._task.cancel()  # `send` then cancels the call at the sidecar
+            self._task.cancel()  # the exchange then cancels the call at the sidecar
 
 
 async def _next_of(pieces: AsyncIterator[bytes]) -> bytes | None:

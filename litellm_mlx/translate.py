@@ -72,7 +72,7 @@ def chat_call(call: Json, settings: Settings, *, stream: bool) -> SidecarCall:
     litellm_params = as_object(call.get("litellm_params"))
     params = as_object(call.get("optional_params"))
     client = client_request(litellm_params)
-    call_id = _attempt_id(litellm_params)
+    call_id = attempt_id(litellm_params)
     said = {**lost_fields(client), **_forwarded(params, client)}
     body: dict[str, object] = {
         "model": call["model"],
@@ -93,7 +93,7 @@ def chat_call(call: Json, settings: Settings, *, stream: bool) -> SidecarCall:
 
 def embedding_call(call: Json, settings: Settings) -> SidecarCall:
     """Translate what LiteLLM hands to an embedding hook; does not change it."""
-    call_id = _attempt_id(as_object(call.get("litellm_params")))
+    call_id = attempt_id(as_object(call.get("litellm_params")))
     params = _forwarded(as_object(call.get("optional_params")), ClientRequest())
     body = {"model": call["model"], "input": call["input"], **params}
     return _sidecar_call(call, settings, "/embeddings", call_id, body)
@@ -116,6 +116,26 @@ def embeddings_from(response: httpx.Response, model: str) -> litellm.EmbeddingRe
     return litellm.EmbeddingResponse(**_answer_object(response, model))
 
 
+def attempt_id(litellm_params: Json) -> str:
+    """A name for one attempt at a call, for its cancel."""
+    # LiteLLM's own id comes again with each retry, and a client may choose it: a
+    # late cancel must not hit another request.
+    given = str(litellm_params.get("litellm_call_id") or "call")
+    return f"{_UNSAFE_IN_ID.sub('_', given)[:80]}-{uuid.uuid4().hex[:12]}"
+
+
+def cancel_url(api_base: object, settings: Settings, call_id: str) -> str:
+    """Where the sidecar is told that nobody waits for a call any more."""
+    base = str(api_base or settings.api_base).rstrip("/")
+    return f"{base.removesuffix('/v1')}/v1/cancel/{quote(call_id, safe='')}"
+
+
+def authorization(api_key: object, settings: Settings) -> dict[str, str]:
+    """The header by which the sidecar lets a call in; none if it asks for none."""
+    key = api_key or settings.api_key
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 def _answer_object(response: httpx.Response, model: str) -> Json:
     try:
         answer = as_object(orjson.loads(response.content))
@@ -133,19 +153,16 @@ def _sidecar_call(
 ) -> SidecarCall:
     dialect = as_object(body.get("x_mlx")).get("dialect")
     base = str(call.get("api_base") or settings.api_base).rstrip("/")
-    root = base.removesuffix("/v1")
     headers = {
         **without_ours(as_object(call.get("headers"))),
         "Content-Type": "application/json",
         "X-Request-ID": call_id,
+        **authorization(call.get("api_key"), settings),
     }
-    api_key = call.get("api_key") or settings.api_key
-    if api_key:
-        headers["Authorization"] = f"Bearer {api_key}"
     return SidecarCall(
         model=str(call["model"]),
         url=base + path,
-        cancel_url=f"{root}/v1/cancel/{quote(call_id, safe='')}",
+        cancel_url=cancel_url(base, settings, call_id),
         call_id=call_id,
         headers=headers,
         content=_encoded(body),
@@ -168,13 +185,6 @@ def _literal(client: ClientRequest) -> Json:
     """What the client's body says under `extra_body`, less what it does not settle."""
     extra = as_object(client.body.get("extra_body"))
     return {k: v for k, v in extra.items() if k not in _NOT_FROM_EXTRA_BODY}
-
-
-def _attempt_id(litellm_params: Json) -> str:
-    # LiteLLM's own id comes again with each retry, and a client may choose it: a
-    # late cancel must not hit another request.
-    given = str(litellm_params.get("litellm_call_id") or "call")
-    return f"{_UNSAFE_IN_ID.sub('_', given)[:80]}-{uuid.uuid4().hex[:12]}"
 
 
 def _client_metadata(client: ClientRequest, litellm_params: Json) -> Json:

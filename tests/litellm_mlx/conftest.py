@@ -23,6 +23,7 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # read at import
 REPO = Path(__file__).resolve().parents[2]
 # Raised inside litellm's own models, not by our use of them.
 LIBRARY_WARNINGS = ("ignore:Items? .* using the `ReadOnly` qualifier:UserWarning",)
+LEFT_MODELS = ("left-words", "left-silence", "left-whole", "left-late")
 FALLING_BACK = ("fb-dead", "fb-503", "fb-429", "fb-lost", "fb-late")
 
 
@@ -113,6 +114,7 @@ def _config(sidecar: str, cloud: str, dead: str) -> dict[str, object]:
 
     hosted = {"model": "hosted_vllm/big", "api_base": cloud, "api_key": "x"}
     handler = "litellm_mlx.provider.mlx_llm"
+    known = {"mode": "chat", "max_input_tokens": 32768, **NATIVE_ROUTES}
     falling = [name for name in FALLING_BACK if name != "fb-dead"]
     return {
         "model_list": [
@@ -123,6 +125,11 @@ def _config(sidecar: str, cloud: str, dead: str) -> dict[str, object]:
                 "model_name": "native/*",
                 "model_info": dict(NATIVE_ROUTES),
             },
+            # Of models that it does not know LiteLLM makes up the streams of responses.
+            *(
+                {**deployment(name, sidecar), "model_info": known}
+                for name in LEFT_MODELS
+            ),
             deployment("dead", dead),
             deployment("fb-dead", dead),
             *(deployment(name, sidecar) for name in [*falling, "fb-context"]),

@@ -24,13 +24,15 @@ from tests.litellm_mlx.sidecar_answers import (
 
 @dataclass
 class Call:
-    """One request as it came in, and when its client was found gone."""
+    """One request as it came in, and when it was answered or its client found gone."""
 
     path: str
     headers: dict[str, str]
     body: Json
     at: float
+    raw: bytes = b""
     gone_at: float | None = None
+    answered_at: float | None = None
 
     @property
     def call_id(self) -> str:
@@ -67,6 +69,10 @@ class FakeSidecar:
 
     def calls_for(self, model: str) -> list[Call]:
         return [call for call in self.calls if call.body.get("model") == model]
+
+    def is_asked(self, text: str) -> bool:
+        """Whether a request with this text in it has come."""
+        return any(text.encode() in call.raw for call in self.calls)
 
     def last_call(self, model: str) -> Call:
         return self.calls_for(model)[-1]
@@ -108,16 +114,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_json(200, {"cancelled": True})
             return
         headers = {name.lower(): value for name, value in self.headers.items()}
-        call = Call(self.path, headers, json.loads(raw), time.monotonic())
+        call = Call(self.path, headers, json.loads(raw), time.monotonic(), raw)
         self.fake.calls.append(call)
         self._answer(call)
+        call.answered_at = time.monotonic()
 
     def _answer(self, call: Call) -> None:
         model = call.body["model"]
         script = self.fake.scripts.get(model) or Script(steps=rich_answer(model))
         time.sleep(script.wait_s)
         if script.gate is not None:
-            script.gate.wait(280)
+            self._wait(script.gate, call)
         if script.problem is not None:
             self._send_json(script.status, script.problem, script.headers)
         elif call.path == "/v1/embeddings":
@@ -128,6 +135,12 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._stream(script, call)
 
+    def _wait(self, gate: threading.Event, call: Call) -> None:
+        deadline = time.monotonic() + 280
+        while not gate.wait(0.02) and time.monotonic() < deadline:
+            if call.call_id in self.fake.cancelled:
+                return
+
     def _stream(self, script: Script, call: Call) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -137,6 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             for piece in _pieces(script.steps):
+                if script.is_cancelled_by_id and call.call_id in self.fake.cancelled:
+                    break
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
                 self.wfile.flush()
             if not script.is_cut:

@@ -30,6 +30,7 @@ class Script:
         wait_s: silence before the headers. gate: the same until it is set.
         body: the whole answer in non-stream mode, None for the default one.
         is_cut: close the socket without the end of the chunked body.
+        is_cancelled_by_id: end the stream at a cancel, not only at a closed socket.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -40,6 +41,7 @@ class Script:
     gate: threading.Event | None = None
     body: Json | None = None
     is_cut: bool = False
+    is_cancelled_by_id: bool = False
 
 
 def chunk(

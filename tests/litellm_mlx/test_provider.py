@@ -2,9 +2,18 @@
 
 from typing import Any
 
+import pytest
+
 from tests.litellm_mlx.conftest import Proxy
 from tests.litellm_mlx.fake_sidecar import FakeSidecar
-from tests.litellm_mlx.proxy_client import CALLS, HI, assert_usage, joined
+from tests.litellm_mlx.proxy_client import (
+    CALLS,
+    HI,
+    ROUTES,
+    assert_usage,
+    joined,
+    post,
+)
 from tests.litellm_mlx.sidecar_answers import (
     DONE,
     USAGE,
@@ -56,6 +65,18 @@ class TestChat:
         assert call.body["messages"] == HI
         assert call.body["stream"] is False
         assert not sidecar.is_cancelled("org/agreed")
+
+    @pytest.mark.parametrize("route", ROUTES)
+    def test_bodies_that_are_sent_on_come_with_key_and_id(
+        self, proxy: Proxy, sidecar: FakeSidecar, route: str
+    ) -> None:
+        """LiteLLM's own transport knows neither; without an id no cancel finds it."""
+        model = f"sent-on{route[3:6]}"
+        post(proxy, route, f"native/{model}", stream=False)
+        call = sidecar.last_call(model)
+        assert call.path == route
+        assert call.headers["authorization"] == "Bearer sidecar-key"
+        assert call.call_id
 
     def test_headers_of_the_sidecar_reach_the_client(
         self, proxy: Proxy, sidecar: FakeSidecar
