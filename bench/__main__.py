@@ -14,7 +14,7 @@ from bench import device
 
 _NAMES = (
     "compare", "agents", "fairness", "overhead", "restore", "warm_turn", "conversation",
-    "replay",
+    "replay", "hostile",
 )  # fmt: skip
 
 
