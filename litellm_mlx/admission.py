@@ -34,7 +34,7 @@ _PAGES = re.compile(  # of its interface: files, and a form for another password
     r"|/openapi\.json|/favicon\.ico|/get_(favicon|image|logo_url)|/(fallback/)?login"
 )
 _MODEL_ROUTES = re.compile(
-    r"(/v1)?/(chat/completions|completions|embeddings|moderations|rerank"
+    r"(/v1)?/(chat/completions|completions|embeddings|rerank"
     r"|messages|messages/count_tokens|responses|responses/[^/]+"
     r"|responses/[^/]+/(cancel|input_items)|models|models/.+"
     r"|audio/(speech|transcriptions|translations)|images/(generations|edits)"

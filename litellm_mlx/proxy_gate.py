@@ -11,12 +11,19 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from litellm_mlx.admission import Asked, Policy, Refusal, refusal
+from litellm_mlx.admission import Asked, Policy, refusal
 from litellm_mlx.identity import CHALLENGE, PROOF, proof_of
-from litellm_mlx.settings import current_settings
+from litellm_mlx.request_body import (
+    BadBody,
+    Body,
+    BodyBudget,
+    BodyHead,
+    Disconnected,
+    Receive,
+)
+from litellm_mlx.settings import Settings, current_settings
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -37,15 +44,17 @@ class ProxyGate:
 
     Args:
         policy: asked anew at each request: LiteLLM settles its key while it starts.
-        secret: by which the health route proves who answers; None: it does not.
+        settings: the secret by which the health route proves who answers (None: it
+            does not), and how large a body may be.
     """
 
     def __init__(
-        self, app: App, policy: Callable[[], Policy], secret: str | None
+        self, app: App, policy: Callable[[], Policy], settings: Settings
     ) -> None:
         self._app = app
         self._policy = policy
-        self._secret = secret
+        self._secret = settings.instance_secret
+        self._bodies = BodyBudget(settings.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer why not."""
@@ -54,13 +63,34 @@ class ProxyGate:
             return
         asked = _asked(scope)
         why = refusal(asked, self._policy())
-        if why is None:
-            await self._app(scope, receive, self._proving(asked, send))
+        if why is None and scope["type"] == "websocket":
+            await self._app(scope, receive, send)
+        elif why is None:
+            await self._pass_on(scope, asked, receive, self._proving(asked, send))
         elif scope["type"] == "websocket":
             await receive()  # the wish to connect
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         else:
-            await _answer(send, asked.path, why)
+            await _answer(send, asked.path, _STATUS[why.kind], why.message)
+
+    async def _pass_on(
+        self, scope: Scope, asked: Asked, receive: Receive, send: Send
+    ) -> None:
+        kind = asked.headers.get("content-type", "")
+        head = BodyHead(asked.method, asked.path, kind)
+        if head.is_multipart:
+            await self._app(scope, receive, send)
+            return
+        body = Body(head, self._bodies)
+        try:
+            whole = await body.read(receive)
+            await self._app(scope, _replaying(whole, receive), send)
+        except BadBody as why:
+            await _answer(send, asked.path, why.status, str(why))
+        except Disconnected:
+            return
+        finally:
+            body.close()
 
     def _proving(self, asked: Asked, send: Send) -> Send:
         given = asked.headers.get(CHALLENGE)
@@ -101,11 +131,10 @@ def install() -> None:
             settings.hosts,
         )
 
-    secret = settings.instance_secret
     if server.app.middleware_stack is None:
-        server.app.add_middleware(ProxyGate, policy=policy, secret=secret)
+        server.app.add_middleware(ProxyGate, policy=policy, settings=settings)
     else:  # it was started before it read its config, and so before this
-        gate = ProxyGate(server.app.middleware_stack, policy, secret)
+        gate = ProxyGate(server.app.middleware_stack, policy, settings)
         server.app.middleware_stack = gate
 
 
@@ -125,9 +154,20 @@ def _asked(scope: Scope) -> Asked:
     return Asked(scope.get("method", "GET"), path, headers, keys[0])
 
 
-async def _answer(send: Send, path: str, why: Refusal) -> None:
-    status = _STATUS[why.kind]
-    body = json.dumps(_problem(path, status, why)).encode()
+def _replaying(whole: bytes, receive: Receive) -> Receive:
+    """A body that was read, once, and then whatever comes."""
+    messages: list[MutableMapping[str, Any]] = [
+        {"type": "http.request", "body": whole, "more_body": False}
+    ]
+
+    async def replaying() -> MutableMapping[str, Any]:
+        return messages.pop() if messages else await receive()
+
+    return replaying
+
+
+async def _answer(send: Send, path: str, status: int, message: str) -> None:
+    body = json.dumps(_problem(path, status, message)).encode()
     headers = [(b"content-type", b"application/json")]
     headers.append((b"content-length", str(len(body)).encode()))
     if status == _STATUS["unauthorized"]:
@@ -136,15 +176,23 @@ async def _answer(send: Send, path: str, why: Refusal) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def _problem(path: str, status: int, why: Refusal) -> Mapping[str, Any]:
+def _problem(path: str, status: int, message: str) -> Mapping[str, Any]:
     """An error in the shape of the route's dialect."""
-    is_key = why.kind == "unauthorized"
+    openai, anthropic, google = _NAMES[status]
     if path.startswith("/v1/messages"):
-        kind = "authentication_error" if is_key else "permission_error"
-        return {"type": "error", "error": {"type": kind, "message": why.message}}
+        return {"type": "error", "error": {"type": anthropic, "message": message}}
     if path.startswith("/v1beta") or ":" in path:
-        name = "UNAUTHENTICATED" if is_key else "PERMISSION_DENIED"
-        return {"error": {"code": status, "message": why.message, "status": name}}
-    code = "invalid_api_key" if is_key else "forbidden"
-    error = {"message": why.message, "type": "invalid_request_error", "param": None}
-    return {"error": {**error, "code": code}}
+        return {"error": {"code": status, "message": message, "status": google}}
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    error = {"message": message, "type": kind, "param": None}
+    return {"error": {**error, "code": openai}}
+
+
+# As OpenAI, Anthropic and Google call them.
+_NAMES = {
+    400: ("invalid_request", "invalid_request_error", "INVALID_ARGUMENT"),
+    401: ("invalid_api_key", "authentication_error", "UNAUTHENTICATED"),
+    403: ("forbidden", "permission_error", "PERMISSION_DENIED"),
+    413: ("payload_too_large", "request_too_large", "INVALID_ARGUMENT"),
+    503: ("service_unavailable", "overloaded_error", "UNAVAILABLE"),
+}

@@ -1,0 +1,185 @@
+"""
+What a request's body may be before LiteLLM parses it.
+
+LiteLLM has no limit: 60 MB of empty lists become 2 GB, and nobody else is served while
+they are parsed. JSON that is no object, and on some routes what is no JSON at all, it
+answers with 500. So the body is read here, counted as it comes, and handed on whole.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+# The longest prompt of token ids has 2**18; long conversations a tenth of that.
+MOST_VALUES = 1_000_000
+_MOST_FORM_BYTES = 1 << 20  # a password, not a file
+_FREE_BYTES = 1 << 20  # of each body: small ones are served beside large ones
+_LEAST_HELD_BYTES = 512 << 20
+_MARKS = b"[{,:"
+_SPACE = b" \t\r\n"
+# Here LiteLLM takes what it cannot parse for a fault of its own.
+_UNCHECKED = re.compile(
+    r"(/v1)?/(moderations|rerank|audio/speech|images/generations)|/v2/rerank"
+)
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+
+class BadBody(Exception):
+    """
+    A body that LiteLLM shall not see.
+
+    `status` is 400, 413, or 503 for what may be sent again later.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Disconnected(Exception):
+    """The client left before its body was whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyHead:
+    """What is known of a body before it comes: method and path, type."""
+
+    method: str
+    path: str
+    content_type: str
+
+    @property
+    def is_multipart(self) -> bool:
+        """Files: LiteLLM puts them on the disk, and limits their number."""
+        return self.content_type.lower().startswith("multipart/form-data")
+
+    @property
+    def is_form(self) -> bool:
+        """Fields in one line."""
+        return "x-www-form-urlencoded" in self.content_type.lower()
+
+
+class BodyBudget:
+    """
+    What all bodies together may take; belongs to one event loop.
+
+    Args:
+        limit_bytes: the largest body allowed; some of that size fit beside each other.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._most = max(4 * limit_bytes, _LEAST_HELD_BYTES)
+        self.held_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """
+        Take bytes, or give them back.
+
+        Raises:
+            BadBody: there are not so many.
+        """
+        if num_bytes > 0 and self.held_bytes + num_bytes > self._most:
+            raise BadBody(503, "too many large bodies at once")
+        self.held_bytes += num_bytes
+
+
+class Body:
+    """One body, from its first byte to the end of its answer."""
+
+    def __init__(self, head: BodyHead, budget: BodyBudget) -> None:
+        self._head, self._budget = head, budget
+        self._values = ValueCounter()
+        self._pieces: list[bytes] = []
+        self._size = self._taken = 0
+
+    async def read(self, receive: Receive) -> bytes:
+        """
+        All of it.
+
+        Raises:
+            BadBody: when the rest has come, too: who still sends hears no answer.
+            Disconnected.
+        """
+        refused: BadBody | None = None
+        num_skipped, is_more = 0, True
+        while is_more and num_skipped <= self._budget.limit_bytes:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            piece, is_more = message.get("body", b""), message.get("more_body", False)
+            if refused is not None:
+                num_skipped += len(piece)
+                continue
+            try:
+                self._add(piece)
+            except BadBody as why:
+                refused = why
+                self._pieces.clear()
+        if refused is not None:
+            raise refused
+        whole = b"".join(self._pieces)
+        self._pieces.clear()
+        self._check(whole)
+        return whole
+
+    def close(self) -> None:
+        """Give back what it took."""
+        self._budget.take(-self._taken)
+        self._taken = 0
+
+    def _add(self, piece: bytes) -> None:
+        self._size += len(piece)
+        most = _MOST_FORM_BYTES if self._head.is_form else self._budget.limit_bytes
+        if self._size > most:
+            raise BadBody(413, f"the body must be at most {most} bytes")
+        wanted = max(0, self._size - _FREE_BYTES)
+        self._budget.take(wanted - self._taken)
+        self._taken = wanted
+        if not self._head.is_form and self._values.add(piece) > MOST_VALUES:
+            raise BadBody(413, f"a body must hold at most {MOST_VALUES} JSON values")
+        self._pieces.append(piece)
+
+    def _check(self, whole: bytes) -> None:
+        if self._head.is_form:
+            return
+        first = whole[:64].lstrip(_SPACE)[:1] or whole.lstrip(_SPACE)[:1]
+        if first not in (b"", b"{"):
+            raise BadBody(400, "the body must be a JSON object")
+        if self._head.method == "POST" and _UNCHECKED.fullmatch(self._head.path):
+            try:
+                orjson.loads(whole)
+            except ValueError as error:
+                raise BadBody(400, f"the body must be JSON: {error}") from None
+
+
+class ValueCounter:
+    """
+    Counts the values of a JSON text that comes in pieces, before it is parsed.
+
+    Each value but the first stands behind an opening bracket, a comma or a colon that
+    is no part of a string. Of a text that is not JSON the count says nothing, but that
+    its parse will not make more values either.
+    """
+
+    def __init__(self) -> None:
+        self._num_values = 1
+        self._is_inside = False
+        self._held = b""
+
+    def add(self, piece: bytes) -> int:
+        """The number so far; linear in the piece."""
+        text = self._held + piece
+        run = len(text) - len(text.rstrip(b"\\"))
+        # Not between a backslash and what it escapes.
+        end = len(text) - run % 2
+        text, self._held = text[:end], text[end:]
+        plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+        pieces = plain.split(b'"')
+        outside = b"".join(pieces[self._is_inside :: 2])
+        self._num_values += sum(outside.count(bytes((mark,))) for mark in _MARKS)
+        self._is_inside ^= len(pieces) % 2 == 0
+        return self._num_values
