@@ -110,7 +110,8 @@ def run(plan: Plan, scratch: Path) -> Result:
         after = _settled(pair, base)
     return Result(
         alone.heard, beside.heard, alone.wrong + beside.wrong, pair.outages,
-        base, after, pair.most, attacks["outcomes"], attacks["findings"],
+        base, after, pair.most, attacks["outcomes"], attacks["slowest"],
+        attacks["findings"],
     )  # fmt: skip
 
 

@@ -18,7 +18,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 from bench.hostile_inputs import KINDS, Attack, Kind, Target
@@ -55,6 +56,7 @@ class HostileClients:
         self._seed = seed
         self._lock = threading.Lock()
         self.outcomes: dict[str, Counter[str]] = {}
+        self.slowest: dict[str, float] = {}
         self.findings: list[Finding] = []
 
     def run(self, seconds: float) -> None:
@@ -83,18 +85,10 @@ class HostileClients:
 
         self._start(attack)
 
-    def _start(self, attack: object) -> None:
-        threads = [
-            threading.Thread(
-                target=attack,  # type: ignore[arg-type]
-                args=(random.Random(f"{self._seed}/{number}"),),
-            )
-            for number in range(NUM_CLIENTS)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    def _start(self, attack: Callable[[random.Random], None]) -> None:
+        chances = [random.Random(f"{self._seed}/{n}") for n in range(NUM_CLIENTS)]
+        with ThreadPoolExecutor(NUM_CLIENTS) as threads:
+            list(threads.map(attack, chances))
 
     def _attack(self, kind: Kind, target: Target, chance: random.Random) -> None:
         attack, started = kind(target, chance), time.monotonic()
@@ -108,15 +102,19 @@ class HostileClients:
             outcome = "nobody listens"
         except OSError:
             outcome = "closed"
-        name = kind.__name__
+        name, ended = kind.__name__, time.monotonic()
         with self._lock:
+            if attack.way == "ask":
+                self.slowest[name] = max(self.slowest.get(name, 0), ended - started)
             self.outcomes.setdefault(name, Counter())[outcome] += 1
             if _is_fault(outcome):
                 shown = answer[:_SHOWN].decode(errors="replace")
-                sent, now = attack.shown(), time.monotonic()
                 self.findings.append(
-                    Finding(name, target.port, outcome, sent, shown, started, now)
-                )
+                    Finding(
+                        name, target.port, outcome, attack.shown(), shown, started,
+                        ended,
+                    )
+                )  # fmt: skip
 
 
 def _is_fault(outcome: str) -> bool:
@@ -186,7 +184,8 @@ def main(argv: list[str] | None = None) -> int:
     else:
         clients.run_each(options.times)
     found = [asdict(finding) for finding in clients.findings]
-    json.dump({"outcomes": clients.outcomes, "findings": found}, sys.stdout)
+    told = {"outcomes": clients.outcomes, "slowest": clients.slowest, "findings": found}
+    json.dump(told, sys.stdout)
     return 0
 
 

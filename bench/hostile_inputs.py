@@ -74,22 +74,25 @@ def request(
         lines.append(f"Host: 127.0.0.1:{target.port}")
     lines.append("Connection: close")
     if data is not None:
-        lines += [_JSON, f"Content-Length: {len(data)}"]
+        kinds = () if headers and headers[0].startswith("Content-Type") else (_JSON,)
+        lines += [*kinds, f"Content-Length: {len(data)}"]
     head = "\r\n".join([*lines, *headers, "", ""]).encode("latin-1", "replace")
     return (head,) if data is None else (head, data)
 
 
-def good_body(target: Target, path: str, text: str, **more: Any) -> Json:
+def good_body(target: Target, path: str, said: str, /, **more: Any) -> Json:
     """What the route asks for, and a short answer."""
-    said = [{"role": "user", "content": text}]
-    asked: Json = {"input": said} if path == RESPONSES else {"messages": said}
+    history = [{"role": "user", "content": said}]
+    asked: Json = {"input": history} if path == RESPONSES else {"messages": history}
     limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
     return {"model": target.model, **asked, limit: 8, **more}
 
 
-def _asked(target: Target, chance: random.Random, text: str, **more: Any) -> Attack:
+def _asked(
+    target: Target, chance: random.Random, said: str, more: Json | None = None
+) -> Attack:
     path = chance.choice(ROUTES)
-    return Attack(request(target, path, good_body(target, path, text, **more)))
+    return Attack(request(target, path, good_body(target, path, said) | (more or {})))
 
 
 def _leave(num_events: int, target: Target, chance: random.Random) -> Attack:
@@ -164,8 +167,24 @@ def deep_json(target: Target, chance: random.Random) -> Attack:
 
 
 def large_body(target: Target, chance: random.Random) -> Attack:
-    """Sixty megabytes that become a hundred million values."""
-    return Attack(request(target, chance.choice(ROUTES), _many_lists()))
+    """Sixty megabytes that become millions of values, or nearly as many as may be."""
+    path = chance.choice(ROUTES)
+    if chance.random() < 0.5:
+        return Attack(request(target, path, _many_lists(_LARGE_BODY // 3)))
+    head = json.dumps(good_body(target, path, "hi")).encode()[:-1]
+    name = b', "input": ' if path == RESPONSES else b', "messages": '
+    return Attack(request(target, path, head + name + _many_lists(490_000) + b"}"))
+
+
+def no_objects(target: Target, chance: random.Random) -> Attack:
+    """Bodies that are JSON and no object, or no JSON, or a form."""
+    path = chance.choice([*ROUTES, "/v1/completions", "/v1/embeddings", "/v1/rerank"])
+    body = chance.choice([
+        b"", b"[]", b"3", b"null", b'"x"', b"[[],[]]", b"{", b"{}", b"\xff", b" \n",
+        b"a=b&" * 100_000,
+    ])  # fmt: skip
+    form = "Content-Type: application/x-www-form-urlencoded"
+    return Attack(request(target, path, body, chance.choice([(), (form,)])))
 
 
 def wrong_types(target: Target, chance: random.Random) -> Attack:
@@ -203,7 +222,7 @@ def big_ids(target: Target, chance: random.Random) -> Attack:
         {"conversation_id": big}, {"model": big}, {"previous_response_id": big},
         {"x_mlx": {"session": big}},
     ])  # fmt: skip
-    return _asked(target, chance, "hi", **more)
+    return _asked(target, chance, "hi", more)
 
 
 def dear_text(target: Target, chance: random.Random) -> Attack:
@@ -308,7 +327,7 @@ def large_schemas(target: Target, chance: random.Random) -> Attack:
         more = {"response_format": {"type": "json_schema", "json_schema": form}}
     elif path == MESSAGES:
         more = {"output_format": form}
-    return Attack(request(target, path, good_body(target, path, "hi", **more)))
+    return Attack(request(target, path, good_body(target, path, "hi") | more))
 
 
 def large_numbers(target: Target, chance: random.Random) -> Attack:
@@ -319,7 +338,7 @@ def large_numbers(target: Target, chance: random.Random) -> Attack:
         {"temperature": 1e300}, {"top_logprobs": 10**6, "logprobs": True},
         {"seed": 2**70}, {"stop": "x" * 10**6}, {"max_output_tokens": -5},
     ])  # fmt: skip
-    return _asked(target, chance, "hi", **more)
+    return _asked(target, chance, "hi", more)
 
 
 def other_routes(target: Target, chance: random.Random) -> Attack:
@@ -340,8 +359,8 @@ def _words(chance: random.Random, count: int) -> str:
 
 
 @functools.cache
-def _many_lists() -> bytes:
-    return b"[" + b"[]," * (_LARGE_BODY // 3) + b"[]]"
+def _many_lists(count: int) -> bytes:
+    return b"[" + b"[]," * count + b"[]]"
 
 
 _COMMON = [
@@ -375,8 +394,8 @@ _DEAR = [
 # Of a hundred, about; what takes long comes seldom.
 KINDS: dict[Kind, float] = {
     left_before_the_first: 8, left_after_two: 12, left_whole: 8, idle_connections: 1,
-    half_sent: 6, huge_head: 3, deep_json: 5, large_body: 0.3, wrong_types: 15,
+    half_sent: 6, huge_head: 3, deep_json: 5, large_body: 0.6, wrong_types: 15,
     foreign_page: 6, big_ids: 3, dear_text: 5, cancels: 5, admin_routes: 5,
     too_long: 2, bad_bytes: 6, nonsense_tools: 5, large_schemas: 2, large_numbers: 3,
-    other_routes: 4,
+    other_routes: 4, no_objects: 4,
 }  # fmt: skip

@@ -22,7 +22,8 @@ class Result:
     Args:
         base: of each server, before. after: some measures, when all was quiet again.
         most: of each server, beside the hostile clients.
-        attacks: by kind, how often what came of it. findings: answers that no input
+        attacks: by kind, how often what came of it. slowest: seconds to the end of an
+            answer, by kind. findings: answers that no input
             may bring about.
     """
 
@@ -34,6 +35,7 @@ class Result:
     after: list[dict[str, Figures]]
     most: dict[str, Figures]
     attacks: dict[str, dict[str, int]]
+    slowest: dict[str, float]
     findings: list[dict[str, Any]]
 
 
@@ -114,12 +116,15 @@ def _resources(result: Result) -> Iterator[str]:
 
 
 def _attacks(result: Result) -> Iterator[str]:
-    yield "| attack | times | what came of it |"
-    yield "| --- | ---: | --- |"
+    yield "| attack | times | slowest | what came of it |"
+    yield "| --- | ---: | ---: | --- |"
     for kind, outcomes in sorted(result.attacks.items()):
         ordered = sorted(outcomes.items(), key=lambda item: -item[1])
         told = ", ".join(f"{outcome}: {times}" for outcome, times in ordered)
-        yield f"| {kind.replace('_', ' ')} | {sum(outcomes.values())} | {told} |"
+        name, times = kind.replace("_", " "), sum(outcomes.values())
+        slowest = result.slowest.get(kind)
+        seconds = f"{slowest:.1f} s" if slowest is not None else ""
+        yield f"| {name} | {times} | {seconds} | {told} |"
     yield ""
     num_hidden = len(result.findings) - len(faults(result))
     yield f"faults: {len(faults(result))}; beside a kill: {num_hidden}"
