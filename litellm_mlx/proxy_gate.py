@@ -78,7 +78,7 @@ class ProxyGate:
     ) -> None:
         kind = asked.headers.get("content-type", "")
         head = BodyHead(asked.method, asked.path, kind)
-        if head.is_multipart:
+        if head.is_multipart and not head.is_unchecked:
             await self._app(scope, receive, send)
             return
         body = Body(head, self._bodies)

@@ -2,8 +2,9 @@
 What a request's body may be before LiteLLM parses it.
 
 LiteLLM has no limit: 60 MB of empty lists become 2 GB, and nobody else is served while
-they are parsed. JSON that is no object, and on some routes what is no JSON at all, it
-answers with 500. So the body is read here, counted as it comes, and handed on whole.
+they are parsed, nor while the name of a model of 2 MB is looked through for secrets.
+JSON that is no object, and on some routes what is no JSON at all, it answers with 500.
+So the body is read here, counted as it comes, and handed on whole.
 """
 
 import re
@@ -13,13 +14,17 @@ from typing import Any
 
 import orjson
 
-# The longest prompt of token ids has 2**18; long conversations a tenth of that.
-MOST_VALUES = 1_000_000
+# Long conversations have a hundred thousand. LiteLLM walks through all of them, several
+# times; what the sidecar itself takes is more.
+MOST_VALUES = 250_000
+MOST_IDS = 1_000_000  # prompts of token ids are lists of numbers
+_MODEL_NAME_LEN = 512
 _MOST_FORM_BYTES = 1 << 20  # a password, not a file
 _FREE_BYTES = 1 << 20  # of each body: small ones are served beside large ones
 _LEAST_HELD_BYTES = 512 << 20
 _MARKS = b"[{,:"
-_SPACE = b" \t\r\n"
+_TAKES_IDS = re.compile(r"(?:/.*)?/(completions|embeddings)")
+_CHAT = re.compile(r"(?:/.*)?/chat/completions")
 # Here LiteLLM takes what it cannot parse for a fault of its own.
 _UNCHECKED = re.compile(
     r"(/v1)?/(moderations|rerank|audio/speech|images/generations)|/v2/rerank"
@@ -45,7 +50,7 @@ class Disconnected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BodyHead:
-    """What is known of a body before it comes: method and path, type."""
+    """What is known of a body before it comes."""
 
     method: str
     path: str
@@ -60,6 +65,17 @@ class BodyHead:
     def is_form(self) -> bool:
         """Fields in one line."""
         return "x-www-form-urlencoded" in self.content_type.lower()
+
+    @property
+    def is_unchecked(self) -> bool:
+        """Whether LiteLLM parses it without asking what it is."""
+        return self.method == "POST" and bool(_UNCHECKED.fullmatch(self.path))
+
+    @property
+    def most_values(self) -> int:
+        """How many values its JSON may hold."""
+        is_ids = _TAKES_IDS.fullmatch(self.path) and not _CHAT.fullmatch(self.path)
+        return MOST_IDS if is_ids else MOST_VALUES
 
 
 class BodyBudget:
@@ -104,6 +120,8 @@ class Body:
             BadBody: when the rest has come, too: who still sends hears no answer.
             Disconnected.
         """
+        if self._head.is_form and self._head.is_unchecked:
+            raise BadBody(400, "the content type must be application/json")
         refused: BadBody | None = None
         num_skipped, is_more = 0, True
         while is_more and num_skipped <= self._budget.limit_bytes:
@@ -139,21 +157,24 @@ class Body:
         wanted = max(0, self._size - _FREE_BYTES)
         self._budget.take(wanted - self._taken)
         self._taken = wanted
-        if not self._head.is_form and self._values.add(piece) > MOST_VALUES:
-            raise BadBody(413, f"a body must hold at most {MOST_VALUES} JSON values")
+        most_values = self._head.most_values
+        if not self._head.is_form and self._values.add(piece) > most_values:
+            raise BadBody(413, f"a body must hold at most {most_values} JSON values")
         self._pieces.append(piece)
 
     def _check(self, whole: bytes) -> None:
-        if self._head.is_form:
+        is_empty = not (self._head.is_unchecked or whole.strip())
+        if self._head.is_form or is_empty:
             return
-        first = whole[:64].lstrip(_SPACE)[:1] or whole.lstrip(_SPACE)[:1]
-        if first not in (b"", b"{"):
+        try:
+            value = orjson.loads(whole)
+        except ValueError as error:
+            raise BadBody(400, f"the body must be JSON: {error}") from None
+        if not isinstance(value, dict):
             raise BadBody(400, "the body must be a JSON object")
-        if self._head.method == "POST" and _UNCHECKED.fullmatch(self._head.path):
-            try:
-                orjson.loads(whole)
-            except ValueError as error:
-                raise BadBody(400, f"the body must be JSON: {error}") from None
+        model = value.get("model")
+        if isinstance(model, str) and len(model) > _MODEL_NAME_LEN:
+            raise BadBody(400, f"model must have at most {_MODEL_NAME_LEN} characters")
 
 
 class ValueCounter:

@@ -69,7 +69,7 @@ def test_an_object_is_handed_on_as_it_came() -> None:
     assert read(Sender(b""), body()) == b""
 
 
-@pytest.mark.parametrize("text", [b"[]", b"3", b"null", b'"x"', b" [{}]", b"\xff{}"])
+@pytest.mark.parametrize("text", [b"[]", b"3", b"null", b'"x"', b" [{}]"])
 def test_what_is_no_object_is_400(text: bytes) -> None:
     """LiteLLM takes it for one, and answers with 500."""
     with pytest.raises(BadBody, match="JSON object") as refused:
@@ -77,12 +77,38 @@ def test_what_is_no_object_is_400(text: bytes) -> None:
     assert refused.value.status == 400
 
 
-def test_where_litellm_does_not_look_it_is_parsed_first() -> None:
+@pytest.mark.parametrize("text", [b"{", b'{"a": "\xff"}', b'{"a":' * 3000, b"\xff{}"])
+def test_what_is_no_json_is_400(text: bytes) -> None:
+    for path in (CHAT, "/v1/rerank"):
+        with pytest.raises(BadBody, match="must be JSON") as refused:
+            read(Sender(text), body(path))
+        assert refused.value.status == 400
+
+
+def test_where_litellm_does_not_look_there_must_be_json() -> None:
+    """No nothing and no form, whatever it holds."""
     for path in ("/v1/rerank", "/v2/rerank", "/v1/audio/speech"):
-        for text in (b"", b"{", b'{"a": "\xff"}', b'{"a":' * 3000):
-            with pytest.raises(BadBody, match="must be JSON"):
-                read(Sender(text), body(path))
         assert read(Sender(b'{"a": 1}'), body(path)) == b'{"a": 1}'
+        with pytest.raises(BadBody, match="must be JSON"):
+            read(Sender(b""), body(path))
+        with pytest.raises(BadBody, match="content type"):
+            read(Sender(b"{}"), body(path, "application/x-www-form-urlencoded"))
+
+
+def test_the_name_of_a_model_is_short() -> None:
+    """LiteLLM repeats it in its error, and seeks secrets in that for seconds."""
+    for name in ("m" * 513, "m" * (2 << 20)):
+        with pytest.raises(BadBody, match="model must have"):
+            read(Sender(json.dumps({"model": name}).encode()), body())
+    text = json.dumps({"model": "m" * 512}).encode()
+    assert read(Sender(text), body()) == text
+
+
+def test_prompts_of_token_ids_may_be_longer() -> None:
+    text = json.dumps({"prompt": [7] * (MOST_VALUES + 1)}).encode()
+    assert read(Sender(text), body("/v1/completions")) == text
+    with pytest.raises(BadBody, match="JSON values"):
+        read(Sender(text), body())
 
 
 def test_too_many_values_are_413_however_small_they_are() -> None:
