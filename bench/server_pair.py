@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ import psutil
 
 from tests.support.launcher import Launcher
 
+_REPOSITORY = Path(__file__).parents[1]
 NAMES = ("litellm", "sidecar")
 _TOKEN = "bench-admin"
 _SAMPLE_S = 0.5
@@ -135,6 +137,8 @@ class ServerPair:
 @contextlib.contextmanager
 def running_pair(folder: Path, model: Path) -> Iterator[ServerPair]:
     """The launcher as users run it, with small budgets; stopped at the end."""
+    # As beside install_and_run.py: LiteLLM's own defaults would try each thing thrice.
+    shutil.copy(_REPOSITORY / "litellm_config.yaml", folder)
     launcher = Launcher(folder, MODEL_PATH=str(model), **_SETTINGS)
     try:
         launcher.wait_for("Ready.")
