@@ -14,6 +14,7 @@ import asyncio
 import json
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
+from typing import Any
 
 import litellm
 from litellm.integrations.custom_logger import CustomLogger
@@ -46,6 +47,9 @@ _TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
     "timeout": ((int, float), "a number of seconds"),
 }
 _SHOWN = 100
+
+# aiohttp's words for a sidecar that does not run, or that ended before it answered.
+_UNREACHABLE = ("Cannot connect to host", "Server disconnected", "Connection reset by")
 
 # Google's generateContent: LiteLLM makes a chat of it, but not for custom providers.
 _GOOGLE_CALLS = ("agenerate_content", "agenerate_content_stream")
@@ -103,6 +107,27 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
                     f"{name} must be {said}, got {json.dumps(value)[:_SHOWN]}",
                     model=str(data.get("model")), llm_provider=PROVIDER,
                 )  # fmt: skip
+
+    async def async_post_call_failure_hook(
+        self,
+        request_data: dict[str, object],
+        original_exception: Exception,
+        user_api_key_dict: object,
+        traceback_str: str | None = None,
+    ) -> None:
+        """
+        Make a 503 of a sidecar that LiteLLM itself could not reach.
+
+        Where it sends bodies on as they are it answers 500, as for a fault of its own.
+        """
+        error: Any = original_exception
+        text = str(error)
+        if getattr(error, "llm_provider", None) != PROVIDER:
+            return
+        if any(said in text for said in _UNREACHABLE):
+            # In place: of /v1/messages LiteLLM takes no other error than its own.
+            error.status_code = 503
+            error.message = "the MLX sidecar is not reachable just now"
 
     async def log_success_fallback_event(
         self,

@@ -124,6 +124,7 @@ def _config(sidecar: str, cloud: str, dead: str) -> dict[str, object]:
                 "model_info": dict(NATIVE_ROUTES),
             },
             deployment("dead", dead),
+            {**deployment("native-dead", dead), "model_info": dict(NATIVE_ROUTES)},
             deployment("fb-dead", dead),
             *(deployment(name, sidecar) for name in [*falling, "fb-context"]),
             {"model_name": "cloud", "litellm_params": hosted},

@@ -62,10 +62,13 @@ def test_a_refusal_keeps_its_status_and_words(
 
 
 @both_modes
+@pytest.mark.parametrize("model", ["dead", "native-dead"])
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_sidecar_that_is_down(proxy: Proxy, route: str, stream: bool) -> None:
+def test_a_sidecar_that_is_down(
+    proxy: Proxy, route: str, model: str, stream: bool
+) -> None:
     """503, which the router can cool down and fall back from."""
-    answer = post(proxy, route, "dead", stream=stream)
+    answer = post(proxy, route, model, stream=stream)
     assert answer.status_code == 503
     assert "sidecar is not reachable" in answer.text
 
