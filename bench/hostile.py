@@ -29,7 +29,7 @@ import httpx
 from bench.facts import facts
 from bench.good_agents import Agent, Diary, Talk, learn, make_texts
 from bench.hostile_inputs import ROUTES
-from bench.hostile_report import Result, judge, table
+from bench.hostile_report import POOL_THREADS, Result, judge, table
 from bench.server_pair import Figures, ServerPair, running_pair
 from tests.support.tiny_models import make_model
 
@@ -200,7 +200,7 @@ def _settled(
 def _is_back(now: dict[str, Figures], base: dict[str, Figures]) -> bool:
     return all(
         now[name].num_fds <= base[name].num_fds
-        and now[name].num_threads <= base[name].num_threads
+        and now[name].num_threads <= base[name].num_threads + POOL_THREADS[name]
         for name in base
     )
 
