@@ -74,7 +74,12 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
     async def async_pre_call_deployment_hook(
         self, kwargs: dict[str, object], call_type: object
     ) -> dict[str, object] | None:
-        """Return the request with its allow-list widened, None to leave it alone."""
+        """
+        Return the request with its allow-list widened, None to leave it alone.
+
+        Raises:
+            litellm.BadRequestError: a prompt that LiteLLM cannot make a chat of.
+        """
         if not _is_ours(kwargs):
             return None
         _calling_loop.set(asyncio.get_running_loop())
@@ -83,6 +88,8 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
             return _as_chat_of_a_known_provider(_with_client_facts(kwargs))
         if "embedding" in kind:
             return _with_hidden_params(kwargs)
+        if "text_completion" in kind:
+            _check_prompt(kwargs)
         if kind in _NATIVE_CALLS:
             kwargs = _with_client_facts(kwargs)
         return _with_allowed_params(kwargs)
@@ -148,6 +155,17 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
         """Say that another model could not answer either."""
         model, error = kwargs.get("model"), original_exception
         fallback_notice.tell(model, original_model_group, error, failed=True)
+
+
+def _check_prompt(kwargs: Mapping[str, object]) -> None:
+    # LiteLLM makes a chat of texts, and repeats all else in a 500, however long it is.
+    prompt = kwargs.get("prompt")
+    texts = prompt if isinstance(prompt, list) else [prompt]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise litellm.BadRequestError(
+            "prompt must be a text or a list of texts; the sidecar itself takes ids",
+            model=str(kwargs.get("model")), llm_provider=PROVIDER,
+        )  # fmt: skip
 
 
 def _with_allowed_params(kwargs: dict[str, object]) -> dict[str, object]:

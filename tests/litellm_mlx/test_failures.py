@@ -73,6 +73,15 @@ def test_a_sidecar_that_is_down(
     assert "sidecar is not reachable" in answer.text
 
 
+@pytest.mark.parametrize("prompt", [[[]], [], [7] * 50_000, [[7]], {}, 3, ["a", 3]])
+def test_a_prompt_that_is_no_text_is_400(proxy: Proxy, prompt: object) -> None:
+    """LiteLLM makes chats of texts only, and repeats all else in a 500."""
+    body = {"model": "mlx/x", "prompt": prompt}
+    answer = proxy.http.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert len(answer.text) < 2_000
+
+
 class TestBrokenStreams:
     """After the first chunk the status is gone; the error comes inside the stream."""
 
