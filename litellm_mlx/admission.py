@@ -101,6 +101,11 @@ def refusal(asked: Asked, policy: Policy) -> Refusal | None:
     )
 
 
+def is_model_route(path: str) -> bool:
+    """Whether clients ask models there."""
+    return bool(_MODEL_ROUTES.fullmatch(path))
+
+
 def given_key(asked: Asked) -> str:
     """The key of a request, in whatever way its client sends one."""
     scheme, _, token = asked.headers.get("authorization", "").partition(" ")

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from litellm_mlx.admission import Asked, Policy, refusal
+from litellm_mlx.admission import Asked, Policy, is_model_route, refusal
 from litellm_mlx.identity import CHALLENGE, PROOF, proof_of
 from litellm_mlx.request_body import (
     BadBody,
@@ -78,7 +78,9 @@ class ProxyGate:
     ) -> None:
         kind = asked.headers.get("content-type", "")
         head = BodyHead(asked.method, asked.path, kind)
-        if head.is_multipart and not head.is_unchecked:
+        # All else is asked by who has the key, and may be a file or a list.
+        is_read = is_model_route(asked.path) and not head.is_multipart
+        if not (is_read or head.is_unchecked):
             await self._app(scope, receive, send)
             return
         body = Body(head, self._bodies)

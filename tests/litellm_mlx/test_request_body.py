@@ -167,7 +167,9 @@ SCOPE = {"type": "http", "method": "POST", "path": CHAT}
 HEADERS = [(b"host", b"127.0.0.1:4000")]
 
 
-def ask(sender: Sender, kind: bytes = b"", path: str = CHAT) -> Sequence[Any]:
+def ask(
+    sender: Sender, kind: bytes = b"", path: str = CHAT, key: str | None = None
+) -> Sequence[Any]:
     """What the app behind the gate read, and what the client was answered."""
     seen: list[Any] = []
 
@@ -180,8 +182,10 @@ def ask(sender: Sender, kind: bytes = b"", path: str = CHAT) -> Sequence[Any]:
     async def send(message: Any) -> None:
         seen.append(message.get("status") or json.loads(message["body"]))
 
-    gate = ProxyGate(app, lambda: Policy(None), Settings(max_body_bytes=LIMIT))
-    scope = {**SCOPE, "path": path, "headers": [*HEADERS, (b"content-type", kind)]}
+    gate = ProxyGate(app, lambda: Policy(key), Settings(max_body_bytes=LIMIT))
+    given = (b"authorization", f"Bearer {key}".encode())
+    headers = [*HEADERS, (b"content-type", kind), given]
+    scope = {**SCOPE, "path": path, "headers": headers}
     asyncio.run(gate(scope, sender.receive, send))
     assert gate._bodies.held_bytes == 0
     return seen
@@ -196,6 +200,14 @@ def test_the_app_reads_the_body_once_and_then_hears_the_client_leave() -> None:
 def test_files_go_through_as_they_come() -> None:
     first, second, status = ask(Sender(b"[", b"]"), b"multipart/form-data; boundary=x")
     assert (first["body"], second["body"], status) == (b"[", b"]", 200)
+
+
+def test_what_is_asked_of_no_model_goes_through_as_it_comes() -> None:
+    """With the user's key: a list of his settings, a file for a cloud."""
+    for path in ("/guardrails/apply", "/openai/v1/files"):
+        first, second, status = ask(Sender(b"[", b"]"), path=path, key="sk-1")
+        assert (first["body"], second["body"], status) == (b"[", b"]", 200)
+    assert ask(Sender(b"[]"), path="/v1/moderations", key="sk-1")[0] == 400
 
 
 def test_a_refusal_has_the_shape_of_the_route() -> None:
