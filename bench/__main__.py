@@ -3,8 +3,9 @@ The benchmarks by name: `python -m bench NAME [options]`.
 
 compare: all servers on equal work; agents: recorded traffic; fairness, overhead,
 restore, warm_turn, conversation: single figures; replay: recorded sessions by the
-clock. `NAME --help` says more. `python -m bench --device-model` runs overhead, compare
-and replay with a model of the size that a GPU serves.
+clock; hostile: good clients beside hostile ones. `NAME --help` says more.
+`python -m bench --device-model` runs overhead, compare and replay with a model of the
+size that a GPU serves.
 """
 
 import importlib
@@ -14,7 +15,7 @@ from bench import device
 
 _NAMES = (
     "compare", "agents", "fairness", "overhead", "restore", "warm_turn", "conversation",
-    "replay",
+    "replay", "hostile",
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["forbidden", "unauthorized", "invalid_request"]
+Kind = Literal["forbidden", "unauthorized"]
 
 # The second is this machine's in its own containers, and nobody's to rebind.
 _OWN_NAMES = ("localhost", "host.docker.internal")
@@ -34,7 +34,7 @@ _PAGES = re.compile(  # of its interface: files, and a form for another password
     r"|/openapi\.json|/favicon\.ico|/get_(favicon|image|logo_url)|/(fallback/)?login"
 )
 _MODEL_ROUTES = re.compile(
-    r"(/v1)?/(chat/completions|completions|embeddings|moderations|rerank"
+    r"(/v1)?/(chat/completions|completions|embeddings|rerank"
     r"|messages|messages/count_tokens|responses|responses/[^/]+"
     r"|responses/[^/]+/(cancel|input_items)|models|models/.+"
     r"|audio/(speech|transcriptions|translations)|images/(generations|edits)"
@@ -79,7 +79,6 @@ class Refusal:
 
     kind: Kind
     message: str
-    param: str | None = None  # the field of the body that it is about
 
 
 def refusal(asked: Asked, policy: Policy) -> Refusal | None:
@@ -100,6 +99,11 @@ def refusal(asked: Asked, policy: Policy) -> Refusal | None:
         "unauthorized",
         f"{said}: give your client the value of LITELLM_MASTER_KEY as its API key",
     )
+
+
+def is_model_route(path: str) -> bool:
+    """Whether clients ask models there."""
+    return bool(_MODEL_ROUTES.fullmatch(path))
 
 
 def given_key(asked: Asked) -> str:

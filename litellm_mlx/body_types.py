@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+_MODEL_NAME_LEN = 512  # LiteLLM looks through longer ones for secrets, for seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
@@ -55,7 +57,17 @@ _MESSAGES = FieldType(
     may_be_null=False,
 )
 
+_MODEL = FieldType(
+    f"a string of at most {_MODEL_NAME_LEN} characters",
+    lambda value: not isinstance(value, str) or len(value) <= _MODEL_NAME_LEN,
+)
+# By these a request for the local model would go to a cloud, on the user's keys.
+_NOT_TAKEN = FieldType("left out: the model's name says where to", lambda value: False)
+
 _EVERYWHERE: Mapping[str, FieldType] = {
+    "model": _MODEL,
+    "deployment_id": _NOT_TAKEN,
+    "custom_llm_provider": _NOT_TAKEN,
     "tools": _OBJECTS,
     "stream_options": _OBJECT,
     "response_format": _OBJECT,
@@ -95,18 +107,18 @@ _ROUTES: tuple[tuple[re.Pattern[str], Mapping[str, FieldType]], ...] = (
 )
 
 
-def types_for(path: str) -> Mapping[str, FieldType] | None:
-    """The types of a route's fields; None: its bodies are not looked at."""
+def types_for(path: str) -> Mapping[str, FieldType]:
+    """The types of a route's fields; of a route that is not known the model's alone."""
     for pattern, own in _ROUTES:
         if pattern.fullmatch(path):
             return {**_EVERYWHERE, **own}
-    return None
+    return {"model": _MODEL}
 
 
-def wrong_type(body: object, types: Mapping[str, FieldType]) -> Wrong | None:
+def wrong_type(
+    body: Mapping[str, object], types: Mapping[str, FieldType]
+) -> Wrong | None:
     """The first field whose type LiteLLM would stumble over."""
-    if not isinstance(body, dict):
-        return Wrong(None, f"the body must be an object, got {_kind(body)}")
     for name, type_ in types.items():
         if name not in body:
             continue

@@ -14,6 +14,7 @@ import asyncio
 import functools
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
+from typing import Any
 
 import litellm
 from litellm.integrations.custom_logger import CustomLogger
@@ -38,6 +39,9 @@ ALLOWED_PARAMS = (
 # Refused for embeddings whatever is allowed; the openai client always sends one.
 _EMBEDDING_PARAMS = ("dimensions", "encoding_format", "user")
 
+# aiohttp's words for a sidecar that does not run, or that ended before it answered.
+_UNREACHABLE = ("Cannot connect to host", "Server disconnected", "Connection reset by")
+
 # Google's generateContent: LiteLLM makes a chat of it, but not for custom providers.
 _GOOGLE_CALLS = ("agenerate_content", "agenerate_content_stream")
 _KNOWN_PROVIDER = "hosted_vllm"  # for LiteLLM an OpenAI server with extensions
@@ -61,7 +65,12 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
     async def async_pre_call_deployment_hook(
         self, kwargs: dict[str, object], call_type: object
     ) -> dict[str, object] | None:
-        """Return the request with its allow-list widened, None to leave it alone."""
+        """
+        Return the request with its allow-list widened, None to leave it alone.
+
+        Raises:
+            litellm.BadRequestError: a prompt that LiteLLM cannot make a chat of.
+        """
         if not _is_ours(kwargs):
             return None
         _calling_loop.set(asyncio.get_running_loop())
@@ -70,9 +79,32 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
             return _with_client_facts(_as_chat_of_a_known_provider(kwargs))
         if "embedding" in kind:
             return _with_hidden_params(kwargs)
+        if "text_completion" in kind:
+            _check_prompt(kwargs)
         if kind in _NATIVE_CALLS:
             kwargs = _with_client_facts(kwargs)
         return _with_allowed_params(kwargs)
+
+    async def async_post_call_failure_hook(
+        self,
+        request_data: dict[str, object],
+        original_exception: Exception,
+        user_api_key_dict: object,
+        traceback_str: str | None = None,
+    ) -> None:
+        """
+        Make a 503 of a sidecar that LiteLLM itself could not reach.
+
+        Where it sends bodies on as they are it answers 500, as for a fault of its own.
+        """
+        error: Any = original_exception
+        text = str(error)
+        if getattr(error, "llm_provider", None) != PROVIDER:
+            return
+        if any(said in text for said in _UNREACHABLE):
+            # In place: of /v1/messages LiteLLM takes no other error than its own.
+            error.status_code = 503
+            error.message = "the MLX sidecar is not reachable just now"
 
     async def log_success_fallback_event(
         self,
@@ -93,6 +125,17 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
         """Say that another model could not answer either."""
         model, error = kwargs.get("model"), original_exception
         fallback_notice.tell(model, original_model_group, error, failed=True)
+
+
+def _check_prompt(kwargs: Mapping[str, object]) -> None:
+    # LiteLLM makes a chat of texts, and repeats all else in a 500, however long it is.
+    prompt = kwargs.get("prompt")
+    texts = prompt if isinstance(prompt, list) else [prompt]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise litellm.BadRequestError(
+            "prompt must be a text or a list of texts; the sidecar itself takes ids",
+            model=str(kwargs.get("model")), llm_provider=PROVIDER,
+        )  # fmt: skip
 
 
 def _with_allowed_params(kwargs: dict[str, object]) -> dict[str, object]:

@@ -11,17 +11,25 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 
-from litellm_mlx.admission import Asked, Policy, refusal
+from litellm_mlx import lost_refusals
+from litellm_mlx.admission import Asked, Policy, is_model_route, refusal
 from litellm_mlx.asgi import App, Message, Receive, Scope, Send
-from litellm_mlx.body_gate import BodyGate
 from litellm_mlx.departures import WatchedRequest
 from litellm_mlx.identity import CHALLENGE, PROOF, proof_of
 from litellm_mlx.refusals import answer
-from litellm_mlx.settings import current_settings
+from litellm_mlx.request_body import (
+    BadBody,
+    Body,
+    BodyBudget,
+    BodyHead,
+    Disconnected,
+)
+from litellm_mlx.settings import Settings, current_settings
 
 _SERVER = "litellm.proxy.proxy_server"
 _HEALTH = "/health/liveliness"
 _POLICY_VIOLATION = 1008  # RFC 6455
+_STATUS = {"forbidden": 403, "unauthorized": 401}
 # Settings of LiteLLM's that let in keys which we cannot know.
 _OTHER_AUTHORITIES = (
     "enable_jwt_auth", "enable_oauth2_auth", "enable_oauth2_proxy_auth",
@@ -35,15 +43,17 @@ class ProxyGate:
 
     Args:
         policy: asked anew at each request: LiteLLM settles its key while it starts.
-        secret: by which the health route proves who answers; None: it does not.
+        settings: the secret by which the health route proves who answers (None: it
+            does not), and how large a body may be.
     """
 
     def __init__(
-        self, app: App, policy: Callable[[], Policy], secret: str | None
+        self, app: App, policy: Callable[[], Policy], settings: Settings
     ) -> None:
         self._app = app
         self._policy = policy
-        self._secret = secret
+        self._secret = settings.instance_secret
+        self._bodies = BodyBudget(settings.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer why not."""
@@ -56,12 +66,35 @@ class ProxyGate:
             await self._app(scope, receive, send)
         elif why is None:
             watched = WatchedRequest(receive, self._proving(asked, send))
-            await watched.run(self._app, scope)
+            await watched.run(self._passing_on(asked), scope)
         elif scope["type"] == "websocket":
             await receive()  # the wish to connect
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         else:
-            await answer(send, asked.path, why)
+            await answer(send, asked.path, _STATUS[why.kind], why.message)
+
+    def _passing_on(self, asked: Asked) -> App:
+        """LiteLLM's app, which is given the bodies that were read and are right."""
+        kind = asked.headers.get("content-type", "")
+        head = BodyHead(asked.method, asked.path, kind)
+        # All else is asked by who has the key, and may be a file or a list.
+        is_read = is_model_route(asked.path) and not head.is_multipart
+        if not (is_read or head.is_unchecked):
+            return self._app
+
+        async def passing_on(scope: Scope, receive: Receive, send: Send) -> None:
+            body = Body(head, self._bodies)
+            try:
+                again = _replaying(await body.read(receive), receive)
+                await lost_refusals.run(self._app, scope, again, (send, asked.path))
+            except BadBody as why:
+                await answer(send, asked.path, why.status, str(why), why.param)
+            except Disconnected:
+                return
+            finally:
+                body.close()
+
+        return passing_on
 
     def _proving(self, asked: Asked, send: Send) -> Send:
         given = asked.headers.get(CHALLENGE)
@@ -102,13 +135,11 @@ def install() -> None:
             settings.hosts,
         )
 
-    secret = settings.instance_secret
     if server.app.middleware_stack is None:
-        server.app.add_middleware(BodyGate)  # the last one added is the first asked
-        server.app.add_middleware(ProxyGate, policy=policy, secret=secret)
+        server.app.add_middleware(ProxyGate, policy=policy, settings=settings)
     else:  # it was started before it read its config, and so before this
-        inner = BodyGate(server.app.middleware_stack)
-        server.app.middleware_stack = ProxyGate(inner, policy, secret)
+        gate = ProxyGate(server.app.middleware_stack, policy, settings)
+        server.app.middleware_stack = gate
 
 
 def _is_installed(app: Any) -> bool:
@@ -125,3 +156,15 @@ def _asked(scope: Scope) -> Asked:
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     keys = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("key", [""])
     return Asked(scope.get("method", "GET"), path, headers, keys[0])
+
+
+def _replaying(whole: bytes, receive: Receive) -> Receive:
+    """A body that was read, once, and then whatever comes."""
+    messages: list[Message] = [
+        {"type": "http.request", "body": whole, "more_body": False}
+    ]
+
+    async def replaying() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replaying

@@ -4,42 +4,45 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from litellm_mlx.admission import Refusal
 from litellm_mlx.asgi import Send
 
-_STATUS = {"forbidden": 403, "unauthorized": 401, "invalid_request": 400}
-_ANTHROPIC_TYPES = {
-    "forbidden": "permission_error",
-    "unauthorized": "authentication_error",
-    "invalid_request": "invalid_request_error",
-}
-_GOOGLE_NAMES = {
-    "forbidden": "PERMISSION_DENIED",
-    "unauthorized": "UNAUTHENTICATED",
-    "invalid_request": "INVALID_ARGUMENT",
+# As OpenAI, Anthropic and Google call them.
+_NAMES = {
+    400: ("invalid_request", "invalid_request_error", "INVALID_ARGUMENT"),
+    401: ("invalid_api_key", "authentication_error", "UNAUTHENTICATED"),
+    403: ("forbidden", "permission_error", "PERMISSION_DENIED"),
+    413: ("payload_too_large", "request_too_large", "INVALID_ARGUMENT"),
+    503: ("service_unavailable", "overloaded_error", "UNAVAILABLE"),
 }
 
 
-async def answer(send: Send, path: str, why: Refusal) -> None:
-    """Send a refusal as the whole answer."""
-    status = _STATUS[why.kind]
-    body = json.dumps(_problem(path, status, why)).encode()
+async def answer(
+    send: Send, path: str, status: int, message: str, param: str | None = None
+) -> None:
+    """
+    Send a refusal as the whole answer.
+
+    Args:
+        status: 400, 401, 403, 413 or 503. param: the field at fault, if one is.
+    """
+    body = json.dumps(_problem(path, status, message, param)).encode()
     headers = [(b"content-type", b"application/json")]
     headers.append((b"content-length", str(len(body)).encode()))
-    if why.kind == "unauthorized":
+    if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-def _problem(path: str, status: int, why: Refusal) -> Mapping[str, Any]:
+def _problem(
+    path: str, status: int, message: str, param: str | None
+) -> Mapping[str, Any]:
     """An error in the shape of the route's dialect."""
+    openai, anthropic, google = _NAMES[status]
     if path.startswith(("/v1/messages", "/messages")):
-        kind = _ANTHROPIC_TYPES[why.kind]
-        return {"type": "error", "error": {"type": kind, "message": why.message}}
+        return {"type": "error", "error": {"type": anthropic, "message": message}}
     if path.startswith("/v1beta") or ":" in path:
-        name = _GOOGLE_NAMES[why.kind]
-        return {"error": {"code": status, "message": why.message, "status": name}}
-    code = "invalid_api_key" if why.kind == "unauthorized" else why.kind
-    named = {"type": "invalid_request_error", "param": why.param, "code": code}
-    return {"error": {"message": why.message, **named}}
+        return {"error": {"code": status, "message": message, "status": google}}
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    named = {"type": kind, "param": param, "code": openai}
+    return {"error": {"message": message, **named}}

@@ -22,6 +22,7 @@ class Settings:
         api_key: sent as Bearer, None if the sidecar asks for none.
         request_timeout_s: longest silence of the sidecar, 1..86400.
         origins, hosts: of web pages and of this machine, let in beside its own.
+        max_body_bytes: of a request to LiteLLM, as the sidecar limits its own.
         instance_secret: by which the launcher knows its children; see `identity`.
     """
 
@@ -30,6 +31,7 @@ class Settings:
     request_timeout_s: float = 1200.0
     origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    max_body_bytes: int = 64 << 20
     instance_secret: str | None = None
 
 
@@ -54,6 +56,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         request_timeout_s=timeout_s,
         origins=_list(environ, "CORS_ALLOW_ORIGINS"),
         hosts=tuple(host.lower() for host in _list(environ, "ALLOWED_HOSTS")),
+        max_body_bytes=int(_number(environ, ("MAX_BODY_MB",), 64, (1, 4096))) << 20,
         instance_secret=_first(environ, SECRET_NAME),
     )
 

@@ -76,7 +76,8 @@ class ServerConfig:
     allowed_hosts: tuple[str, ...] = setting((), "ALLOWED_HOSTS", words,
         "Host names that are let in, on both ports.", shown="this machine's own")
     max_body_mb: int = setting(64, "MAX_BODY_MB", integer(1, 4096),
-        "Largest body; it holds at most a million JSON values.")
+        "Largest body; it holds at most a million JSON values, on LiteLLM's port a "
+        "quarter of that.")
     max_connections: int = setting(128, "MAX_CONNECTIONS", integer(1, 65536),
         "Most connections; beyond, the one that is idle longest is closed.")
     keepalive_s: float = setting(15.0, "KEEPALIVE_SECONDS", number(0.1, 3600),

@@ -25,6 +25,7 @@ _LONG = (
     "wire/test_faults", "property/test_cache_oracle", "engine/test_reuse_bars",
     "tools/test_probe", "wire/test_soak", "wire/test_router_contract", "test_main",
     "wire/test_trace_reuse", "wire/test_memory", "wire/test_client_replays",
+    "bench/test_hostile",
 )  # fmt: skip
 
 

@@ -5,16 +5,21 @@ A connection *waits* until a whole request of its came in, and again behind the 
 
     enter --> waiting --begin--> asking --end--> waiting --leave-->
 
-When all places are taken, the one that has waited longest is closed. When none waits,
-a few more places are kept: health, admin and cancel are answered however many ask.
+When all places are taken, the one that has waited longest is closed, but for those
+that came a moment ago: they may just be sending. Of a crowd that comes at once it is
+the last that is closed, so that it drives out nobody who came before it. When none
+waits, a few more places are kept: health, admin and cancel are always answered.
 """
 
 import contextlib
+import select
 import socket
 import threading
+import time
 from collections import OrderedDict
 
 RESERVED = 8
+_GRACE_S = 5.0  # for a request to come in whole, on a busy machine
 
 
 class Places:
@@ -23,7 +28,8 @@ class Places:
     def __init__(self, most: int, num_reserved: int = RESERVED) -> None:
         self._most = most
         self._num_reserved = num_reserved
-        self._waiting: OrderedDict[socket.socket, None] = OrderedDict()  # longest first
+        # Since when, the longest first.
+        self._waiting: OrderedDict[socket.socket, float] = OrderedDict()
         self._asking: dict[socket.socket, bool] = {}  # whether it is urgent
         self._lock = threading.Lock()
 
@@ -35,16 +41,17 @@ class Places:
 
     def enter(self, connection: socket.socket) -> bool:
         """Give a new connection a place, perhaps another's; False: turn it away."""
-        longest = None
+        closed = None
         with self._lock:
             taken = len(self._waiting) + len(self._asking)
             if taken >= self._most and self._waiting:
-                longest, _ = self._waiting.popitem(last=False)
+                closed = self._choose()
+                del self._waiting[closed]
             elif taken >= self._most + self._num_reserved:
                 return False
-            self._waiting[connection] = None
-        if longest is not None:
-            _end(longest)
+            self._waiting[connection] = time.monotonic()
+        if closed is not None:
+            _end(closed)
         return True
 
     def begin(self, connection: socket.socket, *, is_urgent: bool) -> bool:
@@ -68,13 +75,31 @@ class Places:
         """Note that the answer is written; repeatable."""
         with self._lock:
             if self._asking.pop(connection, None) is not None:
-                self._waiting[connection] = None
+                self._waiting[connection] = time.monotonic()
 
     def leave(self, connection: socket.socket) -> None:
         """Free the place of a connection that is closed; repeatable."""
         with self._lock:
             self._waiting.pop(connection, None)
             self._asking.pop(connection, None)
+
+    def _choose(self) -> socket.socket:
+        """Which of those that wait is closed."""
+        longest = next(iter(self._waiting))
+        if time.monotonic() - self._waiting[longest] >= _GRACE_S:
+            return longest
+        silent = (one for one in reversed(self._waiting) if not _has_sent(one))
+        return next(silent, longest)
+
+
+def _has_sent(connection: socket.socket) -> bool:
+    """Whether there is something to read; does not wait."""
+    poll = select.poll()
+    try:
+        poll.register(connection, select.POLLIN)
+        return bool(poll.poll(0))
+    except (OSError, ValueError):  # it was just closed
+        return False
 
 
 def _end(connection: socket.socket) -> None:

@@ -131,6 +131,7 @@ def _config(sidecar: str, cloud: str, dead: str) -> dict[str, object]:
                 for name in LEFT_MODELS
             ),
             deployment("dead", dead),
+            {**deployment("native-dead", dead), "model_info": dict(NATIVE_ROUTES)},
             deployment("fb-dead", dead),
             *(deployment(name, sidecar) for name in [*falling, "fb-context"]),
             {"model_name": "cloud", "litellm_params": hosted},

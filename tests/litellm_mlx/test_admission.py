@@ -96,7 +96,8 @@ def test_without_a_key_what_a_local_user_needs_is_open(path: str) -> None:
     [
         "/prompts/test", "/anthropic/v1/messages", "/openai/v1/chat/completions",
         "/gemini/v1beta/models/x:generateContent", "/vertex_ai/live", "/bedrock/x",
-        "/health", "/key/generate", "/config/update", "/model/new", "/v1/files",
+        "/v1/moderations", "/health", "/key/generate", "/config/update", "/model/new",
+        "/v1/files",
         "/mcp", "/ui", "/sso/key/generate", "/v1/realtime", "//v1/chat/completions",
         "/v1/chat/completions/", "/V1/models", "/v1/messages/../../prompts/test",
         "/v1/models\\n/prompts/test",

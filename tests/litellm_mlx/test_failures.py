@@ -62,12 +62,24 @@ def test_a_refusal_keeps_its_status_and_words(
 
 
 @both_modes
+@pytest.mark.parametrize("model", ["dead", "native-dead"])
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_sidecar_that_is_down(proxy: Proxy, route: str, stream: bool) -> None:
+def test_a_sidecar_that_is_down(
+    proxy: Proxy, route: str, model: str, stream: bool
+) -> None:
     """503, which the router can cool down and fall back from."""
-    answer = post(proxy, route, "dead", stream=stream)
+    answer = post(proxy, route, model, stream=stream)
     assert answer.status_code == 503
     assert "sidecar is not reachable" in answer.text
+
+
+@pytest.mark.parametrize("prompt", [[[]], [], [7] * 50_000, [[7]], {}, 3, ["a", 3]])
+def test_a_prompt_that_is_no_text_is_400(proxy: Proxy, prompt: object) -> None:
+    """LiteLLM makes chats of texts only, and repeats all else in a 500."""
+    body = {"model": "mlx/x", "prompt": prompt}
+    answer = proxy.http.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert len(answer.text) < 2_000
 
 
 class TestBrokenStreams:

@@ -17,26 +17,11 @@ from sidecar.server import body_budget, json_size
 from sidecar.server.body_budget import MOST_VALUES, BodyBudget, BodyShare
 from sidecar.server.head import HeadReader
 from sidecar.server.json_size import count_values
+from tests.support.json_marks import JSON, num_marks
 from tests.support.raw_http import eventually, exchange, request
 from tests.support.servers import running_sidecar
 
 CHAT = "/v1/chat/completions"
-TEXT = st.text(alphabet='\\"[]{},:ab \u00e9\n')
-JSON = st.recursive(
-    st.none() | st.integers() | TEXT,
-    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
-    max_leaves=30,
-)
-
-
-def num_marks(value: Any) -> int:
-    """Opening brackets, commas and colons of a value as JSON, less those in strings."""
-    if isinstance(value, dict):
-        inner = sum(map(num_marks, value.values()))
-        return 1 + max(0, 2 * len(value) - 1) + inner
-    if isinstance(value, list):
-        return 1 + max(0, len(value) - 1) + sum(map(num_marks, value))
-    return 0
 
 
 class TestCount:

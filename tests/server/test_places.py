@@ -11,6 +11,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.server.places import RESERVED, Places
+from tests.support.clock import Clock
 from tests.support.raw_http import CLOSED, connect, eventually, exchange, request
 from tests.support.servers import held_gpu, running_sidecar
 
@@ -43,12 +44,17 @@ def is_shut(connection: socket.socket) -> bool:
         return False
 
 
-def test_the_one_that_waits_longest_makes_room(sockets: Sockets) -> None:
+def test_the_one_that_waits_longest_makes_room(
+    sockets: Sockets, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An answered request counts as a new wait."""
-    places, (first, second, third) = Places(2, 0), (sockets() for _ in range(3))
+    clock, places = Clock(monkeypatch, "sidecar.server.places"), Places(2, 0)
+    first, second, third = (sockets() for _ in range(3))
     assert places.enter(first)
+    clock.advance(1)
     assert places.enter(second)
     assert places.begin(first, is_urgent=False)
+    clock.advance(60)
     places.end(first)
     assert places.enter(third)
     assert [is_shut(one) for one in (first, second, third)] == [False, True, False]
@@ -56,6 +62,29 @@ def test_the_one_that_waits_longest_makes_room(sockets: Sockets) -> None:
         places.begin(second, is_urgent=False)
     places.leave(second)
     assert places.num_taken == 2
+
+
+def test_a_crowd_does_not_drive_out_who_came_before_it(
+    sockets: Sockets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last one goes, unless that one has sent something."""
+    clock, places = Clock(monkeypatch, "sidecar.server.places"), Places(3, 0)
+    early, crowd = sockets(), [sockets() for _ in range(5)]
+    assert places.enter(early)
+    for one in crowd:
+        clock.advance(0.01)
+        assert places.enter(one)
+    assert [is_shut(one) for one in crowd] == [False, True, True, True, False]
+    sender, peer = socket.socketpair()
+    with sender, peer:
+        peer.sendall(b"GET")
+        assert places.enter(sender)
+        assert is_shut(crowd[4])
+        assert places.enter(sockets())
+        assert is_shut(crowd[0])
+        assert sender.recv(3) == b"GET"
+        assert places.begin(early, is_urgent=False)
+        places.leave(sender)
 
 
 def test_places_are_kept_for_what_is_urgent(sockets: Sockets) -> None:

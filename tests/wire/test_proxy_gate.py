@@ -191,6 +191,22 @@ def test_what_litellm_stumbles_over_is_400(
     assert "Traceback" not in message
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
+def test_a_body_that_is_too_much_never_reaches_litellm(
+    keyless: Proxy, path: str
+) -> None:
+    """It would be parsed on the event loop, and answered with 500."""
+    headers = {"content-type": "application/json"}
+    for body, status in (
+        (b"[]", 400), (b"3", 400), (b"null", 400), (b'"x"', 400),
+        (b'{"a": [' + b"[]," * 1_500_000 + b"[]]}", 413),
+        (b'{"a": "' + b"x" * (65 << 20) + b'"}', 413),
+    ):  # fmt: skip
+        answer = keyless.http.post(f"/v1/{path}", content=body, headers=headers)
+        assert answer.status_code == status
+        assert answer.json()["error"]["message"]
+
+
 def test_a_child_proves_who_it_is(keyless: Proxy, target: App) -> None:
     """Without the launcher's secret there is no proof, whatever is asked."""
     for url in (f"{keyless.url}/health/liveliness", f"{target.url}/health"):

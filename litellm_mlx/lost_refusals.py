@@ -1,0 +1,65 @@
+"""
+Refusals of LiteLLM's own that are lost on their way out, told after all.
+
+What only an administrator may set it refuses with a ValueError, and then fails for want
+of a database client while it reports that: the client is answered 500.
+"""
+
+from litellm_mlx.asgi import App, Message, Receive, Scope, Send
+from litellm_mlx.refusals import answer
+
+_FAILED = 500
+_REFUSED = "Rejected Request: "  # how LiteLLM begins it
+
+
+async def run(app: App, scope: Scope, receive: Receive, to: tuple[Send, str]) -> None:
+    """
+    Run an app; answer 400 where its failure began with such a refusal.
+
+    Args:
+        to: where the answer goes, and the path that was asked.
+    """
+    send, path = to
+    told = _Told(send)
+    try:
+        await app(scope, receive, told.send)
+    except Exception as error:
+        refused = _refusal(error)
+        if refused is None or told.is_begun:
+            await told.release()
+            raise
+        await answer(send, path, 400, refused, refused.partition(" ")[0])
+        return
+    await told.release()
+
+
+class _Told:
+    """An answer on its way out; a failure is held back until it is known why."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._held: list[Message] = []
+        self.is_begun = False
+
+    async def send(self, message: Message) -> None:
+        is_start = message["type"] == "http.response.start"
+        if self._held or (is_start and message["status"] == _FAILED):
+            self._held.append(message)
+            return
+        self.is_begun = True
+        await self._send(message)
+
+    async def release(self) -> None:
+        held, self._held = self._held, []
+        for message in held:
+            await self._send(message)
+
+
+def _refusal(error: BaseException | None) -> str | None:
+    """LiteLLM's own refusal, if that is what an error began with."""
+    while error is not None:
+        text = str(error)
+        if isinstance(error, ValueError) and text.startswith(_REFUSED):
+            return text.removeprefix(_REFUSED)
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,207 @@
+"""
+What a request's body may be before LiteLLM parses it.
+
+LiteLLM has no limit: 60 MB of empty lists become 2 GB, and nobody else is served while
+they are parsed, nor while the name of a model of 2 MB is looked through for secrets.
+JSON that is no object, and on some routes what is no JSON at all, it answers with 500.
+So the body is read here, counted as it comes, and handed on whole.
+"""
+
+import re
+from dataclasses import dataclass
+
+import orjson
+
+from litellm_mlx.asgi import Receive
+from litellm_mlx.body_types import types_for, wrong_type
+
+# Long conversations have a hundred thousand. LiteLLM walks through all of them, several
+# times; what the sidecar itself takes is more.
+MOST_VALUES = 250_000
+MOST_IDS = 1_000_000  # prompts of token ids are lists of numbers
+_MOST_FORM_BYTES = 1 << 20  # a password, not a file
+_FREE_BYTES = 1 << 20  # of each body: small ones are served beside large ones
+_LEAST_HELD_BYTES = 512 << 20
+_MARKS = b"[{,:"
+_TAKES_IDS = re.compile(r"(?:/.*)?/(completions|embeddings)")
+_CHAT = re.compile(r"(?:/.*)?/chat/completions")
+# Here LiteLLM takes what it cannot parse for a fault of its own.
+_UNCHECKED = re.compile(
+    r"(/v1)?/(moderations|rerank|audio/speech|images/generations)|/v2/rerank"
+)
+
+
+class BadBody(Exception):
+    """
+    A body that LiteLLM shall not see.
+
+    `status` is 400, 413, or 503 for what may be sent again later; `param` is the field
+    at fault, if one is.
+    """
+
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+
+
+class Disconnected(Exception):
+    """The client left before its body was whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyHead:
+    """What is known of a body before it comes."""
+
+    method: str
+    path: str
+    content_type: str
+
+    @property
+    def is_multipart(self) -> bool:
+        """Files: LiteLLM puts them on the disk, and limits their number."""
+        return self.content_type.lower().startswith("multipart/form-data")
+
+    @property
+    def is_form(self) -> bool:
+        """Fields in one line."""
+        return "x-www-form-urlencoded" in self.content_type.lower()
+
+    @property
+    def is_unchecked(self) -> bool:
+        """Whether LiteLLM parses it without asking what it is."""
+        return self.method == "POST" and bool(_UNCHECKED.fullmatch(self.path))
+
+    @property
+    def most_values(self) -> int:
+        """How many values its JSON may hold."""
+        is_ids = _TAKES_IDS.fullmatch(self.path) and not _CHAT.fullmatch(self.path)
+        return MOST_IDS if is_ids else MOST_VALUES
+
+
+class BodyBudget:
+    """
+    What all bodies together may take; belongs to one event loop.
+
+    Args:
+        limit_bytes: the largest body allowed; some of that size fit beside each other.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._most = max(4 * limit_bytes, _LEAST_HELD_BYTES)
+        self.held_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """
+        Take bytes, or give them back.
+
+        Raises:
+            BadBody: there are not so many.
+        """
+        if num_bytes > 0 and self.held_bytes + num_bytes > self._most:
+            raise BadBody(503, "too many large bodies at once")
+        self.held_bytes += num_bytes
+
+
+class Body:
+    """One body, from its first byte to the end of its answer."""
+
+    def __init__(self, head: BodyHead, budget: BodyBudget) -> None:
+        self._head, self._budget = head, budget
+        self._values = ValueCounter()
+        self._pieces: list[bytes] = []
+        self._size = self._taken = 0
+
+    async def read(self, receive: Receive) -> bytes:
+        """
+        All of it.
+
+        Raises:
+            BadBody: when the rest has come, too: who still sends hears no answer.
+            Disconnected.
+        """
+        if self._head.is_form and self._head.is_unchecked:
+            raise BadBody(400, "the content type must be application/json")
+        refused: BadBody | None = None
+        num_skipped, is_more = 0, True
+        while is_more and num_skipped <= self._budget.limit_bytes:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            piece, is_more = message.get("body", b""), message.get("more_body", False)
+            if refused is not None:
+                num_skipped += len(piece)
+                continue
+            try:
+                self._add(piece)
+            except BadBody as why:
+                refused = why
+                self._pieces.clear()
+        if refused is not None:
+            raise refused
+        whole = b"".join(self._pieces)
+        self._pieces.clear()
+        self._check(whole)
+        return whole
+
+    def close(self) -> None:
+        """Give back what it took."""
+        self._budget.take(-self._taken)
+        self._taken = 0
+
+    def _add(self, piece: bytes) -> None:
+        self._size += len(piece)
+        most = _MOST_FORM_BYTES if self._head.is_form else self._budget.limit_bytes
+        if self._size > most:
+            raise BadBody(413, f"the body must be at most {most} bytes")
+        wanted = max(0, self._size - _FREE_BYTES)
+        self._budget.take(wanted - self._taken)
+        self._taken = wanted
+        most_values = self._head.most_values
+        if not self._head.is_form and self._values.add(piece) > most_values:
+            raise BadBody(413, f"a body must hold at most {most_values} JSON values")
+        self._pieces.append(piece)
+
+    def _check(self, whole: bytes) -> None:
+        is_empty = not (self._head.is_unchecked or whole.strip())
+        if self._head.is_form or is_empty:
+            return
+        try:
+            value = orjson.loads(whole)
+        except ValueError as error:
+            raise BadBody(400, f"the body must be JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise BadBody(400, "the body must be a JSON object")
+        found = wrong_type(value, types_for(self._head.path))
+        if found is not None:
+            raise BadBody(400, found.message, found.param)
+
+
+class ValueCounter:
+    """
+    Counts the values of a JSON text that comes in pieces, before it is parsed.
+
+    Each value but the first stands behind an opening bracket, a comma or a colon that
+    is no part of a string. Of a text that is not JSON the count says nothing, but that
+    its parse will not make more values either.
+    """
+
+    def __init__(self) -> None:
+        self._num_values = 1
+        self._is_inside = False
+        self._held = b""
+
+    def add(self, piece: bytes) -> int:
+        """The number so far; linear in the piece."""
+        text = self._held + piece
+        run = len(text) - len(text.rstrip(b"\\"))
+        # Not between a backslash and what it escapes.
+        end = len(text) - run % 2
+        text, self._held = text[:end], text[end:]
+        plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+        pieces = plain.split(b'"')
+        outside = b"".join(pieces[self._is_inside :: 2])
+        self._num_values += sum(outside.count(bytes((mark,))) for mark in _MARKS)
+        self._is_inside ^= len(pieces) % 2 == 0
+        return self._num_values
