@@ -1,5 +1,6 @@
 """The launcher as users run it: a process with real children, stopped by signals."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -72,4 +73,6 @@ class Launcher:
 
     def pid_of(self, name: str, port: int) -> int | None:
         """The pid of the sidecar or the proxy it started."""
-        return PidFile(self.folder / f"cache/run/{name}-{port}.pid").read()
+        file = PidFile(self.folder / f"cache/run/{name}-{port}.pid")
+        with contextlib.closing(file):
+            return file.read()
