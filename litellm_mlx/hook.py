@@ -158,7 +158,10 @@ def _with_client_facts(kwargs: dict[str, object]) -> dict[str, object]:
     key = translate.authorization(kwargs.get("api_key"), settings)
     url = translate.cancel_url(kwargs.get("api_base"), settings, call_id)
     departures.when_client_leaves(functools.partial(client.cancel_soon, url, key))
-    ours = {"x-mlx": private.native_header(kwargs), "X-Request-ID": call_id, **key}
+    # A kept connection may be closed just when LiteLLM's transport uses it again: by a
+    # sidecar that is full, or that has died.
+    ours = {"x-mlx": private.native_header(kwargs), "X-Request-ID": call_id,
+            "Connection": "close", **key}  # fmt: skip
     return {
         **kwargs,
         **kept,

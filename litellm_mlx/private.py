@@ -58,8 +58,11 @@ _SENT_ON = frozenset(
     )
 )  # fmt: skip
 _OUR_HEADERS = frozenset(
-    ("x-mlx", "authorization", "x-api-key", "x-request-id", "host", "content-length")
-)
+    (
+        "x-mlx", "authorization", "x-api-key", "x-request-id", "host", "content-length",
+        "connection", "transfer-encoding",
+    )
+)  # fmt: skip
 _WHO_ASKS = ("session", "key", "key_checked", "user_agent")
 _MAX_TTFT = "mlx_max_ttft_s"
 _MOST_HEADER_CHARS = 16 * 1024

@@ -72,6 +72,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if not self.rfile.peek(1):
                 self.close_connection = True
                 return
+            self.server.places.hear(self.connection)
             self._reader.allow(_HEAD_S, _HEAD_S)
             self._forget_last_request()
             super().handle_one_request()

@@ -1,25 +1,24 @@
 """
-Places for connections: who only waits makes room for who asks.
+Places for connections: who is idle makes room for who asks.
 
-A connection *waits* until a whole request of its came in, and again behind the answer:
+A connection is *idle* until the first byte of a request is read, *reading* until all of
+it came in, *asking* until its answer is written, and idle again:
 
-    enter --> waiting --begin--> asking --end--> waiting --leave-->
+    enter --> idle --hear--> reading --begin--> asking --end--> idle --leave-->
 
-When all places are taken, the one that has waited longest is closed, but for those
-that came a moment ago: they may just be sending. Of a crowd that comes at once it is
-the last that is closed, so that it drives out nobody who came before it. When none
-waits, a few more places are kept: health, admin and cancel are always answered.
+When all places are taken, the one that is idle longest is closed, if it has sent
+nothing that waits to be read; when none is idle, the one that is reading longest: a
+crowd that connects, or sends half a request, drives out itself. When all ask, a few
+more places are kept: health, admin and cancel are always answered.
 """
 
 import contextlib
 import select
 import socket
 import threading
-import time
 from collections import OrderedDict
 
 RESERVED = 8
-_GRACE_S = 5.0  # for a request to come in whole, on a busy machine
 
 
 class Places:
@@ -28,8 +27,9 @@ class Places:
     def __init__(self, most: int, num_reserved: int = RESERVED) -> None:
         self._most = most
         self._num_reserved = num_reserved
-        # Since when, the longest first.
-        self._waiting: OrderedDict[socket.socket, float] = OrderedDict()
+        # The longest first.
+        self._idle: OrderedDict[socket.socket, None] = OrderedDict()
+        self._reading: OrderedDict[socket.socket, None] = OrderedDict()
         self._asking: dict[socket.socket, bool] = {}  # whether it is urgent
         self._lock = threading.Lock()
 
@@ -37,22 +37,28 @@ class Places:
     def num_taken(self) -> int:
         """Connections that have a place."""
         with self._lock:
-            return len(self._waiting) + len(self._asking)
+            return self._num_taken()
 
     def enter(self, connection: socket.socket) -> bool:
         """Give a new connection a place, perhaps another's; False: turn it away."""
         closed = None
         with self._lock:
-            taken = len(self._waiting) + len(self._asking)
-            if taken >= self._most and self._waiting:
+            if self._num_taken() >= self._most and (self._idle or self._reading):
                 closed = self._choose()
-                del self._waiting[closed]
-            elif taken >= self._most + self._num_reserved:
+                self._forget(closed)
+            elif self._num_taken() >= self._most + self._num_reserved:
                 return False
-            self._waiting[connection] = time.monotonic()
+            self._idle[connection] = None
         if closed is not None:
             _end(closed)
         return True
+
+    def hear(self, connection: socket.socket) -> None:
+        """Note that a request has begun to come in."""
+        with self._lock:
+            if connection in self._idle:
+                del self._idle[connection]
+                self._reading[connection] = None
 
     def begin(self, connection: socket.socket, *, is_urgent: bool) -> bool:
         """
@@ -62,34 +68,38 @@ class Places:
             ConnectionResetError: its place was given to another.
         """
         with self._lock:
-            if connection not in self._waiting:
+            if connection not in self._idle and connection not in self._reading:
                 raise ConnectionResetError("its place was given to another connection")
             num_usual = sum(not urgent for urgent in self._asking.values())
             if not is_urgent and num_usual >= self._most:
                 return False
-            del self._waiting[connection]
+            self._forget(connection)
             self._asking[connection] = is_urgent
             return True
 
     def end(self, connection: socket.socket) -> None:
         """Note that the answer is written; repeatable."""
         with self._lock:
-            if self._asking.pop(connection, None) is not None:
-                self._waiting[connection] = time.monotonic()
+            if connection in self._asking or connection in self._reading:
+                self._forget(connection)
+                self._idle[connection] = None
 
     def leave(self, connection: socket.socket) -> None:
         """Free the place of a connection that is closed; repeatable."""
         with self._lock:
-            self._waiting.pop(connection, None)
-            self._asking.pop(connection, None)
+            self._forget(connection)
+
+    def _num_taken(self) -> int:
+        return len(self._idle) + len(self._reading) + len(self._asking)
+
+    def _forget(self, connection: socket.socket) -> None:
+        for state in (self._idle, self._reading, self._asking):
+            state.pop(connection, None)
 
     def _choose(self) -> socket.socket:
-        """Which of those that wait is closed."""
-        longest = next(iter(self._waiting))
-        if time.monotonic() - self._waiting[longest] >= _GRACE_S:
-            return longest
-        silent = (one for one in reversed(self._waiting) if not _has_sent(one))
-        return next(silent, longest)
+        """Which of those that do not ask is closed."""
+        silent = (one for one in self._idle if not _has_sent(one))
+        return next(silent, None) or next(iter(self._reading or self._idle))
 
 
 def _has_sent(connection: socket.socket) -> bool:

@@ -84,7 +84,7 @@ def test_on_googles_route_the_key_stands_elsewhere() -> None:
 def test_a_clients_body_sets_no_header_of_ours() -> None:
     """`extra_headers` is a parameter of LiteLLM's, and anybody's."""
     asked = {"X-MLX": "{}", "x-mlx": "{}", "Authorization": "Bearer b", "x-trace": "7"}
-    asked["X-Request-ID"] = "of-another-call"
+    asked |= {"X-Request-ID": "of-another-call", "connection": "upgrade"}
     assert without_ours(asked) == {"x-trace": "7"}
     given = kwargs(extra_headers=dict(asked), headers=dict(asked))
     hook = MLXDeploymentHook()
@@ -96,6 +96,7 @@ def test_a_clients_body_sets_no_header_of_ours() -> None:
     assert isinstance(headers, dict)
     assert json.loads(headers.pop("x-mlx"))["session"] == "s"
     assert headers.pop("X-Request-ID") != "of-another-call"
+    assert headers.pop("Connection") == "close"
     assert headers == found["headers"] == {"x-trace": "7"}
 
 

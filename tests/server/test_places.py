@@ -11,7 +11,6 @@ import pytest
 
 from sidecar.app import App
 from sidecar.server.places import RESERVED, Places
-from tests.support.clock import Clock
 from tests.support.raw_http import CLOSED, connect, eventually, exchange, request
 from tests.support.servers import held_gpu, running_sidecar
 
@@ -44,17 +43,14 @@ def is_shut(connection: socket.socket) -> bool:
         return False
 
 
-def test_the_one_that_waits_longest_makes_room(
-    sockets: Sockets, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_one_that_is_idle_longest_makes_room(sockets: Sockets) -> None:
     """An answered request counts as a new wait."""
-    clock, places = Clock(monkeypatch, "sidecar.server.places"), Places(2, 0)
+    places = Places(2, 0)
     first, second, third = (sockets() for _ in range(3))
     assert places.enter(first)
-    clock.advance(1)
     assert places.enter(second)
+    places.hear(first)
     assert places.begin(first, is_urgent=False)
-    clock.advance(60)
     places.end(first)
     assert places.enter(third)
     assert [is_shut(one) for one in (first, second, third)] == [False, True, False]
@@ -64,27 +60,34 @@ def test_the_one_that_waits_longest_makes_room(
     assert places.num_taken == 2
 
 
-def test_a_crowd_does_not_drive_out_who_came_before_it(
-    sockets: Sockets, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its last one goes, unless that one has sent something."""
-    clock, places = Clock(monkeypatch, "sidecar.server.places"), Places(3, 0)
-    early, crowd = sockets(), [sockets() for _ in range(5)]
-    assert places.enter(early)
-    for one in crowd:
-        clock.advance(0.01)
-        assert places.enter(one)
-    assert [is_shut(one) for one in crowd] == [False, True, True, True, False]
+def test_a_crowd_does_not_drive_out_who_is_asking_something(sockets: Sockets) -> None:
+    """Not while the request is read, nor while it waits to be read."""
+    places, early, crowd = Places(3, 0), sockets(), [sockets() for _ in range(5)]
     sender, peer = socket.socketpair()
     with sender, peer:
-        peer.sendall(b"GET")
+        assert places.enter(early)
+        places.hear(early)
         assert places.enter(sender)
-        assert is_shut(crowd[4])
-        assert places.enter(sockets())
-        assert is_shut(crowd[0])
+        peer.sendall(b"GET")
+        for one in crowd:
+            assert places.enter(one)
+        assert [is_shut(one) for one in crowd] == [True] * 4 + [False]
         assert sender.recv(3) == b"GET"
-        assert places.begin(early, is_urgent=False)
-        places.leave(sender)
+        for one in (early, sender):
+            assert places.begin(one, is_urgent=False)
+            places.leave(one)
+
+
+def test_of_those_that_send_halves_the_first_makes_room(sockets: Sockets) -> None:
+    """When nobody is idle."""
+    places, half = Places(2, 0), [sockets() for _ in range(3)]
+    for one in half:
+        assert places.enter(one)
+        places.hear(one)
+    assert [is_shut(one) for one in half] == [True, False, False]
+    places.end(half[1])  # refused before it was whole
+    assert places.enter(sockets())
+    assert [is_shut(one) for one in half] == [True, True, False]
 
 
 def test_places_are_kept_for_what_is_urgent(sockets: Sockets) -> None:
