@@ -1,9 +1,9 @@
 """
 The benchmarks by name: `python -m bench NAME [options]`.
 
-compare: all servers on equal work; agents: recorded traffic; fairness, overhead,
-restore, warm_turn, conversation: single figures; replay: recorded sessions by the
-clock; hostile: good clients beside hostile ones. `NAME --help` says more.
+compare: all servers on equal work; agents: recorded traffic; fairness, overhead: single
+figures; replay: recorded sessions by the clock; hostile: good clients beside hostile
+ones. `NAME --help` says more.
 `python -m bench --device-model` runs overhead, compare and replay with a model of the
 size that a GPU serves.
 """
@@ -13,10 +13,7 @@ import sys
 
 from bench import device
 
-_NAMES = (
-    "compare", "agents", "fairness", "overhead", "restore", "warm_turn", "conversation",
-    "replay", "hostile",
-)  # fmt: skip
+_NAMES = ("compare", "agents", "fairness", "overhead", "replay", "hostile")
 
 
 def main(argv: list[str] | None = None) -> int:
