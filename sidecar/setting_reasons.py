@@ -1,4 +1,4 @@
-"""Settings of the specification that nothing here reads, and why."""
+"""Names of settings that people know from elsewhere and nothing here reads, and why."""
 
 # Asked for by these very names: looked for in the environment as well.
 REASONS = {
@@ -29,7 +29,7 @@ REASONS = {
     ),
 }
 
-# In the specification, not built yet.
+# Not built yet.
 NOT_BUILT = frozenset(
     (
         "MODEL_DIR", "AVAILABLE_MODELS", "MODEL_ALIASES", "HUB_OFFLINE",

@@ -1,5 +1,5 @@
 """
-Warm equals cold, proved on the user's machine at load (cache.md s10).
+Warm equals cold, proved on the user's machine at load (docs/reuse.md s8).
 
 Each way in which the store hands out KV, and the batch, is run against a computation
 of the same ids that uses neither (engine/selftest_runs). What has not passed is not

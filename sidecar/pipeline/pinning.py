@@ -3,7 +3,7 @@ Which older values stand in this prompt, and what must be said again. Pure.
 
 Spans of the request are paired with those of a stored record, in order, as far as
 both prompts are canonically equal; each pair is pinned, restated, or ends the walk
-(cache.md s4). Spans behind the end keep the request's own values.
+(docs/reuse.md s4). Spans behind the end keep the request's own values.
 """
 
 from collections import Counter

@@ -2,7 +2,7 @@
 The whole input side: messages -> what the model reads.
 
 heal -> find volatile spans -> render, once plain and once with marks -> canonical ids
--> closest prompts before -> pin -> splice -> model ids (spec/cache.md s2).
+-> closest prompts before -> pin -> splice -> model ids (docs/reuse.md s3).
 """
 
 import functools

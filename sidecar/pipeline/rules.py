@@ -23,7 +23,7 @@ class RuleError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Policy:
     """
-    What to do with a span of a kind; see cache.md s4.2.
+    What to do with a span of a kind; see docs/reuse.md s4.2.
 
     Args:
         differ, gone, new: the value differs from the stored one, is not there any

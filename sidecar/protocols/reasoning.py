@@ -25,7 +25,7 @@ _FIELDS = (
 
 
 def read_thinking(body: dict[str, Any]) -> Thinking:
-    """The first source that says anything, in the order of the specification."""
+    """The first source that says anything, in the order of `_FIELDS`."""
     for source, value in _sources(body):
         path, raw = _leaf(source, value)
         enabled = _on_or_off(raw)

@@ -1,4 +1,4 @@
-"""The splitter: pipeline.md s9, all rows, however the text is cut."""
+"""The splitter: thinking, calls and text, however the text is cut."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""The worked examples of spec/cache.md s4.5 (A1-A12, B2, B3, B5), at text level."""
+"""The worked examples of docs/reuse.md s7 (A1-A12, B2, B3, B5), at text level."""
 
 import re
 from collections.abc import Sequence

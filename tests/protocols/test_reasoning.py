@@ -1,4 +1,4 @@
-"""The spellings of "think": pipeline.md s8."""
+"""The spellings by which clients say whether to think."""
 
 from typing import Any
 

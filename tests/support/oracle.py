@@ -3,7 +3,7 @@ The oracle fuzzer: clients that edit, branch, retry, cancel and change volatile 
 
 After each request its tokens and logits are compared with a pass over the same ids
 without any cache, what it reused with what was really computed before, and what the
-model read with what the client said (spec/cache.md s1, s11).
+model read with what the client said (docs/reuse.md s2).
 """
 
 import random
