@@ -11,34 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-WORDS = [
-    "the",
-    "file",
-    "of",
-    "a",
-    "model",
-    "and",
-    "its",
-    "cache",
-    "are",
-    "read",
-    "by",
-    "one",
-    "server",
-    "for",
-    "each",
-    "turn",
-    "while",
-    "it",
-    "runs",
-    "in",
-    "the",
-    "folder",
-    "with",
-    "code",
-    "to",
-    "test",
-]
+from tests.support.oracle_hostile import hostile, is_due
+
+WORDS = (
+    "the file of a model and its cache are read by one server for each turn while it "
+    "runs in the folder with code to test"
+).split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +39,7 @@ class Say:
     Args:
         lead, trail: white space around the parts.
         call_id: of the call that a tool message answers.
+        is_hostile: its literal text may hold what looks volatile.
     """
 
     role: str
@@ -68,6 +47,7 @@ class Say:
     lead: str = ""
     trail: str = ""
     call_id: str | None = None
+    is_hostile: bool = False
 
     @property
     def text(self) -> str:
@@ -193,23 +173,25 @@ def value_of(kind: str, chance: random.Random) -> str:
 def system(chance: random.Random) -> Say:
     """One of a few system prompts, so that conversations share beginnings."""
     style, long = chance.choice([0, 0, 1, 1, 2, 3]), chance.choice([12, 30, 60])
-    filler = words(random.Random(style * 1000 + long), long) + "."
+    same = random.Random(style * 1000 + long + chance.choice([0, 0, 100]))
+    filler = words(same, long) + "."
+    is_hostile = is_due(same)
+    filler += hostile(same) if is_hostile else ""
 
     def slot(kind: str) -> Slot:
         return Slot(kind, value_of(kind, chance))
 
+    parts: tuple[Part, ...] = (filler,)
     if style == 0:
-        head: tuple[Part, ...] = ("You are an agent.\nCurrent time is ",)
-        return Say("system", (*head, slot("current_time"), ".\n" + filler * 2))
+        head = "You are an agent.\nCurrent time is "
+        parts = (head, slot("current_time"), ".\n" + filler * 2)
     if style == 1:
         block = slot("inbound_context")
         rest = f"# Project Context\n{filler}\n\n"
-        return Say(
-            "system", ("You help.\n", block, rest + filler, "\n\n", slot("git_status"))
-        )
+        parts = ("You help.\n", block, rest + filler, "\n\n", slot("git_status"))
     if style == 2:
-        return Say("system", (slot("billing_header"), f"You code. {filler}"))
-    return Say("system", (filler,))
+        parts = (slot("billing_header"), f"You code. {filler}")
+    return Say("system", parts, is_hostile=is_hostile)
 
 
 def question(chance: random.Random, *, is_first: bool) -> Say:
@@ -230,8 +212,12 @@ def question(chance: random.Random, *, is_first: bool) -> Say:
         parts += ["\nStats: runtime ", slot("subagent_runtime")]
         if chance.random() < 0.5:
             parts.append(f"\n{words(chance, 5)}")
+    is_hostile = is_due(chance)
+    if is_hostile:
+        parts.insert(chance.choice([0, len(parts)]), hostile(chance))
     spaces = ["", "", "", " ", "\n"]
-    return Say("user", tuple(parts), chance.choice(spaces), chance.choice(spaces))
+    lead, trail = chance.choice(spaces), chance.choice(spaces)
+    return Say("user", tuple(parts), lead, trail, is_hostile=is_hostile)
 
 
 def sender(chance: random.Random) -> tuple[Part, ...]:
@@ -266,14 +252,23 @@ def _is_sender(part: Part) -> bool:
 
 def result(chance: random.Random, call_id: str) -> Say:
     """What a tool says."""
-    return Say("tool", (f"{words(chance, 20)}\n",), call_id=call_id)
+    if is_due(chance):
+        text = hostile(chance) + words(chance, 8) + hostile(chance)
+        return Say("tool", (text,), call_id=call_id, is_hostile=True)
+    trail = chance.choice(["\n", "\n", "", "  \n"])
+    return Say("tool", (words(chance, 20),), "", trail, call_id)
 
 
 def foreign_call(chance: random.Random) -> list[Spoken]:
     """A call that another model made, and its results."""
     call_id = f"call_{chance.randrange(10**6)}"
     arguments = json.dumps({"path": chance.choice(WORDS)})
+    if is_due(chance):
+        named = {"path": hostile(chance), "deep": [{"x": None, "y": 1.5}]}
+        arguments = chance.choice([json.dumps(named), hostile(chance)])
     said = words(chance, 5) if chance.random() < 0.5 else ""
+    if said and is_due(chance):
+        said += hostile(chance)
     return [Echo(said, None, (call_id, "read", arguments)), result(chance, call_id)]
 
 
@@ -301,7 +296,7 @@ class Op:
 # How often each comes, of all.
 OPS = {
     "append": 30, "volatile": 14, "edit": 7, "insert": 5, "delete": 5, "branch": 8,
-    "retry": 5, "tool": 7, "cancel_prefill": 6, "cancel_decode": 4, "crash": 3,
+    "retry": 5, "regenerate": 6, "tool": 7, "cancel_prefill": 6, "cancel_decode": 4, "crash": 3,
     "evict": 6, "pair": 8, "new": 8, "session": 2,
 }  # fmt: skip
 
@@ -378,15 +373,29 @@ def rearrange(talk: Talk, name: str, chance: random.Random) -> None:
     message = talk.messages[at]
     if name == "insert":
         note = Say("user", (f"<system-reminder>{words(chance, 5)}</system-reminder>",))
-        talk.messages.insert(at, chance.choice([note, Echo(words(chance, 6))]))
+        typed = hostile(chance) if is_due(chance) else ""
+        echo = Echo(words(chance, 6) + typed)
+        talk.messages.insert(at, chance.choice([note, echo]))
     elif name == "delete":
         end = at + (2 if isinstance(message, Echo) and message.call else 1)
         del talk.messages[at:end]
     elif isinstance(message, Echo):
         talk.messages[at] = replace(message, text=f"{message.text} {words(chance, 3)}")
     else:
-        parts = (*message.parts, f" {words(chance, 4)}")
-        talk.messages[at] = replace(message, parts=parts)
+        is_hostile = is_due(chance)
+        added = hostile(chance) if is_hostile else f" {words(chance, 4)}"
+        talk.messages[at] = replace(
+            message, parts=(*message.parts, added),
+            is_hostile=message.is_hostile or is_hostile,
+        )  # fmt: skip
+
+
+def regenerate(talk: Talk, chance: random.Random) -> None:
+    """Ask for the last answer once more, maybe with newer values."""
+    while len(talk.messages) > 1 and isinstance(talk.messages[-1], Echo):
+        talk.messages.pop()
+    if chance.random() < 0.6:
+        turn_a_value(talk, chance)
 
 
 def turn_a_value(talk: Talk, chance: random.Random) -> None:
