@@ -9,7 +9,19 @@ import random
 from sidecar.pipeline.notes import MARK
 from tests.support.volatile import CLOSER, OPENER
 
-_EDGES = ["", "", " ", "\n", "\t", "\r\n", "\n\n\n", "\u2028", "\u00a0 ", "\u3000", "\x1f"]
+_EDGES = [
+    "",
+    "",
+    " ",
+    "\n",
+    "\t",
+    "\r\n",
+    "\n\n\n",
+    "\u2028",
+    "\u00a0 ",
+    "\u3000",
+    "\x1f",
+]
 _META = "Sender (untrusted metadata):\n"
 _FRAGMENTS = [
     # Control characters, other scripts, forms that normalising would change.

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
+from itertools import combinations, islice
 
 from sidecar.core.requests import Message
 from tests.support.oracle_reading import as_messages
@@ -24,6 +25,7 @@ _WORD = "zworacle"  # of letters, and a quote: it tells where a template escapes
 _MARK = re.compile(rf'{_WORD}(\\*)"([0-9]+);')
 _TURN = re.compile(rf"{_WORD}turn([0-9]+)z")
 _NOTE = f"\n\n{OPENER}\n(?:.*?){CLOSER}"
+_MOST_CHOICES = 64
 Render = Callable[[Sequence[Message]], str]
 Values = Callable[["Place"], set[str]]
 
@@ -65,11 +67,13 @@ class Found:
 
     Args:
         values: by place, in the order of the messages. opening: behind the last.
+        is_whole: it could only be compared with T as a whole.
         fault: why it does not say what the client said; nothing else is told then.
     """
 
     values: tuple[tuple[Place, str], ...] = ()
     opening: str | None = None
+    is_whole: bool = False
     fault: str = ""
 
 
@@ -84,7 +88,9 @@ class _Printed:
     @staticmethod
     def of(text: str) -> "_Printed":
         pieces = _MARK.split(text)
-        return _Printed(pieces[0::3], [*map(int, pieces[2::3])], [*map(bool, pieces[1::3])])
+        return _Printed(
+            pieces[0::3], [*map(int, pieces[2::3])], [*map(bool, pieces[1::3])]
+        )
 
 
 @dataclass
@@ -103,13 +109,17 @@ class Expected:
             replace(message, parts=("".join(self._marked(index, item)),))
             if isinstance(item, Say)
             else message
-            for index, (item, message) in enumerate(zip(self.said, messages, strict=True))
+            for index, (item, message) in enumerate(
+                zip(self.said, messages, strict=True)
+            )
         ]
         self._messages = marked
         self._printed = _Printed.of(self.render(marked))
         self.is_whole = sorted(self._printed.numbers) == list(range(len(self.places)))
 
-    def read(self, text: str, values: Values, bodies: Mapping[int, Sequence[Body]]) -> Found:
+    def read(
+        self, text: str, values: Values, bodies: Mapping[int, Sequence[Body]]
+    ) -> Found:
         """
         What a prompt says.
 
@@ -117,16 +127,52 @@ class Expected:
             values: what may stand in a place beside the client's own.
             bodies: by message, turns of the model's own words that may stand there.
         """
-        own = self._match(self.plain, lambda place: {place.own, ""} if _is_space(place) else {place.own})
+        own = self._match(
+            self.plain,
+            lambda place: {place.own, ""} if _is_space(place) else {place.own},
+        )
         if own is None:
-            is_plain = text == self.plain
-            return Found(fault="" if is_plain else _first_difference(text, self.plain))
+            return self._read_whole(text, bodies)
         left = {place: {value} for place, value in own if _is_space(place)}
         options = {p: left.get(p, {p.own}) | values(p) for p in self.places}
         found = self._match(text, options.__getitem__, self._turns(bodies))
         if found is None:
             return Found(fault=_first_difference(text, self.plain))
         return Found(tuple(found), self._printed.literals[-1])
+
+    def _read_whole(self, text: str, bodies: Mapping[int, Sequence[Body]]) -> Found:
+        """
+        Compare a prompt with T, for a template that looks at how a message ends.
+
+        No value but the client's may stand there then; turns in the model's words may.
+        """
+        known = [number for number, own in bodies.items() if own]
+        sizes = [len(known), *range(len(known))]
+        choices = (c for size in sizes for c in combinations(known, size))
+        fits = any(
+            re.fullmatch(self._whole({n: bodies[n] for n in chosen}), text)
+            for chosen in islice(choices, _MOST_CHOICES)
+        )
+        if not fits:
+            return Found(fault=_first_difference(text, self.plain))
+        messages = as_messages(self.said)
+        last = messages[-1].text.rstrip() + f'{_WORD}"0;'
+        messages[-1] = replace(messages[-1], parts=(last,))
+        return Found((), _Printed.of(self.render(messages)).literals[-1], is_whole=True)
+
+    def _whole(self, bodies: Mapping[int, Sequence[Body]]) -> str:
+        messages = [
+            _turn_mark(m, n) if n in bodies else m
+            for n, m in enumerate(as_messages(self.said))
+        ]
+        pieces = _TURN.split(self.render(messages))
+        pattern = ""
+        for before, number in zip(pieces[0::2], map(int, pieces[1::2]), strict=False):
+            forms = [
+                _overlapped(before, body.opening) + body.raw for body in bodies[number]
+            ]
+            pattern += f"(?:{'|'.join(map(re.escape, dict.fromkeys(forms)))})"
+        return pattern + re.escape(pieces[-1])
 
     def _marked(self, index: int, message: Say) -> Iterator[str]:
         for piece in _pieces(message):
@@ -141,7 +187,7 @@ class Expected:
         literals = self._printed.literals
         patterns = [re.escape(literal) for literal in literals]
         messages = [
-            replace(m, parts=(f"{_WORD}turn{n}z",), reasoning=None) if bodies.get(n) else m
+            _turn_mark(m, n) if bodies.get(n) else m
             for n, m in enumerate(self._messages)
         ]
         printed = _Printed.of(self.render(messages))
@@ -153,7 +199,8 @@ class Expected:
                 behind = literal[turns[0].end() :]
                 number = int(turns[0][1])
                 forms = [
-                    self._begun(number, body) + body.raw + behind for body in bodies[number]
+                    self._begun(number, body) + body.raw + behind
+                    for body in bodies[number]
                 ]
                 options = [literals[at], *forms]
                 patterns[at] = f"(?:{'|'.join(map(re.escape, dict.fromkeys(options)))})"
@@ -174,15 +221,24 @@ class Expected:
         if not self.is_whole:
             return None
         printed = self._printed
-        texts = [re.escape(literal) for literal in printed.literals] if between is None else between
+        texts = (
+            [re.escape(literal) for literal in printed.literals]
+            if between is None
+            else between
+        )
         pattern = [texts[0]]
-        for number, is_quoted, behind in zip(printed.numbers, printed.quoted, texts[1:], strict=True):
+        for number, is_quoted, behind in zip(
+            printed.numbers, printed.quoted, texts[1:], strict=True
+        ):
             pattern += [self._place(self.places[number], values, is_quoted), behind]
         match = re.fullmatch("".join(pattern), text, re.DOTALL)
         if match is None:
             return None
         found = zip(printed.numbers, printed.quoted, match.groups(), strict=True)
-        read = {n: json.loads(f'"{group}"', strict=False) if q else group for n, q, group in found}
+        read = {
+            n: json.loads(f'"{group}"', strict=False) if q else group
+            for n, q, group in found
+        }
         return [(place, read[n]) for n, place in enumerate(self.places)]
 
     @staticmethod
@@ -219,6 +275,19 @@ def _pieces(message: Say) -> Iterator[Part]:
         yield Slot("note", "")
 
 
+def _turn_mark(message: Message, number: int) -> Message:
+    return replace(message, parts=(f"{_WORD}turn{number}z",), reasoning=None)
+
+
+def _overlapped(before: str, opening: str) -> str:
+    """What stands before a turn, ending as it did when the turn was written."""
+    for size in range(len(opening), 0, -1):
+        at = before.rfind(opening[:size])
+        if at >= 0:
+            return before[:at] + opening
+    return before + opening
+
+
 def _is_space(place: Place) -> bool:
     return place.kind in ("edge_ws", "tail_ws")
 
@@ -245,7 +314,9 @@ def misplaced(said: Sequence[Spoken], render: Render) -> Iterator[str]:
     messages = []
     for word, item, message in zip(words, said, as_messages(said), strict=True):
         if isinstance(item, Echo) and item.call:
-            call = replace(message.tool_calls[0], arguments=json.dumps({"path": f"{word}call"}))
+            call = replace(
+                message.tool_calls[0], arguments=json.dumps({"path": f"{word}call"})
+            )
             message = replace(message, tool_calls=(call,))
         parts = (word + " ",) if message.text or isinstance(item, Say) else ()
         messages.append(replace(message, parts=parts, reasoning=None))

@@ -13,10 +13,34 @@ from typing import Any
 
 from tests.support.oracle_hostile import hostile, is_due
 
-WORDS = (
-    "the file of a model and its cache are read by one server for each turn while it "
-    "runs in the folder with code to test"
-).split()
+WORDS = [
+    "the",
+    "file",
+    "of",
+    "a",
+    "model",
+    "and",
+    "its",
+    "cache",
+    "are",
+    "read",
+    "by",
+    "one",
+    "server",
+    "for",
+    "each",
+    "turn",
+    "while",
+    "it",
+    "runs",
+    "in",
+    "the",
+    "folder",
+    "with",
+    "code",
+    "to",
+    "test",
+]
 
 
 @dataclass(frozen=True, slots=True)

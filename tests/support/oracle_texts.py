@@ -109,7 +109,7 @@ class Reading:
 
     Args:
         violations: what the client did not say, or what of it is missing.
-        opening: behind the last message; None if the template's print cannot tell.
+        opening: behind the last message; None if there is a fault.
         is_plain: it could only be compared with the template's print as a whole.
     """
 
@@ -137,7 +137,7 @@ def read(
     found = expected.read(text, values, bodies)
     told = [found.fault] if found.fault else list(_unsaid(found, values))
     told += misplaced(said, asked.render)
-    return Reading(tuple(told), found.opening, found.opening is None)
+    return Reading(tuple(told), found.opening, found.is_whole)
 
 
 def _scope(scope: str, said: Sequence[Spoken]) -> str:
