@@ -328,7 +328,8 @@ def misplaced(said: Sequence[Spoken], render: Render) -> Iterator[str]:
         if isinstance(item, Echo) and not (has_call or item.text):
             continue
         if text.count(found.strip()) != 1:
-            yield f"{item.role} {item.text!r} is printed {text.count(found.strip())} times"
+            times = text.count(found.strip())
+            yield f"{item.role} {item.text!r} is printed {times} times"
         elif item.role != "system" and text.index(found.strip()) < at:
             yield f"{item.role} {item.text!r} is printed too early"
         elif item.role != "system":

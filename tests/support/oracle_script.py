@@ -41,9 +41,9 @@ class Script:
         """The tokens by step: the same for the same prompt."""
         chance = len(prompt.model_ids)
         is_begun = self.begins(prompt.text)
-        if not is_begun and not self.is_needed:
-            if not prompt.thinking or chance % 3 == 0:
-                return {}
+        is_silent = not prompt.thinking or chance % 3 == 0
+        if is_silent and not (is_begun or self.is_needed):
+            return {}
         before = () if is_begun else self.opened_ids
         start = len(before) + 1 + chance % 2
         return {

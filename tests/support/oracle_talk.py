@@ -320,8 +320,8 @@ class Op:
 # How often each comes, of all.
 OPS = {
     "append": 30, "volatile": 14, "edit": 7, "insert": 5, "delete": 5, "branch": 8,
-    "retry": 5, "regenerate": 6, "tool": 7, "cancel_prefill": 6, "cancel_decode": 4, "crash": 3,
-    "evict": 6, "pair": 8, "new": 8, "session": 2,
+    "retry": 5, "regenerate": 6, "tool": 7, "cancel_prefill": 6, "cancel_decode": 4,
+    "crash": 3, "evict": 6, "pair": 8, "new": 8, "session": 2,
 }  # fmt: skip
 
 

@@ -338,6 +338,7 @@ def write_tokenizer(folder: Path, family: Family) -> tuple[str, ...]:
     core = Tokenizer.from_str(_renamed_tokens(named))
     core.add_special_tokens([AddedToken(token, special=True) for token in tokens])
     config |= {"eos_token": family.eos, "bos_token": family.bos or None}
+    config["pad_token"] = family.eos  # one that is not there would be added
     config |= dict(family.extra)
     core.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
