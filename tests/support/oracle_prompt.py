@@ -330,7 +330,7 @@ def misplaced(said: Sequence[Spoken], render: Render) -> Iterator[str]:
         if text.count(found.strip()) != 1:
             times = text.count(found.strip())
             yield f"{item.role} {item.text!r} is printed {times} times"
-        elif item.role != "system" and text.index(found.strip()) < at:
-            yield f"{item.role} {item.text!r} is printed too early"
         elif item.role != "system":
+            if text.index(found.strip()) < at:
+                yield f"{item.role} {item.text!r} is printed too early"
             at = text.index(found.strip())

@@ -371,6 +371,8 @@ class Cast:
     def fork(self, talk: Talk, chance: random.Random) -> Talk:
         """Go on from the middle of one, leaving it as it is."""
         cut = chance.randint(1, len(talk.messages))
+        if is_call(talk.messages[cut - 1]):
+            cut -= 1  # a call stays with its result
         session = talk.session if chance.random() < 0.7 else f"s{len(self.talks)}"
         messages = talk.messages[:cut]
         self.talks.append(Talk(session, messages, talk.thinking, chat=talk.chat))
@@ -388,6 +390,11 @@ def ask(talk: Talk, chance: random.Random) -> None:
     talk.messages.append(question(chance, is_first=is_first))
 
 
+def is_call(message: Spoken) -> bool:
+    """Whether results belong behind it."""
+    return isinstance(message, Echo) and message.call is not None
+
+
 def rearrange(talk: Talk, name: str, chance: random.Random) -> None:
     """Edit, insert or delete in what was said before."""
     inner = range(1, len(talk.messages))
@@ -396,13 +403,14 @@ def rearrange(talk: Talk, name: str, chance: random.Random) -> None:
     at = chance.choice(inner)
     message = talk.messages[at]
     if name == "insert":
+        at -= is_call(talk.messages[at - 1])  # a call stays with its result
         note = Say("user", (f"<system-reminder>{words(chance, 5)}</system-reminder>",))
         typed = hostile(chance) if is_due(chance) else ""
         echo = Echo(words(chance, 6) + typed)
         talk.messages.insert(at, chance.choice([note, echo]))
     elif name == "delete":
-        end = at + (2 if isinstance(message, Echo) and message.call else 1)
-        del talk.messages[at:end]
+        at -= is_call(talk.messages[at - 1])
+        del talk.messages[at : at + 1 + is_call(talk.messages[at])]
     elif isinstance(message, Echo):
         talk.messages[at] = replace(message, text=f"{message.text} {words(chance, 3)}")
     else:

@@ -203,6 +203,8 @@ def _misstated(
     starts = [*_STATEMENT.finditer(inside)]
     if not note.strip().startswith(HEAD) or not starts or starts[0].start():
         yield f"a note says {note!r}"
+    if not starts:
+        return
     ends = [*(match.start() for match in starts[1:]), len(inside)]
     for match, end in zip(starts, ends, strict=True):
         label, value = match[1], _norm(inside[match.end() : end])
