@@ -33,7 +33,7 @@ FAMILY_KINDS = {
     "mistral-nemo": "sliding", "ministral-3": "dense", "deepseek-v3.1": "dense",
     "gemma4": "sliding", "glm4.5": "dense", "kimi-k2": "dense",
 }  # fmt: skip
-_FAMILY_SEQUENCES = 6
+_FAMILY_SEQUENCES = 4
 _SLOW_LENGTH = 8
 _BUILTIN = "builtin"
 # The built-in model's template gets as much as four families.
