@@ -24,8 +24,9 @@ from tests.support.oracle_talk import OPS, plan
 from tests.support.real_templates import FAMILIES
 
 MakeRig = Callable[[str], Rig]
-# Sequences of a CI run by kind: 300. Hybrid prompts are slow without a GPU.
-SEQUENCES = {"dense": 125, "sliding": 110, "hybrid": 65}
+# Sequences of a CI run by kind: 300 with those of the families. Hybrid prompts are slow
+# without a GPU.
+SEQUENCES = {"dense": 110, "sliding": 100, "hybrid": 50}
 LENGTH = 4
 # Templates of as many ways to trim, escape, move and hide what they are given.
 FAMILY_KINDS = {

@@ -48,9 +48,9 @@ _FRAGMENTS = [
     "<seed:think>", "</seed:think>", "{{ x }}", "{% if x %}", "{# x #}", "<user>",
     "</user>", "<system>", "reasoning_content</think>",
     # Depth, fences, quotes, escapes.
-    "[" * 60, '{"a":' * 25, "[" * 30 + "]" * 30, "```json\n", "```\n", "```", "`" * 40,
+    "[" * 40, '{"a":' * 12, "[" * 20 + "]" * 20, "```json\n", "```\n", "```", "`" * 40,
     "\\" * 33, '"' * 33, "\\n", "\\u0000", "\\ud800", '\\"', "'", "&lt;&#39;", "%s%n",
-    '{"text": "a \\"b\\" \\u00e9"}', "1" * 80, "well, yes. " * 60,
+    '{"text": "a \\"b\\" \\u00e9"}', "1" * 80, "well, yes. " * 30,
     # Nearly volatile.
     '"message_id": 17', "message_id: m1", "Current time is running out.\n",
     "\nStats: runtime exceeded", "<system-reminder>\n", "</system-reminder>\n",

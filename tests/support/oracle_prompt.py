@@ -133,6 +133,8 @@ class Expected:
         )
         if own is None:
             return self._read_whole(text, bodies)
+        if text == self.plain:
+            return Found(tuple(own), self._printed.literals[-1])
         left = {place: {value} for place, value in own if _is_space(place)}
         options = {p: left.get(p, {p.own}) | values(p) for p in self.places}
         found = self._match(text, options.__getitem__, self._turns(bodies))
@@ -186,6 +188,8 @@ class Expected:
         """What may stand between each two marks, with the model's own words."""
         literals = self._printed.literals
         patterns = [re.escape(literal) for literal in literals]
+        if not any(bodies.values()):
+            return patterns
         messages = [
             _turn_mark(m, n) if bodies.get(n) else m
             for n, m in enumerate(self._messages)

@@ -410,7 +410,9 @@ def rearrange(talk: Talk, name: str, chance: random.Random) -> None:
         talk.messages.insert(at, chance.choice([note, echo]))
     elif name == "delete":
         at -= is_call(talk.messages[at - 1])
-        del talk.messages[at : at + 1 + is_call(talk.messages[at])]
+        end = at + 1 + is_call(talk.messages[at])
+        if at > 1 or not any(map(is_call, talk.messages[end : end + 1])):
+            del talk.messages[at:end]  # no client begins with a call
     elif isinstance(message, Echo):
         talk.messages[at] = replace(message, text=f"{message.text} {words(chance, 3)}")
     else:

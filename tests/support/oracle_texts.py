@@ -50,6 +50,7 @@ class Memory:
         default_factory=lambda: defaultdict(set)
     )
     turns: dict[str, list[_Turn]] = field(default_factory=lambda: defaultdict(list))
+    shapes: dict[tuple[bool, str], tuple[str, ...]] = field(default_factory=dict)
 
     def note_values(self, scope: str, messages: Sequence[Spoken]) -> None:
         """A request was sent."""
@@ -136,8 +137,19 @@ def read(
     }
     found = expected.read(text, values, bodies)
     told = [found.fault] if found.fault else list(_unsaid(found, values))
-    told += misplaced(said, asked.render)
+    told += _misplaced(asked, said, memory)
     return Reading(tuple(told), found.opening, found.is_whole)
+
+
+def _misplaced(asked: Asked, said: Sequence[Spoken], memory: Memory) -> tuple[str, ...]:
+    """Of what shape the conversation is tells all: it is looked at once."""
+    shape = repr(
+        [(m.role, not m.text, isinstance(m, Echo) and not m.call) for m in said]
+    )
+    if (asked.thinking, shape) not in memory.shapes:
+        told = tuple(misplaced(said, asked.render))
+        memory.shapes[asked.thinking, shape] = told
+    return memory.shapes[asked.thinking, shape]
 
 
 def _scope(scope: str, said: Sequence[Spoken]) -> str:
