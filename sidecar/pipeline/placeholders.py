@@ -21,12 +21,14 @@ class Placeholder:
 
     Args:
         opening: what the template prints between the message before and the turn.
+        gaps: what it may print between that and the mark, or its calls' first name.
         closing: what it prints behind the mark that the turn's ids hold.
         without_calls: it stands without the turn's calls, though these could stay.
     """
 
     healed: Healed
     opening: str
+    gaps: frozenset[str]
     closing: str = ""
     shows_calls: bool = False
     without_calls: "Placeholder | None" = None
@@ -45,8 +47,18 @@ class Placeholder:
         return replace(bare, tool_calls=(*others, last))
 
     def stands_in(self, before: str, behind: str) -> bool:
-        """Whether the texts around its mark are those that the frame says."""
-        return _begins(before, self.opening) and _begins(behind, self.closing)
+        """
+        Whether the texts around its mark are those that the frame says.
+
+        All of them: what stands there else is somebody's words, which a template may
+        print behind the results of the calls that they were said with.
+        """
+        openings = [self.opening + gap for gap in self.gaps]
+        if not self.shows_calls:
+            before_all = _masked(before) in map(_masked, openings)
+        else:
+            before_all = any(_begins(before, opening) for opening in openings)
+        return before_all and _begins(behind, self.closing)
 
 
 def plan_placeholders(
@@ -66,11 +78,12 @@ def plan_placeholders(
         num_calls = len(marked[index].message.tool_calls)
         if start is None or start.header != healed[index].header:
             continue
-        bare = Placeholder(healed[index], start.ended + start.header)
+        bare = Placeholder(healed[index], start.ended + start.header, start.gaps)
         can_be_bare = not num_calls or frame.drops_calls
         if frame.shows(num_calls):
             planned[index] = replace(
-                bare, closing=frame.closing or "", shows_calls=True,
+                bare, gaps=start.call_gaps, closing=frame.closing or "",
+                shows_calls=True,
                 without_calls=bare if can_be_bare else None,
             )  # fmt: skip
         elif can_be_bare:

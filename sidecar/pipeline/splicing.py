@@ -17,7 +17,7 @@ results. What closes the calls behind that mark is replaced along with them.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os.path import commonprefix
 from typing import Protocol
 
@@ -65,11 +65,15 @@ class Start:
     Args:
         ended: what ends that message. header: how an assistant turn begins.
         lead: the rest of the generation prompt; a turn's ids begin with it.
+        gaps: what the template prints between the header and a turn's text.
+        call_gaps: between the header and the name of a turn's first call.
     """
 
     ended: str
     header: str
     lead: str
+    gaps: frozenset[str] = field(default=frozenset(), compare=False)
+    call_gaps: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +125,24 @@ def probe_frame(renders: Sequence[Render], cuts: TokenCuts) -> Frame | None:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """Texts behind the edge of a message: what ends it, and what may begin there."""
+    """
+    Texts behind the edge of a message: what ends it, and what may begin there.
+
+    Args:
+        openings: up to a turn's text. calling: up to the name of its call, if shown.
+    """
 
     ended: str
     lead: str
     openings: tuple[str, ...]
+    calling: tuple[str, ...] = ()
 
     def beginning_at(self, ended: str) -> "_Shown":
         """The same with less of it taken for the end of the message."""
         rest = self.ended[len(ended) :]
         openings = tuple(rest + opening for opening in self.openings)
-        return _Shown(ended, rest + self.lead, openings)
+        calling = tuple(rest + opening for opening in self.calling)
+        return _Shown(ended, rest + self.lead, openings, calling)
 
 
 def _probe_start(role: str, renders: Sequence[Render], cuts: TokenCuts) -> Start | None:
@@ -153,7 +164,15 @@ def _probe_start(role: str, renders: Sequence[Render], cuts: TokenCuts) -> Start
             break
     if not (own.ended + header).strip():
         return None
-    return Start(own.ended, header, own.lead[len(header) :])
+    return Start(
+        own.ended, header, own.lead[len(header) :],
+        _behind(header, [o for each in group for o in each.openings]),
+        _behind(header, [o for each in group for o in each.calling]),
+    )  # fmt: skip
+
+
+def _behind(header: str, openings: Sequence[str]) -> frozenset[str]:
+    return frozenset(o[len(header) :] for o in openings if o.startswith(header))
 
 
 def _show_start(
@@ -174,7 +193,22 @@ def _show_start(
         return None
     ended = _common([asked, prompted, *texts], cuts)
     openings = tuple(text[len(ended) :] for text in texts)
-    return _Shown(ended, prompted[len(ended) :], openings)
+    return _Shown(
+        ended, prompted[len(ended) :], openings, _before_call(render, before, ended)
+    )
+
+
+def _before_call(
+    render: Render, before: Sequence[Message], ended: str
+) -> tuple[str, ...]:
+    """What stands up to a call's name: in the last turn, and in one before it."""
+    calling = replace(_CALLING, tool_calls=(_marked_call(),))
+    found = []
+    for following in ([_RESULT], _FOLLOWING):
+        text = _behind_edge(render, [*before, calling, *following], False) or ""
+        if text.startswith(ended) and _TURNS.search(text):
+            found.append(text[len(ended) :].partition(_CALL.name)[0])
+    return tuple(found)
 
 
 def _marked_call() -> ToolCall:

@@ -16,6 +16,7 @@ from sidecar.core.errors import BadRequest
 from sidecar.core.nested_json import load_json
 from sidecar.core.prompt import ChatTokenizer
 from sidecar.core.requests import ChatRequest, Message, Tool, ToolCall, call_key
+from sidecar.pipeline.alternation import join_answers
 from sidecar.pipeline.template_traits import CallIds, TemplateTraits, probe_traits
 
 logger = logging.getLogger(__name__)
@@ -89,6 +90,8 @@ def adapt(
         adapted = [_mark_system(m) if i else m for i, m in enumerate(adapted)]
     if not traits.system and adapted and adapted[0].role == "system":
         adapted[0] = _mark_system(adapted[0])
+    if not traits.free_answers:
+        adapted = join_answers(adapted, with_calls=traits.text_and_call)
     if not traits.repeated_user:
         adapted = _join_users(adapted)
     if not traits.user_after_tool:

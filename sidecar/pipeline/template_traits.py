@@ -20,6 +20,8 @@ class TemplateTraits:
     system: bool = True  # a system message at all, and always before what follows it
     later_system: bool = True  # one that is not the first message
     repeated_user: bool = True  # two user messages in a row
+    free_answers: bool = True  # answers first, in a row, or empty
+    text_and_call: bool = True  # prints the text beside a call
     user_after_tool: bool = True  # a user message right behind a tool's result
     tool_role: bool = True
     tools: bool = True  # prints the offered tools
@@ -45,6 +47,11 @@ _TOOL = {
 _SYSTEM = {"role": "system", "content": "zq system"}
 _USER = {"role": "user", "content": "zq user"}
 _ASSISTANT = {"role": "assistant", "content": "zq answer"}
+_FREE_ANSWERS = (
+    [_ASSISTANT, _USER],
+    [_USER, _ASSISTANT, _ASSISTANT, _USER],
+    [_USER, {"role": "assistant", "content": ""}, _USER],
+)
 _ANY_IDS = ("call_zq1", "call_zq2")
 _NINE_IDS = ("zqcall001", "zqcall002")
 _Messages = Sequence[dict[str, Any]]
@@ -73,6 +80,7 @@ def probe_traits(tokenizer: ChatTokenizer) -> TemplateTraits:
         system=_takes_system(render),
         later_system="zq two" in later,
         repeated_user=bool(render([_USER, _USER])),
+        free_answers=all(map(render, _FREE_ANSWERS)),
         tools=tools or tools_alone,
         tools_alone=tools_alone or not tools,
         preserve_thinking=bool(render([_USER], preserve_thinking=True)),
@@ -104,11 +112,14 @@ def _probe_calls(render: _Render, stops: Sequence[str]) -> dict[str, Any]:
             both = render(_loop(2, ids, as_object), tools=[_TOOL])
             behind = [*_loop(1, ids, as_object), dict(_USER, content="zq more")]
             asked, calling, *results = _loop(1, ids, as_object)
-            calling = {**calling, "content": "zq said", "reasoning_content": "zq why"}
+            said = {**calling, "content": "zq said"}
+            calling = {**said, "reasoning_content": "zq why"}
             return {
                 "thought_and_text": bool(
                     render([asked, calling, *results], tools=[_TOOL])
                 ),
+                "text_and_call": "zq said"
+                in render([asked, said, *results], tools=[_TOOL]),
                 "argument_objects": as_object,
                 "parallel_calls": _is_said(both, 2),
                 "user_after_tool": "zq more" in render(behind, tools=[_TOOL]),

@@ -195,7 +195,8 @@ def test_a_typed_sentinel_is_not_a_span(kind: str) -> None:
     assert chats.reuse(prompt) <= len(chats.tokenizer.encode(first.text[:at])) + 1
 
 
-FRAME = Frame({"user": Start("</u>", "<a>", "+")}, closing="]", drops_calls=True)
+GAPS = (frozenset({""}), frozenset({"["}))
+FRAME = Frame({"user": Start("</u>", "<a>", "+", *GAPS)}, closing="]", drops_calls=True)
 TURN = Healed("<a>", (1, 2), "raw", "")
 TALK = [user("hi"), assistant("well"), user("and?")]
 

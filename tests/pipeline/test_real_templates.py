@@ -11,7 +11,7 @@ import pytest
 
 from sidecar.core.requests import Message
 from sidecar.pipeline import template
-from tests.support.chats import Client, assistant, result, system, user
+from tests.support.chats import Client, Said, assistant, result, system, user
 from tests.support.real_talk import TOOLS, Step, Talk, lost, outside, read, write
 from tests.support.real_templates import BY_NAME, FAMILIES, FOLDER, FamilyChats
 
@@ -133,6 +133,43 @@ def test_a_conversation_of_another_model_is_said_whole(
     assert places[0] >= 0
     assert "b.py" in prompt.text
     assert prompt.report.is_proved
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["text", "calls"])
+@pytest.mark.parametrize("name", NAMES)
+def test_words_printed_behind_a_result_stay_before_an_own_turn(
+    name: str, again: bool
+) -> None:
+    """Gemma 4's template does so, where a turn's own ids are put."""
+    chats, client = FamilyChats(name), Client(tools=TOOLS)
+    call = read(path="a.py")
+    asked = [user("Go."), assistant("I look at it.", call), result("out", call.id)]
+    said = Said("Fine.", "", (read(path="b.py"),) if again else ())
+    turn = chats.turn(asked, said, client)
+    behind = result("more", said.calls[0].id) if again else user("And now?")
+    later = [*asked, turn.said.echo, behind]
+    plain = chats.rendered(later, client)
+    assert chats.ask(later, client).text.count("I look at it.") == plain.count(
+        "I look at it."
+    )
+
+
+@pytest.mark.parametrize("calls", [False, True], ids=["text", "calls"])
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_may_be_first_and_in_a_row_and_empty(name: str, calls: bool) -> None:
+    """A greeting, a turn that was cut in two, one that was all thinking."""
+    chats = FamilyChats(name)
+    call = read(path="a.py")
+    looked = (assistant("", call), result("first out", call.id)) if calls else ()
+    talk = [system("Be brief."), assistant("Hello there."), user("Say it."),
+            assistant(""), user("Go on."), assistant("One."), assistant("Two."),
+            *looked, user("And now?")]  # fmt: skip
+    text = chats.ask(talk, Client(tools=TOOLS)).text
+    said = ["Hello there.", "Say it.", "Go on.", "One.", "Two.",
+            *(["a.py", "first out"] if calls else []), "And now?"]  # fmt: skip
+    places = [text.find(each) for each in said]
+    assert places == sorted(places)
+    assert all(text.count(each) == 1 for each in said)
 
 
 @pytest.mark.parametrize("name", NAMES)

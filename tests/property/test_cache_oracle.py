@@ -3,7 +3,8 @@ Reuse never lies: any sequence of requests, against a model without a cache.
 
     pytest -m slow -n 0 -s tests/property/test_cache_oracle.py
 
-plays at least 10,000 requests; ORACLE_SEED and ORACLE_REQUESTS choose others, and with
+plays at least 10,000 requests, on models of each kind with the tokenizer and template
+of each family; ORACLE_SEED and ORACLE_REQUESTS choose others, and with
 ORACLE_STATE=FILE a run that was stopped goes on where it was.
 """
 
@@ -20,12 +21,26 @@ import pytest
 from tests.support.oracle import Player, Totals, play_many
 from tests.support.oracle_rig import Rig, running_rig
 from tests.support.oracle_talk import OPS, plan
+from tests.support.real_templates import FAMILIES
 
 MakeRig = Callable[[str], Rig]
-# Sequences of a CI run by kind: 300. Hybrid prompts are slow without a GPU.
-SEQUENCES = {"dense": 125, "sliding": 110, "hybrid": 65}
+# Sequences of a CI run by kind: 300 with those of the families. Hybrid prompts are slow
+# without a GPU.
+SEQUENCES = {"dense": 110, "sliding": 100, "hybrid": 50}
 LENGTH = 4
+# Templates of as many ways to trim, escape, move and hide what they are given.
+FAMILY_KINDS = {
+    "qwen3.5": "hybrid", "qwen3": "dense", "llama3.2": "dense", "gpt-oss": "sliding",
+    "mistral-nemo": "sliding", "ministral-3": "dense", "deepseek-v3.1": "dense",
+    "gemma4": "sliding", "glm4.5": "dense", "kimi-k2": "dense",
+}  # fmt: skip
+_FAMILY_SEQUENCES = 4
 _SLOW_LENGTH = 8
+_BUILTIN = "builtin"
+# The built-in model's template gets as much as four families.
+_PAIRS = [(kind, family.name) for family in FAMILIES for kind in SEQUENCES] + [
+    (kind, _BUILTIN) for kind in SEQUENCES for _ in range(4)
+]
 _SAVE_EVERY_S = 10.0
 
 
@@ -63,6 +78,19 @@ def test_no_sequence_of_requests_shows_a_difference(
         assert getattr(totals, number) > 0, number
 
 
+@pytest.mark.parametrize("family", FAMILY_KINDS)
+def test_no_template_makes_a_difference(family: str, tmp_path: Path) -> None:
+    """The same invariants, with the tokenizer and template of a model family."""
+    kind = FAMILY_KINDS[family]
+    seeds = [f"ci/{family}/{number}" for number in range(_FAMILY_SEQUENCES)]
+    with running_rig(tmp_path, kind, family) as rig:
+        totals, report = play_many(rig, seeds, LENGTH)
+    print(f"\n{kind} {family}: {totals}")
+    assert report == []
+    assert totals.cached_tokens > totals.prompt_tokens / 4
+    assert totals.spliced > 0
+
+
 def test_a_sequence_is_its_seed(make_rig: MakeRig) -> None:
     """The same seed gives the same prompts, whatever was played before."""
     rig = make_rig("dense")
@@ -77,52 +105,70 @@ def test_a_sequence_is_its_seed(make_rig: MakeRig) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_ten_thousand_requests_show_no_difference(make_rig: MakeRig) -> None:
+def test_ten_thousand_requests_show_no_difference(tmp_path: Path) -> None:
+    """The pairs of kind and family take turns, each on a server of its own."""
     seed = os.environ.get("ORACLE_SEED", "1")
     wanted = int(os.environ.get("ORACLE_REQUESTS", "10000"))
     state = _State(os.environ.get("ORACLE_STATE"), seed)
-    kinds = list(SEQUENCES)
+    for number, (kind, family) in enumerate(_PAIRS, 1):
+        share = wanted * number // len(_PAIRS)
+        if state.requests >= share:
+            continue
+        with running_rig(tmp_path, kind, "" if family == _BUILTIN else family) as rig:
+            _play(rig, state, f"{kind}/{family}", share)
+        print(f"{state.requests} of {wanted} requests, {kind}/{family}", flush=True)
+    for name, totals in sorted(state.by_kind_and_family().items()):
+        print(f"{name}: {totals}")
+    assert state.requests >= wanted
+    assert all(totals.mismatches == 0 for totals in state.totals.values())
+
+
+def _play(rig: Rig, state: "_State", pair: str, share: int) -> None:
+    """Sequences of a pair until all pairs so far have their share of the requests."""
+    totals = state.totals.setdefault(pair, Totals())
     saved = time.monotonic()
-    while state.requests < wanted:
-        kind = min(kinds, key=lambda k: state.totals[k].requests)
-        number = state.totals[kind].sequences
-        name = f"{seed}/{kind}/{number}"
-        totals, report = play_many(make_rig(kind), [name], _SLOW_LENGTH)
-        assert report == []
-        state.totals[kind].add(totals)
+    while state.requests < share:
+        name = f"{state.seed}/{pair}/{totals.sequences}"
+        played, report = play_many(rig, [name], _SLOW_LENGTH)
+        assert not report, "\n".join(report)
+        totals.add(played)
         if time.monotonic() - saved > _SAVE_EVERY_S:
             saved = time.monotonic()
             state.save()
-            print(f"{state.requests} of {wanted} requests", flush=True)
     state.save()
-    for kind in kinds:
-        print(f"{kind}: {state.totals[kind]}")
-        assert state.totals[kind].mismatches == 0
 
 
 class _State:
-    """Where a long run is, in a file."""
+    """Where a long run is, in a file; totals by kind and family."""
 
     def __init__(self, file: str | None, seed: str) -> None:
+        self.seed = seed
+        self.totals: dict[str, Totals] = {}
         self._file = Path(file) if file else None
-        self._seed = seed
-        self.totals = {kind: Totals() for kind in SEQUENCES}
         if self._file and self._file.exists():
             saved = json.loads(self._file.read_text())
             assert saved["seed"] == seed, "the state file is of another seed"
-            for kind, numbers in saved["totals"].items():
-                self.totals[kind] = Totals(**numbers)
+            for pair, numbers in saved["totals"].items():
+                self.totals[pair] = Totals(**numbers)
 
     @property
     def requests(self) -> int:
         """All so far."""
         return sum(totals.requests for totals in self.totals.values())
 
+    def by_kind_and_family(self) -> dict[str, Totals]:
+        """The totals of each kind, and of each family."""
+        sums: dict[str, Totals] = {}
+        for pair, totals in self.totals.items():
+            for name in ("all", *pair.split("/")):
+                sums.setdefault(name, Totals()).add(totals)
+        return sums
+
     def save(self) -> None:
         """Write it down, whole or not at all."""
         if self._file is None:
             return
-        totals = {kind: asdict(numbers) for kind, numbers in self.totals.items()}
+        totals = {pair: asdict(numbers) for pair, numbers in self.totals.items()}
         part = self._file.with_suffix(".part")
-        part.write_text(json.dumps({"seed": self._seed, "totals": totals}))
+        part.write_text(json.dumps({"seed": self.seed, "totals": totals}))
         part.replace(self._file)

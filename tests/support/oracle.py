@@ -7,6 +7,7 @@ model read with what the client said (docs/reuse.md s2).
 """
 
 import random
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
@@ -15,10 +16,12 @@ from typing import Any
 import httpx
 import numpy as np
 
+from sidecar.core.requests import Message
 from tests.support import oracle_talk as talking
+from tests.support.oracle_prompt import Body
 from tests.support.oracle_rig import BUDGET, Rig, Seen, Trap
 from tests.support.oracle_talk import Cast, Echo, Op, Say, Spoken, Talk
-from tests.support.oracle_texts import Memory, violations
+from tests.support.oracle_texts import Asked, Memory, read
 
 # Rounding differs with the shape of a batch, by about 1e-6 here; other ids under one
 # position change logits by 1e-2 and more.
@@ -42,6 +45,7 @@ class Totals:
     pinned: int = 0
     restated: int = 0
     spliced: int = 0
+    plain: int = 0  # compared with T as a whole
     near_ties: int = 0
     mismatches: int = 0
     max_delta: float = 0.0
@@ -76,6 +80,7 @@ class _Request:
     max_tokens: int
     extra: dict[str, Any] = field(default_factory=dict)
     trap: Trap | None = None
+    opening: str | None = None  # of the turn to be written
 
     @property
     def body(self) -> dict[str, Any]:
@@ -125,12 +130,14 @@ class Player:
             talking.turn_a_value(talk, chance)
         elif op.name == "session":
             talk.session = f"s{chance.randrange(4)}"
+        elif op.name == "regenerate":
+            talking.regenerate(talk, chance)
         elif op.name == "tool":
             talking.ask(talk, chance)
             talk.messages += talking.foreign_call(chance)
         if op.name == "branch":
             talk = other
-        if op.name not in ("retry", "tool") or not _can_be_asked(talk):
+        if op.name not in _AS_IT_IS or not _can_be_asked(talk):
             talking.ask(talk, chance)
         if op.name == "evict":
             budget = chance.choice([1, 50_000, 200_000, 600_000])
@@ -152,12 +159,14 @@ class Player:
             extra["stop"] = [chance.choice("eatn")]
         elif chance.random() < 0.06:
             extra["n"] = 2
-        max_tokens = chance.choice([1, 2, 4, 4, 8, 12])
+        script = self._rig.script
+        spare = script.num_tokens if script else 0
+        max_tokens = spare + chance.choice([1, 2, 4, 4, 8, 12])
         trap = None
         if op.name == "cancel_prefill":
             trap = Trap("chunk", chance.randint(1, 5), "cancel")
         elif op.name == "cancel_decode":
-            max_tokens = 12
+            max_tokens = spare + 12
             trap = Trap("step", chance.randint(1, 8), "cancel")
         elif op.name == "crash":
             where = chance.choice(["chunk", "step"])
@@ -221,30 +230,28 @@ class Player:
         self.totals.pinned += bool(report.pinned)
         self.totals.restated += bool(report.restated)
         self.totals.spliced += report.num_spliced
-        text = self._rig.text(seen.prompt.model_ids)
-        self._expect(text == seen.prompt.text, "II", "ids and text differ")
-        scope, thinking = request.talk.scope, request.talk.thinking
-        for violation in violations(
-            text, scope, request.messages, self._memory,
-            lambda messages: self._render(messages, thinking),
-        ):  # fmt: skip
+        text = seen.prompt.text
+        read_ids, told = map(_normal, (self._rig.text(seen.prompt.model_ids), text))
+        self._expect(
+            read_ids == told, "II", f"ids {read_ids!r} and text {told!r} differ"
+        )
+        reading = read(text, self._asked(request), request.messages, self._memory)
+        request.opening = reading.opening
+        self.totals.plain += reading.is_plain
+        for violation in reading.violations:
             self._expect(False, "II", violation)
 
-    def _render(self, messages: Sequence[Spoken], thinking: bool) -> str:
-        """T, by the template itself."""
-        entries = []
-        for message in messages:
-            entry = message.entry()
-            for call in entry.get("tool_calls", ()):
-                arguments = call["function"]["arguments"]
-                call["function"]["arguments"] = _object(arguments)
-            entries.append(entry)
-        return str(
-            self._rig.engine.model.tokenizer.apply_chat_template(
-                entries, tokenize=False, add_generation_prompt=True,
-                enable_thinking=thinking, preserve_thinking=True,
-            )
-        )  # fmt: skip
+    def _asked(self, request: _Request) -> Asked:
+        template = self._rig.pipeline.template
+        thinking = request.talk.thinking
+        kwargs = {"enable_thinking": thinking}
+        if template.traits.preserve_thinking:
+            kwargs["preserve_thinking"] = True
+
+        def render(messages: Sequence[Message]) -> str:
+            return template.render(messages, (), kwargs)
+
+        return Asked(request.talk.scope, thinking, render)
 
     def _check_answer(
         self, request: _Request, body: dict[str, Any], seen: Seen
@@ -259,7 +266,7 @@ class Player:
         content = message.get("content") or ""
         for choice in range(choices):
             got = self._rig.logits(seen, choice, count)
-            sampled = [int(i) for i in np.argmax(got, axis=-1)]
+            sampled = self._rig.sampled(seen, got)
             wanted = self._rig.oracle(ids, sampled)
             self._compare(got, wanted)
         told = body["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -268,11 +275,18 @@ class Player:
         self._note_computed((*ids, *sampled))
         raw = self._rig.text(sampled)
         if "stop" not in request.extra:
-            shown = raw.replace("\0", "\u0100")  # mlx-lm's detokenizer, of byte 0
-            self._expect(
-                shown.strip() == content.strip(), "answer", f"{raw!r} {content!r}"
-            )
+            self._check_shown(message, raw, seen)
         self._echo(request, message, content, raw)
+
+    def _check_shown(self, message: dict[str, Any], raw: str, seen: Seen) -> None:
+        """The client is given the answer, and the thought apart."""
+        raw = raw.replace("\0", "\u0100")  # mlx-lm's detokenizer, of byte 0
+        script = self._rig.script
+        wanted = script.split(raw, seen.prompt.text) if script else ("", raw)
+        names = ("reasoning_content", "content")
+        given = tuple((message.get(name) or "").strip() for name in names)
+        self._expect(given == tuple(w.strip() for w in wanted), "answer",
+                     f"{wanted!r} {given!r}")  # fmt: skip
 
     def _compare(self, got: np.ndarray, wanted: np.ndarray) -> None:
         delta = float(np.abs(got - wanted).max())
@@ -290,8 +304,10 @@ class Player:
         self, request: _Request, message: dict[str, Any], content: str, raw: str
     ) -> None:
         """Put the answer into the conversation, as clients do."""
-        lead = "" if request.talk.thinking else "<think>\n\n</think>\n\n"
-        self._memory.note_raw(request.talk.scope, request.messages, content, lead + raw)
+        if request.opening is not None:
+            body = Body(request.opening, raw)
+            asked = self._asked(request)
+            self._memory.note_turn(asked, request.messages, content, body)
         if len(request.messages) != len(request.talk.messages):
             return
         reasoning = message.get("reasoning_content")
@@ -310,10 +326,18 @@ class Player:
             self.found.append(Violation(invariant, self._op, detail))
 
 
+_AS_IT_IS = ("retry", "regenerate", "tool")
+
+
 def _can_be_asked(talk: Talk) -> bool:
     """Whether its last message is the client's."""
     last = talk.messages[-1]
     return isinstance(last, Say) and last.role != "system"
+
+
+def _normal(text: str) -> str:
+    """As some tokenizers read it: accents joined with their letters."""
+    return unicodedata.normalize("NFC", text)
 
 
 def _prefix_hashes(ids: Sequence[int]) -> Iterator[int]:
@@ -321,12 +345,6 @@ def _prefix_hashes(ids: Sequence[int]) -> Iterator[int]:
     for token in ids:
         value = (value * 1_000_003 + token + 1) & _PREFIX_BITS
         yield value
-
-
-def _object(text: str) -> Any:
-    import json
-
-    return json.loads(text)
 
 
 def shrink(rig: Rig, ops: Sequence[Op], tries: int = 40) -> list[Op]:

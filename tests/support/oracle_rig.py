@@ -6,6 +6,7 @@ wrapped; nothing is replaced. Traps cancel or fail a request at an exact place.
 """
 
 import contextlib
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -26,8 +27,10 @@ from sidecar.engine.sampling import LogitsProcessor
 from sidecar.infra.logs import request_id as request_id_var
 from sidecar.pipeline.healing import HealingStore
 from sidecar.pipeline.turns import TurnStore
+from tests.support.oracle_script import Script, script_of
+from tests.support.real_templates import BY_NAME, Family, write_tokenizer
 from tests.support.servers import running_sidecar
-from tests.support.tiny_models import BUILTIN, make_model
+from tests.support.tiny_models import make_model
 
 BUDGET = 24 << 20  # of told conversations some dozens fit
 _SETTINGS = {
@@ -46,10 +49,12 @@ class Seen:
 
     Args:
         cached_len: what the engine restored. logits: of each step, by choice.
+        forced: what was sampled at a step instead of the likeliest token.
     """
 
     prompt: PreparedPrompt
     cached_len: int = 0
+    forced: dict[int, int] = field(default_factory=dict)
     logits: dict[int, list[mx.array]] = field(default_factory=dict)
 
 
@@ -92,8 +97,11 @@ class _LastRows:
 class Rig:
     """One server; requests may come from several threads."""
 
-    def __init__(self, app: App, jobs: "JobTap") -> None:
+    def __init__(
+        self, app: App, jobs: "JobTap", folder: Path, family: Family | None = None
+    ) -> None:
         self.app = app
+        self.family = family
         with app.pool.lease("") as served:
             self.engine, self.pipeline = served.engine, served.pipeline
         self.store, self.model = self.engine.store, self.engine.model.model
@@ -105,7 +113,8 @@ class Rig:
         self._by_ids: dict[int, Seen] = {}
         self._traps: dict[str, Trap] = {}
         self._counts: dict[str, int] = {}
-        self._tokenizer = Tokenizer.from_file(str(BUILTIN / "tokenizer.json"))
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.script: Script | None = script_of(family, self._ids_of)
         self._http = httpx.Client(base_url=app.url, timeout=60)
         jobs.on_row = self._on_row
         self._wrap()
@@ -116,7 +125,7 @@ class Rig:
         def prepared(*args: Any) -> PreparedPrompt:
             prompt = prepare(*args)
             with self._lock:
-                seen = Seen(prompt)
+                seen = Seen(prompt, forced=self._forced(prompt))
                 self._by_request[request_id_var.get()] = seen
                 self._by_ids[id(prompt.model_ids)] = seen
             return prompt
@@ -175,6 +184,17 @@ class Rig:
         """Text of ids, nothing left out or cleaned up."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def _ids_of(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _forced(self, prompt: PreparedPrompt) -> dict[int, int]:
+        return {} if self.script is None else self.script.forced(prompt)
+
+    def sampled(self, seen: Seen, logits: np.ndarray) -> list[int]:
+        """The tokens of an answer: the likeliest, but where they were forced."""
+        likeliest = np.argmax(logits, axis=-1)
+        return [seen.forced.get(step, int(i)) for step, i in enumerate(likeliest)]
+
     def oracle(self, prompt: ModelIds, sampled: list[int]) -> np.ndarray:
         """Logits for each sampled token: one pass over all ids, no cache at all."""
         whole = [*prompt, *sampled][: len(prompt) + len(sampled) - 1]
@@ -206,10 +226,13 @@ class Rig:
         steps = seen.logits.setdefault(choice, [])
 
         def take(_tokens: mx.array, logits: mx.array) -> mx.array:
+            forced = seen.forced.get(len(steps))
             steps.append(logits)
             if choice == 0:
                 self._spring(job, "step")
-            return logits
+            if forced is None:
+                return logits
+            return mx.where(mx.arange(logits.shape[-1]) == forced, 0.0, -mx.inf)[None]
 
         return [take]
 
@@ -252,14 +275,24 @@ class JobTap:
 
 
 @contextlib.contextmanager
-def running_rig(folder: Path, kind: str, **settings: str) -> Iterator[Rig]:
-    """A server on a tiny model of a kind, with a rig."""
-    model = make_model(folder / f"small-{kind}", kind, hidden=32)
+def running_rig(
+    folder: Path, kind: str, family: str = "", **settings: str
+) -> Iterator[Rig]:
+    """
+    A server on a tiny model of a kind, with a rig.
+
+    Args:
+        family: whose tokenizer and chat template it has; empty: the built-in model's.
+    """
+    row = BY_NAME[family] if family else None
+    write = functools.partial(write_tokenizer, family=row) if row else None
+    out = folder / f"small-{kind}-{family or 'builtin'}"
+    model = make_model(out, kind, hidden=32, write_tokenizer=write)
     tap = JobTap()
     with running_sidecar(
         {"MODEL_PATH": str(model), **_SETTINGS, **settings}, tap
     ) as app:
-        rig = Rig(app, tap)
+        rig = Rig(app, tap, model, row)
         try:
             yield rig
         finally:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.support.oracle_hostile import hostile, is_due
+
 WORDS = [
     "the",
     "file",
@@ -61,6 +63,7 @@ class Say:
     Args:
         lead, trail: white space around the parts.
         call_id: of the call that a tool message answers.
+        is_hostile: its literal text may hold what looks volatile.
     """
 
     role: str
@@ -68,6 +71,7 @@ class Say:
     lead: str = ""
     trail: str = ""
     call_id: str | None = None
+    is_hostile: bool = False
 
     @property
     def text(self) -> str:
@@ -193,23 +197,25 @@ def value_of(kind: str, chance: random.Random) -> str:
 def system(chance: random.Random) -> Say:
     """One of a few system prompts, so that conversations share beginnings."""
     style, long = chance.choice([0, 0, 1, 1, 2, 3]), chance.choice([12, 30, 60])
-    filler = words(random.Random(style * 1000 + long), long) + "."
+    same = random.Random(style * 1000 + long + chance.choice([0, 0, 100]))
+    filler = words(same, long) + "."
+    is_hostile = is_due(same)
+    filler += hostile(same) if is_hostile else ""
 
     def slot(kind: str) -> Slot:
         return Slot(kind, value_of(kind, chance))
 
+    parts: tuple[Part, ...] = (filler,)
     if style == 0:
-        head: tuple[Part, ...] = ("You are an agent.\nCurrent time is ",)
-        return Say("system", (*head, slot("current_time"), ".\n" + filler * 2))
+        head = "You are an agent.\nCurrent time is "
+        parts = (head, slot("current_time"), ".\n" + filler * 2)
     if style == 1:
         block = slot("inbound_context")
         rest = f"# Project Context\n{filler}\n\n"
-        return Say(
-            "system", ("You help.\n", block, rest + filler, "\n\n", slot("git_status"))
-        )
+        parts = ("You help.\n", block, rest + filler, "\n\n", slot("git_status"))
     if style == 2:
-        return Say("system", (slot("billing_header"), f"You code. {filler}"))
-    return Say("system", (filler,))
+        parts = (slot("billing_header"), f"You code. {filler}")
+    return Say("system", parts, is_hostile=is_hostile)
 
 
 def question(chance: random.Random, *, is_first: bool) -> Say:
@@ -230,8 +236,12 @@ def question(chance: random.Random, *, is_first: bool) -> Say:
         parts += ["\nStats: runtime ", slot("subagent_runtime")]
         if chance.random() < 0.5:
             parts.append(f"\n{words(chance, 5)}")
+    is_hostile = is_due(chance)
+    if is_hostile:
+        parts.insert(chance.choice([0, len(parts)]), hostile(chance))
     spaces = ["", "", "", " ", "\n"]
-    return Say("user", tuple(parts), chance.choice(spaces), chance.choice(spaces))
+    lead, trail = chance.choice(spaces), chance.choice(spaces)
+    return Say("user", tuple(parts), lead, trail, is_hostile=is_hostile)
 
 
 def sender(chance: random.Random) -> tuple[Part, ...]:
@@ -266,14 +276,23 @@ def _is_sender(part: Part) -> bool:
 
 def result(chance: random.Random, call_id: str) -> Say:
     """What a tool says."""
-    return Say("tool", (f"{words(chance, 20)}\n",), call_id=call_id)
+    if is_due(chance):
+        text = hostile(chance) + words(chance, 8) + hostile(chance)
+        return Say("tool", (text,), call_id=call_id, is_hostile=True)
+    trail = chance.choice(["\n", "\n", "", "  \n"])
+    return Say("tool", (words(chance, 20),), "", trail, call_id)
 
 
 def foreign_call(chance: random.Random) -> list[Spoken]:
     """A call that another model made, and its results."""
     call_id = f"call_{chance.randrange(10**6)}"
     arguments = json.dumps({"path": chance.choice(WORDS)})
+    if is_due(chance):
+        named = {"path": hostile(chance), "deep": [{"x": None, "y": 1.5}]}
+        arguments = chance.choice([json.dumps(named), hostile(chance)])
     said = words(chance, 5) if chance.random() < 0.5 else ""
+    if said and is_due(chance):
+        said += hostile(chance)
     return [Echo(said, None, (call_id, "read", arguments)), result(chance, call_id)]
 
 
@@ -301,8 +320,8 @@ class Op:
 # How often each comes, of all.
 OPS = {
     "append": 30, "volatile": 14, "edit": 7, "insert": 5, "delete": 5, "branch": 8,
-    "retry": 5, "tool": 7, "cancel_prefill": 6, "cancel_decode": 4, "crash": 3,
-    "evict": 6, "pair": 8, "new": 8, "session": 2,
+    "retry": 5, "regenerate": 6, "tool": 7, "cancel_prefill": 6, "cancel_decode": 4,
+    "crash": 3, "evict": 6, "pair": 8, "new": 8, "session": 2,
 }  # fmt: skip
 
 
@@ -352,6 +371,8 @@ class Cast:
     def fork(self, talk: Talk, chance: random.Random) -> Talk:
         """Go on from the middle of one, leaving it as it is."""
         cut = chance.randint(1, len(talk.messages))
+        if is_call(talk.messages[cut - 1]):
+            cut -= 1  # a call stays with its result
         session = talk.session if chance.random() < 0.7 else f"s{len(self.talks)}"
         messages = talk.messages[:cut]
         self.talks.append(Talk(session, messages, talk.thinking, chat=talk.chat))
@@ -369,6 +390,11 @@ def ask(talk: Talk, chance: random.Random) -> None:
     talk.messages.append(question(chance, is_first=is_first))
 
 
+def is_call(message: Spoken) -> bool:
+    """Whether results belong behind it."""
+    return isinstance(message, Echo) and message.call is not None
+
+
 def rearrange(talk: Talk, name: str, chance: random.Random) -> None:
     """Edit, insert or delete in what was said before."""
     inner = range(1, len(talk.messages))
@@ -377,16 +403,33 @@ def rearrange(talk: Talk, name: str, chance: random.Random) -> None:
     at = chance.choice(inner)
     message = talk.messages[at]
     if name == "insert":
+        at -= is_call(talk.messages[at - 1])  # a call stays with its result
         note = Say("user", (f"<system-reminder>{words(chance, 5)}</system-reminder>",))
-        talk.messages.insert(at, chance.choice([note, Echo(words(chance, 6))]))
+        typed = hostile(chance) if is_due(chance) else ""
+        echo = Echo(words(chance, 6) + typed)
+        talk.messages.insert(at, chance.choice([note, echo]))
     elif name == "delete":
-        end = at + (2 if isinstance(message, Echo) and message.call else 1)
-        del talk.messages[at:end]
+        at -= is_call(talk.messages[at - 1])
+        end = at + 1 + is_call(talk.messages[at])
+        if at > 1 or not any(map(is_call, talk.messages[end : end + 1])):
+            del talk.messages[at:end]  # no client begins with a call
     elif isinstance(message, Echo):
         talk.messages[at] = replace(message, text=f"{message.text} {words(chance, 3)}")
     else:
-        parts = (*message.parts, f" {words(chance, 4)}")
-        talk.messages[at] = replace(message, parts=parts)
+        is_hostile = is_due(chance)
+        added = hostile(chance) if is_hostile else f" {words(chance, 4)}"
+        talk.messages[at] = replace(
+            message, parts=(*message.parts, added),
+            is_hostile=message.is_hostile or is_hostile,
+        )  # fmt: skip
+
+
+def regenerate(talk: Talk, chance: random.Random) -> None:
+    """Ask for the last answer once more, maybe with newer values."""
+    while len(talk.messages) > 1 and isinstance(talk.messages[-1], Echo):
+        talk.messages.pop()
+    if chance.random() < 0.6:
+        turn_a_value(talk, chance)
 
 
 def turn_a_value(talk: Talk, chance: random.Random) -> None:

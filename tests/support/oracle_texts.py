@@ -6,41 +6,40 @@ last statement must be the client's own), white space at edges, turns in the mod
 own words, and the telemetry line.
 """
 
-import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tests.support.oracle_talk import (
-    Echo,
-    Part,
-    Say,
-    Slot,
-    Spoken,
-    kinds_in_order,
-    thread,
-)
-from tests.support.volatile import CLOSER, OPENER
+from tests.support.oracle_prompt import Body, Expected, Found, Place, Render, misplaced
+from tests.support.oracle_reading import as_said
+from tests.support.oracle_talk import Echo, Say, Slot, Spoken, thread
+from tests.support.volatile import CLOSER, HEAD
 
-_TURN = re.compile(r"<\|im_start\|>(system|user|assistant)\n?(.*?)<\|im_end\|>\n", re.S)
-_NOTE = re.compile(rf"{OPENER}\n(.*?){CLOSER}", re.S)
-_NOTES = rf"((?:\n\n{OPENER}\n.*?{CLOSER})*)"
-_LABELS = (
-    "message_id", "subagent runtime", "current time", "inbound context", "git status",
-    "folder tree",
-)  # fmt: skip
-_STATEMENT = re.compile(rf"^(({'|'.join(_LABELS)})(?: #\d+)?):[ \n]", re.M)
 # Kinds whose new value is said when an older one stands in its place.
 RESTATED = {
     "message_id", "subagent_runtime", "current_time", "inbound_context", "git_status",
-    "folder_tree",
+    "folder_tree", "activation",
 }  # fmt: skip
+_SILENT = ("edge_ws", "tail_ws", "note")
+_LABELS = [k if k == "message_id" else k.replace("_", " ") for k in sorted(RESTATED)]
+_STATEMENT = re.compile(rf"^(({'|'.join(_LABELS)})(?: #\d+)?):[ \n]", re.M)
+_NONE_NOW = "(none now)"
 # Lent between threads. What is of a project only behind its folder: nobody names one.
 _SHARED = {"current_time", "message_id"}
 _OF_NOBODY = {*_SHARED, "git_status", "folder_tree"}
+_IN_LINE = {*_SHARED, "subagent_runtime"}  # something stands for it in any case
 
-Render = Callable[[Sequence[Spoken]], str]
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """An answer: who was given it, behind which words, under which arguments."""
+
+    scope: str
+    thinking: bool
+    canonical: str
+    told: str
+    body: Body
 
 
 @dataclass
@@ -50,204 +49,190 @@ class Memory:
     values: dict[tuple[str, str], set[str]] = field(
         default_factory=lambda: defaultdict(set)
     )
-    turns: dict[str, list[tuple[str, str, str]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
+    turns: dict[str, list[_Turn]] = field(default_factory=lambda: defaultdict(list))
+    shapes: dict[tuple[bool, str], tuple[str, ...]] = field(default_factory=dict)
 
     def note_values(self, scope: str, messages: Sequence[Spoken]) -> None:
         """A request was sent."""
-        scope = _scope(scope, messages)
-        for _, _, slot in kinds_in_order(messages):
-            place = "" if slot.kind in _SHARED else scope
-            self.values[place, slot.kind].add(slot.value)
+        said = as_said(messages)
+        scope = _scope(scope, said)
+        for place in Expected(said, lambda _: "").places:
+            whose = "" if place.kind in _SHARED else scope
+            self.values[whose, place.kind].add(place.own)
 
     def known(self, scope: str, kind: str) -> set[str]:
         """Values that a record may lend to this thread."""
         return self.values["" if kind in _SHARED else scope, kind]
 
-    def note_raw(
-        self, scope: str, messages: Sequence[Spoken], visible: str, body: str
+    def note_turn(
+        self, asked: "Asked", messages: Sequence[Spoken], visible: str, body: Body
     ) -> None:
         """The model answered; the client saw `visible`."""
-        turn = (scope, _as_told(_without_telemetry(messages)), body)
+        said = as_said(messages)
+        turn = _Turn(asked.scope, asked.thinking, _canonical(said), _told(said), body)
         self.turns[visible.strip()].append(turn)
 
-    def may_read(
-        self, scope: str, before: Sequence[Spoken], turn: tuple[str, str]
-    ) -> bool:
-        """Whether a turn of that visible text may be read as that body."""
-        visible, body = turn
-        told = _as_told(before)
-        return any(
-            said == body and (whose == scope or context == told)
-            for whose, context, said in self.turns[visible.strip()]
-        )
+    def bodies(self, asked: "Asked", said: Sequence[Spoken], index: int) -> list[Body]:
+        """The model's own words for an answer, behind these very words."""
+        turn, before = said[index], said[:index]
+        assert isinstance(turn, Echo)
+        if turn.call or not turn.text.strip() or not before:
+            return []
+        if not isinstance(before[-1], Say):
+            return []  # nothing is asked behind an answer
+        canonical, told = _canonical(before), _told(before)
+        return [
+            Body(known.body.opening, known.body.raw, known.thinking == asked.thinking)
+            for known in self.turns[turn.text.strip()]
+            if known.canonical == canonical
+            and (known.scope == asked.scope or known.told == told)
+        ]
 
 
-def _as_told(messages: Sequence[Spoken]) -> str:
-    """All but what tells nothing of who asks: clocks, ids, white space at edges."""
-    texts = []
-    for message in messages:
-        parts = message.parts if isinstance(message, Say) else (message.text,)
-        shown = [
-            part if isinstance(part, str)
-            else f"<{part.kind}>" if part.kind in _OF_NOBODY else part.value
-            for part in parts
-        ]  # fmt: skip
-        texts.append((message.role, "".join(shown).strip()))
-    return repr(texts)
-
-
-def _scope(scope: str, messages: Sequence[Spoken]) -> str:
-    return f"{scope} {thread(messages)}"
-
-
-def violations(
-    text: str,
-    scope: str,
-    messages: Sequence[Spoken],
-    memory: Memory,
-    render: Render,
-) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Asked:
     """
-    What in a prompt the client did not say, or what of it is missing.
+    How a conversation was asked.
 
     Args:
-        text: what the model read. render: the template on the client's messages.
+        scope: whose it is. render: the template under this request's arguments.
     """
-    said = _without_telemetry(messages)
-    turns = [(m[1], m[2]) for m in _TURN.finditer(text)]
-    plain = [(m[1], m[2]) for m in _TURN.finditer(render(said))]
-    tail = text[sum(len(m[0]) for m in _TURN.finditer(text)) :]
-    plain_tail = render(said)[sum(len(m[0]) for m in _TURN.finditer(render(said))) :]
-    if tail != plain_tail or [r for r, _ in turns] != [r for r, _ in plain]:
-        return [f"turns {[r for r, _ in turns]} and tail {tail!r}"]
-    found: list[str] = []
-    slots: list[tuple[Slot, str]] = []
-    notes = ""
-    for (group, role), (_, body), (_, wanted) in zip(
-        _groups(said), turns, plain, strict=True
-    ):
-        if role == "assistant":
-            before = said[: _index_of(group[0], said)]
-            known = functools.partial(memory.may_read, scope, before)
-            if not _may_read(group[0], body, wanted, known):
-                found.append(f"assistant reads {body!r}, said {group[0].text!r}")
-            continue
-        pattern = _pattern(group, _scope(scope, said), memory)
-        match = re.fullmatch(pattern, body, re.S)
-        if match is None:
-            found.append(f"{role} reads {body!r}, said {[g.text for g in group]!r}")
-            continue
-        groups = list(match.groups())
-        for message in group:
-            for part in message.parts:
-                if isinstance(part, Slot):
-                    slots.append((part, groups.pop(0)))
-            if role != "system":
-                notes += groups.pop(0)
-    return found + list(_unsaid(slots, notes))
+
+    scope: str
+    thinking: bool
+    render: Render
 
 
-def _without_telemetry(messages: Sequence[Spoken]) -> list[Spoken]:
-    return [
-        Say(m.role, tuple(p for p in m.parts if not _is_telemetry(p)), m.lead, m.trail,
-            m.call_id)
-        if isinstance(m, Say) else m
-        for m in messages
-    ]  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """
+    What a prompt says.
+
+    Args:
+        violations: what the client did not say, or what of it is missing.
+        opening: behind the last message; None if there is a fault.
+        is_plain: it could only be compared with the template's print as a whole.
+    """
+
+    violations: tuple[str, ...]
+    opening: str | None
+    is_plain: bool = False
 
 
-def _is_telemetry(part: Part) -> bool:
-    return isinstance(part, Slot) and part.kind == "billing_header"
+def read(
+    text: str, asked: Asked, messages: Sequence[Spoken], memory: Memory
+) -> Reading:
+    """Compare what the model read with what the client said."""
+    said = as_said(messages)
+    scope = _scope(asked.scope, said)
+    expected = Expected(said, asked.render)
+
+    def values(place: Place) -> set[str]:
+        return set() if place.kind == "tail_ws" else memory.known(scope, place.kind)
+
+    bodies = {
+        index: memory.bodies(asked, said, index)
+        for index, item in enumerate(said)
+        if isinstance(item, Echo)
+    }
+    found = expected.read(text, values, bodies)
+    told = [found.fault] if found.fault else list(_unsaid(found, values))
+    told += _misplaced(asked, said, memory)
+    return Reading(tuple(told), found.opening, found.is_whole)
 
 
-def _groups(messages: Sequence[Spoken]) -> Iterator[tuple[list[Spoken], str]]:
-    """Messages by turn: results in a row are one turn of the user's."""
-    run: list[Spoken] = []
-    for message in messages:
-        if message.role == "tool":
-            run.append(message)
-            continue
-        if run:
-            yield run, "tool"
-        run = []
-        yield [message], message.role
-    if run:
-        yield run, "tool"
+def _misplaced(asked: Asked, said: Sequence[Spoken], memory: Memory) -> tuple[str, ...]:
+    """Of what shape the conversation is tells all: it is looked at once."""
+    shape = repr(
+        [(m.role, not m.text, isinstance(m, Echo) and not m.call) for m in said]
+    )
+    if (asked.thinking, shape) not in memory.shapes:
+        told = tuple(misplaced(said, asked.render))
+        memory.shapes[asked.thinking, shape] = told
+    return memory.shapes[asked.thinking, shape]
 
 
-def _pattern(group: Sequence[Spoken], scope: str, memory: Memory) -> str:
-    texts = []
-    for message in group:
-        assert isinstance(message, Say)
-        core = "".join(_part(part, scope, memory) for part in message.parts)
-        if message.role == "tool":
-            lead, trail = re.escape(message.lead), re.escape(message.trail)
-            inside = f"{lead}{core}{trail}{_NOTES}"
-            texts.append(f"\\n?<tool_response>\\n{inside}\\n</tool_response>")
-        else:
-            notes = "" if message.role == "system" else _NOTES
-            texts.append(f"\\s*{_trimmed(core)}\\s*{notes}")
-    return "".join(texts)
+def _scope(scope: str, said: Sequence[Spoken]) -> str:
+    return f"{scope} {thread(said)}"
 
 
-def _trimmed(core: str) -> str:
-    """White space at an edge may be the stored one's, even where a literal has it."""
-    return re.sub(r"(\\\n|\\ )+$", "", core)
+def _canonical(said: Sequence[Spoken]) -> str:
+    """All but what is volatile; a block may be there or not."""
+    return repr([
+        (m.role, _text(m, lambda s: f"<{s.kind}>" if s.kind in _IN_LINE else ""))
+        for m in said
+    ])  # fmt: skip
 
 
-def _part(part: Part, scope: str, memory: Memory) -> str:
-    if isinstance(part, str):
-        return re.escape(part)
-    options = {part.value, *memory.known(scope, part.kind)}
-    longest_first = sorted(options, key=len, reverse=True)
-    return f"({'|'.join(map(re.escape, longest_first))})"
+def _told(said: Sequence[Spoken]) -> str:
+    """All but what tells nothing of who asks: clocks, ids, white space at edges."""
+    return repr([
+        (m.role, _text(m, lambda s: f"<{s.kind}>" if s.kind in _OF_NOBODY else s.value))
+        for m in said
+    ])  # fmt: skip
 
 
-def _index_of(message: Spoken, messages: Sequence[Spoken]) -> int:
-    return next(i for i, other in enumerate(messages) if other is message)
+def _text(message: Spoken, shown: Callable[[Slot], str]) -> object:
+    if isinstance(message, Echo):
+        return message.text.strip(), message.call and message.call[1:]
+    parts = (message.lead, *message.parts, message.trail)
+    text = "".join(p if isinstance(p, str) else shown(p) for p in parts)
+    return text if message.role == "tool" else text.strip()
 
 
-def _may_read(
-    message: Spoken, body: str, wanted: str, is_own: Callable[[tuple[str, str]], bool]
-) -> bool:
-    """An assistant's message is as the template prints it, or in its own words."""
-    assert isinstance(message, Echo)
-    is_plain = message.call is None
-    return body == wanted or (is_plain and is_own((message.text, body)))
+def _unsaid(found: Found, values: Callable[[Place], set[str]]) -> Iterator[str]:
+    """
+    Values of the client's that the prompt, read to its end, does not give.
 
-
-def _unsaid(slots: Sequence[tuple[Slot, str]], notes: str) -> Iterator[str]:
-    """Values of the client's that the prompt, read to its end, does not give."""
-    last = dict(_statements(notes))
+    And what its notes say that nobody said, or that was said last anyway.
+    """
+    last: dict[str, str] = {}
+    own: dict[str, str] = {}
+    lent: dict[str, set[str]] = defaultdict(set)
     counts: dict[str, int] = defaultdict(int)
-    labels = set()
-    for slot, stands in slots:
-        label = _label(slot.kind, counts[slot.kind])
-        counts[slot.kind] += 1
-        labels.add(label)
-        if slot.kind not in RESTATED:
-            if slot.value and stands != slot.value:
-                yield f"{slot.kind} reads {stands!r}, said {slot.value!r}"
-            continue
-        # White space behind the last value of a part belongs to it, and to no slot.
-        told = last.get(label, stands).strip()
-        if told != (slot.value.strip() or "(none now)") and told != slot.value.strip():
-            yield f"{label} is {told!r} at the end, said {slot.value!r}"
-    for label in last.keys() - labels:
-        if last[label] != "(none now)":
-            yield f"{label} is {last[label]!r} at the end, and was not said"
+    for place, value in found.values:
+        if place.kind == "note":
+            yield from _misstated(value, last, lent)
+        elif place.kind in RESTATED:
+            label = _label(place.kind, counts[place.kind])
+            counts[place.kind] += 1
+            last[label], own[label] = _norm(value), _norm(place.own)
+            lent[label] = {_norm(v) for v in (*values(place), place.own)}
+        elif place.kind not in _SILENT and place.own and value != place.own:
+            yield f"{place.kind} reads {value!r}, said {place.own!r}"
+    for label, value in own.items():
+        if last[label] != value:
+            yield f"{label} is {last[label]!r} at the end, said {value!r}"
+
+
+def _misstated(
+    note: str, last: dict[str, str], lent: dict[str, set[str]]
+) -> Iterator[str]:
+    """Take in what a note states; what is wrong about it."""
+    if not note:
+        return
+    inside = note.strip().removeprefix(HEAD).removesuffix(CLOSER)
+    starts = [*_STATEMENT.finditer(inside)]
+    if not note.strip().startswith(HEAD) or not starts or starts[0].start():
+        yield f"a note says {note!r}"
+    if not starts:
+        return
+    ends = [*(match.start() for match in starts[1:]), len(inside)]
+    for match, end in zip(starts, ends, strict=True):
+        label, value = match[1], _norm(inside[match.end() : end])
+        if value not in lent[label]:
+            yield f"a note says that {label} is {value!r}"
+        if last.get(label) == value:
+            yield f"a note says again that {label} is {value!r}"
+        last[label] = value
+
+
+def _norm(value: str) -> str:
+    # White space behind the last value of a part belongs to it, and to no slot.
+    value = value.strip()
+    return "" if value == _NONE_NOW else value
 
 
 def _label(kind: str, ordinal: int) -> str:
     name = kind if kind == "message_id" else kind.replace("_", " ")
     return f"{name} #{ordinal + 1}" if ordinal else name
-
-
-def _statements(notes: str) -> Iterator[tuple[str, str]]:
-    for note in _NOTE.finditer(notes):
-        starts = [*_STATEMENT.finditer(note[1])]
-        ends = [*(m.start() for m in starts[1:]), len(note[1])]
-        for match, end in zip(starts, ends, strict=True):
-            yield match[1], note[1][match.end() : end].strip("\n")

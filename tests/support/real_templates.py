@@ -319,7 +319,7 @@ def tokenizer_of_family(name: str) -> Any:
     family = BY_NAME[name]
     folder = Path(mkdtemp(prefix=f"tokenizer-{name}-"))
     try:
-        _write(folder, family)
+        write_tokenizer(folder, family)
         loaded = load_tokenizer(folder)
         vocab = loaded.get_vocab()
         for token in family.stops:
@@ -329,7 +329,8 @@ def tokenizer_of_family(name: str) -> Any:
         shutil.rmtree(folder)
 
 
-def _write(folder: Path, family: Family) -> None:
+def write_tokenizer(folder: Path, family: Family) -> tuple[str, ...]:
+    """Put the family's tokenizer and template into a folder; what ends its turns."""
     template = family.template
     config = write_template(folder, template or None)
     named = {*_TOKEN.findall(template), *family.tokens, family.bos, family.eos}
@@ -337,9 +338,11 @@ def _write(folder: Path, family: Family) -> None:
     core = Tokenizer.from_str(_renamed_tokens(named))
     core.add_special_tokens([AddedToken(token, special=True) for token in tokens])
     config |= {"eos_token": family.eos, "bos_token": family.bos or None}
+    config["pad_token"] = family.eos  # one that is not there would be added
     config |= dict(family.extra)
     core.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return family.eos, *family.stops
 
 
 def _renamed_tokens(named: set[str]) -> str:

@@ -1,5 +1,6 @@
 """
-Random tiny models with the built-in tokenizer and template, made with mlx-lm.
+Random tiny models with the built-in tokenizer and template, made with mlx-lm; or with
+those that the models of some family have.
 
 Real architectures of the kinds that caches differ in: `dense` (qwen3), `hybrid`
 (qwen3_5: gated delta net + attention), `sliding` (gemma3: rotating window); `capped`
@@ -10,12 +11,14 @@ a greedy answer has exactly `max_tokens` tokens.
 
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
+from tokenizers import Tokenizer
 
 BUILTIN = Path(__file__).parents[2] / "sidecar" / "builtin_model"
 WINDOW = 64
@@ -28,19 +31,22 @@ def make_model(
     layers: int = 2,
     hidden: int = 64,
     keep_special: bool = False,
+    write_tokenizer: Callable[[Path], Sequence[str]] | None = None,
 ) -> Path:
-    """Write a model folder; an existing one is kept."""
+    """
+    Write a model folder; an existing one is kept.
+
+    Args:
+        write_tokenizer: puts a tokenizer and chat template there, and says which
+            tokens end a turn; None: the built-in model's.
+    """
     if (out / "model.safetensors").exists():
         return out
     out.mkdir(parents=True, exist_ok=True)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(BUILTIN / name, out / name)
     base = json.loads((BUILTIN / "config.json").read_text())
-    config = {**_CONFIGS[kind](base["vocab_size"], layers, hidden)}
-    config["eos_token_id"], config["pad_token_id"] = (
-        base["eos_token_id"],
-        base["pad_token_id"],
-    )
+    vocab_size, stop_ids = _tokenizer(out, base, write_tokenizer)
+    config = {**_CONFIGS[kind](vocab_size, layers, hidden)}
+    config["eos_token_id"], config["pad_token_id"] = stop_ids, base["pad_token_id"]
     mx.random.seed(7)
     model_class, args_class = _get_classes(config)
     model = model_class(args_class.from_dict(config))
@@ -54,6 +60,20 @@ def make_model(
     (out / "config.json").write_text(json.dumps(config))
     (out / "generation_config.json").write_text(json.dumps({"do_sample": False}))
     return out
+
+
+def _tokenizer(
+    out: Path, base: dict[str, Any], write: Callable[[Path], Sequence[str]] | None
+) -> tuple[int, int | list[int]]:
+    """The size of its vocabulary, and what ends a turn."""
+    if write is None:
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(BUILTIN / name, out / name)
+        return base["vocab_size"], base["eos_token_id"]
+    tokens = write(out)
+    vocab = Tokenizer.from_file(str(out / "tokenizer.json")).get_vocab()
+    stops = [vocab[token] for token in tokens]
+    return max(base["vocab_size"], max(vocab.values()) + 1), stops
 
 
 def _mute(model: Any, first_special: int) -> None:
