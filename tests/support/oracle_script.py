@@ -23,7 +23,8 @@ class Script:
     The tokens around a thought.
 
     Args:
-        opened, closed: as text, and their ids. is_needed: no answer is seen without.
+        opened, closed: as text, and their ids. is_needed: no answer is seen without;
+            is_expected: nor is one where thinking is on.
     """
 
     opened: str
@@ -31,6 +32,7 @@ class Script:
     opened_ids: tuple[int, ...]
     closed_ids: tuple[int, ...]
     is_needed: bool = False
+    is_expected: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -41,7 +43,8 @@ class Script:
         """The tokens by step: the same for the same prompt."""
         chance = len(prompt.model_ids)
         is_begun = self.begins(prompt.text)
-        is_silent = not prompt.thinking or chance % 3 == 0
+        may_be_silent = chance % 3 == 0 and not self.is_expected
+        is_silent = not prompt.thinking or may_be_silent
         if is_silent and not (is_begun or self.is_needed):
             return {}
         before = () if is_begun else self.opened_ids
@@ -76,5 +79,5 @@ def script_of(
     opened, closed = _CHANNELS if family.whole is not None else family.think
     return Script(
         opened, closed, tuple(ids_of(opened)), tuple(ids_of(closed)),
-        is_needed=family.whole is not None,
+        is_needed=family.whole is not None, is_expected=family.name.startswith("glm"),
     )  # fmt: skip
