@@ -90,11 +90,13 @@ def test_a_request_that_was_broken_off_is_gone_on_with_when_its_clock_has_moved(
     url = f"{endless.url}/v1/chat/completions"
     with caplog.at_level(logging.INFO, LOGGER):
         first = asked("10:05", stream=True)
-        with httpx.stream("POST", url, json=first, timeout=60) as answer:
-            next(answer.iter_lines())
+        with endless.pool.lease("local") as served:
+            loop, store = served.engine._loop, served.engine.store
+        with httpx.stream("POST", url, json=first, timeout=60):
+            # Not its first line: that comes before the prompt is computed.
+            assert eventually(lambda: bool(loop._rows), 60)
         told(caplog)
-    with endless.pool.lease("local") as served:
-        assert eventually(lambda: served.engine.store.num_bytes > 0, 30)
+    assert eventually(lambda: store.num_bytes > 0, 30)
     usage = httpx.post(url, json=asked("10:06", max_tokens=1), timeout=60).json()[
         "usage"
     ]
