@@ -127,6 +127,8 @@ def _is_foreign(headers: Mapping[str, str], policy: Policy) -> bool:
 def _keyless(asked: Asked, policy: Policy) -> Refusal | None:
     if not _is_own_host(asked.headers.get("host", ""), policy.hosts):
         return Refusal("forbidden", "this host name is not in ALLOWED_HOSTS")
+    if _may_be_a_page(asked.headers):
+        return Refusal("forbidden", "from a browser ask for 127.0.0.1 or localhost")
     if _PUBLIC.fullmatch(asked.path) or _MODEL_ROUTES.fullmatch(asked.path):
         return None
     return Refusal(
@@ -134,6 +136,25 @@ def _keyless(asked: Asked, policy: Policy) -> Refusal | None:
         "this route is shut while LiteLLM has no key: put a LITELLM_MASTER_KEY into "
         ".env to open it",
     )
+
+
+def _may_be_a_page(headers: Mapping[str, str]) -> bool:
+    """
+    Whether a browser asks and does not say for whom.
+
+    It says so to addresses that it trusts only, and 0.0.0.0, which leads here as well,
+    is none; nor is an address of the network.
+    """
+    if "origin" in headers or "sec-fetch-site" in headers:
+        return False
+    match = _HOST.fullmatch(headers.get("host", "").lower())
+    name = match["v6"] or match["name"] if match else ""
+    try:
+        is_trusted = ipaddress.ip_address(name).is_loopback
+        is_trusted &= "ffff" not in name  # an IPv4 address in IPv6's form
+    except ValueError:
+        is_trusted = name == "localhost"
+    return not is_trusted and headers.get("user-agent", "").startswith("Mozilla/")
 
 
 def _is_own_host(header: str, allowed: tuple[str, ...]) -> bool:

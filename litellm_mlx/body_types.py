@@ -10,6 +10,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import orjson
+
+_MOST_FALLBACKS = 8
 _MODEL_NAME_LEN = 512  # LiteLLM looks through longer ones for secrets, for seconds
 
 
@@ -58,16 +61,39 @@ _MESSAGES = FieldType(
 )
 
 _MODEL = FieldType(
-    f"a string of at most {_MODEL_NAME_LEN} characters",
-    lambda value: not isinstance(value, str) or len(value) <= _MODEL_NAME_LEN,
+    f"the name of one model, of at most {_MODEL_NAME_LEN} characters",
+    lambda value: (
+        not isinstance(value, str)
+        or (len(value) <= _MODEL_NAME_LEN and "," not in value)
+    ),
 )
-# By these a request for the local model would go to a cloud, on the user's keys.
-_NOT_TAKEN = FieldType("left out: the model's name says where to", lambda value: False)
+# Each name costs LiteLLM milliseconds, in which it serves nobody.
+_FALLBACKS = FieldType(
+    f"a list of at most {_MOST_FALLBACKS} models",
+    lambda value: (
+        isinstance(value, list)
+        and len(value) <= _MOST_FALLBACKS
+        and len(orjson.dumps(value)) <= _MOST_FALLBACKS * _MODEL_NAME_LEN
+    ),
+)
+_NOT_TAKEN = FieldType("left out: it is not for clients", lambda value: False)
+# By these a request for the local model would go to a cloud, on the user's keys, or
+# would have LiteLLM shut the model out for everybody, as long as it says.
+NOT_TAKEN = (
+    "custom_llm_provider", "deployment_id", "cooldown_time", "allowed_fails",
+    "allowed_fails_policy", "router_settings_override", "mock_response",
+    "mock_timeout", "mock_testing_rate_limit_error",
+)  # fmt: skip
 
-_EVERYWHERE: Mapping[str, FieldType] = {
+_ALWAYS: Mapping[str, FieldType] = {
     "model": _MODEL,
-    "deployment_id": _NOT_TAKEN,
-    "custom_llm_provider": _NOT_TAKEN,
+    "fallbacks": _FALLBACKS,
+    "context_window_fallbacks": _FALLBACKS,
+    "content_policy_fallbacks": _FALLBACKS,
+    **dict.fromkeys(NOT_TAKEN, _NOT_TAKEN),
+}
+_EVERYWHERE: Mapping[str, FieldType] = {
+    **_ALWAYS,
     "tools": _OBJECTS,
     "stream_options": _OBJECT,
     "response_format": _OBJECT,
@@ -108,11 +134,16 @@ _ROUTES: tuple[tuple[re.Pattern[str], Mapping[str, FieldType]], ...] = (
 
 
 def types_for(path: str) -> Mapping[str, FieldType]:
-    """The types of a route's fields; of a route that is not known the model's alone."""
+    """The types of a route's fields; of one that we do not serve those of LiteLLM's."""
     for pattern, own in _ROUTES:
         if pattern.fullmatch(path):
             return {**_EVERYWHERE, **own}
-    return {"model": _MODEL}
+    return _ALWAYS
+
+
+def is_ours(path: str) -> bool:
+    """Whether the sidecar serves it: its bodies are JSON."""
+    return any(pattern.fullmatch(path) for pattern, _ in _ROUTES)
 
 
 def wrong_type(

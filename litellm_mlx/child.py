@@ -1,7 +1,9 @@
 """One child process: started in a session of its own, its output read and kept."""
 
 import contextlib
+import itertools
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -13,6 +15,10 @@ from dataclasses import dataclass
 import httpx
 
 _TAIL_LINES = 40
+_COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+)
 _KILL_WAIT_S = 5.0
 
 
@@ -132,9 +138,23 @@ class Child:
     def _kept(self, stream: Iterable[str]) -> Iterator[str]:
         prefix = self.service.fault_prefix
         for line in stream:
-            self._lines.append(line.rstrip("\n"))
+            line = _shown(line)
+            self._lines.append(line)
             if prefix and line.startswith(prefix):
                 # Said once, by whoever acts on it.
                 self._fault = line.removeprefix(prefix).strip()
                 continue
             yield line.rstrip()
+
+
+def _shown(line: str) -> str:
+    """
+    A line that drives no terminal: of its controls only colours and tabs are left.
+
+    Servers write what clients send, a model's name for one.
+    """
+    parts = _COLOUR.split(line.rstrip("\r\n"))
+    return "".join(
+        part if is_colour else _CONTROL.sub(lambda m: ascii(m[0])[1:-1], part)
+        for part, is_colour in zip(parts, itertools.cycle((False, True)), strict=False)
+    )

@@ -3,7 +3,8 @@ How a server that the launcher started proves that it is the one.
 
 On a shared machine anybody can take a port before the server listens on it. So the
 launcher gives each child a secret in its environment, which only this user can read,
-and asks with a challenge: the answer carries their HMAC. The sidecar answers likewise
+and asks with a challenge: the answer carries their HMAC. Each child has a secret of its
+own: else who has one's port could have the other answer. The sidecar answers likewise
 (`sidecar.server.routes`).
 """
 
@@ -20,6 +21,11 @@ CHALLENGE, PROOF = "x-mlx-challenge", "x-mlx-proof"
 def new_secret() -> str:
     """A secret for the children of one launcher."""
     return secrets.token_hex(32)
+
+
+def secret_of(secret: str, name: str) -> str:
+    """A child's own secret: what one child proves, it cannot prove for another."""
+    return proof_of(secret, f"secret of {name}")
 
 
 def challenge() -> dict[str, str]:

@@ -8,6 +8,7 @@ such request, and LiteLLM's parameters are all there is.
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -64,6 +65,10 @@ _OUR_HEADERS = frozenset(
     )
 )  # fmt: skip
 _WHO_ASKS = ("session", "key", "key_checked", "user_agent")
+# The user or the team where a custom authority names no key.
+_KEY_NAMES = (
+    "user_api_key_hash", "user_api_key", "user_api_key_user_id", "user_api_key_team_id",
+)  # fmt: skip
 _MAX_TTFT = "mlx_max_ttft_s"
 _MOST_HEADER_CHARS = 16 * 1024
 
@@ -191,10 +196,12 @@ def _session(client: ClientRequest, litellm_params: Json) -> object:
 def _key_name(litellm_params: Json) -> str | None:
     """A name for the proxy key a request came with: values are not lent across."""
     metadata = as_object(litellm_params.get("metadata"))
-    key = metadata.get("user_api_key_hash") or metadata.get("user_api_key")
-    if not isinstance(key, str) or not key:
-        return None
-    return hashlib.sha256(key.encode()).hexdigest()[:16]
+    for name in _KEY_NAMES:
+        key = metadata.get(name)
+        if isinstance(key, str) and key:
+            return hashlib.sha256(key.encode()).hexdigest()[:16]
+    # A key that LiteLLM knows by no name is nobody's: not even its own next request's.
+    return secrets.token_hex(8) if proxy_gate.has_keys() else None
 
 
 def _effort(source: Json) -> object:

@@ -78,8 +78,7 @@ class ProxyGate:
         kind = asked.headers.get("content-type", "")
         head = BodyHead(asked.method, asked.path, kind)
         # All else is asked by who has the key, and may be a file or a list.
-        is_read = is_model_route(asked.path) and not head.is_multipart
-        if not (is_read or head.is_unchecked):
+        if not (is_model_route(asked.path) or head.is_unchecked):
             return self._app
 
         async def passing_on(scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,6 +11,7 @@ _NAMES = {
     400: ("invalid_request", "invalid_request_error", "INVALID_ARGUMENT"),
     401: ("invalid_api_key", "authentication_error", "UNAUTHENTICATED"),
     403: ("forbidden", "permission_error", "PERMISSION_DENIED"),
+    408: ("request_timeout", "timeout_error", "DEADLINE_EXCEEDED"),
     413: ("payload_too_large", "request_too_large", "INVALID_ARGUMENT"),
     503: ("service_unavailable", "overloaded_error", "UNAVAILABLE"),
 }
@@ -23,7 +24,7 @@ async def answer(
     Send a refusal as the whole answer.
 
     Args:
-        status: 400, 401, 403, 413 or 503. param: the field at fault, if one is.
+        status: 400, 401, 403, 408, 413 or 503. param: the field at fault, if one is.
     """
     body = json.dumps(_problem(path, status, message, param)).encode()
     headers = [(b"content-type", b"application/json")]

@@ -7,13 +7,14 @@ JSON that is no object, and on some routes what is no JSON at all, it answers wi
 So the body is read here, counted as it comes, and handed on whole.
 """
 
+import asyncio
 import re
 from dataclasses import dataclass
 
 import orjson
 
 from litellm_mlx.asgi import Receive
-from litellm_mlx.body_types import types_for, wrong_type
+from litellm_mlx.body_types import NOT_TAKEN, is_ours, types_for, wrong_type
 
 # Long conversations have a hundred thousand. LiteLLM walks through all of them, several
 # times; what the sidecar itself takes is more.
@@ -22,7 +23,9 @@ MOST_IDS = 1_000_000  # prompts of token ids are lists of numbers
 _MOST_FORM_BYTES = 1 << 20  # a password, not a file
 _FREE_BYTES = 1 << 20  # of each body: small ones are served beside large ones
 _LEAST_HELD_BYTES = 512 << 20
+_GAP_S, _BODY_S = 60.0, 600.0  # as the sidecar waits: between two pieces, and in all
 _MARKS = b"[{,:"
+_FORM_FIELD = re.compile(rb'name="?(%s)\b' % b"|".join(n.encode() for n in NOT_TAKEN))
 _TAKES_IDS = re.compile(r"(?:/.*)?/(completions|embeddings)")
 _CHAT = re.compile(r"(?:/.*)?/chat/completions")
 # Here LiteLLM takes what it cannot parse for a fault of its own.
@@ -35,8 +38,8 @@ class BadBody(Exception):
     """
     A body that LiteLLM shall not see.
 
-    `status` is 400, 413, or 503 for what may be sent again later; `param` is the field
-    at fault, if one is.
+    `status` is 400, 408, 413, or 503 for what may be sent again later; `param` is the
+    field at fault, if one is.
     """
 
     def __init__(self, status: int, message: str, param: str | None = None) -> None:
@@ -58,19 +61,29 @@ class BodyHead:
     content_type: str
 
     @property
+    def media_type(self) -> str:
+        """Its type without parameters; of two headers neither is one."""
+        return self.content_type.partition(";")[0].strip().lower()
+
+    @property
     def is_multipart(self) -> bool:
         """Files: LiteLLM puts them on the disk, and limits their number."""
-        return self.content_type.lower().startswith("multipart/form-data")
+        return self.media_type == "multipart/form-data"
 
     @property
     def is_form(self) -> bool:
         """Fields in one line."""
-        return "x-www-form-urlencoded" in self.content_type.lower()
+        return self.media_type == "application/x-www-form-urlencoded"
 
     @property
     def is_unchecked(self) -> bool:
         """Whether LiteLLM parses it without asking what it is."""
         return self.method == "POST" and bool(_UNCHECKED.fullmatch(self.path))
+
+    @property
+    def must_be_json(self) -> bool:
+        """Whether no form is taken."""
+        return self.is_unchecked or is_ours(self.path)
 
     @property
     def most_values(self) -> int:
@@ -121,12 +134,23 @@ class Body:
             BadBody: when the rest has come, too: who still sends hears no answer.
             Disconnected.
         """
-        if self._head.is_form and self._head.is_unchecked:
+        is_form = self._head.is_form or self._head.is_multipart
+        if "," in self._head.media_type or (is_form and self._head.must_be_json):
             raise BadBody(400, "the content type must be application/json")
+        try:
+            async with asyncio.timeout(_BODY_S):
+                whole = await self._read(receive)
+        except TimeoutError:
+            raise BadBody(408, "the body took too long to arrive") from None
+        self._check(whole)
+        return whole
+
+    async def _read(self, receive: Receive) -> bytes:
         refused: BadBody | None = None
         num_skipped, is_more = 0, True
         while is_more and num_skipped <= self._budget.limit_bytes:
-            message = await receive()
+            async with asyncio.timeout(_GAP_S):
+                message = await receive()
             if message["type"] == "http.disconnect":
                 raise Disconnected
             piece, is_more = message.get("body", b""), message.get("more_body", False)
@@ -142,7 +166,6 @@ class Body:
             raise refused
         whole = b"".join(self._pieces)
         self._pieces.clear()
-        self._check(whole)
         return whole
 
     def close(self) -> None:
@@ -159,13 +182,17 @@ class Body:
         self._budget.take(wanted - self._taken)
         self._taken = wanted
         most_values = self._head.most_values
-        if not self._head.is_form and self._values.add(piece) > most_values:
+        is_form = self._head.is_form or self._head.is_multipart
+        if not is_form and self._values.add(piece) > most_values:
             raise BadBody(413, f"a body must hold at most {most_values} JSON values")
         self._pieces.append(piece)
 
     def _check(self, whole: bytes) -> None:
         is_empty = not (self._head.is_unchecked or whole.strip())
-        if self._head.is_form or is_empty:
+        if self._head.is_multipart and (found := _FORM_FIELD.search(whole)):
+            name = found[1].decode()
+            raise BadBody(400, f"{name} must be left out: it is not for clients", name)
+        if self._head.is_form or self._head.is_multipart or is_empty:
             return
         try:
             value = orjson.loads(whole)
@@ -173,9 +200,9 @@ class Body:
             raise BadBody(400, f"the body must be JSON: {error}") from None
         if not isinstance(value, dict):
             raise BadBody(400, "the body must be a JSON object")
-        found = wrong_type(value, types_for(self._head.path))
-        if found is not None:
-            raise BadBody(400, found.message, found.param)
+        wrong = wrong_type(value, types_for(self._head.path))
+        if wrong is not None:
+            raise BadBody(400, wrong.message, wrong.param)
 
 
 class ValueCounter:

@@ -10,7 +10,7 @@ import httpx
 
 from litellm_mlx.chatter import without_chatter
 from litellm_mlx.child import Service
-from litellm_mlx.identity import is_proven
+from litellm_mlx.identity import SECRET_NAME, is_proven, secret_of
 from litellm_mlx.launch_settings import MASTER_KEY, LaunchSettings, create_master_key
 from litellm_mlx.ports import PidFile
 from litellm_mlx.proxy_config import (
@@ -42,7 +42,7 @@ class ProxyPlan:
 
 def sidecar_service(settings: LaunchSettings, pid_file: PidFile) -> Service:
     """How the sidecar is started; it is healthy once its model is loaded."""
-    address, secret = settings.sidecar, settings.instance_secret
+    address, secret = settings.sidecar, secret_of(settings.instance_secret, "sidecar")
     command = [sys.executable, "-m", "sidecar"]
     command += ["--host", address.host, "--port", str(address.port)]
     if settings.model_flag:
@@ -50,7 +50,10 @@ def sidecar_service(settings: LaunchSettings, pid_file: PidFile) -> Service:
     return Service(
         name="sidecar",
         command=tuple(command),
-        env=_with_colours(settings.child_env, is_terminal=sys.stdout.isatty()),
+        env={
+            **_with_colours(settings.child_env, is_terminal=sys.stdout.isatty()),
+            SECRET_NAME: secret,
+        },
         health_url=f"{address.url}/health",
         is_healthy=lambda answer: _says_ok(answer) and is_proven(secret, answer),
         start_deadline_s=_SIDECAR_DEADLINE_S,
@@ -110,14 +113,14 @@ def proxy_service(
     settings: LaunchSettings, plan: ProxyPlan, pid_file: PidFile
 ) -> Service:
     """How LiteLLM is started, with the generated config."""
-    proxy, secret = settings.proxy, settings.instance_secret
+    proxy, secret = settings.proxy, secret_of(settings.instance_secret, "litellm")
     assert proxy is not None
     command = [str(_LITELLM), "--config", str(settings.generated_config)]
     command += ["--host", proxy.host, "--port", str(proxy.port), "--num_workers", "1"]
     return Service(
         name="litellm",
         command=tuple(command),
-        env=plan.env,
+        env={**plan.env, SECRET_NAME: secret},
         # /health would send a real chat to every model.
         health_url=f"{proxy.url}/health/liveliness",
         # The gate before LiteLLM answers for it: so this says that it is in place.

@@ -38,6 +38,8 @@ def check(
         raise Forbidden("a page of another site asks")
     if not _is_own_host(headers.get("host", ""), config.allowed_hosts):
         raise Forbidden("this host name is not in ALLOWED_HOSTS")
+    if not config.api_key and _may_be_a_page(headers):
+        raise Forbidden("from a browser ask for 127.0.0.1 or localhost")
     if path.startswith("/admin") and config.admin_token:
         return  # those routes have a token of their own
     is_open = path in _OPEN_PATHS or (method == "OPTIONS" and origin is not None)
@@ -101,6 +103,25 @@ def _given_key(headers: Mapping[str, str]) -> str:
     if scheme.lower() == "bearer":
         return token.strip()
     return headers.get("x-api-key", "")
+
+
+def _may_be_a_page(headers: Mapping[str, str]) -> bool:
+    """
+    Whether a browser asks and does not say for whom.
+
+    It says so to addresses that it trusts only, and 0.0.0.0, which leads here as well,
+    is none; nor is an address of the network.
+    """
+    if "origin" in headers or "sec-fetch-site" in headers:
+        return False
+    match = _HOST.fullmatch(headers.get("host", "").lower())
+    name = match["v6"] or match["name"] if match else ""
+    try:
+        is_trusted = ipaddress.ip_address(name).is_loopback
+        is_trusted &= "ffff" not in name  # an IPv4 address in IPv6's form
+    except ValueError:
+        is_trusted = name == "localhost"
+    return not is_trusted and headers.get("user-agent", "").startswith("Mozilla/")
 
 
 def _is_own_host(header: str, allowed: tuple[str, ...]) -> bool:

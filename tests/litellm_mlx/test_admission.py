@@ -171,3 +171,16 @@ def test_it_is_put_in_place_once_before_or_after_the_start(
         gates += isinstance(stack, proxy_gate.ProxyGate)
         stack = getattr(stack, "_app", None) or getattr(stack, "app", None)
     assert gates == 1
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0:4000", "[::ffff:127.0.0.1]:4000", "10.0.0.7"]
+)
+def test_a_browser_that_does_not_say_for_whom_stays_out(host: str) -> None:
+    """An image of a page: to such addresses no header tells whose."""
+    browser = {"host": host, "user-agent": "Mozilla/5.0 (X11) Chrome/156"}
+    path = "/v1/responses/resp_1"
+    assert kind_of(KEYLESS, path, **browser) == "forbidden"
+    assert kind_of(KEYLESS, path, host=host, **{"user-agent": "curl/8"}) is None
+    own = {**browser, "host": "127.0.0.1:4000"}
+    assert kind_of(KEYLESS, path, **own) is None

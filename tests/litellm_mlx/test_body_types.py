@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_mlx.body_types import types_for, wrong_type
+from litellm_mlx.body_types import NOT_TAKEN, types_for, wrong_type
 from tests.litellm_mlx.conftest import Proxy
 from tests.litellm_mlx.fake_sidecar import FakeSidecar
 from tests.litellm_mlx.proxy_client import (
@@ -142,8 +142,8 @@ def test_routes_under_other_names_are_looked_at(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses/resp_1/cancel", "/"])
 def test_other_routes_are_not(path: str) -> None:
-    """Their fields are others, but for the model's name."""
-    assert set(types_for(path)) == {"model"}
+    """Their fields are others, but for those that LiteLLM reads everywhere."""
+    assert not types_for(path).keys() & {"tools", "messages", "input"}
 
 
 def test_a_key_is_never_repeated() -> None:
@@ -152,3 +152,22 @@ def test_a_key_is_never_repeated() -> None:
     found = wrong_type({"api_key": ["sk-secret"]}, types)
     assert found is not None
     assert "sk-secret" not in found.message
+
+
+@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/rerank", CHAT])
+def test_no_route_takes_what_would_shut_the_model_out(path: str) -> None:
+    """LiteLLM would send it nobody for as long as the body says."""
+    types = types_for(path)
+    for name in NOT_TAKEN:
+        found = wrong_type({"model": "local", name: 86400}, types)
+        assert found is not None
+        assert (found.param, "left out" in found.message) == (name, True)
+
+
+def test_models_to_fall_back_to_are_few_and_short() -> None:
+    """Each costs LiteLLM milliseconds in which it serves nobody."""
+    types = types_for(CHAT)
+    assert wrong_type({"fallbacks": ["a", {"model": "b"}]}, types) is None
+    for many in (["m"] * 9, ["m" * 9000], [{"model": "m" * (2 << 20)}], "m"):
+        assert wrong_type({"fallbacks": many}, types) is not None
+    assert wrong_type({"model": "local,local"}, types) is not None

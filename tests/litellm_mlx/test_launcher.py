@@ -272,6 +272,23 @@ def test_a_stranger_on_the_port_is_not_taken_for_the_child(tmp_path: Path) -> No
             assert service.is_healthy(answer) is is_ours
 
 
+def test_one_child_proves_nothing_for_another(tmp_path: Path) -> None:
+    """Who has the port of one may ask the other, which answers everybody."""
+    settings = load_settings(Flags(), tmp_path, {})
+    plan = plan_proxy(settings)
+    assert plan is not None
+    pid_file = PidFile(tmp_path / "pid")
+    sidecar = sidecar_service(settings, pid_file)
+    proxy = proxy_service(settings, plan, pid_file)
+    for service, other in ((sidecar, proxy), (proxy, sidecar)):
+        asked = httpx.Request("GET", service.health_url, headers=challenge())
+        relayed = {PROOF: proof_of(other.env[SECRET_NAME], asked.headers[CHALLENGE])}
+        answer = httpx.Response(
+            200, json={"status": "ok"}, headers=relayed, request=asked
+        )
+        assert not service.is_healthy(answer)
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_the_light_has_its_colour_under_the_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_terminal: bool

@@ -4,6 +4,9 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
+from litellm_mlx import proxy_gate
 from litellm_mlx.hook import MLXDeploymentHook
 from litellm_mlx.private import native_header, without_ours
 from litellm_mlx.settings import Settings
@@ -33,6 +36,20 @@ def test_it_says_who_asks_and_what_may_have_been_cut() -> None:
     assert facts["session"] == "s"
     assert len(facts["key"]) == 16
     assert facts["body"] == {"top_k": 3, "mlx_max_ttft_s": 9}
+
+
+def test_keys_without_a_name_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A custom authority may name the user or the team; without either none share."""
+    monkeypatch.setattr(proxy_gate, "has_keys", lambda: True)
+
+    def key(**names: str) -> str:
+        asked = kwargs(litellm_metadata=dict(names), metadata=dict(names))
+        return str(json.loads(native_header(asked))["key"])
+
+    carol, dave = ({"user_api_key_user_id": name} for name in ("carol", "dave"))
+    assert key(**carol) == key(**carol) != key(**dave)
+    assert key(user_api_key_team_id="red") != key(user_api_key_team_id="blue")
+    assert key() != key()
 
 
 def test_a_client_does_not_say_who_asks() -> None:

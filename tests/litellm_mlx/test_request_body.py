@@ -98,7 +98,7 @@ def test_where_litellm_does_not_look_there_must_be_json() -> None:
 def test_the_name_of_a_model_is_short() -> None:
     """LiteLLM repeats it in its error, and seeks secrets in that for seconds."""
     for name in ("m" * 513, "m" * (2 << 20)):
-        with pytest.raises(BadBody, match="model must be a string of at most 512"):
+        with pytest.raises(BadBody, match="of at most 512"):
             read(Sender(json.dumps({"model": name}).encode()), body())
     text = json.dumps({"model": "m" * 512}).encode()
     assert read(Sender(text), body()) == text
@@ -130,10 +130,10 @@ def test_a_body_without_end_is_left() -> None:
 
 
 def test_a_form_is_short() -> None:
-    kind = "application/x-www-form-urlencoded"
-    assert read(Sender(b"a&b=1"), body(kind=kind)) == b"a&b=1"
+    path, kind = "/login", "application/x-www-form-urlencoded"
+    assert read(Sender(b"a&b=1"), body(path, kind)) == b"a&b=1"
     with pytest.raises(BadBody) as refused:
-        read(Sender(b"a&" * (1 << 20)), body(kind=kind))
+        read(Sender(b"a&" * (1 << 20)), body(path, kind))
     assert refused.value.status == 413
 
 
@@ -197,9 +197,10 @@ def test_the_app_reads_the_body_once_and_then_hears_the_client_leave() -> None:
     assert (second["type"], status) == ("http.disconnect", 200)
 
 
-def test_files_go_through_as_they_come() -> None:
-    first, second, status = ask(Sender(b"[", b"]"), b"multipart/form-data; boundary=x")
-    assert (first["body"], second["body"], status) == (b"[", b"]", 200)
+def test_files_go_through() -> None:
+    kind, path = b"multipart/form-data; boundary=x", "/v1/audio/transcriptions"
+    first, _, status = ask(Sender(b"[", b"]"), kind, path)
+    assert (first["body"], status) == (b"[]", 200)
 
 
 def test_what_is_asked_of_no_model_goes_through_as_it_comes() -> None:
@@ -225,3 +226,51 @@ def test_the_limit_is_the_sidecars() -> None:
     assert read_settings({}).max_body_bytes == 64 << 20
     with pytest.raises(ValueError, match="MAX_BODY_MB"):
         read_settings({"MAX_BODY_MB": "0"})
+
+
+FORMS = [
+    "application/x-www-form-urlencoded", "multipart/form-data; boundary=x",
+    "application/json, application/x-www-form-urlencoded",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_what_the_sidecar_serves_is_asked_in_json(kind: str) -> None:
+    """A form would not be looked at, and LiteLLM reads it all the same."""
+    with pytest.raises(BadBody, match="must be application/json"):
+        read(Sender(b'{"a": 1}'), body(kind=kind))
+
+
+def test_a_parameter_of_the_type_makes_no_form_of_it() -> None:
+    kind = "application/json; a=x-www-form-urlencoded"
+    with pytest.raises(BadBody, match="cooldown_time"):
+        read(Sender(b'{"cooldown_time": 9}'), body(kind=kind))
+
+
+def test_files_bring_no_settings_of_litellms() -> None:
+    """In a form with files, too, where that is taken."""
+    path, kind = "/v1/audio/transcriptions", "multipart/form-data; boundary=x"
+    part = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\nopenai\r\n--x--'
+    with pytest.raises(BadBody) as refused:
+        read(Sender(part % b"custom_llm_provider"), body(path, kind))
+    assert refused.value.param == "custom_llm_provider"
+    assert read(Sender(part % b"model"), body(path, kind)) == part % b"model"
+
+
+def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what it took is free for others."""
+    monkeypatch.setattr(request_body, "_GAP_S", 0.01)
+    one = body(limit=4 << 20)
+
+    class Silent(Sender):
+        async def receive(self) -> MutableMapping[str, Any]:
+            if self.num_taken == 1:
+                await asyncio.Event().wait()
+            return await super().receive()
+
+    with pytest.raises(BadBody) as refused:
+        read(Silent(b'"' + b"x" * (3 << 20), leaves=True), one)
+    assert refused.value.status == 408
+    assert one._budget.held_bytes > 0
+    one.close()
+    assert one._budget.held_bytes == 0

@@ -1,5 +1,6 @@
 """The supervisor, with real child processes."""
 
+import dataclasses
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from litellm_mlx.child import Service
+from litellm_mlx.child import Child, Service
 from litellm_mlx.launch_settings import Flags, load_settings
 from litellm_mlx.ports import PidFile
 from litellm_mlx.services import sidecar_service
@@ -308,3 +309,21 @@ def test_a_second_signal_kills_at_once() -> None:
     assert run.supervisor.was_killed
     assert run.pids[0] is not None
     assert not is_running(run.pids[0])
+
+
+def test_output_drives_no_terminal(run: Run) -> None:
+    """What clients send stands in it: colours are left, and nothing else."""
+    text = "\x1b[31mred\x1b[0m \x1b[2J\x1b]52;c;eA==\x07 a\tb \x9b2J \u202e"
+    code = f"import time; print({text!r}, flush=True); time.sleep(600)"
+    service = dataclasses.replace(
+        run.service(), command=(sys.executable, "-c", code),
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+    )  # fmt: skip
+    child = Child(service, run.said.append)
+    wait_until(lambda: run.said)
+    child.kill()
+    (line,) = run.said
+    assert line == (
+        "stand-in | \x1b[31mred\x1b[0m \\x1b[2J\\x1b]52;c;eA==\\x07 a\tb "
+        "\\x9b2J \\u202e"
+    )

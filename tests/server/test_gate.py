@@ -380,3 +380,14 @@ def test_connections_leave_no_threads(app: App) -> None:
     for _ in range(50):
         assert ask(app, request("/health")).status == 200
     assert eventually(lambda: set(threading.enumerate()) <= before)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0:8080", "[::ffff:127.0.0.1]:8080"])
+def test_a_browser_that_does_not_say_for_whom_stays_out(host: str) -> None:
+    """An image of a page: to such addresses no header tells whose."""
+    browser = {"host": host, "user-agent": "Mozilla/5.0 (X11) Chrome/156"}
+    with pytest.raises(Forbidden, match="127.0.0.1"):
+        check(ServerConfig(), "GET", "/admin/cache", browser)
+    check(ServerConfig(), "GET", "/admin/cache", {"host": host})
+    keyed = {**browser, "authorization": "Bearer k"}
+    check(ServerConfig(api_key="k"), "GET", "/v1/models", keyed)
