@@ -139,7 +139,7 @@ def _refuse(message: str, code: int = 2) -> int:
 
 
 def _help_format(prog: str) -> argparse.HelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=40)
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=36)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -42,8 +42,8 @@ class ModelConfig:
     """The model"""
 
     path: str | None = setting(None, "MODEL_PATH", place,
-        "Hugging Face id of an MLX model, or a folder; ~ works.",
-        "MLX_SERVER_DEFAULT_MODEL", shown="the built-in model, which needs no download")
+        "Hugging Face id of an MLX model, or a folder.",
+        "MLX_SERVER_DEFAULT_MODEL", shown="the built-in model")
     family: str | None = setting(None, "MODEL_FAMILY",
         choice("qwen3", "glm4", "generic", also=("qwen", "qen3", "glm", "glm-4")),
         "The model's prompt format.", shown="found from the model")

@@ -75,8 +75,10 @@ class ContextLengthExceeded(BadRequest):
 
     code = "context_length_exceeded"
 
-    def __init__(self, message: str, num_tokens: int) -> None:
-        super().__init__(message, param="messages")
+    def __init__(
+        self, message: str, *, param: str | None = "messages", num_tokens: int = 0
+    ) -> None:
+        super().__init__(message, param=param)
         self.num_tokens = num_tokens
 
 

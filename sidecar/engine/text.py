@@ -189,7 +189,7 @@ class TextEngine:
             raise ContextLengthExceeded(
                 f"this model's maximum context length is {self.max_context} tokens, "
                 f"and the prompt has {len(ids)}",
-                len(ids),
+                num_tokens=len(ids),
             )
         most = self._config.batch_max_size if self._config.enable_batching else 1
         most = min(most, self._config.max_concurrent)

@@ -33,7 +33,7 @@ def check_length(
             raise ContextLengthExceeded(
                 f"this model's maximum context length is {most_tokens + 1} tokens, "
                 f"and the prompt has more than {num_ids}",
-                num_ids,
+                num_tokens=num_ids,
             )
 
 

@@ -344,7 +344,7 @@ def test_a_broken_stream_says_so_and_never_stops_cleanly() -> None:
 
 
 def test_an_error_in_anthropics_form() -> None:
-    body = problem(ContextLengthExceeded("5 tokens", 5), "r1")
+    body = problem(ContextLengthExceeded("5 tokens"), "r1")
     assert body["type"] == "error"
     assert body["request_id"] == "r1"
     assert body["error"]["type"] == "invalid_request_error"
