@@ -34,7 +34,7 @@ KnowsArchitecture = Callable[[Mapping[str, Any]], bool]
 def folder_fault(folder: Path, knows: KnowsArchitecture) -> str | None:
     """What keeps a folder from being loaded, as far as its files show it."""
     names = [str(file.relative_to(folder)) for file in _files(folder)]
-    fault = place_fault(folder) or names_fault(names)
+    fault = place_fault(folder) or special_fault(folder) or names_fault(names)
     return fault or config_fault(folder, knows) or weights_fault(folder)
 
 
@@ -48,6 +48,14 @@ def place_fault(folder: Path) -> str | None:
     inner = sorted(file.parent.name for file in folder.glob("*/config.json"))
     if inner and not any(folder.glob("*.*")):
         return f"it holds folders of models; give one of them: {_some(inner)}"
+    return None
+
+
+def special_fault(folder: Path) -> str | None:
+    """A pipe or a device among the files: reading it may never end."""
+    for entry in folder.iterdir():
+        if entry.exists() and not (entry.is_file() or entry.is_dir()):
+            return f"{entry.name} is neither a file nor a folder"
     return None
 
 

@@ -1,6 +1,7 @@
 """What the files of a folder show before anything is loaded."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,6 +34,14 @@ def folder(model_folder: ModelFolder, tmp_path: Path) -> Path:
     copy = tmp_path / "tiny"
     shutil.copytree(model_folder("dense"), copy)
     return copy
+
+
+def test_a_pipe_among_the_files_is_refused(folder: Path) -> None:
+    """The start would wait for its end without a word."""
+    os.mkfifo(folder / "model-2.safetensors")
+    found = folder_fault(folder, knows_qwen)
+    assert found is not None
+    assert "model-2.safetensors is neither a file nor a folder" in found
 
 
 @pytest.mark.parametrize(
