@@ -235,7 +235,8 @@ def test_a_page_in_a_real_browser_gets_nothing(
     """
     By fetch, form, image, event source and web socket, on every route of both ports.
 
-    From another origin, and from a name that was rebound to this machine.
+    From another origin, from a name that was rebound to this machine, and by an address
+    to which browsers say nothing of the page.
     """
     routes = routes_of(keyed)
     assert len(routes) > 300
@@ -245,7 +246,7 @@ def test_a_page_in_a_real_browser_gets_nothing(
     targets = [
         [url.replace("127.0.0.1", name), listed]
         for url, listed in ports
-        for name in ("127.0.0.1", "rebound.test")
+        for name in ("127.0.0.1", "rebound.test", "0.0.0.0")
     ]
     assert keyless.http.post("/v1/chat/completions", json=ASKED | {"model": "local"})
     before = len(cloud.asked), num_answers(target)
