@@ -76,6 +76,11 @@ class BodyHead:
         return self.media_type == "application/x-www-form-urlencoded"
 
     @property
+    def is_json(self) -> bool:
+        """Whether LiteLLM parses it as JSON: all that is no form."""
+        return not (self.is_form or self.is_multipart)
+
+    @property
     def is_unchecked(self) -> bool:
         """Whether LiteLLM parses it without asking what it is."""
         return self.method == "POST" and bool(_UNCHECKED.fullmatch(self.path))
@@ -134,8 +139,8 @@ class Body:
             BadBody: when the rest has come, too: who still sends hears no answer.
             Disconnected.
         """
-        is_form = self._head.is_form or self._head.is_multipart
-        if "," in self._head.media_type or (is_form and self._head.must_be_json):
+        is_wrong = self._head.must_be_json and not self._head.is_json
+        if "," in self._head.media_type or is_wrong:
             raise BadBody(400, "the content type must be application/json")
         try:
             async with asyncio.timeout(_BODY_S):
@@ -182,8 +187,7 @@ class Body:
         self._budget.take(wanted - self._taken)
         self._taken = wanted
         most_values = self._head.most_values
-        is_form = self._head.is_form or self._head.is_multipart
-        if not is_form and self._values.add(piece) > most_values:
+        if self._head.is_json and self._values.add(piece) > most_values:
             raise BadBody(413, f"a body must hold at most {most_values} JSON values")
         self._pieces.append(piece)
 
@@ -192,7 +196,7 @@ class Body:
         if self._head.is_multipart and (found := _FORM_FIELD.search(whole)):
             name = found[1].decode()
             raise BadBody(400, f"{name} must be left out: it is not for clients", name)
-        if self._head.is_form or self._head.is_multipart or is_empty:
+        if is_empty or not self._head.is_json:
             return
         try:
             value = orjson.loads(whole)

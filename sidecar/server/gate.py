@@ -117,8 +117,10 @@ def _may_be_a_page(headers: Mapping[str, str]) -> bool:
     match = _HOST.fullmatch(headers.get("host", "").lower())
     name = match["v6"] or match["name"] if match else ""
     try:
-        is_trusted = ipaddress.ip_address(name).is_loopback
-        is_trusted &= "ffff" not in name  # an IPv4 address in IPv6's form
+        address = ipaddress.ip_address(name)
+        # Not in IPv6's form of an IPv4 address.
+        is_mapped = getattr(address, "ipv4_mapped", None) is not None
+        is_trusted = address.is_loopback and not is_mapped
     except ValueError:
         is_trusted = name == "localhost"
     return not is_trusted and headers.get("user-agent", "").startswith("Mozilla/")
