@@ -150,14 +150,18 @@ class Drawing:
         rows = [s for s in samplers if isinstance(s, RowSampler)]
         self._is_drawn = None
         if len(rows) < len(self._samplers):
-            drawn = [[isinstance(s, RowSampler)] for s in self._samplers]
+            drawn = [isinstance(s, RowSampler) for s in self._samplers]
             self._is_drawn = mx.array(drawn)
-        self._needs_order = any(row.needs_order for row in rows)
-        self._cuts_tail = any(row.log_min_p > -math.inf for row in rows)
-        self._scale = self._column("scale", 1.0)
-        self._top_p = self._column("top_p", math.inf)
-        self._num_cut = self._column("num_cut", 0, mx.int32)
-        self._log_min_p = self._column("log_min_p", -math.inf)
+        self._asks = (
+            any(row.needs_order for row in rows),
+            any(row.log_min_p > -math.inf for row in rows),
+        )
+        self._columns = {
+            "scale": self._column("scale", 1.0),
+            "top_p": self._column("top_p", math.inf),
+            "num_cut": self._column("num_cut", 0, mx.int32),
+            "log_min_p": self._column("log_min_p", -math.inf),
+        }
 
     def serves(self, samplers: Sequence[Sampler]) -> bool:
         """Whether it was made for these."""
@@ -168,43 +172,62 @@ class Drawing:
         rows = [s for s in self._samplers if isinstance(s, RowSampler)]
         if not rows:
             return greedy(logprobs)
-        kept = self._filtered(logprobs.astype(mx.float32))
         keys = [
             s.next_key() if isinstance(s, RowSampler) else (0, 0)
             for s in self._samplers
         ]
-        noise = mx.vmap(lambda key: mx.random.gumbel(logprobs.shape[-1:], key=key))(
-            mx.array(keys, mx.uint32)
-        )
-        scores = kept * self._scale + noise
-        if self._is_drawn is not None:
-            scores = mx.where(self._is_drawn, scores, logprobs)
-        return mx.argmax(scores, axis=-1)
-
-    def _filtered(self, logprobs: mx.array) -> mx.array:
-        """Top-p, min-p, then top-k: each removes the least likely of what is left."""
-        floors = []
-        if self._needs_order:
-            ordered = mx.sort(logprobs, axis=-1)
-            mass = mx.exp(ordered)
-            above = mx.cumsum(mass, axis=-1, reverse=True, inclusive=False)
-            total = above[..., :1] + mass[..., :1]
-            dropped = (above >= self._top_p * total).sum(axis=-1, keepdims=True)
-            first = mx.maximum(dropped, self._num_cut)
-            floors.append(mx.take_along_axis(ordered, first, axis=-1))
-        if self._cuts_tail:
-            best = mx.max(logprobs, axis=-1, keepdims=True)
-            floors.append(best + self._log_min_p)
-        if not floors:
-            return logprobs
-        floor = mx.maximum(*floors) if len(floors) > 1 else floors[0]
-        return mx.where(logprobs < floor, -mx.inf, logprobs)
+        draw = _draw if mx.default_device() == mx.cpu else _compiled_draw
+        drawn = draw(logprobs, mx.array(keys, mx.uint32), self._columns, *self._asks)
+        if self._is_drawn is None:
+            return drawn
+        return mx.where(self._is_drawn, drawn, greedy(logprobs))
 
     def _column(
         self, name: str, otherwise: float, dtype: mx.Dtype = mx.float32
     ) -> mx.array:
         values = [[getattr(s, name, otherwise)] for s in self._samplers]
         return mx.array(values, dtype)
+
+
+def _draw(
+    logprobs: mx.array,
+    keys: mx.array,
+    columns: dict[str, mx.array],
+    needs_order: bool,
+    cuts_tail: bool,
+) -> mx.array:
+    """
+    One token id a row by the Gumbel-max trick: the likeliest after noise is a draw.
+
+    Top-p, min-p, then top-k: each removes the least likely of what is left.
+
+    Args:
+        logprobs: rows x vocabulary. keys: rows x 2.
+        columns: each setting, rows x 1.
+    """
+    logprobs = logprobs.astype(mx.float32)
+    floors = []
+    if needs_order:
+        ordered = mx.sort(logprobs, axis=-1)
+        mass = mx.exp(ordered)
+        above = mx.cumsum(mass, axis=-1, reverse=True, inclusive=False)
+        total = above[..., :1] + mass[..., :1]
+        dropped = (above >= columns["top_p"] * total).sum(axis=-1, keepdims=True)
+        first = mx.maximum(dropped, columns["num_cut"])
+        floors.append(mx.take_along_axis(ordered, first, axis=-1))
+    if cuts_tail:
+        best = mx.max(logprobs, axis=-1, keepdims=True)
+        floors.append(best + columns["log_min_p"])
+    for floor in floors:
+        logprobs = mx.where(logprobs < floor, -mx.inf, logprobs)
+    size = logprobs.shape[-1:]
+    noise = mx.vmap(lambda key: mx.random.gumbel(size, key=key))(keys)
+    return mx.argmax(logprobs * columns["scale"] + noise, axis=-1)
+
+
+# On a GPU the host's time for each operation counts: compiled, a dozen are one. On the
+# CPU that would take seconds of a C++ compiler at first use, and gain nothing.
+_compiled_draw = mx.compile(_draw)
 
 
 def _mixed(number: int) -> int:

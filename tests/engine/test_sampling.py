@@ -13,6 +13,7 @@ from sidecar.core.requests import SamplingParams
 from sidecar.engine.sampling import (
     Drawing,
     Sampling,
+    _compiled_draw,
     greedy,
     make_row_processors,
     make_row_sampler,
@@ -258,6 +259,27 @@ def test_rows_of_a_batch_draw_what_they_draw_alone() -> None:
         alone = [sample(step[row : row + 1]).item() for step in steps]
         assert alone == [tokens[row] for tokens in drawn_together]
     assert len({tuple(tokens) for tokens in drawn_together}) > 5
+
+
+def test_compiled_as_on_a_gpu_it_draws_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One compiled function serves every value and every number of rows."""
+    kinds = [sampling(seed=3, top_p=0.9), sampling(seed=4, top_k=3, min_p=0.1),
+             sampling(temperature=0.0), sampling(seed=5, temperature=3.0)]  # fmt: skip
+    chances = mx.random.uniform(shape=(9, len(kinds), VOCAB), key=mx.random.key(2))
+
+    def all_drawn() -> list[list[Any]]:
+        rows = [make_row_sampler(kind, VOCAB, 0) for kind in kinds]
+        together, alone = Drawing(rows[:3]), Drawing(rows[3:])
+        return [
+            [*together(step[:3]).tolist(), *alone(step[3:]).tolist()]
+            for step in mx.log(chances)
+        ]
+
+    plain = all_drawn()
+    monkeypatch.setattr("sidecar.engine.sampling._draw", _compiled_draw)
+    assert all_drawn() == plain
 
 
 def test_no_value_of_a_filter_is_compiled_into_a_kernel(
