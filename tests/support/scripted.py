@@ -115,7 +115,9 @@ class Forced:
         wanted = self._ids[min(self._step, len(self._ids) - 1)]
         self._step += 1
         chosen = mx.arange(logits.shape[-1]) == wanted
-        return mx.where(chosen, mx.zeros_like(logits), -mx.inf)
+        # The token must need the logits: MLX computes nothing that no result needs,
+        # and would leave all steps of an answer to whoever asks for its KV.
+        return mx.where(chosen, logits, -mx.inf)
 
 
 def parse_prompt(text: str) -> Prompt:
