@@ -7,8 +7,10 @@ files open, which is what macOS gives.
 """
 
 import asyncio
+import contextlib
 import json
 import resource
+import select
 import socket
 import threading
 import time
@@ -127,9 +129,24 @@ def abandon(
         if kind == "words":
             read_two_words(connection)
         else:
-            wait_until(lambda: sidecar.is_asked(text))
+            wait_asked(proxy, sidecar, connection, text)
         if kind == "late":
             time.sleep(LATE_S)
+
+
+def wait_asked(
+    proxy: Proxy, sidecar: FakeSidecar, connection: socket.socket, text: str
+) -> None:
+    """Until the sidecar is asked; else tell what the proxy said instead."""
+
+    def is_answered() -> bool:
+        return bool(select.select([connection], [], [], 0)[0])
+
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: sidecar.is_asked(text) or is_answered())
+    if not sidecar.is_asked(text):
+        answer = connection.recv(1 << 16) if is_answered() else b"no answer"
+        pytest.fail(f"{text} {answer!r}\n{proxy.log.read_text()[-4000:]}")
 
 
 def read_two_words(connection: socket.socket) -> None:
