@@ -89,7 +89,9 @@ class BatchLoop:
             if not self._rows or self.pacer.prefill_is_due:
                 prefill = self.prefills.next(self._max_rows - len(self._rows))
             if prefill:
+                started = time.perf_counter()
                 self._prefill_chunk(prefill)
+                self.prefills.took(time.perf_counter() - started)
             elif self._rows:
                 self._decode()
         except Exception as error:
@@ -168,7 +170,6 @@ class BatchLoop:
         mx.clear_cache()
         self.pacer.prefilled(end - prefill.done, time.perf_counter() - started)
         prefill.advance(end)
-        self.prefills.advanced()
         prefill.job.emit(Prefilled(end, len(ids), prefill.cached_len))
 
     def _make_room(self, prefill: Prefill, needed: int) -> None:

@@ -2,8 +2,8 @@
 Whose prompt is computed next: first come, first served, and no short one waits long.
 
 A prompt of which nearly all is stored would wait a minute behind a long cold one for
-a second's work. So at a chunk's end it may go first; then the long one gets at least
-one chunk before the next may pass.
+a second's work. So at a chunk's end short ones may go first, for as long as the chunk
+took; then it is the long one's turn again, which so keeps half of the time at least.
 """
 
 import logging
@@ -34,7 +34,7 @@ class PrefillQueue:
         self._watchdog = watchdog
         self._waiting: deque[Job] = deque()
         self._passed: Prefill | None = None
-        self._may_be_passed = True
+        self._lent_s = 0.0  # of the current prompt's time, to those that may pass
         self.current: Prefill | None = None
 
     @property
@@ -65,17 +65,20 @@ class PrefillQueue:
         if self.current is None and self._passed is not None:
             self.current, self._passed = self._passed, None
             self.current.last_progress = time.monotonic()
-            self._may_be_passed = False
         elif self.current is None:
+            self._lent_s = 0.0
             if self._waiting and self._waiting[0].spec.n <= num_free:
                 self._begin(self._waiting.popleft())
-        elif self._passed is None:
+        if self.current is not None and self._passed is None and self._lent_s > 0:
             self._let_pass(self.current, num_free)
         return self.current
 
-    def advanced(self) -> None:
-        """Note that the current prompt got a chunk."""
-        self._may_be_passed = True
+    def took(self, seconds: float) -> None:
+        """Note how long the GPU was with the prompt that `next` named."""
+        if self._passed is None:
+            self._lent_s = seconds
+        else:
+            self._lent_s -= seconds
 
     def done(self) -> None:
         """The current prompt is computed, or given up."""
@@ -113,7 +116,7 @@ class PrefillQueue:
     def _let_pass(self, long: Prefill, num_free: int) -> None:
         left = long.target - long.done
         most = min(_SHORT * left, self._config.prefill_step_size)
-        if not self._may_be_passed or left < self._config.prefill_step_size:
+        if left < self._config.prefill_step_size:
             return
         for job in self._waiting:
             ids = job.spec.model_ids

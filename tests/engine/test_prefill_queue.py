@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from sidecar.app import App
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.job import Job, JobEvent, Prefilled, Token
+from sidecar.engine.prefill_queue import PrefillQueue
 from sidecar.engine.text import TextEngine
 from tests.support.jobs import (
     by_hand,
@@ -99,21 +101,29 @@ def test_a_second_long_prompt_waits_for_the_first(
         engine.release(job)
 
 
-def test_many_short_prompts_do_not_hold_up_a_long_one(
-    served: App, engine: TextEngine
+def test_short_prompts_pass_for_as_long_as_a_chunk_takes(
+    served: App, engine: TextEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between any two that pass, the long one gets a chunk."""
+    """Of chunks that take a second three that take 0.4 s pass between two, no more."""
+    queue = engine._loop.prefills
+    turns: list[str] = []
+
+    def took(_seconds: float) -> None:
+        is_short = queue._passed is not None
+        turns.append("short" if is_short else "long")
+        PrefillQueue.took(queue, 0.4 if is_short else 1.0)
+
+    monkeypatch.setattr(queue, "took", took)
     with by_hand(served, engine) as make:
         long = submit(engine, random_ids(6, _LONG), 4)
         make(2)
-        short = [submit(engine, random_ids(10 + i, 8), 1) for i in range(60)]
+        short = [submit(engine, random_ids(10 + i, 8), 1) for i in range(30)]
         while not has_begun(long):
             make(1)
-        left = [job for job in short if not any(_is_end(e) for e in drain(job))]
-    assert left  # else they all went first, and this shows nothing
-    assert finish(engine, long).failure is None
-    for job in short:
-        engine.release(job)
+    runs = [len(list(group)) for kind, group in groupby(turns) if kind == "short"]
+    assert runs == [3] * 10
+    for job in (long, *short):
+        assert finish(engine, job).failure is None
     assert is_idle(engine)
 
 
