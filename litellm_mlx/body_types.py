@@ -124,10 +124,25 @@ _RESPONSES: Mapping[str, FieldType] = {
     "input": FieldType("a string or a list", _is(str, list)),
     "stream": FieldType("true or false", _is(bool)),
 }
+# LiteLLM makes messages of the prompt itself, and stumbles over two of them.
+_COMPLETIONS: Mapping[str, FieldType] = {
+    "messages": FieldType(
+        "left out: a prompt is asked for here", lambda value: False, may_be_null=False
+    ),
+}
+_EMBEDDINGS: Mapping[str, FieldType] = {
+    "input": FieldType(
+        "a string, or a list without an empty list in it",
+        lambda value: (
+            isinstance(value, str) or (isinstance(value, list) and [] not in value)
+        ),
+    ),
+}
 _BEFORE = r"(/v1|/(engines|openai/deployments)/[^/]+)?"
 _ROUTES: tuple[tuple[re.Pattern[str], Mapping[str, FieldType]], ...] = (
     (re.compile(f"{_BEFORE}/chat/completions"), _CHAT),
-    (re.compile(f"{_BEFORE}/completions"), {}),
+    (re.compile(f"{_BEFORE}/completions"), _COMPLETIONS),
+    (re.compile(f"{_BEFORE}/embeddings"), _EMBEDDINGS),
     (re.compile(r"(/v1)?/messages(/count_tokens)?"), _ANTHROPIC),
     (re.compile(r"(/v1)?/responses"), _RESPONSES),
 )

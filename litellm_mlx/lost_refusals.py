@@ -2,19 +2,29 @@
 Refusals of LiteLLM's own that are lost on their way out, told after all.
 
 What only an administrator may set it refuses with a ValueError, and then fails for want
-of a database client while it reports that: the client is answered 500.
+of a database client while it reports that: the client is answered 500. So it is, with a
+traceback, where LiteLLM knows no way to ask a provider of ours at all.
 """
+
+import gzip
+import re
 
 from litellm_mlx.asgi import App, Message, Receive, Scope, Send
 from litellm_mlx.refusals import answer
 
 _FAILED = 500
 _REFUSED = "Rejected Request: "  # how LiteLLM begins it
+_GZIP = b"\x1f\x8b"
+_UNSERVED = re.compile(
+    rb"'mlx' is not a valid LlmProviders|MlxException - Not implemented yet!"
+    rb"|is not supported for mlx"
+)
 
 
 async def run(app: App, scope: Scope, receive: Receive, to: tuple[Send, str]) -> None:
     """
-    Run an app; answer 400 where its failure began with such a refusal.
+    Run an app; answer 400 where its failure began with such a refusal, 501 where it
+    was of a route that no local model serves.
 
     Args:
         to: where the answer goes, and the path that was asked.
@@ -25,10 +35,14 @@ async def run(app: App, scope: Scope, receive: Receive, to: tuple[Send, str]) ->
         await app(scope, receive, told.send)
     except Exception as error:
         refused = _refusal(error)
-        if refused is None or told.is_begun:
+        if refused is not None and not told.is_begun:
+            await answer(send, path, 400, refused, refused.partition(" ")[0])
+            return
+        if not told.is_unserved:
             await told.release()
             raise
-        await answer(send, path, 400, refused, refused.partition(" ")[0])
+    if told.is_unserved:
+        await answer(send, path, 501, f"a local model does not serve {path}", "model")
         return
     await told.release()
 
@@ -48,6 +62,14 @@ class _Told:
             return
         self.is_begun = True
         await self._send(message)
+
+    @property
+    def is_unserved(self) -> bool:
+        """Whether what is held back says that there is no such route."""
+        body = b"".join(message.get("body", b"") for message in self._held)
+        if body.startswith(_GZIP):
+            body = gzip.decompress(body)
+        return _UNSERVED.search(body) is not None
 
     async def release(self) -> None:
         held, self._held = self._held, []

@@ -13,6 +13,7 @@ _NAMES = {
     403: ("forbidden", "permission_error", "PERMISSION_DENIED"),
     408: ("request_timeout", "timeout_error", "DEADLINE_EXCEEDED"),
     413: ("payload_too_large", "request_too_large", "INVALID_ARGUMENT"),
+    501: ("not_implemented", "api_error", "UNIMPLEMENTED"),
     503: ("service_unavailable", "overloaded_error", "UNAVAILABLE"),
 }
 
@@ -24,7 +25,7 @@ async def answer(
     Send a refusal as the whole answer.
 
     Args:
-        status: 400, 401, 403, 408, 413 or 503. param: the field at fault, if one is.
+        status: one of those named above. param: the field at fault, if one is.
     """
     body = json.dumps(_problem(path, status, message, param)).encode()
     headers = [(b"content-type", b"application/json")]

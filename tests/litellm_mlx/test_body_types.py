@@ -87,6 +87,37 @@ def test_a_wrong_type_is_400_that_names_the_field_and_what_it_takes(
     assert len(sidecar.calls_for(model)) == before
 
 
+@pytest.mark.parametrize(
+    ("route", "field", "value"),
+    [
+        ("/v1/completions", "messages", []),
+        ("/v1/completions", "messages", None),
+        ("/v1/embeddings", "input", [[]]),
+        ("/v1/embeddings", "input", 3),
+    ],
+)
+def test_other_routes_too(proxy: Proxy, route: str, field: str, value: Any) -> None:
+    """LiteLLM's 500, or an answer to nothing."""
+    body = {"model": "mlx/odd", "prompt": "hi", field: value}
+    assert_400(proxy.http.post(route, json=body), route, field, f"{field} must be")
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/rerank", {"query": "hi", "documents": ["a"]}),
+        ("/v1/images/generations", {"prompt": "a cat"}),
+        ("/v1/audio/speech", {"input": "hi", "voice": "a"}),
+        ("/v1/responses/compact", {"input": "hi"}),
+    ],
+)
+def test_what_no_local_model_serves_is_501(proxy: Proxy, route: str, body: Any) -> None:
+    """LiteLLM's answer was 500, with a traceback."""
+    answer = proxy.http.post(route, json={"model": "mlx/odd", **body})
+    assert answer.status_code == 501, answer.text
+    assert answer.json()["error"]["message"] == f"a local model does not serve {route}"
+
+
 @pytest.mark.parametrize("name", ["deployment_id", "custom_llm_provider"])
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_request_for_the_local_model_is_not_sent_to_a_cloud(
@@ -140,7 +171,7 @@ def test_routes_under_other_names_are_looked_at(path: str) -> None:
     assert wrong_type({"tools": 3}, types) is not None
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses/resp_1/cancel", "/"])
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v1/responses/resp_1/cancel", "/"])
 def test_other_routes_are_not(path: str) -> None:
     """Their fields are others, but for those that LiteLLM reads everywhere."""
     assert not types_for(path).keys() & {"tools", "messages", "input"}
