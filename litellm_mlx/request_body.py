@@ -28,6 +28,11 @@ _MARKS = b"[{,:"
 _FORM_FIELD = re.compile(rb'name="?(%s)\b' % b"|".join(n.encode() for n in NOT_TAKEN))
 _TAKES_IDS = re.compile(r"(?:/.*)?/(completions|embeddings)")
 _CHAT = re.compile(r"(?:/.*)?/chat/completions")
+_ESCAPES = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
+    re.DOTALL,
+)
 # Here LiteLLM takes what it cannot parse for a fault of its own.
 _UNCHECKED = re.compile(
     r"(/v1)?/(moderations|rerank|audio/speech|images/generations)|/v2/rerank"
@@ -147,8 +152,7 @@ class Body:
                 whole = await self._read(receive)
         except TimeoutError:
             raise BadBody(408, "the body took too long to arrive") from None
-        self._check(whole)
-        return whole
+        return self._checked(whole)
 
     async def _read(self, receive: Receive) -> bytes:
         refused: BadBody | None = None
@@ -191,15 +195,16 @@ class Body:
             raise BadBody(413, f"a body must hold at most {most_values} JSON values")
         self._pieces.append(piece)
 
-    def _check(self, whole: bytes) -> None:
+    def _checked(self, whole: bytes) -> bytes:
+        """The body as LiteLLM can read it."""
         is_empty = not (self._head.is_unchecked or whole.strip())
         if self._head.is_multipart and (found := _FORM_FIELD.search(whole)):
             name = found[1].decode()
             raise BadBody(400, f"{name} must be left out: it is not for clients", name)
         if is_empty or not self._head.is_json:
-            return
+            return whole
         try:
-            value = orjson.loads(whole)
+            whole, value = _parsed(whole)
         except ValueError as error:
             raise BadBody(400, f"the body must be JSON: {error}") from None
         if not isinstance(value, dict):
@@ -207,6 +212,23 @@ class Body:
         wrong = wrong_type(value, types_for(self._head.path))
         if wrong is not None:
             raise BadBody(400, wrong.message, wrong.param)
+        return whole
+
+
+def _parsed(whole: bytes) -> tuple[bytes, object]:
+    """
+    A body and what it says, U+FFFD for half a surrogate pair.
+
+    JavaScript writes that escape for a text cut in the middle of a sign; it has no
+    UTF-8, so that a conversation with one in it would be refused at each later turn.
+    """
+    try:
+        return whole, orjson.loads(whole)
+    except ValueError:
+        mended = _ESCAPES.sub(
+            lambda found: b"\\ufffd" if found["half"] else found[0], whole
+        )
+        return mended, orjson.loads(mended)
 
 
 class ValueCounter:

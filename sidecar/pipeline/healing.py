@@ -75,12 +75,15 @@ class KnownTurn:
 
     Args:
         told: the values that told who asks, where and what, in its request.
+        as_sent: whether its prompt said no more than the request did: else the model
+            has read values of earlier requests, and may speak of them.
     """
 
     context: Context
     scope: Scope
     healed: Healed
     told: Mapping[SpanKey, str] = field(default_factory=dict)
+    as_sent: bool = True
 
     @property
     def num_bytes(self) -> int:
@@ -246,9 +249,10 @@ class HealingStore:
 
         The conversation's own behind the same canonical context, those that its ids
         prove first, and of these the one whose context and values fit best; else one of
-        another conversation behind the very same prompt. If two fit alike and differ,
-        none: a guess would be a lie. A turn behind another context is never taken for
-        its text alone: one thread's thinking stood behind another's "Done.".
+        another conversation behind the very same prompt, in which nothing else stood.
+        If two fit alike and differ, none: a guess would be a lie. A turn behind another
+        context is never taken for its text alone: one thread's thinking stood behind
+        another's "Done.".
         """
         place = (visible, context.canonical, asker.api_key)
         with self._lock:
@@ -258,7 +262,8 @@ class HealingStore:
             self._turns.move_to_end(place)
             own = [turn for turn in known if asker.owns(turn)]
             proved = [turn for turn in own if turn.scope.thread in asker.threads]
-            others = [] if asker.session is None else known
+            is_named = asker.session is not None
+            others = [turn for turn in known if is_named and turn.as_sent]
             candidates = proved or own or others
             equal = [turn for turn in candidates if turn.context == context]
             found = equal or (_best(candidates, asker) if own else [])

@@ -50,6 +50,7 @@ class Draft:
     What will be remembered of a prompt if its answer ends cleanly.
 
     Args:
+        as_sent: whether the prompt says no more than the request does.
         epoch: how often all had been forgotten when it was prepared.
     """
 
@@ -60,6 +61,7 @@ class Draft:
     digests: tuple[str, ...]
     start: Start | None
     lead_ids: tuple[int, ...]
+    as_sent: bool
     client: ClientInfo = ClientInfo()
     epoch: int = 0
 
@@ -182,7 +184,7 @@ class Pipeline:
         )  # fmt: skip
         ids = [prompt.turn, *(call.id for call in calls)]
         context = draft.context.behind(draft.vanishing)
-        known = KnownTurn(context, scope, turn, draft.told)
+        known = KnownTurn(context, scope, turn, draft.told, draft.as_sent)
         self.healing.record(visible, known, ids)
 
     def keep_past(self, prompt: PreparedPrompt) -> None:
@@ -338,8 +340,9 @@ class Pipeline:
         if start is not None and ids[len(ids) - len(lead_ids) :] != lead_ids:
             start = None  # the header's ids are not where they should be
         return Draft(
-            record, found.context, found.told, found.vanishing, digests, start, lead_ids
-        )
+            record, found.context, found.told, found.vanishing, digests, start,
+            lead_ids, as_sent=answer.pins is None,
+        )  # fmt: skip
 
 
 def _check_wanted(is_wanted: Callable[[], bool]) -> None:

@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from sidecar.core.errors import BadRequest, SidecarError
 from sidecar.core.events import Event, Usage
+from sidecar.core.json_bytes import dump_bytes, load_bytes
 from sidecar.core.ports import StreamEncoder
 
 JSON = "application/json"
@@ -41,8 +40,8 @@ class Request:
             BadRequest: it is not.
         """
         try:
-            return orjson.loads(self.body)
-        except orjson.JSONDecodeError as error:
+            return load_bytes(self.body)
+        except ValueError as error:
             raise BadRequest(f"the body is not valid JSON: {error}") from None
 
 
@@ -82,7 +81,7 @@ def json_response(
     body: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     """A JSON response."""
-    return Response(orjson.dumps(body), status, headers=headers or {})
+    return Response(dump_bytes(body), status, headers=headers or {})
 
 
 def problem_response(error: SidecarError, content_type: str, body: Any) -> Response:
@@ -92,4 +91,4 @@ def problem_response(error: SidecarError, content_type: str, body: Any) -> Respo
         headers["Retry-After"] = str(error.retry_after_s)
     if error.status_hint == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return Response(orjson.dumps(body), error.status_hint, content_type, headers)
+    return Response(dump_bytes(body), error.status_hint, content_type, headers)

@@ -63,6 +63,21 @@ def test_equal_greetings_do_not_lend_their_thinking() -> None:
     assert "Alice" not in prompt.text
 
 
+@pytest.mark.parametrize("asker", [Client("bob"), NOBODY])
+def test_no_thought_about_a_value_that_was_not_sent_any_more(asker: Client) -> None:
+    """Alice's context stood pinned in her prompt; she and Bob now send the same."""
+    chats, alice = Chats(), Client("alice")
+    chats.turn([told("Alice"), user("hi")], Said("x"), alice)
+    without = system(
+        f"Current time: 10:05\n{ORDERS}\n# Project Context\n{words(200, 1)}"
+    )
+    hello = Said("Hello!", "Alice owned it.")
+    hers = chats.turn([without, user("hi")], hello, alice)
+    assert "of Alice" in hers.text  # and that it is none now
+    prompt = chats.ask([without, user("hi"), assistant("Hello!"), user("go")], asker)
+    assert "Alice" not in prompt.text
+
+
 def test_two_who_were_greeted_alike_get_nothing_of_the_other() -> None:
     """Their values are gone from the history: which turn was whose is not known."""
     chats = Chats()
