@@ -97,6 +97,28 @@ def lay_out(
     Raises:
         BadRequest: the template refuses the conversation.
     """
+    found = _lay_out(marked, healed, frame, render)
+    if found.is_proved or all(item.message.text.strip() for item in marked):
+        return found
+    # Where messages are joined a blank one is left out, and one with a mark is not.
+    unmarked = [_without_spans_if_blank(item) for item in marked]
+    again = _lay_out(unmarked, healed, frame, render)
+    return again if again.is_proved else found
+
+
+def _without_spans_if_blank(item: MarkedMessage) -> MarkedMessage:
+    text = item.message.text
+    if text.strip():
+        return item
+    return replace(item, pieces=(text,) if text else ())
+
+
+def _lay_out(
+    marked: Sequence[MarkedMessage],
+    healed: Mapping[int, Healed],
+    frame: Frame | None,
+    render: Render,
+) -> Layout:
     planned = plan_placeholders(marked, healed, frame)
     while planned:
         try:
@@ -153,7 +175,7 @@ def _with_marks(
             continue
         pieces: Sequence[str | _Slot] = item.pieces
         has_edge = bool(pieces) and isinstance(pieces[-1], Span)
-        if index + 1 in planned and not has_edge:
+        if index + 1 in planned and not has_edge and item.message.text.strip():
             pieces = _with_edge(index, item.message.text)
         text = "".join(p if isinstance(p, str) else slot(p) for p in pieces)
         yield replace(item.message, parts=(text,) if text else ())

@@ -8,6 +8,7 @@ what it cannot take is then said in words it can.
 import itertools
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -60,14 +61,15 @@ class ChatTemplate:
             lines = [f"{m.role}: {m.text}\n" for m in prepared]
             return "".join([*lines, "assistant:" if add_generation_prompt else ""])
         offered = [dict(tool.raw) for tool in tools] if self.traits.tools else []
+        kwargs = {**kwargs, "add_generation_prompt": add_generation_prompt}
+        spelled = prepared if is_probe else _spell_unanswered(prepared)
         try:
-            text = self._tokenizer.apply_chat_template(
-                [to_dict(m, self.traits) for m in prepared],
-                tools=offered or None,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **kwargs,
-            )
+            try:
+                return self._apply(prepared, offered, kwargs)
+            except Exception:
+                if spelled == prepared:
+                    raise
+                return self._apply(spelled, offered, kwargs)
         except Exception as error:
             level = logging.DEBUG if is_probe else logging.WARNING
             logger.log(level, "template refused the conversation", exc_info=True)
@@ -75,6 +77,19 @@ class ChatTemplate:
                 f"the model's chat template refuses these messages: {error}",
                 param="messages",
             ) from error
+
+    def _apply(
+        self,
+        messages: Sequence[Message],
+        offered: Sequence[dict[str, Any]],
+        kwargs: Mapping[str, Any],
+    ) -> str:
+        text = self._tokenizer.apply_chat_template(
+            [to_dict(message, self.traits) for message in messages],
+            tools=offered or None,
+            tokenize=False,
+            **kwargs,
+        )
         return str(text)
 
 
@@ -209,6 +224,20 @@ def _spell_calls(message: Message) -> Message:
     return replace(message, parts=(*message.parts, *calls), tool_calls=())
 
 
+def _spell_unanswered(messages: Sequence[Message]) -> list[Message]:
+    """
+    A call that was never answered, as text.
+
+    To templates that count who speaks, a call is part of its result: without one they
+    find users side by side, and refuse.
+    """
+    followers = [*messages[1:], None]
+    return [
+        _spell_calls(message) if behind and behind.role == "user" else message
+        for message, behind in zip(messages, followers, strict=True)
+    ]
+
+
 def _one_call_each(messages: Sequence[Message]) -> list[Message]:
     """A turn's calls one by one, each before its own result."""
     split: list[Message] = []
@@ -247,20 +276,21 @@ def _called_first(
 def _rename_calls(messages: Sequence[Message], form: CallIds) -> list[Message]:
     """Ids by order, for they are new in every run, and clients rewrite them."""
     renamed: list[Message] = []
-    known: dict[str, str] = {}
+    known: dict[str, list[str]] = defaultdict(list)  # clients may give two one id
     waiting: dict[str, None] = {}  # in order
     number = 0
     for message in messages:
         calls = []
         for call in message.tool_calls:
             calls.append(replace(call, id=_call_name(number, call, form)))
-            known[call_key(call.id)] = calls[-1].id
+            known[call_key(call.id)].append(calls[-1].id)
             number += 1
         waiting = dict.fromkeys(call.id for call in calls) or waiting
         answers = None
         if message.role == "tool":
-            asked = call_key(message.tool_call_id or "")
-            answers = known.get(asked) or next(iter(waiting), "call_0")
+            named = known[call_key(message.tool_call_id or "")]
+            left = [name for name in named if name in waiting]
+            answers = (left or named[-1:] or [next(iter(waiting), "call_0")])[0]
             waiting.pop(answers, None)
         renamed.append(replace(message, tool_calls=tuple(calls), tool_call_id=answers))
     return renamed
@@ -319,7 +349,9 @@ def _join_to_results(messages: Sequence[Message]) -> list[Message]:
             said += ("<user>", message.text, "</user>")
             continue
         if said:
-            joined[-1] = replace(joined[-1], parts=(*joined[-1].parts, *said))
+            # An empty result is no line of its own, however it was said.
+            own = (joined[-1].text,) if joined[-1].text else ()
+            joined[-1] = replace(joined[-1], parts=(*own, *said))
             said = []
         joined += [message] if message is not None else []
     return joined

@@ -18,7 +18,7 @@ class TemplateTraits:
 
     exists: bool = True
     system: bool = True  # a system message at all, and always before what follows it
-    later_system: bool = True  # one that is not the first message
+    later_system: bool = True  # one that is not the first message, in its place
     repeated_user: bool = True  # two user messages in a row
     free_answers: bool = True  # answers first, in a row, or empty
     text_and_call: bool = True  # prints the text beside a call
@@ -73,12 +73,11 @@ def probe_traits(tokenizer: ChatTokenizer) -> TemplateTraits:
 
     if not render([_USER]) and not tokenizer.chat_template:
         return TemplateTraits(exists=False, tools=False, tool_calls=False)
-    later = render([_SYSTEM, _USER, _ASSISTANT, dict(_SYSTEM, content="zq two"), _USER])
     tools = "zq_probe" in render([_SYSTEM, _USER], tools=[_TOOL])
     tools_alone = "zq_probe" in render([_USER], tools=[_TOOL])
     return TemplateTraits(
         system=_takes_system(render),
-        later_system="zq two" in later,
+        later_system=_takes_later_system(render),
         repeated_user=bool(render([_USER, _USER])),
         free_answers=all(map(render, _FREE_ANSWERS)),
         tools=tools or tools_alone,
@@ -100,6 +99,15 @@ def _takes_system(render: _Render) -> bool:
     talk = [_SYSTEM, _USER, _ASSISTANT, dict(_USER, content="zq more")]
     texts = [render(talk[:2]), render(talk)]
     return all(0 <= text.find("zq system") < text.find("zq user") for text in texts)
+
+
+def _takes_later_system(render: _Render) -> bool:
+    """Some templates print it in place of the first one, or before all messages."""
+    more, last = dict(_SYSTEM, content="zq two"), dict(_USER, content="zq more")
+    text = render([_SYSTEM, _USER, _ASSISTANT, more, last])
+    said = ("zq system", "zq user", "zq answer", "zq two", "zq more")
+    places = [text.find(each) for each in said]
+    return places == sorted(places) and places[0] >= 0
 
 
 def _probe_calls(render: _Render, stops: Sequence[str]) -> dict[str, Any]:

@@ -1,0 +1,79 @@
+"""Talks that agents have and the authors of chat templates did not think of."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from sidecar.core.requests import Message, ToolCall
+from tests.support.chats import Client, Said, Turn, assistant, result, system, user
+from tests.support.real_talk import TOOLS, read
+from tests.support.real_templates import FAMILIES, FamilyChats
+
+NAMES = [family.name for family in FAMILIES]
+MOVING = {family.name for family in FAMILIES if family.reorders}
+CLIENT = Client(tools=TOOLS)
+Behind = Callable[[ToolCall], Sequence[Message]]
+ODD: dict[str, Behind] = {
+    "an empty result, then the user": lambda call: [
+        result("", call.id), user("But hurry.")
+    ],
+    "a result, then an empty message": lambda call: [result("out", call.id), user("")],
+    "a result, then a blank message": lambda call: [result("out", call.id), user("\n")],
+    "a result, then orders": lambda call: [result("out", call.id), system("A rule.")],
+    "no result": lambda call: [user("I stopped it.")],
+}  # fmt: skip
+
+
+def talk(family: str, behind_third: Behind, num_turns: int = 6) -> list[Turn]:
+    """A tool loop with a clock that drifts; the third call is followed by that."""
+    chats, turns = FamilyChats(family), []
+    said = [user("Fix it.")]
+    for number in range(num_turns):
+        clock = f"You are an agent.\nCurrent time is 10:{number:02}.\nBe brief."
+        call = read(path=f"{number}.py")
+        answer = Said("", "", (call,))
+        turns.append(chats.turn([system(clock), *said], answer, CLIENT))
+        last = [result(f"out {number}", call.id)]
+        said += [answer.echo, *(behind_third(call) if number == 2 else last)]
+    return turns
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("family", NAMES)
+def test_the_proof_and_the_reuse_come_back(family: str, odd: str) -> None:
+    """Whatever it cost where it was said, later turns reuse all of the turn before."""
+    turns = talk(family, ODD[odd])
+    assert all(turn.prompt.report.is_proved for turn in turns)
+    last, before = turns[-1], turns[-2]
+    if family not in MOVING:
+        assert last.reused >= before.kept - 40
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_later_orders_take_nothing_away(family: str) -> None:
+    """Neither the first orders nor the tools, and they stand where they were said."""
+    said = [system("FIRST."), user("ASKED"), system("SECOND."), assistant("ANSWERED")]
+    said += [user("MORE"), system("THIRD.")]
+    prompt = FamilyChats(family).prepare(said, CLIENT)
+    words = ("FIRST", "ASKED", "SECOND", "ANSWERED", "MORE", "THIRD")
+    places = [prompt.text.find(word) for word in words]
+    assert places == sorted(places)
+    assert places[0] >= 0
+    assert "read" in prompt.text
+    assert prompt.report.is_proved
+
+
+@pytest.mark.parametrize("ids", [("", ""), ("x", "x"), ("a_b", "ab"), ("1", "2")])
+@pytest.mark.parametrize("family", ["kimi-k2", "mistral-nemo", "mistral-small-3.2"])
+def test_results_are_of_the_calls_in_their_order(
+    family: str, ids: tuple[str, str]
+) -> None:
+    """Clients give calls empty or equal ids; these templates print whose it is."""
+    calls = (ToolCall(ids[0], "read", "{}"), ToolCall(ids[1], "write", "{}"))
+    said = [user("go"), assistant("", *calls), result("ONE", ids[0])]
+    prompt = FamilyChats(family).prepare([*said, result("TWO", ids[1])], CLIENT)
+    names = ("000000000", "000000001")
+    if family == "kimi-k2":
+        names = ("functions.read:0", "functions.write:1")
+    assert [prompt.text.count(name) for name in names] == [2, 2]
+    assert prompt.text.rfind(names[0]) < prompt.text.rfind(names[1])
