@@ -32,10 +32,12 @@ class Extracted:
     The calls in order, and all text that was no call.
 
     Pieces between calls are joined by newlines; without any call it is the buffer.
+    `is_cut` tells that the generation ended in the middle of the last block.
     """
 
     calls: tuple[ToolCall, ...]
     text: str
+    is_cut: bool = False
 
 
 def extract_calls(
@@ -45,24 +47,26 @@ def extract_calls(
     Find the calls in a tool buffer.
 
     A block that parses to nothing stays in the text, as does an unclosed last block
-    if the generation was cut off (`is_cut`); otherwise it counts if its inside is
-    complete. Each call gets a new id.
+    if the generation was cut off (`is_cut`) and no call stands before it: behind one it
+    is left out. Otherwise it counts if its inside is complete. Each call gets a new id.
     """
     calls: list[ToolCall] = []
     pieces: list[str] = []
+    is_open = False
     for before, block, inside, is_closed in _blocks(buffer, syntax):
         parsed: list[ParsedCall] = []
+        is_open = is_open or (inside is not None and is_cut and not is_closed)
         if inside is not None and (is_closed or not is_cut):
             parsed = _parse(inside, syntax.formats, tools)
         pieces.append(before)
         if parsed:
             calls.extend(_with_id(call) for call in _distinct(parsed))
-        else:
+        elif not (calls and is_open):
             pieces.append(block)
     if not calls:
-        return Extracted((), buffer.rstrip())
+        return Extracted((), buffer.rstrip(), is_open)
     text = "\n".join(piece.strip() for piece in pieces if piece.strip())
-    return Extracted(tuple(calls), text)
+    return Extracted(tuple(calls), text, is_open)
 
 
 def is_complete_call(buffer: str, syntax: ToolSyntax, tools: Sequence[Tool]) -> bool:
@@ -141,15 +145,14 @@ def _check(call: ParsedCall) -> None:
 
 
 def _with_id(call: ParsedCall) -> ToolCall:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    if not _is_unicode(arguments):  # half a surrogate pair: only an escape can say it
-        arguments = json.dumps(call.arguments)
+    arguments = _readable(json.dumps(call.arguments, ensure_ascii=False))
     return ToolCall(f"call_{secrets.token_hex(12)}", call.name, arguments)
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _readable(text: str) -> str:
+    """
+    U+FFFD for half a surrogate pair, which has no UTF-8.
+
+    As an escape it would be JSON, but the parsers of clients refuse that.
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

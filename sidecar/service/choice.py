@@ -108,7 +108,8 @@ class ChatChoice:
             ToolCallDelta(self._index, number, call)
             for number, call in enumerate(extracted.calls)
         ]
-        reason: FinishReason = "tool_calls" if extracted.calls else ended.reason
+        has_calls = extracted.calls and not extracted.is_cut
+        reason: FinishReason = "tool_calls" if has_calls else ended.reason
         return [*events, ChoiceFinished(self._index, reason, ended.stop_string)]
 
     def _deltas(self, spans: list[Span]) -> list[Event]:

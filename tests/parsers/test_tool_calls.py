@@ -74,9 +74,10 @@ def test_a_block_cut_off_by_the_token_limit_stays_text() -> None:
 
 
 def test_closed_blocks_before_a_cut_still_count() -> None:
-    """Only the last, open block is lost to the limit."""
+    """The last, open block is lost to the limit, and no text: a call stood before."""
     found = extract(block("f") + '<tool_call>{"name": "g"', is_cut=True)
-    assert (names(found), found.text) == (["f"], '<tool_call>{"name": "g"')
+    assert (names(found), found.text, found.is_cut) == (["f"], "", True)
+    assert not extract(block("f"), is_cut=True).is_cut
 
 
 def test_ids_are_new_each_time() -> None:
@@ -102,14 +103,14 @@ def test_a_syntax_without_a_closing_tag() -> None:
     assert names(found) == ["f", "f"]
 
 
-def test_half_a_surrogate_pair_stays_an_escape() -> None:
-    """It cannot be sent as UTF-8; the escape the model wrote can."""
+def test_half_a_surrogate_pair_is_the_sign_for_what_cannot_be_read() -> None:
+    """It cannot be sent as UTF-8, and clients' parsers refuse the escape."""
     found = extract(
-        '<tool_call>{"name":"f","arguments":{"a":"\\ud83d","b":"é"}}</tool_call>'
+        '<tool_call>{"name":"f","arguments":{"a":"\\ud83d","b":"é\\ud83d\\ude00"}}'
+        "</tool_call>"
     )
     arguments = found.calls[0].arguments
-    assert arguments.encode()
-    assert json.loads(arguments) == {"a": "\ud83d", "b": "é"}
+    assert json.loads(arguments.encode()) == {"a": "\ufffd", "b": "é\U0001f600"}
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,15 @@ def test_a_call_cut_by_the_limit_is_content() -> None:
     assert events[-1] == ChoiceFinished(2, "length")
 
 
+def test_a_call_that_is_cut_behind_a_whole_one_is_told_by_the_reason() -> None:
+    """The client would take what it has for all; the markup is no text for anyone."""
+    events = tell(chat_choice(), ["Ok.", CALL, '<tool_call>{"name": "f"'], "length")
+    assert len(calls(events)) == 1
+    assert content(events) == "Ok."
+    assert events[-1] == ChoiceFinished(2, "length")
+    assert tell(chat_choice(), [CALL], "length")[-1] == ChoiceFinished(2, "tool_calls")
+
+
 def test_several_calls_are_numbered() -> None:
     """index counts from 0 within the choice."""
     numbers = [call.index for call in calls(tell(chat_choice(), [CALL, CALL, CALL]))]

@@ -4,6 +4,7 @@ Messages and Responses as the SDKs speak them, to the sidecar and through LiteLL
 LiteLLM sends both on as they are, so that what a client echoes is what it was sent.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,6 +70,32 @@ def result(message: Any) -> Any:
     block = {"type": "tool_result", "tool_use_id": message.content[-1].id,
              "content": "alpha"}  # fmt: skip
     return {"role": "user", "content": [block]}
+
+
+@pytest.mark.parametrize("path", [10**20, "cut \ud83d"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_arguments_beyond_what_orjson_prints(
+    clients: Clients, switch: Switch, stream: bool, path: Any
+) -> None:
+    """A large integer, and half a sign: whole, streamed, and sent back."""
+    raw = json.dumps({"name": "read", "arguments": {"path": path}})
+    answers = [f"<tool_call>\n{raw}\n</tool_call>", "It is read."]
+    switch.script = lambda prompt: answers[prompt.num_answers]
+    messages, _ = clients
+    called = ask(messages, stream, ASKED)
+    said = called.content[-1].input["path"]
+    assert said in (path, "cut \ufffd")
+    body = {"model": "local", "max_tokens": 50, "tools": [TOOL], "messages": [
+        ASKED, {**echo(called), "content": [
+            {"type": "tool_use", "id": called.content[-1].id, "name": "read",
+             "input": {"path": path}}]}, result(called)]}  # fmt: skip
+    # As JavaScript sends it: the escape of half a pair, which httpx would refuse.
+    sent = messages._client.post(
+        "/v1/messages", content=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json", "x-api-key": "any"},
+    )  # fmt: skip
+    assert sent.status_code == 200, sent.text
+    assert sent.json()["content"][-1]["text"] == "It is read."
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
