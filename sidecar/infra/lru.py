@@ -55,6 +55,12 @@ class Lru(Generic[K, V]):
             ):
                 self._drop(next(iter(self._entries)))
 
+    def pop_oldest(self) -> None:
+        """Forget the entry that was used least recently, if there is one."""
+        with self._lock:
+            if self._entries:
+                self._drop(next(iter(self._entries)))
+
     def pop(self, key: K) -> None:
         """Forget an entry, if it is there."""
         with self._lock:

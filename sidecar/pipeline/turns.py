@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from sidecar.pipeline.canonical import MarkedMessage, canonical_text
 
 _MOST_THREADS = 4096
+_MOST_DIGESTS = 1 << 18  # 20 MB; a template may print nothing for an empty message
 _REFUSALS_BEFORE_REPLACE = 3
 _MOST_DESCRIPTORS = 8
 _MOST_PARENTS = 8
@@ -74,6 +75,11 @@ class _Thread:
     refused: tuple[str, ...] = ()
     num_refused: int = 0
     touched: float = field(default_factory=time.monotonic)
+
+    @property
+    def weight(self) -> int:
+        """Digests that it holds."""
+        return len(self.digests) + len(self.refused)
 
 
 class TurnStore:
@@ -141,11 +147,11 @@ class TurnStore:
                 known.num_refused = known.num_refused + 1 if extends else 1
                 known.refused = new
                 if known.num_refused < _REFUSALS_BEFORE_REPLACE:
+                    self._shrink()
                     return False
             self._threads[_key(scope)] = _Thread(new, num_tokens, parents)
             self._threads.move_to_end(_key(scope))
-            while len(self._threads) > _MOST_THREADS:
-                self._threads.popitem(last=False)
+            self._shrink()
         return True
 
     def sessions(self) -> list[SessionView]:
@@ -169,6 +175,11 @@ class TurnStore:
         """Forget everything."""
         with self._lock:
             self._threads.clear()
+
+    def _shrink(self) -> None:
+        num_digests = sum(thread.weight for thread in self._threads.values())
+        while len(self._threads) > _MOST_THREADS or num_digests > _MOST_DIGESTS:
+            num_digests -= self._threads.popitem(last=False)[1].weight
 
     def _expire(self) -> None:
         if not self._max_idle_s:

@@ -1,5 +1,6 @@
 """Responses that later requests may name as their previous one."""
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +13,13 @@ from sidecar.infra.lru import Lru
 
 _MOST_RESPONSES = 256
 _MOST_BYTES = 64 << 20
+_MOST_ITEMS = 1 << 12
 _TTL_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
     # As bytes: objects of small lists take twenty times as much.
-    key_id: str | None
     body: bytes
     items: bytes  # what it was asked and what it answered
     stored_at: float
@@ -28,29 +29,43 @@ class _Stored:
         return len(self.body) + len(self.items)
 
 
+class _OfKey:
+    """What one key has stored."""
+
+    def __init__(self) -> None:
+        self.responses: Lru[str, _Stored] = Lru(
+            _MOST_RESPONSES, _MOST_BYTES, lambda key, stored: stored.num_bytes
+        )
+        # An item is named by its id alone: which response it is in.
+        self.homes: Lru[str, str] = Lru(_MOST_ITEMS, _MOST_ITEMS, lambda key, home: 1)
+
+
 class StoredResponses:
     """
     The last responses of each API key, in memory. Any thread.
 
-    An hour, 256 of them and 64 MiB at most, least recently used out first.
+    An hour, 256 of each key, least recently used out first; beyond 64 MiB in all the
+    key that holds most loses its own.
     """
 
     def __init__(self) -> None:
-        self._stored: Lru[str, _Stored] = Lru(
-            _MOST_RESPONSES, _MOST_BYTES, lambda key, stored: stored.num_bytes
-        )
-        # An item is named by its id alone: which response it is in.
-        self._homes: Lru[str, str] = Lru(1 << 14, 1 << 14, lambda key, home: 1)
+        self._of_keys: dict[str | None, _OfKey] = {}
+        self._lock = threading.Lock()
 
     def put(
         self, key_id: str | None, items: Sequence[Any], body: dict[str, Any]
     ) -> None:
         """Keep a complete response; `items` is all of its input."""
         whole = orjson.dumps([*items, *body["output"]])
-        stored = _Stored(key_id, orjson.dumps(body), whole, time.monotonic())
-        self._stored.put(body["id"], stored)
-        for item in body["output"]:
-            self._homes.put(item["id"], body["id"])
+        stored = _Stored(orjson.dumps(body), whole, time.monotonic())
+        with self._lock:
+            own = self._of_keys.setdefault(key_id, _OfKey())
+            own.responses.put(body["id"], stored)
+            for item in body["output"]:
+                own.homes.put(item["id"], body["id"])
+            held = [known.responses for known in self._of_keys.values()]
+            while sum(known.weight for known in held) > _MOST_BYTES:
+                max(held, key=lambda known: known.weight).pop_oldest()
 
     def get(self, key_id: str | None, response_id: str) -> dict[str, Any]:
         """
@@ -73,12 +88,12 @@ class StoredResponses:
             NotFound: this key has none of that id.
         """
         self.get(key_id, response_id)
-        self._stored.pop(response_id)
+        self._of(key_id).responses.pop(response_id)
 
     def clear(self) -> None:
         """Forget everything."""
-        self._stored.clear()
-        self._homes.clear()
+        with self._lock:
+            self._of_keys.clear()
 
     def resolve(
         self, key_id: str | None, previous: object, items: Sequence[Any]
@@ -101,7 +116,7 @@ class StoredResponses:
         if not isinstance(item, dict) or item.get("type") != "item_reference":
             return item
         name = item.get("id")
-        home = self._homes.get(name) if isinstance(name, str) else None
+        home = self._of(key_id).homes.get(name) if isinstance(name, str) else None
         found = self._find(key_id, home) if home else None
         kept = orjson.loads(found.body)["output"] if found else ()
         for known in kept:
@@ -110,13 +125,16 @@ class StoredResponses:
         raise _not_kept("input: item_reference")
 
     def _find(self, key_id: str | None, response_id: str) -> _Stored | None:
-        found = self._stored.get(response_id)
-        if found is None or found.key_id != key_id:
-            return None
-        if time.monotonic() - found.stored_at > _TTL_S:
-            self._stored.pop(response_id)
+        known = self._of(key_id).responses
+        found = known.get(response_id)
+        if found is not None and time.monotonic() - found.stored_at > _TTL_S:
+            known.pop(response_id)
             return None
         return found
+
+    def _of(self, key_id: str | None) -> _OfKey:
+        with self._lock:
+            return self._of_keys.get(key_id) or _OfKey()
 
 
 def _not_kept(field: str) -> PreviousResponseNotFound:

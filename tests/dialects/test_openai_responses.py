@@ -310,6 +310,27 @@ class TestStoredResponses:
         with pytest.raises(PreviousResponseNotFound):
             store.resolve("key", whole["id"], [])
 
+    def test_no_key_pushes_out_what_another_has_stored(self) -> None:
+        store, whole = self.stored()
+        for _ in range(300):
+            other = whole_response(ANSWER[-2:], delivery(), lambda r: None)
+            store.put("another key", [], other)
+        assert store.get("key", whole["id"]) == whole
+        item = {"type": "item_reference", "id": whole["output"][0]["id"]}
+        assert store.resolve("key", None, [item]) == [whole["output"][0]]
+
+    def test_beyond_the_bytes_who_holds_most_loses(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store, whole = self.stored()
+        monkeypatch.setattr("sidecar.service.stored_responses._MOST_BYTES", 200_000)
+        for _ in range(30):
+            other = whole_response(ANSWER[-2:], delivery(), lambda r: None)
+            store.put("another key", ["x" * 20_000], other)
+        assert store.get("key", whole["id"]) == whole
+        held = [known.responses.weight for known in store._of_keys.values()]
+        assert 100_000 < sum(held) <= 200_000
+
     def test_at_most_256_are_kept(self) -> None:
         store = StoredResponses()
         how = delivery()

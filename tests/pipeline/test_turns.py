@@ -128,6 +128,18 @@ def test_threads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert known == [True, False, True]
 
 
+def test_digests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some templates print nothing for an empty message: the context bounds none."""
+    monkeypatch.setattr(turns, "_MOST_DIGESTS", 100)
+    store = TurnStore(0)
+    for thread in range(30):
+        scope = replace(MAIN, thread=str(thread))
+        store.advance(scope, [f"{n}" for n in range(20)], 1)
+        store.advance(scope, [f"other {n}" for n in range(10)], 1)  # refused, but kept
+    assert sum(thread.weight for thread in store._threads.values()) <= 100
+    assert len(store._threads) == 3
+
+
 def digests(messages: Sequence[Message]) -> list[str]:
     return turns.message_digests(canonical.mark(messages, RULES))
 
