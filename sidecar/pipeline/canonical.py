@@ -20,7 +20,8 @@ _PATH = r"(?:/|~/|[A-Za-z]:\\)\S*"
 _FOLDER = re.compile(
     r"^[ \t]*(?:[-*] )?(?:(?:(?:Primary |Current |Your )?working directory(?: is)?"
     rf"|I'm currently working in the directory):? {_PATH}.*"
-    rf"|<cwd>\n?{_PATH}\n?</cwd>|Runtime: .*\brepo={_PATH}.*)$",
+    rf"|<cwd>\n?{_PATH}\n?</cwd>|Runtime: .*\brepo={_PATH}.*"
+    rf"|Contents of {_PATH} \(project instructions, checked into the codebase\):)$",
     re.IGNORECASE | re.MULTILINE,
 )
 _MOST_FOLDER_CHARS = 1 << 20

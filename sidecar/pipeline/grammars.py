@@ -9,6 +9,9 @@ _RUNTIME = re.compile(
     r"((?:\d{1,9}(?:\.\d{1,9})?(?:ms|s|m|h|d)){1,8}|n/a)(?=[ \t]*$|[ \t]+•)",
     re.IGNORECASE,
 )
+# Of chat services and mail. No words: a stranger's orders would stand in their place
+# in the prompts of others.
+_MESSAGE_ID = re.compile(r"[!-~]{1,256}")
 _CLOCK_END = re.compile(r"\.(?=\s|$)|$")
 _TIME = r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:\s?[AaPp]\.?[Mm]\.?)?"
 _ZONE = (
@@ -32,9 +35,10 @@ _DATE_NOTE = re.compile(
     r"\"Today's date\" mentioned earlier in the (?:[a-z]+ ){0,3}[a-z]+\."
 )
 _GIT_HEAD = re.compile(
-    r"gitStatus: This is the (?:git )?status(?: at the start of the conversation)?\."
+    r"(?:gitStatus: |# gitStatus\n)This is the (?:git )?status"
+    r"(?: at the start of the conversation)?\."
     r"(?: Note that this status is a snapshot in time, and will not update during the "
-    r"conversation\.)?"
+    r"conversation\.)?(?=\n|$)"
 )
 _GIT_FIELD = re.compile(
     r"(?:Current branch|Main branch \([^()\n]{1,64}\)): \S*|Git user: .{0,80}"
@@ -53,6 +57,11 @@ _GIT_PARTS = {"Status:": (_GIT_FILE, _GIT_CUT), "Recent commits:": (_GIT_COMMIT,
 def _runtime_size(text: str) -> int:
     match = _RUNTIME.match(text)
     return match.end(1) if match else 0
+
+
+def _message_id_size(text: str) -> int:
+    match = _MESSAGE_ID.match(text)
+    return match.end() if match else 0
 
 
 def _clock_size(text: str) -> int:
@@ -80,10 +89,11 @@ def _git_status_size(text: str) -> int:
 
     Up to the last line that they could have printed: behind it stands text.
     """
-    head, *lines = text.split("\n", _MOST_GIT_LINES)[:_MOST_GIT_LINES]
-    if not _GIT_HEAD.fullmatch(head):
+    head = _GIT_HEAD.match(text)
+    if head is None:
         return 0
-    at = size = len(head)
+    at = size = head.end()
+    lines = text[at:].split("\n", _MOST_GIT_LINES)[1:_MOST_GIT_LINES]
     allowed: tuple[re.Pattern[str], ...] = (_GIT_FIELD,)
     is_open = True  # a blank line ends the files and the commits
     for line in lines:
@@ -104,6 +114,7 @@ def _git_status_size(text: str) -> int:
 
 GRAMMARS: dict[str, Callable[[str], int]] = {
     "runtime": _runtime_size,
+    "message_id": _message_id_size,
     "clock": _clock_size,
     "date_sentence": _date_sentence_size,
     "git_status": _git_status_size,

@@ -79,10 +79,15 @@ def _pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
     return re.compile(pattern, flags)
 
 
-def json_string(text: str, *, key: str) -> list[Range]:
-    """The value of `"key": "value"`, 1..256 characters."""
+def json_string(text: str, *, key: str, grammar: str = "") -> list[Range]:
+    """The value of `"key": "value"`, 1..256 characters, all of a grammar if named."""
     pattern = _pattern(rf'"{re.escape(key)}"[ \t]*:[ \t]*"([^"\\\n]{{1,256}})"')
-    return [match.span(1) for match in islice(pattern.finditer(text), MOST_PLACES)]
+    found = islice(pattern.finditer(text), MOST_PLACES)
+    return [
+        match.span(1)
+        for match in found
+        if not grammar or GRAMMARS[grammar](match[1]) == len(match[1])
+    ]
 
 
 def line_prefix(text: str, *, prefixes: Sequence[str]) -> list[Range]:

@@ -67,7 +67,7 @@ def test_every_user_and_tool_message_has_room_for_a_note_at_its_end() -> None:
 def test_places_do_not_depend_on_the_values() -> None:
     """A longer id moves nothing: equal places pair."""
     keys = []
-    for value in ("7", "a much longer identifier"):
+    for value in ("7", "a-much-longer-identifier"):
         message = user(f' {{"message_id": "{value}"}}\nStats: runtime 5m\n')
         (marked,) = canonical.mark([message], RULES)
         keys.append([p.key for p in marked.pieces if isinstance(p, Span)])

@@ -263,3 +263,24 @@ def test_two_proved_chats_keep_their_thoughts_behind_the_same_words() -> None:
         text = chats.ask(talks[name], NOBODY).text
         assert f"My number is {name}." in text
         assert f"My number is {other}." not in text
+
+
+@pytest.mark.parametrize("folder", ["/p", "/q"])
+def test_claude_codes_git_status_is_lent_in_its_folder(folder: str) -> None:
+    """A new session there after a commit; another project's status is not its own."""
+    chats = Chats()
+
+    def opening(folder: str, status: str) -> Message:
+        return user(
+            f"Contents of {folder}/CLAUDE.md (project instructions, checked into the "
+            "codebase):\n\nAnswer briefly.\n# gitStatus\nThis is the git status at the "
+            f"start of the conversation.\n\nStatus:\n{status}\n\nRecent commits:\n"
+            f"2ae11a9 Start\n\nClaude Code attached this.\n{words(200, 1)}"
+        )
+
+    orders = system(ORDERS)
+    chats.turn([orders, opening("/p", "?? a.py")], Said("x"), Client("one"))
+    prompt = chats.ask([orders, opening(folder, "M b.py")], Client("two"))
+    assert "M b.py" in prompt.text
+    assert (chats.reuse(prompt) > 450) == (folder == "/p")
+    assert ("a.py" in prompt.text) == (folder == "/p")
