@@ -1,5 +1,7 @@
 """mlx-lm's decode batch, and how a sequence joins it."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -43,6 +45,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     _next_logprobs: list[Any]
     _is_plain = False
     _drawing: Drawing | None = None
+    printed_stops: Mapping[int, int] = MappingProxyType({})
 
     def __init__(
         self, *arguments: Any, num_top: dict[int, int] | None = None, **named: Any
@@ -55,7 +58,9 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
                 alternatives.
         """
         self._num_top = num_top or {}
+        self._reads_prompt = True
         super().__init__(*arguments, **named)
+        self._reads_prompt = False
 
     def _step(self) -> tuple[list[int], list[TopLogprobs | None]]:
         """
@@ -67,7 +72,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         """
         self._current_tokens = inputs = self._next_tokens
         self._current_logprobs = due = self._next_logprobs
-        logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
+        fed = inputs if self._reads_prompt else self._as_printed(inputs)
+        logits = self.model(fed[:, None], cache=self.prompt_cache)[:, -1, :]
         share_offsets(self.prompt_cache)
         contexts: list[mx.array] = []
         if any(self.logits_processors):
@@ -86,6 +92,12 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         for said, token in zip(self.tokens, tokens, strict=True):
             said.append(token)
         return tokens, [_read(found) for found in due]
+
+    def _as_printed(self, sampled: mx.array) -> mx.array:
+        """What stands in later prompts for what was sampled."""
+        for stop, printed in self.printed_stops.items():
+            sampled = mx.where(sampled == stop, printed, sampled)
+        return sampled
 
     def _processed(
         self, logits: mx.array, inputs: mx.array, contexts: list[mx.array]
@@ -152,6 +164,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
 def empty_batch(model: LoadedModel) -> DecodeBatch:
     """A batch without rows."""
     batch: DecodeBatch = DecodeBatch.empty(model.model, greedy_sampler)
+    batch.printed_stops = model.printed_stops
     return batch
 
 

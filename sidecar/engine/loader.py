@@ -4,8 +4,8 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from sidecar.cache.quantization import KVQuantization
 from sidecar.config import CacheConfig
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.model_source import ModelSource
+from sidecar.engine.printed_stops import printed_stops
 from sidecar.parsers.families import OutputSyntax, find_family, output_syntax
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class LoadedModel:
         generation_config: the model's own defaults, None if it ships none.
         num_bytes: bytes of its weights. key: tells its KV from any other model's.
         quantization: of its KV, None for none.
+        printed_stops: what stands for a stop token once another turn follows.
     """
 
     name: str
@@ -52,6 +54,7 @@ class LoadedModel:
     generation_config: dict[str, Any] | None
     num_bytes: int
     quantization: KVQuantization | None = None
+    printed_stops: Mapping[int, int] = field(default_factory=dict)
 
     def new_cache(self) -> KVLayers:
         """Empty caches for one sequence."""
@@ -167,6 +170,7 @@ def _describe(
         stop_ids=frozenset(stop_ids),
         generation_config=_generation_config(folder),
         num_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters())),
+        printed_stops=printed_stops(tokenizer, stop_ids),
     )
 
 

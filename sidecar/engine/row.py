@@ -36,7 +36,8 @@ class Row:
     @property
     def kv_ids(self) -> ModelIds:
         """The ids whose KV the row's cache holds once its last token was fed."""
-        return ModelIds((*self.job.spec.model_ids, *self.sampled))
+        fed = [self.model.printed_stops.get(i, i) for i in self.sampled[-1:]]
+        return ModelIds((*self.job.spec.model_ids, *self.sampled[:-1], *fed))
 
     def take_early(self, token_id: int, logprobs: TopLogprobs | None) -> None:
         """Take the first token before the batch says it."""
