@@ -28,11 +28,11 @@ _MARKS = b"[{,:"
 _FORM_FIELD = re.compile(rb'name="?(%s)\b' % b"|".join(n.encode() for n in NOT_TAKEN))
 _TAKES_IDS = re.compile(r"(?:/.*)?/(completions|embeddings)")
 _CHAT = re.compile(r"(?:/.*)?/chat/completions")
-_ESCAPES = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    rb"|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
-    re.DOTALL,
+_HALVES = re.compile(  # each run of backslashes is looked at once
+    rb"(?<!\\)(?P<slashes>\\++)u(?:(?P<high>[dD][89abAB][0-9a-fA-F]{2})"
+    rb"(?P<low>\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[dD][c-fC-F][0-9a-fA-F]{2})"
 )
+_MOST_SIGNS = 500_000  # whole pairs, too; with more the body stays as it is
 # Here LiteLLM takes what it cannot parse for a fault of its own.
 _UNCHECKED = re.compile(
     r"(/v1)?/(moderations|rerank|audio/speech|images/generations)|/v2/rerank"
@@ -225,10 +225,17 @@ def _parsed(whole: bytes) -> tuple[bytes, object]:
     try:
         return whole, orjson.loads(whole)
     except ValueError:
-        mended = _ESCAPES.sub(
-            lambda found: b"\\ufffd" if found["half"] else found[0], whole
-        )
+        mended = _HALVES.sub(_whole, whole, count=_MOST_SIGNS)
         return mended, orjson.loads(mended)
+
+
+def _whole(found: re.Match[bytes]) -> bytes:
+    is_escape = len(found["slashes"]) % 2 == 1
+    if is_escape:
+        return found[0] if found["low"] else found["slashes"] + b"ufffd"
+    if found["low"]:  # behind an escaped backslash, which is text as what follows it
+        return found["slashes"] + b"u" + found["high"] + b"\\ufffd"
+    return found[0]
 
 
 class ValueCounter:

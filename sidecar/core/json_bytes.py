@@ -6,9 +6,11 @@ from typing import Any
 
 import orjson
 
-_PAIR = rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-_HALF = rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
-_ESCAPES = re.compile(rb"%s|(?P<half>%s)|\\." % (_PAIR, _HALF), re.DOTALL)
+_HALVES = re.compile(  # each run of backslashes is looked at once
+    rb"(?<!\\)(?P<slashes>\\++)u(?:(?P<high>[dD][89abAB][0-9a-fA-F]{2})"
+    rb"(?P<low>\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[dD][c-fC-F][0-9a-fA-F]{2})"
+)
+_MOST_SIGNS = 500_000  # whole pairs, too; with more the body stays as it is
 
 
 def load_bytes(body: bytes) -> Any:
@@ -24,7 +26,7 @@ def load_bytes(body: bytes) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
-        whole = _ESCAPES.sub(_whole, body)
+        whole = _HALVES.sub(_whole, body, count=_MOST_SIGNS)
         if whole == body:
             raise
         return orjson.loads(whole)
@@ -38,5 +40,10 @@ def dump_bytes(value: Any) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _whole(escape: re.Match[bytes]) -> bytes:
-    return b"\\ufffd" if escape["half"] else escape[0]
+def _whole(found: re.Match[bytes]) -> bytes:
+    is_escape = len(found["slashes"]) % 2 == 1
+    if is_escape:
+        return found[0] if found["low"] else found["slashes"] + b"ufffd"
+    if found["low"]:  # behind an escaped backslash, which is text as what follows it
+        return found["slashes"] + b"u" + found["high"] + b"\\ufffd"
+    return found[0]

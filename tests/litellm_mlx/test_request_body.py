@@ -274,3 +274,21 @@ def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     assert one._budget.held_bytes > 0
     one.close()
     assert one._budget.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (rb"\ud83d", "\ufffd"),
+        (rb"\ude00\ud83d", "\ufffd\ufffd"),
+        (rb"\ud83d\ude00", "\U0001f600"),
+        (rb"\ud800\\ud83d", "\ufffd\\ud83d"),
+        (rb"\\ud83d\ude00", "\\ud83d\ufffd"),
+        (rb"\\\ud83d", "\\\ufffd"),
+    ],
+)
+def test_half_a_surrogate_pair_is_read_and_handed_on(sent: bytes, read: str) -> None:
+    """JavaScript writes it; LiteLLM's parser refuses it, at each later turn."""
+    whole, value = request_body._parsed(b'{"said": "' + sent + b'"}')
+    assert value == {"said": read}
+    assert json.loads(whole) == value
