@@ -62,14 +62,9 @@ class ChatTemplate:
             return "".join([*lines, "assistant:" if add_generation_prompt else ""])
         offered = [dict(tool.raw) for tool in tools] if self.traits.tools else []
         kwargs = {**kwargs, "add_generation_prompt": add_generation_prompt}
-        spelled = prepared if is_probe else _spell_unanswered(prepared)
+        apply = self._apply if is_probe else self._apply_or_spell
         try:
-            try:
-                return self._apply(prepared, offered, kwargs)
-            except Exception:
-                if spelled == prepared:
-                    raise
-                return self._apply(spelled, offered, kwargs)
+            return apply(prepared, offered, kwargs)
         except Exception as error:
             level = logging.DEBUG if is_probe else logging.WARNING
             logger.log(level, "template refused the conversation", exc_info=True)
@@ -77,6 +72,20 @@ class ChatTemplate:
                 f"the model's chat template refuses these messages: {error}",
                 param="messages",
             ) from error
+
+    def _apply_or_spell(
+        self,
+        messages: Sequence[Message],
+        offered: Sequence[dict[str, Any]],
+        kwargs: Mapping[str, Any],
+    ) -> str:
+        try:
+            return self._apply(messages, offered, kwargs)
+        except Exception:
+            spelled = _spell_unanswered(messages)
+            if spelled == messages:
+                raise
+            return self._apply(spelled, offered, kwargs)
 
     def _apply(
         self,
