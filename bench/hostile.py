@@ -5,9 +5,10 @@ Good clients beside hostile ones: who waits how long, what stays, what is wrong.
 
 The launcher as users run it, LiteLLM and sidecar, with a random model of two layers.
 Good clients hold conversations on the three routes, first alone, then beside eight
-hostile ones (`bench/hostile_inputs.py`); meanwhile the sidecar is killed twice. Then
-all is quiet, and both servers must be back at what they took before: files, threads,
-memory. A wait lasts from the send to the first text. Exit code 1 if a bar failed.
+ordinary ones (what the number alone costs), then beside eight hostile ones
+(`bench/hostile_inputs.py`); meanwhile the sidecar is killed twice. Then all is quiet,
+and both servers must be back at what they took before: files, threads, memory. A wait
+lasts from the send to the first text. Exit code 1 if a bar failed.
 """
 
 import argparse
@@ -104,12 +105,15 @@ def run(plan: Plan, scratch: Path) -> Result:
         base = _settled(pair, None)[-1]
         _tell(f"base: {_shown(base)}; good clients alone")
         alone = _good(running, plan.alone_s)
+        _tell("good and ordinary clients")
+        crowded = _crowded(running, plan.alone_s)
         _tell("good and hostile clients")
         beside, attacks = _beside(running)
         _tell("quiet")
         after = _settled(pair, base)
     return Result(
-        alone.heard, beside.heard, alone.wrong + beside.wrong, pair.outages,
+        alone.heard, crowded.heard, beside.heard,
+        alone.wrong + crowded.wrong + beside.wrong, pair.outages,
         base, after, pair.most, attacks["outcomes"], attacks["slowest"],
         attacks["findings"],
     )  # fmt: skip
@@ -135,6 +139,13 @@ def _good(running: _Run, seconds: float) -> Diary:
     diary, until = Diary(), time.monotonic() + seconds
     with _agents(running, diary, until):
         pass
+    return diary
+
+
+def _crowded(running: _Run, seconds: float) -> Diary:
+    others = _hostile(running, "--ordinary", "--seconds", str(seconds))
+    diary = _good(running, seconds)
+    others.communicate()
     return diary
 
 

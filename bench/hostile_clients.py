@@ -5,6 +5,7 @@ Hostile clients, as a process of their own: what they cost is not the good clien
 
 Eight threads, each with one attack after the other, of random kinds, on either port.
 Prints what came of them as JSON. Without --seconds each kind once or more on each port.
+With --ordinary they do no harm: as many clients, who ask LiteLLM for short streams.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
-from bench.hostile_inputs import KINDS, Attack, Kind, Target
+from bench.hostile_inputs import KINDS, ROUTES, Attack, Kind, Target, good_body, request
 
 NUM_CLIENTS = 8
 _SILENCE_S = 60.0
@@ -48,11 +49,23 @@ class Finding:
     ended: float
 
 
+def ordinary(target: Target, chance: random.Random) -> Attack:
+    """No attack at all: a short stream of what nobody asked before, read to its end."""
+    path = chance.choice(ROUTES)
+    said = f"This is matter {chance.randrange(10**9)}. " + "well " * chance.randrange(
+        40
+    )
+    return Attack(request(target, path, good_body(target, path, said, stream=True)))
+
+
 class HostileClients:
     """The clients, and what came of their attacks."""
 
-    def __init__(self, targets: Sequence[Target], seed: str) -> None:
+    def __init__(
+        self, targets: Sequence[Target], seed: str, kinds: dict[Kind, float] = KINDS
+    ) -> None:
         self._targets = targets
+        self._kinds = kinds
         self._seed = seed
         self._lock = threading.Lock()
         self.outcomes: dict[str, Counter[str]] = {}
@@ -65,7 +78,7 @@ class HostileClients:
 
         def attack(chance: random.Random) -> None:
             while time.monotonic() < until:
-                (kind,) = chance.choices(list(KINDS), list(KINDS.values()))
+                (kind,) = chance.choices(list(self._kinds), list(self._kinds.values()))
                 self._attack(kind, chance.choice(self._targets), chance)
                 time.sleep(chance.uniform(0, 2 * _PAUSE_S))
 
@@ -74,7 +87,7 @@ class HostileClients:
     def run_each(self, times: int) -> None:
         """Each kind so often on each port, by all clients together."""
         work: queue.SimpleQueue[tuple[Kind, Target]] = queue.SimpleQueue()
-        for kind in list(KINDS) * times:
+        for kind in list(self._kinds) * times:
             for target in self._targets:
                 work.put((kind, target))
 
@@ -174,11 +187,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--seed", default="0")
+    parser.add_argument("--ordinary", action="store_true")
     options = parser.parse_args(argv)
-    ports = (options.proxy_port, options.sidecar_port)
-    clients = HostileClients(
-        [Target(port, options.model) for port in ports], options.seed
-    )
+    proxy = Target(options.proxy_port, options.model)
+    sidecar = Target(options.sidecar_port, options.model)
+    if options.ordinary:
+        clients = HostileClients([proxy], options.seed, {ordinary: 1.0})
+    else:
+        clients = HostileClients([proxy, sidecar], options.seed)
     if options.seconds:
         clients.run(options.seconds)
     else:

@@ -1,6 +1,7 @@
 """What came of the hostile traffic, as tables and as the bars that failed."""
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,10 @@ from bench.good_agents import Heard
 from bench.server_pair import Figures, Outage
 
 MOST_RATIO = 3.0
-# Of uvloop, anyio and LiteLLM's logging: they come when many ask at once, and stay.
-POOL_THREADS = {"litellm": 10, "sidecar": 0}
+# Of anyio and LiteLLM's logging, and an executor's, by its documented default: they
+# come when many ask at once, and stay.
+_EXECUTOR_THREADS = min(32, (os.cpu_count() or 1) + 4)
+POOL_THREADS = {"litellm": 4 + _EXECUTOR_THREADS, "sidecar": 0}
 # A server that was started anew is not the same to a page; nor is a heap.
 _RSS_FACTOR, _RSS_BYTES = 1.1, 32 << 20
 _MIB = 1 << 20
@@ -22,6 +25,7 @@ class Result:
     All that was seen.
 
     Args:
+        crowded: what the good clients heard beside as many ordinary ones.
         base: of each server, before. after: some measures, when all was quiet again.
         most: of each server, beside the hostile clients.
         attacks: by kind, how often what came of it. slowest: seconds to the end of an
@@ -30,6 +34,7 @@ class Result:
     """
 
     alone: list[Heard]
+    crowded: list[Heard]
     beside: list[Heard]
     wrong: list[str]
     outages: list[Outage]
@@ -82,7 +87,8 @@ def _waits(result: Result) -> Iterator[str]:
     yield "| --- | ---: | ---: | ---: | ---: | ---: |"
     alive, dead = _alive(result), _dead(result)
     for name, heard in (
-        ("alone", result.alone), ("beside", alive), ("in an outage", dead)
+        ("alone", result.alone), ("beside ordinary ones", result.crowded),
+        ("beside", alive), ("in an outage", dead),
     ):  # fmt: skip
         answered = [h for h in heard if h.text is not None]
         cells = [
@@ -91,8 +97,9 @@ def _waits(result: Result) -> Iterator[str]:
             for q in (0.5, 0.99)
         ]
         yield f"| {name} | {len(answered)} | {' | '.join(cells)} |"
-    ratios = [_p(q, alive) / _p(q, result.alone) for q in (0.5, 0.99)]
-    yield f"| beside / alone | | {ratios[0]:.2f} | **{ratios[1]:.2f}** | | |"
+    for name, others in (("beside ordinary ones", result.crowded), ("beside", alive)):
+        ratios = [_p(q, others) / _p(q, result.alone) for q in (0.5, 0.99)]
+        yield f"| {name} / alone | | {ratios[0]:.2f} | **{ratios[1]:.2f}** | | |"
     yield ""
     told = [h.problem for h in dead if h.text is None]
     for outage in result.outages:
@@ -155,7 +162,8 @@ def _least(measures: Sequence[Figures]) -> Figures:
 
 def _failures(result: Result) -> list[Heard]:
     """Good requests without an answer though the sidecar lived."""
-    return [h for h in (*result.alone, *_alive(result)) if h.text is None]
+    heard = (*result.alone, *result.crowded, *_alive(result))
+    return [h for h in heard if h.text is None]
 
 
 def _alive(result: Result) -> list[Heard]:

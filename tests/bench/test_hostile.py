@@ -25,6 +25,7 @@ def test_no_answer_is_wrong_and_nothing_stays(tmp_path: Path) -> None:
     ]
     assert wrong == [], table(result)
     assert any(heard.text for heard in result.alone)
+    assert any(heard.text for heard in result.crowded)
     assert any(heard.text for heard in result.beside)
     assert len(result.outages) == 2
     assert sum(map(len, result.attacks.values())) > 0
@@ -50,7 +51,7 @@ def heard(started: float, wait_s: float, problem: str = "") -> Heard:
 
 def result_of(beside: list[Heard], **changed: object) -> Result:
     same = {
-        "alone": [heard(0, 1.0)], "beside": beside, "wrong": [],
+        "alone": [heard(0, 1.0)], "crowded": [], "beside": beside, "wrong": [],
         "outages": [Outage(100, 110)], "base": _SERVERS, "after": [_SERVERS],
         "most": _SERVERS, "attacks": {"x": {"200": 1}}, "slowest": {}, "findings": [],
     }  # fmt: skip
