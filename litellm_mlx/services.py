@@ -50,10 +50,7 @@ def sidecar_service(settings: LaunchSettings, pid_file: PidFile) -> Service:
     return Service(
         name="sidecar",
         command=tuple(command),
-        env={
-            **_with_colours(settings.child_env, is_terminal=sys.stdout.isatty()),
-            SECRET_NAME: secret,
-        },
+        env={**settings.child_env, SECRET_NAME: secret},
         health_url=f"{address.url}/health",
         is_healthy=lambda answer: _says_ok(answer) and is_proven(secret, answer),
         start_deadline_s=_SIDECAR_DEADLINE_S,
@@ -130,11 +127,6 @@ def proxy_service(
         on_pid=pid_file.write,
         shown=without_chatter,
     )
-
-
-def _with_colours(env: Mapping[str, str], *, is_terminal: bool) -> Mapping[str, str]:
-    """Its output goes through a pipe to the terminal that the launcher writes to."""
-    return {"FORCE_COLOR": "1", **env} if is_terminal else env
 
 
 def _says_ok(answer: httpx.Response) -> bool:

@@ -1,6 +1,7 @@
 """Flags, environment and `.env`: which one wins."""
 
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,17 @@ def test_children_see_the_file_and_the_flags(tmp_path: Path) -> None:
     assert env["MLX_PORT"] == "1234"
     assert env["HOME"] == "/x"
     assert env["LITELLM_LOCAL_MODEL_COST_MAP"] == "True"
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_children_give_memory_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    """glibc's allocator alone has to be told so; who knows better is not overruled."""
+    monkeypatch.setattr(sys, "platform", platform)
+    env = load_settings(Flags(), tmp_path, {"MALLOC_ARENA_MAX": "5"}).child_env
+    assert env["MALLOC_ARENA_MAX"] == "5"
+    assert ("MALLOC_TRIM_THRESHOLD_" in env) == (platform == "linux")
 
 
 @pytest.mark.parametrize(
