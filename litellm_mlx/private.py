@@ -9,7 +9,7 @@ such request, and LiteLLM's parameters are all there is.
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
@@ -26,26 +26,7 @@ _DIALECT_OF_PATH: tuple[tuple[str, Dialect], ...] = (
     ("/responses", "responses"),
     ("/completions", "completions"),
 )
-# Dropped by LiteLLM on the way; all mean the same at the sidecar as at the client.
-_LOST_FIELDS = (
-    "user",
-    "tags",
-    "priority",
-    "prompt_cache_retention",
-    "truncation",
-    "include",
-    "store",
-    "context_management",
-    "output_config",
-    "top_k",
-)
-_HEADERS_KEPT = {
-    "user_agent": "user-agent",
-    "agent": "x-claude-code-agent-id",
-    "betas": "anthropic-beta",  # comma-separated, as it came
-}
-
-
+_LOST_FIELDS = ("top_k",)  # dropped by LiteLLM where it translates
 # Of a body that LiteLLM sends on as it is: what goes through, or is too much for a
 # header. All else may have been cut on the way.
 _SENT_ON = frozenset(
@@ -78,7 +59,6 @@ class ClientRequest:
     """What the client itself sent; empty and dialect `sdk` where no proxy stood."""
 
     dialect: Dialect = "sdk"
-    route: str | None = None
     headers: Json = field(default_factory=dict)
     body: Json = field(default_factory=dict)
 
@@ -88,12 +68,10 @@ def client_request(litellm_params: Json) -> ClientRequest:
     kept = as_object(litellm_params.get("proxy_server_request"))
     if not kept:
         return ClientRequest()
-    route = urlsplit(str(kept.get("url", ""))).path
-    path = route.rstrip("/")
+    path = urlsplit(str(kept.get("url", ""))).path.rstrip("/")
     ends = (dialect for end, dialect in _DIALECT_OF_PATH if path.endswith(end))
     return ClientRequest(
         dialect=next(ends, "chat"),
-        route=route,
         headers=as_object(kept.get("headers")),
         body=as_object(kept.get("body")),
     )
@@ -101,7 +79,9 @@ def client_request(litellm_params: Json) -> ClientRequest:
 
 def private_block(client: ClientRequest, litellm_params: Json, params: Json) -> Json:
     """
-    Build `x_mlx`, without the call id. Facts the client did not state are left out.
+    Build `x_mlx`: who asks, and how the client itself asked for thinking.
+
+    Facts the client did not state are left out.
 
     Args:
         params: LiteLLM's `optional_params`, the source in the SDK.
@@ -111,17 +91,11 @@ def private_block(client: ClientRequest, litellm_params: Json, params: Json) -> 
         "session": _session(client, litellm_params),
         "key": _key_name(litellm_params),
         "key_checked": proxy_gate.has_keys() or None,
-        "route": client.route,
-        "dialect": client.dialect,
+        "user_agent": client.headers.get("user-agent"),
         "thinking": source.get("thinking"),
         "effort": _effort(source),
-        "cache_control": list(_breakpoints(source)),
-        "disable_parallel": _is_parallel_disabled(source) or None,
-        "is_error_ids": list(_failed_tool_ids(source)),
     }
-    for name, header in _HEADERS_KEPT.items():
-        facts[name] = client.headers.get(header)
-    return {name: fact for name, fact in facts.items() if fact not in (None, [])}
+    return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 def native_header(kwargs: Json) -> str:
@@ -171,12 +145,8 @@ def _may_be_cut(name: str) -> bool:
 
 
 def lost_fields(client: ClientRequest) -> Json:
-    """The fields of the client's body that LiteLLM drops, under their chat names."""
-    found = {name: client.body[name] for name in _LOST_FIELDS if name in client.body}
-    verbosity = as_object(client.body.get("text")).get("verbosity")
-    if client.dialect == "responses" and verbosity is not None:
-        found["verbosity"] = verbosity
-    return found
+    """The fields of the client's body that LiteLLM drops."""
+    return {name: client.body[name] for name in _LOST_FIELDS if name in client.body}
 
 
 def as_object(value: object) -> Json:
@@ -211,38 +181,3 @@ def _effort(source: Json) -> object:
             return effort
     effort = source.get("reasoning_effort")
     return as_object(effort).get("effort") or effort
-
-
-def _is_parallel_disabled(source: Json) -> bool:
-    choice = as_object(source.get("tool_choice"))
-    if choice.get("disable_parallel_tool_use") is True:
-        return True
-    return source.get("parallel_tool_calls") is False
-
-
-def _breakpoints(source: Json) -> Iterator[Json]:
-    for place in ("tools", "system", "messages"):
-        for index, item in enumerate(_objects(source.get(place))):
-            yield from _mark(item, {"in": place, "index": index})
-            if place == "messages":
-                for part, block in enumerate(_objects(item.get("content"))):
-                    yield from _mark(block, {"in": place, "index": index, "part": part})
-
-
-def _mark(item: Json, place: Json) -> Iterator[Json]:
-    mark = as_object(item.get("cache_control"))
-    if mark:
-        ttl = {"ttl": mark["ttl"]} if "ttl" in mark else {}
-        yield {**place, **ttl}
-
-
-def _failed_tool_ids(source: Json) -> Iterator[object]:
-    for message in _objects(source.get("messages")):
-        for block in _objects(message.get("content")):
-            if block.get("type") == "tool_result" and block.get("is_error") is True:
-                yield block.get("tool_use_id")
-
-
-def _objects(value: object) -> Iterator[Json]:
-    # Places are counted, so whatever is no object still takes its place.
-    yield from (as_object(item) for item in value) if isinstance(value, list) else ()

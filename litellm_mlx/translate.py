@@ -8,7 +8,7 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 import httpx
@@ -64,7 +64,7 @@ class SidecarCall:
     headers: Mapping[str, str]
     content: bytes
     read_timeout_s: float
-    can_take_empty: bool
+    can_take_empty: bool = False
 
 
 def chat_call(call: Json, settings: Settings, *, stream: bool) -> SidecarCall:
@@ -87,8 +87,9 @@ def chat_call(call: Json, settings: Settings, *, stream: bool) -> SidecarCall:
     if metadata:
         body["metadata"] = metadata
     private = private_block(client, litellm_params, _forwarded(params, client))
-    body["x_mlx"] = {"call_id": call_id, **private}
-    return _sidecar_call(call, settings, "/chat/completions", call_id, body)
+    body["x_mlx"] = private
+    sent = _sidecar_call(call, settings, "/chat/completions", call_id, body)
+    return replace(sent, can_take_empty=client.dialect in ("chat", "sdk"))
 
 
 def embedding_call(call: Json, settings: Settings) -> SidecarCall:
@@ -151,7 +152,6 @@ def _answer_object(response: httpx.Response, model: str) -> Json:
 def _sidecar_call(
     call: Json, settings: Settings, path: str, call_id: str, body: Json
 ) -> SidecarCall:
-    dialect = as_object(body.get("x_mlx")).get("dialect")
     base = str(call.get("api_base") or settings.api_base).rstrip("/")
     headers = {
         **without_ours(as_object(call.get("headers"))),
@@ -167,7 +167,6 @@ def _sidecar_call(
         headers=headers,
         content=_encoded(body),
         read_timeout_s=_read_timeout_s(call.get("timeout"), settings),
-        can_take_empty=dialect in ("chat", "sdk"),
     )
 
 

@@ -61,7 +61,7 @@ class TestChat:
         call = sidecar.last_call("org/agreed")
         assert call.path == "/v1/chat/completions"
         assert call.headers["authorization"] == "Bearer sidecar-key"
-        assert call.headers["x-request-id"] == call.body["x_mlx"]["call_id"]
+        assert call.headers["x-request-id"] == call.call_id
         assert call.body["messages"] == HI
         assert call.body["stream"] is False
         assert not sidecar.is_cancelled("org/agreed")
@@ -123,12 +123,11 @@ class TestChat:
     def test_a_raw_completion_is_a_chat_call(
         self, proxy: Proxy, sidecar: FakeSidecar
     ) -> None:
-        """LiteLLM makes one user message of the prompt; the dialect tells."""
+        """LiteLLM makes one user message of the prompt."""
         proxy.openai.completions.create(model="mlx/raw", prompt="once", echo=True)
         body = sidecar.last_call("raw").body
         assert body["messages"] == [{"role": "user", "content": "once"}]
         assert body["echo"] is True
-        assert body["x_mlx"]["dialect"] == "completions"
 
 
 class TestMessages:

@@ -45,12 +45,11 @@ class TestWithoutProxy:
         assert_usage(got["usage"])
 
     def test_sync_answer(self, sdk: Any, sidecar: FakeSidecar) -> None:
-        """Dialect sdk, effort and metadata from LiteLLM's own parameters."""
+        """Effort and metadata from LiteLLM's own parameters."""
         arguments = sdk(model="mlx/sdk-n", metadata={"k": "v"}, top_k=3)
         arguments["extra_body"] = {"reasoning_effort": "high"}
         assert_usage(litellm.completion(**arguments).usage)
         body = sidecar.last_call("sdk-n").body
-        assert body["x_mlx"]["dialect"] == "sdk"
         assert body["x_mlx"]["effort"] == "high"
         assert body["metadata"] == {"k": "v"}
         assert body["top_k"] == 3
