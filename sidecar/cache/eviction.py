@@ -33,7 +33,7 @@ class Limits:
     checkpoints_in_all: int = 64
 
 
-def plan_forgetting(tree: RadixTree, limits: Limits, num_bytes: int) -> list[Node]:
+def plan_forgetting(tree: RadixTree, limits: Limits) -> list[Node]:
     """
     Nodes whose checkpoint goes: beyond its share of the budget or the caps.
 

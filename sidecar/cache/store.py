@@ -270,7 +270,7 @@ class PrefixStore:
     def _evict(self) -> list[Leaves]:
         """Get back under the limits; arrays of buffers made smaller, to be computed."""
         shrunk: list[Leaves] = []
-        for node in plan_forgetting(self._tree, self._limits, stored_bytes(self._tree)):
+        for node in plan_forgetting(self._tree, self._limits):
             node.checkpoint = None
             self.counters.add("checkpoint_evicted")
         while (

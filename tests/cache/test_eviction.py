@@ -477,7 +477,7 @@ def test_the_plans_decide_and_do_not_act() -> None:
     """An empty tree has nothing to give."""
     store = PrefixStore(ROOMY, list)
     assert eviction.plan_eviction(store._tree, Limits(0, 0), 1 << 40) is None
-    assert eviction.plan_forgetting(store._tree, Limits(0), 1 << 40) == []
+    assert eviction.plan_forgetting(store._tree, Limits(0)) == []
 
 
 @on_gpu
