@@ -27,9 +27,9 @@ from bench.named_traces import parse_traces
 from bench.savings import Saving, saving_of
 from bench.servers import Setup
 from bench.traffic import ask_peer, serve_all
-from tests.support.counted import COUNTED
-from tests.support.reuse import Served, as_rendered, compact
-from tests.support.tiny_models import make_model
+from testkit.counted import COUNTED
+from testkit.reuse import Served, as_rendered, compact
+from testkit.tiny_models import make_model
 
 _REPOSITORY = Path(__file__).parents[1]
 

@@ -63,7 +63,7 @@ def contestants(
     """All servers, running until `running` is closed."""
     yield Server("litellm-mlx", running.enter_context(sidecar(setup)))
     if importlib.util.find_spec("litellm"):  # a lent GPU machine may not have it
-        from tests.support.proxy import running_proxy
+        from testkit.proxy import running_proxy
 
         # One of its own: what the first one was asked would not be new.
         url = f"http://127.0.0.1:{running.enter_context(sidecar(setup))}"

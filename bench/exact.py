@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.reuse import Served, common_len
+from testkit.reuse import Served, common_len
 
 Json = Mapping[str, Any]
 

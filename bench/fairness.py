@@ -27,7 +27,7 @@ from bench.facts import facts
 from bench.models import is_made
 from bench.prompts import PromptSource
 from bench.servers import Setup, mlx_lm_server, run_python, sidecar
-from tests.support.tiny_models import make_model
+from testkit.tiny_models import make_model
 
 _REPOSITORY = Path(__file__).parents[1]
 _STREAMS = 4

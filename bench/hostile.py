@@ -32,7 +32,7 @@ from bench.good_agents import Agent, Diary, Talk, learn, make_texts
 from bench.hostile_inputs import ROUTES
 from bench.hostile_report import POOL_THREADS, Result, judge, table
 from bench.server_pair import Figures, ServerPair, running_pair
-from tests.support.tiny_models import make_model
+from testkit.tiny_models import make_model
 
 _REPOSITORY = Path(__file__).parents[1]
 _REQUEST_S = 120.0

@@ -2,7 +2,7 @@
 
 import argparse
 
-from tests.support.counted import COUNTED
+from testkit.counted import COUNTED
 
 
 def parse_traces(

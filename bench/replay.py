@@ -34,9 +34,9 @@ from bench.servers import Setup, mlx_lm_server
 from sidecar.app import App
 from sidecar.engine.job import Job
 from sidecar.engine.sampling import LogitsProcessor
-from tests.support.reuse import Recorder, Served, as_rendered, serve_trace
-from tests.support.servers import running_sidecar
-from tests.support.traces import load_trace
+from testkit.reuse import Recorder, Served, as_rendered, serve_trace
+from testkit.servers import running_sidecar
+from testkit.traces import load_trace
 
 _REPOSITORY = Path(__file__).parents[1]
 _REQUEST_S = 300.0

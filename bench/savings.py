@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.threads import thread_places
-from tests.support.counted import COUNTED, Counted
-from tests.support.reuse import Served
+from testkit.counted import COUNTED, Counted
+from testkit.reuse import Served
 
 LEAST_OF_ORACLE = 0.99
 LEAST_APPENDED = 0.97

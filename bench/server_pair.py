@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from tests.support.launcher import Launcher
+from testkit.launcher import Launcher
 
 _REPOSITORY = Path(__file__).parents[1]
 NAMES = ("litellm", "sidecar")

@@ -9,9 +9,9 @@ import httpx
 
 from bench.exact import template_kwargs
 from bench.servers import Setup, mlx_lm_server
-from tests.support.proxy import running_proxy
-from tests.support.reuse import Hand, Served, recording_sidecar, serve_trace
-from tests.support.traces import Exchange, load_trace
+from testkit.proxy import running_proxy
+from testkit.reuse import Hand, Served, recording_sidecar, serve_trace
+from testkit.traces import Exchange, load_trace
 
 _REQUEST_S = 600.0
 _PEER_TOKENS = 4  # it cannot be made to say what was recorded

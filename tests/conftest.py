@@ -11,8 +11,8 @@ from sidecar.app import App
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loader import LoadedModel, load
 from sidecar.engine.model_source import find_model
-from tests.support.servers import running_sidecar
-from tests.support.tiny_models import make_model
+from testkit.servers import running_sidecar
+from testkit.tiny_models import make_model
 
 # Reproducible runs; MLX and a busy machine make single examples slow.
 hypothesis.settings.register_profile("repo", deadline=None, derandomize=True)

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from sidecar.__main__ import main
-from tests.support.hub import running_hub
-from tests.support.launcher import Launcher
-from tests.support.raw_http import (
+from testkit.hub import running_hub
+from testkit.launcher import Launcher
+from testkit.raw_http import (
     Answer,
     connect,
     eventually,
@@ -142,7 +142,7 @@ def held(
     file = folder / "held"
     settings = {"HELD_BY": str(file), **settings}
     flags = ("--model", str(model), "--log-level", "ERROR", *flags)
-    module = "tests.support.held_sidecar"
+    module = "testkit.held_sidecar"
     with started(folder, *flags, module=module, **settings) as (process, port):
         assert eventually(lambda: is_ready(port))
         file.touch()

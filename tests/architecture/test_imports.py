@@ -59,6 +59,20 @@ def imported(package: str) -> set[str]:
     return names
 
 
+@pytest.mark.parametrize(
+    ("package", "strangers"),
+    [
+        ("bench", {"tests"}),
+        ("testkit", {"tests", "bench"}),
+        ("sidecar", {"tests", "bench", "testkit"}),
+        ("litellm_mlx", {"tests", "bench", "testkit"}),
+    ],
+)
+def test_benches_and_tests_share_one_package(package: str, strangers: set[str]) -> None:
+    """And the product knows of none of them."""
+    assert imported(package) & strangers == set()
+
+
 @pytest.mark.parametrize("package", ["sidecar", "litellm_mlx"])
 def test_what_is_imported_is_declared(package: str) -> None:
     """In pyproject.toml itself: another package's dependency may go with a release."""

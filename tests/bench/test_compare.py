@@ -12,7 +12,7 @@ from bench.compare import Work
 from bench.contestants import Server, known_peers
 from bench.report import InvalidRun
 from bench.servers import Setup, peer_server
-from tests.support.servers import running_sidecar
+from testkit.servers import running_sidecar
 
 OPTIONS = argparse.Namespace(prompt_tokens=64, max_tokens=8, long_tokens=400)
 

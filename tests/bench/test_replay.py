@@ -12,7 +12,7 @@ from bench import device, models, replay
 from bench.__main__ import main
 from bench.servers import Setup, peer_server
 from sidecar.engine.gpu_thread import gpu_thread
-from tests.support.servers import running_sidecar
+from testkit.servers import running_sidecar
 
 ModelFolder = Callable[[str], Path]
 _TRACE = "pi-0.87.1"

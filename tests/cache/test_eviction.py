@@ -14,9 +14,9 @@ from sidecar.cache.eviction import Limits
 from sidecar.cache.node import Node, Owner, eviction_score
 from sidecar.cache.store import PrefixStore
 from sidecar.engine.loader import LoadedModel
-from tests.support.sequences import ROOMY, Running, joined, on_gpu, run
-from tests.support.sequences import some_ids as ids_of
-from tests.support.told_kv import HEADS, WIDTH, faults
+from testkit.sequences import ROOMY, Running, joined, on_gpu, run
+from testkit.sequences import some_ids as ids_of
+from testkit.told_kv import HEADS, WIDTH, faults
 
 TinyModel = Callable[[str], LoadedModel]
 MAIN, GUEST = Owner("main"), Owner("main", is_guest=True)

@@ -9,8 +9,8 @@ from sidecar.cache.node import Owner
 from sidecar.cache.store import PrefixStore
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.loader import LoadedModel
-from tests.support.sequences import Running, joined, on_gpu
-from tests.support.sequences import some_ids as ids_of
+from testkit.sequences import Running, joined, on_gpu
+from testkit.sequences import some_ids as ids_of
 
 MAIN, GUEST = Owner("main"), Owner("main", is_guest=True)
 SYSTEM_LEN = 40

@@ -17,8 +17,8 @@ from mlx_lm.models.cache import (
 
 from sidecar.cache import kv_layers
 from sidecar.cache.kv_layers import KVLayers
-from tests.support.sequences import on_gpu, some_ids
-from tests.support.told_kv import digests, faults, leaf_faults, tell
+from testkit.sequences import on_gpu, some_ids
+from testkit.told_kv import digests, faults, leaf_faults, tell
 
 WINDOW = 16
 IDS = some_ids(1, 700)

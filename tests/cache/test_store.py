@@ -14,9 +14,9 @@ from sidecar.cache import kv_layers
 from sidecar.cache.node import Owner
 from sidecar.cache.store import PrefixStore
 from sidecar.engine.loader import LoadedModel
-from tests.support.sequences import ROOMY, Running, forward, joined, on_gpu, run
-from tests.support.sequences import some_ids as ids_of
-from tests.support.told_kv import faults
+from testkit.sequences import ROOMY, Running, forward, joined, on_gpu, run
+from testkit.sequences import some_ids as ids_of
+from testkit.told_kv import faults
 
 TinyModel = Callable[[str], LoadedModel]
 KINDS = ["dense", "hybrid", "sliding"]

@@ -31,8 +31,8 @@ from sidecar.cache.store import PrefixStore
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loader import LoadedModel
-from tests.support.sequences import Running, joined, some_ids
-from tests.support.told_kv import digests, faults, leaf_faults
+from testkit.sequences import Running, joined, some_ids
+from testkit.told_kv import digests, faults, leaf_faults
 
 TinyModel = Callable[[str], LoadedModel]
 SEGMENTS = [some_ids(n, length) for n, length in enumerate((5, 17, 30, 70))]

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from testkit.proxy import free_port
 from tests.clients.agents import openclaw_config, openclaw_env
 from tests.clients.case import TASKS, Case, Place, npm_version
-from tests.support.proxy import free_port
 
 _TOKEN = "123456:stand-in"
 _BOT = {"id": 123456, "is_bot": True, "first_name": "Claw", "username": "claw_bot"}

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.scripted import Answer, Call, Json, Prompt, Turn, render
-from tests.support.task_rules import Action, by_shell
+from testkit.scripted import Answer, Call, Json, Prompt, Turn, render
+from testkit.task_rules import Action, by_shell
 
 _STEPS = re.compile(r"do (\d+) (?:more )?steps")
 _SUMMARY = re.compile(r"<analysis>|(detailed|structured|concise) (\w+ )?summary")

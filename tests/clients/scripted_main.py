@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 import sidecar.app
 from sidecar.engine.job import ChoiceEnded, Job, Prefilled
 from sidecar.infra.session_log import SessionLog
+from testkit.scripted import Forced, parse_prompt
 from tests.clients.script import ClientScript
-from tests.support.scripted import Forced, parse_prompt
 
 
 class _Rows:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from testkit.proxy import free_port
+from testkit.tiny_models import make_model
 from tests.clients.recorder import recording
-from tests.support.proxy import free_port
-from tests.support.tiny_models import make_model
 
 REPO = Path(__file__).parents[2]
 _START_S = 240.0

@@ -14,7 +14,7 @@ from sidecar.core.requests import GenerationOptions, SamplingParams
 from sidecar.engine.job import Demand, Job, Token
 from sidecar.engine.memory import MemoryModel
 from sidecar.engine.text import TextEngine
-from tests.support.jobs import (
+from testkit.jobs import (
     finish,
     is_idle,
     leased_engine,
@@ -24,7 +24,7 @@ from tests.support.jobs import (
     submit,
     wait_for,
 )
-from tests.support.servers import held_gpu, running_sidecar
+from testkit.servers import held_gpu, running_sidecar
 
 ModelFolder = Callable[[str], Path]
 LENGTH = 2000

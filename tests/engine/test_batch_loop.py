@@ -20,7 +20,7 @@ from sidecar.core.prompt import ModelIds
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
 from sidecar.engine.sampling import LogitsProcessor
 from sidecar.engine.text import TextEngine
-from tests.support.jobs import (
+from testkit.jobs import (
     Outcome,
     by_hand,
     drain,
@@ -34,7 +34,7 @@ from tests.support.jobs import (
     submit,
     wait_for,
 )
-from tests.support.servers import running_sidecar
+from testkit.servers import running_sidecar
 
 ModelFolder = Callable[[str], Path]
 KINDS = ["dense", "hybrid", "sliding"]

@@ -13,10 +13,10 @@ from sidecar.cache.store import PrefixStore
 from sidecar.engine.expiry import Expiry
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loader import LoadedModel
-from tests.support.clock import Clock
-from tests.support.raw_http import eventually
-from tests.support.sequences import run, some_ids
-from tests.support.servers import running_sidecar
+from testkit.clock import Clock
+from testkit.raw_http import eventually
+from testkit.sequences import run, some_ids
+from testkit.servers import running_sidecar
 
 TinyModel = Callable[[str], LoadedModel]
 TIMED = ("sidecar.cache.eviction", "sidecar.cache.keeping", "sidecar.cache.store")

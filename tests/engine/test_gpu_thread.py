@@ -74,7 +74,7 @@ def test_workers_take_turns_and_commands_run_between() -> None:
 SLOW_EXIT = """
 import sys
 import time
-from tests.support.servers import running_sidecar
+from testkit.servers import running_sidecar
 
 with running_sidecar({"MODEL_PATH": sys.argv[1]}):
     pass

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.engine import hub_download
-from tests.support.hub import COMMIT, Hub, running_hub
-from tests.support.raw_http import eventually
+from testkit.hub import COMMIT, Hub, running_hub
+from testkit.raw_http import eventually
 
 REPO = Path(__file__).parents[2]
 ModelFolder = Callable[[str], Path]

@@ -21,7 +21,7 @@ from sidecar.engine.model_source import ModelSource, find_model
 from sidecar.engine.selftest import run_selftest
 from sidecar.engine.text import TextEngine
 from sidecar.setting_sources import ConfigError
-from tests.support.jobs import (
+from testkit.jobs import (
     finish,
     leased_engine,
     random_ids,
@@ -29,7 +29,7 @@ from tests.support.jobs import (
     submit,
     wait_for,
 )
-from tests.support.servers import NO_FILE, running_sidecar
+from testkit.servers import NO_FILE, running_sidecar
 
 ModelFolder = Callable[[str], Path]
 

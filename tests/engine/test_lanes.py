@@ -9,7 +9,7 @@ from sidecar.app import App
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.job import Job
 from sidecar.engine.text import TextEngine
-from tests.support.jobs import (
+from testkit.jobs import (
     by_hand,
     finish,
     leased_engine,
@@ -17,7 +17,7 @@ from tests.support.jobs import (
     run,
     submit,
 )
-from tests.support.servers import running_sidecar
+from testkit.servers import running_sidecar
 
 ModelFolder = Callable[[str], Path]
 LONG, SHORT = 8000, 100

@@ -13,8 +13,8 @@ from sidecar.app import App, build
 from sidecar.config import load_config
 from sidecar.core.errors import ModelLoadFailed, ModelNotFound, Unavailable
 from sidecar.engine.pool import EnginePool
-from tests.support.raw_http import Answer, eventually, exchange, request
-from tests.support.servers import NO_FILE, running_sidecar
+from testkit.raw_http import Answer, eventually, exchange, request
+from testkit.servers import NO_FILE, running_sidecar
 
 CHAT = b'{"model": "%s", "messages": [{"role": "user", "content": "hi"}]}'
 

@@ -12,7 +12,7 @@ from sidecar.core.prompt import ModelIds
 from sidecar.engine.job import Job, JobEvent, Prefilled, Token
 from sidecar.engine.prefill_queue import PrefillQueue
 from sidecar.engine.text import TextEngine
-from tests.support.jobs import (
+from testkit.jobs import (
     by_hand,
     drain,
     finish,
@@ -23,7 +23,7 @@ from tests.support.jobs import (
     run,
     submit,
 )
-from tests.support.servers import running_sidecar
+from testkit.servers import running_sidecar
 
 ModelFolder = Callable[[str], Path]
 

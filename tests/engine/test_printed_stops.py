@@ -9,11 +9,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from sidecar.engine.printed_stops import printed_stops
-from tests.support.chats import words
-from tests.support.real_templates import BY_NAME, FAMILIES, FamilyChats, write_tokenizer
-from tests.support.scripted import Forced
-from tests.support.servers import running_sidecar
-from tests.support.tiny_models import make_model
+from testkit.chats import words
+from testkit.real_templates import BY_NAME, FAMILIES, FamilyChats, write_tokenizer
+from testkit.scripted import Forced
+from testkit.servers import running_sidecar
+from testkit.tiny_models import make_model
 
 SETTINGS = {"CACHE_SELFTEST": "off", "CACHE_VERIFY": "true"}
 

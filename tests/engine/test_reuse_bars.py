@@ -11,7 +11,7 @@ import pytest
 from sidecar.app import App
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.job import Prefilled
-from tests.support.jobs import (
+from testkit.jobs import (
     Outcome,
     by_hand,
     drain,
@@ -21,10 +21,10 @@ from tests.support.jobs import (
     run,
     submit,
 )
-from tests.support.scripted import Switch, scripted
-from tests.support.servers import running_sidecar
-from tests.support.tiny_models import WINDOW, make_model
-from tests.support.tool_loop import Agent, words
+from testkit.scripted import Switch, scripted
+from testkit.servers import running_sidecar
+from testkit.tiny_models import WINDOW, make_model
+from testkit.tool_loop import Agent, words
 
 KINDS = ["dense", "hybrid", "sliding"]
 # What a checkpoint may lie behind the place where two prompts part.

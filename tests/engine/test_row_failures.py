@@ -10,8 +10,8 @@ from sidecar.app import App
 from sidecar.core.errors import GenerationFailed
 from sidecar.engine import lanes
 from sidecar.engine.row import Row
-from tests.support.jobs import finish, leased_engine, random_ids, run, submit
-from tests.support.servers import running_sidecar
+from testkit.jobs import finish, leased_engine, random_ids, run, submit
+from testkit.servers import running_sidecar
 
 ModelFolder = Callable[[str], Path]
 

@@ -12,7 +12,7 @@ from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loader import LoadedModel, load
 from sidecar.engine.model_source import find_model
 from sidecar.engine.selftest import PathResult, SelfTest, run_selftest
-from tests.support import planted
+from testkit import planted
 
 ModelFolder = Callable[[str], Path]
 _KINDS = ("dense", "hybrid", "sliding")

@@ -8,9 +8,9 @@ import pytest
 
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.selftest import Proof, SelfTest
-from tests.support import planted
-from tests.support.jobs import finish, leased_engine, random_ids, run, submit
-from tests.support.servers import running_sidecar
+from testkit import planted
+from testkit.jobs import finish, leased_engine, random_ids, run, submit
+from testkit.servers import running_sidecar
 
 ModelFolder = Callable[[str], Path]
 _WAYS = {"restore", "lend", "trim", "branch", "checkpoint", "batch"}

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from litellm_mlx.proxy_config import NATIVE_ROUTES
+from testkit.proxy import free_port
 from tests.litellm_mlx.fake_sidecar import FakeSidecar
 from tests.litellm_mlx.sidecar_answers import Script, text_answer
-from tests.support.proxy import free_port
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # read at import
 REPO = Path(__file__).resolve().parents[2]

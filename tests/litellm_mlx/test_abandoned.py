@@ -23,6 +23,7 @@ import pytest
 
 from litellm_mlx import client
 from litellm_mlx.streams import AsyncChunks
+from testkit.raw_http import connect, exchange, request
 from tests.litellm_mlx.conftest import Proxy
 from tests.litellm_mlx.fake_sidecar import FakeSidecar, wait_until
 from tests.litellm_mlx.provider_calls import call_with
@@ -34,7 +35,6 @@ from tests.litellm_mlx.proxy_client import (
     body_for,
 )
 from tests.litellm_mlx.sidecar_answers import Json, Script, Step, slow_answer
-from tests.support.raw_http import connect, exchange, request
 
 MOST_FILES = 256
 NUM_CLIENTS = 6  # at once: more than the streams that may be opened early

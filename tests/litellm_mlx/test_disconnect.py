@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from testkit.raw_http import connect, request
 from tests.litellm_mlx.conftest import Proxy
 from tests.litellm_mlx.fake_sidecar import FakeSidecar, wait_until
 from tests.litellm_mlx.proxy_client import CHAT, ROUTES, body_for, both_modes, post
 from tests.litellm_mlx.sidecar_answers import Json, Script, slow_answer, text_answer
-from tests.support.raw_http import connect, request
 
 
 def ask_and_leave(proxy: Proxy, sidecar: FakeSidecar, model: str, body: Json) -> None:

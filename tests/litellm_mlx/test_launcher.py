@@ -24,8 +24,8 @@ from litellm_mlx.launch_settings import Flags, load_settings
 from litellm_mlx.launcher import main, notices
 from litellm_mlx.ports import PidFile
 from litellm_mlx.services import plan_proxy, proxy_service, sidecar_service
-from tests.support.launcher import Launcher
-from tests.support.proxy import free_port
+from testkit.launcher import Launcher
+from testkit.proxy import free_port
 
 REPO = Path(__file__).parents[2]
 STAND_IN_GB = 3

@@ -23,7 +23,7 @@ from litellm_mlx.proxy_config import (
     read_user_config,
     write_config,
 )
-from tests.support.proxy import free_port
+from testkit.proxy import free_port
 
 SHIPPED = Path(__file__).parents[2] / "litellm_config.yaml"
 UPSTREAM = Upstream("http://127.0.0.1:8080/v1", 1200.0)

@@ -22,7 +22,7 @@ from litellm_mlx.request_body import (
     ValueCounter,
 )
 from litellm_mlx.settings import Settings, read_settings
-from tests.support.json_marks import JSON, num_marks
+from testkit.json_marks import JSON, num_marks
 
 CHAT = "/v1/chat/completions"
 LIMIT = 8 << 20

@@ -22,7 +22,7 @@ from litellm_mlx.supervisor import (
     StopRequested,
     Supervisor,
 )
-from tests.support.proxy import free_port
+from testkit.proxy import free_port
 
 STAND_IN = Path(__file__).with_name("stand_in_sidecar.py")
 FAST = RestartPolicy(first_pause_s=0.02, longest_pause_s=0.1, health_every_s=0.05)

@@ -18,9 +18,9 @@ from sidecar.parsers.native_formats import (
 )
 from sidecar.parsers.tool_calls import extract_calls, is_complete_call
 from sidecar.parsers.tool_formats import FormatParser
-from tests.support.chats import Said
-from tests.support.real_talk import read, write
-from tests.support.real_templates import BY_NAME, FAMILIES, tokenizer_of_family
+from testkit.chats import Said
+from testkit.real_talk import read, write
+from testkit.real_templates import BY_NAME, FAMILIES, tokenizer_of_family
 
 PARAMETERS = {
     "type": "object",

@@ -8,8 +8,8 @@ import pytest
 from sidecar.parsers.families import OutputSyntax, find_family, output_syntax
 from sidecar.parsers.splitter import Markers, Span, Splitter
 from sidecar.parsers.splitter_check import splitter_faults
+from testkit.real_templates import BY_NAME
 from tests.parsers.test_native_formats import syntax_of
-from tests.support.real_templates import BY_NAME
 
 PLAIN = output_syntax(find_family(None, "m", "m"), None, None)
 

@@ -1,8 +1,8 @@
 """Where a span counts as matched: its whole message, and what ends it."""
 
 from sidecar.pipeline.assembly import end_of_message
-from tests.support.chats import Chats, assistant, system, user, words
-from tests.support.volatile import OPENER
+from testkit.chats import Chats, assistant, system, user, words
+from testkit.volatile import OPENER
 
 
 def test_a_message_that_grew_is_not_the_same_message() -> None:

@@ -6,7 +6,7 @@ from sidecar.core.requests import Message
 from sidecar.pipeline import canonical
 from sidecar.pipeline.canonical import MarkedMessage, Span
 from sidecar.pipeline.rules import load_rules
-from tests.support.chats import assistant, result, system, user
+from testkit.chats import assistant, result, system, user
 
 RULES = load_rules()
 

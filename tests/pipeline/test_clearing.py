@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.chats import Chats, Said, assistant, system, user, words
+from testkit.chats import Chats, Said, assistant, system, user, words
 
 THOUGHT = "the user's secret is forty-two"
 PAST = [system(words(60)), user("What is my secret?")]

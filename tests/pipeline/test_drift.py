@@ -6,7 +6,7 @@ from sidecar.core.prompt import Divergence
 from sidecar.core.requests import Message
 from sidecar.pipeline import drift
 from sidecar.pipeline.drift import DriftReport
-from tests.support.chats import Chats, Client, assistant, system, user, words
+from testkit.chats import Chats, Client, assistant, system, user, words
 
 
 def place(before: str, role: str = "user") -> Divergence:

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
 
 from sidecar.pipeline.encoding import PromptEncoder
-from tests.support.chat_templates import BUILTIN, tokenizer_of
+from testkit.chat_templates import BUILTIN, tokenizer_of
 
 TURNS = (
     "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi there<|im_end|>\n"

@@ -16,7 +16,7 @@ from sidecar.pipeline.healing import (
     visible_hash,
 )
 from sidecar.pipeline.turns import Scope
-from tests.support.chats import Chats, Client, Said, assistant, result, system, user
+from testkit.chats import Chats, Client, Said, assistant, result, system, user
 
 HERE = Context("here", "here")
 MINE = Scope("key", "s", "thread")

@@ -14,7 +14,7 @@ from sidecar.pipeline.canonical import Span
 from sidecar.pipeline.encoding import PromptEncoder
 from sidecar.pipeline.length import check_length
 from sidecar.pipeline.template import parse_arguments
-from tests.support.chats import Chats, Client, Said, assistant, result, system, user
+from testkit.chats import Chats, Client, Said, assistant, result, system, user
 
 RULES = rules.load_rules(None, {"system_reminder": "pin"})
 SIZE = 200_000

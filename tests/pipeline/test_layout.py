@@ -14,8 +14,8 @@ from sidecar.pipeline.layout import Layout, lay_out
 from sidecar.pipeline.rules import load_rules
 from sidecar.pipeline.splicing import Frame, Start
 from sidecar.pipeline.template import ChatTemplate
-from tests.support.chat_templates import tokenizer_of
-from tests.support.chats import Chats, assistant, result, system, user, words
+from testkit.chat_templates import tokenizer_of
+from testkit.chats import Chats, assistant, result, system, user, words
 
 RULES = load_rules()
 BLOCK = '## Inbound Context (trusted metadata)\n```json\n{"a": "b"}\n```\n\n'

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from sidecar.core.requests import Message, ToolCall
-from tests.support.chats import Client, Said, Turn, assistant, result, system, user
-from tests.support.real_talk import TOOLS, read
-from tests.support.real_templates import FAMILIES, FamilyChats
+from testkit.chats import Client, Said, Turn, assistant, result, system, user
+from testkit.real_talk import TOOLS, read
+from testkit.real_templates import FAMILIES, FamilyChats
 
 NAMES = [family.name for family in FAMILIES]
 MOVING = {family.name for family in FAMILIES if family.reorders}

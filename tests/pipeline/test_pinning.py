@@ -11,7 +11,7 @@ from sidecar.pipeline.notes import MARK, Restated, write_note
 from sidecar.pipeline.pinning import lender
 from sidecar.pipeline.rules import RuleSet, load_rules
 from sidecar.pipeline.turns import Scope
-from tests.support.chats import (
+from testkit.chats import (
     Chats,
     Client,
     Said,
@@ -21,7 +21,7 @@ from tests.support.chats import (
     user,
     words,
 )
-from tests.support.volatile import (
+from testkit.volatile import (
     CLOSER,
     NOTE,
     OPENER,

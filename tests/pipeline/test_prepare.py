@@ -10,7 +10,7 @@ import pytest
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import ChatRequest, ClientInfo, Message, Thinking
 from sidecar.pipeline import reuse
-from tests.support.chats import (
+from testkit.chats import (
     Chats,
     Client,
     Said,
@@ -20,7 +20,7 @@ from tests.support.chats import (
     user,
     words,
 )
-from tests.support.real_templates import FamilyChats
+from testkit.real_templates import FamilyChats
 
 CLOSED = "<think>\n\n</think>\n\n"
 

@@ -1,7 +1,7 @@
 """
 Reuse on the chat templates that models come with (tests/fixtures/chat_templates).
 
-Each row of the table in tests/support/real_templates.py is held to the same bars; what
+Each row of the table in testkit/real_templates.py is held to the same bars; what
 a template's own design takes away is said there, and checked to be no more than that.
 """
 
@@ -11,9 +11,9 @@ import pytest
 
 from sidecar.core.requests import Message
 from sidecar.pipeline import template
-from tests.support.chats import Client, Said, assistant, result, system, user
-from tests.support.real_talk import TOOLS, Step, Talk, lost, outside, read, write
-from tests.support.real_templates import BY_NAME, FAMILIES, FOLDER, FamilyChats
+from testkit.chats import Client, Said, assistant, result, system, user
+from testkit.real_talk import TOOLS, Step, Talk, lost, outside, read, write
+from testkit.real_templates import BY_NAME, FAMILIES, FOLDER, FamilyChats
 
 NAMES = [family.name for family in FAMILIES]
 KEEPING = [family.name for family in FAMILIES if not family.reorders]

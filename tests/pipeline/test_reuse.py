@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from sidecar.core.requests import Message
-from tests.support.chats import Chats, Client, Said, assistant, system, user, words
-from tests.support.volatile import CLOSER, block, clock, notes, project, without_notes
+from testkit.chats import Chats, Client, Said, assistant, system, user, words
+from testkit.volatile import CLOSER, block, clock, notes, project, without_notes
 
 
 def ask_id(value: str) -> Message:

@@ -9,8 +9,8 @@ from sidecar.core.requests import ToolCall
 from sidecar.pipeline.encoding import Encoded, PromptEncoder
 from sidecar.pipeline.frames import FrameCache
 from sidecar.pipeline.splicing import Frame, Start
-from tests.support.chat_templates import tokenizer_of
-from tests.support.chats import (
+from testkit.chat_templates import tokenizer_of
+from testkit.chats import (
     Chats,
     Client,
     Said,
@@ -22,7 +22,7 @@ from tests.support.chats import (
     user,
     words,
 )
-from tests.support.real_templates import FamilyChats
+from testkit.real_templates import FamilyChats
 
 SPLICING = ["builtin", "plain", "opens_think", "trim", "escape", "system_first",
             "alternate", "no_tools", "calls_only", "llama3", "glm", "none"]  # fmt: skip

@@ -15,8 +15,8 @@ from sidecar.pipeline.template import (
 )
 from sidecar.protocols.chat_messages import read_messages
 from sidecar.protocols.fields import Fields
-from tests.support.chat_templates import KINDS, tokenizer_of
-from tests.support.chats import (
+from testkit.chat_templates import KINDS, tokenizer_of
+from testkit.chats import (
     Chats,
     Client,
     assistant,
@@ -25,7 +25,7 @@ from tests.support.chats import (
     tool,
     user,
 )
-from tests.support.real_templates import tokenizer_of_family
+from testkit.real_templates import tokenizer_of_family
 
 CALL = ToolCall("call_1", "look", '{"path": "a.py"}')
 LOOP = [

@@ -6,7 +6,7 @@ import pytest
 
 from sidecar.core.requests import Message, Thought
 from sidecar.core.turn_token import make_token
-from tests.support.chats import Chats, Client, Said, Turn, system, user, words
+from testkit.chats import Chats, Client, Said, Turn, system, user, words
 
 SAID = Said("It is done.", "I think it over.")
 

@@ -11,7 +11,7 @@ from sidecar.core.requests import Message, ToolCall
 from sidecar.pipeline import canonical, turns
 from sidecar.pipeline.rules import load_rules
 from sidecar.pipeline.turns import Change, Scope, TurnStore
-from tests.support.chats import Chats, Client, Said, assistant, system, user, words
+from testkit.chats import Chats, Client, Said, assistant, system, user, words
 
 MAIN = Scope("key", "s", "main")
 RULES = load_rules()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from sidecar.core.requests import Message, ToolCall
-from tests.support.chats import Chats, Client, Said, Turn, result, system, user, words
+from testkit.chats import Chats, Client, Said, Turn, result, system, user, words
 
 SYSTEM = system(words(80))
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sidecar.core.requests import Message, ToolCall
-from tests.support.chats import (
+from testkit.chats import (
     Chats,
     Client,
     Said,

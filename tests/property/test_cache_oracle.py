@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.oracle import Player, Totals, play_many
-from tests.support.oracle_rig import Rig, running_rig
-from tests.support.oracle_talk import OPS, plan
-from tests.support.real_templates import FAMILIES
+from testkit.oracle import Player, Totals, play_many
+from testkit.oracle_rig import Rig, running_rig
+from testkit.oracle_talk import OPS, plan
+from testkit.real_templates import FAMILIES
 
 MakeRig = Callable[[str], Rig]
 # Sequences of a CI run by kind: 300 with those of the families. Hybrid prompts are slow

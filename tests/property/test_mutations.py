@@ -21,9 +21,9 @@ from sidecar.cache.radix import path_to
 from sidecar.cache.store import PrefixStore
 from sidecar.pipeline import assembly, pinning, prepare, reuse
 from sidecar.pipeline.healing import Asker, HealingStore
-from tests.support.oracle import Player
-from tests.support.oracle_rig import Rig, running_rig
-from tests.support.oracle_talk import Op, plan
+from testkit.oracle import Player
+from testkit.oracle_rig import Rig, running_rig
+from testkit.oracle_talk import Op, plan
 
 MakeRig = Callable[[str], Rig]
 _LENGTH = 8

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import pytest
 
 from sidecar.core.requests import Message
-from tests.support.oracle_prompt import Body, Render
-from tests.support.oracle_reading import as_messages
-from tests.support.oracle_talk import Echo, Say, Slot, Spoken
-from tests.support.oracle_texts import Asked, Memory, read
-from tests.support.real_templates import FamilyChats
-from tests.support.volatile import CLOSER, HEAD
+from testkit.oracle_prompt import Body, Render
+from testkit.oracle_reading import as_messages
+from testkit.oracle_talk import Echo, Say, Slot, Spoken
+from testkit.oracle_texts import Asked, Memory, read
+from testkit.real_templates import FamilyChats
+from testkit.volatile import CLOSER, HEAD
 
 FAMILIES = ["qwen2.5", "qwen3.5", "llama3.2", "gpt-oss", "gemma4", "glm4.5", "kimi-k2",
             "deepseek-v3.1", "ministral-3", "granite-4.0"]  # fmt: skip

@@ -17,8 +17,8 @@ from sidecar.pipeline.canonical import Span
 from sidecar.pipeline.encoding import PromptEncoder
 from sidecar.pipeline.lineage import LineageIndex, LineageRecord
 from sidecar.pipeline.turns import Scope
-from tests.support.chat_templates import tokenizer_of
-from tests.support.chats import (
+from testkit.chat_templates import tokenizer_of
+from testkit.chats import (
     Chats,
     Client,
     Said,
@@ -26,7 +26,7 @@ from tests.support.chats import (
     common_len,
     user,
 )
-from tests.support.drifting import Thread, step
+from testkit.drifting import Thread, step
 
 RULES = rules.load_rules(None, {"system_reminder": "pin"})
 VOLATILE = [

@@ -17,9 +17,9 @@ from sidecar.server import body_budget, json_size
 from sidecar.server.body_budget import MOST_VALUES, BodyBudget, BodyShare
 from sidecar.server.head import HeadReader
 from sidecar.server.json_size import count_values
-from tests.support.json_marks import JSON, num_marks
-from tests.support.raw_http import eventually, exchange, request
-from tests.support.servers import running_sidecar
+from testkit.json_marks import JSON, num_marks
+from testkit.raw_http import eventually, exchange, request
+from testkit.servers import running_sidecar
 
 CHAT = "/v1/chat/completions"
 

@@ -17,7 +17,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.server import handler
-from tests.support.raw_http import (
+from testkit.raw_http import (
     CLOSED,
     Answer,
     connect,
@@ -27,7 +27,7 @@ from tests.support.raw_http import (
     read_answer,
     request,
 )
-from tests.support.servers import running_sidecar
+from testkit.servers import running_sidecar
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {

@@ -16,7 +16,7 @@ from sidecar.app import App
 from sidecar.config import ServerConfig
 from sidecar.core.errors import Forbidden, Unauthorized
 from sidecar.server.gate import check, needs_key
-from tests.support.raw_http import (
+from testkit.raw_http import (
     CLOSED,
     Answer,
     connect,
@@ -25,7 +25,7 @@ from tests.support.raw_http import (
     read_answer,
     request,
 )
-from tests.support.servers import num_left, running_sidecar
+from testkit.servers import num_left, running_sidecar
 
 REPO = Path(__file__).parents[2]
 CHAT = "/v1/chat/completions"

@@ -11,8 +11,8 @@ import pytest
 
 from sidecar.app import App
 from sidecar.server.places import RESERVED, Places
-from tests.support.raw_http import CLOSED, connect, eventually, exchange, request
-from tests.support.servers import held_gpu, running_sidecar
+from testkit.raw_http import CLOSED, connect, eventually, exchange, request
+from testkit.servers import held_gpu, running_sidecar
 
 CHAT = "/v1/chat/completions"
 MOST = 4

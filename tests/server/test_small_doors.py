@@ -10,8 +10,8 @@ from sidecar.app import App
 from sidecar.config import ServerConfig
 from sidecar.core.errors import Forbidden
 from sidecar.server.gate import check
-from tests.support.raw_http import eventually, exchange, request
-from tests.support.servers import held_gpu, running_sidecar
+from testkit.raw_http import eventually, exchange, request
+from testkit.servers import held_gpu, running_sidecar
 
 CHAT = "/v1/chat/completions"
 ORIGIN = "https://app.example"

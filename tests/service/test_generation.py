@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from sidecar.app import App
-from tests.support.raw_http import eventually
-from tests.support.servers import running_sidecar
+from testkit.raw_http import eventually
+from testkit.servers import running_sidecar
 
 LOGGER = "sidecar.service.generation"
 

@@ -8,7 +8,7 @@ import pytest
 from sidecar.app import App
 from sidecar.engine import text
 from sidecar.infra.counters import HEALTHY_AT_ZERO
-from tests.support.servers import running_sidecar
+from testkit.servers import running_sidecar
 
 
 def test_a_good_model_failed_nothing(app: App) -> None:

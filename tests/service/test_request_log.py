@@ -19,8 +19,8 @@ from sidecar.engine.sampling import settle
 from sidecar.infra.session_log import LogLimits, SessionLog
 from sidecar.protocols.openai_chat import parse_chat
 from sidecar.service.request_log import RequestLog, light
-from tests.support.raw_http import eventually
-from tests.support.servers import running_sidecar
+from testkit.raw_http import eventually
+from testkit.servers import running_sidecar
 
 LOGGER = "sidecar.service.request_log"
 ENDED = "sidecar.service.generation"

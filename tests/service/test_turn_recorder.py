@@ -10,7 +10,7 @@ from sidecar.engine.job import ChoiceEnded
 from sidecar.infra.session_log import LogLimits, SessionLog
 from sidecar.service.commit import TurnRecorder
 from sidecar.service.request_log import RequestLog
-from tests.support.chats import Chats, assistant, system, user, words
+from testkit.chats import Chats, assistant, system, user, words
 
 ASKED = [system(words(60)), user("hi")]
 AGAIN = [*ASKED, assistant("Seen."), user("and?")]

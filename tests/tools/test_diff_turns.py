@@ -9,7 +9,7 @@ import pytest
 from sidecar.__main__ import main
 from sidecar.infra.session_log import LogLimits, SessionLog
 from sidecar.tools.log_blocks import read_prompts
-from tests.support.servers import running_sidecar
+from testkit.servers import running_sidecar
 
 WORDS = "Nine grey herons stand in the shallow water and wait for the evening. " * 8
 

@@ -10,7 +10,7 @@ import pytest
 from sidecar.__main__ import main
 from sidecar.app import App
 from sidecar.tools.cache_tree import draw_tree, size
-from tests.support.servers import running_sidecar
+from testkit.servers import running_sidecar
 
 SYSTEM = "You sort the letters of a small harbour office. " * 20
 

@@ -9,8 +9,8 @@ import pytest
 from sidecar.__main__ import main
 from sidecar.app import App
 from sidecar.tools.scenarios import SCENARIOS
-from tests.support.claiming_server import Json, claiming_server, everything
-from tests.support.servers import running_sidecar
+from testkit.claiming_server import Json, claiming_server, everything
+from testkit.servers import running_sidecar
 
 ROW = re.compile(r"  (\S.{11}) +(\d+) +(\d+) +(\d+) +\d+ ms")
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from sidecar.app import App
-from tests.support.proxy import Proxy, running_proxy
-from tests.support.scripted import Switch, scripted
-from tests.support.servers import running_sidecar
-from tests.support.tiny_models import make_model
+from testkit.proxy import Proxy, running_proxy
+from testkit.scripted import Switch, scripted
+from testkit.servers import running_sidecar
+from testkit.tiny_models import make_model
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.support.proxy import Proxy
+from testkit.proxy import Proxy
 
 STRING = {"type": "string"}
 

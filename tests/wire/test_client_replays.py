@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.support.proxy import Proxy
-from tests.support.replay import Replayer, Reply
-from tests.support.scripted import Switch
-from tests.support.traces import TRACES, Exchange, ReplayScript, load_trace
+from testkit.proxy import Proxy
+from testkit.replay import Replayer, Reply
+from testkit.scripted import Switch
+from testkit.traces import TRACES, Exchange, ReplayScript, load_trace
 
 # All there are: parallel calls, sub-agents, compaction, two sessions in one file.
 RUNS = sorted(path.name.removesuffix(".jsonl.gz") for path in TRACES.glob("*.gz"))

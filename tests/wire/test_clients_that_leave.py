@@ -7,11 +7,11 @@ import httpx
 import pytest
 
 from sidecar.app import App
-from tests.support.proxy import Proxy, running_proxy
-from tests.support.raw_http import connect, eventually, request
-from tests.support.servers import metric, running_sidecar
-from tests.support.slow_model import slow_down
-from tests.support.tiny_models import make_model
+from testkit.proxy import Proxy, running_proxy
+from testkit.raw_http import connect, eventually, request
+from testkit.servers import metric, running_sidecar
+from testkit.slow_model import slow_down
+from testkit.tiny_models import make_model
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 LIMITS = {CHAT: "max_tokens", MESSAGES: "max_tokens", RESPONSES: "max_output_tokens"}

@@ -28,9 +28,9 @@ import pytest
 import yaml
 
 from sidecar.app import App
-from tests.support.launcher import REPO, Launcher
-from tests.support.raw_http import eventually
-from tests.support.tiny_models import make_model
+from testkit.launcher import REPO, Launcher
+from testkit.raw_http import eventually
+from testkit.tiny_models import make_model
 
 KILLS = int(os.environ.get("FAULT_KILLS", "20"))
 DEADLINE_S = 240.0

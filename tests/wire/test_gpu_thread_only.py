@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.mixed_traffic import Traffic
-from tests.support.servers import running_sidecar
+from testkit.mixed_traffic import Traffic
+from testkit.servers import running_sidecar
 
 ModelFolder = Callable[[str], Path]
 

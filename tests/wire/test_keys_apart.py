@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from sidecar.app import App
-from tests.support.servers import running_sidecar
+from testkit.servers import running_sidecar
 
 Json = dict[str, Any]
 SECRET = "My account's number is 48213377, and it must stay between the two of us. " * 8

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from sidecar.app import App
-from tests.support.raw_http import (
+from testkit.raw_http import (
     Answer,
     connect,
     eventually,
@@ -21,8 +21,8 @@ from tests.support.raw_http import (
     read_answer,
     request,
 )
-from tests.support.scripted import Prompt, scripted
-from tests.support.servers import held_gpu, metric, num_left, running_sidecar
+from testkit.scripted import Prompt, scripted
+from testkit.servers import held_gpu, metric, num_left, running_sidecar
 
 ModelFolder = Callable[[str], Path]
 CHAT = "/v1/chat/completions"

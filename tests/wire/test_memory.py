@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.process import SidecarProcess, sidecar_process
+from testkit.process import SidecarProcess, sidecar_process
 
 ModelFolder = Callable[[str], Path]
 NUM_REQUESTS = 50

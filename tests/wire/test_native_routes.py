@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from sidecar.app import App
-from tests.support.proxy import Proxy
-from tests.support.scripted import Answer, Call, Switch, render
+from testkit.proxy import Proxy
+from testkit.scripted import Answer, Call, Switch, render
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 

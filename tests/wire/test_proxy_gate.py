@@ -20,8 +20,8 @@ import pytest
 from litellm_mlx.admission import _PAGES, _PUBLIC
 from litellm_mlx.identity import challenge, is_proven
 from sidecar.app import App
-from tests.support.proxy import Proxy, running_proxy
-from tests.support.servers import running_sidecar
+from testkit.proxy import Proxy, running_proxy
+from testkit.servers import running_sidecar
 
 KEY = "sk-of-this-user"
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")

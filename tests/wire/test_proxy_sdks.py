@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from sidecar.app import App
-from tests.support.proxy import Proxy
-from tests.support.scripted import Answer, Call, Switch, render
+from testkit.proxy import Proxy
+from testkit.scripted import Answer, Call, Switch, render
 
 # Raised where the SDK prints LiteLLM's Responses objects, which are its own kind.
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")

@@ -16,11 +16,11 @@ import openai
 import pytest
 
 from sidecar.app import App
-from tests.support.proxy import Proxy, running_proxy
-from tests.support.raw_http import eventually
-from tests.support.servers import held_gpu, running_sidecar
-from tests.support.slow_model import slow_down
-from tests.support.tiny_models import make_model
+from testkit.proxy import Proxy, running_proxy
+from testkit.raw_http import eventually
+from testkit.servers import held_gpu, running_sidecar
+from testkit.slow_model import slow_down
+from testkit.tiny_models import make_model
 
 KEEPALIVE_S = 1.0  # LiteLLM takes no less
 CHUNK = 32

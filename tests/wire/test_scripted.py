@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from sidecar.app import App
-from tests.support.scripted import Answer, Call, Switch, parse_prompt, render
-from tests.support.task_rules import TaskRules
+from testkit.scripted import Answer, Call, Switch, parse_prompt, render
+from testkit.task_rules import TaskRules
 
 TASKS = (
     "List the files in this directory, then read notes.txt "

@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from sidecar.app import App
-from tests.support.raw_http import eventually, exchange, request
-from tests.support.servers import num_left, running_sidecar
+from testkit.raw_http import eventually, exchange, request
+from testkit.servers import num_left, running_sidecar
 
 Json = dict[str, Any]
 CHAT = "/v1/chat/completions"

@@ -19,11 +19,11 @@ import pytest
 from sidecar.app import App
 from sidecar.infra.malloc import keep_freed_pages
 from sidecar.pipeline import encoding
-from tests.support.answer_oracle import AnswerOracle
-from tests.support.lock_order import LockOrder, watched_locks
-from tests.support.mixed_traffic import Traffic
-from tests.support.raw_http import eventually
-from tests.support.servers import running_sidecar
+from testkit.answer_oracle import AnswerOracle
+from testkit.lock_order import LockOrder, watched_locks
+from testkit.mixed_traffic import Traffic
+from testkit.raw_http import eventually
+from testkit.servers import running_sidecar
 
 ModelFolder = Callable[[str], Path]
 MINUTES = float(os.environ.get("SOAK_MINUTES", "5"))

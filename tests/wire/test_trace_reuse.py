@@ -17,17 +17,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.counted import COUNTED
-from tests.support.proxy import running_proxy
-from tests.support.reuse import (
+from testkit.counted import COUNTED
+from testkit.proxy import running_proxy
+from testkit.reuse import (
     Recorder,
     Served,
     compact,
     recording_sidecar,
     serve_trace,
 )
-from tests.support.tiny_models import make_model
-from tests.support.traces import Exchange, load_trace
+from testkit.tiny_models import make_model
+from testkit.traces import Exchange, load_trace
 
 TRACES = {name: load_trace(name) for name in COUNTED}
 CHAT = [name for name, trace in TRACES.items() if not trace[0].is_anthropic]

@@ -12,10 +12,10 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from sidecar.app import App
-from tests.support.clock import Clock
-from tests.support.raw_http import eventually
-from tests.support.servers import running_sidecar
-from tests.support.slow_model import slow_down
+from testkit.clock import Clock
+from testkit.raw_http import eventually
+from testkit.servers import running_sidecar
+from testkit.slow_model import slow_down
 
 ModelFolder = Callable[[str], Path]
 TEXT = "tell me a long story about " + " ".join(f"w{i}" for i in range(40))

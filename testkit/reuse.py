@@ -28,11 +28,11 @@ from sidecar.engine.sampling import LogitsProcessor
 from sidecar.protocols.openai_chat import call_dict
 from sidecar.server.messages import Endpoint, EventStream, Request, Response
 from sidecar.server.routes import Routes
-from tests.support.replay import Replayer, Reply
-from tests.support.scripted import Json, Prompt, Script, scripted
-from tests.support.servers import running_sidecar
-from tests.support.tiny_models import BUILTIN
-from tests.support.traces import Exchange, ReplayScript
+from testkit.replay import Replayer, Reply
+from testkit.scripted import Json, Prompt, Script, scripted
+from testkit.servers import running_sidecar
+from testkit.tiny_models import BUILTIN
+from testkit.traces import Exchange, ReplayScript
 
 _CALL = re.compile(r"<tool_call>\n(\{.*\})\n</tool_call>")
 

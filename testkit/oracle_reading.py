@@ -6,7 +6,7 @@ from dataclasses import replace
 from sidecar.core.requests import Message, ToolCall
 from sidecar.pipeline import rules as rules_module
 from sidecar.pipeline.rules import load_rules
-from tests.support.oracle_talk import Part, Say, Slot, Spoken
+from testkit.oracle_talk import Part, Say, Slot, Spoken
 
 _RULES = load_rules(None, {})
 _BLANK = ("", "(no content)")

@@ -17,11 +17,11 @@ import httpx
 import numpy as np
 
 from sidecar.core.requests import Message
-from tests.support import oracle_talk as talking
-from tests.support.oracle_prompt import Body
-from tests.support.oracle_rig import BUDGET, Rig, Seen, Trap
-from tests.support.oracle_talk import Cast, Echo, Op, Say, Spoken, Talk
-from tests.support.oracle_texts import Asked, Memory, read
+from testkit import oracle_talk as talking
+from testkit.oracle_prompt import Body
+from testkit.oracle_rig import BUDGET, Rig, Seen, Trap
+from testkit.oracle_talk import Cast, Echo, Op, Say, Spoken, Talk
+from testkit.oracle_texts import Asked, Memory, read
 
 # Rounding differs with the shape of a batch, by about 1e-6 here; other ids under one
 # position change logits by 1e-2 and more.

@@ -25,7 +25,7 @@ from litellm_mlx.proxy_config import (
     write_config,
 )
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[1]
 _START_S = 120.0  # cold files; 8 s are usual
 _REQUEST_S = 300.0
 

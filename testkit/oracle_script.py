@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sidecar.core.prompt import PreparedPrompt
-from tests.support.real_templates import Family
+from testkit.real_templates import Family
 
 _CHANNELS = (
     "<|channel|>analysis<|message|>",

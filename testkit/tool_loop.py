@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.scripted import Answer, Call, Prompt, Switch, render
+from testkit.scripted import Answer, Call, Prompt, Switch, render
 
 TOOLS = [
     {

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from litellm_mlx.ports import PidFile
-from tests.support.proxy import free_port
+from testkit.proxy import free_port
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[1]
 
 
 class Launcher:

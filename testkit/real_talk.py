@@ -1,7 +1,7 @@
 """
 An agent's conversation with a model of each family, and what of it is reused.
 
-`python -m tests.support.real_talk [FAMILY..]` prints what holds for each.
+`python -m testkit.real_talk [FAMILY..]` prints what holds for each.
 """
 
 import json
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.requests import Message, ToolCall
-from tests.support.chats import Client, Said, Turn, result, system, tool, user, words
-from tests.support.real_templates import BY_NAME, FAMILIES, FamilyChats
+from testkit.chats import Client, Said, Turn, result, system, tool, user, words
+from testkit.real_templates import BY_NAME, FAMILIES, FamilyChats
 
 TOOLS = (tool("read"), tool("write"))
 _ENDS = ("\n", "\n\n", "", " \n", "\n\n\n")

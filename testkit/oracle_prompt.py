@@ -17,9 +17,9 @@ from difflib import SequenceMatcher
 from itertools import combinations, islice
 
 from sidecar.core.requests import Message
-from tests.support.oracle_reading import as_messages
-from tests.support.oracle_talk import Echo, Part, Say, Slot, Spoken
-from tests.support.volatile import CLOSER, OPENER
+from testkit.oracle_reading import as_messages
+from testkit.oracle_talk import Echo, Part, Say, Slot, Spoken
+from testkit.volatile import CLOSER, OPENER
 
 _WORD = "zworacle"  # of letters, and a quote: it tells where a template escapes
 _MARK = re.compile(rf'{_WORD}(\\*)"([0-9]+);')

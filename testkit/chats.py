@@ -23,7 +23,7 @@ from sidecar.core.requests import (
 from sidecar.pipeline.prepare import Pipeline
 from sidecar.pipeline.rules import RuleSet, load_rules
 from sidecar.pipeline.settings import PipelineSettings
-from tests.support.chat_templates import tokenizer_of
+from testkit.chat_templates import tokenizer_of
 
 SETTINGS = PipelineSettings(
     default_thinking=True,

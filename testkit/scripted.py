@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from sidecar.engine.batch_loop import ExtraProcessors
 from sidecar.engine.job import Job
 from sidecar.engine.sampling import LogitsProcessor
-from tests.support.tiny_models import BUILTIN
+from testkit.tiny_models import BUILTIN
 
 Json = Mapping[str, Any]
 

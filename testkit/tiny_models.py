@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 from tokenizers import Tokenizer
 
-BUILTIN = Path(__file__).parents[2] / "sidecar" / "builtin_model"
+BUILTIN = Path(__file__).parents[1] / "sidecar" / "builtin_model"
 WINDOW = 64
 
 

@@ -1,7 +1,7 @@
 """
 A sidecar that plays the task model, for running real agents against it.
 
-    python -m tests.support.scripted_server --proxy-port 4000 --cwd SCRATCH
+    python -m testkit.scripted_server --proxy-port 4000 --cwd SCRATCH
 
 With `--proxy-port` a LiteLLM proxy stands in front of it, as in production. Requests
 as they reach the sidecar are kept with `--log FILE`, one JSON line each.
@@ -22,11 +22,11 @@ from typing import Any
 from sidecar.core.errors import SidecarError
 from sidecar.server.messages import Endpoint, EventStream, Request, Response
 from sidecar.server.routes import Routes
-from tests.support.proxy import running_proxy
-from tests.support.scripted import scripted
-from tests.support.servers import running_sidecar
-from tests.support.task_rules import TaskRules
-from tests.support.tiny_models import make_model
+from testkit.proxy import running_proxy
+from testkit.scripted import scripted
+from testkit.servers import running_sidecar
+from testkit.task_rules import TaskRules
+from testkit.tiny_models import make_model
 
 
 def main(argv: Sequence[str] | None = None) -> None:

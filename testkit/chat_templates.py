@@ -24,7 +24,7 @@ from tokenizers import (
     trainers,
 )
 
-BUILTIN = Path(__file__).parents[2] / "sidecar" / "builtin_model"
+BUILTIN = Path(__file__).parents[1] / "sidecar" / "builtin_model"
 
 _CHATML = """\
 {%- for m in messages -%}
@@ -249,7 +249,7 @@ def _train_sentence_pieces() -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=900, special_tokens=["<unk>", *byte_tokens], show_progress=False
     )
-    page = (Path(__file__).parents[2] / "LICENSE").read_text().split("\n\n")
+    page = (Path(__file__).parents[1] / "LICENSE").read_text().split("\n\n")
     core.train_from_iterator(page, trainer)
     # The trainer made added tokens of the bytes: they must be plain pieces instead.
     made = json.loads(core.to_str())

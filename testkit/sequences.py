@@ -14,7 +14,7 @@ from sidecar.cache.node import Owner
 from sidecar.cache.store import PrefixStore
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.gpu_thread import gpu_thread
-from tests.support.told_kv import tell
+from testkit.told_kv import tell
 
 T = TypeVar("T")
 Work = Callable[[KVLayers, Sequence[int], int, int], None]

@@ -27,10 +27,10 @@ from sidecar.engine.sampling import LogitsProcessor
 from sidecar.infra.logs import request_id as request_id_var
 from sidecar.pipeline.healing import HealingStore
 from sidecar.pipeline.turns import TurnStore
-from tests.support.oracle_script import Script, script_of
-from tests.support.real_templates import BY_NAME, Family, write_tokenizer
-from tests.support.servers import running_sidecar
-from tests.support.tiny_models import make_model
+from testkit.oracle_script import Script, script_of
+from testkit.real_templates import BY_NAME, Family, write_tokenizer
+from testkit.servers import running_sidecar
+from testkit.tiny_models import make_model
 
 BUDGET = 24 << 20  # of told conversations some dozens fit
 _SETTINGS = {

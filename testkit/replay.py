@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 
-from tests.support.scripted import Call, Json
-from tests.support.traces import Exchange
+from testkit.scripted import Call, Json
+from testkit.traces import Exchange
 
 
 @dataclass(slots=True)

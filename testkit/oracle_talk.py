@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.support.oracle_hostile import hostile, is_due
+from testkit.oracle_hostile import hostile, is_due
 
 WORDS = [
     "the",

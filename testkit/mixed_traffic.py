@@ -14,8 +14,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.raw_http import CLOSED, Answer, connect, exchange, request
-from tests.support.raw_http import read_answer as read
+from testkit.raw_http import CLOSED, Answer, connect, exchange, request
+from testkit.raw_http import read_answer as read
 
 CHAT = "/v1/chat/completions"
 Json = dict[str, Any]

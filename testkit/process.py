@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.proxy import end_process, free_port
-from tests.support.servers import wait_ready
+from testkit.proxy import end_process, free_port
+from testkit.servers import wait_ready
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True)

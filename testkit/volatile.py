@@ -4,7 +4,7 @@ import re
 
 from sidecar.core.requests import Message
 from sidecar.pipeline.notes import MARK
-from tests.support.chats import system, words
+from testkit.chats import system, words
 
 OPENER, CLOSER = f"<context-update {MARK}>", f"</context-update {MARK}>"
 NOTE = re.compile(rf"\n\n{OPENER}\n.*?{CLOSER}", re.DOTALL)

@@ -1,7 +1,7 @@
 """
 `python -m sidecar` whose forward passes wait while a file is there.
 
-    HELD_BY=FILE python -m tests.support.held_sidecar [FLAGS]
+    HELD_BY=FILE python -m testkit.held_sidecar [FLAGS]
 
 So that an answer lasts until a test has seen what it wants to see beside it.
 """

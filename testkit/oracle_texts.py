@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tests.support.oracle_prompt import Body, Expected, Found, Place, Render, misplaced
-from tests.support.oracle_reading import as_said
-from tests.support.oracle_talk import Echo, Say, Slot, Spoken, thread
-from tests.support.volatile import CLOSER, HEAD
+from testkit.oracle_prompt import Body, Expected, Found, Place, Render, misplaced
+from testkit.oracle_reading import as_said
+from testkit.oracle_talk import Echo, Say, Slot, Spoken, thread
+from testkit.volatile import CLOSER, HEAD
 
 # Kinds whose new value is said when an older one stands in its place.
 RESTATED = {

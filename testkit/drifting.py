@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from sidecar.core.requests import Message, ToolCall
-from tests.support.chats import Chats, Client, Said, system, user, words
-from tests.support.volatile import CLOSER, OPENER
+from testkit.chats import Chats, Client, Said, system, user, words
+from testkit.volatile import CLOSER, OPENER
 
 RESTATED = ("current_time", "message_id", "subagent_runtime", "inbound_context",
             "activation", "git_status")  # fmt: skip

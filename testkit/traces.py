@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.scripted import Answer, Call, Json, Prompt, render
+from testkit.scripted import Answer, Call, Json, Prompt, render
 
-TRACES = Path(__file__).parents[1] / "fixtures" / "traces"
+TRACES = Path(__file__).parents[1] / "tests/fixtures" / "traces"
 _NOT_SENT = (
     "host",
     "connection",

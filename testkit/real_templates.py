@@ -20,10 +20,10 @@ from tokenizers import AddedToken, Tokenizer
 
 from sidecar.core.prompt import PreparedPrompt
 from sidecar.core.requests import ToolCall
-from tests.support.chat_templates import BUILTIN, write_template
-from tests.support.chats import Chats, Client, Said
+from testkit.chat_templates import BUILTIN, write_template
+from testkit.chats import Chats, Client, Said
 
-FOLDER = Path(__file__).parents[1] / "fixtures" / "chat_templates"
+FOLDER = Path(__file__).parents[1] / "tests/fixtures" / "chat_templates"
 _TOKEN = re.compile(
     r"<[|｜][^<>|｜\s'{}]*[|｜]>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>|\]~!?b\[?\]?|\[e~\["
     r"|\[/?(?:INST|THINK|ARGS|CALL_ID|IMG|[A-Z]+_[A-Z]+|gMASK)\]|<sop>"

@@ -7,7 +7,7 @@ Some of it looks volatile, and by the product's own rules is (oracle_reading.py)
 import random
 
 from sidecar.pipeline.notes import MARK
-from tests.support.volatile import CLOSER, HEAD, OPENER
+from testkit.volatile import CLOSER, HEAD, OPENER
 
 _EDGES = [
     "",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tests.support.scripted import Answer, Call, Json, Prompt, Turn, render
+from testkit.scripted import Answer, Call, Json, Prompt, Turn, render
 
 Kind = Literal["shell", "read", "write", "edit", "task", "step"]
 

@@ -1,0 +1,1 @@
+"""What tests and benches share: real servers, tiny models, recorded traffic."""
