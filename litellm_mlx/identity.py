@@ -5,7 +5,7 @@ On a shared machine anybody can take a port before the server listens on it. So 
 launcher gives each child a secret in its environment, which only this user can read,
 and asks with a challenge: the answer carries their HMAC. Each child has a secret of its
 own: else who has one's port could have the other answer. The sidecar answers likewise
-(`sidecar.server.routes`).
+(`sidecar.server.router`).
 """
 
 import hashlib

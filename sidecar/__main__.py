@@ -11,15 +11,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sidecar.config import SECTIONS, Config, load_config
+from sidecar.cli.commands import TOOLS, run_tool, tools_help
+from sidecar.config.names import unknown_names
+from sidecar.config.settings import SECTIONS, Config, load_config
+from sidecar.config.sources import ConfigError
 from sidecar.engine.model_place import early_fault
 from sidecar.infra.file_limit import raise_file_limit
 from sidecar.infra.logs import setup_logging
 from sidecar.infra.malloc import keep_freed_pages
-from sidecar.server.gate import needs_key
-from sidecar.setting_names import unknown_names
-from sidecar.setting_sources import ConfigError
-from sidecar.tools.commands import TOOLS, run_tool, tools_help
+from sidecar.server.access import needs_key
 
 logger = logging.getLogger("sidecar")
 

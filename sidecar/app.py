@@ -10,9 +10,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from sidecar.cache.eviction import Limits
-from sidecar.cache.store import PrefixStore
-from sidecar.config import Config
+from sidecar.config.settings import Config
+from sidecar.config.sources import ConfigError
 from sidecar.engine.batch_loop import BatchLoop, ExtraProcessors, no_extra_processors
 from sidecar.engine.device_memory import device_memory, process_limit
 from sidecar.engine.download_progress import DownloadProgress
@@ -22,24 +21,25 @@ from sidecar.engine.memory import MemoryGuard, fit_memory
 from sidecar.engine.model_place import model_name
 from sidecar.engine.model_source import ModelSource, find_model
 from sidecar.engine.pool import EnginePool
-from sidecar.engine.selftest import LOAD_S, SelfTest
+from sidecar.engine.self_test import LOAD_S, SelfTest
 from sidecar.engine.text import TextEngine
 from sidecar.engine.warm_up import warm_up
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import LogLimits, SessionLog
+from sidecar.kv.eviction import Limits
+from sidecar.kv.prefix_store import PrefixStore
 from sidecar.pipeline.prepare import Pipeline
-from sidecar.pipeline.rules import RuleSet, load_rules
 from sidecar.pipeline.settings import PipelineSettings
-from sidecar.server.handler import Handler
+from sidecar.server.connection import Handler
 from sidecar.server.listener import Listener
-from sidecar.server.routes import Routes, Services
+from sidecar.server.router import Routes, Services
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.chat import ChatService
 from sidecar.service.models import ModelService
 from sidecar.service.served_model import ServedModel
 from sidecar.service.start_line import start_line
 from sidecar.service.stored_responses import StoredResponses
-from sidecar.setting_sources import ConfigError
+from sidecar.volatile.rules import RuleSet, load_rules
 
 logger = logging.getLogger(__name__)
 

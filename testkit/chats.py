@@ -21,8 +21,8 @@ from sidecar.core.requests import (
     ToolCall,
 )
 from sidecar.pipeline.prepare import Pipeline
-from sidecar.pipeline.rules import RuleSet, load_rules
 from sidecar.pipeline.settings import PipelineSettings
+from sidecar.volatile.rules import RuleSet, load_rules
 from testkit.chat_templates import tokenizer_of
 
 SETTINGS = PipelineSettings(

@@ -90,7 +90,7 @@ def submit(
 
 def settled(engine: TextEngine, asked: SamplingParams) -> Sampling:
     """Sampling as the service settles it; the tiny models are greedy by default."""
-    from sidecar.config import GenerationConfig
+    from sidecar.config.settings import GenerationConfig
 
     return settle(asked, GenerationConfig(), engine.model.generation_config)
 

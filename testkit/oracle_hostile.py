@@ -6,7 +6,7 @@ Some of it looks volatile, and by the product's own rules is (oracle_reading.py)
 
 import random
 
-from sidecar.pipeline.notes import MARK
+from sidecar.pipeline.reuse.update_note import MARK
 from testkit.volatile import CLOSER, HEAD, OPENER
 
 _EDGES = [

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from sidecar.core.requests import Message, ToolCall
-from sidecar.pipeline import rules as rules_module
-from sidecar.pipeline.rules import load_rules
+from sidecar.volatile import rules as rules_module
+from sidecar.volatile.rules import load_rules
 from testkit.oracle_talk import Part, Say, Slot, Spoken
 
 _RULES = load_rules(None, {})

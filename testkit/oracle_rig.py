@@ -20,13 +20,13 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from sidecar.app import App
-from sidecar.cache.eviction import Limits
 from sidecar.core.prompt import ModelIds, PreparedPrompt
 from sidecar.engine.job import Job
 from sidecar.engine.sampling import LogitsProcessor
 from sidecar.infra.logs import request_id as request_id_var
-from sidecar.pipeline.healing import HealingStore
-from sidecar.pipeline.turns import TurnStore
+from sidecar.kv.eviction import Limits
+from sidecar.memory.healing_store import HealingStore
+from sidecar.memory.session_turn_store import TurnStore
 from testkit.oracle_script import Script, script_of
 from testkit.real_templates import BY_NAME, Family, write_tokenizer
 from testkit.servers import running_sidecar

@@ -45,7 +45,7 @@ WORDS = [
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A declared-volatile stretch (sidecar/pipeline/rules.toml); "" if it is absent."""
+    """A declared-volatile stretch (sidecar/volatile/rules.toml); "" if it is absent."""
 
     kind: str
     value: str

@@ -8,8 +8,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from sidecar.cache import kv_layers
-from sidecar.cache.kv_layers import KVLayers, Leaves
+from sidecar.kv import kv_layers
+from sidecar.kv.kv_layers import KVLayers, Leaves
 
 _BLOCK = 16
 

@@ -22,12 +22,12 @@ from sidecar.app import App
 from sidecar.core.errors import SidecarError
 from sidecar.core.requests import Message
 from sidecar.dialects.anthropic_messages.request import parse_messages
+from sidecar.dialects.openai_chat.request import call_dict
 from sidecar.engine.batch_loop import ExtraProcessors
 from sidecar.engine.job import Job
 from sidecar.engine.sampling import LogitsProcessor
-from sidecar.protocols.openai_chat import call_dict
 from sidecar.server.messages import Endpoint, EventStream, Request, Response
-from sidecar.server.routes import Routes
+from sidecar.server.router import Routes
 from testkit.replay import Replayer, Reply
 from testkit.scripted import Json, Prompt, Script, scripted
 from testkit.servers import running_sidecar

@@ -21,7 +21,7 @@ from typing import Any
 
 from sidecar.core.errors import SidecarError
 from sidecar.server.messages import Endpoint, EventStream, Request, Response
-from sidecar.server.routes import Routes
+from sidecar.server.router import Routes
 from testkit.proxy import running_proxy
 from testkit.scripted import scripted
 from testkit.servers import running_sidecar

@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from sidecar.cache import kv_layers
-from sidecar.cache.eviction import Limits
-from sidecar.cache.kv_layers import KVLayers, take_checkpoint
-from sidecar.cache.node import Owner
-from sidecar.cache.store import PrefixStore
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.gpu_thread import gpu_thread
+from sidecar.kv import kv_layers
+from sidecar.kv.eviction import Limits
+from sidecar.kv.kv_layers import KVLayers, take_checkpoint
+from sidecar.kv.node import Owner
+from sidecar.kv.prefix_store import PrefixStore
 from testkit.told_kv import tell
 
 T = TypeVar("T")

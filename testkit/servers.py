@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from sidecar.app import App, build, serve_in_thread
-from sidecar.config import load_config
+from sidecar.config.settings import load_config
 from sidecar.engine.batch_loop import ExtraProcessors, no_extra_processors
 
 NO_FILE = Path("/nonexistent/.env")

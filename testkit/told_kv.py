@@ -14,8 +14,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import ArraysCache, QuantizedKVCache, RotatingKVCache
 
-from sidecar.cache import kv_layers
-from sidecar.cache.kv_layers import KVLayers, Leaves
+from sidecar.kv import kv_layers
+from sidecar.kv.kv_layers import KVLayers, Leaves
 
 HEADS, WIDTH = 2, 8
 _QUANTISED_WIDTH = 64

@@ -3,7 +3,7 @@
 import re
 
 from sidecar.core.requests import Message
-from sidecar.pipeline.notes import MARK
+from sidecar.pipeline.reuse.update_note import MARK
 from testkit.chats import system, words
 
 OPENER, CLOSER = f"<context-update {MARK}>", f"</context-update {MARK}>"

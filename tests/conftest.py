@@ -23,7 +23,7 @@ ModelFolder = Callable[[str], Path]
 # Begun first, so that no worker waits at the end for one of them.
 _LONG = (
     "wire/test_faults", "property/test_cache_oracle", "engine/test_reuse_bars",
-    "tools/test_probe", "wire/test_soak", "wire/test_router_contract", "test_main",
+    "cli/test_probe", "wire/test_soak", "wire/test_router_contract", "test_main",
     "wire/test_trace_reuse", "wire/test_memory", "wire/test_client_replays",
     "bench/test_hostile",
 )  # fmt: skip

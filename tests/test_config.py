@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sidecar.config import Config, ServerConfig, load_config
-from sidecar.setting_sources import ConfigError
-from sidecar.setting_values import physical_memory, place, plain
+from sidecar.config.settings import Config, ServerConfig, load_config
+from sidecar.config.sources import ConfigError
+from sidecar.config.values import physical_memory, place, plain
 
 
 @pytest.fixture

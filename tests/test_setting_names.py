@@ -17,10 +17,10 @@ from litellm_mlx.launch_settings import (
     load_settings,
 )
 from litellm_mlx.settings import Settings, read_settings
-from sidecar.config import Config, LauncherConfig, load_config
-from sidecar.setting_names import known_names, unknown_names
-from sidecar.setting_reasons import NOT_BUILT, REASONS
-from sidecar.setting_sources import spellings
+from sidecar.config.names import known_names, unknown_names
+from sidecar.config.reasons import NOT_BUILT, REASONS
+from sidecar.config.settings import Config, LauncherConfig, load_config
+from sidecar.config.sources import spellings
 from tools import write_settings
 
 REPO = Path(__file__).parents[1]

@@ -1,5 +1,5 @@
 """
-Writes `.env.example` and `docs/settings.md` from the table in sidecar/config.py.
+Writes `.env.example` and `docs/settings.md` from sidecar/config/settings.py.
 
     python -m tools.write_settings
 """
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sidecar.config import SECTIONS
-from sidecar.setting_sources import spellings
+from sidecar.config.settings import SECTIONS
+from sidecar.config.sources import spellings
 
 REPO = Path(__file__).parents[1]
 _WIDTH = 88
@@ -22,7 +22,7 @@ _HEAD = """\
 # optional: what is commented out shows the default; nothing behind the = means that
 # the comment says it. Each name also works with MLX_SERVER_ before it. Sizes are bytes,
 # 8GB, or 25% of the memory. A misspelt name is warned about at the start.
-# Made from sidecar/config.py by `python -m tools.write_settings`.
+# Made from sidecar/config/settings.py by `python -m tools.write_settings`.
 """
 # Behind a setting's line, for those who choose.
 _BEHIND = {
@@ -50,7 +50,7 @@ reason why it does nothing here.
 Sizes are bytes, a number with `KB`, `MB`, `GB` or `TB` (of 1024), or a share of the
 machine's memory (`25%`).
 
-This page is made from `sidecar/config.py` by `python -m tools.write_settings`.
+This page is made from `sidecar/config/settings.py` by `python -m tools.write_settings`.
 """
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from sidecar.cache import kv_layers
-from sidecar.cache.kv_layers import KVLayers
+from sidecar.kv import kv_layers
+from sidecar.kv.kv_layers import KVLayers
 
 # A unit in the last place where that is coarse; else of sums of many products.
 _ROUNDING = {mx.float32: 1e-5, mx.float16: 2**-10, mx.bfloat16: 2**-7}

@@ -13,21 +13,21 @@ from typing import Any
 
 import mlx.core as mx
 
-from sidecar.cache.kv_layers import KVLayers, copy_layers, evaluate
-from sidecar.cache.store import PrefixStore
-from sidecar.config import EngineConfig
+from sidecar.config.settings import EngineConfig
 from sidecar.core.errors import GenerationFailed, MemoryPressure
 from sidecar.engine.decode_batch import batch_of_one
 from sidecar.engine.job import NOTHING, Demand, Job, JobFailed, Prefilled
-from sidecar.engine.lanes import Lanes
+from sidecar.engine.length_batches import Lanes
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.memory import MemoryGuard
 from sidecar.engine.pacing import PrefillPacer
 from sidecar.engine.prefill import Prefill, keep
 from sidecar.engine.prefill_queue import PrefillQueue
-from sidecar.engine.row import Row
 from sidecar.engine.sampling import LogitsProcessor
+from sidecar.engine.sequence import Row
 from sidecar.engine.watchdog import Watchdog
+from sidecar.kv.kv_layers import KVLayers, copy_layers, evaluate
+from sidecar.kv.prefix_store import PrefixStore
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,6 @@ import mlx.core as mx
 from mlx_lm.generate import GenerationBatch, StopSequences
 from mlx_lm.sample_utils import greedy_sampler
 
-from sidecar.cache.kv_layers import (
-    KVLayers,
-    from_only_row,
-    lend_layers,
-    share_offsets,
-    to_batch,
-)
 from sidecar.engine.job import JobSpec
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import (
@@ -22,6 +15,13 @@ from sidecar.engine.sampling import (
     LogitsProcessor,
     make_row_processors,
     make_row_sampler,
+)
+from sidecar.kv.kv_layers import (
+    KVLayers,
+    from_only_row,
+    lend_layers,
+    share_offsets,
+    to_batch,
 )
 
 

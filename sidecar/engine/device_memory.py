@@ -2,8 +2,8 @@
 
 import mlx.core as mx
 
-from sidecar.config import EngineConfig
-from sidecar.setting_values import physical_memory
+from sidecar.config.settings import EngineConfig
+from sidecar.config.values import physical_memory
 
 _LEFT_FREE = 8 << 30
 _LEAST = 4 << 30

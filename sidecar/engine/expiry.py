@@ -10,8 +10,8 @@ import math
 import threading
 from collections.abc import Callable
 
-from sidecar.cache.store import PrefixStore
 from sidecar.engine.gpu_thread import GpuThread
+from sidecar.kv.prefix_store import PrefixStore
 
 logger = logging.getLogger(__name__)
 

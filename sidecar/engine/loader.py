@@ -14,13 +14,13 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model, load_tokenizer
 
-from sidecar.cache.kv_layers import KVLayers, evaluate
-from sidecar.cache.quantization import KVQuantization
-from sidecar.config import CacheConfig
+from sidecar.config.settings import CacheConfig
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.model_source import ModelSource
 from sidecar.engine.printed_stops import printed_stops
-from sidecar.parsers.families import OutputSyntax, find_family, output_syntax
+from sidecar.kv.kv_layers import KVLayers, evaluate
+from sidecar.kv.quantization import KVQuantization
+from sidecar.output.families import OutputSyntax, find_family, output_syntax
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 import numpy as np
 
-from sidecar.cache import kv_layers
-from sidecar.cache.kv_layers import KVLayers
-from sidecar.cache.quantization import KVQuantization
 from sidecar.engine.job import NOTHING, Demand
 from sidecar.engine.loader import LoadedModel
+from sidecar.kv import kv_layers
+from sidecar.kv.kv_layers import KVLayers
+from sidecar.kv.quantization import KVQuantization
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.cache.kv_layers import KVLayers, evaluate, take_checkpoint
-from sidecar.cache.node import Lease, Owner
-from sidecar.cache.store import PrefixStore
 from sidecar.core.prompt import Boundary, ModelIds
 from sidecar.engine.job import Job
+from sidecar.kv.kv_layers import KVLayers, evaluate, take_checkpoint
+from sidecar.kv.node import Lease, Owner
+from sidecar.kv.prefix_store import PrefixStore
 
 logger = logging.getLogger(__name__)
 

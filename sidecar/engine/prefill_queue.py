@@ -10,12 +10,12 @@ import logging
 import time
 from collections import deque
 
-from sidecar.cache.store import PrefixStore
-from sidecar.config import EngineConfig
+from sidecar.config.settings import EngineConfig
 from sidecar.core.errors import GenerationFailed, Unavailable
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled
 from sidecar.engine.prefill import Prefill, begin, keep
 from sidecar.engine.watchdog import Watchdog
+from sidecar.kv.prefix_store import PrefixStore
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.sample_utils import greedy_sampler, make_logits_processors
 
-from sidecar.config import GenerationConfig
+from sidecar.config.settings import GenerationConfig
 from sidecar.core.requests import SamplingParams
 
 Sampler = Callable[[mx.array], mx.array]

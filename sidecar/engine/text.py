@@ -3,8 +3,7 @@
 import logging
 import threading
 
-from sidecar.cache.store import PrefixStore
-from sidecar.config import EngineConfig
+from sidecar.config.settings import EngineConfig
 from sidecar.core.errors import (
     BadRequest,
     Busy,
@@ -20,8 +19,9 @@ from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.job import NOTHING, Demand, Job, JobSpec
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import Sampling
-from sidecar.engine.selftest import PathResult, Proof, SelfTest
-from sidecar.parsers.splitter_check import splitter_faults
+from sidecar.engine.self_test import PathResult, Proof, SelfTest
+from sidecar.kv.prefix_store import PrefixStore
+from sidecar.output.splitter_check import splitter_faults
 
 logger = logging.getLogger(__name__)
 

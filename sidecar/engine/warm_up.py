@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from sidecar.cache import kv_layers
-from sidecar.config import GenerationConfig
+from sidecar.config.settings import GenerationConfig
 from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import SamplingParams
 from sidecar.engine.decode_batch import batch_of_one
 from sidecar.engine.job import JobSpec
-from sidecar.engine.lanes import Lanes
+from sidecar.engine.length_batches import Lanes
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import Sampling, settle
+from sidecar.kv import kv_layers
 
 logger = logging.getLogger(__name__)
 

@@ -20,28 +20,33 @@ from sidecar.core.prompt import (
 )
 from sidecar.core.requests import ChatRequest, ClientInfo, Message, ToolCall
 from sidecar.infra.counters import Counters
-from sidecar.pipeline import canonical, healing, turns
-from sidecar.pipeline.assembly import (
+from sidecar.memory import healing_store, session_turn_store
+from sidecar.memory.healing_store import Context, Healed, HealingStore, KnownTurn
+from sidecar.memory.session_turn_store import Scope, TurnStore
+from sidecar.pipeline.reuse.best_form import Answer, Question, ReuseChooser
+from sidecar.pipeline.reuse.first_difference import DriftReport
+from sidecar.pipeline.reuse.lineage import LineageIndex, LineageRecord, pack
+from sidecar.pipeline.reuse.own_turns import Recalled, recall
+from sidecar.pipeline.reuse.prompt_ids import (
     canonical_ids,
     end_of_message,
     rank_boundaries,
 )
-from sidecar.pipeline.canonical import SpanKey
-from sidecar.pipeline.drift import DriftReport
-from sidecar.pipeline.encoding import PromptEncoder
-from sidecar.pipeline.frames import FrameCache
-from sidecar.pipeline.healing import Context, Healed, HealingStore, KnownTurn
-from sidecar.pipeline.layout import Layout, lay_out
-from sidecar.pipeline.length import check_length
-from sidecar.pipeline.lineage import LineageIndex, LineageRecord, pack
-from sidecar.pipeline.recall import Recalled, recall
-from sidecar.pipeline.report import COUNTED, counted, make_report
-from sidecar.pipeline.reuse import Answer, Question, ReuseChooser
-from sidecar.pipeline.rules import RuleSet
+from sidecar.pipeline.reuse.report import COUNTED, counted, make_report
 from sidecar.pipeline.settings import PipelineSettings
-from sidecar.pipeline.splicing import Frame, Start
-from sidecar.pipeline.template import ChatTemplate, offered_tools, state_choice
-from sidecar.pipeline.turns import Scope, TurnStore
+from sidecar.pipeline.template.chat_template import (
+    ChatTemplate,
+    offered_tools,
+    state_choice,
+)
+from sidecar.pipeline.template.encoder import PromptEncoder
+from sidecar.pipeline.template.length import check_length
+from sidecar.pipeline.template.marked_render import Layout, lay_out
+from sidecar.pipeline.template.turn_frames import FrameCache
+from sidecar.pipeline.template.turn_markers import Frame, Start
+from sidecar.volatile import spans
+from sidecar.volatile.rules import RuleSet
+from sidecar.volatile.spans import SpanKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +179,7 @@ class Pipeline:
         if not self.turns.advance(scope, draft.digests, num_tokens, parents):
             self.counters.add("turn_write_refused")
         self.healing.remember_calls(calls, scope)
-        visible = healing.visible_hash(text, calls)
+        visible = healing_store.visible_hash(text, calls)
         if visible is None or draft.start is None or not sampled:
             return
         raw = (*draft.lead_ids, *sampled)
@@ -218,7 +223,7 @@ class Pipeline:
     ) -> Recalled:
         to_alter = self._ruleset if self._settings.pinning else None
         to_mark = self._ruleset if self._settings.canonicalize else None
-        messages = canonical.normalise(state_choice(request), to_alter)
+        messages = spans.normalise(state_choice(request), to_alter)
         to_move = to_mark and to_alter
         return recall(self.healing, messages, request, frame, (to_mark, to_move), check)
 
@@ -270,16 +275,20 @@ class Pipeline:
         roles = [item.message.role for item in marked]
         found = canonical_ids(layout.elements, roles, self.encoder)
         client = request.client
-        session = client.session or turns.implicit_session(found.ids)
+        session = client.session or session_turn_store.implicit_session(found.ids)
         continued = self.healing.continued(marked, client.api_key_id, session)
         own = [*recalled.healed]
         if continued is not None:
             own.append(continued[0])
             scope = continued[1]
         elif client.session is not None:
-            scope = Scope(client.api_key_id, session, turns.thread_name(marked))
+            scope = Scope(
+                client.api_key_id, session, session_turn_store.thread_name(marked)
+            )
         else:
-            scope = recalled.scope or turns.new_chat(client.api_key_id, session)
+            scope = recalled.scope or session_turn_store.new_chat(
+                client.api_key_id, session
+            )
         is_named = client.session is not None or continued is not None
         return Question(
             layout.elements, found, scope, self._frames.header_tokens(frame),
@@ -303,7 +312,7 @@ class Pipeline:
     ) -> PreparedPrompt:
         frame, thinking = how
         assembled, scope = answer.assembled, question.scope
-        digests = tuple(turns.message_digests(found.kept))
+        digests = tuple(session_turn_store.message_digests(found.kept))
         change = self.turns.compare(scope, digests)
         opening = assembled.text.rstrip().lower()
         return PreparedPrompt(

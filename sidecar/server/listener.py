@@ -7,11 +7,11 @@ import socketserver
 import sys
 from typing import Any
 
-from sidecar.config import ServerConfig
+from sidecar.config.settings import ServerConfig
 from sidecar.infra.metrics import Metrics
 from sidecar.server.body_budget import BodyBudget
 from sidecar.server.places import Places
-from sidecar.server.routes import Routes
+from sidecar.server.router import Routes
 
 logger = logging.getLogger(__name__)
 

@@ -1,11 +1,11 @@
 """Anthropic's Messages API: endpoints."""
 
-from sidecar.config import ServerConfig
+from sidecar.config.settings import ServerConfig
 from sidecar.core.requests import ChatRequest
 from sidecar.dialects.anthropic_messages.answer import format_message
 from sidecar.dialects.anthropic_messages.request import parse_messages
 from sidecar.dialects.anthropic_messages.stream import MessageStream
-from sidecar.server import gate
+from sidecar.server import access
 from sidecar.server.generating import collect, streamed
 from sidecar.server.messages import (
     Endpoint,
@@ -50,4 +50,4 @@ class MessagesRoutes:
 
 def _parse(request: Request) -> tuple[ChatRequest, bool]:
     chat, stream = parse_messages(request.json(), request.request_id, request.headers)
-    return chat.sent(request.path, gate.key_id(request.headers)), stream
+    return chat.sent(request.path, access.key_id(request.headers)), stream

@@ -1,6 +1,6 @@
 """OpenAI's Responses API: endpoints, and the store behind previous_response_id."""
 
-from sidecar.config import ServerConfig
+from sidecar.config.settings import ServerConfig
 from sidecar.core.requests import ChatRequest, short_id
 from sidecar.dialects.openai_responses.answer import ResponseObject
 from sidecar.dialects.openai_responses.request import (
@@ -10,7 +10,7 @@ from sidecar.dialects.openai_responses.request import (
     responses_body,
 )
 from sidecar.dialects.openai_responses.stream import ResponseStream, whole_response
-from sidecar.server import gate
+from sidecar.server import access
 from sidecar.server.generating import collect, streamed
 from sidecar.server.messages import (
     Endpoint,
@@ -61,14 +61,14 @@ class ResponsesRoutes:
         chat, delivery = parse_responses(
             body, items, request.request_id, request.headers
         )
-        return chat.sent(request.path, gate.key_id(request.headers)), delivery
+        return chat.sent(request.path, access.key_id(request.headers)), delivery
 
     def _get(self, request: Request) -> Response:
-        key_id = gate.key_id(request.headers)
+        key_id = access.key_id(request.headers)
         return json_response(self._stored.get(key_id, request.tail))
 
     def _delete(self, request: Request) -> Response:
-        self._stored.delete(gate.key_id(request.headers), request.tail)
+        self._stored.delete(access.key_id(request.headers), request.tail)
         gone = {"id": request.tail, "object": "response", "deleted": True}
         return json_response(gone)
 
@@ -78,4 +78,4 @@ def _key_id(body: dict[str, object], request: Request) -> str | None:
     private = body.get("x_mlx")
     named = private.get("key") if isinstance(private, dict) else None
     is_named = isinstance(named, str) and bool(named)
-    return short_id(named) if is_named else gate.key_id(request.headers)
+    return short_id(named) if is_named else access.key_id(request.headers)

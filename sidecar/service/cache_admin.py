@@ -3,7 +3,7 @@
 from typing import Any
 
 from sidecar.engine.pool import EnginePool
-from sidecar.pipeline.turns import SessionView
+from sidecar.memory.session_turn_store import SessionView
 from sidecar.service.served_model import ServedModel
 
 

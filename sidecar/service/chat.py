@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from sidecar.config import GenerationConfig
+from sidecar.config.settings import GenerationConfig
 from sidecar.core.errors import ContextLengthExceeded
 from sidecar.core.prompt import PreparedPrompt
 from sidecar.core.requests import ChatRequest, CompletionRequest, Tool
@@ -17,10 +17,10 @@ from sidecar.engine.text import TextEngine
 from sidecar.infra.lru import Lru
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import SessionLog
-from sidecar.parsers.families import OutputSyntax
-from sidecar.parsers.splitter import StartMode
-from sidecar.parsers.tool_calls import is_complete_call
-from sidecar.pipeline.template import offered_tools
+from sidecar.output.families import OutputSyntax
+from sidecar.output.reasoning_splitter import StartMode
+from sidecar.output.tool_calls import is_complete_call
+from sidecar.pipeline.template.chat_template import offered_tools
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.commit import TurnRecorder
 from sidecar.service.completion import CompletionRun

@@ -15,8 +15,8 @@ from sidecar.core.events import (
 )
 from sidecar.core.requests import Tool
 from sidecar.engine.job import ChoiceEnded, Token
-from sidecar.parsers.splitter import Span, Splitter
-from sidecar.parsers.tool_calls import ToolSyntax, extract_calls
+from sidecar.output.reasoning_splitter import Span, Splitter
+from sidecar.output.tool_calls import ToolSyntax, extract_calls
 
 
 class Choice(Protocol):

@@ -92,7 +92,7 @@ VIOLATIONS = {
         "layers point down",
     ),
     "between siblings": (
-        "sidecar/protocols/fields.py",
+        "sidecar/dialects/fields.py",
         "from sidecar.service import models",
         "layers point down",
     ),
@@ -101,25 +101,25 @@ VIOLATIONS = {
         "",
         "layers point down",
     ),
-    "the pipeline asks the cache": (
+    "the pipeline asks the KV": (
         "sidecar/pipeline/prepare.py",
-        "from sidecar.cache import store",
-        "pipeline and cache never meet",
+        "from sidecar.kv import prefix_store",
+        "what was said never meets its KV",
     ),
     "the plugin asks the sidecar": (
         "litellm_mlx/sse.py",
         "from sidecar.core import events",
         "plugin and sidecar meet over HTTP only",
     ),
-    "a protocol parses text": (
-        "sidecar/protocols/openai_chat.py",
-        "from sidecar.parsers import splitter",
+    "a dialect parses text": (
+        "sidecar/dialects/openai_chat/request.py",
+        "from sidecar.output import reasoning_splitter",
         "wire formats know only JSON and core",
     ),
     "arrays in the pipeline": (
-        "sidecar/pipeline/template.py",
+        "sidecar/pipeline/template/chat_template.py",
         "import mlx.core as mx",
-        "MLX stays in engine and cache",
+        "MLX stays in engine and kv",
     ),
     "arrays in a service": (
         "sidecar/service/chat.py",

@@ -3,9 +3,9 @@
 import mlx.core as mx
 import pytest
 
-from sidecar.config import EngineConfig
+from sidecar.config.settings import EngineConfig
+from sidecar.config.values import physical_memory
 from sidecar.engine.device_memory import device_memory, process_limit
-from sidecar.setting_values import physical_memory
 
 
 def test_a_card_with_memory_of_its_own_sets_the_budget(

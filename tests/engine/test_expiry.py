@@ -7,19 +7,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sidecar.cache import eviction
-from sidecar.cache.eviction import Limits
-from sidecar.cache.store import PrefixStore
 from sidecar.engine.expiry import Expiry
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loader import LoadedModel
+from sidecar.kv import eviction
+from sidecar.kv.eviction import Limits
+from sidecar.kv.prefix_store import PrefixStore
 from testkit.clock import Clock
 from testkit.raw_http import eventually
 from testkit.sequences import run, some_ids
 from testkit.servers import running_sidecar
 
 TinyModel = Callable[[str], LoadedModel]
-TIMED = ("sidecar.cache.eviction", "sidecar.cache.keeping", "sidecar.cache.store")
+TIMED = ("sidecar.kv.eviction", "sidecar.kv.keeping", "sidecar.kv.prefix_store")
 
 
 class Waits:

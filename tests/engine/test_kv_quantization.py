@@ -8,9 +8,8 @@ import pytest
 from mlx_lm import stream_generate
 
 from sidecar.app import App
-from sidecar.cache.kv_layers import is_quantized
-from sidecar.cache.quantization import KVQuantization
-from sidecar.config import Config, load_config
+from sidecar.config.settings import Config, load_config
+from sidecar.config.sources import ConfigError
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.gpu_thread import gpu_thread
@@ -18,9 +17,10 @@ from sidecar.engine.job import Token
 from sidecar.engine.loader import load
 from sidecar.engine.memory import MemoryModel
 from sidecar.engine.model_source import ModelSource, find_model
-from sidecar.engine.selftest import run_selftest
+from sidecar.engine.self_test import run_selftest
 from sidecar.engine.text import TextEngine
-from sidecar.setting_sources import ConfigError
+from sidecar.kv.kv_layers import is_quantized
+from sidecar.kv.quantization import KVQuantization
 from testkit.jobs import (
     finish,
     leased_engine,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.app import App, build
-from sidecar.config import load_config
+from sidecar.config.settings import load_config
 from sidecar.core.errors import ModelLoadFailed, ModelNotFound, Unavailable
 from sidecar.engine.pool import EnginePool
 from testkit.raw_http import Answer, eventually, exchange, request

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.config import GenerationConfig
+from sidecar.config.settings import GenerationConfig
 from sidecar.core.requests import SamplingParams
 from sidecar.engine.sampling import (
     Drawing,

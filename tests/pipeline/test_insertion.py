@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from sidecar.pipeline.canonical import Span, SpanKey
-from sidecar.pipeline.elements import Element, Splice
-from sidecar.pipeline.healing import Healed
-from sidecar.pipeline.insertion import put_back
+from sidecar.memory.healing_store import Healed
+from sidecar.pipeline.reuse.insertion import put_back
+from sidecar.pipeline.template.elements import Element, Splice
+from sidecar.volatile.spans import Span, SpanKey
 
 LEAD = Span("edge_ws", 1, 0, "")
 CLOCK = Span("current_time", 1, 5, "10:05", "[T]")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from sidecar.pipeline import lineage
-from sidecar.pipeline.assembly import BLOCK_LEN
-from sidecar.pipeline.lineage import LineageIndex, LineageRecord, StoredSpan, pack
-from sidecar.pipeline.turns import Scope
+from sidecar.memory.session_turn_store import Scope
+from sidecar.pipeline.reuse import lineage
+from sidecar.pipeline.reuse.lineage import LineageIndex, LineageRecord, StoredSpan, pack
+from sidecar.pipeline.reuse.prompt_ids import BLOCK_LEN
 
 SCOPE = Scope("key", "s", "thread")
 

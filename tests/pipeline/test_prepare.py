@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import ChatRequest, ClientInfo, Message, Thinking
-from sidecar.pipeline import reuse
+from sidecar.pipeline.reuse import best_form
 from testkit.chats import (
     Chats,
     Client,
@@ -175,8 +175,8 @@ def test_a_violation_becomes_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
         found = assemble(*args)
         return replace(found, ids=(*found.ids[:-1], 7)) if args[1] else found
 
-    assemble = reuse.model_ids
-    monkeypatch.setattr(reuse, "model_ids", broken)
+    assemble = best_form.model_ids
+    monkeypatch.setattr(best_form, "model_ids", broken)
     counted = talk(Chats(verify=True))
     assert counted["invariant_violation"] == 1
     assert counted["match"] != "pinned"

@@ -10,7 +10,7 @@ from os.path import commonprefix
 import pytest
 
 from sidecar.core.requests import Message
-from sidecar.pipeline import template
+from sidecar.pipeline.template import chat_template
 from testkit.chats import Client, Said, assistant, result, system, user
 from testkit.real_talk import TOOLS, Step, Talk, lost, outside, read, write
 from testkit.real_templates import BY_NAME, FAMILIES, FOLDER, FamilyChats
@@ -286,5 +286,5 @@ def test_where_calls_stand_alone_each_result_stands_behind_its_own(
     text = chats.ask(talk, Client(tools=TOOLS)).text
     assert text.index("b.py") < text.index("second out") < text.index("a.py")
     assert missing or text.index("a.py") < text.index("first out")
-    split = template._one_call_each(talk)
+    split = chat_template._one_call_each(talk)
     assert [m.tool_calls[0].id for m in split if m.tool_calls] == [second.id, first.id]

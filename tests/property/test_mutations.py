@@ -15,12 +15,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-import sidecar.cache.store as store_module
-from sidecar.cache import kv_layers, lending, radix
-from sidecar.cache.radix import path_to
-from sidecar.cache.store import PrefixStore
-from sidecar.pipeline import assembly, pinning, prepare, reuse
-from sidecar.pipeline.healing import Asker, HealingStore
+import sidecar.kv.prefix_store as store_module
+from sidecar.kv import kv_layers, lending, prefix_tree
+from sidecar.kv.prefix_store import PrefixStore
+from sidecar.kv.prefix_tree import path_to
+from sidecar.memory.healing_store import Asker, HealingStore
+from sidecar.pipeline import prepare
+from sidecar.pipeline.reuse import best_form, pinned_values, prompt_ids
 from testkit.oracle import Player
 from testkit.oracle_rig import Rig, running_rig
 from testkit.oracle_talk import Op, plan
@@ -119,7 +120,7 @@ def a_match_one_token_too_long() -> AbstractContextManager[None]:
 
         return longer
 
-    return patched(radix, "common_len", make)
+    return patched(prefix_tree, "common_len", make)
 
 
 def the_kv_of_another_path() -> AbstractContextManager[None]:
@@ -198,11 +199,11 @@ def a_failed_row_that_keeps_its_loan() -> AbstractContextManager[None]:
 
 
 def a_pinned_value_not_restated() -> AbstractContextManager[None]:
-    return patched(pinning, "_to_restate", lambda _: lambda *_: ())
+    return patched(pinned_values, "_to_restate", lambda _: lambda *_: ())
 
 
 def a_value_of_another_thread() -> AbstractContextManager[None]:
-    return patched(pinning, "lender", lambda _: lambda *_, **__: lambda *_: True)
+    return patched(pinned_values, "lender", lambda _: lambda *_, **__: lambda *_: True)
 
 
 def a_span_pinned_in_a_message_that_grew() -> AbstractContextManager[None]:
@@ -212,7 +213,7 @@ def a_span_pinned_in_a_message_that_grew() -> AbstractContextManager[None]:
         def earlier(*args: Any) -> Any:
             found = canonical_ids(*args)
             settled = {key: depth - 1 for key, depth in found.settled.items()}
-            return assembly.Canonical(found.ids, settled)
+            return prompt_ids.Canonical(found.ids, settled)
 
         return earlier
 
@@ -227,7 +228,7 @@ def a_note_with_another_value() -> AbstractContextManager[None]:
 
         return wrong
 
-    return patched(reuse, "write_note", make)
+    return patched(best_form, "write_note", make)
 
 
 def the_words_of_another_turn() -> AbstractContextManager[None]:

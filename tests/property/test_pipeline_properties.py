@@ -12,11 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sidecar.core.requests import Message, ToolCall
-from sidecar.pipeline import canonical, healing, rules
-from sidecar.pipeline.canonical import Span
-from sidecar.pipeline.encoding import PromptEncoder
-from sidecar.pipeline.lineage import LineageIndex, LineageRecord
-from sidecar.pipeline.turns import Scope
+from sidecar.memory import healing_store
+from sidecar.memory.session_turn_store import Scope
+from sidecar.pipeline.reuse.lineage import LineageIndex, LineageRecord
+from sidecar.pipeline.template.encoder import PromptEncoder
+from sidecar.volatile import rules, spans
+from sidecar.volatile.spans import Span
 from testkit.chat_templates import tokenizer_of
 from testkit.chats import (
     Chats,
@@ -68,13 +69,13 @@ def test_finding_spans_loses_nothing_and_changes_nothing(
     """Pieces are the message; places ascend; the input is as it was."""
     messages = [Message(role, text_parts)]
     before = copy.deepcopy(messages)
-    (marked,) = canonical.mark(messages, RULES)
+    (marked,) = spans.mark(messages, RULES)
     assert messages == before
     own = "".join(p if isinstance(p, str) else p.value for p in marked.pieces)
     assert own == messages[0].text
-    spans = [p for p in marked.pieces if isinstance(p, Span)]
-    assert [s.place for s in spans] == sorted(s.place for s in spans)
-    assert len({s.key for s in spans}) == len(spans)
+    found = [p for p in marked.pieces if isinstance(p, Span)]
+    assert [s.place for s in found] == sorted(s.place for s in found)
+    assert len({s.key for s in found}) == len(found)
 
 
 @given(st.sampled_from(["system", "user"]), st.lists(system_texts, max_size=3))
@@ -94,9 +95,9 @@ def test_finds_do_not_overlap_and_do_not_depend_on_when(
 def test_cleaning_twice_is_cleaning_once(messages: list[Message]) -> None:
     """Telemetry and blank answers are gone after the first time."""
     before = copy.deepcopy(messages)
-    once = canonical.normalise(messages, RULES)
+    once = spans.normalise(messages, RULES)
     assert messages == before
-    assert canonical.normalise(once, RULES) == once
+    assert spans.normalise(once, RULES) == once
 
 
 KINDS = [("message_id", '{{"message_id": "{}"}}', ["a", "b-7"]),
@@ -115,10 +116,10 @@ def test_canonicalising_twice_is_canonicalising_once(data: st.DataObject) -> Non
         lines.append(data.draw(st.one_of(words, st.just(form.format(value)))))
     edge = st.sampled_from(["", " ", "\n", " \n\t"])
     text = data.draw(edge) + "\n".join(lines) + data.draw(edge)
-    (first,) = canonical.mark([user(text)], RULES)
-    once = canonical.canonical_text(first.pieces)
-    (second,) = canonical.mark([user(once)], RULES)
-    assert canonical.canonical_text(second.pieces) == once
+    (first,) = spans.mark([user(text)], RULES)
+    once = spans.canonical_text(first.pieces)
+    (second,) = spans.mark([user(once)], RULES)
+    assert spans.canonical_text(second.pieces) == once
 
 
 @settings(max_examples=30)
@@ -130,7 +131,7 @@ def test_a_first_request_is_read_as_the_template_has_it(
 ) -> None:
     """M = T while nothing is known, for whatever was typed; marks never leak."""
     chats = chats_of(kind)  # nothing is ever committed
-    cleaned = canonical.normalise(messages, RULES)
+    cleaned = spans.normalise(messages, RULES)
     typed = "".join(part for m in messages for part in m.parts)
     prompt = chats.prepare(messages, Client())
     wanted = chats.pipeline.template.render(cleaned, (), _KWARGS)
@@ -243,8 +244,8 @@ def test_the_visible_hash_does_not_see_ids_or_spacing(
     changed = [
         ToolCall("new", c.name, c.arguments.replace(", ", " ,\n ")) for c in made
     ]
-    ours = healing.visible_hash(text, made)
-    assert healing.visible_hash(f"\n{text} ", changed) == ours
+    ours = healing_store.visible_hash(text, made)
+    assert healing_store.visible_hash(f"\n{text} ", changed) == ours
 
 
 def pieces_of(kind: str) -> st.SearchStrategy[str]:

@@ -15,8 +15,8 @@ from sidecar.app import App
 from sidecar.core.errors import PayloadTooLarge, Unavailable
 from sidecar.server import body_budget, json_size
 from sidecar.server.body_budget import MOST_VALUES, BodyBudget, BodyShare
-from sidecar.server.head import HeadReader
 from sidecar.server.json_size import count_values
+from sidecar.server.request_head import HeadReader
 from testkit.json_marks import JSON, num_marks
 from testkit.raw_http import eventually, exchange, request
 from testkit.servers import running_sidecar

@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from sidecar.app import App
-from sidecar.server import handler
+from sidecar.server import connection as connection_module
 from testkit.raw_http import (
     CLOSED,
     Answer,
@@ -428,8 +428,8 @@ def test_slow_clients_are_dropped(
 ) -> None:
     """One byte now and then does not hold a thread: each part has its deadline."""
     for name in ("_IDLE_S", "_HEAD_S", "_BODY_S"):
-        monkeypatch.setattr(handler, name, 0.4)
-    monkeypatch.setattr(handler, "_BODY_GAP_S", 0.3)
+        monkeypatch.setattr(connection_module, name, 0.4)
+    monkeypatch.setattr(connection_module, "_BODY_GAP_S", 0.3)
     start = {
         "nothing": b"",
         "head": b"GET /health HT",

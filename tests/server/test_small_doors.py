@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from sidecar.app import App
-from sidecar.config import ServerConfig
+from sidecar.config.settings import ServerConfig
 from sidecar.core.errors import Forbidden
-from sidecar.server.gate import check
+from sidecar.server.access import check
 from testkit.raw_http import eventually, exchange, request
 from testkit.servers import held_gpu, running_sidecar
 

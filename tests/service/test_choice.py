@@ -15,9 +15,9 @@ from sidecar.core.events import (
 )
 from sidecar.core.requests import Tool
 from sidecar.engine.job import ChoiceEnded, Token
-from sidecar.parsers.splitter import Markers, StartMode, StreamSplitter
-from sidecar.parsers.tool_calls import ToolSyntax, is_complete_call
-from sidecar.parsers.tool_formats import FORMATS
+from sidecar.output.reasoning_splitter import Markers, StartMode, StreamSplitter
+from sidecar.output.tool_calls import ToolSyntax, is_complete_call
+from sidecar.output.tool_formats import FORMATS
 from sidecar.service.choice import ChatChoice, PlainChoice
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'

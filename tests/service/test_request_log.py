@@ -12,12 +12,12 @@ import httpx
 import pytest
 
 from sidecar.app import App
-from sidecar.config import GenerationConfig
+from sidecar.config.settings import GenerationConfig
 from sidecar.core.prompt import ModelIds, PreparedPrompt
 from sidecar.core.requests import short_id
+from sidecar.dialects.openai_chat.request import parse_chat
 from sidecar.engine.sampling import settle
 from sidecar.infra.session_log import LogLimits, SessionLog
-from sidecar.protocols.openai_chat import parse_chat
 from sidecar.service.request_log import RequestLog, light
 from testkit.raw_http import eventually
 from testkit.servers import running_sidecar

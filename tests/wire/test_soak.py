@@ -18,7 +18,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.infra.malloc import keep_freed_pages
-from sidecar.pipeline import encoding
+from sidecar.pipeline.template import encoder
 from testkit.answer_oracle import AnswerOracle
 from testkit.lock_order import LockOrder, watched_locks
 from testkit.mixed_traffic import Traffic
@@ -46,7 +46,7 @@ def watched(
         "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS": "30",
         "HEALING_STORE_MAX_ENTRIES": "50",
     }
-    monkeypatch.setattr(encoding, "_MOST_CACHED_CHARS", 1 << 18)
+    monkeypatch.setattr(encoder, "_MOST_CACHED_CHARS", 1 << 18)
     with (
         watched_locks(monkeypatch) as order,
         running_sidecar(settings) as app,

@@ -9,10 +9,10 @@ from typing import Any
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import ChatRequest, ClientInfo, Message, Tool, ToolChoice
 from sidecar.dialects.anthropic_messages.content import read_message, text_parts
+from sidecar.dialects.fields import Fields
+from sidecar.dialects.generation_fields import read_client, read_options
 from sidecar.dialects.litellm_header import with_client_facts
-from sidecar.protocols.fields import Fields
-from sidecar.protocols.generation_fields import read_client, read_options
-from sidecar.protocols.reasoning import read_thinking
+from sidecar.dialects.reasoning_options import read_thinking
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Message, Role, Thought, ToolCall
 from sidecar.core.turn_token import read_token
+from sidecar.dialects.fields import Fields
 from sidecar.dialects.openai_responses.tools import model_tool_name
-from sidecar.protocols.fields import Fields
 
 logger = logging.getLogger(__name__)
 

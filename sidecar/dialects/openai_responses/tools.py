@@ -8,7 +8,7 @@ from typing import Any
 
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Tool, ToolCall, ToolChoice
-from sidecar.protocols.fields import Fields
+from sidecar.dialects.fields import Fields
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,127 @@
+"""
+Asks a running server like an agent and judges how much it reuses.
+
+    mlx-sidecar probe [--scenario normal|drift|...|all] [--turns N]
+"""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+from sidecar.cli.scenarios import SCENARIOS, Checked, Scenario, Setup
+from sidecar.cli.server import Json, Server, ServerError, add_server_flags
+
+_LEAST_TURNS = 3
+_COLUMNS = f"  {'turn':<12}{'prompt':>8}{'cached':>8}{'prefilled':>11}{'TTFT':>10}"
+
+
+def main(argv: list[str]) -> int:
+    """Exit codes: 0 all kept, 1 a scenario failed or no answer, 2 bad usage."""
+    options = _parser().parse_args(argv)
+    server = Server(options.url, options.key)
+    names = list(SCENARIOS) if options.scenario == "all" else [options.scenario]
+    failed = []
+    try:
+        setup = _setup(server, options)
+        for name in names:
+            if not _judge(name, SCENARIOS[name], setup):
+                failed.append(name)
+    except ServerError as error:
+        sys.stderr.write(f"probe: {error}\n")
+        return 1
+    if len(names) > 1:
+        outcome = f"failed: {', '.join(failed)}" if failed else "all passed"
+        _say(f"\n{len(names)} scenarios, {outcome}")
+    return 1 if failed else 0
+
+
+def _setup(server: Server, options: argparse.Namespace) -> Setup:
+    models: list[Json] = server.get("/v1/models")["data"]
+    asks = {
+        "model": options.model, "max_tokens": options.max_tokens, "temperature": 0,
+    }  # fmt: skip
+    has_vision = any(model.get("supports_vision") for model in models)
+    images = "image turns are not tried" if has_vision else "no vision model"
+    _say(f"{server.url} model={options.model}; {images}")
+    cache = _cache_report(server)
+    return Setup(
+        server, asks, options.turns,
+        can_cut=not cache.get("needs_checkpoints", True),
+        can_splice=cache.get("can_splice", False),
+    )  # fmt: skip
+
+
+def _cache_report(server: Server) -> Json:
+    """Empty without the admin token; then the milder bounds hold."""
+    with contextlib.suppress(ServerError):
+        report: Json = server.get("/admin/cache")
+        return report
+    return {}
+
+
+def _judge(name: str, scenario: Scenario, setup: Setup) -> bool:
+    _say(f"\n{name}: {scenario.expectation}\n{_COLUMNS}  reuse expected")
+    done = list(_shown(scenario.run(setup)))
+    bad = [checked for checked in done if not checked.is_good]
+    prompt_len = sum(checked.turn.prompt_len for checked in done)
+    cached_len = sum(checked.turn.cached_len for checked in done)
+    for checked in bad:
+        turn = checked.turn
+        _say(
+            f"  turn {turn.label} reused {turn.cached_len} of {turn.prompt_len} "
+            f"tokens, expected {checked.expected or 'less'}"
+        )
+    share = cached_len / max(1, prompt_len)
+    verdict = "FAIL" if bad else "PASS"
+    _say(f"{verdict} {name}: {share:.1%} of {prompt_len} prompt tokens reused")
+    return not bad
+
+
+def _shown(turns: Iterator[Checked]) -> Iterator[Checked]:
+    for checked in turns:
+        turn = checked.turn
+        prefilled_len = turn.prompt_len - turn.cached_len
+        _say(
+            f"  {turn.label:<12}{turn.prompt_len:>8}{turn.cached_len:>8}"
+            f"{prefilled_len:>11}{turn.ttft_s * 1000:>7.0f} ms  "
+            f"{checked.expected}{'' if checked.is_good else '  <-- not kept'}"
+        )
+        yield checked
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mlx-sidecar probe",
+        description="Asks a running server like an agent and judges how much of each "
+        "prompt it reuses.",
+    )
+    add_server_flags(parser, "MLX_API_KEY")
+    parser.add_argument("--model", default="local", help="model (%(default)s)")
+    parser.add_argument(
+        "--scenario", choices=[*SCENARIOS, "all"], default="all",
+        help="what happens to the conversation (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--turns", type=_at_least(_LEAST_TURNS), default=6,
+        help=f"requests of a scenario, {_LEAST_TURNS} or more (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-tokens", type=_at_least(1), default=128,
+        help="longest answer; thinking counts (%(default)s)",
+    )  # fmt: skip
+    return parser
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be {least} or more, got {text!r}")
+        return int(text)
+
+    return parse

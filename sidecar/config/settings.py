@@ -1,0 +1,298 @@
+"""
+Settings: the one place that reads the environment.
+
+Sources, later wins: default, `.env`, process environment, flag
+(`ENV_FILE_OVERRIDES=true` lets `.env` beat the environment). Every name also works
+as `MLX_SERVER_<NAME>`. A bad value stops the start with the variable and its range.
+
+The sections are one table: `--help`, `.env.example` and `docs/settings.md` are made
+from it (tools/write_settings.py).
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dotenv import dotenv_values
+
+from sidecar.config.sources import load_section, order_sources, setting
+from sidecar.config.values import (
+    boolean,
+    choice,
+    integer,
+    number,
+    place,
+    plain,
+    policy,
+    size,
+    words,
+)
+
+_OWN = "the model's own generation_config.json"
+
+
+# fmt: off
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The model"""
+
+    path: str | None = setting(None, "MODEL_PATH", place,
+        "Hugging Face id of an MLX model, or a folder.",
+        "MLX_SERVER_DEFAULT_MODEL", shown="the built-in model")
+    family: str | None = setting(None, "MODEL_FAMILY",
+        choice("qwen3", "glm4", "generic", also=("qwen", "qen3", "glm", "glm-4")),
+        "The model's prompt format.", shown="found from the model")
+    proxy_model_id: str | None = setting(None, "PROXY_MODEL_ID", plain,
+        "The name that clients use for the model, besides `local`.",
+        shown="openai/ and MODEL_PATH")
+    trust_remote_code: bool = setting(False, "TRUST_REMOTE_CODE", boolean,
+        "Whether a model's folder may bring code that is run.")
+    load_wait_s: float = setting(30.0, "LOAD_WAIT_SECONDS", number(0, 3600),
+        "How long a request waits for a model that is being loaded; then 503.")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The sidecar's port, who may come in, times and limits of requests"""
+
+    host: str = setting("127.0.0.1", "MLX_HOST", plain,
+        "Where the sidecar listens; beyond this machine it needs MLX_API_KEY.",
+        "MLX_SERVER_HOST")
+    port: int = setting(8080, "MLX_PORT", integer(0, 65535),
+        "The sidecar's port; 0: any free one.", "MLX_SERVER_PORT")
+    api_key: str | None = setting(None, "MLX_API_KEY", plain,
+        "The key that clients send to the sidecar; LiteLLM sends it by itself.",
+        "MLX_SERVER_API_KEY", shown="none")
+    admin_token: str | None = setting(None, "ADMIN_TOKEN", plain,
+        "A key for /admin alone.", "MLX_SERVER_ADMIN_TOKEN",
+        shown="/admin is open to this machine alone")
+    cors_allow_origins: tuple[str, ...] = setting((), "CORS_ALLOW_ORIGINS", words,
+        "Origins of web pages that are let in, on both ports.", shown="none")
+    allowed_hosts: tuple[str, ...] = setting((), "ALLOWED_HOSTS", words,
+        "Host names that are let in, on both ports.", shown="this machine's own")
+    max_body_mb: int = setting(64, "MAX_BODY_MB", integer(1, 4096),
+        "Largest body; it holds at most a million JSON values, on LiteLLM's port a "
+        "quarter of that.")
+    max_connections: int = setting(128, "MAX_CONNECTIONS", integer(1, 65536),
+        "Most connections; beyond, the one that is idle longest is closed.")
+    keepalive_s: float = setting(15.0, "KEEPALIVE_SECONDS", number(0.1, 3600),
+        "Longest silence of a stream: then a comment is sent.")
+    timeout_chat_s: float = setting(900.0, "TIMEOUT_CHAT_SECONDS", number(1, 86400),
+        "How long a chat request may take in all.")
+    timeout_completions_s: float = setting(
+        600.0, "TIMEOUT_COMPLETIONS_SECONDS", number(1, 86400),
+        "How long a raw completion may take in all.")
+    drain_timeout_s: float = setting(30.0, "DRAIN_TIMEOUT_SECONDS", number(0, 3600),
+        "How long running answers may go on after Ctrl-C.")
+    metrics_enabled: bool = setting(True, "METRICS_ENABLED", boolean,
+        "Whether /metrics answers.")
+    # From the launcher alone: see server/gate.proof.
+    instance_secret: str | None = setting(None, "MLX_INSTANCE_SECRET", plain, "")
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherConfig:
+    """LiteLLM and its launcher (read by those, not by the sidecar)"""
+
+    host: str = setting("127.0.0.1", "PROXY_HOST", plain,
+        "Where LiteLLM listens; beyond this machine a LITELLM_MASTER_KEY is made.")
+    port: int = setting(4000, "PROXY_PORT", integer(1, 65535), "LiteLLM's port.")
+    master_key: str | None = setting(None, "LITELLM_MASTER_KEY", plain,
+        "The key that clients send to LiteLLM.", shown="none")
+    startup_wait_s: float = setting(2.0, "PROXY_STARTUP_WAIT_SECONDS", number(0, 86400),
+        "The least time that LiteLLM is given to start.")
+    request_timeout_s: float = setting(
+        1200.0, "PROXY_REQUEST_TIMEOUT_SECONDS", number(1, 86400),
+        "The longest silence of the sidecar that LiteLLM bears.")
+    env_file_overrides: bool = setting(False, "ENV_FILE_OVERRIDES", boolean,
+        "Whether .env beats the process environment.")
+    cache_home: str | None = setting(None, "MLX_CACHE_HOME", place,
+        "Files that outlive a run.", shown="~/.cache/litellm-mlx")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """What a request does not say"""
+
+    temperature: float | None = setting(None, "DEFAULT_TEMPERATURE", number(0, 5),
+        "Temperature; 0 is greedy.", shown=_OWN)
+    top_p: float | None = setting(None, "DEFAULT_TOP_P", number(0, 1),
+        "Keep the likeliest tokens of that much probability.", shown=_OWN)
+    top_k: int | None = setting(None, "DEFAULT_TOP_K", integer(-1, 1 << 20),
+        "Keep that many of the likeliest tokens; 0 or -1: all.", shown=_OWN)
+    min_p: float | None = setting(None, "DEFAULT_MIN_P", number(0, 1),
+        "Drop tokens below that share of the likeliest one's probability.", shown=_OWN)
+    repetition_penalty: float | None = setting(
+        None, "DEFAULT_REPETITION_PENALTY", number(0.01, 10),
+        "Above 1 makes what was said lately less likely.", shown=_OWN)
+    repetition_context_size: int = setting(
+        256, "DEFAULT_REPETITION_CONTEXT_SIZE", integer(1, 1 << 20),
+        "Tokens that a repetition penalty looks back on.")
+    thinking: bool = setting(True, "DEFAULT_THINKING", boolean,
+        "Whether models reason.", "DEFAULT_ENABLE_THINKING")
+    preserve_thinking: bool = setting(True, "PRESERVE_THINKING", boolean,
+        "Whether past reasoning stays in the prompt.")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Memory and speed"""
+
+    max_process_bytes: int | None = setting(None, "MAX_PROCESS_MEMORY", size,
+        "Memory of the process; what cannot fit is refused before it is computed.",
+        shown="the device's memory (RAM, or a CUDA card's) less 8 GB")
+    max_cache_gb: float = setting(8.0, "MAX_CACHE_SIZE_GB", number(0, 4096),
+        "What MLX keeps of freed memory.", "MLX_SERVER_MAX_CACHE_SIZE_GB")
+    max_kv_size: int = setting(196608, "MAX_KV_SIZE", integer(16, 1 << 24),
+        "Most tokens of context, if the model has as many.")
+    default_max_tokens: int | None = setting(
+        None, "DEFAULT_MAX_TOKENS", integer(1, 1 << 24),
+        "Longest answer where a request does not say.",
+        shown="the context that is left, at most 32768")
+    prefill_step_size: int = setting(2048, "PREFILL_STEP_SIZE", integer(16, 65536),
+        "Largest prefill chunk.")
+    decode_stall_ms: int = setting(500, "DECODE_STALL_TARGET_MS", integer(10, 60000),
+        "Longest pause that a chunk may cause to running streams.")
+    enable_batching: bool = setting(True, "ENABLE_BATCHING", boolean,
+        "Whether sequences are decoded together.")
+    batch_max_size: int = setting(8, "BATCH_MAX_SIZE", integer(1, 256),
+        "Most sequences decoded together.", "MLX_SERVER_BATCH_MAX_BATCH_SIZE")
+    max_concurrent: int = setting(8, "MAX_CONCURRENT_REQUESTS", integer(1, 1024),
+        "Answers at once.")
+    max_queued: int = setting(64, "MAX_QUEUED_REQUESTS", integer(0, 65536),
+        "Requests that may wait; one more gets 429 with Retry-After.")
+    queue_timeout_s: float = setting(600.0, "QUEUE_TIMEOUT_SECONDS", number(0.1, 86400),
+        "How long they wait; then 429.")
+    watchdog_s: float = setting(600.0, "GENERATION_WATCHDOG_SECONDS", number(0, 86400),
+        "An answer without progress ends with `length` after these. 0: never.")
+    deadline_s: float = setting(
+        3600.0, "GENERATION_DEADLINE_SECONDS", number(0, 604800),
+        "Any answer ends with `length` after these. 0: never.")
+    checkpoint_gap: int = setting(
+        512, "SNAPSHOT_BOUNDARY_MIN_GAP_TOKENS", integer(16, 1 << 20),
+        "Tokens between two kept states of models whose KV cannot be cut.")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Reuse of what was computed"""
+
+    max_bytes: int | None = setting(None, "PROMPT_CACHE_MAX_BYTES", size,
+        "KV kept, e.g. 8GB.", shown="a quarter of the device's memory")
+    max_entries: int = setting(24, "PROMPT_CACHE_MAX_ENTRIES_GLOBAL", integer(1, 65536),
+        "Conversations kept.", "PROMPT_CACHE_MAX_SIZE")
+    ttl_s: float = setting(1800.0, "PROMPT_CACHE_TTL_SECONDS", number(0, 1e9),
+        "Idle seconds after which KV is dropped. 0: never.")
+    session_idle_s: float = setting(
+        1800.0, "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS", number(0, 1e9),
+        "Idle seconds after which a session is forgotten. 0: never.")
+    share_between_keys: bool = setting(False, "CACHE_SHARE_BETWEEN_KEYS", boolean,
+        "API keys reuse each other's KV, and can find out what another one asked.")
+    pinning: bool = setting(True, "CACHE_PINNING", boolean,
+        "Volatile values may stay where an earlier prompt has them, the new one"
+        " being said at the end; false: prompts are as they were sent.")
+    splice: bool = setting(True, "CACHE_SPLICE", boolean,
+        "Past turns are put back in the model's own words.")
+    canonicalize: bool = setting(True, "CACHE_CANONICALIZE_TOOL_CONTEXT", boolean,
+        "Prompts are compared with their volatile values left out.")
+    pin_policy: dict[str, str] = setting({}, "CACHE_PIN_POLICY", policy,
+        "What is done with volatile values, by their kind.")
+    rules_file: str | None = setting(None, "CACHE_RULES_FILE", place,
+        "TOML with rules of your own for volatile values.", shown="none")
+    pin_min_gain: int = setting(64, "CACHE_PIN_MIN_GAIN", integer(1, 1 << 20),
+        "Tokens that a pin must gain.")
+    selftest: str = setting("on_load", "CACHE_SELFTEST", choice("on_load", "off"),
+        "Whether a model proves at load that reuse changes nothing.")
+    verify: bool = setting(False, "CACHE_VERIFY", boolean,
+        "Whether each hit is proved anew.")
+    use_block_index: bool = setting(True, "CACHE_USE_BLOCK_INDEX", boolean,
+        "Whether earlier prompts are found by an index; false: all are "
+        "searched, with the same result.")
+    kv_bits: str = setting("OFF", "KV_BITS", choice("OFF", "4", "8"),
+        "KV in 8 or 4 bits, live and stored: longer contexts, a little less "
+        "exact, and such sequences decode one by one.")
+    kv_group_size: str = setting("64", "KV_GROUP_SIZE", choice("32", "64", "128"),
+        "KV values that share a scale.")
+    kv_scheme: str = setting("uniform", "KV_QUANT_SCHEME", choice("uniform"),
+        "How those are rounded.")
+    quantized_kv_start: int = setting(5000, "QUANTIZED_KV_START", integer(0, 1 << 24),
+        "Tokens from which a sequence's KV is in those bits.")
+    checkpoints_per_session: int = setting(
+        0, "SNAPSHOT_STORE_MAX_ENTRIES_PER_SESSION", integer(0, 65536),
+        "States kept of one session, for models whose KV cannot be cut. 0: no "
+        "limit of its own.")
+    checkpoints_in_all: int = setting(
+        64, "SNAPSHOT_STORE_MAX_ENTRIES_GLOBAL", integer(1, 65536),
+        "States kept of all sessions.")
+    healing_entries: int = setting(
+        2000, "HEALING_STORE_MAX_ENTRIES", integer(1, 1 << 20),
+        "Turns in the model's own words, kept to be put back.")
+    healing_bytes: int = setting(64 << 20, "HEALING_STORE_MAX_BYTES", size,
+        "Bytes of those turns.")
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """Logs"""
+
+    level: str = setting(
+        "INFO", "LOG_LEVEL", choice("DEBUG", "INFO", "WARNING", "ERROR"),
+        "What is told in the terminal.")
+    requests: bool = setting(True, "ENABLE_REQUEST_LOGGING", boolean,
+        "Whether each session has a log file.")
+    content: bool = setting(True, "LOG_CONTENT", boolean,
+        "Whether those files hold prompts and answers; false: numbers only.")
+    root: str = setting("logs", "LOG_ROOT", place,
+        "The folder of those files, beside .env.")
+    max_mb: int = setting(2048, "LOG_MAX_MB", integer(1, 1_000_000),
+        "Size of all those files together; beyond, the oldest are removed.")
+    retention_days: float = setting(14.0, "LOG_RETENTION_DAYS", number(0, 3650),
+        "Days after which a file that was not written to is removed. 0: never.")
+
+
+# fmt: on
+
+# All that people set, in the order in which they read it.
+SECTIONS = (
+    ModelConfig, ServerConfig, LauncherConfig, GenerationConfig, EngineConfig,
+    CacheConfig, LogConfig,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All sections; each part of the program receives only its own."""
+
+    server: ServerConfig = ServerConfig()
+    model: ModelConfig = ModelConfig()
+    generation: GenerationConfig = GenerationConfig()
+    engine: EngineConfig = EngineConfig()
+    cache: CacheConfig = CacheConfig()
+    log: LogConfig = LogConfig()
+
+
+def load_config(
+    flags: Mapping[str, str], env_file: Path, environ: Mapping[str, str] | None = None
+) -> Config:
+    """
+    Build the configuration.
+
+    Args:
+        flags: variable name -> text, from the command line; these win.
+        env_file: the `.env` file; it need not exist.
+        environ: the process environment, or a stand-in.
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+    env = os.environ if environ is None else environ  # noqa: TID251
+    sources = order_sources(flags, dotenv_values(env_file), env)
+    sections: dict[str, Any] = {
+        section.name: load_section(type(section.default), sources)
+        for section in dataclasses.fields(Config)
+    }
+    return Config(**sections)

@@ -1,0 +1,142 @@
+"""The fields that a chat and a raw completion share."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from sidecar.core.errors import BadRequest, ValidationFailed
+from sidecar.core.requests import ClientInfo, GenerationOptions, SamplingParams
+from sidecar.dialects.fields import Fields
+
+_MOST_STOPS = 64
+_MOST_STOP_CHARS = 1024
+_MOST_TOKENS = 1 << 31
+_MOST_BIASES = 4096
+
+
+def read_options(fields: Fields, top_logprobs: int | None) -> GenerationOptions:
+    """Sampling, length, stops and number of answers."""
+    max_tokens = fields.integer("max_completion_tokens", 1, _MOST_TOKENS)
+    if max_tokens is None:
+        max_tokens = fields.integer("max_tokens", 1, _MOST_TOKENS)
+    return GenerationOptions(
+        sampling=_sampling(fields),
+        max_tokens=max_tokens,
+        stop=_stop(fields),
+        n=fields.integer("n", 1, 128) or 1,
+        top_logprobs=top_logprobs,
+        max_ttft_s=fields.number("mlx_max_ttft_s", 0.001, 86400),
+    )
+
+
+def read_client(body: dict[str, Any], user_agent: str | None) -> ClientInfo:
+    """Who asks: the session id by any of its names, the program."""
+    private = body.get("x_mlx")
+    private = private if isinstance(private, dict) else {}
+    agent = private.get("user_agent") or user_agent
+    key = private.get("key")
+    parents: dict[str, str] = {}  # each once, with the field of the highest rank
+    for field, parent in _named(body, _PARENTS):
+        parents.setdefault(parent, field)
+    branch_source, branch = next(_named(body, _BRANCHES), (None, None))
+    source, session = next(_sessions(body, private), (None, None))
+    return ClientInfo(
+        session,
+        str(agent) if agent else None,
+        key if isinstance(key, str) and key else None,
+        source,
+        tuple(parents)[:_MOST_PARENTS],
+        branch,
+        tuple(parents.values())[:_MOST_PARENTS],
+        branch_source,
+        is_key_checked=private.get("key_checked") is True,
+    )
+
+
+_SESSIONS = (
+    "session_id", "conversation_id", "thread_id", "chat_id", "conversation", "session",
+)  # fmt: skip
+_PARENTS = (
+    "parent_session_id", "parent_id", "source_session_id", "origin_session_id",
+)  # fmt: skip
+_BRANCHES = ("branch_id", "branch", "subsession_id", "subagent_id")
+_MOST_PARENTS = 8
+
+
+def _sessions(
+    body: dict[str, Any], private: dict[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Fields that name the session and what they say, by rank."""
+    yield from _named(body, _SESSIONS)
+    value = private.get("session")
+    if isinstance(value, str) and value:
+        yield "x_mlx.session", value
+
+
+def _named(body: dict[str, Any], names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Fields and ids under some names, by the rank of their places."""
+    places = {"body": body, **{k: body.get(k) for k in ("metadata", "extra_body")}}
+    for prefix, place in places.items():
+        if not isinstance(place, dict):
+            continue
+        for name in names:
+            value = place.get(name)
+            if isinstance(value, (str, int)) and str(value):
+                yield f"{prefix}.{name}", str(value)
+
+
+def _sampling(fields: Fields) -> SamplingParams:
+    return SamplingParams(
+        temperature=fields.number("temperature", 0, 100),
+        top_p=fields.number("top_p", 0, 1),
+        top_k=fields.integer("top_k", -1, _MOST_TOKENS),
+        min_p=fields.number("min_p", 0, 1),
+        repetition_penalty=fields.number("repetition_penalty", 0.01, 100),
+        repetition_context_size=fields.integer(
+            "repetition_context_size", 1, _MOST_TOKENS
+        ),
+        presence_penalty=fields.number("presence_penalty", -100, 100) or 0.0,
+        frequency_penalty=fields.number("frequency_penalty", -100, 100) or 0.0,
+        logit_bias=_logit_bias(fields),
+        seed=fields.integer("seed", -(1 << 63), (1 << 64) - 1),
+    )
+
+
+def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
+    biases = fields.object("logit_bias") or {}
+    if len(biases) > _MOST_BIASES:
+        raise ValidationFailed(
+            f"logit_bias must have at most {_MOST_BIASES} entries", param="logit_bias"
+        )
+    read = Fields(biases, "logit_bias")
+    pairs = []
+    for key in biases:
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise BadRequest(
+                f"logit_bias keys must be token ids, got {key[:20]!r}",
+                param="logit_bias",
+            )
+        pairs.append((int(key), read.number(key, -100, 100) or 0.0))
+    return tuple(pairs)
+
+
+def _stop(fields: Fields) -> tuple[str, ...]:
+    value = fields.raw("stop")
+    if value is None:
+        return ()
+    path = fields.path("stop")
+    stops = [value] if isinstance(value, str) else fields.items("stop")
+    if len(stops) > _MOST_STOPS:
+        raise ValidationFailed(
+            f"{path} must have at most {_MOST_STOPS} entries", param=path
+        )
+    for index, stop in enumerate(stops):
+        if not isinstance(stop, str):
+            raise BadRequest(
+                f"{path}[{index}] must be a string", param=f"{path}[{index}]"
+            )
+        if len(stop) > _MOST_STOP_CHARS:
+            raise ValidationFailed(
+                f"{path}[{index}] must have at most {_MOST_STOP_CHARS} characters",
+                param=f"{path}[{index}]",
+            )
+    return tuple(stop for stop in stops if stop)

@@ -1,0 +1,198 @@
+"""OpenAI chat completions: request in, whole response out."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sidecar.core.errors import BadRequest
+from sidecar.core.events import (
+    ChoiceFinished,
+    Event,
+    Finished,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
+from sidecar.core.requests import ChatRequest, ToolCall
+from sidecar.dialects.fields import Fields
+from sidecar.dialects.generation_fields import read_client, read_options
+from sidecar.dialects.openai_chat.messages import (
+    read_messages,
+    read_tool_choice,
+    read_tools,
+)
+from sidecar.dialects.reasoning_options import read_thinking
+
+# Arguments of the template call itself; a client may set only the template's own.
+_RESERVED_KWARGS = frozenset(
+    (
+        "messages", "conversation", "tools", "documents", "chat_template", "tokenize",
+        "return_dict", "add_generation_prompt", "continue_final_message", "padding",
+        "truncation", "max_length", "return_tensors", "tokenizer_kwargs",
+        "return_assistant_tokens_mask",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """How a response is delivered."""
+
+    stream: bool
+    include_usage: bool
+    is_plugin: bool  # the LiteLLM plugin: comments do not pass through LiteLLM
+
+
+def parse_chat(
+    body: Any, request_id: str, user_agent: str | None
+) -> tuple[ChatRequest, StreamOptions]:
+    """
+    Check a request body.
+
+    Raises:
+        BadRequest, ValidationFailed: naming the field.
+    """
+    fields = Fields(body)
+    tools = read_tools(fields)
+    kwargs = fields.printable_object("chat_template_kwargs") or {}
+    bad = sorted(_RESERVED_KWARGS.intersection(kwargs))
+    if bad:
+        raise BadRequest(
+            f"chat_template_kwargs must not set {', '.join(bad)}",
+            param="chat_template_kwargs",
+        )
+    how = read_stream_options(fields)
+    request = ChatRequest(
+        request_id=request_id,
+        model=fields.text("model") or "",
+        messages=read_messages(fields),
+        tools=tools,
+        tool_choice=read_tool_choice(fields, tools),
+        thinking=read_thinking(body),
+        template_kwargs={k: v for k, v in kwargs.items() if k != "enable_thinking"},
+        options=read_options(fields, _top_logprobs(fields)),
+        client=read_client(body, user_agent),
+        is_streamed=how.stream,
+    )
+    return request, how
+
+
+def read_stream_options(fields: Fields) -> StreamOptions:
+    """`stream`, `stream_options.include_usage`, and whether the plugin asks."""
+    options = Fields(fields.object("stream_options") or {}, "stream_options")
+    is_plugin = fields.raw("x_mlx") is not None
+    return StreamOptions(
+        stream=fields.boolean("stream", False),
+        include_usage=is_plugin or options.boolean("include_usage", False),
+        is_plugin=is_plugin,
+    )
+
+
+def _top_logprobs(fields: Fields) -> int | None:
+    wanted = fields.boolean("logprobs", False)
+    top = fields.integer("top_logprobs", 0, 20)
+    return (top or 0) if wanted or top else None
+
+
+@dataclass(slots=True)
+class _Answer:
+    reasoning: list[str] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str = "stop"
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, ReasoningDelta):
+            self.reasoning.append(event.text)
+            self.logprobs += event.logprobs
+        elif isinstance(event, TextDelta):
+            self.text.append(event.text)
+            self.logprobs += event.logprobs
+        elif isinstance(event, ToolCallDelta):
+            self.calls.append(event.call)
+        elif isinstance(event, ChoiceFinished):
+            self.finish_reason = event.reason
+
+
+def format_chat(events: Sequence[Event], model: str, n: int) -> dict[str, Any]:
+    """The `chat.completion` object of a finished generation."""
+    answers = [_Answer() for _ in range(n)]
+    usage = None
+    for event in events:
+        if isinstance(event, Finished):
+            usage = usage_dict(event.usage)
+        elif not hasattr(event, "choice"):
+            continue
+        else:
+            answers[event.choice].take(event)
+    return {
+        "id": new_id("chatcmpl-"),
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [_choice(i, answer) for i, answer in enumerate(answers)],
+        "usage": usage,
+    }
+
+
+def _choice(index: int, answer: _Answer) -> dict[str, Any]:
+    text: str | None = "".join(answer.text)
+    if not text and answer.calls:
+        text = None  # an empty text would be told as a part of its own
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if answer.reasoning:
+        message["reasoning_content"] = "".join(answer.reasoning)
+    if answer.calls:
+        message["tool_calls"] = [call_dict(call) for call in answer.calls]
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": logprobs_dict(answer.logprobs),
+        "finish_reason": answer.finish_reason,
+    }
+
+
+def new_id(prefix: str) -> str:
+    """A random id of 24 hex digits."""
+    return prefix + secrets.token_hex(12)
+
+
+def call_dict(call: ToolCall) -> dict[str, Any]:
+    """A tool call in OpenAI's form."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def usage_dict(usage: Usage) -> dict[str, Any]:
+    """Token counts in OpenAI's form."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def logprobs_dict(logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    """Log-probabilities in OpenAI's chat form; None if there are none."""
+    if not logprobs:
+        return None
+    return {
+        "content": [
+            {
+                **_token(item.token, item.logprob),
+                "top_logprobs": [_token(text, value) for text, _, value in item.top],
+            }
+            for item in logprobs
+        ]
+    }
+
+
+def _token(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

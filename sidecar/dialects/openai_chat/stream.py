@@ -1,0 +1,140 @@
+"""Events -> OpenAI's event stream: role, deltas, usage, finish, `[DONE]`."""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import orjson
+
+from sidecar.core.errors import SidecarError
+from sidecar.core.events import (
+    ChoiceFinished,
+    Event,
+    Finished,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
+from sidecar.dialects.openai_chat.request import (
+    call_dict,
+    logprobs_dict,
+    new_id,
+    usage_dict,
+)
+from sidecar.dialects.problem import error_object
+
+Frame = dict[str, Any]
+_DONE = b"data: [DONE]\n\n"
+_COMMENT = b": keepalive\n\n"
+
+
+class Chunks(Protocol):
+    """The chunks of one response, in OpenAI's chat or completion form."""
+
+    def opening(self) -> Iterator[Frame]:
+        """What comes before the first event."""
+
+    def frames_of(self, event: Event) -> Iterator[Frame]:
+        """What an event comes to."""
+
+
+class OpenAIStream:
+    """
+    Encodes chunks as server-sent events; a StreamEncoder.
+
+    Args:
+        keepalive: chunk to send after a long silence; None for a comment.
+    """
+
+    def __init__(self, chunks: Chunks, keepalive: Frame | None = None) -> None:
+        self._chunks = chunks
+        self._ping = _COMMENT if keepalive is None else _data(keepalive)
+
+    def started(self, usage: Usage) -> bytes:
+        """The role chunks."""
+        return _all(self._chunks.opening())
+
+    def event(self, event: Event) -> bytes:
+        """An event's chunks."""
+        done = _DONE if isinstance(event, Finished) else b""
+        return _all(self._chunks.frames_of(event)) + done
+
+    def ping(self) -> bytes:
+        """A comment, or a chunk that says nothing."""
+        return self._ping
+
+    def failed(self, error: SidecarError) -> bytes:
+        """The error, and no `[DONE]`."""
+        return _data({"error": error_object(error)})
+
+
+def _all(frames: Iterable[Frame]) -> bytes:
+    return b"".join(map(_data, frames))
+
+
+def _data(value: Frame) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+class ChatChunks:
+    """
+    Makes the chunks of one response, all with one id.
+
+    The finish chunks come last, after the usage chunk: LiteLLM throws away what
+    follows a finish reason, and OpenAI's own clients do not mind the order.
+    """
+
+    def __init__(self, model: str, n: int, *, include_usage: bool) -> None:
+        self._base = {
+            "id": new_id("chatcmpl-"),
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._n = n
+        self._include_usage = include_usage
+        self._finishes: list[Frame] = []
+
+    @property
+    def keepalive(self) -> Frame:
+        """A chunk that says nothing, for a silent time."""
+        return self._chunk(0, {})
+
+    def opening(self) -> Iterator[Frame]:
+        """The role of each choice."""
+        for index in range(self._n):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+
+    def frames_of(self, event: Event) -> Iterator[Frame]:
+        """The chunks of an event; the finish reasons wait for the usage."""
+        if isinstance(event, ReasoningDelta):
+            yield self._chunk(
+                event.choice, {"reasoning_content": event.text}, event.logprobs
+            )
+        elif isinstance(event, TextDelta):
+            yield self._chunk(event.choice, {"content": event.text}, event.logprobs)
+        elif isinstance(event, ToolCallDelta):
+            call = {"index": event.index, **call_dict(event.call)}
+            yield self._chunk(event.choice, {"tool_calls": [call]})
+        elif isinstance(event, ChoiceFinished):
+            self._finishes.append(self._chunk(event.choice, {}, reason=event.reason))
+        elif isinstance(event, Finished):
+            if self._include_usage:
+                yield {**self._base, "choices": [], "usage": usage_dict(event.usage)}
+            yield from self._finishes
+
+    def _chunk(
+        self,
+        choice: int,
+        delta: dict[str, Any],
+        logprobs: Any = (),
+        reason: str | None = None,
+    ) -> Frame:
+        entry = {
+            "index": choice,
+            "delta": delta,
+            "logprobs": logprobs_dict(logprobs),
+            "finish_reason": reason,
+        }
+        return {**self._base, "choices": [entry]}

@@ -1,0 +1,157 @@
+"""OpenAI's legacy completions: a raw prompt, no template, no tools."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sidecar.core.errors import BadRequest
+from sidecar.core.events import ChoiceFinished, Event, Finished, TextDelta, TokenLogprob
+from sidecar.core.requests import CompletionRequest
+from sidecar.dialects.fields import Fields
+from sidecar.dialects.generation_fields import read_client, read_options
+from sidecar.dialects.openai_chat.request import (
+    StreamOptions,
+    new_id,
+    read_stream_options,
+    usage_dict,
+)
+
+Frame = dict[str, Any]
+
+
+def parse_completion(
+    body: Any, request_id: str, user_agent: str | None
+) -> tuple[CompletionRequest, StreamOptions]:
+    """
+    Check a request body.
+
+    Raises:
+        BadRequest, ValidationFailed: naming the field.
+    """
+    fields = Fields(body)
+    request = CompletionRequest(
+        request_id=request_id,
+        model=fields.text("model") or "",
+        prompts=_prompts(fields),
+        echo=fields.boolean("echo", False),
+        options=read_options(fields, fields.integer("logprobs", 0, 20)),
+        client=read_client(body, user_agent),
+    )
+    return request, read_stream_options(fields)
+
+
+def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
+    value = fields.raw("prompt")
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and value:
+        if all(_is_id(item) for item in value):
+            return (tuple(value),)
+        if all(isinstance(item, str) for item in value):
+            return tuple(value)
+        if all(
+            isinstance(item, list) and item and all(map(_is_id, item)) for item in value
+        ):
+            return tuple(tuple(item) for item in value)
+    raise BadRequest(
+        "prompt must be a string, a list of strings, or a list of token ids",
+        param="prompt",
+    )
+
+
+def _is_id(value: Any) -> bool:
+    # The tokenizer takes 32 bits; the model's own range is checked where it is known.
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    return is_int and 0 <= value < 1 << 31
+
+
+class CompletionFormat:
+    """
+    Formats one response, whole or in chunks.
+
+    Args:
+        echoes: one text for each choice to begin with, "" for none.
+    """
+
+    def __init__(
+        self, model: str, echoes: Sequence[str], *, include_usage: bool
+    ) -> None:
+        self._base = {
+            "id": new_id("cmpl-"),
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._echoes = echoes
+        self._include_usage = include_usage
+        self._finishes: list[Frame] = []
+
+    def opening(self) -> Iterator[Frame]:
+        """The prompts that are to be echoed."""
+        for index, echo in enumerate(self._echoes):
+            if echo:
+                yield self._chunk(index, echo, (), None)
+
+    def frames_of(self, event: Event) -> Iterator[Frame]:
+        """The chunks of an event; the finish reasons wait for the usage."""
+        if isinstance(event, TextDelta):
+            yield self._chunk(event.choice, event.text, event.logprobs, None)
+        elif isinstance(event, ChoiceFinished):
+            self._finishes.append(self._chunk(event.choice, "", (), event.reason))
+        elif isinstance(event, Finished):
+            if self._include_usage:
+                usage = usage_dict(event.usage)
+                yield {**self._base, "choices": [], "usage": usage}
+            yield from self._finishes
+
+    def whole(self, events: Sequence[Event]) -> Frame:
+        """The `text_completion` object of a finished generation."""
+        n = len(self._echoes)
+        texts = [[echo] for echo in self._echoes]
+        logprobs: list[list[TokenLogprob]] = [[] for _ in range(n)]
+        reasons = ["stop"] * n
+        usage = None
+        for event in events:
+            if isinstance(event, TextDelta):
+                texts[event.choice].append(event.text)
+                logprobs[event.choice] += event.logprobs
+            elif isinstance(event, ChoiceFinished):
+                reasons[event.choice] = event.reason
+            elif isinstance(event, Finished):
+                usage = usage_dict(event.usage)
+        choices = [
+            _choice(i, "".join(texts[i]), logprobs[i], reasons[i]) for i in range(n)
+        ]
+        return {**self._base, "choices": choices, "usage": usage}
+
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        logprobs: Sequence[TokenLogprob],
+        reason: str | None,
+    ) -> Frame:
+        return {**self._base, "choices": [_choice(index, text, logprobs, reason)]}
+
+
+def _choice(
+    index: int, text: str, logprobs: Sequence[TokenLogprob], reason: str | None
+) -> Frame:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": _legacy_logprobs(logprobs),
+        "finish_reason": reason,
+    }
+
+
+def _legacy_logprobs(logprobs: Sequence[TokenLogprob]) -> Frame | None:
+    if not logprobs:
+        return None
+    return {
+        "tokens": [item.token for item in logprobs],
+        "token_logprobs": [item.logprob for item in logprobs],
+        "top_logprobs": [
+            {text: value for text, _, value in item.top} for item in logprobs
+        ],
+    }

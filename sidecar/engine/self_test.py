@@ -1,0 +1,114 @@
+"""
+Warm equals cold, proved on the user's machine at load (docs/reuse.md s8).
+
+Each way in which the store hands out KV, and the batch, is run against a computation
+of the same ids that uses neither (engine/selftest_runs). What has not passed is not
+used; what does not fit into the time of a load is proved between the first requests.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import mlx.core as mx
+
+from sidecar.engine.loader import LoadedModel
+from sidecar.engine.self_test_runs import Difference, Runs
+
+logger = logging.getLogger(__name__)
+
+LOAD_S = 20.0  # what of a load the self-test may take
+_PATIENCE_S = 10.0  # how long running requests may put off the next test
+
+
+@dataclass(frozen=True, slots=True)
+class PathResult:
+    """
+    One way of reuse and how its test went.
+
+    Args:
+        difference: what it changed; infinite if the test itself broke.
+    """
+
+    name: str
+    outcome: Literal["ok", "failed"]
+    difference: Difference
+
+
+class SelfTest:
+    """The tests of one model, done one by one; GPU thread only."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._left = Runs(model).paths()
+        self.results: list[PathResult] = []
+
+    @property
+    def pending(self) -> list[str]:
+        """Names of the ways that have not been tried."""
+        return [name for name, _ in self._left]
+
+    def advance(self) -> PathResult:
+        """Run the next test."""
+        name, run = self._left.pop(0)
+        try:
+            difference = run()
+        except Exception:
+            logger.exception("selftest path failed name=%s", name)
+            difference = Difference(math.inf, math.inf, 0.0)
+        outcome: Literal["ok", "failed"] = "ok" if difference.is_allowed else "failed"
+        result = PathResult(name, outcome, difference)
+        self.results.append(result)
+        mx.clear_cache()
+        logger.log(
+            logging.INFO if outcome == "ok" else logging.WARNING,
+            "tested reuse path=%s outcome=%s %s", name, outcome, difference,
+        )  # fmt: skip
+        return result
+
+
+def run_selftest(model: LoadedModel) -> list[PathResult]:
+    """Try every way, however long it takes; GPU thread only."""
+    test = SelfTest(model)
+    while test.pending:
+        test.advance()
+    return test.results
+
+
+class Proof:
+    """
+    A GPU-thread worker that proves what was left at the load, then has no more work.
+
+    Args:
+        tell: takes each result. is_idle: whether no request runs.
+    """
+
+    def __init__(
+        self,
+        test: SelfTest,
+        tell: Callable[[PathResult], None],
+        is_idle: Callable[[], bool],
+    ) -> None:
+        self._test = test
+        self._tell = tell
+        self._is_idle = is_idle
+        self._last = time.monotonic()
+
+    def has_work(self) -> bool:
+        """Whether something is left and nobody waits, or has been let go first."""
+        if not self._test.pending:
+            return False
+        return self._is_idle() or time.monotonic() - self._last > _PATIENCE_S
+
+    def step(self) -> None:
+        """The next test."""
+        self._tell(self._test.advance())
+        self._last = time.monotonic()
+
+    def run_for(self, seconds: float) -> None:
+        """Do what can be begun in that time."""
+        started = time.monotonic()
+        while self._test.pending and time.monotonic() - started < seconds:
+            self.step()

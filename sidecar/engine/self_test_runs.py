@@ -1,0 +1,295 @@
+"""
+The self-test's computations: the same ids with reuse and without.
+
+What is restored must be bit for bit what a fresh computation with the same chunk edges
+holds, since a store only moves data. The logits that follow, of the same forced
+tokens, must be equal as well, or, where a kernel is chosen by how a buffer lies in
+memory, no further apart than rounding puts two honest computations of this model on
+this device. A batch has other shapes and therefore other rounding: it is held against
+that noise, its logits and the KV that it leaves.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from sidecar.config.settings import GenerationConfig
+from sidecar.core.prompt import ModelIds
+from sidecar.core.requests import SamplingParams
+from sidecar.engine.array_distance import (
+    kv_distance,
+    logits_distance,
+    rounding_of,
+    states_distance,
+)
+from sidecar.engine.decode_batch import batch_of_one
+from sidecar.engine.job import JobSpec
+from sidecar.engine.length_batches import Lanes
+from sidecar.engine.loader import LoadedModel
+from sidecar.engine.sampling import settle
+from sidecar.kv import kv_layers
+from sidecar.kv.eviction import Limits
+from sidecar.kv.kv_layers import KVLayers
+from sidecar.kv.node import Owner
+from sidecar.kv.prefix_store import PrefixStore
+
+_NUM_TOKENS = 8
+_NOISE_FACTOR = 3.0  # of two computations that differ in all shapes, not in one
+_GREEDY = settle(SamplingParams(temperature=0.0), GenerationConfig(), {})
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """
+    How far a way of reuse is from a computation without it.
+
+    All relative to the spread of what is compared: models differ in scale.
+
+    Args:
+        moved: of KV that was only moved: nothing but 0 will do.
+        computed: of what was computed from it.
+        noise: of two honest computations; None if it was not needed.
+        rounding: of the model's number format, which is always allowed.
+    """
+
+    moved: float
+    computed: float
+    rounding: float
+    noise: float | None = None
+
+    @property
+    def limit(self) -> float:
+        """What `computed` may be."""
+        return _NOISE_FACTOR * (self.noise or 0.0) + self.rounding
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether it is rounding and nothing else."""
+        is_near = math.isfinite(self.computed) and self.computed <= self.limit
+        return self.moved == 0.0 and is_near
+
+    def __str__(self) -> str:
+        noise = "-" if self.noise is None else f"{self.noise:.1e}"
+        return (
+            f"moved={self.moved:.1e} computed={self.computed:.1e} "
+            f"allowed={self.limit:.1e} noise={noise}"
+        )
+
+
+class Runs:
+    """All tests of a model; GPU thread only."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        asked = model.quantization
+        self._quantization = replace(asked, start=0) if asked else None
+        if asked:
+            self._model = replace(model, quantization=self._quantization)
+        size = min(model.vocab_size, 997)
+        self._ids = ModelIds(tuple((7 * i + 3) % size for i in range(160)))
+        self._forced = [(11 * i + 5) % size for i in range(_NUM_TOKENS)]
+        self._noise: float | None = None
+
+    def paths(self) -> list[tuple[str, Callable[[], Difference]]]:
+        """Name and test of each way of reuse."""
+        paths = [
+            ("restore", lambda: self._warm((64,), self._ids[:96])),
+            ("lend", lambda: self._warm((64,), self._ids[:96], lend=True)),
+            ("trim", lambda: self._warm((48, 96), self._ids[:80])),
+            ("branch", self._branch),
+            ("checkpoint", lambda: self._warm((64, 96), self._ids[:120])),
+            ("batch", self._batch),
+        ]
+        return paths[:-1] if self._quantization else paths  # its rows run alone
+
+    def _warm(
+        self, edges: Sequence[int], asked: Sequence[int], *, lend: bool = False
+    ) -> Difference:
+        """
+        Store a prompt, ask for a second one that shares its beginning.
+
+        Args:
+            edges: of the first prompt's chunks; after the first of them they part.
+        """
+        common = edges[0]
+        other = tuple(reversed(self._ids))
+        first = ModelIds((*self._ids[:common], *other[: edges[-1] - common]))
+        store = self._store(lend=lend)
+        self._serve(store, first, edges)
+        return self._compare(store, ModelIds(tuple(asked)), edges[:1])
+
+    def _branch(self) -> Difference:
+        """Two prompts that part in the middle of a stored run, both served."""
+        store = self._store(lend=True)
+        first = ModelIds(self._ids[:96])
+        second = ModelIds((*self._ids[:64], *self._ids[100:130]))
+        found = []
+        for ids in (first, second):
+            self._serve(store, ids, (64, len(ids)))
+        for ids in (first, second):
+            longer = ModelIds((*ids, *self._ids[:5]))
+            found.append(self._compare(store, longer, (64, len(ids))))
+        return max(found, key=lambda d: (d.moved, d.computed))
+
+    def _compare(
+        self, store: PrefixStore, ids: ModelIds, edges: Sequence[int]
+    ) -> Difference:
+        """A prompt restored, against it computed with the same edges."""
+        restored = store.restore(ids)
+        if restored.cached_len != edges[-1]:
+            raise ValueError(f"restored {restored.cached_len}, stored {edges[-1]}")
+        cold = self._model.new_cache()
+        self._compute(cold, ids, 0, edges)
+        moved = max(
+            kv_distance(cold, restored.cache, 0, edges[-1]),
+            states_distance(cold, restored.cache),
+        )
+        rest = (len(ids) - 1,)
+        warm = restored.cache
+        for cache in (cold, warm):
+            self._compute(cache, ids, edges[-1], rest)
+        expected, found = self._say(cold, ids), self._say(warm, ids)
+        computed = logits_distance(expected, found)
+        rounding = rounding_of(expected[0])
+        noise = None if computed == 0.0 else self._measured_noise()
+        return Difference(moved, computed, rounding, noise)
+
+    def _batch(self) -> Difference:
+        """Rows that join and leave beside others give what they give alone."""
+        lengths = (40, 90, 61)
+        prompts = [ModelIds(self._ids[i : i + n]) for i, n in enumerate(lengths)]
+        alone = [Rows(self._model, [self._cold(ids)]) for ids in prompts]
+        together = Rows(self._model, [self._cold(ids) for ids in prompts])
+        together.run(self._forced, joins_after=(0, 2, 3))
+        distances = []
+        for row, lone in enumerate(alone):
+            lone.run(self._forced, joins_after=(0,))
+            distances.append(logits_distance(lone.logits[0], together.logits[row]))
+            end = lengths[row] - 1
+            stored = kv_distance(lone.caches[0], together.caches[row], 0, end)
+            if stored:  # the prompt's KV was only moved from batch to batch
+                return Difference(stored, max(distances), 0.0)
+            distances.append(kv_distance(lone.caches[0], together.caches[row], end))
+        rounding = rounding_of(alone[0].logits[0][0])
+        return Difference(0.0, max(distances), rounding, self._measured_noise())
+
+    def _measured_noise(self) -> float:
+        """How far rounding puts computations apart that are all right."""
+        if self._noise is None:
+            ids, distances = ModelIds(self._ids[:90]), []
+            usual = self._row(ids, (89,))
+            expected, cache = usual.logits[0], usual.caches[0]
+            for edges in ((23, 52, 89), (71, 89)):
+                other = self._row(ids, edges)
+                distances.append(logits_distance(expected, other.logits[0]))
+                distances.append(kv_distance(cache, other.caches[0], 0))
+            at_once = self._filled(ids, (89,))
+            said = mx.array([[ids[-1], *self._forced[:-1]]])
+            logits = self._model.model(said, cache=at_once)
+            rows = [logits[:, i] for i in range(len(self._forced))]
+            distances.append(logits_distance(expected[: len(rows)], rows))
+            distances.append(kv_distance(cache, at_once, 89, 89 + len(rows)))
+            self._noise = max(distances)
+        return self._noise
+
+    def _row(self, ids: ModelIds, edges: Sequence[int]) -> "Rows":
+        row = Rows(self._model, [(ids, self._filled(ids, edges))])
+        row.run(self._forced, joins_after=(0,))
+        return row
+
+    def _store(self, *, lend: bool) -> PrefixStore:
+        limits, new_cache = Limits(1 << 40), self._model.new_cache
+        store = PrefixStore(limits, new_cache, self._quantization)
+        if not lend:
+            store.switch_off("lend")
+        return store
+
+    def _serve(self, store: PrefixStore, ids: ModelIds, edges: Sequence[int]) -> None:
+        """Compute a prompt as a request does: what is stored of it is not."""
+        restored = store.restore(ids)
+        marks = {}
+        start = restored.cached_len
+        for edge in (e for e in edges if e > start):
+            self._compute(restored.cache, ids, start, (edge,))
+            marks[edge] = (2, kv_layers.take_checkpoint(restored.cache))
+            start = edge
+        store.give_back(restored.lease, ids, restored.cache, Owner(), marks)
+
+    def _cold(self, ids: ModelIds) -> tuple[ModelIds, KVLayers]:
+        return ids, self._filled(ids, (len(ids) - 1,))
+
+    def _filled(self, ids: ModelIds, edges: Sequence[int]) -> KVLayers:
+        cache = self._model.new_cache()
+        self._compute(cache, ids, 0, edges)
+        return cache
+
+    def _compute(
+        self, cache: KVLayers, ids: ModelIds, start: int, edges: Sequence[int]
+    ) -> None:
+        """Prefill ids[start:] in chunks, each ended as the engine does."""
+        for edge in edges:
+            if edge <= start:
+                continue
+            self._model.model(mx.array([ids[start:edge]]), cache=cache)
+            if self._quantization:
+                self._quantization.apply(cache)
+            kv_layers.evaluate(cache)
+            start = edge
+
+    def _say(self, cache: KVLayers, ids: ModelIds) -> list[mx.array]:
+        rows = Rows(self._model, [(ids, cache)])
+        rows.run(self._forced, joins_after=(0,))
+        return rows.logits[0]
+
+
+class Rows:
+    """
+    Sequences in the engine's own decode batches, each made to say given tokens.
+
+    Args:
+        sequences: a prompt each, with the caches of all of it but its last token.
+    """
+
+    def __init__(
+        self, model: LoadedModel, sequences: Sequence[tuple[ModelIds, KVLayers]]
+    ) -> None:
+        self._model = model
+        self._sequences = sequences
+        self.logits: list[list[mx.array]] = [[] for _ in sequences]
+        self.caches: list[KVLayers] = [[] for _ in sequences]
+
+    def run(self, forced: Sequence[int], joins_after: Sequence[int]) -> None:
+        """
+        Decode until all have said `forced`, those that joined later a little less.
+
+        Args:
+            joins_after: the step before which each joins, ascending.
+        """
+        lanes, num_steps, waiting = Lanes(self._model), 0, list(joins_after)
+        num_ended = 0
+        while num_ended < len(self._sequences):
+            while waiting and waiting[0] <= num_steps:
+                self._join(lanes, len(joins_after) - len(waiting), forced)
+                waiting.pop(0)
+            for response in lanes.next():
+                if response.finish_reason is not None:
+                    self.caches[response.uid] = response.prompt_cache
+                    num_ended += 1
+            num_steps += 1
+
+    def _join(self, lanes: Lanes, row: int, forced: Sequence[int]) -> None:
+        ids, cache = self._sequences[row]
+        seen = self.logits[row]
+
+        def force(_tokens: mx.array, logits: mx.array) -> mx.array:
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]
+            seen.append(logits)
+            wanted = forced[min(len(seen), len(forced)) - 1]
+            chosen = mx.arange(logits.shape[-1]) == wanted
+            return mx.where(chosen, mx.zeros_like(logits), -mx.inf)
+
+        spec = JobSpec(ids, _GREEDY, len(forced))
+        single = batch_of_one(self._model, row, spec, (0, [force]), cache)
+        lanes.join(row, single, len(ids))

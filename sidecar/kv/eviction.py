@@ -1,0 +1,161 @@
+"""What leaves the tree when it is too large. Pure: decides, does not act."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sidecar.kv.node import Node
+from sidecar.kv.prefix_tree import RadixTree, path_to
+
+ANCHOR_LEN = 2048
+_CHECKPOINT_SHARE = 0.25
+_MESSAGE_END = 3  # see core.prompt.Boundary
+_SUPERSEDED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """
+    Caps of a store.
+
+    Args:
+        max_bytes: KV and checkpoints. max_leaves: conversations.
+        ttl_s: idle seconds, 0 for ever.
+        checkpoints_per_session: 0 for no such cap.
+    """
+
+    max_bytes: int
+    max_leaves: int = 24
+    ttl_s: float = 0.0
+    checkpoints_per_session: int = 0
+    checkpoints_in_all: int = 64
+
+
+def plan_forgetting(tree: RadixTree, limits: Limits) -> list[Node]:
+    """
+    Nodes whose checkpoint goes: beyond its share of the budget or the caps.
+
+    The least worthy first. The first and the last of each path stay longest, unless
+    the conversation went on from before its end. Of the others those of a session
+    that is no longer used go before those of one that is, and within a session they
+    go by rank, then what saves the fewest tokens.
+    """
+    holders = [node for node in tree.nodes() if node.checkpoint is not None]
+    ranks = _ranks_now(holders)
+    used: dict[str, float] = {}
+    for node in holders:
+        used[node.session] = max(node.touched, used.get(node.session, 0.0))
+    holders.sort(
+        key=lambda node: (
+            used[node.session] if ranks[node] else math.inf,
+            -ranks[node], not node.is_guest,
+            _saving(node) if ranks[node] else 0, node.touched, node.end,
+        )
+    )  # fmt: skip
+    room = int(limits.max_bytes * _CHECKPOINT_SHARE)
+    most_per_session = limits.checkpoints_per_session or len(holders)
+    total = sum(node.checkpoint_bytes for node in holders)
+    per_session = Counter(node.session for node in holders)
+    going, num_left = [], len(holders)
+    for node in holders:
+        if (
+            total <= room
+            and num_left <= limits.checkpoints_in_all
+            and per_session[node.session] <= most_per_session
+        ):
+            continue
+        going.append(node)
+        total -= node.checkpoint_bytes
+        num_left -= 1
+        per_session[node.session] -= 1
+    return going
+
+
+def _saving(holder: Node) -> int:
+    """Tokens that would be computed again without its checkpoint."""
+    before = [node.end for node in path_to(holder)[:-1] if node.checkpoint is not None]
+    return holder.end - max(before, default=0)
+
+
+def _ranks_now(holders: Sequence[Node]) -> dict[Node, int]:
+    """
+    What checkpoints are worth now that their conversations went on.
+
+    The last one of a path is where its next turn begins, and worth most. One before an
+    older user message than the last is an ordinary message end.
+    """
+    continued: set[Node] = set()
+    history: set[Node] = set()
+    for holder in holders:
+        ancestors = set(path_to(holder)[:-1])
+        continued |= ancestors
+        if holder.checkpoint_rank == 1:
+            history |= ancestors
+    ranks = {}
+    for node in holders:
+        rank = node.checkpoint_rank
+        if node.is_superseded:
+            rank = _SUPERSEDED
+        elif node not in continued:
+            rank = 0
+        elif node in history and rank:
+            rank = max(rank, _MESSAGE_END)
+        ranks[node] = rank
+    return ranks
+
+
+def expires_in(tree: RadixTree, limits: Limits) -> float:
+    """
+    Seconds in which surely nothing expires; 0: something has, infinite: it never does.
+
+    What is in use or comes later has all of its time before it.
+    """
+    if not limits.ttl_s:
+        return math.inf
+    now = time.monotonic()
+    oldest = min((node.touched for node in _free_leaves(tree)), default=now)
+    return max(0.0, oldest + limits.ttl_s - now)
+
+
+def plan_eviction(
+    tree: RadixTree, limits: Limits, num_bytes: int
+) -> tuple[Node, int] | None:
+    """
+    The next leaf to lose its tail, and the depth it keeps; None if all fits.
+
+    Only as much of a leaf goes as is needed, cut at an anchor (every 2048 tokens).
+    """
+    leaves, free = tree.leaves(), _free_leaves(tree)
+    if not free:
+        return None
+    now = time.monotonic()
+    if limits.ttl_s:
+        for node in free:
+            if now >= node.touched + limits.ttl_s:
+                return node, node.start
+    over = num_bytes - limits.max_bytes
+    if over <= 0 and len(leaves) <= limits.max_leaves:
+        return None
+    worst = max(free, key=lambda node: node.score(now))
+    if not worst.is_guest:  # a flood of its own guests goes before a main thread
+        guests = [n for n in free if n.is_guest and n.session == worst.session]
+        worst = max(guests, key=lambda node: node.score(now), default=worst)
+    if over <= 0:
+        return worst, worst.start
+    return worst, max(worst.start, _kept_depth(worst, over))
+
+
+def _free_leaves(tree: RadixTree) -> list[Node]:
+    return [n for n in tree.leaves() if not n.leases and n.lent_to is None]
+
+
+def _kept_depth(leaf: Node, over: int) -> int:
+    if leaf.buffer is None or leaf.buffer.length == 0:
+        return leaf.start
+    per_token = leaf.buffer.num_bytes / leaf.buffer.length
+    if per_token == 0 or leaf.checkpoint is not None:
+        return leaf.start
+    needed = int(over / per_token) + 1
+    return max(0, leaf.end - needed) // ANCHOR_LEN * ANCHOR_LEN

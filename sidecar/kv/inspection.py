@@ -1,0 +1,84 @@
+"""A look at a tree: for people, and for what must never be wrong."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sidecar.core.prompt import ModelIds
+from sidecar.kv.node import Buffer, Node
+from sidecar.kv.prefix_tree import RadixTree
+
+
+def tree_rows(tree: RadixTree) -> list[dict[str, Any]]:
+    """One row a node: where it lies, what it holds, who uses it."""
+    nodes = list(tree.nodes())
+    used = Counter[Buffer]()
+    for node in nodes:
+        if node.buffer is not None:
+            used[node.buffer] += len(node.ids)
+    return [
+        {
+            "node": node.number,
+            "parent": node.parent.number if node.parent else None,
+            "start": node.start,
+            "end": node.end,
+            "lent": node.lent_to is not None,
+            "leases": len(node.leases),
+            "kv_bytes": _share(node, used),
+            "checkpoint_bytes": node.checkpoint_bytes,
+            "hits": node.hits,
+            "idle_s": round(time.monotonic() - node.touched, 1),
+            "guest": node.is_guest,
+            "superseded": node.is_superseded,
+            "session": node.session,
+        }
+        for node in nodes
+    ]
+
+
+def stored_bytes(tree: RadixTree) -> int:
+    """Bytes of all buffers and checkpoints; what is lent is not counted."""
+    nodes = list(tree.nodes())
+    buffers = {n.buffer for n in nodes if n.buffer is not None}
+    checkpoints = sum(n.checkpoint_bytes for n in nodes)
+    return sum(b.num_bytes for b in buffers) + checkpoints
+
+
+def _share(node: Node, used: Mapping[Buffer, int]) -> int:
+    """Bytes of its buffer, by its part of the tokens there; 0 while lent."""
+    if node.buffer is None:
+        return 0
+    return node.buffer.num_bytes * len(node.ids) // used[node.buffer]
+
+
+def problems(tree: RadixTree) -> Iterator[str]:
+    """What is wrong with a tree; nothing, ever."""
+    for node in tree.nodes():
+        where = f"node {node.number} at {node.start}"
+        if not node.ids:
+            yield f"{where} is empty"
+        if node.parent is None or node.parent.children.get(node.ids[0]) is not node:
+            yield f"{where} is not its parent's child"
+        elif node.start != node.parent.end:
+            yield f"{where} does not begin where its parent ends"
+        if (node.buffer is None) == (node.lent_to is None):
+            yield f"{where} has its KV in no place or in two"
+        if node.buffer is not None:
+            yield from _buffer_problems(node, node.buffer, where)
+        if node.lent_to is not None and node.lent_to.is_over:
+            yield f"{where} is lent to a sequence that is over"
+
+
+def _buffer_problems(node: Node, buffer: Buffer, where: str) -> Iterator[str]:
+    if not (buffer.start <= node.start and node.end <= buffer.end):
+        yield f"{where} lies outside its buffer"
+    for arrays in buffer.arrays:
+        if any(a.shape[-2] < buffer.length for a in arrays):
+            yield f"{where} has a buffer shorter than its length"
+
+
+def is_path_of(path: Sequence[Node], ids: ModelIds) -> bool:
+    """Whether the ids on a path are exactly the beginning of `ids`."""
+    joined = tuple(token for node in path for token in node.ids)
+    return joined == ids[: len(joined)] and path[-1].end == len(joined)

@@ -1,0 +1,311 @@
+"""
+KV kept for reuse: one radix tree per model and cache salt.
+
+A prompt is served from the longest stored path that is exactly a prefix of it.
+Where nobody else uses that path its arrays are lent to the running sequence and taken
+back at its end, so that a long conversation is neither copied nor held twice; else
+they are copied. Sequences that run register their path, and others may copy from it.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+
+from sidecar.core.prompt import ModelIds
+from sidecar.infra.counters import Counters
+from sidecar.kv import kv_layers
+from sidecar.kv.eviction import (
+    Limits,
+    expires_in,
+    plan_eviction,
+    plan_forgetting,
+)
+from sidecar.kv.inspection import is_path_of, problems, stored_bytes, tree_rows
+from sidecar.kv.keeping import (
+    add_checkpoints,
+    attach,
+    mark,
+    owned_from,
+    supersede,
+)
+from sidecar.kv.kv_layers import KVLayers, Leaves
+from sidecar.kv.lending import (
+    copy_path,
+    hand_over,
+    lend,
+    release_held,
+    shrink,
+    take_over,
+)
+from sidecar.kv.node import Checkpoints, Lease, Node, Owner, Restored
+from sidecar.kv.prefix_tree import Match, RadixTree, path_to
+from sidecar.kv.quantization import KVQuantization
+
+logger = logging.getLogger(__name__)
+
+_ESSENTIAL = {"restore", "trim", "branch", "checkpoint"}
+_COUNTED = (
+    "checkpoint_emitted", "checkpoint_hit", "checkpoint_evicted", "hybrid_trim_miss",
+    "hybrid_trim_miss_tokens", "lent", "copied", "evicted_tokens",
+)  # fmt: skip
+
+
+class PrefixStore:
+    """All on the GPU thread, but what says that any thread may call it."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        new_cache: Callable[[], KVLayers],
+        quantization: KVQuantization | None = None,
+    ) -> None:
+        self._limits = limits
+        self._quantization = quantization
+        self._new_cache = new_cache
+        self._tree = RadixTree()
+        self._lock = threading.Lock()
+        empty = new_cache()
+        self._all_sliceable = kv_layers.is_sliceable(empty)
+        self.layers = kv_layers.kinds(empty)
+        self.switched_off: set[str] = set()
+        self.verify = False  # CACHE_VERIFY: derive exactness anew at each hit
+        self.counters = Counters(_COUNTED)
+
+    def switch_off(self, path: str) -> None:
+        """Do without a way of reuse that failed its test, or is not tested yet."""
+        self.switched_off.add(path)
+
+    def switch_on(self, path: str) -> None:
+        """Use a way of reuse again."""
+        self.switched_off.discard(path)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The tree as rows for people."""
+        with self._lock:
+            return tree_rows(self._tree)
+
+    @property
+    def needs_checkpoints(self) -> bool:
+        """Whether some layer of the model cannot be cut back."""
+        return not self._all_sliceable
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all stored KV and checkpoints; what is lent is not counted."""
+        with self._lock:
+            return stored_bytes(self._tree)
+
+    def match_len(self, model_ids: ModelIds, salt: str = "") -> int:
+        """Tokens of the longest stored prefix, at most `len - 1`; any thread."""
+        with self._lock:
+            return self._usable(self._tree.match(model_ids, salt), len(model_ids))
+
+    def salted(self, salt: str) -> "SaltedMatcher":
+        """What is asked of the KV under one salt."""
+        return SaltedMatcher(self, salt)
+
+    def restore(self, model_ids: ModelIds, salt: str = "") -> Restored:
+        """Caches for a prompt: its longest stored prefix, or empty ones."""
+        lease = Lease()
+        try:
+            return self._restore(model_ids, salt, lease)
+        except Exception:
+            logger.exception("restore failed num_tokens=%d", len(model_ids))
+            self.abandon(lease)
+            return Restored(self._new_cache(), 0, Lease())
+
+    def _restore(self, model_ids: ModelIds, salt: str, lease: Lease) -> Restored:
+        cache = self._new_cache()
+        with self._lock:
+            match = self._tree.match(model_ids, salt)
+            length = self._usable(match, len(model_ids))
+            self._note_loss(match, min(match.depth, len(model_ids) - 1), length)
+            if length == 0:
+                return Restored(cache, 0, lease, match.depth)
+            last = self._tree.node_ending_at(model_ids, length, salt)
+            assert last is not None
+            path = path_to(last)
+            if self.verify and not is_path_of(path, model_ids):
+                self.counters.add("invariant_violation")
+                return Restored(cache, 0, lease)
+            lease.nodes = path
+            arrays = self._take(path, lease)
+            checkpoint = last.checkpoint or []
+            for node in path:
+                node.leases.add(lease)
+                node.touched, node.hits = time.monotonic(), node.hits + 1
+            self.counters.add("checkpoint_hit", int(bool(checkpoint)))
+        if self._quantization:
+            self._quantization.fresh(cache, arrays)
+        kv_layers.rebuild(cache, arrays, checkpoint, length)
+        kv_layers.depth(cache)  # raises if a checkpoint is of another depth
+        return Restored(cache, length, lease, match.depth)
+
+    def register(self, lease: Lease, ids: ModelIds, owner: Owner) -> None:
+        """Show the path of a running sequence, so that others can copy from it."""
+        if lease.live is None or not ids:
+            return
+        with self._lock:
+            node = self._tree.grow(ids, owner.salt, buffer=None, lent_to=lease)
+            if node is not None:
+                mark(node, owner)
+                node.leases.add(lease)
+                lease.nodes.append(node)
+
+    def give_back(
+        self,
+        lease: Lease,
+        ids: ModelIds,
+        cache: KVLayers,
+        owner: Owner,
+        checkpoints: Checkpoints,
+    ) -> None:
+        """
+        End a running sequence: take its arrays back and keep what it computed.
+
+        Args:
+            ids: what its caches hold, or a beginning of that.
+        """
+        if lease.is_over:
+            return
+        held = kv_layers.depth(cache)
+        if held is not None and held < len(ids):
+            raise ValueError(f"caches hold {held} tokens, not {len(ids)}")
+        with self._lock:
+            arrays = kv_layers.sliceable_leaves(cache)
+            is_plain = not any(map(kv_layers.is_quantized, arrays))
+            start = owned_from(self._tree, lease, ids, owner.salt, is_plain=is_plain)
+        buffer = take_over(arrays, start, len(ids))
+        with self._lock:
+            attach(self._tree, lease, ids, buffer, owner)
+            supersede(self._tree, ids, owner)
+            num_new = add_checkpoints(self._tree, ids, checkpoints, owner)
+            self.counters.add("checkpoint_emitted", num_new)
+            self._release(lease)
+            shrunk = self._evict()
+        mx.eval(shrunk)
+
+    def abandon(self, lease: Lease) -> None:
+        """End a sequence whose caches are lost, with all that was lent to it."""
+        with self._lock:
+            lost = [n for n in self._tree.nodes() if n.lent_to is lease]
+            for node in lost:
+                if node.parent is not None and node.parent.lent_to is not lease:
+                    self._tree.drop(node)
+            self._release(lease)
+
+    def check_integrity(self) -> list[str]:
+        """What is wrong with the store; empty, always."""
+        with self._lock:
+            return list(problems(self._tree))
+
+    def expires_in(self) -> float:
+        """Seconds in which surely nothing expires, 0 if something has; any thread."""
+        with self._lock:
+            return expires_in(self._tree, self._limits)
+
+    def expire(self) -> None:
+        """Let go what nobody asked for in its time, and give its memory back."""
+        with self._lock:
+            shrunk = self._evict()
+        mx.eval(shrunk)
+        mx.clear_cache()
+
+    def evict_bytes(self, num_bytes: int) -> None:
+        """Free at least that much, if it is there; what runs goes on by itself."""
+        with self._lock:
+            usual, target = self._limits, max(0, stored_bytes(self._tree) - num_bytes)
+            self._limits = replace(usual, max_bytes=target)
+            shrunk = hand_over(self._tree)
+            try:
+                shrunk += self._evict()
+            finally:
+                self._limits = usual
+        mx.eval(shrunk)
+
+    def clear(self) -> None:
+        """Forget everything; sequences that run keep their own arrays."""
+        with self._lock:
+            self._tree.clear()
+        mx.clear_cache()
+
+    def _usable(self, match: Match, prompt_len: int) -> int:
+        depth = min(match.depth, prompt_len - 1)
+        if depth <= 0 or self.switched_off & _ESSENTIAL:
+            return 0
+        if self._quantization and depth < self._quantization.start:
+            depth = min(depth, _plain_len(match))
+        if self._all_sliceable or depth <= 0:
+            return depth
+        node = match.checkpoint_at_most(depth)
+        return node.end if node else 0
+
+    def _note_loss(self, match: Match, depth: int, length: int) -> None:
+        if length < depth and not self._all_sliceable:
+            self.counters.add("hybrid_trim_miss", int(length == 0))
+            self.counters.add("hybrid_trim_miss_tokens", depth - length)
+
+    def _release(self, lease: Lease) -> None:
+        lease.is_over = True
+        for node in lease.nodes:
+            node.leases.discard(lease)
+        lease.nodes, lease.live = [], None
+
+    def _take(self, path: Sequence[Node], lease: Lease) -> list[Leaves]:
+        """A path's arrays: lent where that can be, else copied."""
+        may_lend = "lend" not in self.switched_off
+        arrays = lend(self._tree, path, lease) if may_lend else None
+        self.counters.add("copied" if arrays is None else "lent")
+        if arrays is None:
+            arrays = copy_path(path, self._quantization)
+        if may_lend:
+            release_held(self._tree, path, lease)
+        return arrays
+
+    def _evict(self) -> list[Leaves]:
+        """Get back under the limits; arrays of buffers made smaller, to be computed."""
+        shrunk: list[Leaves] = []
+        for node in plan_forgetting(self._tree, self._limits):
+            node.checkpoint = None
+            self.counters.add("checkpoint_evicted")
+        while (
+            step := plan_eviction(self._tree, self._limits, stored_bytes(self._tree))
+        ) is not None:
+            victim, keep_until = step
+            if victim.start < keep_until:
+                upper = self._tree.split(victim, keep_until)
+                victim = next(iter(upper.children.values()))
+            self.counters.add("evicted_tokens", len(victim.ids))
+            self._tree.drop(victim)
+            shrunk += shrink(self._tree, victim.buffer)
+        if shrunk:
+            mx.clear_cache()
+        return shrunk
+
+
+@dataclass(frozen=True, slots=True)
+class SaltedMatcher:
+    """A PrefixMatcher that sees what is stored under one salt. Any thread."""
+
+    store: PrefixStore
+    salt: str
+
+    def match_len(self, model_ids: ModelIds) -> int:
+        """Length in tokens of the longest stored prefix; at most `len - 1`."""
+        return self.store.match_len(model_ids, self.salt)
+
+
+def _plain_len(match: Match) -> int:
+    """
+    Tokens whose KV is surely in full: what is computed behind so few reads no other.
+
+    What is lent counts as quantised: its sequence may pass the start at any step.
+    """
+    nodes = match.nodes
+    worse = (n.start for n in nodes if n.buffer is None or not n.buffer.is_plain)
+    return min([match.depth, *worse])

@@ -1,0 +1,398 @@
+"""
+Gives the model back its own words.
+
+Clients echo visible text and parsed calls; the KV holds what the model really wrote,
+with its thinking and its own call markup. A turn is found again by what the client
+saw of it and by what came before it.
+"""
+
+import hashlib
+import json
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sidecar.core.nested_json import load_json
+from sidecar.core.requests import Message, Tool, ToolCall, call_key
+from sidecar.infra.lru import Lru
+from sidecar.memory.session_turn_store import Scope, is_implicit
+from sidecar.volatile.spans import MarkedMessage, SpanKey
+
+_MOST_CANDIDATES = 8  # of one place
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """
+    A turn as the model wrote it.
+
+    Args:
+        header: the assistant header it was written behind.
+        vanishing: what its prompt was told last and the client does not keep: the
+            canonical context that it stood behind, its text.
+        raw_ids: what followed that header: the rest of the generation prompt and the
+            sampled ids, without the stop token.
+        raw_text: those ids as text. reasoning: what the client was sent of it.
+        lead: the rest of the generation prompt, with which they begin.
+        digest: a short name, equal for equal ids.
+    """
+
+    header: str
+    raw_ids: tuple[int, ...]
+    raw_text: str
+    reasoning: str
+    vanishing: tuple[str, str] | None = None
+    lead: str = ""
+    digest: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Each request that has the turn asks for its digest, twice."""
+        digest = hashlib.sha256(array("I", self.raw_ids)).hexdigest()[:32]
+        object.__setattr__(self, "digest", digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What came before a turn: with sentinels for spans, and to the letter."""
+
+    canonical: str
+    literal: str
+
+    def behind(self, vanishing: tuple[str, str] | None) -> "Context":
+        """The same, where the prompt also had a message that no later one will have."""
+        if vanishing is None:
+            return self
+        return Context(self.canonical, _hash(f"{self.literal} {vanishing}"))
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTurn:
+    """
+    A turn, where it was said, and to whom.
+
+    Args:
+        told: the values that told who asks, where and what, in its request.
+        as_sent: whether its prompt said no more than the request did: else the model
+            has read values of earlier requests, and may speak of them.
+    """
+
+    context: Context
+    scope: Scope
+    healed: Healed
+    told: Mapping[SpanKey, str] = field(default_factory=dict)
+    as_sent: bool = True
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it takes, about."""
+        told = sum(100 + 4 * len(value) for value in self.told.values())
+        text = 4 * len(self.healed.raw_text)
+        return 8 * len(self.healed.raw_ids) + text + told + 200
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """
+    Whose turn is looked for.
+
+    Args:
+        session: None if the client names none.
+        values: what tells who asks, before the turn, as the client sends it now.
+        threads: of the conversation's turns that were found before this one.
+    """
+
+    api_key: str | None
+    session: str | None
+    values: Mapping[SpanKey, str] = field(default_factory=dict)
+    threads: Collection[str] = ()
+
+    def num_agreeing(self, turn: KnownTurn) -> int:
+        """Values that stood in the turn's request and stand in this one."""
+        return sum(self.values.get(k) == value for k, value in turn.told.items())
+
+    def owns(self, turn: KnownTurn) -> bool:
+        """
+        Whether a turn was said in this conversation.
+
+        By turns before it that are known by ids; by the client's own word; without one
+        by all that told who asked, no more and no less: equal words alone are said by
+        many.
+        """
+        if turn.scope.thread in self.threads:
+            return True
+        if self.session is None:
+            return is_implicit(turn.scope.session) and self.values == turn.told
+        return turn.scope.session == self.session
+
+
+Defaults = Mapping[str, Mapping[str, Any]]  # tool, argument -> value
+_Place = tuple[str, str, str | None]  # visible hash, canonical context, API key
+
+
+class HealingStore:
+    """
+    Turns by their place, least recently used out first. Any thread.
+
+    A place is the visible hash, what came before, and the key: an agent that answers
+    "Done." a hundred times has a hundred places.
+
+    Args:
+        max_entries: places. max_bytes: of all turns.
+    """
+
+    def __init__(self, max_entries: int, max_bytes: int) -> None:
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._turns: OrderedDict[_Place, list[KnownTurn]] = OrderedDict()
+        self._num_bytes = 0
+        self._calls: Lru[str, ToolCall] = Lru(
+            4 * max_entries, max_bytes, lambda key, call: 200 + len(call.arguments)
+        )
+        self._scopes: Lru[str, Scope] = Lru(4 * max_entries, max_bytes, _weigh_scope)
+        self._by_id: Lru[str, tuple[str, KnownTurn]] = Lru(
+            4 * max_entries, max_bytes, lambda key, item: item[1].num_bytes
+        )
+        self._lock = threading.Lock()
+        self.num_ambiguous = 0
+
+    def record(self, visible: str, turn: KnownTurn, ids: Sequence[str] = ()) -> None:
+        """
+        Keep a cleanly finished turn; the same place replaces an older one.
+
+        Args:
+            ids: random ones that were issued for it: the turn's own, its calls'.
+        """
+        for issued in ids:
+            self._by_id.put(call_key(issued), (visible, turn))
+        with self._lock:
+            place = (visible, turn.context.canonical, turn.scope.api_key)
+            known = self._turns.setdefault(place, [])
+            for old in [k for k in known if _same_place(k, turn)]:
+                known.remove(old)
+                self._num_bytes -= old.num_bytes
+            known.insert(0, turn)
+            self._num_bytes += turn.num_bytes
+            for old in known[_MOST_CANDIDATES:]:
+                self._num_bytes -= old.num_bytes
+            del known[_MOST_CANDIDATES:]
+            self._turns.move_to_end(place)
+            self._evict()
+
+    def remember_calls(self, calls: Sequence[ToolCall], scope: Scope) -> None:
+        """Keep what the model gave: clients add default arguments to their echo."""
+        for call in calls:
+            self._calls.put(call_key(call.id), call)
+            self._scopes.put(call_key(call.id), scope)
+
+    def continued(
+        self, marked: Sequence[MarkedMessage], api_key: str | None, session: str
+    ) -> tuple[int, Scope] | None:
+        """
+        The thread a conversation goes on with, told by the calls it carries.
+
+        Whoever sends ids that were issued there continues that thread, whatever was
+        done to its first message since. The index is that of the message.
+        """
+        for index, item in enumerate(marked):
+            for call in item.message.tool_calls:
+                scope = self._scopes.get(call_key(call.id)) if call.id else None
+                if scope is None or scope.api_key != api_key:
+                    continue
+                both_unnamed = is_implicit(scope.session) and is_implicit(session)
+                if scope.session == session or both_unnamed:
+                    return index, scope
+        return None
+
+    def issued(
+        self, ids: Sequence[str], visible: str | None, api_key: str | None
+    ) -> KnownTurn | None:
+        """
+        The turn for which all these ids were issued, if it shows what it did then.
+
+        Ids are random: whatever became of the messages before, it is that turn.
+        """
+        found = [self._by_id.get(call_key(i)) if i else None for i in ids]
+        first = found[0] if found else None
+        if first is None or any(item != first for item in found):
+            return None
+        known_visible, turn = first
+        is_whole = known_visible == visible and turn.scope.api_key == api_key
+        return turn if is_whole else None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._turns.clear()
+            self._num_bytes = 0
+        for known in (self._calls, self._scopes, self._by_id):
+            known.clear()
+
+    def visible_hash(self, message: Message, defaults: Defaults) -> str | None:
+        """The visible hash of an echoed message, by what the model gave."""
+        calls = [self._as_given(call, defaults) for call in message.tool_calls]
+        return visible_hash(message.text, calls)
+
+    def _as_given(self, echoed: ToolCall, defaults: Defaults) -> ToolCall:
+        """What the model gave, if the client did no more than add defaults."""
+        known = self._calls.get(call_key(echoed.id))
+        if known is None or known.name != echoed.name:
+            return echoed
+        is_same = _extends(echoed, known, defaults.get(echoed.name, {}))
+        return known if is_same else echoed
+
+    def find(self, visible: str, context: Context, asker: Asker) -> KnownTurn | None:
+        """
+        The turn behind an echoed message, of the same API key.
+
+        The conversation's own behind the same canonical context, those that its ids
+        prove first, and of these the one whose context and values fit best; else one of
+        another conversation behind the very same prompt, in which nothing else stood.
+        If two fit alike and differ, none: a guess would be a lie. A turn behind another
+        context is never taken for its text alone: one thread's thinking stood behind
+        another's "Done.".
+        """
+        place = (visible, context.canonical, asker.api_key)
+        with self._lock:
+            known = self._turns.get(place)
+            if not known:
+                return None
+            self._turns.move_to_end(place)
+            own = [turn for turn in known if asker.owns(turn)]
+            proved = [turn for turn in own if turn.scope.thread in asker.threads]
+            is_named = asker.session is not None
+            others = [turn for turn in known if is_named and turn.as_sent]
+            candidates = proved or own or others
+            equal = [turn for turn in candidates if turn.context == context]
+            found = equal or (_best(candidates, asker) if own else [])
+            if found and _are_alike(found):
+                return found[0]
+            self.num_ambiguous += 1
+            return None
+
+    def _evict(self) -> None:
+        while self._turns and (
+            len(self._turns) > self._max_entries or self._num_bytes > self._max_bytes
+        ):
+            _, gone = self._turns.popitem(last=False)
+            self._num_bytes -= sum(turn.num_bytes for turn in gone)
+
+
+def _weigh_scope(key: str, scope: Scope) -> int:
+    return 200
+
+
+def _same_place(a: KnownTurn, b: KnownTurn) -> bool:
+    return a.context == b.context and a.scope == b.scope
+
+
+def _are_alike(turns: Sequence[KnownTurn]) -> bool:
+    """Whether they are the same words, or tries of one conversation at one turn."""
+    askers = {(turn.scope, tuple(sorted(turn.told.items()))) for turn in turns}
+    return len(askers) == 1 or len({turn.healed.raw_ids for turn in turns}) == 1
+
+
+def _best(turns: Sequence[KnownTurn], asker: Asker) -> list[KnownTurn]:
+    """Those that agree with the request in most values."""
+    most = max(map(asker.num_agreeing, turns), default=0)
+    return [turn for turn in turns if asker.num_agreeing(turn) == most]
+
+
+def visible_hash(text: str, calls: Sequence[ToolCall]) -> str | None:
+    """Hash of what a client was shown; None if that is nothing."""
+    text = text.strip()
+    if not text and not calls:
+        return None
+    shown = {"t": text, "c": [[call.name, _arguments(call)] for call in calls]}
+    return _hash(json.dumps(shown, sort_keys=True, ensure_ascii=False))
+
+
+def defaults_of(tools: Sequence[Tool]) -> Defaults:
+    """The default values that the tools' schemas name."""
+    found = {}
+    for tool in tools:
+        properties = tool.parameters.get("properties")
+        schemas = properties.items() if isinstance(properties, dict) else ()
+        found[tool.name] = {
+            name: schema["default"]
+            for name, schema in schemas
+            if isinstance(schema, dict) and "default" in schema
+        }
+    return found
+
+
+def _extends(echoed: ToolCall, known: ToolCall, defaults: Mapping[str, Any]) -> bool:
+    """Whether all that was added are defaults: anything else the model must read."""
+    given, now = _arguments(known), _arguments(echoed)
+    if isinstance(given, dict) and isinstance(now, dict):
+        added = {name: now[name] for name in now if name not in given}
+        if any(_json(defaults.get(name, ...)) != _json(added[name]) for name in added):
+            return False
+        given = {**now, **given}
+    return _json(given) == _json(now)
+
+
+def _json(value: Any) -> str:
+    """Text that tells 1 from true and from 1.0; "" for what is no JSON."""
+    return "" if value is ... else json.dumps(value, sort_keys=True)
+
+
+class ContextHasher:
+    """
+    SHA-256 chained over the messages so far.
+
+    Args:
+        tools: what the prompt offers, as text; of the letter only.
+    """
+
+    def __init__(self, tools: str = "") -> None:
+        self._canonical = hashlib.sha256()
+        self._literal = hashlib.sha256(tools.encode("utf-8", "surrogatepass"))
+
+    @property
+    def value(self) -> Context:
+        """The hashes of all messages added."""
+        return Context(self._canonical.hexdigest(), self._literal.hexdigest())
+
+    def add(
+        self,
+        role: str,
+        texts: tuple[str, str] | None,
+        visible: str | None,
+        healed: Healed | None = None,
+    ) -> None:
+        """
+        Add a message: its canonical and literal text, or what was visible of it.
+
+        Args:
+            healed: the words that stand for it; of the letter only.
+        """
+        canonical, literal = texts or ("", "")
+        self._canonical.update(_line(role, canonical, visible))
+        literal = healed.digest if healed else literal
+        self._literal.update(_line(role, literal, visible))
+
+
+def is_edited(message: Message, healed: Healed) -> bool:
+    """Whether the client echoes reasoning that is not what it was sent."""
+    if message.reasoning is None or not message.reasoning.strip():
+        return False
+    return message.reasoning.strip() != healed.reasoning.strip()
+
+
+def _line(role: str, text: str, visible: str | None) -> bytes:
+    entry = json.dumps([role, text, visible], ensure_ascii=False)
+    return entry.encode("utf-8", "surrogatepass") + b"\n"
+
+
+def _arguments(call: ToolCall) -> Any:
+    try:
+        return load_json(call.arguments) if call.arguments.strip() else {}
+    except ValueError:  # not JSON, or nested beyond reason
+        return {"__raw__": call.arguments}
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

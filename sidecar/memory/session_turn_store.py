@@ -1,0 +1,273 @@
+"""
+Sessions, threads, and what each thread's conversation looked like last.
+
+A client's session id may carry a parent and all its sub-agents; a thread is a
+conversation within it, told by its first user message. Where the client names no
+session, a thread is told by the model's own turns in it.
+"""
+
+import hashlib
+import secrets
+import threading
+import time
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sidecar.volatile.spans import MarkedMessage, canonical_text
+
+_MOST_THREADS = 4096
+_MOST_DIGESTS = 1 << 18  # 20 MB; a template may print nothing for an empty message
+_REFUSALS_BEFORE_REPLACE = 3
+_MOST_DESCRIPTORS = 8
+_MOST_PARENTS = 8
+_IMPLICIT_IDS = 128
+_IMPLICIT = "implicit-"
+_Named = tuple[str | None, str]  # a key, the name of a session of it
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose prompt it is: values never leave the key, seldom the thread."""
+
+    api_key: str | None
+    session: str
+    thread: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """
+    How a conversation differs from the thread's last one.
+
+    Args:
+        is_new: nothing is remembered of this thread.
+    """
+
+    stable_messages: int
+    descriptors: tuple[str, ...]
+    is_new: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """
+    A session as it is shown.
+
+    Args:
+        num_messages, num_tokens: of the last conversation of its longest thread.
+        parents: the sessions that it came from, the nearest first; at most 8.
+    """
+
+    session: str
+    num_threads: int
+    num_messages: int
+    num_tokens: int
+    idle_s: float
+    parents: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class _Thread:
+    digests: tuple[str, ...]
+    num_tokens: int
+    parents: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    num_refused: int = 0
+    touched: float = field(default_factory=time.monotonic)
+
+    @property
+    def weight(self) -> int:
+        """Digests that it holds."""
+        return len(self.digests) + len(self.refused)
+
+
+class TurnStore:
+    """
+    The last conversation of each (session, thread). Any thread.
+
+    Only a conversation that extends the stored one advances it; three refused ones in
+    a row that extend one another (the client compacted) replace it.
+    """
+
+    def __init__(self, max_idle_s: float) -> None:
+        self._max_idle_s = max_idle_s
+        self._threads: OrderedDict[tuple[str | None, str, str], _Thread] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compare(self, scope: Scope, digests: Sequence[str]) -> Change:
+        """What changed since the thread's last turn."""
+        with self._lock:
+            self._expire()
+            known = self._threads.get(_key(scope))
+        if known is None:
+            return Change(0, (), is_new=True)
+        stable = 0
+        for old, new in zip(known.digests, digests, strict=False):
+            if old != new:
+                break
+            stable += 1
+        return Change(stable, _describe(known.digests[stable:], digests[stable:]))
+
+    def is_guest(self, scope: Scope, num_tokens: int) -> bool:
+        """Whether another thread of the session is its main one (the longest)."""
+        with self._lock:
+            longest = max(
+                (
+                    thread.num_tokens
+                    for (key, session, name), thread in self._threads.items()
+                    if key == scope.api_key
+                    and session == scope.session
+                    and name != scope.thread
+                ),
+                default=0,
+            )
+            own = self._threads.get(_key(scope))
+            return longest > max(num_tokens, own.num_tokens if own else 0)
+
+    def advance(
+        self,
+        scope: Scope,
+        digests: Sequence[str],
+        num_tokens: int,
+        parents: tuple[str, ...] = (),
+    ) -> bool:
+        """
+        Keep a finished conversation, if it extends what is there; whether it did.
+
+        Args:
+            parents: the sessions that its client says it came from.
+        """
+        new = tuple(digests)
+        with self._lock:
+            known = self._threads.get(_key(scope))
+            parents = parents or (known.parents if known else ())
+            if known is not None and new[: len(known.digests)] != known.digests:
+                extends = new[: len(known.refused)] == known.refused
+                known.num_refused = known.num_refused + 1 if extends else 1
+                known.refused = new
+                if known.num_refused < _REFUSALS_BEFORE_REPLACE:
+                    self._shrink()
+                    return False
+            self._threads[_key(scope)] = _Thread(new, num_tokens, parents)
+            self._threads.move_to_end(_key(scope))
+            self._shrink()
+        return True
+
+    def sessions(self) -> list[SessionView]:
+        """All sessions, the one that was used last first."""
+        sessions: dict[_Named, list[_Thread]] = defaultdict(list)
+        with self._lock:
+            self._expire()
+            for (key, session, _), thread in self._threads.items():
+                sessions[key, session].append(thread)
+        parents = {
+            named: tuple(name for thread in threads for name in thread.parents)
+            for named, threads in sessions.items()
+        }
+        views = [
+            _view(threads, named[1], _ancestors(named, parents))
+            for named, threads in sessions.items()
+        ]
+        return sorted(views, key=lambda view: view.idle_s)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._threads.clear()
+
+    def _shrink(self) -> None:
+        num_digests = sum(thread.weight for thread in self._threads.values())
+        while len(self._threads) > _MOST_THREADS or num_digests > _MOST_DIGESTS:
+            num_digests -= self._threads.popitem(last=False)[1].weight
+
+    def _expire(self) -> None:
+        if not self._max_idle_s:
+            return
+        oldest = time.monotonic() - self._max_idle_s
+        for key in [k for k, t in self._threads.items() if t.touched < oldest]:
+            del self._threads[key]
+
+
+def message_digests(marked: Sequence[MarkedMessage]) -> list[str]:
+    """A short name for the canonical form of each message."""
+    return [
+        _digest(f"{item.message.role}\0{canonical_text(item.pieces)}"
+                f"\0{[(c.name, c.arguments) for c in item.message.tool_calls]}")
+        for item in marked
+    ]  # fmt: skip
+
+
+def thread_name(marked: Sequence[MarkedMessage]) -> str:
+    """The thread of a conversation: its first user message, canonical."""
+    for item in marked:
+        if item.message.role == "user":
+            return _digest(canonical_text(item.pieces))
+    return ""
+
+
+def new_chat(api_key: str | None, session: str) -> Scope:
+    """
+    A conversation of a client that names none.
+
+    Equal first words are said by many people, so they are no name for it: what comes
+    later is of the same conversation if it holds a turn that was said in it.
+    """
+    return Scope(api_key, session, secrets.token_hex(12))
+
+
+def implicit_session(canonical: Sequence[int]) -> str:
+    """A session id for clients that send none, from the beginning of the prompt."""
+    head = b"".join(i.to_bytes(4, "big") for i in canonical[:_IMPLICIT_IDS])
+    return _IMPLICIT + hashlib.sha1(head, usedforsecurity=False).hexdigest()[:16]
+
+
+def is_implicit(session: str) -> bool:
+    """Whether a session id was made here."""
+    return session.startswith(_IMPLICIT)
+
+
+def _view(
+    threads: Sequence[_Thread], session: str, parents: tuple[str, ...]
+) -> SessionView:
+    main = max(threads, key=lambda thread: thread.num_tokens)
+    idle_s = time.monotonic() - max(thread.touched for thread in threads)
+    return SessionView(
+        session, len(threads), len(main.digests), main.num_tokens, idle_s, parents
+    )
+
+
+def _ancestors(
+    named: _Named, parents: Mapping[_Named, Sequence[str]]
+) -> tuple[str, ...]:
+    """Parents, then theirs: clients may name any, so each counts once and few do."""
+    key, session = named
+    found: dict[str, None] = {}
+    todo = deque(parents.get(named, ()))
+    while todo and len(found) < _MOST_PARENTS:
+        name = todo.popleft()
+        if name != session and name not in found:
+            found[name] = None
+            todo.extend(parents.get((key, name), ()))
+    return tuple(found)
+
+
+def _key(scope: Scope) -> tuple[str | None, str, str]:
+    return (scope.api_key, scope.session, scope.thread)
+
+
+def _describe(old: Sequence[str], new: Sequence[str]) -> tuple[str, ...]:
+    if not old:
+        return ()
+    if not new:
+        return (f"delete {len(old)}",)
+    before, now = set(old), set(new)
+    if before & now:
+        inserted = [f"insert {i}" for i, d in enumerate(new) if d not in before]
+        deleted = [f"delete {i}" for i, d in enumerate(old) if d not in now]
+        return tuple([*inserted, *deleted][:_MOST_DESCRIPTORS])
+    return (f"replace {len(old)}",)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]

@@ -1,0 +1,268 @@
+"""
+What finished prompts looked like, found by their canonical ids.
+
+Blocks of 16 canonical ids are hashed in a chain, as vLLM's automatic prefix caching
+does; a record hangs on each of its block hashes. Records hold ids and values, no
+arrays. An agent's prompts are long and many: of a hash 8 bytes are kept (what they find
+is compared id by id), and blocks with the same records share one tuple of them.
+"""
+
+# Python 3.11 cannot subscript `array` when an annotation is evaluated.
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sidecar.core.prompt import CanonicalIds
+from sidecar.memory.session_turn_store import Scope
+from sidecar.pipeline.reuse.prompt_ids import BLOCK_LEN
+from sidecar.pipeline.reuse.update_note import Note
+from sidecar.volatile.spans import SpanKey
+
+_MOST_RECORDS = 4096
+_MOST_BYTES = 256 << 20
+_BYTES_PER_ID = 15  # itself, its share of a block hash and of that one's entry
+_BYTES_PER_SPAN = 300
+_MOST_PER_BLOCK = 8
+_MOST_PER_THREAD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSpan:
+    """
+    A span of a finished prompt.
+
+    Args:
+        value: what stood in M. settled: see assembly.Canonical.
+        sentinel: what stands for it in C.
+    """
+
+    key: SpanKey
+    value: str
+    settled: int
+    sentinel: str = ""
+
+
+@dataclass(eq=False)
+class LineageRecord:
+    """
+    One finished prompt.
+
+    Args:
+        notes: by message index; their texts are values of `note` spans.
+    """
+
+    canonical: array[int]
+    spans: tuple[StoredSpan, ...]
+    notes: Mapping[int, Note]
+    scope: Scope
+    block_hashes: array[int] = field(default_factory=lambda: array("Q"))
+    touched: float = field(default_factory=time.monotonic)
+    hits: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it takes, about; values and notes may be longer than the prompt."""
+        values = sum(_BYTES_PER_SPAN + 4 * len(span.value) for span in self.spans)
+        notes = sum(4 * len(note.text) for note in self.notes.values())
+        return _BYTES_PER_ID * len(self.canonical) + values + notes
+
+    def common_len(self, other: array[int]) -> int:
+        """Length in canonical ids of the common beginning."""
+        size = min(len(self.canonical), len(other))
+        mine = np.frombuffer(self.canonical, dtype=np.uint32, count=size)
+        theirs = np.frombuffer(other, dtype=np.uint32, count=size)
+        differs = mine != theirs
+        return int(differs.argmax()) if differs.any() else size
+
+
+_Holders = tuple[LineageRecord, ...]
+
+
+class LineageIndex:
+    """
+    Records of one model key. Any thread.
+
+    A thread's last records are found without their blocks: equal prompts of others
+    cannot push them out.
+
+    Args:
+        model_key: seed of the hash chain. ttl_s: 0 keeps records for ever.
+        use_blocks: False scans all records, with the same result (for comparison).
+        most_bytes: cap over all records; the least recently used leaves first.
+    """
+
+    def __init__(
+        self,
+        model_key: str,
+        ttl_s: float,
+        *,
+        use_blocks: bool,
+        most_bytes: int = _MOST_BYTES,
+    ) -> None:
+        self._seed = hashlib.sha256(model_key.encode()).digest()
+        self._ttl_s = ttl_s
+        self._use_blocks = use_blocks
+        self._records: OrderedDict[int, LineageRecord] = OrderedDict()
+        self._blocks: dict[int, _Holders] = {}
+        self._threads: dict[Scope, _Holders] = {}
+        self._most_bytes = most_bytes
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all records, about."""
+        return self._num_bytes
+
+    def candidates(
+        self, canonical: array[int], scope: Scope, most: int = 8
+    ) -> list[tuple[LineageRecord, int]]:
+        """
+        The key's records that share a beginning, deepest first, with that length.
+
+        Args:
+            most: of the thread's own, and of others each.
+        """
+        with self._lock:
+            self._expire()
+            if self._use_blocks:
+                others = self._by_block(self._hashes(canonical, scope), most)
+            else:
+                others = [
+                    record
+                    for record in self._records.values()
+                    if record.scope.api_key == scope.api_key
+                ]
+            own = self._threads.get(scope, ())
+        records = [*own, *(record for record in others if record not in own)]
+        shared = [(r, r.common_len(canonical)) for r in records]
+        shared = [(r, n) for r, n in shared if n >= BLOCK_LEN]
+        shared.sort(key=lambda item: (item[1], item[0].touched), reverse=True)
+        left = {True: most, False: most}  # of its own, of others
+        chosen = []
+        for record, length in shared:
+            is_own = record.scope == scope
+            if left[is_own]:
+                left[is_own] -= 1
+                chosen.append((record, length))
+        return chosen
+
+    def add(self, record: LineageRecord) -> None:
+        """Keep a record; an equal prompt of the same scope is replaced."""
+        record.block_hashes = self._hashes(record.canonical, record.scope)
+        with self._lock:
+            for old in self._equals(record):
+                self._remove(old)
+            self._records[id(record)] = record
+            self._num_bytes += record.num_bytes
+            own = (*self._threads.get(record.scope, ()), record)
+            self._threads[record.scope] = own[-_MOST_PER_THREAD:]
+            self._replace(record, lambda old: (*old, record)[-_MOST_PER_BLOCK:])
+            while self._records and (
+                len(self._records) > _MOST_RECORDS or self._num_bytes > self._most_bytes
+            ):
+                self._remove(next(iter(self._records.values())))
+
+    def touch(self, record: LineageRecord) -> None:
+        """Count a use."""
+        with self._lock:
+            record.touched = time.monotonic()
+            record.hits += 1
+            if id(record) in self._records:
+                self._records.move_to_end(id(record))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._records.clear()
+            self._blocks.clear()
+            self._threads.clear()
+            self._num_bytes = 0
+
+    def _by_block(self, hashes: array[int], most: int) -> list[LineageRecord]:
+        found: dict[int, LineageRecord] = {}
+        # No binary search: a block may have lost its holders to younger records that
+        # are gone, and the blocks behind it still have theirs.
+        for block in reversed(hashes):
+            for record in reversed(self._blocks.get(block, ())):
+                found[id(record)] = record
+            if len(found) >= most:
+                break
+        return list(found.values())
+
+    def _equals(self, record: LineageRecord) -> list[LineageRecord]:
+        if not record.block_hashes:
+            return []
+        holders = self._blocks.get(record.block_hashes[-1], ())
+        return [
+            old
+            for old in holders
+            if old.scope == record.scope and old.canonical == record.canonical
+        ]
+
+    def _expire(self) -> None:
+        if not self._ttl_s:
+            return
+        oldest = time.monotonic() - self._ttl_s
+        while self._records:
+            record = next(iter(self._records.values()))
+            if record.touched >= oldest:
+                return
+            self._remove(record)
+
+    def _remove(self, record: LineageRecord) -> None:
+        self._records.pop(id(record), None)
+        self._num_bytes -= record.num_bytes
+        own = self._threads.get(record.scope, ())
+        if left := tuple(r for r in own if r is not record):
+            self._threads[record.scope] = left
+        else:
+            self._threads.pop(record.scope, None)
+        self._replace(record, lambda old: tuple(r for r in old if r is not record))
+
+    def _replace(
+        self, record: LineageRecord, change: Callable[[_Holders], _Holders]
+    ) -> None:
+        """Change the holders of a record's blocks; equal ones stay one tuple."""
+        changed: dict[_Holders, _Holders] = {}  # records are equal if they are the same
+        for block in record.block_hashes:
+            old = self._blocks.get(block, ())
+            if old not in changed:
+                changed[old] = change(old)
+            if new := changed[old]:
+                self._blocks[block] = new
+            else:
+                self._blocks.pop(block, None)
+
+    def _hashes(self, canonical: array[int], scope: Scope) -> array[int]:
+        """Chained from the API key as well: no record is found by another key's."""
+        seed = self._seed
+        if scope.api_key is not None:
+            key = scope.api_key.encode("utf-8", "surrogatepass")
+            seed = hashlib.sha256(seed + key).digest()
+        return array("Q", _chain(seed, canonical))
+
+
+def pack(ids: CanonicalIds) -> array[int]:
+    """Canonical ids in 4 bytes each."""
+    return array("I", ids)
+
+
+def _chain(seed: bytes, canonical: array[int]) -> Iterator[int]:
+    data = memoryview(np.frombuffer(canonical, dtype=np.uint32).astype(">u4").tobytes())
+    size = 4 * BLOCK_LEN
+    last = seed
+    for start in range(0, len(data) - size + 1, size):
+        last = hashlib.sha256(last + data[start : start + size]).digest()
+        yield int.from_bytes(last[:8], "big")

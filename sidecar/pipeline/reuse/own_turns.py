@@ -1,0 +1,225 @@
+"""Which turns of a conversation are the model's own, and may be put back."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sidecar.core.requests import ChatRequest, Message, Thought
+from sidecar.core.turn_token import read_token
+from sidecar.memory.healing_store import (
+    Asker,
+    Context,
+    ContextHasher,
+    Defaults,
+    Healed,
+    HealingStore,
+    KnownTurn,
+    defaults_of,
+    is_edited,
+)
+from sidecar.memory.session_turn_store import Scope
+from sidecar.pipeline.reuse.vanishing import place_of, split_vanishing
+from sidecar.pipeline.template.turn_markers import Frame
+from sidecar.volatile.rules import RuleSet
+from sidecar.volatile.spans import (
+    MarkedMessage,
+    Span,
+    SpanKey,
+    canonical_text,
+    mark,
+)
+
+_VANISHING: SpanKey = (-1, 0, "vanishing", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """
+    A conversation, and what is known of its past.
+
+    Args:
+        marked: all messages in the order in which the model reads them.
+        kept: those that the client will send again.
+        healed: the model's own turns, by index in `marked`.
+        context: what all that is kept comes to.
+        told: the values that tell who asks, where and what.
+        scope: of the model's last turn in it, known by its ids if any is; None: there
+            is none. is_proved: one is known by ids, which nobody else was given.
+        vanishing: the message that will not be sent again: the canonical context that
+            it stands behind, its text.
+    """
+
+    marked: Sequence[MarkedMessage]
+    kept: Sequence[MarkedMessage]
+    healed: dict[int, Healed]
+    context: Context
+    told: Mapping[SpanKey, str]
+    scope: Scope | None
+    is_proved: bool
+    vanishing: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """
+    The model's own turns in a conversation.
+
+    Args:
+        turns: found again, by message index. issued: those of them that are known by
+            their ids: their threads' other turns are this conversation's as well.
+        contexts: before each message, and behind all.
+        told: the values that tell who asks, where and what.
+    """
+
+    turns: Mapping[int, KnownTurn]
+    issued: Collection[int]
+    contexts: Sequence[Context]
+    told: Mapping[SpanKey, str]
+
+    @property
+    def last(self) -> KnownTurn | None:
+        """The last of them."""
+        return self.turns[max(self.turns)] if self.turns else None
+
+    @property
+    def scope(self) -> Scope | None:
+        """Of the last one that is known by its ids, else of the last one."""
+        known = self.turns[max(self.issued)] if self.issued else self.last
+        return known.scope if known else None
+
+
+def recall(  # noqa: PLR0913 - what of a request it needs
+    store: HealingStore,
+    messages: Sequence[Message],
+    request: ChatRequest,
+    frame: Frame | None,
+    rulesets: tuple[RuleSet | None, RuleSet | None],
+    check: Callable[[], None],
+) -> Recalled:
+    """
+    Find the model's own turns, and where a vanishing message was first said.
+
+    Args:
+        messages: the request's, as the model is to read them.
+        rulesets: for spans, and for a message that may stand elsewhere than it was
+            sent; None: there are none.
+        check: called before each message; what it raises ends the work.
+    """
+    to_mark, to_move = rulesets
+    kept, vanishing = split_vanishing(messages, to_move)
+    marked = mark(kept, to_mark, check)
+    past = _find_turns(store, marked, request, to_mark)
+    healed = {
+        index: turn.healed
+        for index, turn in past.turns.items()
+        if frame is not None and turn.healed.header in frame.headers
+    }
+    found = Recalled(
+        marked, marked, healed, past.contexts[-1], past.told, past.scope,
+        bool(past.issued),
+    )  # fmt: skip
+    if vanishing is None:
+        return found
+    last = past.last.healed if past.last else None
+    at = place_of(vanishing.text, last, past.contexts)
+    return replace(
+        found,
+        marked=mark([*kept[:at], vanishing, *kept[at:]], to_mark, check),
+        healed={i + (i >= at): turn for i, turn in healed.items()},
+        told={**past.told, _VANISHING: vanishing.text},  # no later request has it
+        vanishing=(past.contexts[at].canonical, vanishing.text),
+    )
+
+
+def _find_turns(
+    store: HealingStore,
+    marked: Sequence[MarkedMessage],
+    request: ChatRequest,
+    ruleset: RuleSet | None,
+) -> _Past:
+    client, defaults = request.client, defaults_of(request.tools)
+    hasher = ContextHasher("".join(repr(tool.raw) for tool in request.tools))
+    found: dict[int, KnownTurn] = {}
+    issued: set[int] = set()
+    values: dict[SpanKey, str] = {}
+    threads: set[str] = set()
+    contexts = [hasher.value]
+    for index, item in enumerate(marked):
+        message = item.message
+        visible, turn = None, None
+        if message.role == "assistant":
+            visible = store.visible_hash(message, defaults)
+            asker = Asker(client.api_key_id, client.session, values, threads)
+            turn, is_issued = _own_turn(
+                store, message, visible, (contexts[-1], asker, defaults)
+            )
+            if turn:
+                found[index] = turn
+            if turn and is_issued:
+                issued.add(index)
+                threads.add(turn.scope.thread)
+        values |= _telling(item, ruleset)
+        texts = (canonical_text(item.pieces), message.text)
+        healed = turn.healed if turn else None
+        hasher.add(message.role, None if visible else texts, visible, healed)
+        contexts.append(hasher.value)
+    return _Past(found, issued, contexts, values)
+
+
+def _telling(item: MarkedMessage, ruleset: RuleSet | None) -> dict[SpanKey, str]:
+    """The values of a message that tell who asks, where and what."""
+    if ruleset is None:
+        return {}
+    spans = [piece for piece in item.pieces if isinstance(piece, Span)]
+    return {s.key: s.value for s in spans if s.value and ruleset.policy(s.kind).tells}
+
+
+def _own_turn(
+    store: HealingStore,
+    message: Message,
+    visible: str | None,
+    asked: tuple[Context, Asker, Defaults],
+) -> tuple[KnownTurn | None, bool]:
+    """
+    The turn that a message echoes: by its tokens, its calls' ids, its text.
+
+    And whether it is known by ids.
+    """
+    context, asker, defaults = asked
+    if visible is None:
+        return None, False
+    if any(thought.token for thought in message.thoughts):
+        turns = [_turn_of(thought) for thought in message.thoughts]
+        ids = [turn for turn in turns if turn is not None]
+        if len(ids) < len(turns):
+            return None, False  # thinking of somebody else's, or edited
+        return _issued(store, ids, message, (visible, asker.api_key, defaults)), True
+    ids = [call.id for call in message.tool_calls]
+    issued = _issued(store, ids, message, (visible, asker.api_key, defaults))
+    turn = issued or store.find(visible, context, asker)
+    if turn is None or is_edited(message, turn.healed):
+        return None, False
+    return turn, issued is not None
+
+
+def _issued(
+    store: HealingStore,
+    ids: Sequence[str],
+    message: Message,
+    asked: tuple[str, str | None, Defaults],
+) -> KnownTurn | None:
+    visible, api_key, defaults = asked
+    turn = store.issued(ids, visible, api_key)
+    if turn is None and len(message.parts) > 1:
+        # Its text may have come in several blocks, with thinking between them.
+        whole = replace(message, parts=("".join(message.parts),))
+        turn = store.issued(ids, store.visible_hash(whole, defaults), api_key)
+    return turn
+
+
+def _turn_of(thought: Thought) -> str | None:
+    """The turn that a piece of thinking is of, if it comes back as it was sent."""
+    token = read_token(thought.token)
+    if token is None:
+        return None
+    is_whole = not thought.text.strip() or token.is_of(thought.text)
+    return token.turn if is_whole else None

@@ -1,0 +1,218 @@
+"""
+Which older values stand in this prompt, and what must be said again. Pure.
+
+Spans of the request are paired with those of a stored record, in order, as far as
+both prompts are canonically equal; each pair is pinned, restated, or ends the walk
+(docs/reuse.md s4). Spans behind the end keep the request's own values.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sidecar.memory.session_turn_store import Scope
+from sidecar.pipeline.reuse.lineage import LineageRecord
+from sidecar.pipeline.reuse.update_note import Note, Restated, stated_by
+from sidecar.volatile.rules import Action, Policy
+from sidecar.volatile.spans import Span, SpanKey
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """
+    The outcome of a walk.
+
+    Args:
+        values: what stands in M, where that is not the request's own.
+        gone: spans of the record the request has not, to be put back in place.
+        restated: what the new tail note says; it takes the place of the one that the
+            last message had when it was asked before. stopped_by: the kind that ended
+            the walk.
+    """
+
+    values: Mapping[SpanKey, str]
+    gone: tuple[SpanKey, ...]
+    restated: tuple[Restated, ...]
+    notes: Mapping[int, Note]
+    stopped_by: str | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether M is just the request."""
+        return not self.values and not self.restated
+
+    def kinds(self) -> list[str]:
+        """Kinds that were pinned, each once."""
+        return list(dict.fromkeys(key[2] for key in self.values))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """
+    A span as the request has it and as the record has it.
+
+    Args:
+        ordinal: which of its kind among all that stand in either. is_typed: one side
+            has a span where the other has the very text that stands for spans.
+    """
+
+    key: SpanKey
+    own: str
+    stored: str
+    span: Span | None
+    ordinal: int
+    is_typed: bool
+
+
+def choose(
+    spans: Sequence[Span],
+    settled: Mapping[SpanKey, int],
+    shared: tuple[LineageRecord, int],
+    policy: Callable[[str], Policy],
+    may_lend: Callable[[str, bool], bool],
+) -> Pins:
+    """
+    Walk the pairs of a request and a record.
+
+    Args:
+        spans: the request's, in order; settled: their depths in C.
+        shared: the record, and the number of canonical ids common to both.
+        may_lend: whether the record may lend values of a kind to this request, told
+            whether a working directory stands before the span.
+    """
+    record, shared_len = shared
+    pairs = _pairs(spans, settled, record, shared_len)
+    last_note = max((s.message for s in spans if s.kind == "note"), default=-1)
+    taken, stopped_by = _take(pairs, record, last_note, (policy, may_lend))
+    notes = {pair.key[0]: record.notes[pair.key[0]] for pair in taken if _is_note(pair)}
+    restated = _to_restate(taken, notes, policy)
+    if last_note in notes:  # it was asked before, and is asked again
+        kept = notes.pop(last_note)
+        restated = _to_restate(taken, notes, policy)
+        if stated_by(restated) == kept.stated:
+            notes[last_note], restated = kept, ()
+        else:
+            taken = [p for p in taken if (p.key[0], p.key[2]) != (last_note, "note")]
+    return Pins(
+        values={p.key: p.stored for p in taken if p.own != p.stored},
+        gone=tuple(p.key for p in taken if p.span is None and p.stored),
+        restated=restated,
+        notes=notes,
+        stopped_by=stopped_by,
+    )
+
+
+def _take(
+    pairs: Sequence[_Pair],
+    record: LineageRecord,
+    last_note: int,
+    rules: tuple[Callable[[str], Policy], Callable[[str, bool], bool]],
+) -> tuple[list[_Pair], str | None]:
+    """The pairs up to the first that must not be pinned, and the kind of that one."""
+    policy, may_lend = rules
+    taken: list[_Pair] = []
+    known: set[SpanKey] = set()
+    for pair in pairs:
+        action = _action(pair, policy)
+        is_sayable = action != "restate" or pair.key[0] <= last_note
+        lends = action is None or _lends(pair, record, may_lend)
+        # A note whose values are not all walked would state what nobody takes back.
+        stated = record.notes[pair.key[0]].stated if _is_note(pair) else ()
+        is_whole = known.issuperset(stated)
+        if action == "stop" or pair.is_typed or not (is_sayable and lends and is_whole):
+            return taken, pair.key[2]
+        taken.append(pair)
+        known.add(pair.key)
+    return taken, None
+
+
+def _pairs(
+    spans: Sequence[Span],
+    settled: Mapping[SpanKey, int],
+    record: LineageRecord,
+    shared_len: int,
+) -> list[_Pair]:
+    own = {s.key: s for s in spans if settled[s.key] <= shared_len}
+    stored = {s.key: s for s in record.spans if s.settled <= shared_len}
+    order = {key: i for i, key in enumerate([*own, *stored])}
+    keys = sorted(order, key=lambda key: (key[0], key[1], order[key]))
+    ordinals: Counter[str] = Counter()
+    pairs = []
+    for key in keys:
+        mine, theirs = own.get(key), stored.get(key)
+        sentinel = mine.sentinel if mine else theirs.sentinel if theirs else ""
+        is_typed = bool(sentinel) and (mine is None or theirs is None)
+        values = (mine.value if mine else "", theirs.value if theirs else "")
+        pairs.append(_Pair(key, *values, mine, ordinals[key[2]], is_typed))
+        ordinals[key[2]] += 1
+    return pairs
+
+
+def _action(pair: _Pair, policy: Callable[[str], Policy]) -> Action | None:
+    if pair.own == pair.stored:
+        return None
+    chosen = policy(pair.key[2])
+    if not pair.own:
+        return chosen.gone
+    return chosen.differ if pair.stored else chosen.new
+
+
+def _to_restate(
+    taken: Sequence[_Pair],
+    notes: Mapping[int, Note],
+    policy: Callable[[str], Policy],
+) -> tuple[Restated, ...]:
+    """What M would state last that is not so any more."""
+    stated: dict[SpanKey, str] = {}
+    for message in sorted(notes):
+        stated |= notes[message].stated
+    return tuple(
+        Restated(pair.key, pair.ordinal, pair.own)
+        for pair in taken
+        if stated.get(pair.key, pair.stored) != pair.own
+        # What a note has said once must be taken back as well.
+        and (pair.key in stated or _action(pair, policy) == "restate")
+    )
+
+
+def _is_note(pair: _Pair) -> bool:
+    return pair.key[2] == "note" and bool(pair.stored)
+
+
+def _lends(
+    pair: _Pair, record: LineageRecord, may_lend: Callable[[str, bool], bool]
+) -> bool:
+    """Whether the record may lend a pair's value; a note: all that it states."""
+    note = record.notes.get(pair.key[0]) if pair.key[2] == "note" else None
+    if note is not None and may_lend("note", False):
+        return all(may_lend(kind, False) for _, _, kind, _ in note.stated)
+    return may_lend(pair.key[2], pair.span is not None and pair.span.has_folder)
+
+
+def lender(
+    record: Scope,
+    request: Scope,
+    policy: Callable[[str], Policy],
+    *,
+    is_proved: bool = True,
+) -> Callable[[str, bool], bool]:
+    """
+    Which kinds a record may lend to a request.
+
+    All within a thread; between threads of one key only the shared kinds, and what
+    is of a project only behind its working directory; between keys none. Within a
+    thread that equal words alone tell, the shared kinds and what was said of them.
+    """
+    if record.api_key != request.api_key:
+        return lambda kind, has_folder: False
+    is_own = (record.session, record.thread) == (request.session, request.thread)
+    if is_own and is_proved:
+        return lambda kind, has_folder: True
+
+    def lends(kind: str, has_folder: bool) -> bool:
+        of_kind = policy(kind)
+        if of_kind.shared:
+            return has_folder or not of_kind.needs_folder
+        return is_own and not of_kind.tells
+
+    return lends

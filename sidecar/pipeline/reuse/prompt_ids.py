@@ -1,0 +1,205 @@
+"""Elements and values -> ids: of what the model reads (M), and for lookup (C)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sidecar.core.prompt import Boundary, CanonicalIds, ModelIds
+from sidecar.pipeline.template.elements import Element, Splice
+from sidecar.pipeline.template.encoder import Encoded, PromptEncoder
+from sidecar.volatile.spans import MarkedMessage, Span, SpanKey
+
+BLOCK_LEN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """
+    C, and for each span the depth in C behind which it counts as matched.
+
+    A span counts once its whole message is matched or, inside a system message, one
+    more block behind it: else a block that is gone would be put before a different
+    message.
+
+    Args:
+        begins: where in C messages with spans begin, their headers included if an
+            added token begins those.
+    """
+
+    ids: CanonicalIds
+    settled: Mapping[SpanKey, int]
+    begins: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """
+    M, and the depths in it where messages begin.
+
+    Args:
+        boundaries: (depth, message index) ascending; a checkpoint there serves any
+            request that shares the messages before it.
+    """
+
+    ids: ModelIds
+    text: str
+    boundaries: tuple[tuple[int, int], ...]
+
+
+def canonical_ids(
+    elements: Sequence[Element], roles: Sequence[str], encoder: PromptEncoder
+) -> Canonical:
+    """Encode K: sentinels for spans, digests for spliced turns."""
+    pieces: list[str] = []
+    places: list[tuple[Span, int]] = []
+    starts: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    at = 0
+    for element in elements:
+        if isinstance(element, Span):
+            starts.setdefault(element.message, at)
+            text = element.sentinel
+            places.append((element, at + len(text)))
+            ends[element.message] = at + len(text)
+        elif isinstance(element, Splice):
+            text = f"{element.healed.lead}[turn {element.healed.digest}]"
+        else:
+            text = element
+        pieces.append(text)
+        at += len(text)
+    whole = "".join(pieces)
+    encoded = encoder.encode(whole)
+    depths = _Depths(whole, encoded, encoder)
+    settled = {
+        span.key: (
+            depths.at(place) + BLOCK_LEN
+            if roles[span.message] == "system"
+            # and what ends the message, else a longer one counts as the same
+            else encoded.end_of_piece(max(0, ends[span.message] - 1)) + 1
+        )
+        for span, place in places
+    }
+    begins = {
+        message: encoded.tokens[encoded.piece_at(max(0, char - 1))]
+        for message, char in starts.items()
+    }
+    return Canonical(CanonicalIds(encoded.ids), settled, begins)
+
+
+class _Depths:
+    """How many ids begin before a character; a piece is looked at once."""
+
+    def __init__(self, whole: str, encoded: Encoded, encoder: PromptEncoder) -> None:
+        self._whole = whole
+        self._encoded = encoded
+        self._encoder = encoder
+        self._counts: dict[int, Callable[[int], int]] = {}
+
+    def at(self, char: int) -> int:
+        encoded = self._encoded
+        number = encoded.piece_at(max(0, char - 1))
+        start = encoded.chars[number]
+        is_last = number + 1 == len(encoded.chars)
+        end = len(self._whole) if is_last else encoded.chars[number + 1]
+        if char >= end:
+            return encoded.end_of_piece(max(0, char - 1))
+        if char == start:
+            return encoded.tokens[number]
+        if number not in self._counts:
+            piece = self._whole[start:end]
+            self._counts[number] = self._encoder.counter_before(piece)
+        return encoded.tokens[number] + self._counts[number](char - start)
+
+
+def model_ids(
+    elements: Sequence[Element],
+    values: Mapping[SpanKey, str],
+    encoder: PromptEncoder,
+    header_tokens: int,
+) -> Assembled:
+    """
+    Encode M: values for spans, raw ids for spliced turns.
+
+    Args:
+        values: values that stand in place of the request's own.
+        header_tokens: added tokens in a message header, to find where it begins.
+    """
+    builder = _Builder(encoder, header_tokens)
+    for element in elements:
+        if isinstance(element, str):
+            builder.add_text(element)
+        elif isinstance(element, Span):
+            if element.kind == "edge_ws":
+                builder.note_content_start(element.message)
+            value = values.get(element.key, element.value)
+            builder.add_text(element.printed(value))
+        else:
+            builder.note_content_start(element.message)
+            builder.add_turn(element)
+    return builder.finish()
+
+
+class _Builder:
+    def __init__(self, encoder: PromptEncoder, header_tokens: int) -> None:
+        self._encoder = encoder
+        self._header_tokens = max(1, header_tokens)
+        self._ids: list[int] = []
+        self._texts: list[str] = []
+        self._segment: list[str] = []
+        self._segment_len = 0
+        self._starts: list[tuple[int, int]] = []  # char in segment, message
+        self._boundaries: dict[int, int] = {}
+
+    def add_text(self, text: str) -> None:
+        self._segment.append(text)
+        self._segment_len += len(text)
+
+    def note_content_start(self, message: int) -> None:
+        self._starts.append((self._segment_len, message))
+
+    def add_turn(self, splice: Splice) -> None:
+        self._flush()
+        self._ids += splice.healed.raw_ids
+        self._texts.append(splice.healed.raw_text)
+
+    def finish(self) -> Assembled:
+        self.note_content_start(1 << 30)  # the turn the model is to write
+        self._flush()
+        pairs = sorted((depth, message) for message, depth in self._boundaries.items())
+        return Assembled(ModelIds(tuple(self._ids)), "".join(self._texts), tuple(pairs))
+
+    def _flush(self) -> None:
+        text = "".join(self._segment)
+        encoded = self._encoder.encode(text, is_start=not self._ids)
+        for char, message in self._starts:
+            piece = encoded.piece_at(max(0, char - 1)) - (self._header_tokens - 1)
+            if message not in self._boundaries and piece >= 0:
+                self._boundaries[message] = len(self._ids) + encoded.tokens[piece]
+        self._ids += encoded.ids
+        self._texts.append(text)
+        self._segment, self._segment_len, self._starts = [], 0, []
+
+
+def end_of_message(found: Sequence[tuple[int, int]], message: int | None) -> int:
+    """The depth at which the message behind it begins; 0 if that is not known."""
+    if message is None:
+        return 0
+    return next((depth for depth, number in found if number > message), 0)
+
+
+def rank_boundaries(
+    found: Sequence[tuple[int, int]], marked: Sequence[MarkedMessage]
+) -> tuple[Boundary, ...]:
+    """Rank the places where messages begin by how likely a match ends there."""
+    roles = [item.message.role for item in marked]
+    users = [i for i, role in enumerate(roles) if role == "user"]
+    first = next((i for i, role in enumerate(roles) if role != "system"), len(roles))
+    ranked: dict[int, int] = {}
+    for depth, message in found:
+        if message == first:
+            rank = 0
+        elif users and message == users[-1]:
+            rank = 1
+        else:
+            rank = 2 if message >= len(roles) else 3
+        ranked[depth] = min(rank, ranked.get(depth, rank))
+    return tuple(Boundary(d, r) for d, r in sorted(ranked.items()) if d > 0)

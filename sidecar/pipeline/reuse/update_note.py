@@ -1,0 +1,78 @@
+"""
+The tail note: what a prompt says again because an older value stands in its place.
+
+A note carries a mark that nobody outside knows, in its opening and in its closing tag:
+so the model can tell it from text that only looks like one (a tool's result, a value
+that is said again), and no value can end it early. Where the mark has got into the
+conversation all the same, nothing is said in notes.
+"""
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sidecar.pipeline.template.elements import Element
+from sidecar.volatile.spans import Span, SpanKey
+
+MARK = secrets.token_hex(4)  # of this process: equal notes must stay equal
+_NONE_NOW = "(none now)"
+_HEAD = f"<context-update {MARK}>\nThese values replace the ones given above.\n"
+_TAIL = f"</context-update {MARK}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A tail note that stands in M: its text, and the value it states for each span."""
+
+    text: str
+    stated: Mapping[SpanKey, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Restated:
+    """A value that the tail note must say; "" if the span is gone."""
+
+    key: SpanKey
+    ordinal: int
+    value: str
+
+
+def write_note(restated: Sequence[Restated]) -> Note:
+    """The tail note that says these values; blocks first, whose lines may look so."""
+    lines = sorted(map(_line, restated), key=lambda line: line.count("\n") == 1)
+    text = "\n\n" + _HEAD + "".join(lines) + _TAIL
+    return Note(text, stated_by(restated))
+
+
+def stated_by(restated: Sequence[Restated]) -> dict[SpanKey, str]:
+    """The value that a note of these states for each span."""
+    return {item.key: item.value for item in restated}
+
+
+def quotes_a_note(elements: Iterable[Element]) -> bool:
+    """Whether a text, a value or a turn, none of them our note, has the mark of one."""
+    return any(MARK in _text_of(element) for element in elements)
+
+
+def _text_of(element: Element) -> str:
+    if isinstance(element, Span):
+        return element.value
+    return element if isinstance(element, str) else element.healed.raw_text
+
+
+def most_for_notes(plain_len: int) -> int:
+    """
+    How many tokens longer than the plain prompt a prompt may be, notes and all.
+
+    Beyond that the plain one is computed once, and later prompts go on from it.
+    """
+    return max(plain_len // 10, 2048)
+
+
+def _line(item: Restated) -> str:
+    kind = item.key[2]
+    label = kind if kind == "message_id" else kind.replace("_", " ")
+    if item.ordinal:
+        label += f" #{item.ordinal + 1}"
+    value = item.value.strip("\n") or _NONE_NOW
+    return f"{label}:{chr(10) if chr(10) in value else ' '}{value}\n"

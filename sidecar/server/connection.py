@@ -1,0 +1,276 @@
+"""One connection: deadlines, limits, one try/except, writing."""
+
+import http.server
+import io
+import logging
+import re
+import secrets
+import socket
+import time
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+from sidecar.core.errors import (
+    BadRequest,
+    RequestTimeout,
+    SidecarError,
+    Unavailable,
+)
+from sidecar.core.ports import StreamEncoder
+from sidecar.infra.logs import request_id as request_id_var
+from sidecar.server import access
+from sidecar.server.body_budget import BodyShare
+from sidecar.server.event_stream import StreamWriter
+from sidecar.server.listener import Listener
+from sidecar.server.messages import (
+    EventStream,
+    Request,
+    Response,
+    problem_response,
+)
+from sidecar.server.request_body import (
+    BodyHead,
+    DeadlineReader,
+    is_open,
+    linger,
+    read_body,
+)
+from sidecar.server.request_head import HeadReader, parser_error, path_of, read_headers
+
+logger = logging.getLogger(__name__)
+
+_IDLE_S = 75.0  # between two requests of a kept-alive connection
+_HEAD_S = 30.0
+_BODY_GAP_S = 60.0
+_BODY_S = 600.0
+_WRITE_S = 60.0
+_LINGER_S = 1.0
+# By name: a browser does not take `*` for Authorization.
+_CORS_HEADERS = "Authorization, Content-Type, X-API-Key, X-Request-ID"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.0"  # so that every answer has a status line
+    server_version = "litellm-mlx"
+    sys_version = ""
+    server: Listener
+    rfile: Any
+    raw_requestline: bytes
+
+    def setup(self) -> None:
+        """Put the deadline reader under the stdlib's parser."""
+        super().setup()
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._reader = DeadlineReader(self.connection)
+        self._stream: io.BufferedReader = io.BufferedReader(self._reader, 1 << 16)
+        self.rfile = self._stream
+        self._forget_last_request()
+
+    def handle_one_request(self) -> None:
+        """Wait for a request, then read its head within its own deadline."""
+        try:
+            self._reader.allow(_IDLE_S, _IDLE_S)
+            if not self.rfile.peek(1):
+                self.close_connection = True
+                return
+            self.server.places.hear(self.connection)
+            self._reader.allow(_HEAD_S, _HEAD_S)
+            self._forget_last_request()
+            super().handle_one_request()
+        except (TimeoutError, OSError):
+            self.close_connection = True
+
+    def parse_request(self) -> bool:
+        """Refuse HTTP/0.9 and the like before the stdlib waits for its headers."""
+        words = self.raw_requestline.split()
+        if words and (len(words) != 3 or not words[2].startswith(b"HTTP/1.")):
+            self.send_error(
+                HTTPStatus.BAD_REQUEST, "the first line must be METHOD PATH HTTP/1.1"
+            )
+            return False
+        lines = HeadReader(self._stream, self.raw_requestline)
+        self.rfile = lines
+        try:
+            is_parsed = super().parse_request()
+        finally:
+            self.rfile = self._stream
+        if is_parsed and lines.is_broken:
+            self.send_error(HTTPStatus.BAD_REQUEST, "a bare CR or a NUL in the head")
+            return False
+        return is_parsed
+
+    def do_GET(self) -> None:
+        """Every method goes the same way."""
+        self._handle()
+
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_GET  # noqa: N815
+
+    def send_error(
+        self, code: int, message: str | None = None, explain: str | None = None
+    ) -> None:
+        """The stdlib parser's own complaints, in our form."""
+        self.close_connection = True
+        self._write_error(parser_error(code, message))
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are logged at their end, by the service."""
+
+    def _forget_last_request(self) -> None:
+        self._id = "-"
+        self._started = time.monotonic()
+        self._headers_sent = False
+        self._is_chunked = False
+        self._encoder: StreamEncoder | None = None
+        self.command = self.path = ""
+        self.request_version = self.default_request_version
+        self.headers = self.MessageClass()
+
+    def _handle(self) -> None:
+        given = self.headers.get("X-Request-ID", "")
+        self._id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        token = request_id_var.set(self._id)
+        path = path_of(self.path)
+        try:
+            self._answer(path, read_headers(self.headers))
+        except SidecarError as error:
+            self._fail(error)
+        except TimeoutError:
+            self.close_connection = True
+            if not self._headers_sent:
+                self._fail(RequestTimeout("the request took too long to arrive"))
+        except OSError:
+            self.close_connection = True
+        except Exception:
+            logger.exception("request failed path=%s", path[:200])
+            self._fail(SidecarError("internal error"))
+        finally:
+            self.server.places.end(self.connection)
+            request_id_var.reset(token)
+
+    def _answer(self, path: str, headers: dict[str, str]) -> None:
+        if self.request_version != "HTTP/1.0" and not headers.get("host"):
+            raise BadRequest("the header host is missing")
+        access.check(self.server.config, self.command, path, headers)
+        method = "GET" if self.command == "HEAD" else self.command
+        endpoint, tail = self.server.routes.find(method, path)
+        with BodyShare(self.server.bodies) as share:
+            body = self._read_body(headers, share)
+            is_urgent = self.server.routes.is_urgent(path)
+            if not self.server.places.begin(self.connection, is_urgent=is_urgent):
+                raise Unavailable("too many requests at once", retry_after_s=1)
+            request = Request(
+                method, path, headers, body, self._id, tail,
+                urlsplit(self.path).query, lambda: is_open(self.connection),
+            )  # fmt: skip
+            self.connection.settimeout(_WRITE_S)
+            response = endpoint(request)
+            if isinstance(response, EventStream):
+                self._stream_events(response)
+            else:
+                self._write(response)
+
+    def _read_body(self, headers: dict[str, str], share: BodyShare) -> bytes:
+        head = BodyHead(headers.get("content-length"), headers.get("transfer-encoding"))
+        self._reader.allow(_BODY_GAP_S, _BODY_S)
+        limit = self.server.config.max_body_mb << 20
+        body = read_body(self._stream, head, limit, share.grow)
+        share.weigh(body)
+        return body
+
+    def _stream_events(self, stream: EventStream) -> None:
+        try:
+            self._is_chunked = self.request_version != "HTTP/1.0"
+            self.close_connection = self.close_connection or not self._is_chunked
+            headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            self._send_head(
+                200, "text/event-stream; charset=utf-8", {**headers, **stream.headers}
+            )
+            self._encoder = stream.encoder
+            writer = StreamWriter(
+                self._write_chunk,
+                lambda: is_open(self.connection),
+                self.server.config.keepalive_s,
+            )
+            writer.run(stream)
+            self._end_chunks()
+            self._count(200)
+        finally:
+            stream.close()
+
+    def _write_chunk(self, data: bytes) -> None:
+        self.wfile.write(
+            b"%x\r\n%s\r\n" % (len(data), data) if self._is_chunked else data
+        )
+
+    def _end_chunks(self) -> None:
+        if self._is_chunked:
+            self.wfile.write(b"0\r\n\r\n")
+
+    def _fail(self, error: SidecarError) -> None:
+        """Before the first byte a status; after it an error event, and the end."""
+        try:
+            if self._headers_sent:
+                self.close_connection = True
+                if self._encoder is not None:
+                    self._write_chunk(self._encoder.failed(error))
+                self._end_chunks()
+                self._count(error.status_hint)
+            else:
+                self._write_error(error)
+        except OSError:
+            self.close_connection = True
+
+    def _write_error(self, error: SidecarError) -> None:
+        self.close_connection = True  # the body may not have been read
+        path = path_of(self.path)[:200]
+        content_type, body = self.server.routes.problem(error, self._id, path)
+        self._write(problem_response(error, content_type, body))
+        self.wfile.flush()
+        self._reader.allow(_LINGER_S, _LINGER_S)
+        linger(self.connection, self.rfile)
+
+    def _write(self, response: Response) -> None:
+        self._send_head(
+            response.status, response.content_type, response.headers, response.body
+        )
+        if self.command != "HEAD":
+            self.wfile.write(response.body)
+        self._count(response.status)
+
+    def _send_head(
+        self,
+        status: int,
+        content_type: str,
+        headers: Any,
+        body: bytes | None = None,
+    ) -> None:
+        """With the length of the body, if it is known."""
+        self._headers_sent = True
+        self.send_response_only(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("X-Request-ID", self._id)
+        origin = self.headers.get("Origin")
+        if origin in self.server.config.cors_allow_origins:
+            self.send_header("Access-Control-Allow-Origin", str(origin))
+            self.send_header("Access-Control-Allow-Headers", _CORS_HEADERS)
+            self.send_header("Vary", "Origin")
+        if self._is_chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+        elif body is not None:
+            self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+
+    def _count(self, status: int) -> None:
+        endpoint = self.server.routes.name(path_of(self.path))
+        metrics = self.server.metrics
+        metrics.requests.labels(endpoint, str(status)).inc()
+        metrics.latency.labels(endpoint).observe(time.monotonic() - self._started)

@@ -1,0 +1,240 @@
+"""
+Finds the volatile stretches of a conversation.
+
+Input messages are never changed: what comes out is a list of pieces per message,
+literal text and spans, that together are the message's own text.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from sidecar.core.requests import Message
+from sidecar.volatile import rules as rules_module
+from sidecar.volatile.rules import RuleSet
+
+_PATH = r"(?:/|~/|[A-Za-z]:\\)\S*"
+# As agents say it on a line of its own; a sentence about directories names none.
+_FOLDER = re.compile(
+    r"^[ \t]*(?:[-*] )?(?:(?:(?:Primary |Current |Your )?working directory(?: is)?"
+    rf"|I'm currently working in the directory):? {_PATH}.*"
+    rf"|<cwd>\n?{_PATH}\n?</cwd>|Runtime: .*\brepo={_PATH}.*"
+    rf"|Contents of {_PATH} \(project instructions, checked into the codebase\):)$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_MOST_FOLDER_CHARS = 1 << 20
+_MOST_FINDS = 16384  # in a conversation; what it holds beyond is ordinary text
+_BLANK_ANSWERS = ("(no content)",)
+SpanKey = tuple[int, int, str, int]  # message, place in it, kind, which there
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """
+    A declared-volatile stretch.
+
+    Args:
+        message: index of its message.
+        place: offset in the message's canonical text; equal places pair.
+        nth: which of several of its kind at that place.
+        has_folder: its message names a working directory before it: a status or a
+            listing behind the same one is of the same project.
+        is_quoted: the template prints its message as a JSON string.
+    """
+
+    kind: str
+    message: int
+    place: int
+    value: str
+    sentinel: str = ""
+    nth: int = 0
+    has_folder: bool = False
+    is_quoted: bool = False
+
+    def printed(self, value: str) -> str:
+        """What stands in the prompt where this span has that value."""
+        return json.dumps(value, ensure_ascii=False)[1:-1] if self.is_quoted else value
+
+    @property
+    def key(self) -> SpanKey:
+        """What pairs with the same span of another request."""
+        return (self.message, self.place, self.kind, self.nth)
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedMessage:
+    """A message as literal texts and spans, in order."""
+
+    message: Message
+    pieces: tuple[str | Span, ...]
+
+
+def normalise(messages: Sequence[Message], ruleset: RuleSet | None) -> list[Message]:
+    """
+    What never was content leaves: blank assistant text, telemetry lines.
+
+    Args:
+        ruleset: None leaves telemetry where it is.
+    """
+    cleaned = []
+    for message in messages:
+        if message.role == "assistant" and _is_blank(message):
+            message = replace(message, parts=())
+        elif ruleset is not None and message.role == "system":
+            message = replace(message, parts=_without_telemetry(message, ruleset))
+        cleaned.append(message)
+    return cleaned
+
+
+def mark(
+    messages: Sequence[Message],
+    ruleset: RuleSet | None,
+    check: Callable[[], None] = lambda: None,
+) -> list[MarkedMessage]:
+    """
+    Find the spans of every message.
+
+    Args:
+        ruleset: None finds none (canonicalisation is off).
+        check: called before each message; what it raises ends the work.
+    """
+    marked = []
+    left = _MOST_FINDS
+    for index, message in enumerate(messages):
+        check()
+        if ruleset is None or message.role == "assistant":
+            text = message.text
+            marked.append(MarkedMessage(message, (text,) if text else ()))
+            continue
+        found = _found(message, ruleset, left) if message.role != "tool" else []
+        left -= len(found)
+        folder_end = _end_of_folder(message.text, found)
+        spans = [
+            Span(
+                kind, index, 0, value, sentinel, has_folder=0 <= folder_end <= start
+            )
+            for kind, (start, _), value, sentinel in found
+        ]  # fmt: skip
+        pieces = _cut(message.text, found, spans)
+        if message.role in ("system", "user"):
+            pieces = _cut_edges(pieces, index)
+        if message.role == "tool":
+            pieces = _cut_tail(pieces, index)
+        if message.role in ("user", "tool"):
+            pieces.append(Span("note", index, 0, ""))
+        marked.append(MarkedMessage(message, _placed(pieces)))
+    return marked
+
+
+def canonical_text(pieces: Sequence[str | Span]) -> str:
+    """The message's text with sentinels for spans."""
+    return "".join(p if isinstance(p, str) else p.sentinel for p in pieces)
+
+
+def _is_blank(message: Message) -> bool:
+    text = message.text.strip()
+    return not text or text in _BLANK_ANSWERS
+
+
+def _without_telemetry(message: Message, ruleset: RuleSet) -> tuple[str, ...]:
+    dropping = [r for r in ruleset.rules if ruleset.policy(r.kind).differ == "drop"]
+    parts = []
+    for part in message.parts:
+        finds = rules_module.find(dropping, message.role, part)
+        starts = [0, *(end for _, (_, end) in finds)]
+        ends = [*(start for _, (start, _) in finds), len(part)]
+        kept = "".join(part[a:b] for a, b in zip(starts, ends, strict=True))
+        if kept or not finds:
+            parts.append(kept)
+    return tuple(parts)
+
+
+Found = tuple[str, tuple[int, int], str, str]  # kind, range, value, sentinel
+
+
+def _found(message: Message, ruleset: RuleSet, most: int) -> list[Found]:
+    """The first finds in the joined text, part by part: no rule looks across a part."""
+    keeping = [
+        rule
+        for rule in ruleset.rules
+        if ruleset.policy(rule.kind).differ != "drop" and not rule.vanishes
+    ]
+    text, offset = message.text, 0
+    found: list[Found] = []
+    for part in message.parts:
+        if len(found) >= most:
+            break
+        offset = text.find(part, offset) if part else offset
+        for rule, (start, end) in rules_module.find(keeping, message.role, part):
+            start, end = start + offset, end + offset
+            owns_part = start == offset and end == offset + len(part)
+            if owns_part and end > start and text[end : end + 1] == "\n":
+                end += 1  # the seam goes with a part that may go
+            found.append((rule.kind, (start, end), text[start:end], rule.sentinel))
+        offset += len(part)
+    return found[:most]
+
+
+def _end_of_folder(text: str, found: Sequence[Found]) -> int:
+    """Where the first line ends that names a folder before some find; -1: nowhere."""
+    if not found:
+        return -1
+    last_start = min(found[-1][1][0], _MOST_FOLDER_CHARS)
+    end = text.rfind("\n", 0, last_start + 1)
+    folder = _FOLDER.search(text, 0, end) if end >= 0 else None
+    return folder.end() if folder else -1
+
+
+def _cut(text: str, found: Sequence[Found], spans: Sequence[Span]) -> list[str | Span]:
+    pieces: list[str | Span] = []
+    at = 0
+    for (_, (start, end), _, _), span in zip(found, spans, strict=True):
+        pieces += [text[at:start], span]
+        at = end
+    return [p for p in [*pieces, text[at:]] if p != ""]
+
+
+def _cut_edges(pieces: list[str | Span], index: int) -> list[str | Span]:
+    """White space at either end of the message is a span of its own."""
+
+    def edge(value: str) -> Span:
+        return Span("edge_ws", index, 0, value)
+
+    lead = trail = ""
+    if pieces and isinstance(pieces[0], str):
+        stripped = pieces[0].lstrip()
+        lead, pieces[0] = pieces[0][: len(pieces[0]) - len(stripped)], stripped
+    if pieces and isinstance(pieces[-1], str):
+        stripped = pieces[-1].rstrip()
+        trail, pieces[-1] = pieces[-1][len(stripped) :], stripped
+    inner = [p for p in pieces if p != ""]
+    return [edge(lead), *inner, edge(trail)]
+
+
+def _cut_tail(pieces: list[str | Span], index: int) -> list[str | Span]:
+    """A tool's trailing white space is content, but a template may trim it."""
+    text = pieces[0] if pieces else ""
+    assert isinstance(text, str)
+    kept = text.rstrip()
+    if kept == text:
+        return pieces
+    tail = text[len(kept) :]
+    return [p for p in (kept, Span("tail_ws", index, 0, tail, tail)) if p != ""]
+
+
+def _placed(pieces: Sequence[str | Span]) -> tuple[str | Span, ...]:
+    placed: list[str | Span] = []
+    num_here: Counter[tuple[int, str]] = Counter()
+    place = 0
+    for piece in pieces:
+        if isinstance(piece, str):
+            placed.append(piece)
+            place += len(piece)
+        else:
+            here = (place, piece.kind)
+            placed.append(replace(piece, place=place, nth=num_here[here]))
+            num_here[here] += 1
+            place += len(piece.sentinel)
+    return tuple(placed)

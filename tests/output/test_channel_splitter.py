@@ -1,0 +1,71 @@
+"""Messages on channels, as gpt-oss writes them."""
+
+import random
+
+import pytest
+
+from sidecar.output.channel_splitter import ChannelSplitter
+
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+NEXT = "<|end|><|start|>assistant"
+TO_F = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+
+
+def split(text: str, seed: int, *, has_tools: bool = True) -> tuple[str, str, str]:
+    """Reasoning, content and tool buffer of a text cut at random."""
+    cuts = sorted(random.Random(seed).choices(range(len(text) + 1), k=seed))
+    splitter = ChannelSplitter(has_tools=has_tools)
+    spans = []
+    for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        spans += splitter.feed(text[a:b])
+    last, buffer = splitter.flush()
+    spans += last
+    texts = [
+        "".join(t for k, t in spans if k == kind) for kind in ("reasoning", "content")
+    ]
+    return texts[0], texts[1], buffer
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{ANALYSIS}r{NEXT}{FINAL}a", ("r", "a", "")),
+        (f"{ANALYSIS}r<|end|>", ("r", "", "")),
+        (f"{ANALYSIS}r", ("r", "", "")),
+        (f"{ANALYSIS}r{NEXT}{ANALYSIS}s{NEXT}{FINAL}a<|return|>", ("r\ns", "a", "")),
+        (f"{FINAL}  a \n\n", ("", "  a", "")),
+        (f"{FINAL}a \n b", ("", "a \n b", "")),
+        (f"{FINAL}a <|b|> <", ("", "a <|b|> <", "")),
+        (f"<|channel|>commentary<|message|>pre{NEXT}{FINAL}a", ("", "pre\na", "")),
+        (f"{ANALYSIS}{NEXT}{FINAL}a", ("", "a", "")),
+        (f"{FINAL}{NEXT}{FINAL}a", ("", "a", "")),
+        (f"{ANALYSIS}r{NEXT}{TO_F}{{}}<|call|>",
+         ("r", "", "to=functions.f <|constrain|>json<|message|>{}<|call|>")),
+        (f"{TO_F}{{}}", ("", "", "to=functions.f <|constrain|>json<|message|>{}")),
+        (" to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
+         ("", "", "to=functions.f<|channel|>commentary json<|message|>{}<|call|>")),
+        (f"{ANALYSIS}r<|start|>assistant{FINAL}a", ("r", "a", "")),
+        ("plain words", ("", "plain words", "")),
+        ("<|channel|>analy", ("", "", "")),
+        ("", ("", "", "")),
+    ],
+)  # fmt: skip
+def test_channels_are_told_apart(text: str, expected: tuple[str, str, str]) -> None:
+    """However the text was cut into pieces."""
+    for seed in range(20):
+        assert split(text, seed) == expected
+
+
+def test_without_tools_a_call_is_text() -> None:
+    """Nobody could run it."""
+    assert split(f"{TO_F}{{}}<|call|>", 3, has_tools=False) == ("", "{}", "")
+
+
+def test_text_now_is_reasoning_only_within_analysis() -> None:
+    """For counting its tokens."""
+    splitter = ChannelSplitter(has_tools=True)
+    states = []
+    for piece in ("<|channel|>analysis", "<|message|>", "r", "<|end|>", FINAL, "a"):
+        splitter.feed(piece)
+        states.append(splitter.is_reasoning)
+    assert states == [False, True, True, False, False, False]

@@ -1,0 +1,140 @@
+"""What a model writes may be a stranger's doing as well: read once, and never fatal."""
+
+import json
+import time
+from collections.abc import Callable
+
+import orjson
+import pytest
+
+from sidecar.core.nested_json import MOST_LEVELS, check_depth, load_json
+from sidecar.core.requests import Tool, ToolCall
+from sidecar.dialects.anthropic_messages.answer import parse_input, tool_use
+from sidecar.output.channel_splitter import ChannelSplitter
+from sidecar.output.native_formats import bare_json, deepseek, deepseek_dsml
+from sidecar.output.reasoning_splitter import Markers, StreamSplitter
+from sidecar.output.tool_calls import ToolSyntax, extract_calls
+from sidecar.output.tool_formats import (
+    FormatParser,
+    glm4_native,
+    hermes_json,
+    qwen3_coder_xml,
+)
+
+TOOL = Tool("look", {"type": "object", "properties": {}}, {})
+SIZE = 40_000
+_CALL = '{"name": "look", "arguments": {}}'
+DEAR: list[tuple[str, FormatParser, str, str]] = [
+    ("", qwen3_coder_xml, "<function=a>", ""),
+    ("<function=a>", qwen3_coder_xml, "<parameter=b>", "</function>"),
+    ("look", glm4_native, "<arg_key>", ""),
+    ("look", glm4_native, "<arg_key>a</arg_key>", ""),
+    ("look", glm4_native, "<a>", ""),
+    ("look", glm4_native, '<a="', ""),
+    ("", hermes_json, _CALL, ""),
+    ("", hermes_json, "{} ", ""),
+    ("", deepseek, "<｜tool▁call▁begin｜>", ""),
+    ("<｜tool▁call▁begin｜>a<｜tool▁sep｜>", deepseek, " ", "<｜tool▁call▁end｜>"),
+    ("", deepseek_dsml, '<｜DSML｜invoke name="a">', ""),
+    (' "look", "parameters": {}};', bare_json, _CALL + ";", ""),
+]
+
+
+def cpu_s(work: Callable[[str], object], text: str) -> float:
+    start = time.thread_time()
+    work(text)
+    return time.thread_time() - start
+
+
+@pytest.mark.parametrize(("head", "parse", "unit", "tail"), DEAR)
+def test_a_call_block_is_read_once(
+    head: str, parse: FormatParser, unit: str, tail: str
+) -> None:
+    """Four times the text takes far less than sixteen times the thread's own time."""
+    syntax = ToolSyntax("<tool_call>", "</tool_call>", (parse,))
+
+    def work(text: str) -> None:
+        buffer = f"<tool_call>{text}</tool_call>"
+        extract_calls(buffer, syntax, (TOOL,), is_cut=False)
+
+    small, large = (
+        head + unit * (size // len(unit)) + tail for size in (SIZE, 4 * SIZE)
+    )
+    for _ in range(5):
+        once = max(min(cpu_s(work, small) for _ in range(2)), 0.002)
+        if min(cpu_s(work, large) for _ in range(2)) < 8 * once:
+            return
+    pytest.fail("the time grows faster than the text")
+
+
+@pytest.mark.parametrize("depth", [MOST_LEVELS + 1, 300, 990, 5000, 100_000])
+def test_a_call_nested_beyond_reason_is_text(depth: int) -> None:
+    """It could not be sent: orjson prints 254 levels, and templates fewer."""
+    nested = "[" * depth + "]" * depth
+    body = f'{{"name": "look", "arguments": {{"a": {nested}}}}}'
+    syntax = ToolSyntax("<tool_call>", "</tool_call>", (hermes_json,))
+    buffer = f"<tool_call>{body}</tool_call>"
+    found = extract_calls(buffer, syntax, (TOOL,), is_cut=False)
+    assert (found.calls, found.text) == ((), buffer)
+
+
+def test_a_call_nested_as_tools_want_it_is_a_call() -> None:
+    """And what is made of it can be printed."""
+    nested = "[" * (MOST_LEVELS - 5) + "]" * (MOST_LEVELS - 5)
+    body = f'{{"name": "look", "arguments": {{"a": {nested}}}}}'
+    syntax = ToolSyntax("<tool_call>", "</tool_call>", (hermes_json,))
+    buffer = f"<tool_call>{body}</tool_call>"
+    (call,) = extract_calls(buffer, syntax, (TOOL,), is_cut=False).calls
+    assert orjson.dumps(tool_use(call, parse_input(call.arguments)))
+
+
+def test_calls_that_say_the_same_are_one() -> None:
+    """In the order in which each was said first."""
+    said = [{"a": 1}, {"b": 2}, {"a": 1}, {"c": 3}, {"b": 2}]
+    bodies = [json.dumps({"name": "look", "arguments": each}) for each in said]
+    syntax = ToolSyntax("<tool_call>", "</tool_call>", (hermes_json,))
+    buffer = f"<tool_call>{' '.join(bodies)}</tool_call>"
+    calls = extract_calls(buffer, syntax, (TOOL,), is_cut=False).calls
+    assert [json.loads(call.arguments) for call in calls] == [
+        said[i] for i in (0, 1, 3)
+    ]
+
+
+@pytest.mark.parametrize("depth", [MOST_LEVELS + 1, 300, 990, 100_000])
+def test_a_block_of_a_call_nested_beyond_reason_holds_its_text(depth: int) -> None:
+    """A tool_use block needs an object, and one that can be printed."""
+    text = '{"a": ' + "[" * depth + "]" * depth + "}"
+    block = tool_use(ToolCall("c", "look", text), parse_input(text))
+    assert block["input"] == {"raw": text}
+    assert orjson.dumps(block)
+
+
+def test_depth_counts_lists_and_objects() -> None:
+    """A wide value is not a deep one."""
+    check_depth([[{"a": [1]}] * 1000] * 100)
+    with pytest.raises(ValueError, match="deep"):
+        load_json("[" * (MOST_LEVELS + 2) + "]" * (MOST_LEVELS + 2))
+    assert load_json("[[1]]") == [[1]]
+
+
+def test_a_call_held_back_within_thinking_is_not_read_again_with_each_piece() -> None:
+    """What is held is searched once, and given back whole."""
+    text = "<tool_call>" + "x" * 5000
+    splitter = StreamSplitter(Markers(tool_openers=("<tool_call>",)), "on")
+    for at in range(0, len(text), 3):
+        assert splitter.feed(text[at : at + 3]) == []
+        assert len(splitter._buffer) < 20
+    assert splitter.feed("</think>Yes") == [("reasoning", text), ("content", "Yes")]
+
+
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+def test_a_header_without_an_end_is_content(size: int) -> None:
+    """However it is cut; and it is not searched anew with each piece."""
+    text = "<|channel|>" + "x" * 20_000
+    splitter = ChannelSplitter(has_tools=True)
+    spans = []
+    for at in range(0, len(text), size):
+        spans += splitter.feed(text[at : at + size])
+    spans += splitter.flush()[0]
+    assert {kind for kind, _ in spans} == {"content"}
+    assert "".join(shown for _, shown in spans) == text

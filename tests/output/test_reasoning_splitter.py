@@ -1,0 +1,197 @@
+"""The splitter: thinking, calls and text, however the text is cut."""
+
+import random
+import re
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.output.reasoning_splitter import Markers, Span, StartMode, StreamSplitter
+
+TOOL_MARKERS = Markers(tool_openers=("<tool_call>",))
+CALL = '<tool_call>{"name":"f","arguments":{}}</tool_call>'
+NUM_CHUNKINGS = 150
+
+
+@dataclass(frozen=True)
+class Row:
+    mode: StartMode
+    text: str
+    reasoning: str = ""
+    content: str = ""
+    tools: str = ""
+
+
+# The numbers are those of the table; a row with two inputs is there twice.
+ROWS = {
+    "1": Row("on", "<think>r</think>\nans", "r", "ans"),
+    "2": Row("on", "r</think>\n\nans", "r", "ans"),
+    "3": Row("on", "unclosed", "unclosed"),
+    "3b": Row("on", "<think>unclosed", "unclosed"),
+    "4": Row("on", "<think>a</think>\nx <think>b</think> y", "ab", "x y"),
+    "5": Row("on", "<think>a<think>b</think>c</think>d", "a<think>b", "c</think>d"),
+    "6": Row("on", "r</think>a</think>b", "r", "a</think>b"),
+    "7": Row("on", "r</think>a<think>never closed", "rnever closed", "a"),
+    "8": Row("on", "<think>r</think>\n a", "r", "a"),
+    "9": Row("on", "r</think>ans" + " " * 30, "r", "ans"),
+    "10": Row("on", f"r</think>\n{CALL}", "r", "", CALL),
+    "11": Row("on", f"r{CALL}", "r", "", CALL),
+    "12": Row(
+        "on",
+        "r <tool_call>X</tool_call> no</think>ans",
+        "r <tool_call>X</tool_call> no",
+        "ans",
+    ),
+    "13": Row("on", "<THINK>r</THINK>a", "r", "a"),
+    "14": Row("off", "no think", "", "no think"),
+    "15": Row("off", "  hi  \n", "", "  hi"),
+    "16": Row("off", "x</think>y", "", "x</think>y"),
+    "17": Row("off", "<think>r</think>a", "r", "a"),
+    "18": Row("off", f"t {CALL} tail", "", "t", f"{CALL} tail"),
+    "19": Row("off", "a <tool_ca", "", "a <tool_ca"),
+    "20": Row("off", " \n\t  "),
+    "21": Row("on", "  \n", "  \n"),
+    "22": Row("undecided", "plain answer", "", "plain answer"),
+    "23": Row("undecided", "\n<think>r</think>a", "r", "a"),
+}
+
+
+def is_the_call(text: str) -> bool:
+    return text.strip() == CALL
+
+
+def split(mode: StartMode, pieces: list[str], markers: Markers = TOOL_MARKERS) -> Row:
+    """Feed the pieces; join what comes out."""
+    splitter = StreamSplitter(markers, mode, is_the_call)
+    spans: list[Span] = []
+    for piece in pieces:
+        spans += splitter.feed(piece)
+    rest, tools = splitter.flush()
+    spans += rest
+    assert all(text for _, text in spans), "an empty span"
+
+    def joined(kind: str) -> str:
+        return "".join(text for found, text in spans if found == kind)
+
+    return Row(mode, "".join(pieces), joined("reasoning"), joined("content"), tools)
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+
+
+@pytest.mark.parametrize("number", ROWS)
+def test_row_of_the_table_holds_for_any_chunking(number: str) -> None:
+    """Whole, letter by letter and in 150 random cuts, a row gives its three texts."""
+    row = ROWS[number]
+    chance = random.Random(number)
+    for _ in range(NUM_CHUNKINGS):
+        places = [chance.randrange(999) for _ in range(chance.randrange(9))]
+        assert split(row.mode, cut(row.text, places)) == row
+    assert split(row.mode, [row.text]) == row
+    assert split(row.mode, list(row.text)) == row
+
+
+def test_tags_cut_where_the_table_cuts_them() -> None:
+    """Row 8 in its own pieces: tags in two halves, white space by itself."""
+    pieces = ["<th", "ink>r</th", "ink>", "\n", " a"]
+    assert split("on", pieces) == ROWS["8"]
+
+
+FRAGMENTS = [
+    "<think>", "</think>", "<THINK>", "<thin", "</th", "k>", "<", ">", "/", " ", "\n",
+    "a", "bc", "<tool_call>", "</tool_call>", "<tool", CALL, "\u00a0", "\u212a",
+]  # fmt: skip
+texts = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
+modes = st.sampled_from(["on", "off", "undecided"])
+places = st.lists(st.integers(0, 400), max_size=8)
+
+
+@given(mode=modes, text=texts, cuts=places, offers_tools=st.booleans())
+def test_chunking_never_matters(
+    mode: StartMode, text: str, cuts: list[int], offers_tools: bool
+) -> None:
+    """Any cutting gives the spans of the uncut text, with tools offered or not."""
+    markers = TOOL_MARKERS if offers_tools else Markers()
+    assert split(mode, cut(text, cuts), markers) == split(mode, [text], markers)
+
+
+@given(mode=modes, text=texts)
+def test_nothing_but_tags_and_space_is_lost(mode: StartMode, text: str) -> None:
+    """Every other letter comes out, in the texts' own order."""
+    row = split(mode, [text])
+
+    def letters(part: str) -> int:
+        return len(re.findall(r"[abc\u212a]", part))
+
+    kept = row.reasoning + row.content + row.tools
+    assert letters(kept) == letters(text)
+
+
+plain = st.lists(st.sampled_from(["a", "b ", " c", "\n", "d<", "e"]), max_size=5).map(
+    "".join
+)
+space = st.sampled_from(["", " ", "\n\n", " \n\t"])
+blocks = st.builds(
+    lambda inside, gap, after: f"<think>{inside}</think>{gap}{after}",
+    plain, space, plain,
+)  # fmt: skip
+orphan = st.builds(lambda inside, gap: f"{inside}</think>{gap}", plain, space)
+
+
+@given(head=orphan | blocks, more=st.lists(blocks, max_size=3), cuts=places)
+def test_content_is_what_the_oracle_says(
+    head: str, more: list[str], cuts: list[int]
+) -> None:
+    """Thinking on: content = the text less each block, the orphan close, the ends."""
+    text = head + "".join(more)
+    expected = re.sub(r"<think>.*?</think>\s*", "", text, flags=re.DOTALL)
+    if head.count("<think>") == 0:
+        expected = re.sub(r"^.*?</think>\s*", "", expected, count=1, flags=re.DOTALL)
+    row = split("on", cut(text, cuts), Markers())
+    assert row.content == expected.strip()
+
+
+def test_other_tag_pairs() -> None:
+    """The tags are the model's: [THINK] works as <think> does, and only it."""
+    markers = Markers("[THINK]", "[/THINK]")
+    row = split("undecided", list("[THINK]r <think>[/THINK] a</think>"), markers)
+    assert (row.reasoning, row.content) == ("r <think>", "a</think>")
+
+
+def test_a_letter_that_only_looks_like_a_tag_is_no_tag() -> None:
+    """IGNORECASE alone would take the Kelvin sign for a k; it is text."""
+    row = split("undecided", ["<thin\u212a>x"])
+    assert (row.reasoning, row.content) == ("", "<thin\u212a>x")
+
+
+@pytest.mark.parametrize(
+    ("mode", "fed", "expected"),
+    [
+        ("on", "", True),
+        ("on", "thought", True),
+        ("on", "thought<tool_call>x", True),
+        ("on", "thought</think>", False),
+        ("off", "", False),
+        ("undecided", "", False),
+        ("undecided", "<think>x", True),
+    ],
+)
+def test_knows_whether_it_is_reasoning(
+    mode: StartMode, fed: str, expected: bool
+) -> None:
+    """`is_reasoning` follows the state, so tokens can be counted as they come."""
+    splitter = StreamSplitter(TOOL_MARKERS, mode, is_the_call)
+    splitter.feed(fed)
+    assert splitter.is_reasoning is expected
+
+
+def test_content_is_shown_at_once() -> None:
+    """Only a possible tag and trailing space wait; everything before them is out."""
+    splitter = StreamSplitter(TOOL_MARKERS, "off")
+    assert splitter.feed("Hello ") == [("content", "Hello")]
+    assert splitter.feed("you <") == [("content", " you")]
+    assert splitter.feed("b") == [("content", " <b")]

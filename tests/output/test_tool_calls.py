@@ -1,0 +1,163 @@
+"""A tool buffer -> calls and the text around them."""
+
+import json
+import re
+
+import pytest
+
+from sidecar.core.requests import Tool
+from sidecar.output.families import find_family, output_syntax
+from sidecar.output.tool_calls import (
+    Extracted,
+    ToolSyntax,
+    extract_calls,
+    is_complete_call,
+)
+from sidecar.output.tool_formats import FORMATS
+
+SYNTAX = ToolSyntax("<tool_call>", "</tool_call>", tuple(FORMATS.values()))
+OPEN_ENDED = ToolSyntax("[TOOL_CALLS]", "", (FORMATS["hermes_json"],))
+TOOLS = (Tool("f", {}, {}), Tool("g", {}, {}))
+
+
+def block(name: str, **arguments: object) -> str:
+    call = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>{call}</tool_call>"
+
+
+def extract(buffer: str, *, is_cut: bool = False) -> Extracted:
+    return extract_calls(buffer, SYNTAX, TOOLS, is_cut=is_cut)
+
+
+def names(extracted: Extracted) -> list[str]:
+    return [call.name for call in extracted.calls]
+
+
+def test_calls_keep_their_order_and_text_is_joined() -> None:
+    """Blocks in order; the pieces between and after become one text."""
+    found = extract(f"{block('f', a=1)} then {block('g')}\n\nand done  ")
+    assert names(found) == ["f", "g"]
+    assert found.text == "then\nand done"
+    assert json.loads(found.calls[0].arguments) == {"a": 1}
+
+
+def test_equal_calls_collapse_within_one_block_only() -> None:
+    """A call said twice in one block is one; in two blocks it is meant twice."""
+    call = '{"name": "f", "arguments": {}}'
+    assert names(extract(f"<tool_call>[{call}, {call}]</tool_call>")) == ["f"]
+    assert names(extract(block("f") + block("f"))) == ["f", "f"]
+
+
+def test_a_block_that_is_no_call_stays_text() -> None:
+    """Nothing of the model's words is lost, and the good block still counts."""
+    found = extract(f"<tool_call>just words</tool_call>{block('f')}")
+    assert names(found) == ["f"]
+    assert found.text == "<tool_call>just words</tool_call>"
+
+
+def test_an_unclosed_last_block_counts_if_it_is_complete() -> None:
+    """A model that ends its turn without the closing tag has still called."""
+    assert names(extract('<tool_call>{"name": "f", "arguments": {}}')) == ["f"]
+
+
+def test_an_unclosed_block_that_is_incomplete_stays_text() -> None:
+    """Half a call is text."""
+    found = extract('<tool_call>{"name": "f", "argum')
+    assert (names(found), found.text) == ([], '<tool_call>{"name": "f", "argum')
+
+
+def test_a_block_cut_off_by_the_token_limit_stays_text() -> None:
+    """Even if its inside happens to parse: more could have come."""
+    buffer = '<tool_call>{"name": "f", "arguments": {}}'
+    found = extract(buffer, is_cut=True)
+    assert (names(found), found.text) == ([], buffer)
+
+
+def test_closed_blocks_before_a_cut_still_count() -> None:
+    """The last, open block is lost to the limit, and no text: a call stood before."""
+    found = extract(block("f") + '<tool_call>{"name": "g"', is_cut=True)
+    assert (names(found), found.text, found.is_cut) == (["f"], "", True)
+    assert not extract(block("f"), is_cut=True).is_cut
+
+
+def test_ids_are_new_each_time() -> None:
+    """`call_` and 24 hex digits; the same text read again gives other ids."""
+    buffer = block("f") * 3
+    ids = [call.id for _ in range(5) for call in extract(buffer).calls]
+    assert len(set(ids)) == 15
+    assert all(re.fullmatch(r"call_[0-9a-f]{24}", found) for found in ids)
+
+
+def test_tags_in_any_case() -> None:
+    """<TOOL_CALL> opens a block as well, and positions stay those of the text."""
+    buffer = "<TOOL_CALL>" + '{"name": "f", "arguments": {"a": "İ"}}' + "</Tool_Call>x"
+    found = extract(buffer)
+    assert json.loads(found.calls[0].arguments) == {"a": "İ"}
+    assert found.text == "x"
+
+
+def test_a_syntax_without_a_closing_tag() -> None:
+    """A block goes to the next opener or to the end, and counts when cut, too."""
+    one = '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]'
+    found = extract_calls(one + one, OPEN_ENDED, TOOLS, is_cut=False)
+    assert names(found) == ["f", "f"]
+
+
+def test_half_a_surrogate_pair_is_the_sign_for_what_cannot_be_read() -> None:
+    """It cannot be sent as UTF-8, and clients' parsers refuse the escape."""
+    found = extract(
+        '<tool_call>{"name":"f","arguments":{"a":"\\ud83d","b":"é\\ud83d\\ude00"}}'
+        "</tool_call>"
+    )
+    arguments = found.calls[0].arguments
+    assert json.loads(arguments.encode()) == {"a": "\ufffd", "b": "é\U0001f600"}
+
+
+@pytest.mark.parametrize(
+    ("buffer", "expected"),
+    [
+        (block("f"), True),
+        (f" {block('f')}\n{block('g')} ", True),
+        (f"so {block('f')}", False),
+        (f"{block('f')} so", False),
+        ("<tool_call>words</tool_call>", False),
+        ('<tool_call>{"name": "f", "arguments": {}}', False),
+        ("", False),
+        (" ", False),
+    ],
+)
+def test_knows_complete_calls_and_nothing_else(buffer: str, expected: bool) -> None:
+    """Held reasoning is a tool buffer only if it is closed calls and white space."""
+    assert is_complete_call(buffer, SYNTAX, TOOLS) is expected
+
+
+def test_a_parser_that_takes_any_prose_is_not_used() -> None:
+    """mlx-lm's glm47 makes a call of whatever it reads; a GLM's prose stays text."""
+    from mlx_lm.tool_parsers import glm47
+
+    family = find_family(None, "GLM-4.7-Flash", "glm4")
+    library = (glm47.tool_call_start, glm47.tool_call_end, glm47.parse_tool_call)
+    syntax = output_syntax(family, None, library)
+    buffer = "<tool_call>f is what I would call</tool_call>"
+    found = extract_calls(buffer, syntax.tools, TOOLS, is_cut=False)
+    assert (names(found), found.text) == ([], buffer)
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "model_type", "family"),
+    [
+        (None, "mlx-community/Qwen3-4B", "llama", "qwen3"),
+        (None, "local", "qwen3_moe", "qwen3"),
+        (None, "GLM-4.7", "", "glm4"),
+        (None, "mistral", "mistral", "generic"),
+        ("GLM", "Qwen3", "qwen3", "glm4"),
+        ("qen3", "x", "y", "qwen3"),
+        ("glm-4", "x", "y", "glm4"),
+        ("generic", "Qwen3", "qwen3", "generic"),
+    ],
+)
+def test_family_comes_from_the_setting_then_the_name(
+    setting: str | None, name: str, model_type: str, family: str
+) -> None:
+    """MODEL_FAMILY and its aliases win; then what the name or type speaks of."""
+    assert find_family(setting, name, model_type).name == family
