@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from litellm_mlx.ports import PidFile
+from litellm_mlx.launcher.ports import PidFile
 from testkit.proxy import free_port
 
 REPO = Path(__file__).parents[1]

@@ -16,7 +16,7 @@ import anthropic
 import httpx
 import openai
 
-from litellm_mlx.proxy_config import (
+from litellm_mlx.launcher.proxy_config import (
     NATIVE_ROUTES,
     Upstream,
     build_config,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from litellm_mlx.launch_settings import (
+from litellm_mlx.launcher.settings import (
     Address,
     Flags,
     LaunchSettings,
@@ -190,7 +190,7 @@ def test_no_reader_knows_a_name_of_its_own() -> None:
     }  # fmt: skip
     read = {
         node.value
-        for file in ("launch_settings.py", "settings.py")
+        for file in ("launcher/settings.py", "settings.py")
         for node in ast.walk(ast.parse((REPO / "litellm_mlx" / file).read_text()))
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)

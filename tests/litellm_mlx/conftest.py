@@ -14,7 +14,7 @@ import openai
 import pytest
 import yaml
 
-from litellm_mlx.proxy_config import NATIVE_ROUTES
+from litellm_mlx.launcher.proxy_config import NATIVE_ROUTES
 from testkit.proxy import free_port
 from tests.litellm_mlx.fake_sidecar import FakeSidecar
 from tests.litellm_mlx.sidecar_answers import Script, text_answer

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from litellm_mlx.launch_settings import Address
-from litellm_mlx.ports import (
+from litellm_mlx.launcher.ports import (
     Claim,
     PidFile,
     PortHeld,
@@ -22,6 +21,7 @@ from litellm_mlx.ports import (
     is_port_taken,
     lsof_pids,
 )
+from litellm_mlx.launcher.settings import Address
 
 LISTEN = """
 import signal, socket, sys, time
@@ -144,7 +144,7 @@ def test_a_running_launcher_keeps_its_servers(tmp_path: Path) -> None:
     PidFile(path).write(4321)
     hold = (
         "import sys, time; from pathlib import Path; "
-        "from litellm_mlx.ports import PidFile; "
+        "from litellm_mlx.launcher.ports import PidFile; "
         "print(PidFile(Path(sys.argv[1])).lock(), flush=True); time.sleep(60)"
     )
     other = subprocess.Popen(

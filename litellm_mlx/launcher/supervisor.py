@@ -22,8 +22,8 @@ from typing import Self
 
 import httpx
 
-from litellm_mlx.child import Child, Service
 from litellm_mlx.identity import challenge
+from litellm_mlx.launcher.child import Child, Service
 
 _POLL_S = 0.1
 _PROBE_TIMEOUT_S = 2.0

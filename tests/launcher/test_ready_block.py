@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from litellm_mlx.launch_settings import Flags, load_settings
-from litellm_mlx.progress import telling
-from litellm_mlx.proxy_config import ServedModel
-from litellm_mlx.ready_block import ready_block
+from litellm_mlx.launcher.progress import telling
+from litellm_mlx.launcher.proxy_config import ServedModel
+from litellm_mlx.launcher.ready_block import ready_block
+from litellm_mlx.launcher.settings import Flags, load_settings
 
 MODEL = ServedModel("openai/mlx-tiny-agent", ("local",), 32768, True, True)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from litellm_mlx.proxy_config import (
+from litellm_mlx.launcher.proxy_config import (
     ConfigError,
     ServedModel,
     Upstream,

@@ -19,7 +19,7 @@ from litellm_mlx.identity import SECRET_NAME, new_secret
 
 MASTER_KEY = "LITELLM_MASTER_KEY"
 DEFAULT_CONFIG = "litellm_config.yaml"
-_PACKAGE_PARENT = Path(__file__).resolve().parent.parent
+_PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 # A body of megabytes is gone with its request. glibc learns from it to keep the next
 # one's memory, and each thread's, for good: mallopt(3). Fixed bounds do not learn.
 _GLIBC_RETURNS_MEMORY = {

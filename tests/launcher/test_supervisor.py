@@ -12,11 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from litellm_mlx.child import Child, Service
-from litellm_mlx.launch_settings import Flags, load_settings
-from litellm_mlx.ports import PidFile
-from litellm_mlx.services import sidecar_service
-from litellm_mlx.supervisor import (
+from litellm_mlx.launcher.child import Child, Service
+from litellm_mlx.launcher.ports import PidFile
+from litellm_mlx.launcher.services import sidecar_service
+from litellm_mlx.launcher.settings import Flags, load_settings
+from litellm_mlx.launcher.supervisor import (
     RestartPolicy,
     ServiceFailed,
     StopRequested,

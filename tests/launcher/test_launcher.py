@@ -20,10 +20,10 @@ from litellm_mlx.identity import (
     new_secret,
     proof_of,
 )
-from litellm_mlx.launch_settings import Flags, load_settings
-from litellm_mlx.launcher import main, notices
-from litellm_mlx.ports import PidFile
-from litellm_mlx.services import plan_proxy, proxy_service, sidecar_service
+from litellm_mlx.launcher.__main__ import main, notices
+from litellm_mlx.launcher.ports import PidFile
+from litellm_mlx.launcher.services import plan_proxy, proxy_service, sidecar_service
+from litellm_mlx.launcher.settings import Flags, load_settings
 from testkit.launcher import Launcher
 from testkit.proxy import free_port
 
@@ -306,7 +306,7 @@ def test_the_light_has_its_colour_under_the_launcher(
 def test_the_launcher_is_light() -> None:
     """It starts at once: neither LiteLLM nor MLX nor the sidecar is imported."""
     code = (
-        "import sys, litellm_mlx.launcher; "
+        "import sys, litellm_mlx.launcher.__main__; "
         "print(sorted({'litellm', 'mlx', 'mlx_lm', 'sidecar'} & set(sys.modules)))"
     )
     result = subprocess.run(

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from litellm_mlx.chatter import is_chatter, without_chatter
+from litellm_mlx.launcher.chatter import is_chatter, without_chatter
 
 KEPT = [
     "INFO:     Application startup complete.",

@@ -8,12 +8,11 @@ from typing import Any
 
 import httpx
 
-from litellm_mlx.chatter import without_chatter
-from litellm_mlx.child import Service
 from litellm_mlx.identity import SECRET_NAME, is_proven, secret_of
-from litellm_mlx.launch_settings import MASTER_KEY, LaunchSettings, create_master_key
-from litellm_mlx.ports import PidFile
-from litellm_mlx.proxy_config import (
+from litellm_mlx.launcher.chatter import without_chatter
+from litellm_mlx.launcher.child import Service
+from litellm_mlx.launcher.ports import PidFile
+from litellm_mlx.launcher.proxy_config import (
     ConfigError,
     ServedModel,
     Upstream,
@@ -23,6 +22,7 @@ from litellm_mlx.proxy_config import (
     read_user_config,
     write_config,
 )
+from litellm_mlx.launcher.settings import MASTER_KEY, LaunchSettings, create_master_key
 
 _SIDECAR_DEADLINE_S = 600.0  # a large model from a slow disk
 _PROXY_DEADLINE_S = 180.0  # 64 s were seen with cold files

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from litellm_mlx.launch_settings import (
+from litellm_mlx.launcher.settings import (
     Address,
     Flags,
     SettingsError,

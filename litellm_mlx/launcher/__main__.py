@@ -14,7 +14,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from litellm_mlx.file_limit import raise_file_limit
-from litellm_mlx.launch_settings import (
+from litellm_mlx.launcher.ports import Claim, PidFile, PortHeld, claim_port
+from litellm_mlx.launcher.progress import telling
+from litellm_mlx.launcher.proxy_config import ConfigError
+from litellm_mlx.launcher.ready_block import fetch_memory_limit, ready_block
+from litellm_mlx.launcher.services import (
+    ProxyPlan,
+    fetch_models,
+    plan_proxy,
+    proxy_service,
+    sidecar_service,
+    write_proxy_config,
+)
+from litellm_mlx.launcher.settings import (
     MASTER_KEY,
     Address,
     Flags,
@@ -23,19 +35,7 @@ from litellm_mlx.launch_settings import (
     load_settings,
     valid_port,
 )
-from litellm_mlx.ports import Claim, PidFile, PortHeld, claim_port
-from litellm_mlx.progress import telling
-from litellm_mlx.proxy_config import ConfigError
-from litellm_mlx.ready_block import fetch_memory_limit, ready_block
-from litellm_mlx.services import (
-    ProxyPlan,
-    fetch_models,
-    plan_proxy,
-    proxy_service,
-    sidecar_service,
-    write_proxy_config,
-)
-from litellm_mlx.supervisor import ServiceFailed, StopRequested, Supervisor
+from litellm_mlx.launcher.supervisor import ServiceFailed, StopRequested, Supervisor
 
 _STOP_GRACE_S = 5.0  # beyond the time the sidecar itself takes to drain
 _STOPPED_EARLY = 130  # by Ctrl-C, before all was up

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from litellm_mlx.launch_settings import Address
+from litellm_mlx.launcher.settings import Address
 
 _LISTEN = "0A"  # the state column of /proc/net/tcp
 _POLL_S = 0.1

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import httpx
 
-from litellm_mlx.launch_settings import MASTER_KEY, Address, LaunchSettings
-from litellm_mlx.proxy_config import ServedModel
+from litellm_mlx.launcher.proxy_config import ServedModel
+from litellm_mlx.launcher.settings import MASTER_KEY, Address, LaunchSettings
 
 
 def ready_block(
