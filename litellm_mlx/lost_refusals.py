@@ -21,6 +21,11 @@ _UNSERVED = re.compile(
 )
 
 
+def is_unserved(told: bytes) -> bool:
+    """Whether LiteLLM says that it knows no way to ask a provider of ours."""
+    return _UNSERVED.search(told) is not None
+
+
 async def run(app: App, scope: Scope, receive: Receive, to: tuple[Send, str]) -> None:
     """
     Run an app; answer 400 where its failure began with such a refusal, 501 where it
@@ -69,7 +74,7 @@ class _Told:
         body = b"".join(message.get("body", b"") for message in self._held)
         if body.startswith(_GZIP):
             body = gzip.decompress(body)
-        return _UNSERVED.search(body) is not None
+        return is_unserved(body)
 
     async def release(self) -> None:
         held, self._held = self._held, []

@@ -11,7 +11,7 @@ from litellm import EmbeddingResponse, ModelResponse
 from litellm.llms.custom_llm import CustomLLM
 from litellm.types.utils import ModelResponseStream
 
-from litellm_mlx import client, hook, proxy_gate, streams
+from litellm_mlx import client, fallback_policy, hook, proxy_gate, streams
 from litellm_mlx.file_limit import raise_file_limit
 from litellm_mlx.settings import current_settings
 from litellm_mlx.translate import (
@@ -70,6 +70,7 @@ class MLXProvider(CustomLLM):  # type: ignore[misc]  # litellm is untyped
 
 
 hook.register()
+fallback_policy.install()
 proxy_gate.install()
 raise_file_limit()  # LiteLLM may have been started without the launcher
 mlx_llm = MLXProvider()

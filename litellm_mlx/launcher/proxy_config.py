@@ -29,6 +29,9 @@ NATIVE_ROUTES = {
     "supported_endpoints": ["/v1/messages", "/v1/responses"],
     "cache_control_ttl": True,
 }
+# LiteLLM shuts a model out, for everybody, after one answer of 401, 404, 408 or 429.
+# The sidecar refuses at once, and what it refused one is nothing to the others.
+NEVER_SHUT_OUT = {"cooldown_time": 0}
 PERMIT_NO_KEY = "dangerously_permit_weak_or_unset_master_key"
 
 
@@ -178,7 +181,7 @@ def _entries(
     yield {
         "model_name": "mlx/*",
         "litellm_params": _params("mlx/*", upstream),
-        "model_info": dict(NATIVE_ROUTES),
+        "model_info": NATIVE_ROUTES | NEVER_SHUT_OUT,
     }
 
 
@@ -223,7 +226,7 @@ def _model_info(model: ServedModel) -> dict[str, Any]:
     info |= dict.fromkeys(_COSTS, 0)
     info["supports_function_calling"] = model.supports_function_calling
     info["supports_reasoning"] = model.supports_reasoning
-    return info | NATIVE_ROUTES
+    return info | NATIVE_ROUTES | NEVER_SHUT_OUT
 
 
 def _litellm_settings(user: Mapping[str, Any], upstream: Upstream) -> dict[str, Any]:

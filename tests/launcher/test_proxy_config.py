@@ -64,6 +64,7 @@ def test_each_name_of_a_model_has_an_entry() -> None:
         "supports_reasoning": False,
         "supported_endpoints": ["/v1/messages", "/v1/responses"],
         "cache_control_ttl": True,
+        "cooldown_time": 0,
     }
 
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 import yaml
 
-from litellm_mlx.launcher.proxy_config import NATIVE_ROUTES
+from litellm_mlx.launcher.proxy_config import NATIVE_ROUTES, NEVER_SHUT_OUT
 from testkit.proxy import free_port
 from tests.litellm_mlx.fake_sidecar import FakeSidecar
 from tests.litellm_mlx.sidecar_answers import Script, text_answer
@@ -110,11 +110,13 @@ def proxy(
 def _config(sidecar: str, cloud: str, dead: str) -> dict[str, object]:
     def deployment(name: str, base: str) -> dict[str, object]:
         target = {"model": f"mlx/{name}", "api_base": base}
-        return {"model_name": name, "litellm_params": target}
+        info = dict(NEVER_SHUT_OUT)
+        return {"model_name": name, "litellm_params": target, "model_info": info}
 
     hosted = {"model": "hosted_vllm/big", "api_base": cloud, "api_key": "x"}
     handler = "litellm_mlx.provider.mlx_llm"
-    known = {"mode": "chat", "max_input_tokens": 32768, **NATIVE_ROUTES}
+    known = {"mode": "chat", "max_input_tokens": 32768}
+    known |= NATIVE_ROUTES | NEVER_SHUT_OUT
     falling = [name for name in FALLING_BACK if name != "fb-dead"]
     return {
         "model_list": [
@@ -123,7 +125,7 @@ def _config(sidecar: str, cloud: str, dead: str) -> dict[str, object]:
             {
                 **deployment("*", sidecar),
                 "model_name": "native/*",
-                "model_info": dict(NATIVE_ROUTES),
+                "model_info": NATIVE_ROUTES | NEVER_SHUT_OUT,
             },
             # Of models that it does not know LiteLLM makes up the streams of responses.
             *(
@@ -131,7 +133,10 @@ def _config(sidecar: str, cloud: str, dead: str) -> dict[str, object]:
                 for name in LEFT_MODELS
             ),
             deployment("dead", dead),
-            {**deployment("native-dead", dead), "model_info": dict(NATIVE_ROUTES)},
+            {
+                **deployment("native-dead", dead),
+                "model_info": NATIVE_ROUTES | NEVER_SHUT_OUT,
+            },
             deployment("fb-dead", dead),
             *(deployment(name, sidecar) for name in [*falling, "fb-context"]),
             {"model_name": "cloud", "litellm_params": hosted},

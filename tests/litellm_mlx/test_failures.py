@@ -17,7 +17,14 @@ from tests.litellm_mlx.proxy_client import (
     both_modes,
     post,
 )
-from tests.litellm_mlx.sidecar_answers import DONE, Json, Script, chunk, problem
+from tests.litellm_mlx.sidecar_answers import (
+    DONE,
+    Json,
+    Script,
+    chunk,
+    problem,
+    text_answer,
+)
 
 # What the sidecar says, what the client gets.
 REFUSALS = [
@@ -35,6 +42,9 @@ REFUSALS = [
     (501, "not_implemented", 501),
     (503, "service_unavailable", 503),
 ]
+
+
+REFUSED = (400, 401, 403, 404, 413, 422, 501)
 
 
 @both_modes
@@ -149,7 +159,6 @@ class TestFallback:
         "fb-503": problem(503, "service_unavailable", "loading", retry_after="7"),
         "fb-429": problem(429, "rate_limited", "queue is full", retry_after="7"),
         "fb-context": problem(400, "context_length_exceeded", "too long"),
-        "fb-lost": problem(400, "invalid_request", "unknown field"),
         "fb-dead": None,
     }
 
@@ -159,7 +168,7 @@ class TestFallback:
     def test_the_cloud_answers(
         self, proxy: Proxy, sidecar: FakeSidecar, model: str, route: str, stream: bool
     ) -> None:
-        """Down, busy, too long or refused: whole and streamed, on both routes."""
+        """Down, busy or too long: whole and streamed, on both routes."""
         script = self.FAILING[model]
         if script is not None:
             sidecar.on(model, script)
@@ -169,6 +178,53 @@ class TestFallback:
         assert "from the cloud" in answer.text
         tried = len(sidecar.calls_for(model)) - before
         assert tried == (script is not None), "Retry-After is not waited for"
+
+    @both_modes
+    @pytest.mark.parametrize("route", ROUTES)
+    @pytest.mark.parametrize(
+        ("status", "code"),
+        [
+            (status, code)
+            for status, code, _ in REFUSALS
+            if status in REFUSED and code != "context_length_exceeded"
+        ],
+    )
+    def test_what_was_refused_stays_here(
+        self, proxy: Proxy, sidecar: FakeSidecar, cloud: FakeSidecar,
+        route: str, status: int, code: str, stream: bool,
+    ) -> None:  # fmt: skip
+        """A picture that the local model cannot see is not for the cloud to see."""
+        sidecar.on("fb-lost", problem(status, code, f"because of {code}"))
+        num_calls = len(cloud.calls)
+        answer = post(proxy, route, "fb-lost", stream=stream)
+        assert answer.status_code >= 400
+        assert f"because of {code}" in answer.text
+        assert len(cloud.calls) == num_calls
+
+    @pytest.mark.parametrize(
+        ("status", "code"),
+        [(401, "unauthorized"), (404, "model_not_found"), (408, "request_timeout"),
+         (429, "rate_limited")],
+    )  # fmt: skip
+    def test_what_one_client_was_refused_is_nothing_to_the_others(
+        self, proxy: Proxy, sidecar: FakeSidecar, status: int, code: str
+    ) -> None:
+        """LiteLLM would shut the model out for all: their chats went to the cloud."""
+        model = sidecar.on("fb-lost", problem(status, code, "not you"))
+        post(proxy, CHAT, model, stream=False)
+        sidecar.on("fb-lost", Script(steps=text_answer(model, "from here")))
+        for _ in range(3):
+            assert "from here" in post(proxy, CHAT, model, stream=True).text
+
+    @pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/responses/compact"])
+    def test_what_no_local_model_serves_stays_here(
+        self, proxy: Proxy, cloud: FakeSidecar, path: str
+    ) -> None:
+        num_calls = len(cloud.calls)
+        body = {"model": "fb-lost", "input": "hi", "voice": "alloy"}
+        answer = proxy.http.post(path, json=body)
+        assert answer.status_code >= 400
+        assert len(cloud.calls) == num_calls
 
     def test_a_late_refusal_still_falls_back(
         self, proxy: Proxy, sidecar: FakeSidecar

@@ -1,0 +1,56 @@
+"""
+Which failures of a local model another one may answer.
+
+LiteLLM's router asks the fallback after every error. A refusal is none of the model's
+faults: another model would be sent, and paid for, what this one cannot be asked. One
+picture in a group chat would take the whole conversation to a cloud, at each turn.
+What begins too late, is too long, is busy or down still falls back.
+"""
+
+import functools
+import logging
+from typing import Any
+
+import litellm
+
+from litellm_mlx.lost_refusals import is_unserved
+
+PROVIDER = "mlx"
+_METHOD = "async_function_with_fallbacks_common_utils"
+_FAILURES_BELOW_500 = (408, 429)  # too late, busy
+_NOT_IMPLEMENTED = 501
+
+logger = logging.getLogger(__name__)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a local model was asked what it does not do, and no other shall be."""
+    if isinstance(error, litellm.ContextWindowExceededError):
+        return False
+    if is_unserved(str(error).encode(errors="replace")):
+        return True
+    if getattr(error, "llm_provider", None) != PROVIDER:
+        return False
+    status = getattr(error, "status_code", None)
+    if not isinstance(status, int) or status in _FAILURES_BELOW_500:
+        return False
+    return 400 <= status < 500 or status == _NOT_IMPLEMENTED
+
+
+def install() -> None:
+    """Have LiteLLM's routers keep refusals. Doing it twice does no harm."""
+    original = getattr(litellm.Router, _METHOD, None)
+    if original is None:
+        logger.warning("this LiteLLM sends refused requests to fallbacks, too")
+        return
+    if getattr(original, "keeps_refusals", False):
+        return
+
+    @functools.wraps(original)
+    async def keeping(router: Any, e: Exception, *args: Any, **kwargs: Any) -> Any:
+        if is_refusal(e):
+            raise e
+        return await original(router, e, *args, **kwargs)
+
+    keeping.keeps_refusals = True  # type: ignore[attr-defined]
+    setattr(litellm.Router, _METHOD, keeping)
