@@ -78,11 +78,13 @@ _FALLBACKS = FieldType(
 )
 _NOT_TAKEN = FieldType("left out: it is not for clients", lambda value: False)
 # By these a request for the local model would go to a cloud, on the user's keys, or
-# would have LiteLLM shut the model out for everybody, as long as it says.
+# would have LiteLLM shut the model out for everybody, as long as it says. The last
+# three are arguments of its own functions: given twice they are a fault of its own.
 NOT_TAKEN = (
     "custom_llm_provider", "deployment_id", "cooldown_time", "allowed_fails",
     "allowed_fails_policy", "router_settings_override", "mock_response",
-    "mock_timeout", "mock_testing_rate_limit_error",
+    "mock_timeout", "mock_testing_rate_limit_error", "azure",
+    "self", "original_function", "start_time",
 )  # fmt: skip
 
 _ALWAYS: Mapping[str, FieldType] = {

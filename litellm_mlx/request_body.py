@@ -10,6 +10,8 @@ So the body is read here, counted as it comes, and handed on whole.
 import asyncio
 import re
 from dataclasses import dataclass
+from email.message import Message
+from email.utils import collapse_rfc2231_value
 
 import orjson
 
@@ -25,7 +27,7 @@ _FREE_BYTES = 1 << 20  # of each body: small ones are served beside large ones
 _LEAST_HELD_BYTES = 512 << 20
 _GAP_S, _BODY_S = 60.0, 600.0  # as the sidecar waits: between two pieces, and in all
 _MARKS = b"[{,:"
-_FORM_FIELD = re.compile(rb'name="?(%s)\b' % b"|".join(n.encode() for n in NOT_TAKEN))
+_PART_HEAD = re.compile(rb"(?:\A|\n)(?i:content-disposition)[ \t]*:([^\r\n]*)")
 _TAKES_IDS = re.compile(r"(?:/.*)?/(completions|embeddings)")
 _CHAT = re.compile(r"(?:/.*)?/chat/completions")
 _HALVES = re.compile(  # each run of backslashes is looked at once
@@ -198,8 +200,7 @@ class Body:
     def _checked(self, whole: bytes) -> bytes:
         """The body as LiteLLM can read it."""
         is_empty = not (self._head.is_unchecked or whole.strip())
-        if self._head.is_multipart and (found := _FORM_FIELD.search(whole)):
-            name = found[1].decode()
+        if self._head.is_multipart and (name := _field_not_taken(whole)):
             raise BadBody(400, f"{name} must be left out: it is not for clients", name)
         if is_empty or not self._head.is_json:
             return whole
@@ -265,3 +266,21 @@ class ValueCounter:
         self._num_values += sum(outside.count(bytes((mark,))) for mark in _MARKS)
         self._is_inside ^= len(pieces) % 2 == 0
         return self._num_values
+
+
+def _field_not_taken(form: bytes) -> str | None:
+    """
+    A field of a multipart form that is not for clients.
+
+    Parts are named as the form's own parser reads it (python-multipart has the
+    standard library's): in any case, with blanks, percent signs or in pieces.
+    """
+    for head in _PART_HEAD.finditer(form):
+        message = Message()
+        message["content-disposition"] = head[1].decode("latin-1")
+        said = message.get_params(header="content-disposition") or []
+        for _, value in said[1:]:
+            name = collapse_rfc2231_value(value).strip().partition("[")[0]
+            if name in NOT_TAKEN:
+                return name
+    return None

@@ -257,6 +257,27 @@ def test_files_bring_no_settings_of_litellms() -> None:
     assert read(Sender(part % b"model"), body(path, kind)) == part % b"model"
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b'Content-Disposition: form-data; name = "custom_llm_provider"',
+        b"content-disposition : form-data; NAME=custom_llm_provider",
+        b"Content-Disposition: form-data; name=\tcustom_llm_provider",
+        b"Content-Disposition: form-data; name*=utf-8''custom%5Fllm_provider",
+        b"Content-Disposition: form-data; name*0=custom_; name*1=llm_provider",
+        b'Content-Disposition: form-data; name="file"; name="custom_llm_provider"',
+        b'Content-Disposition: form-data; name="custom_llm_provider[]"',
+    ],
+)
+def test_a_field_is_found_however_it_is_written(head: bytes) -> None:
+    """As the form's own parser reads it."""
+    path, kind = "/v1/audio/transcriptions", "multipart/form-data; boundary=x"
+    form = b"--x\r\nContent-Type: text/plain\r\n" + head + b"\r\n\r\nopenai\r\n--x--"
+    with pytest.raises(BadBody) as refused:
+        read(Sender(form), body(path, kind))
+    assert refused.value.param == "custom_llm_provider"
+
+
 def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what it took is free for others."""
     monkeypatch.setattr(request_body, "_GAP_S", 0.01)
