@@ -22,8 +22,9 @@ from typing import Literal
 
 Kind = Literal["forbidden", "unauthorized"]
 
-# The second is this machine's in its own containers, and nobody's to rebind.
-_OWN_NAMES = ("localhost", "host.docker.internal")
+# This machine's name in its own containers. No page has it: a browser on this machine
+# asks the network's resolver for it, which may be anybody's.
+_NAME_IN_CONTAINERS = "host.docker.internal"
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]+))(?::\d*)?")
 _OWN_FETCHES = ("same-origin", "none")  # none: typed, or from no page at all
 _KEY_HEADERS = ("x-api-key", "x-goog-api-key", "api-key")
@@ -40,7 +41,7 @@ _MODEL_ROUTES = re.compile(
     r"|audio/(speech|transcriptions|translations)|images/(generations|edits)"
     r"|model/info|model_group/info)"
     r"|/v2/rerank|/utils/token_counter|/metrics/?"
-    r"|/(engines|openai/deployments)/[^/]+/(chat/completions|completions|embeddings)"
+    r"|/(engines|openai/deployments)/[^/,]+/(chat/completions|completions|embeddings)"
     r"|(/v1beta)?/models/[^/]+:(generateContent|streamGenerateContent|countTokens)"
     r"|/v1beta/models(/[^/]+)?"
 )
@@ -125,7 +126,9 @@ def _is_foreign(headers: Mapping[str, str], policy: Policy) -> bool:
 
 
 def _keyless(asked: Asked, policy: Policy) -> Refusal | None:
-    if not _is_own_host(asked.headers.get("host", ""), policy.hosts):
+    is_page = "origin" in asked.headers or "sec-fetch-site" in asked.headers
+    hosts = policy.hosts if is_page else (*policy.hosts, _NAME_IN_CONTAINERS)
+    if not _is_own_host(asked.headers.get("host", ""), hosts):
         return Refusal("forbidden", "this host name is not in ALLOWED_HOSTS")
     if _may_be_a_page(asked.headers):
         return Refusal("forbidden", "from a browser ask for 127.0.0.1 or localhost")
@@ -164,7 +167,7 @@ def _is_own_host(header: str, allowed: tuple[str, ...]) -> bool:
     if match is None:
         return False
     name = match["v6"] or match["name"]
-    if name in _OWN_NAMES or name in allowed:
+    if name == "localhost" or name in allowed:
         return True
     try:
         ipaddress.ip_address(name)

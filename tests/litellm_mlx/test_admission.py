@@ -77,6 +77,25 @@ def test_without_a_key_the_name_must_be_this_machines(host: str, is_own: bool) -
 
 
 @pytest.mark.parametrize(
+    "page",
+    [{"origin": "http://host.docker.internal:4000"}, {"sec_fetch_site": "same-origin"}],
+)
+def test_a_name_for_containers_is_no_pages(page: Mapping[str, str]) -> None:
+    """A browser here asks the network's resolver for it, which may answer anything."""
+    host = "host.docker.internal:4000"
+    assert kind_of(KEYLESS, host=host, **page) == "forbidden"
+    assert kind_of(KEYLESS, host=host) is None
+    chosen = Policy(None, hosts=("host.docker.internal",))
+    assert kind_of(chosen, host=host, **page) is None
+
+
+def test_a_path_names_one_model() -> None:
+    """LiteLLM asks each of a list."""
+    path = "/openai/deployments/local,cloud/chat/completions"
+    assert kind_of(KEYLESS, path) == "forbidden"
+
+
+@pytest.mark.parametrize(
     "path",
     [
         CHAT, "/chat/completions", "/v1/completions", "/v1/messages",
