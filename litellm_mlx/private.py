@@ -8,6 +8,7 @@ such request, and LiteLLM's parameters are all there is.
 
 import hashlib
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ _OUR_HEADERS = frozenset(
         "connection", "transfer-encoding",
     )
 )  # fmt: skip
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110
 _WHO_ASKS = ("session", "key", "key_checked", "user_agent")
 # The user or the team where a custom authority names no key.
 _KEY_NAMES = (
@@ -136,7 +138,7 @@ def without_ours(headers: Json) -> dict[str, str]:
     return {
         str(name): str(value)
         for name, value in headers.items()
-        if str(name).lower() not in _OUR_HEADERS
+        if _TOKEN.fullmatch(str(name)) and str(name).lower() not in _OUR_HEADERS
     }
 
 

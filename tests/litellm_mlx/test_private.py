@@ -102,6 +102,7 @@ def test_a_clients_body_sets_no_header_of_ours() -> None:
     """`extra_headers` is a parameter of LiteLLM's, and anybody's."""
     asked = {"X-MLX": "{}", "x-mlx": "{}", "Authorization": "Bearer b", "x-trace": "7"}
     asked |= {"X-Request-ID": "of-another-call", "connection": "upgrade"}
+    asked |= {"X-MLX ": "1", "x-mlx\t": "1", "": "1", "a b": "1", "x-\u00e9": "1"}
     assert without_ours(asked) == {"x-trace": "7"}
     given = kwargs(extra_headers=dict(asked), headers=dict(asked))
     hook = MLXDeploymentHook()
