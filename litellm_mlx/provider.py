@@ -11,7 +11,14 @@ from litellm import EmbeddingResponse, ModelResponse
 from litellm.llms.custom_llm import CustomLLM
 from litellm.types.utils import ModelResponseStream
 
-from litellm_mlx import client, fallback_policy, hook, proxy_gate, streams
+from litellm_mlx import (
+    client,
+    fallback_policy,
+    handlers_folder,
+    hook,
+    proxy_gate,
+    streams,
+)
 from litellm_mlx.file_limit import raise_file_limit
 from litellm_mlx.settings import current_settings
 from litellm_mlx.translate import (
@@ -69,6 +76,7 @@ class MLXProvider(CustomLLM):  # type: ignore[misc]  # litellm is untyped
         return embeddings_from(response, request.model)
 
 
+handlers_folder.install()
 hook.register()
 fallback_policy.install()
 proxy_gate.install()

@@ -237,7 +237,9 @@ def _litellm_settings(user: Mapping[str, Any], upstream: Upstream) -> dict[str, 
     ]
     # Silence makes clients give up: the proxy pings while a long prompt is computed.
     pings = dict.fromkeys(_PINGS, upstream.keepalive_s)
-    return {**pings, **user, "custom_provider_map": [HANDLER, *others]}
+    # First: what comes with it finds the user's own handlers.
+    first = {"custom_provider_map": [HANDLER, *others]}
+    return {**first, **pings, **user, **first}
 
 
 def _general_settings(user: Mapping[str, Any], permit_no_key: bool) -> dict[str, Any]:

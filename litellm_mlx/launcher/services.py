@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from litellm_mlx import handlers_folder
 from litellm_mlx.identity import SECRET_NAME, is_proven, secret_of
 from litellm_mlx.launcher.chatter import without_chatter
 from litellm_mlx.launcher.child import Service
@@ -117,7 +118,11 @@ def proxy_service(
     return Service(
         name="litellm",
         command=tuple(command),
-        env={**plan.env, SECRET_NAME: secret},
+        env={
+            **plan.env,
+            SECRET_NAME: secret,
+            handlers_folder.NAME: str(settings.config_path.resolve().parent),
+        },
         # /health would send a real chat to every model.
         health_url=f"{proxy.url}/health/liveliness",
         # The gate before LiteLLM answers for it: so this says that it is in place.

@@ -27,6 +27,8 @@ _GLIBC_RETURNS_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": "1048576",
     "MALLOC_TRIM_THRESHOLD_": "1048576",
 }
+# What makes a program run other code is not for a file of the folder of its start.
+_NOT_FROM_A_FILE = ("PYTHON", "LD_", "DYLD_")
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
@@ -154,7 +156,7 @@ def load_settings(
         api_key=_text(env, "MLX_API_KEY", "MLX_SERVER_API_KEY"),
         master_key=env.get(MASTER_KEY),
         logs=_session_logs(env, folder),
-        child_env=_child_environment(env, sidecar, config_path),
+        child_env=_child_environment(env, sidecar),
     )
 
 
@@ -164,7 +166,11 @@ def merged_environment(
     """The process environment and `.env` as one mapping, blank values left out."""
     process = dict(os.environ if environ is None else environ)  # noqa: TID251
     env = {name: text for name, text in process.items() if text.strip()}
-    file = {name: text for name, text in dotenv_values(env_file).items() if text}
+    file = {
+        name: text
+        for name, text in dotenv_values(env_file).items()
+        if text and not name.startswith(_NOT_FROM_A_FILE)
+    }
     override = env.get("ENV_FILE_OVERRIDES", file.get("ENV_FILE_OVERRIDES", "0"))
     return {**env, **file} if _is_true(override) else {**file, **env}
 
@@ -181,13 +187,9 @@ def create_master_key(env_path: Path) -> str:
     return key
 
 
-def _child_environment(
-    env: Mapping[str, str], sidecar: Address, config_path: Path
-) -> dict[str, str]:
-    # LiteLLM looks for handler files beside its config, and it is started with a
-    # generated one elsewhere; so the folder of the user's own goes on the path.
-    paths = [str(_PACKAGE_PARENT), str(config_path.resolve().parent)]
-    paths += [env["PYTHONPATH"]] if "PYTHONPATH" in env else []
+def _child_environment(env: Mapping[str, str], sidecar: Address) -> dict[str, str]:
+    paths = [env["PYTHONPATH"]] if "PYTHONPATH" in env else []
+    paths.append(str(_PACKAGE_PARENT))
     child = {
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "LITELLM_DONT_SHOW_FEEDBACK_BOX": "true",
@@ -195,6 +197,8 @@ def _child_environment(
         **env,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "PYTHONUNBUFFERED": "1",
+        # Else a `sidecar` or `json` in the folder of the start runs instead of ours.
+        "PYTHONSAFEPATH": "1",
         # For the plugin: a flag may have said otherwise than the environment.
         "MLX_HOST": sidecar.host,
         "MLX_PORT": str(sidecar.port),

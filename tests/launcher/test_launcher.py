@@ -31,18 +31,25 @@ REPO = Path(__file__).parents[2]
 STAND_IN_GB = 3
 STAND_IN = Path(__file__).with_name("stand_in_sidecar.py")
 Launch = Callable[..., Launcher]
+_HANDLER = """
+from pathlib import Path
+from litellm.integrations.custom_logger import CustomLogger
+logger = CustomLogger()
+Path(__file__).with_suffix(".loaded").touch()
+"""
 
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
     """Start launchers that are gone, with their children, after the test."""
-    # `-m` looks in the working folder first, so this is what the launcher starts.
+    # The user's own path comes first, so this is what the launcher starts.
     (tmp_path / "sidecar").mkdir()
     (tmp_path / "sidecar" / "__init__.py").touch()
     shutil.copy(STAND_IN, tmp_path / "sidecar" / "__main__.py")
     launchers: list[Launcher] = []
 
     def start(*arguments: str, port: int | None = None, **env: str) -> Launcher:
+        env["PYTHONPATH"] = os.pathsep.join((str(tmp_path), str(REPO)))
         launchers.append(Launcher(tmp_path, *arguments, port=port, **env))
         return launchers[-1]
 
@@ -58,14 +65,20 @@ def is_listening(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_both_servers_start_serve_and_stop(launch: Launch) -> None:
+def test_both_servers_start_serve_and_stop(launch: Launch, tmp_path: Path) -> None:
     """
     LiteLLM lists the sidecar's models by all names; SIGINT ends both, code 0.
 
     The terminal says what is waited for, then one block; LiteLLM's advertising is not
-    in it.
+    in it. The user's own handler beside the config is found, and takes nobody's place.
     """
-    launcher = launch()
+    beside = tmp_path / "configured"
+    beside.mkdir()
+    (beside / "own_handler.py").write_text(_HANDLER)
+    (beside / "dotenv.py").write_text("raise SystemExit('PLANTED')")
+    config = beside / "mine.yaml"
+    config.write_text("litellm_settings: {callbacks: [own_handler.logger]}")
+    launcher = launch("--config", str(config))
     launcher.wait_for("Ready.")
     launcher.wait_for("litellm | INFO:     Application startup complete.")
     url = f"http://127.0.0.1:{launcher.proxy_port}"
@@ -73,6 +86,8 @@ def test_both_servers_start_serve_and_stop(launch: Launch) -> None:
     ids = {model["id"]: model for model in listed["data"]}
     assert set(ids) == {"openai/mlx-tiny-agent", "local"}
     assert ids["local"]["max_input_tokens"] == 32768
+
+    assert (beside / "own_handler.loaded").exists()
 
     launcher.process.send_signal(signal.SIGINT)
     assert launcher.wait() == 0

@@ -1,6 +1,8 @@
 """Flags, environment and `.env`: which one wins."""
 
+import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -94,6 +96,23 @@ def test_children_see_the_file_and_the_flags(tmp_path: Path) -> None:
     assert env["MLX_PORT"] == "1234"
     assert env["HOME"] == "/x"
     assert env["LITELLM_LOCAL_MODEL_COST_MAP"] == "True"
+
+
+def test_a_folders_own_files_do_not_run(tmp_path: Path) -> None:
+    """Of the folder of the start, nor of one that its `.env` names."""
+    planted = "import sys; print('PLANTED'); sys.exit(3)"
+    (tmp_path / "sidecar").mkdir()
+    for name in ("sidecar/__init__", "sidecar/__main__", "sitecustomize", "dotenv"):
+        (tmp_path / f"{name}.py").write_text(planted)
+    (tmp_path / ".env").write_text(f"PYTHONPATH={tmp_path}\n")
+    env = load_settings(Flags(), tmp_path, {"PATH": os.environ["PATH"]}).child_env
+    ended = subprocess.run(
+        [sys.executable, "-m", "sidecar", "--help"],
+        cwd=tmp_path, env=dict(env), capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "PLANTED" not in ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
