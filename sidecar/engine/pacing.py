@@ -1,5 +1,9 @@
 """How prefill and decode share the GPU."""
 
+import statistics
+import time
+from collections.abc import Callable
+
 _LEAST_CHUNK = 64
 _ALONE = 2  # times as long a chunk where no stream waits: small ones cost throughput
 # Of a chunk's time, to running streams before the next: counted in steps as fast as
@@ -8,6 +12,41 @@ _DECODE_SHARE = 0.45
 _MOST_SLOWDOWN = 1.6  # of a step between two chunks; the rest has other reasons
 _SMOOTHING = 0.5
 _FREE_SMOOTHING = 1 / 32  # what is promised is a mean: one slow step must not move it
+_NUM_RECENT, _NUM_USUAL = 3, 64  # chunks
+_OLD_S = 30.0
+
+
+class PrefillRate:
+    """
+    Seconds of a prefilled token, for forecasts.
+
+    The median of the last few chunks: one that stalled says nothing of the next prompt.
+    Where all of them were slow, and prompts are therefore refused, nothing is measured
+    any more that could tell otherwise: after a while what was usual counts again.
+
+    Thread-safe: written by the GPU thread, read by all.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._usual: tuple[float, ...] = ()
+        self._measured_at = 0.0
+
+    def measured(self, rate_s: float) -> None:
+        """Learn from a chunk."""
+        self._usual = (*self._usual, rate_s)[-_NUM_USUAL:]
+        self._measured_at = self._clock()
+
+    @property
+    def seconds(self) -> float:
+        """What a token is expected to take; 0 before the first measure."""
+        usual = self._usual
+        if not usual:
+            return 0.0
+        recent = statistics.median(usual[-_NUM_RECENT:])
+        if self._clock() - self._measured_at < _OLD_S:
+            return recent
+        return min(recent, statistics.median(usual))
 
 
 class PrefillPacer:
@@ -29,15 +68,11 @@ class PrefillPacer:
     def __init__(self, step_size: int, stall_s: float) -> None:
         self._step_size = step_size
         self._stall_s = stall_s
+        self.rate = PrefillRate()
         self._seconds_per_token: float | None = None
         self._owed_s = 0.0
         self._decode_step_s = 0.0
         self._free_step_s = 0.0  # of steps while no prefill waits; 0: none yet
-
-    @property
-    def prefill_rate_s(self) -> float:
-        """Seconds of a prefilled token, as measured last; 0 before the first."""
-        return self._seconds_per_token or 0.0
 
     @property
     def decode_step_s(self) -> float:
@@ -65,6 +100,7 @@ class PrefillPacer:
         if last is not None and num_tokens < min(_LEAST_CHUNK, self._step_size):
             return  # a short rest: mostly what any chunk costs
         rate = seconds / max(1, num_tokens)
+        self.rate.measured(rate)
         # Rising with the depth, it is believed at once: a late guess is a long pause.
         if last is None or rate > last:
             self._seconds_per_token = rate

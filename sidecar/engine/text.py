@@ -65,7 +65,7 @@ class TextEngine:
         """Seconds to the first token of a prompt with that many tokens to compute."""
         pacer = self._loop.pacer
         num_before = self._loop.prefills.num_ahead
-        return (num_before + num_prefill) * pacer.prefill_rate_s + pacer.decode_step_s
+        return (num_before + num_prefill) * pacer.rate.seconds + pacer.decode_step_s
 
     @property
     def decode_step_s(self) -> float:

@@ -1,6 +1,6 @@
 """How long a chunk may be beside running streams, and what they get between two."""
 
-from sidecar.engine.pacing import PrefillPacer
+from sidecar.engine.pacing import PrefillPacer, PrefillRate
 
 
 def pacer() -> PrefillPacer:
@@ -38,16 +38,58 @@ def test_before_the_first_measure_it_is_careful() -> None:
 def test_a_slower_rate_is_believed_at_once_a_faster_one_by_and_by() -> None:
     paced = pacer()
     paced.prefilled(500, 1.0)
-    assert paced.prefill_rate_s == 0.002
+    assert paced.chunk_len(beside_streams=True) == 192  # at 2 ms a token
     paced.prefilled(500, 0.5)
-    assert paced.prefill_rate_s == 0.0015
+    assert paced.chunk_len(beside_streams=True) == 320  # at 1.5 ms
 
 
 def test_a_short_rest_says_nothing_about_the_rate() -> None:
     """Two tokens take as long as twenty."""
     paced = pacer()
     paced.prefilled(2, 0.1)
-    assert paced.prefill_rate_s == 0.001
+    assert paced.chunk_len(beside_streams=True) == 448
+    assert paced.rate.seconds == 0.001
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_one_stalled_chunk_does_not_move_a_forecast() -> None:
+    rate = PrefillRate(Clock())
+    assert rate.seconds == 0.0
+    for seconds in (0.001, 0.002, 0.001, 0.06):
+        rate.measured(seconds)
+    assert rate.seconds == 0.002
+    rate.measured(0.05)
+    assert rate.seconds == 0.05
+
+
+def test_refused_prompts_measure_nothing_so_a_slow_spell_is_forgotten() -> None:
+    """Else large prompts were refused, by what the last few took, for good."""
+    clock = Clock()
+    rate = PrefillRate(clock)
+    for seconds in (*[0.001] * 9, *[0.06] * 4):
+        rate.measured(seconds)
+    assert rate.seconds == 0.06
+    clock.now = 29.0
+    assert rate.seconds == 0.06
+    clock.now = 31.0
+    assert rate.seconds == 0.001
+    rate.measured(0.06)  # it is still slow: the next is refused again
+    assert rate.seconds == 0.06
+
+
+def test_a_faster_spell_is_believed_however_old() -> None:
+    clock = Clock()
+    rate = PrefillRate(clock)
+    for seconds in (0.06, 0.06, 0.06, 0.001, 0.001, 0.001):
+        rate.measured(seconds)
+    clock.now = 99.0
+    assert rate.seconds == 0.001
 
 
 def steps_between(paced: PrefillPacer, seconds: float) -> int:
