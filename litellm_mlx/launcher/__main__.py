@@ -16,7 +16,7 @@ from pathlib import Path
 from litellm_mlx.file_limit import raise_file_limit
 from litellm_mlx.launcher.ports import Claim, PidFile, PortHeld, claim_port
 from litellm_mlx.launcher.progress import telling
-from litellm_mlx.launcher.proxy_config import ConfigError
+from litellm_mlx.launcher.proxy_config import ConfigError, other_models
 from litellm_mlx.launcher.ready_block import fetch_memory_limit, ready_block
 from litellm_mlx.launcher.services import (
     ProxyPlan,
@@ -146,7 +146,12 @@ def _start_all(
             supervisor.start(proxy_service(settings, plan, pid_files["litellm"]))
     needs_key = plan.needs_key if plan else settings.api_key is not None
     limit = fetch_memory_limit(settings)
-    _say(ready_block(settings, models, needs_key=needs_key, memory_limit=limit))
+    others = other_models(plan.user_config) if plan else []
+    _say(
+        ready_block(
+            settings, models, needs_key=needs_key, memory_limit=limit, others=others
+        )
+    )
 
 
 def _handle_signals(supervisor: Supervisor) -> None:

@@ -124,6 +124,13 @@ def build_config(
     }
 
 
+def other_models(user: Mapping[str, Any]) -> list[str]:
+    """Names of the user's own models, which the sidecar does not serve."""
+    entries = user.get("model_list") or []
+    own = (entry for entry in entries if isinstance(entry, dict))
+    return [str(entry.get("model_name")) for entry in own if not _is_mlx(entry)]
+
+
 def has_master_key(user: Mapping[str, Any], env: Mapping[str, str]) -> bool:
     """True if LiteLLM will find a master key, in the config or the environment."""
     key = (user.get("general_settings") or {}).get("master_key")

@@ -9,6 +9,8 @@ import httpx
 from litellm_mlx.launcher.proxy_config import ServedModel
 from litellm_mlx.launcher.settings import MASTER_KEY, Address, LaunchSettings
 
+_MOST_CHARS = 60  # of names
+
 
 def ready_block(
     settings: LaunchSettings,
@@ -16,12 +18,14 @@ def ready_block(
     *,
     needs_key: bool,
     memory_limit: int | None,
+    others: Sequence[str] = (),
 ) -> str:
     """
     The block, in one piece.
 
     Args:
         needs_key: of clients. memory_limit: of the sidecar, in bytes, if known.
+        others: models of LiteLLM's that are not the sidecar's.
     """
     names = [name for model in models for name in (*model.aliases, model.id)]
     name = "local" if "local" in names or not names else names[0]
@@ -30,7 +34,7 @@ def ready_block(
         ("model", _model(settings, models, name)),
         *([("memory", _memory(memory_limit))] if memory_limit else []),
         ("key", _key(settings, needs_key)),
-        *_reach(settings, needs_key),
+        *_reach(settings, needs_key, others),
         ("prompts", _logs(settings)),
         ("try", _curl(settings, name, needs_key)),
         ("stop", "Ctrl-C"),
@@ -74,13 +78,18 @@ def _key(settings: LaunchSettings, needs_key: bool) -> str:
     return "none needed, clients may send any"
 
 
-def _reach(settings: LaunchSettings, needs_key: bool) -> Iterator[tuple[str, str]]:
+def _reach(
+    settings: LaunchSettings, needs_key: bool, others: Sequence[str]
+) -> Iterator[tuple[str, str]]:
     """Who gets in where, and with what."""
     title = "reach"
     if settings.proxy:
         what = f"with {MASTER_KEY}" if needs_key else "no key, the models' routes only"
         yield title, f"LiteLLM: {_whom(settings.proxy)}, {what}"
         title = ""
+        if others and not needs_key:
+            named = ", ".join(dict.fromkeys(others))[:_MOST_CHARS]
+            yield "", f"and may use {named} on your keys ({MASTER_KEY} shuts that)"
     key = "with MLX_API_KEY" if settings.api_key else "no key"
     yield title, f"sidecar: {_whom(settings.sidecar)}, {key}"
     pages = settings.child_env.get("CORS_ALLOW_ORIGINS", "").strip()

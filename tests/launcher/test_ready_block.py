@@ -62,6 +62,21 @@ def test_it_says_who_else_gets_in(tmp_path: Path) -> None:
     assert "web pages: http://a" in text
 
 
+def test_it_says_whose_cloud_keys_anybody_here_may_spend(tmp_path: Path) -> None:
+    """Only as long as there is no key."""
+    settings = load_settings(Flags(), tmp_path, {})
+
+    def said(needs_key: bool) -> str:
+        return ready_block(
+            settings, [MODEL], needs_key=needs_key, memory_limit=None,
+            others=["cloud", "other"],
+        )  # fmt: skip
+
+    words = "and may use cloud, other on your keys (LITELLM_MASTER_KEY shuts that)"
+    assert words in said(needs_key=False)
+    assert "your keys" not in said(needs_key=True) + block(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("env", "words"),
     [
