@@ -19,15 +19,18 @@ PROVIDER = "mlx"
 _METHOD = "async_function_with_fallbacks_common_utils"
 _FAILURES_BELOW_500 = (408, 429)  # too late, busy
 _NOT_IMPLEMENTED = 501
+# In all the ways that the sidecar says it: another model may have the room.
+_TOO_LONG = ("context_length_exceeded", "prompt is too long", "ContextWindowExceeded")
 
 logger = logging.getLogger(__name__)
 
 
 def is_refusal(error: BaseException) -> bool:
     """Whether a local model was asked what it does not do, and no other shall be."""
-    if isinstance(error, litellm.ContextWindowExceededError):
+    text = str(error)
+    if any(said in text for said in _TOO_LONG):
         return False
-    if is_unserved(str(error).encode(errors="replace")):
+    if is_unserved(text.encode(errors="replace")):
         return True
     if getattr(error, "llm_provider", None) != PROVIDER:
         return False

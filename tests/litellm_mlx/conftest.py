@@ -24,7 +24,7 @@ REPO = Path(__file__).resolve().parents[2]
 # Raised inside litellm's own models, not by our use of them.
 LIBRARY_WARNINGS = ("ignore:Items? .* using the `ReadOnly` qualifier:UserWarning",)
 LEFT_MODELS = ("left-words", "left-silence", "left-whole", "left-late")
-FALLING_BACK = ("fb-dead", "fb-503", "fb-429", "fb-lost", "fb-late")
+FALLING_BACK = ("fb-dead", "fb-503", "fb-429", "fb-lost", "fb-late", "fb-native")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -117,7 +117,7 @@ def _config(sidecar: str, cloud: str, dead: str) -> dict[str, object]:
     handler = "litellm_mlx.provider.mlx_llm"
     known = {"mode": "chat", "max_input_tokens": 32768}
     known |= NATIVE_ROUTES | NEVER_SHUT_OUT
-    falling = [name for name in FALLING_BACK if name != "fb-dead"]
+    falling = [name for name in FALLING_BACK if name not in ("fb-dead", "fb-native")]
     return {
         "model_list": [
             {**deployment("*", sidecar), "model_name": "mlx/*"},
@@ -139,6 +139,10 @@ def _config(sidecar: str, cloud: str, dead: str) -> dict[str, object]:
             },
             deployment("fb-dead", dead),
             *(deployment(name, sidecar) for name in [*falling, "fb-context"]),
+            {
+                **deployment("fb-native", sidecar),
+                "model_info": NATIVE_ROUTES | NEVER_SHUT_OUT,
+            },
             {"model_name": "cloud", "litellm_params": hosted},
         ],
         "litellm_settings": {

@@ -226,6 +226,42 @@ class TestFallback:
         assert answer.status_code >= 400
         assert len(cloud.calls) == num_calls
 
+    @both_modes
+    @pytest.mark.parametrize("route", [MESSAGES, RESPONSES])
+    @pytest.mark.parametrize(
+        ("status", "code"), [(400, "invalid_request"), (401, "unauthorized")]
+    )
+    def test_it_stays_where_bodies_are_sent_on_as_they_are(
+        self, proxy: Proxy, sidecar: FakeSidecar, cloud: FakeSidecar,
+        route: str, status: int, code: str, stream: bool,
+    ) -> None:  # fmt: skip
+        """LiteLLM reads the sidecar's answer itself there."""
+        sidecar.on("fb-native", problem(status, code, f"because of {code}"))
+        num_calls = len(cloud.calls)
+        answer = post(proxy, route, "fb-native", stream=stream)
+        assert answer.status_code == status
+        assert len(cloud.calls) == num_calls
+
+    @both_modes
+    @pytest.mark.parametrize(
+        ("status", "code", "text"),
+        [
+            (400, "context_length_exceeded", "the prompt has 9 tokens"),
+            (400, "invalid_request", "prompt is too long: 9 tokens"),
+            (429, "rate_limited", "queue is full"),
+            (503, "service_unavailable", "loading"),
+        ],
+    )
+    def test_all_else_falls_back_there_too(
+        self, proxy: Proxy, sidecar: FakeSidecar, status: int, code: str, text: str,
+        stream: bool,
+    ) -> None:  # fmt: skip
+        """As Messages and Responses say that a prompt is too long."""
+        sidecar.on("fb-native", problem(status, code, text))
+        answer = post(proxy, MESSAGES, "fb-native", stream=stream)
+        assert answer.status_code == 200, answer.text
+        assert "from the cloud" in answer.text
+
     def test_a_late_refusal_still_falls_back(
         self, proxy: Proxy, sidecar: FakeSidecar
     ) -> None:
