@@ -1,0 +1,31 @@
+"""The map of the house shows the house."""
+
+import re
+from pathlib import Path
+
+from tools import write_architecture
+
+REPO = Path(__file__).parents[2]
+PAGE = REPO / "docs" / "architecture.md"
+
+
+def test_the_page_is_what_the_modules_say() -> None:
+    """Run `python -m tools.write_architecture` after a change."""
+    assert write_architecture.architecture_page() == PAGE.read_text(encoding="utf-8")
+
+
+def test_no_module_is_without_a_purpose() -> None:
+    lines = re.findall(r"^- `\w+\.py`:(.*)$", PAGE.read_text(), re.MULTILINE)
+    assert len(lines) > 150
+    assert all(line.strip().endswith((".", ")")) for line in lines)
+
+
+def test_each_file_that_the_walk_names_is_there() -> None:
+    """By its whole path, or by its name in one of the rooms."""
+    walk = PAGE.read_text().partition("## Rooms")[0]
+    names = set(re.findall(r"`((?:[\w]+/)*\w+\.py)`", walk))
+    files = [p.as_posix() for name in ("sidecar", "litellm_mlx")
+             for p in (REPO / name).rglob("*.py")]  # fmt: skip
+    assert len(names) > 15
+    for name in names:
+        assert any(file.endswith(f"/{name}") for file in files), name
