@@ -1,6 +1,7 @@
 """Tiny model folders and one sidecar on the built-in model, for the whole session."""
 
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,6 +28,17 @@ _LONG = (
     "wire/test_trace_reuse", "wire/test_memory", "wire/test_client_replays",
     "bench/test_hostile",
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def logger_as_it_was() -> Iterator[None]:
+    """A test that runs the command line sets logging up, in the same process."""
+    logger = logging.getLogger("sidecar")
+    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+    logger.propagate = propagate
 
 
 @pytest.hookimpl(tryfirst=True)

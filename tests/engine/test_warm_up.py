@@ -5,10 +5,10 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from tests.engine.test_selftest import loaded
 
 from sidecar.engine import warm_up
 from sidecar.engine.gpu_thread import gpu_thread
+from tests.engine.test_self_test import loaded
 
 ModelFolder = Callable[[str], Path]
 

@@ -39,7 +39,7 @@ def limited(model_folder: ModelFolder) -> Iterator[App]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    names = ("job", "row", "prefill", "prefill_queue", "watchdog", "batch_loop")
+    names = ("job", "sequence", "prefill", "prefill_queue", "watchdog", "batch_loop")
     return Clock(monkeypatch, *(f"sidecar.engine.{name}" for name in names))
 
 
