@@ -1,5 +1,8 @@
 """Tokenising piece by piece gives the ids of the whole, or is not done."""
 
+import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -187,3 +190,28 @@ def test_a_declared_token_that_is_none_does_no_harm() -> None:
     wrong = Wrapped(core(), {**added(core()), "ser tex": 1})
     encoder = PromptEncoder(wrong)
     assert not encoder.is_incremental
+
+
+@pytest.mark.parametrize("way", [PromptEncoder.encode, PromptEncoder.count])
+def test_nobody_waits_for_a_long_text(way: Callable[[PromptEncoder, str], Any]) -> None:
+    """Others run meanwhile: no thread is ever made to give way here but by itself."""
+    encoder = PromptEncoder(tokenizer_of("llama3"))
+    text = "well, yes and no; " * 60_000
+    start, seen = threading.Lock(), threading.Event()
+    start.acquire()
+
+    def wait() -> None:
+        with start:
+            seen.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        start.release()
+        way(encoder, text)
+        assert seen.is_set()
+    finally:
+        sys.setswitchinterval(before)
+        waiting.join(60)

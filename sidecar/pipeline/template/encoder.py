@@ -119,7 +119,8 @@ class PromptEncoder:
             return lambda char: num_ids
         starts = self._starts.get(text)
         if starts is None:
-            offsets = self._core.encode(text, add_special_tokens=False).offsets
+            (encoded,) = self._core.encode_batch([text], add_special_tokens=False)
+            offsets = encoded.offsets
             starts = array("I", (start for start, _ in offsets))
             self._starts.put(text, starts)
         found = starts
@@ -176,8 +177,7 @@ class PromptEncoder:
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         if self._core is not None:
-            encoded = self._core.encode(text, add_special_tokens=add_special_tokens)
-            return list(encoded.ids)
+            return _core_ids(self._core, text, add_special_tokens)
         with self._lock:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
@@ -232,6 +232,12 @@ def _usable_core(tokenizer: ChatTokenizer) -> Any:
         return None
     for special in (True, False):
         wanted = tokenizer.encode(_SAMPLE, add_special_tokens=special)
-        if list(core.encode(_SAMPLE, add_special_tokens=special).ids) != wanted:
+        if _core_ids(core, _SAMPLE, special) != wanted:
             return None
     return core
+
+
+def _core_ids(core: Any, text: str, special: bool) -> list[int]:
+    # `encode` keeps the interpreter's lock to its end: a megabyte held all others up
+    # for a second. The same for a batch gives it back.
+    return list(core.encode_batch_fast([text], add_special_tokens=special)[0].ids)
