@@ -132,6 +132,16 @@ _COMPLETIONS: Mapping[str, FieldType] = {
         "left out: a prompt is asked for here", lambda value: False, may_be_null=False
     ),
 }
+_GOOGLE: Mapping[str, FieldType] = {
+    "contents": FieldType(
+        "an object, a text, or a list of them",
+        lambda value: (
+            type(value) in (dict, str)
+            or (isinstance(value, list) and {*map(type, value)} <= {dict, str})
+        ),
+        may_be_null=False,
+    ),
+}
 _EMBEDDINGS: Mapping[str, FieldType] = {
     "input": FieldType(
         "a string, or a list without an empty list in it",
@@ -147,6 +157,10 @@ _ROUTES: tuple[tuple[re.Pattern[str], Mapping[str, FieldType]], ...] = (
     (re.compile(f"{_BEFORE}/embeddings"), _EMBEDDINGS),
     (re.compile(r"(/v1)?/messages(/count_tokens)?"), _ANTHROPIC),
     (re.compile(r"(/v1)?/responses"), _RESPONSES),
+    (
+        re.compile(r"(/v1beta)?/models/[^/]+:(\w*[gG]enerateContent|countTokens)"),
+        _GOOGLE,
+    ),
 )
 
 

@@ -102,6 +102,18 @@ def test_other_routes_too(proxy: Proxy, route: str, field: str, value: Any) -> N
     assert_400(proxy.http.post(route, json=body), route, field, f"{field} must be")
 
 
+@pytest.mark.parametrize("contents", [None, 3, [[]]])
+@pytest.mark.parametrize(
+    "verb", ["generateContent", "streamGenerateContent", "countTokens"]
+)
+def test_googles_contents(proxy: Proxy, verb: str, contents: Any) -> None:
+    """Null was a 500; told in Google's shape."""
+    body = {"contents": contents}
+    answer = proxy.http.post(f"/v1beta/models/odd:{verb}", json=body)
+    assert answer.status_code == 400, answer.text
+    assert "contents must be an object, a text, or a list" in answer.text
+
+
 @pytest.mark.parametrize(
     ("route", "body"),
     [
