@@ -52,9 +52,7 @@ class Finding:
 def ordinary(target: Target, chance: random.Random) -> Attack:
     """No attack at all: a short stream of what nobody asked before, read to its end."""
     path = chance.choice(ROUTES)
-    said = f"This is matter {chance.randrange(10**9)}. " + "well " * chance.randrange(
-        40
-    )
+    said = f"Matter {chance.randrange(10**9)}. " + "well " * chance.randrange(40)
     return Attack(request(target, path, good_body(target, path, said, stream=True)))
 
 

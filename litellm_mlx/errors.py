@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 import httpx
 import litellm
 
-_PROVIDER = "mlx"
+PROVIDER = "mlx"
 _SHOWN_LEN = 500
 _CONTEXT_CODE = "context_length_exceeded"
 
@@ -94,7 +94,7 @@ def malformed(model: str, what: str) -> Exception:
 
 def make_error(status: int, code: str, message: str, model: str) -> Exception:
     """Build the litellm exception for an HTTP status and a sidecar error code."""
-    named = {"message": message, "llm_provider": _PROVIDER, "model": model}
+    named = {"message": message, "llm_provider": PROVIDER, "model": model}
     if code == _CONTEXT_CODE:
         # The only class that `context_window_fallbacks` listens to.
         return _built(litellm.ContextWindowExceededError, named)

@@ -13,9 +13,9 @@ from typing import Any
 
 import litellm
 
+from litellm_mlx.errors import PROVIDER
 from litellm_mlx.lost_refusals import is_unserved
 
-PROVIDER = "mlx"
 _METHOD = "async_function_with_fallbacks_common_utils"
 _FAILURES_BELOW_500 = (408, 429)  # too late, busy
 _NOT_IMPLEMENTED = 501

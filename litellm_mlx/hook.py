@@ -20,9 +20,8 @@ import litellm
 from litellm.integrations.custom_logger import CustomLogger
 
 from litellm_mlx import client, departures, fallback_notice, private, translate
+from litellm_mlx.errors import PROVIDER
 from litellm_mlx.settings import current_settings
-
-PROVIDER = "mlx"
 
 ALLOWED_PARAMS = (
     # Refused unless allowed:

@@ -186,7 +186,6 @@ def test_no_reader_knows_a_name_of_its_own() -> None:
     theirs = {
         "PYTHONPATH", "PYTHONUNBUFFERED", "FORCE_COLOR", "NO_COLOR",
         "LITELLM_LOCAL_MODEL_COST_MAP", "LITELLM_DONT_SHOW_FEEDBACK_BOX",
-        "MALLOC_ARENA_MAX",
     }  # fmt: skip
     read = {
         node.value

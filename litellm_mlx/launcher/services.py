@@ -28,6 +28,14 @@ from litellm_mlx.launcher.settings import MASTER_KEY, LaunchSettings, create_mas
 _SIDECAR_DEADLINE_S = 600.0  # a large model from a slow disk
 _PROXY_DEADLINE_S = 180.0  # 64 s were seen with cold files
 _HOPELESS = ("dead", "stuck", "failed")  # what no waiting mends
+# A body of megabytes is gone with its request. glibc learns from it to keep the next
+# one's memory, and each thread's, for good: mallopt(3). Fixed bounds do not learn.
+# The sidecar, whose arrays come and go all the time, sets its own.
+_GLIBC_RETURNS_MEMORY = {
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": "1048576",
+    "MALLOC_TRIM_THRESHOLD_": "1048576",
+}
 _LITELLM = Path(sys.executable).parent / "litellm"
 
 
@@ -119,6 +127,7 @@ def proxy_service(
         name="litellm",
         command=tuple(command),
         env={
+            **(_GLIBC_RETURNS_MEMORY if sys.platform == "linux" else {}),
             **plan.env,
             SECRET_NAME: secret,
             handlers_folder.NAME: str(settings.config_path.resolve().parent),

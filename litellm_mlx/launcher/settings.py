@@ -20,13 +20,6 @@ from litellm_mlx.identity import SECRET_NAME, new_secret
 MASTER_KEY = "LITELLM_MASTER_KEY"
 DEFAULT_CONFIG = "litellm_config.yaml"
 _PACKAGE_PARENT = Path(__file__).resolve().parents[2]
-# A body of megabytes is gone with its request. glibc learns from it to keep the next
-# one's memory, and each thread's, for good: mallopt(3). Fixed bounds do not learn.
-_GLIBC_RETURNS_MEMORY = {
-    "MALLOC_ARENA_MAX": "2",
-    "MALLOC_MMAP_THRESHOLD_": "1048576",
-    "MALLOC_TRIM_THRESHOLD_": "1048576",
-}
 # What makes a program run other code is not for a file of the folder of its start.
 _NOT_FROM_A_FILE = ("PYTHON", "LD_", "DYLD_")
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
@@ -193,7 +186,6 @@ def _child_environment(env: Mapping[str, str], sidecar: Address) -> dict[str, st
     child = {
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "LITELLM_DONT_SHOW_FEEDBACK_BOX": "true",
-        **(_GLIBC_RETURNS_MEMORY if sys.platform == "linux" else {}),
         **env,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "PYTHONUNBUFFERED": "1",

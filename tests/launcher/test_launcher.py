@@ -22,7 +22,12 @@ from litellm_mlx.identity import (
 )
 from litellm_mlx.launcher.__main__ import main, notices
 from litellm_mlx.launcher.ports import PidFile
-from litellm_mlx.launcher.services import plan_proxy, proxy_service, sidecar_service
+from litellm_mlx.launcher.services import (
+    ProxyPlan,
+    plan_proxy,
+    proxy_service,
+    sidecar_service,
+)
 from litellm_mlx.launcher.settings import Flags, load_settings
 from testkit.launcher import Launcher
 from testkit.proxy import free_port
@@ -316,6 +321,22 @@ def test_the_light_has_its_colour_under_the_launcher(
     settings = load_settings(Flags(), tmp_path, {"FORCE_COLOR": "0"})
     service = sidecar_service(settings, PidFile(tmp_path / "pid"))
     assert service.env["FORCE_COLOR"] == "0"
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_litellm_gives_memory_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    """glibc's allocator alone has to be told so; who knows better is not overruled."""
+    monkeypatch.setattr(sys, "platform", platform)
+    settings = load_settings(Flags(), tmp_path, {"MALLOC_ARENA_MAX": "5"})
+    pid_file = PidFile(tmp_path / "pid")
+    plan = ProxyPlan({}, settings.child_env, needs_key=False, created_key=False)
+    env = proxy_service(settings, plan, pid_file).env
+    assert env["MALLOC_ARENA_MAX"] == "5"
+    assert ("MALLOC_TRIM_THRESHOLD_" in env) == (platform == "linux")
+    # The sidecar sets its own, by other needs (sidecar/infra/malloc.py).
+    assert "MALLOC_TRIM_THRESHOLD_" not in sidecar_service(settings, pid_file).env
 
 
 def test_the_launcher_is_light() -> None:

@@ -115,17 +115,6 @@ def test_a_folders_own_files_do_not_run(tmp_path: Path) -> None:
     assert "PLANTED" not in ended.stdout + ended.stderr
 
 
-@pytest.mark.parametrize("platform", ["linux", "darwin"])
-def test_children_give_memory_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str
-) -> None:
-    """glibc's allocator alone has to be told so; who knows better is not overruled."""
-    monkeypatch.setattr(sys, "platform", platform)
-    env = load_settings(Flags(), tmp_path, {"MALLOC_ARENA_MAX": "5"}).child_env
-    assert env["MALLOC_ARENA_MAX"] == "5"
-    assert ("MALLOC_TRIM_THRESHOLD_" in env) == (platform == "linux")
-
-
 @pytest.mark.parametrize(
     ("host", "url", "is_loopback"),
     [
