@@ -155,8 +155,7 @@ def _serve(app: App, current: _Current, name: str, model: Path) -> Timed:
 def _forget(app: App) -> None:
     served = app.pool.peek()
     assert served is not None
-    served.engine.clear_cache()
-    served.pipeline.forget()
+    served.memory.forget()
 
 
 def _theirs(options: argparse.Namespace, all_timed: Sequence[Timed]) -> Iterator[Row]:

@@ -27,6 +27,8 @@ _SETTINGS = {
     "PROMPT_CACHE_MAX_BYTES": "16MB",
     "HEALING_STORE_MAX_BYTES": "4MB",
     "MAX_KV_SIZE": "8192",
+    # Who names no limit gets a whole context else: a minute of honest work.
+    "DEFAULT_MAX_TOKENS": "256",
     "LOG_MAX_MB": "64",
 }
 

@@ -18,26 +18,25 @@ from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.gpu_thread import GpuThread, gpu_thread
 from sidecar.engine.loader import LoadedModel, kv_quantization, load
 from sidecar.engine.memory import MemoryGuard, fit_memory
-from sidecar.engine.model_place import model_name
-from sidecar.engine.model_source import ModelSource, find_model
-from sidecar.engine.pool import EnginePool
-from sidecar.engine.self_test import LOAD_S, SelfTest
+from sidecar.engine.model_place import ModelSource, model_name
+from sidecar.engine.model_source import find_model
+from sidecar.engine.self_test import LOAD_S, SelfTest, prove
 from sidecar.engine.text import TextEngine
 from sidecar.engine.warm_up import warm_up
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import LogLimits, SessionLog
 from sidecar.kv.eviction import Limits
 from sidecar.kv.prefix_store import PrefixStore
-from sidecar.pipeline.prepare import Pipeline
-from sidecar.pipeline.settings import PipelineSettings
+from sidecar.memory.conversation_memory import ConversationMemory, MemoryLimits
+from sidecar.pipeline.prepare import Pipeline, PipelineSettings
+from sidecar.residents.pool import ResidentPool
+from sidecar.residents.resident import Resident
 from sidecar.server.connection import Handler
 from sidecar.server.listener import Listener
 from sidecar.server.router import Routes, Services
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.chat import ChatService
 from sidecar.service.models import ModelService
-from sidecar.service.served_model import ServedModel
-from sidecar.service.start_line import start_line
 from sidecar.service.stored_responses import StoredResponses
 from sidecar.volatile.rules import RuleSet, load_rules
 
@@ -52,7 +51,7 @@ class App:
 
     config: Config
     listener: Listener
-    pool: EnginePool[ServedModel]
+    pool: ResidentPool[Resident]
     gpu: GpuThread
 
     @property
@@ -102,10 +101,10 @@ def build(
     gpu = gpu_thread()
     parts = _Parts(gpu, metrics, DownloadProgress(tell), rules, extra_processors)
     gpu.call(lambda: prepare_device(config))
-    pool = EnginePool(
+    pool = ResidentPool(
         config.model.proxy_model_id or f"openai/{model_name(config.model.path)}",
         ("local", "openai/local", model_name(config.model.path)),
-        lambda: _load_served(config, parts),
+        lambda: _load_resident(config, parts),
         config.model.load_wait_s,
     )
     caches = CacheService(pool)
@@ -166,24 +165,23 @@ class _Parts:
     extra_processors: ExtraProcessors
 
 
-def _load_served(config: Config, parts: _Parts) -> ServedModel:
+def _load_resident(config: Config, parts: _Parts) -> Resident:
     limit_bytes = parts.gpu.call(lambda: process_limit(config.engine))
     source = find_model(config.model.path, parts.download, limit_bytes)
     metrics, started = parts.metrics, time.monotonic()
     # All of it on the GPU thread: a thread that made so much as an empty array and
     # then ended can abort the process at its exit.
     engine = parts.gpu.call(lambda: _load_engine(config, source, parts))
-    model, store = engine.model, engine.store
-    pipeline = _build_pipeline(config, model, parts.rules)
+    memory = _build_memory(config, engine)
+    pipeline = _build_pipeline(config, engine.model, parts.rules, memory)
+    resident = Resident(engine, pipeline, memory, config.cache.share_between_keys)
     metrics.model_load_s.observe(time.monotonic() - started)
-    metrics.model_bytes.labels(model.name).set(model.num_bytes)
-    metrics.kv_bytes.set_function(lambda: store.num_bytes)
-    guard = engine.guard
-    metrics.active_bytes.set_function(lambda: guard.active_bytes)
-    metrics.peak_bytes.set_function(lambda: guard.peak_bytes)
-    served = ServedModel(engine, pipeline, config.cache.share_between_keys)
-    logger.info("ready to reuse %s", start_line(served))
-    return served
+    metrics.model_bytes.labels(engine.model.name).set(engine.model.num_bytes)
+    metrics.kv_bytes.set_function(lambda: engine.store.num_bytes)
+    metrics.active_bytes.set_function(lambda: engine.guard.active_bytes)
+    metrics.peak_bytes.set_function(lambda: engine.guard.peak_bytes)
+    logger.info("ready to reuse %s", resident.start_line())
+    return resident
 
 
 def _load_engine(config: Config, source: ModelSource, parts: _Parts) -> TextEngine:
@@ -204,22 +202,31 @@ def _load_engine(config: Config, source: ModelSource, parts: _Parts) -> TextEngi
     )
     store = PrefixStore(limits, model.new_cache, model.quantization)
     store.verify = cache.verify
-
-    def store_bytes() -> int:
-        return store.num_bytes
-
     memory, rate_s = fit_memory(model, config.engine.prefill_step_size)
-    guard = MemoryGuard(memory, process_limit(config.engine), store_bytes)
-    loop = BatchLoop(model, store, config.engine, guard, parts.extra_processors)
-    loop.pacer.prefilled(1, rate_s)
+    guard = MemoryGuard(memory, process_limit(config.engine), store)
+    loop = BatchLoop(model, store, config.engine, guard, rate_s, parts.extra_processors)
     engine = TextEngine(model, loop, store, parts.gpu, config.engine)
     engine.check_splitter()
     if cache.selftest == "on_load":
-        engine.prove(SelfTest(model), LOAD_S)
+        prove(engine, SelfTest(model), LOAD_S)
     return engine
 
 
-def _build_pipeline(config: Config, model: LoadedModel, rules: RuleSet) -> Pipeline:
+def _build_memory(config: Config, engine: TextEngine) -> ConversationMemory:
+    cache, model = config.cache, engine.model
+    limits = MemoryLimits(
+        record_ttl_s=cache.ttl_s,
+        session_idle_s=cache.session_idle_s,
+        healing_entries=cache.healing_entries,
+        healing_bytes=cache.healing_bytes,
+        use_block_index=cache.use_block_index,
+    )
+    return ConversationMemory(engine, model.tokenizer.decode, model.key, limits)
+
+
+def _build_pipeline(
+    config: Config, model: LoadedModel, rules: RuleSet, memory: ConversationMemory
+) -> Pipeline:
     cache = config.cache
     settings = PipelineSettings(
         default_thinking=config.generation.thinking,
@@ -228,20 +235,10 @@ def _build_pipeline(config: Config, model: LoadedModel, rules: RuleSet) -> Pipel
         pinning=cache.pinning,
         splicing=cache.splice and config.generation.preserve_thinking,
         min_gain=cache.pin_min_gain,
-        use_block_index=cache.use_block_index,
-        record_ttl_s=cache.ttl_s,
-        session_idle_s=cache.session_idle_s,
-        healing_entries=cache.healing_entries,
-        healing_bytes=cache.healing_bytes,
         verify=cache.verify,
     )
-    return Pipeline(
-        model.tokenizer,
-        model.syntax.markers.think_open,
-        model.key,
-        rules,
-        settings,
-    )
+    think_open = model.syntax.markers.think_open
+    return Pipeline(model.tokenizer, think_open, rules, settings, memory)
 
 
 def serve_in_thread(app: App) -> threading.Thread:

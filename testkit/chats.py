@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sidecar.core.prompt import ModelIds, PreparedPrompt
+from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import (
     ChatRequest,
     ClientInfo,
@@ -20,8 +20,9 @@ from sidecar.core.requests import (
     Tool,
     ToolCall,
 )
-from sidecar.pipeline.prepare import Pipeline
-from sidecar.pipeline.settings import PipelineSettings
+from sidecar.memory import conversation_memory
+from sidecar.memory.conversation_memory import ConversationMemory, MemoryLimits
+from sidecar.pipeline.prepare import Pipeline, PipelineSettings, PreparedPrompt
 from sidecar.volatile.rules import RuleSet, load_rules
 from testkit.chat_templates import tokenizer_of
 
@@ -32,16 +33,14 @@ SETTINGS = PipelineSettings(
     pinning=True,
     splicing=True,
     min_gain=64,
-    use_block_index=True,
-    record_ttl_s=0,
-    session_idle_s=0,
-    healing_entries=2000,
-    healing_bytes=64 << 20,
+)
+LIMITS = MemoryLimits(
+    record_ttl_s=0, session_idle_s=0, healing_entries=2000, healing_bytes=64 << 20
 )
 
 
 class StoredPrompts:
-    """A prefix matcher: every stored sequence, compared id by id."""
+    """A KV store without KV: every stored sequence, compared id by id."""
 
     def __init__(self) -> None:
         self.sequences: list[tuple[int, ...]] = []
@@ -50,7 +49,12 @@ class StoredPrompts:
         """Keep a sequence."""
         self.sequences.append(tuple(ids))
 
-    def match_len(self, model_ids: ModelIds) -> int:
+    def clear(self) -> int:
+        """Keep none."""
+        self.sequences.clear()
+        return 0
+
+    def match_len(self, model_ids: ModelIds, salt: str = "") -> int:
         """Length of the longest stored prefix; one id is always left to compute."""
         longest = max((common_len(s, model_ids) for s in self.sequences), default=0)
         return min(longest, max(0, len(model_ids) - 1))
@@ -120,15 +124,19 @@ class Chats:
         policy: Mapping[str, str] | None = None,
         rules: RuleSet | None = None,
         tokenizer: Any = None,
+        limits: MemoryLimits | None = None,
         **settings: Any,
     ) -> None:
         self.tokenizer = tokenizer or tokenizer_of(kind)
         self.is_lossless = kind != "spm"  # its decoder adds and takes spaces
         self.store = StoredPrompts()
         self.settings = replace(SETTINGS, **settings)
+        self.memory = ConversationMemory(
+            self.store, self.tokenizer.decode, kind, limits or LIMITS
+        )
         self.pipeline = Pipeline(
-            self.tokenizer, "<think>", kind, rules or load_rules(None, policy),
-            self.settings,
+            self.tokenizer, "<think>", rules or load_rules(None, policy),
+            self.settings, self.memory,
         )  # fmt: skip
 
     def ask(
@@ -150,14 +158,14 @@ class Chats:
             template_kwargs=client.kwargs,
             client=ClientInfo(client.session, client.agent, client.key),
         )
-        return self.pipeline.prepare(request, self.store, client.most_tokens)
+        return self.pipeline.prepare(request, "", client.most_tokens)
 
     def check(self, prompt: PreparedPrompt) -> None:
         """Ids and text are the same; marks never leak; boundaries are in place."""
         assert "\ue000" not in prompt.text
         if self.is_lossless:
             assert self.decode(prompt.model_ids) == prompt.text
-        depths = [b.depth for b in prompt.boundaries]
+        depths = [b.depth for b in prompt.model.boundaries]
         assert depths == sorted(set(depths))
         assert all(0 < depth <= len(prompt.model_ids) for depth in depths)
 
@@ -180,7 +188,8 @@ class Chats:
         """Finish a turn: it is remembered, its KV is kept; returns the sampled ids."""
         raw = said.raw if raw is None else raw
         ids = tuple(self.sample(raw) if sampled is None else sampled)
-        self.pipeline.commit(prompt, said.text, said.reasoning, said.calls, ids)
+        shown = conversation_memory.Said(said.text, said.reasoning, said.calls, ids)
+        self.memory.commit(prompt.promise, shown)
         self.store.add((*prompt.model_ids, *ids))
         return ids
 
@@ -233,6 +242,11 @@ class Turn:
     reused: int
     sampled: tuple[int, ...]
     said: Said
+
+    @property
+    def issued(self) -> str:
+        """The random id that was issued for it."""
+        return self.prompt.promise.turn
 
     @property
     def text(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from sidecar.app import App
 from sidecar.core.events import TokenLogprob
-from sidecar.core.prompt import ModelIds, PreparedPrompt
+from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import GenerationOptions, SamplingParams
 from sidecar.engine.job import ChoiceEnded, Job, JobEvent, JobFailed, Prefilled, Token
 from sidecar.engine.sampling import Sampling, settle
@@ -84,7 +84,7 @@ def submit(
     asked = SamplingParams(**{k: v for k, v in options.items() if k in names})
     rest = {k: v for k, v in options.items() if k not in names}
     whole = GenerationOptions(sampling=asked, max_tokens=max_tokens, **rest)
-    prompt = PreparedPrompt(ids, "", False, False)
+    prompt = ModelPrompt(ids)
     return engine.submit(prompt, settled(engine, asked), whole)
 
 

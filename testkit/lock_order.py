@@ -18,9 +18,9 @@ from sidecar.engine.gpu_thread import GpuThread
 
 # engine-pool.md s7a, by the module that makes the lock.
 DECLARED = (
-    "sidecar.engine.pool", "sidecar.kv.prefix_store", "sidecar.pipeline.reuse.lineage",
+    "sidecar.residents.pool", "sidecar.kv.prefix_store", "sidecar.memory.lineage",
     "sidecar.memory.session_turn_store", "sidecar.memory.healing_store",
-    "sidecar.infra.counters",
+    "sidecar.infra.metrics",
 )  # fmt: skip
 
 

@@ -20,13 +20,12 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from sidecar.app import App
-from sidecar.core.prompt import ModelIds, PreparedPrompt
+from sidecar.core.prompt import ModelIds
 from sidecar.engine.job import Job
 from sidecar.engine.sampling import LogitsProcessor
 from sidecar.infra.logs import request_id as request_id_var
 from sidecar.kv.eviction import Limits
-from sidecar.memory.healing_store import HealingStore
-from sidecar.memory.session_turn_store import TurnStore
+from sidecar.pipeline.prepare import PreparedPrompt
 from testkit.oracle_script import Script, script_of
 from testkit.real_templates import BY_NAME, Family, write_tokenizer
 from testkit.servers import running_sidecar
@@ -171,10 +170,7 @@ class Rig:
     def forget(self) -> None:
         """Start anew: no KV, no memory of any prompt."""
         self.settle()
-        self.app.gpu.call(self.store.clear)
-        self.pipeline.lineage.clear()
-        self.pipeline.healing = HealingStore(2000, 64 << 20)
-        self.pipeline.turns = TurnStore(0)
+        self.pipeline.memory.forget()
 
     def limit(self, max_bytes: int, max_leaves: int = 24) -> None:
         """Another budget for the store, from the next request's end on."""

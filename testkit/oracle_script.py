@@ -8,7 +8,7 @@ few tokens are forced: what opens a thought, if the prompt has not, and what end
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sidecar.core.prompt import PreparedPrompt
+from sidecar.pipeline.prepare import PreparedPrompt
 from testkit.real_templates import Family
 
 _CHANNELS = (

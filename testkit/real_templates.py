@@ -18,8 +18,8 @@ from typing import Any
 from mlx_lm.utils import load_tokenizer
 from tokenizers import AddedToken, Tokenizer
 
-from sidecar.core.prompt import PreparedPrompt
 from sidecar.core.requests import ToolCall
+from sidecar.pipeline.prepare import PreparedPrompt
 from testkit.chat_templates import BUILTIN, write_template
 from testkit.chats import Chats, Client, Said
 

@@ -199,7 +199,7 @@ def serve_trace(
 
 def _as_chat(request: Request) -> Json:
     """A Messages request as the Chat request that says the same, for other servers."""
-    asked, _ = parse_messages(request.json(), request.request_id, request.headers)
+    asked = parse_messages(request.json(), request.request_id, request.headers)
     return {
         "model": asked.model,
         "messages": [_chat_message(message) for message in asked.messages],

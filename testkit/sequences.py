@@ -12,8 +12,8 @@ from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import Limits
 from sidecar.kv.kv_layers import KVLayers, take_checkpoint
-from sidecar.kv.node import Owner
 from sidecar.kv.prefix_store import PrefixStore
+from sidecar.kv.prefix_tree import Owner
 from testkit.told_kv import tell
 
 T = TypeVar("T")

@@ -40,7 +40,7 @@ class ConfigError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class Resident:
     """One model of the sidecar and the names it answers to."""
 
     id: str
@@ -59,7 +59,7 @@ class Upstream:
     keepalive_s: float = 15.0
 
 
-def parse_models(body: object) -> tuple[ServedModel, ...]:
+def parse_models(body: object) -> tuple[Resident, ...]:
     """Read the body of the sidecar's `GET /v1/models`."""
     data = body.get("data") if isinstance(body, dict) else None
     if not isinstance(data, list):
@@ -89,7 +89,7 @@ def read_user_config(path: Path, *, required: bool) -> dict[str, Any]:
 
 def build_config(
     user: Mapping[str, Any],
-    models: Sequence[ServedModel],
+    models: Sequence[Resident],
     upstream: Upstream,
     *,
     permit_no_key: bool,
@@ -153,11 +153,11 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
         raise
 
 
-def _parse_model(item: object) -> ServedModel:
+def _parse_model(item: object) -> Resident:
     if not isinstance(item, dict) or not isinstance(item.get("id"), str):
         raise ConfigError(f"the sidecar lists a model without an id: {item!r}")
     max_input = item.get("max_input_tokens")
-    return ServedModel(
+    return Resident(
         id=item["id"],
         aliases=tuple(str(alias) for alias in item.get("aliases") or ()),
         max_input_tokens=max_input if isinstance(max_input, int) else None,
@@ -172,7 +172,7 @@ def _is_mlx(entry: object) -> bool:
 
 
 def _entries(
-    models: Sequence[ServedModel], upstream: Upstream
+    models: Sequence[Resident], upstream: Upstream
 ) -> Iterator[dict[str, Any]]:
     seen = set()
     for model in models:
@@ -225,7 +225,7 @@ def _params(model: str, upstream: Upstream) -> dict[str, Any]:
     }
 
 
-def _model_info(model: ServedModel) -> dict[str, Any]:
+def _model_info(model: Resident) -> dict[str, Any]:
     info: dict[str, Any] = {"mode": "chat"}
     if model.max_input_tokens is not None:
         info["max_input_tokens"] = model.max_input_tokens

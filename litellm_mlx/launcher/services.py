@@ -15,7 +15,7 @@ from litellm_mlx.launcher.child import Service
 from litellm_mlx.launcher.ports import PidFile
 from litellm_mlx.launcher.proxy_config import (
     ConfigError,
-    ServedModel,
+    Resident,
     Upstream,
     build_config,
     has_master_key,
@@ -91,7 +91,7 @@ def plan_proxy(settings: LaunchSettings) -> ProxyPlan | None:
     return ProxyPlan(user, env, has_master_key(user, env), must_create)
 
 
-def fetch_models(settings: LaunchSettings) -> tuple[ServedModel, ...]:
+def fetch_models(settings: LaunchSettings) -> tuple[Resident, ...]:
     """Ask the running sidecar what it serves."""
     key = settings.api_key
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -104,7 +104,7 @@ def fetch_models(settings: LaunchSettings) -> tuple[ServedModel, ...]:
 
 
 def write_proxy_config(
-    settings: LaunchSettings, plan: ProxyPlan, models: Sequence[ServedModel]
+    settings: LaunchSettings, plan: ProxyPlan, models: Sequence[Resident]
 ) -> None:
     """Write the config LiteLLM will be started with."""
     url = f"{settings.sidecar.url}/v1"

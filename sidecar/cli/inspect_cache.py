@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from sidecar.cli.cache_tree import draw_tree, size
 from sidecar.cli.server import Json, Server, ServerError, add_server_flags
-from sidecar.infra.counters import HEALTHY_AT_ZERO
 from sidecar.infra.logs import printable
+from sidecar.infra.metrics import HEALTHY_AT_ZERO
 
 _MOST_PLACES = 10
 _MOST_SESSIONS = 20

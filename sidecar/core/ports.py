@@ -1,9 +1,18 @@
-"""The seams between layers."""
+"""
+The seams between layers.
 
-from typing import Protocol
+A wire format is a folder of `dialects/` whose `Dialect` gets a row in the router; a
+kind of model is an engine. If either needs a change elsewhere, the seam is wrong.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from sidecar.core.errors import SidecarError
 from sidecar.core.events import Event, Usage
+from sidecar.core.prompt import ModelIds
+from sidecar.core.requests import ChatRequest
 
 
 class StreamEncoder(Protocol):
@@ -24,3 +33,60 @@ class StreamEncoder(Protocol):
 
     def failed(self, error: SidecarError) -> bytes:
         """The last bytes of a response that broke off."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """
+    What comes with a body.
+
+    Args:
+        headers: names in lower case.
+        sender: short id of the key it came with; None: there is none.
+    """
+
+    request_id: str
+    path: str
+    headers: Mapping[str, str]
+    sender: str | None = None
+
+
+class Call(Protocol):
+    """One chat request in one wire format: what it asks, and how that is answered."""
+
+    @property
+    def chat(self) -> ChatRequest:
+        """What is asked; `is_streamed` says which of the two answers is wanted."""
+
+    def encoder(self) -> StreamEncoder:
+        """For an answer that is written as it comes."""
+
+    def whole(self, events: Sequence[Event]) -> dict[str, Any]:
+        """The answer as one object; the last event is Finished."""
+
+
+class Dialect(Protocol):
+    """One wire format for chats; pure, no sockets."""
+
+    def parse(self, body: Any, facts: RequestFacts) -> Call:
+        """
+        Check a body.
+
+        Raises:
+            SidecarError: naming the field.
+        """
+
+    def problem(
+        self, error: SidecarError, request_id: str, path: str
+    ) -> tuple[str, dict[str, Any]]:
+        """An error on its routes: content type and body."""
+
+
+class KVStore(Protocol):
+    """Where a model's KV is, for who holds none of it. Any thread."""
+
+    def match_len(self, model_ids: ModelIds, salt: str) -> int:
+        """Tokens of the longest stored prefix, at most all but one."""
+
+    def clear(self) -> int:
+        """Let go everything that is stored; the bytes that came back."""

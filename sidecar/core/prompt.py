@@ -1,13 +1,30 @@
 """What the pipeline hands to the engine, and what it needs from below."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NewType, Protocol
 
 # What the model reads and KV is stored under, against what lineage is looked up
 # by and never reaches a model: the type checker keeps them apart.
 ModelIds = NewType("ModelIds", tuple[int, ...])
 CanonicalIds = NewType("CanonicalIds", tuple[int, ...])
+
+
+IMPLICIT = "implicit-"  # begins the ids of sessions that no client named
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose prompt it is: values never leave the key, seldom the thread."""
+
+    api_key: str | None
+    session: str
+    thread: str
+
+
+def is_implicit(session: str) -> bool:
+    """Whether a session id was made here."""
+    return session.startswith(IMPLICIT)
 
 
 class ChatTokenizer(Protocol):
@@ -33,13 +50,6 @@ class ChatTokenizer(Protocol):
         """Render messages (transformers' own, in jinja's sandbox)."""
 
 
-class PrefixMatcher(Protocol):
-    """Asks the KV store how much of a prompt it holds; ids only, any thread."""
-
-    def match_len(self, model_ids: ModelIds) -> int:
-        """Length in tokens of the longest stored prefix."""
-
-
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """
@@ -60,10 +70,8 @@ class CacheReport:
     What was done to reuse KV, for the log and the response headers.
 
     Args:
-        key_delta_chars: see pipeline.drift.key_delta_chars.
+        key_delta_chars: see pipeline/reuse/first_difference.
         is_new: nothing was stored for this conversation before.
-        counted: the counters that this request moved while it was prepared, and by
-            how much.
     """
 
     match: str = "none"
@@ -79,7 +87,6 @@ class CacheReport:
     divergence: "Divergence | None" = None
     is_new: bool = False
     key_delta_chars: int = 0
-    counted: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,33 +101,23 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedPrompt:
+class ModelPrompt:
     """
-    A prompt ready for the engine.
+    What a text model is given to go on from.
 
     Args:
-        model_ids: what the model reads. text: the same as text.
-        opens_thinking: the prompt ends in an open think block.
-        thinking: whether the model was told to reason.
+        ids: what it reads.
         boundaries: places worth a checkpoint, ascending.
         is_guest: a helper call beside the session's main thread.
         session: whose conversation it is, for caps and logs.
-        turn: random id of the turn that will be written, for its tokens.
         own_len: tokens up to the end of the first turn that the model wrote for this
             conversation; 0: none is known.
         salt: what is stored under another cache salt is not for it.
-        draft: what the pipeline remembers of it if it finishes cleanly.
     """
 
-    model_ids: ModelIds
-    text: str
-    opens_thinking: bool
-    thinking: bool
+    ids: ModelIds
     boundaries: tuple[Boundary, ...] = ()
     is_guest: bool = False
     session: str = ""
     own_len: int = 0
-    turn: str = ""
     salt: str = ""
-    report: CacheReport = CacheReport()
-    draft: Any = field(default=None, repr=False)

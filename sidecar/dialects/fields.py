@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sidecar.core.errors import BadRequest, ValidationFailed
-from sidecar.core.nested_json import MOST_LEVELS, check_depth
+from sidecar.core.json_bytes import MOST_LEVELS, check_depth
 
 
 class Fields:

@@ -4,6 +4,7 @@ from typing import Any
 
 from sidecar.core.errors import SidecarError, ValidationFailed
 
+CONTENT_TYPE = "application/problem+json"
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

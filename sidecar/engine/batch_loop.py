@@ -9,25 +9,122 @@ joins mlx-lm's GenerationBatch, which decodes all of them in one forward pass.
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import mlx.core as mx
+from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer
 
 from sidecar.config.settings import EngineConfig
 from sidecar.core.errors import GenerationFailed, MemoryPressure
-from sidecar.engine.decode_batch import batch_of_one
-from sidecar.engine.job import NOTHING, Demand, Job, JobFailed, Prefilled
-from sidecar.engine.length_batches import Lanes
+from sidecar.core.events import TokenLogprob
+from sidecar.core.prompt import ModelIds
+from sidecar.engine.decode_batch import Lanes, TopLogprobs, batch_of_one
+from sidecar.engine.job import (
+    NOTHING,
+    ChoiceEnded,
+    Demand,
+    Job,
+    JobFailed,
+    Prefilled,
+    Token,
+)
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.memory import MemoryGuard
-from sidecar.engine.pacing import PrefillPacer
-from sidecar.engine.prefill import Prefill, keep
-from sidecar.engine.prefill_queue import PrefillQueue
+from sidecar.engine.pacing import PrefillPacer, Watchdog
+from sidecar.engine.prefill import Prefill, PrefillQueue, keep
 from sidecar.engine.sampling import LogitsProcessor
-from sidecar.engine.sequence import Row
-from sidecar.engine.watchdog import Watchdog
 from sidecar.kv.kv_layers import KVLayers, copy_layers, evaluate
 from sidecar.kv.prefix_store import PrefixStore
+from sidecar.output.stop_strings import StopStrings
+
+
+@dataclass(eq=False)
+class Row:
+    """What one choice of a job has generated. GPU thread only."""
+
+    job: Job
+    choice: int
+    model: LoadedModel
+    prefill: Prefill
+    sampled: list[int] = field(default_factory=list)
+    stop_string: str | None = None
+    last_progress: float = field(default_factory=lambda: time.monotonic())
+    longest_gap_s: float = 0.0
+    is_ahead: bool = False
+
+    def __post_init__(self) -> None:
+        self._detokenizer = _continuing(self.model.tokenizer.detokenizer)
+        self._stops = StopStrings(self.job.spec.stop)
+
+    @property
+    def kv_ids(self) -> ModelIds:
+        """The ids whose KV the row's cache holds once its last token was fed."""
+        fed = [self.model.printed_stops.get(i, i) for i in self.sampled[-1:]]
+        return ModelIds((*self.job.spec.model_ids, *self.sampled[:-1], *fed))
+
+    def take_early(self, token_id: int, logprobs: TopLogprobs | None) -> None:
+        """Take the first token before the batch says it."""
+        self.take(token_id, logprobs)
+        self.is_ahead = True
+
+    def take(self, token_id: int, logprobs: TopLogprobs | None) -> None:
+        """Count a sampled token and tell the job's reader."""
+        if self.is_ahead:
+            self.is_ahead = False
+            return
+        now = time.monotonic()
+        self.longest_gap_s = max(self.longest_gap_s, now - self.last_progress)
+        self.last_progress = now
+        self.sampled.append(token_id)
+        if token_id in self.model.stop_ids:
+            return
+        self._detokenizer.add_token(token_id)
+        shown = self._stops.feed(self._detokenizer.last_segment)
+        self.stop_string = shown.stop
+        logprob = self._logprob(token_id, logprobs)
+        self.job.emit(Token(self.choice, shown.text, logprob))
+
+    def end(
+        self, reason: Literal["stop", "length"], *, is_aborted: bool = False
+    ) -> None:
+        """Flush what is held back and say how it ended."""
+        text = ""
+        if self.stop_string is None:
+            self._detokenizer.finalize()
+            last = self._stops.feed(self._detokenizer.last_segment)
+            self.stop_string = last.stop
+            text = last.text if last.stop else last.text + self._stops.flush()
+        ids = self.sampled
+        if ids and ids[-1] in self.model.stop_ids:
+            ids = ids[:-1]
+        if self.stop_string is not None:
+            reason = "stop"
+        self.job.emit(
+            ChoiceEnded(
+                self.choice, text, reason, self.stop_string, tuple(ids), is_aborted
+            )
+        )
+
+    def _logprob(self, token_id: int, found: TopLogprobs | None) -> TokenLogprob | None:
+        if found is None:
+            return None
+        decode: Any = self.model.tokenizer.decode
+        pairs = zip(found.ids, found.values, strict=True)
+        top = tuple((decode([i]), i, value) for i, value in pairs)
+        return TokenLogprob(decode([token_id]), token_id, found.own, top)
+
+
+def _continuing(detokenizer: Any) -> Any:
+    """
+    A detokenizer in mid-text: a byte-level one drops a space before its first word.
+
+    A text goes on where its prompt ends, so the space belongs to it.
+    """
+    if isinstance(detokenizer, BPEStreamingDetokenizer):
+        detokenizer.text, detokenizer.offset = " ", 1
+    return detokenizer
+
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +143,13 @@ def no_extra_processors(_job: Job, _choice: int) -> list[LogitsProcessor]:
 class BatchLoop:
     """The worker of one text model. All methods on the GPU thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what one model's worker is made of
         self,
         model: LoadedModel,
         store: PrefixStore,
         config: EngineConfig,
         guard: MemoryGuard,
+        rate_s: float | None = None,
         extra_processors: ExtraProcessors = no_extra_processors,
     ) -> None:
         self.guard = guard
@@ -61,7 +159,7 @@ class BatchLoop:
         self._max_rows = config.batch_max_size if config.enable_batching else 1
         self._max_rows = min(self._max_rows, config.max_concurrent)
         self.pacer = PrefillPacer(
-            config.prefill_step_size, config.decode_stall_ms / 1000
+            config.prefill_step_size, config.decode_stall_ms / 1000, rate_s
         )
         self._rows: dict[int, Row] = {}
         self._next_uid = 0
@@ -85,7 +183,7 @@ class BatchLoop:
         try:
             self.prefills.drop_ended()
             self._drop_rows()
-            self.guard.relieve(self._store.evict_bytes)
+            self.guard.relieve()
             if not self._rows or self.pacer.prefill_is_due:
                 prefill = self.prefills.next(self._max_rows - len(self._rows))
             if prefill:
@@ -173,13 +271,12 @@ class BatchLoop:
         prefill.job.emit(Prefilled(end, len(ids), prefill.cached_len))
 
     def _make_room(self, prefill: Prefill, needed: int) -> None:
-        evict = self._store.evict_bytes
-        if self.guard.relieve(evict, needed):
+        if self.guard.relieve(needed):
             return
         # A checkpoint only saves work later: no request fails for the sake of one.
         for begun in (*self.prefills.begun, *(r.prefill for r in self._rows.values())):
             begun.checkpoints.clear()
-        if self.guard.relieve(evict, needed):
+        if self.guard.relieve(needed):
             return
         self._sample()
         others = sum((p.job.due for p in self.prefills.begun if p != prefill), NOTHING)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from sidecar.core.errors import SidecarError
 from sidecar.core.events import TokenLogprob
-from sidecar.core.prompt import Boundary, ModelIds
+from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.engine.sampling import Sampling
 
 # A client this far behind its stream has stopped reading.
@@ -23,25 +23,24 @@ class JobSpec:
     What to generate.
 
     Args:
-        model_ids: the prompt, at least one token.
+        prompt: at least one token.
         max_tokens: per choice, at least 1, already cut to the context.
         stop: stop strings, matched in decoded text.
         n: choices decoded from one prefill.
         top_logprobs: None for none; else how many alternatives a token.
-        boundaries, session, is_guest, own_len, salt: see core.prompt.PreparedPrompt.
     """
 
-    model_ids: ModelIds
+    prompt: ModelPrompt
     sampling: Sampling
     max_tokens: int
     stop: tuple[str, ...] = ()
     n: int = 1
     top_logprobs: int | None = None
-    boundaries: tuple[Boundary, ...] = ()
-    session: str = ""
-    is_guest: bool = False
-    own_len: int = 0
-    salt: str = ""
+
+    @property
+    def model_ids(self) -> ModelIds:
+        """What the model reads."""
+        return self.prompt.ids
 
 
 @dataclass(frozen=True, slots=True)

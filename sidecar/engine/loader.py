@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 
 from sidecar.config.settings import CacheConfig
 from sidecar.core.errors import ModelLoadFailed
-from sidecar.engine.model_source import ModelSource
+from sidecar.engine.model_place import ModelSource
 from sidecar.engine.printed_stops import printed_stops
 from sidecar.kv.kv_layers import KVLayers, evaluate
 from sidecar.kv.quantization import KVQuantization
@@ -60,6 +60,11 @@ class LoadedModel:
         """Empty caches for one sequence."""
         cache: KVLayers = make_prompt_cache(self.model)
         return cache
+
+    def release(self) -> None:
+        """Let the weights go, whoever still holds the model; GPU thread only."""
+        for module in self.model.modules():
+            module.clear()
 
 
 def kv_quantization(config: CacheConfig) -> KVQuantization | None:

@@ -9,8 +9,8 @@ allocated.
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -155,6 +155,17 @@ def kv_sizes(cache: KVLayers) -> tuple[int, int]:
     return per_token, fixed
 
 
+class Evictable(Protocol):
+    """Keeps KV that can be let go."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of it."""
+
+    def evict_bytes(self, num_bytes: int) -> None:
+        """Free at least that much, if it is there; GPU thread only."""
+
+
 class MemoryGuard:
     """
     Watches the process against its limit.
@@ -164,18 +175,18 @@ class MemoryGuard:
 
     Args:
         limit_bytes: MAX_PROCESS_MEMORY.
-        store_bytes: bytes of KV that could be evicted.
+        store: where KV is kept that could be evicted.
     """
 
     def __init__(
         self,
         model: MemoryModel,
         limit_bytes: int,
-        store_bytes: Callable[[], int],
+        store: Evictable,
     ) -> None:
         self.model = model
         self.limit_bytes = limit_bytes
-        self._store_bytes = store_bytes
+        self._store = store
         self._sampled_at = 0.0
         self.active_bytes = self.peak_bytes = self.free_bytes = 0
         self.sample()
@@ -185,7 +196,7 @@ class MemoryGuard:
         self._sampled_at = time.monotonic()
         self.active_bytes = mx.get_active_memory()
         self.peak_bytes = mx.get_peak_memory()
-        stored = self._store_bytes()  # would make room
+        stored = self._store.num_bytes  # would make room
         self.free_bytes = max(0, self.limit_bytes - self.active_bytes + stored)
 
     def largest_context(
@@ -216,12 +227,12 @@ class MemoryGuard:
             chunk_len = max(_SMALLEST_CHUNK, chunk_len // 2)
         return chunk_len
 
-    def relieve(self, evict: Callable[[int], None], needed_bytes: int = 0) -> bool:
+    def relieve(self, needed_bytes: int = 0) -> bool:
         """
         Make room in order: the allocator's cache, then stored KV.
 
         Args:
-            evict: takes bytes to free. needed_bytes: about to be allocated.
+            needed_bytes: about to be allocated.
         Returns:
             Whether it all fits now.
         """
@@ -234,7 +245,7 @@ class MemoryGuard:
             mx.clear_cache()
             used = self.active_bytes + needed_bytes
         if used > _CLEAR_AT * self.limit_bytes:
-            evict(used - int(_EVICT_TO * self.limit_bytes))
+            self._store.evict_bytes(used - int(_EVICT_TO * self.limit_bytes))
             mx.clear_cache()
             self.sample()
             logger.info("made room limit=%d active=%d", self.limit_bytes,

@@ -1,6 +1,7 @@
 """What MODEL_PATH names on this machine; imports no MLX, which takes seconds."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,14 @@ from sidecar.engine.checkpoint_files import (
 
 BUILTIN_DIR = Path(__file__).parent.parent / "builtin_model"
 BUILTIN_NAME = "mlx-tiny-agent"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model's name, and the folder that holds it whole."""
+
+    name: str
+    folder: Path
 
 
 def model_name(path: str | None) -> str:

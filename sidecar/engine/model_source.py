@@ -2,7 +2,6 @@
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,7 @@ from sidecar.engine.checkpoint_files import config_fault, memory_fault, names_fa
 from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.hub_download import Checks, fetch_snapshot
 from sidecar.engine.hub_faults import HubFault
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSource:
-    """A model's name, and the folder that holds it whole."""
-
-    name: str
-    folder: Path
+from sidecar.engine.model_place import ModelSource
 
 
 def find_model(

@@ -1,8 +1,34 @@
-"""How prefill and decode share the GPU."""
+"""How prefill and decode share the GPU, and when a generation has to end."""
 
 import statistics
 import time
 from collections.abc import Callable
+
+
+class Watchdog:
+    """
+    Two limits on a running generation; the time in the queue does not count.
+
+    Args:
+        stall_s: GENERATION_WATCHDOG_SECONDS without a prefill chunk or a token.
+        deadline_s: GENERATION_DEADLINE_SECONDS of wall clock in all. 0 is off.
+    """
+
+    def __init__(self, stall_s: float, deadline_s: float) -> None:
+        self._stall_s = stall_s
+        self._deadline_s = deadline_s
+
+    def is_over(self, began: float, last_progress: float) -> bool:
+        """Whether a generation that began and last moved then has to end now."""
+        now = time.monotonic()
+        if self._deadline_s and now - began > self._deadline_s:
+            return True
+        return self.is_stall(now - last_progress)
+
+    def is_stall(self, gap_s: float) -> bool:
+        """Whether a pause of that length was too long."""
+        return bool(self._stall_s) and gap_s > self._stall_s
+
 
 _LEAST_CHUNK = 64
 _ALONE = 2  # times as long a chunk where no stream waits: small ones cost throughput
@@ -63,13 +89,18 @@ class PrefillPacer:
     Args:
         step_size: most tokens of a chunk.
         stall_s: longest pause of a running stream, in seconds.
+        rate_s: seconds of a prefilled token, measured at the load.
     """
 
-    def __init__(self, step_size: int, stall_s: float) -> None:
+    def __init__(
+        self, step_size: int, stall_s: float, rate_s: float | None = None
+    ) -> None:
         self._step_size = step_size
         self._stall_s = stall_s
         self.rate = PrefillRate()
-        self._seconds_per_token: float | None = None
+        self._seconds_per_token = rate_s
+        if rate_s is not None:
+            self.rate.measured(rate_s)
         self._owed_s = 0.0
         self._decode_step_s = 0.0
         self._free_step_s = 0.0  # of steps while no prefill waits; 0: none yet

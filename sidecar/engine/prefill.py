@@ -1,15 +1,25 @@
-"""One prompt being computed: its caches, how far it is, its checkpoints."""
+"""
+Prompts being computed: whose turn it is, how far each is, its checkpoints.
+
+A prompt of which nearly all is stored would wait a minute behind a long cold one for
+a second's work. So at a chunk's end short ones may go first, for as long as the chunk
+took; then it is the long one's turn again, which so keeps half of the time at least.
+"""
 
 import logging
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from sidecar.config.settings import EngineConfig
+from sidecar.core.errors import GenerationFailed, Unavailable
 from sidecar.core.prompt import Boundary, ModelIds
-from sidecar.engine.job import Job
+from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled
+from sidecar.engine.pacing import Watchdog
 from sidecar.kv.kv_layers import KVLayers, evaluate, take_checkpoint
-from sidecar.kv.node import Lease, Owner
 from sidecar.kv.prefix_store import PrefixStore
+from sidecar.kv.prefix_tree import Lease, Owner
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +55,8 @@ class Prefill:
     @property
     def owner(self) -> Owner:
         """Whose KV this is."""
-        spec = self.job.spec
-        return Owner(spec.session, spec.is_guest, spec.own_len, spec.salt)
+        prompt = self.job.spec.prompt
+        return Owner(prompt.session, prompt.is_guest, prompt.own_len, prompt.salt)
 
     @property
     def done_ids(self) -> ModelIds:
@@ -73,10 +83,10 @@ class Prefill:
 def begin(job: Job, store: PrefixStore, min_gap: int) -> Prefill:
     """Restore what is stored of a job's prompt."""
     ids = job.spec.model_ids
-    restored = store.restore(ids, job.spec.salt)
+    restored = store.restore(ids, job.spec.prompt.salt)
     stops: list[Boundary] = []
     if store.needs_checkpoints:
-        places = job.spec.boundaries
+        places = job.spec.prompt.boundaries
         if restored.shared_len - restored.cached_len >= min_gap:
             # Two prompts part here, inside a message: a third may do so as well.
             places = tuple(sorted({*places, Boundary(restored.shared_len, 0)}, key=_at))
@@ -138,3 +148,128 @@ def keep(
         logger.exception("could not keep KV num_tokens=%d", len(ids))
         store.abandon(prefill.lease)
     prefill.cache = []
+
+
+# What may pass needs at most a chunk, and this share of what the passed one needs.
+_SHORT = 1 / 4
+
+
+class PrefillQueue:
+    """Jobs between submission and their first token. GPU thread only."""
+
+    def __init__(
+        self, store: PrefixStore, config: EngineConfig, watchdog: Watchdog
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._watchdog = watchdog
+        self._waiting: deque[Job] = deque()
+        self._passed: Prefill | None = None
+        self._lent_s = 0.0  # of the current prompt's time, to those that may pass
+        self.current: Prefill | None = None
+
+    @property
+    def num_ahead(self) -> int:
+        """Prompt tokens that will be computed before a job that comes now."""
+        begun = [p.target - p.done for p in self.begun]
+        return sum(begun) + sum(len(job.spec.model_ids) for job in tuple(self._waiting))
+
+    @property
+    def begun(self) -> list[Prefill]:
+        """Prompts of which a part is computed or restored."""
+        return [p for p in (self.current, self._passed) if p]
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self.current or self._passed)
+
+    def add(self, job: Job) -> None:
+        """Queue a job."""
+        self._waiting.append(job)
+
+    def next(self, num_free: int) -> Prefill | None:
+        """
+        The prompt whose chunk is next; its job is admitted if it was waiting.
+
+        Args:
+            num_free: places in the decode batches.
+        """
+        if self.current is None and self._passed is not None:
+            self.current, self._passed = self._passed, None
+            self.current.last_progress = time.monotonic()
+        elif self.current is None:
+            self._lent_s = 0.0
+            if self._waiting and self._waiting[0].spec.n <= num_free:
+                self._begin(self._waiting.popleft())
+        if self.current is not None and self._passed is None and self._lent_s > 0:
+            self._let_pass(self.current, num_free)
+        return self.current
+
+    def took(self, seconds: float) -> None:
+        """Note how long the GPU was with the prompt that `next` named."""
+        if self._passed is None:
+            self._lent_s = seconds
+        else:
+            self._lent_s -= seconds
+
+    def done(self) -> None:
+        """The current prompt is computed, or given up."""
+        self.current = None
+
+    def give_up(self, prefill: Prefill) -> None:
+        """End the current prompt; what was computed is kept."""
+        self.current = None
+        self._keep(prefill)
+
+    def drop_ended(self) -> None:
+        """Take out what was cancelled, waited too long or makes no progress."""
+        self._waiting = deque(job for job in self._waiting if not job.is_cancelled)
+        limit = self._config.queue_timeout_s
+        while self._waiting and time.monotonic() - self._waiting[0].submitted > limit:
+            late = Unavailable("waited too long in the queue", retry_after_s=5)
+            self._waiting.popleft().emit(JobFailed(late))
+        if self._passed and self._passed.job.is_cancelled:
+            self._keep(self._passed)
+            self._passed = None
+        current = self.current
+        if current and current.job.is_cancelled:
+            self.current = None
+            self._keep(current)
+        elif current and self._is_late(current):
+            self.current = None
+            self._keep(current)
+            for choice in range(current.job.spec.n):
+                current.job.emit(ChoiceEnded(choice, "", "length", None, (), True))
+
+    def _is_late(self, prefill: Prefill) -> bool:
+        is_over = self._watchdog.is_over(prefill.began, prefill.last_progress)
+        return is_over or self._watchdog.is_stall(prefill.longest_gap_s)
+
+    def _let_pass(self, long: Prefill, num_free: int) -> None:
+        left = long.target - long.done
+        most = min(_SHORT * left, self._config.prefill_step_size)
+        if left < self._config.prefill_step_size:
+            return
+        for job in self._waiting:
+            ids = job.spec.model_ids
+            if job.spec.n + long.job.spec.n > num_free:
+                continue
+            if len(ids) - self._store.match_len(ids, job.spec.prompt.salt) <= most:
+                self._waiting.remove(job)
+                if self._begin(job):
+                    self._passed = long
+                return
+
+    def _begin(self, job: Job) -> bool:
+        try:
+            self.current = begin(job, self._store, self._config.checkpoint_gap)
+        except Exception as error:  # it is this job's alone, which waits to be told
+            logger.exception("a prompt could not be begun")
+            failure = GenerationFailed(f"the prompt could not be begun: {error}")
+            job.emit(JobFailed(failure))
+            return False
+        cached_len = self.current.cached_len
+        job.emit(Prefilled(cached_len, len(job.spec.model_ids), cached_len))
+        return True
+
+    def _keep(self, prefill: Prefill) -> None:
+        keep(self._store, prefill, prefill.done_ids, prefill.done_ids)

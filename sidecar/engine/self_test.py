@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.self_test_runs import Difference, Runs
+from sidecar.engine.text import TextEngine
 
 logger = logging.getLogger(__name__)
 
@@ -112,3 +113,29 @@ class Proof:
         started = time.monotonic()
         while self._test.pending and time.monotonic() - started < seconds:
             self.step()
+
+
+def prove(engine: TextEngine, test: SelfTest, load_s: float) -> None:
+    """
+    Use each way of reuse from when its test has passed on; GPU thread only.
+
+    Args:
+        load_s: the tests begun within that time are waited for; the others run
+            between requests.
+    """
+
+    def take(result: PathResult) -> None:
+        engine.selftest[result.name] = result.outcome
+        engine.allow(result.name, is_allowed=result.outcome == "ok")
+
+    for name in test.pending:
+        engine.allow(name, is_allowed=False)
+        engine.selftest[name] = "pending"
+    proof = Proof(test, take, lambda: engine.is_idle)
+    proof.run_for(load_s)
+    if test.pending:
+        logger.warning(
+            "selftest goes on between requests, these are not used until then: %s",
+            ", ".join(test.pending),
+        )
+    engine.work_between(proof)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from sidecar.config.settings import GenerationConfig
-from sidecar.core.prompt import ModelIds
+from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import SamplingParams
 from sidecar.engine.array_distance import (
     kv_distance,
@@ -24,16 +24,15 @@ from sidecar.engine.array_distance import (
     rounding_of,
     states_distance,
 )
-from sidecar.engine.decode_batch import batch_of_one
+from sidecar.engine.decode_batch import Lanes, batch_of_one
 from sidecar.engine.job import JobSpec
-from sidecar.engine.length_batches import Lanes
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import settle
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import Limits
 from sidecar.kv.kv_layers import KVLayers
-from sidecar.kv.node import Owner
 from sidecar.kv.prefix_store import PrefixStore
+from sidecar.kv.prefix_tree import Owner
 
 _NUM_TOKENS = 8
 _NOISE_FACTOR = 3.0  # of two computations that differ in all shapes, not in one
@@ -290,6 +289,6 @@ class Rows:
             chosen = mx.arange(logits.shape[-1]) == wanted
             return mx.where(chosen, mx.zeros_like(logits), -mx.inf)
 
-        spec = JobSpec(ids, _GREEDY, len(forced))
+        spec = JobSpec(ModelPrompt(ids), _GREEDY, len(forced))
         single = batch_of_one(self._model, row, spec, (0, [force]), cache)
         lanes.join(row, single, len(ids))

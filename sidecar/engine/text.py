@@ -1,7 +1,19 @@
-"""A text model that can be asked: admission, jobs, numbers."""
+"""
+A text model that can be asked: admission, jobs, numbers, its KV's lifetime.
+
+KV goes when its time is up on a server that nobody asks anything, too. That wait is a
+thread's of its own: the GPU thread waits without a limit (see there), and is woken only
+when there is something to let go.
+"""
 
 import logging
+import math
 import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import mlx.core as mx
 
 from sidecar.config.settings import EngineConfig
 from sidecar.core.errors import (
@@ -11,21 +23,79 @@ from sidecar.core.errors import (
     InsufficientMemory,
     Unavailable,
 )
-from sidecar.core.prompt import ModelIds, PreparedPrompt
+from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import GenerationOptions
 from sidecar.engine.batch_loop import BatchLoop
-from sidecar.engine.expiry import Expiry
-from sidecar.engine.gpu_thread import GpuThread
+from sidecar.engine.gpu_thread import GpuThread, Worker
 from sidecar.engine.job import NOTHING, Demand, Job, JobSpec
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import Sampling
-from sidecar.engine.self_test import PathResult, Proof, SelfTest
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.output.splitter_check import splitter_faults
 
 logger = logging.getLogger(__name__)
 
+_LEAST_WAIT_S = 1.0  # what expires shortly after each other goes together
+
+
+class Expiry:
+    """
+    Watches one store until it is closed.
+
+    Args:
+        wait: waits so many seconds, or until it is closed: then true. For tests.
+    """
+
+    def __init__(
+        self,
+        store: PrefixStore,
+        gpu: GpuThread,
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
+        self._store = store
+        self._gpu = gpu
+        self._closed = threading.Event()
+        self._wait = wait or self._closed.wait
+        if store.expires_in() < math.inf:
+            threading.Thread(target=self._run, name="expiry", daemon=True).start()
+
+    def close(self) -> None:
+        """End the watch; repeatable."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._wait(max(_LEAST_WAIT_S, self._store.expires_in())):
+            if self._store.expires_in() == 0:
+                try:
+                    self._gpu.call(self._store.expire)
+                except Exception:
+                    logger.exception("expired KV could not be let go")
+
+
 _MOST_BY_DEFAULT = 32768  # when neither the request nor the user says
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """
+    Counts in tokens, times in seconds from measured rates and the present queue.
+
+    Args:
+        predicted_s: until `max_tokens` answers are out.
+        fits: whether it would be admitted as far as memory and context go.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    predicted_ttft_s: float
+    predicted_s: float
+    fits: bool
+    max_context_tokens: int
+    queued: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
 
 
 class TextEngine:
@@ -50,8 +120,8 @@ class TextEngine:
         self._lock = threading.Lock()
         self._open: set[Job] = set()
         self._is_draining = False
-        self._proof: Proof | None = None
-        gpu.add_worker(loop)
+        self._workers: list[Worker] = []
+        self.work_between(loop)
         self._expiry = Expiry(store, gpu)
 
     @property
@@ -61,16 +131,22 @@ class TextEngine:
             others = self._promised()
         return self.guard.largest_context(self.max_context, others)
 
-    def predict_ttft(self, num_prefill: int) -> float:
-        """Seconds to the first token of a prompt with that many tokens to compute."""
-        pacer = self._loop.pacer
-        num_before = self._loop.prefills.num_ahead
-        return (num_before + num_prefill) * pacer.rate.seconds + pacer.decode_step_s
-
-    @property
-    def decode_step_s(self) -> float:
-        """Seconds of a decode step, as measured last."""
-        return self._loop.pacer.decode_step_s
+    def forecast(self, lengths: tuple[int, int], max_tokens: int | None) -> Forecast:
+        """Look ahead for a prompt of so many tokens, of which so many are stored."""
+        (total, cached), pacer = lengths, self._loop.pacer
+        largest = self.fitting_context
+        num_before = self._loop.prefills.num_ahead + total - cached
+        ttft_s = num_before * pacer.rate.seconds + pacer.decode_step_s
+        num_new = min(max_tokens or 256, max(1, largest - total))
+        return Forecast(
+            prompt_tokens=total,
+            cached_tokens=cached,
+            predicted_ttft_s=round(ttft_s, 4),
+            predicted_s=round(ttft_s + num_new * pacer.decode_step_s, 4),
+            fits=total < largest,
+            max_context_tokens=largest,
+            queued=self.num_open,
+        )
 
     @property
     def num_open(self) -> int:
@@ -80,7 +156,7 @@ class TextEngine:
 
     def submit(
         self,
-        prompt: PreparedPrompt,
+        prompt: ModelPrompt,
         sampling: Sampling,
         options: GenerationOptions,
     ) -> Job:
@@ -88,8 +164,6 @@ class TextEngine:
         Admit a generation; whoever gets the job must `release` it.
 
         Args:
-            prompt: of a chat, or of a raw completion, which has less to say.
-
         Raises:
             ContextLengthExceeded: the prompt leaves no room for an answer.
             Busy: the queue is full.
@@ -119,29 +193,32 @@ class TextEngine:
         with self._lock:
             self._is_draining = True
 
-    def clear_cache(self) -> None:
-        """Forget the stored KV."""
-        self._gpu.call(self.store.clear)
+    def match_len(self, model_ids: ModelIds, salt: str) -> int:
+        """Tokens of the longest stored prefix, at most all but one."""
+        return self.store.match_len(model_ids, salt)
 
-    def prove(self, test: SelfTest, load_s: float) -> None:
-        """
-        Use each way of reuse from when its test has passed on; GPU thread only.
+    def clear(self) -> int:
+        """Forget the stored KV; the bytes that came back."""
+        return self._gpu.call(self.store.clear)
 
-        Args:
-            load_s: the tests begun within that time are waited for; the others run
-                between requests.
-        """
-        for name in test.pending:
-            self._allow(name, is_allowed=False)
-            self.selftest[name] = "pending"
-        self._proof = Proof(test, self._take_result, lambda: not self._loop.has_work())
-        self._proof.run_for(load_s)
-        if test.pending:
-            logger.warning(
-                "selftest goes on between requests, these are not used until then: %s",
-                ", ".join(test.pending),
-            )
-        self._gpu.add_worker(self._proof)
+    def allow(self, name: str, *, is_allowed: bool) -> None:
+        """Use a way of reuse from now on, or do without it."""
+        if name == "batch":
+            self._loop.may_batch(is_allowed)
+        elif is_allowed:
+            self.store.switch_on(name)
+        else:
+            self.store.switch_off(name)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no job waits or runs; GPU thread only."""
+        return not self._loop.has_work()
+
+    def work_between(self, worker: Worker) -> None:
+        """Have work of this model's done on the GPU thread until it is closed."""
+        self._workers.append(worker)
+        self._gpu.add_worker(worker)
 
     def check_splitter(self) -> None:
         """Try how this model's answers are cut; told is what goes wrong."""
@@ -158,30 +235,27 @@ class TextEngine:
         found = self.selftest.copy()
         return tuple(name for name, outcome in found.items() if outcome == "failed")
 
-    def close(self) -> None:
-        """Stop taking turns and forget the KV."""
+    def close(self) -> int:
+        """Stop taking turns and forget the KV; the bytes that came back. Repeatable."""
         self._expiry.close()
-        if self._proof:
-            self._gpu.remove_worker(self._proof)
-        self._gpu.remove_worker(self._loop)
-        self.clear_cache()
+        while self._workers:
+            self._gpu.remove_worker(self._workers.pop())
+        return self.clear()
 
-    def _take_result(self, result: PathResult) -> None:
-        self.selftest[result.name] = result.outcome
-        self._allow(result.name, is_allowed=result.outcome == "ok")
+    def unload(self) -> int:
+        """Close, and let the weights go; all bytes that came back. Repeatable."""
+        return self.close() + self._gpu.call(self._release)
 
-    def _allow(self, name: str, *, is_allowed: bool) -> None:
-        if name == "batch":
-            self._loop.may_batch(is_allowed)
-        elif is_allowed:
-            self.store.switch_on(name)
-        else:
-            self.store.switch_off(name)
+    def _release(self) -> int:
+        before = mx.get_active_memory()
+        self.model.release()
+        mx.clear_cache()
+        return max(0, before - mx.get_active_memory())
 
     def _admit(
-        self, prompt: PreparedPrompt, sampling: Sampling, options: GenerationOptions
+        self, prompt: ModelPrompt, sampling: Sampling, options: GenerationOptions
     ) -> JobSpec:
-        ids = prompt.model_ids
+        ids = prompt.ids
         if not ids:
             raise BadRequest("the prompt is empty", param="messages")
         room = self.max_context - len(ids)
@@ -201,10 +275,8 @@ class TextEngine:
         )
         max_tokens = min(wanted, room)
         return JobSpec(
-            ids, sampling, max_tokens, options.stop, options.n, options.top_logprobs,
-            prompt.boundaries, prompt.session, prompt.is_guest, prompt.own_len,
-            prompt.salt,
-        )  # fmt: skip
+            prompt, sampling, max_tokens, options.stop, options.n, options.top_logprobs
+        )
 
     def _reserve(self, job: Job) -> None:
         """Refuse before the allocation what cannot fit after it; holds the lock."""

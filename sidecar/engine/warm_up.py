@@ -12,11 +12,10 @@ from dataclasses import replace
 import mlx.core as mx
 
 from sidecar.config.settings import GenerationConfig
-from sidecar.core.prompt import ModelIds
+from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import SamplingParams
-from sidecar.engine.decode_batch import batch_of_one
+from sidecar.engine.decode_batch import Lanes, batch_of_one
 from sidecar.engine.job import JobSpec
-from sidecar.engine.length_batches import Lanes
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import Sampling, settle
 from sidecar.kv import kv_layers
@@ -56,7 +55,8 @@ def decode_in_every_way(model: LoadedModel) -> int:
         model.model(mx.array([ids[:-1]]), cache=cache)
         kv_layers.evaluate(cache)
         num_top = _NUM_TOP if uid == 0 else None
-        spec = JobSpec(ids, sampling, _NUM_TOKENS, top_logprobs=num_top)
+        prompt = ModelPrompt(ids)
+        spec = JobSpec(prompt, sampling, _NUM_TOKENS, top_logprobs=num_top)
         lanes.join(uid, batch_of_one(model, uid, spec, (0, []), cache), len(ids))
         num_said += len(lanes.next())
     while lanes.has_rows:

@@ -9,11 +9,14 @@ glibc gives large ones back to the system and faults them in again, page by page
 import ctypes
 import logging
 import platform
+import time
+from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
 # From malloc.h. The map threshold's largest legal value is 32 MB.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
+IDLE_S = 20.0
 _OPTIONS = {
     # With one, the interpreter and MLX's threads wait for each other (512 tokens are
     # prefilled 4 % later); with one a thread, each comes to hold the most it ever used.
@@ -38,3 +41,35 @@ def keep_freed_pages() -> bool:
     if refused:
         logger.warning("mallopt refused options=%s", refused)
     return not refused
+
+
+def give_back_freed_pages() -> None:
+    """Return what is freed and kept to the system; nothing where there is no glibc."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class IdleTrim:
+    """
+    Gives freed memory back once a server has had nothing to do for a while.
+
+    Args:
+        trim: gives it back. clock: seconds.
+    """
+
+    def __init__(
+        self,
+        trim: Callable[[], None] = give_back_freed_pages,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._trim = trim
+        self._clock = clock
+        self._busy_at: float | None = None  # None: nothing since the last time
+
+    def look(self, *, is_busy: bool) -> None:
+        """Called now and then; cheap."""
+        if is_busy:
+            self._busy_at = self._clock()
+        elif self._busy_at is not None and self._clock() - self._busy_at > IDLE_S:
+            self._busy_at = None
+            self._trim()

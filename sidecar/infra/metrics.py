@@ -1,16 +1,52 @@
 """
-Counters and histograms, exposed at /metrics.
+Counters and histograms, exposed at /metrics, and named counts that stores keep.
 
 Each server has its own registry, so two of them in one process (tests) do not mix.
 docs/metrics.md says what each means and which should stay 0.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import collections
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client import generate_latest as _exposition
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
+
+# Of a store and its pipeline: docs/metrics.md says what each means.
+HEALTHY_AT_ZERO = (
+    "alignment_unavailable", "exact_key_rejected_by_model_lcp", "hybrid_trim_miss",
+    "invariant_violation", "splice_unavailable", "watchdog_abort",
+)  # fmt: skip
+
+
+class Counters:
+    """Counts by name. Any thread."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        start = dict.fromkeys(names, 0)
+        self._counts: collections.Counter[str] = collections.Counter(start)
+        self._lock = threading.Lock()
+
+    def add(self, name: str, amount: int = 1) -> None:
+        """Count `amount` events."""
+        with self._lock:
+            self._counts[name] += amount
+
+    def add_all(self, amounts: Mapping[str, int]) -> None:
+        """Count several, in one go."""
+        with self._lock:
+            self._counts.update(amounts)
+
+    def snapshot(self) -> dict[str, int]:
+        """All counts now."""
+        with self._lock:
+            return dict(self._counts)
+
+    def __getitem__(self, name: str) -> int:
+        return self._counts[name]
+
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 

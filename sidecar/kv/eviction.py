@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sidecar.kv.node import Node
-from sidecar.kv.prefix_tree import RadixTree, path_to
+from sidecar.kv.prefix_tree import Node, RadixTree, path_to
 
 ANCHOR_LEN = 2048
 _CHECKPOINT_SHARE = 0.25

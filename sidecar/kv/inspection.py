@@ -2,12 +2,10 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sidecar.core.prompt import ModelIds
-from sidecar.kv.node import Buffer, Node
-from sidecar.kv.prefix_tree import RadixTree
+from sidecar.kv.prefix_tree import Buffer, Node, RadixTree
 
 
 def tree_rows(tree: RadixTree) -> list[dict[str, Any]]:
@@ -35,14 +33,6 @@ def tree_rows(tree: RadixTree) -> list[dict[str, Any]]:
         }
         for node in nodes
     ]
-
-
-def stored_bytes(tree: RadixTree) -> int:
-    """Bytes of all buffers and checkpoints; what is lent is not counted."""
-    nodes = list(tree.nodes())
-    buffers = {n.buffer for n in nodes if n.buffer is not None}
-    checkpoints = sum(n.checkpoint_bytes for n in nodes)
-    return sum(b.num_bytes for b in buffers) + checkpoints
 
 
 def _share(node: Node, used: Mapping[Buffer, int]) -> int:
@@ -76,9 +66,3 @@ def _buffer_problems(node: Node, buffer: Buffer, where: str) -> Iterator[str]:
     for arrays in buffer.arrays:
         if any(a.shape[-2] < buffer.length for a in arrays):
             yield f"{where} has a buffer shorter than its length"
-
-
-def is_path_of(path: Sequence[Node], ids: ModelIds) -> bool:
-    """Whether the ids on a path are exactly the beginning of `ids`."""
-    joined = tuple(token for node in path for token in node.ids)
-    return joined == ids[: len(joined)] and path[-1].end == len(joined)

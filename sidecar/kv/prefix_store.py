@@ -11,13 +11,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
 from sidecar.core.prompt import ModelIds
-from sidecar.infra.counters import Counters
+from sidecar.infra.metrics import Counters
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import (
     Limits,
@@ -25,25 +25,33 @@ from sidecar.kv.eviction import (
     plan_eviction,
     plan_forgetting,
 )
-from sidecar.kv.inspection import is_path_of, problems, stored_bytes, tree_rows
-from sidecar.kv.keeping import (
+from sidecar.kv.inspection import problems, tree_rows
+from sidecar.kv.kv_layers import KVLayers, Leaves
+from sidecar.kv.leases import (
     add_checkpoints,
     attach,
-    mark,
-    owned_from,
-    supersede,
-)
-from sidecar.kv.kv_layers import KVLayers, Leaves
-from sidecar.kv.lending import (
     copy_path,
     hand_over,
     lend,
+    mark,
+    owned_from,
     release_held,
     shrink,
+    supersede,
     take_over,
 )
-from sidecar.kv.node import Checkpoints, Lease, Node, Owner, Restored
-from sidecar.kv.prefix_tree import Match, RadixTree, path_to
+from sidecar.kv.prefix_tree import (
+    Checkpoints,
+    Lease,
+    Match,
+    Node,
+    Owner,
+    RadixTree,
+    Restored,
+    is_path_of,
+    path_to,
+    stored_bytes,
+)
 from sidecar.kv.quantization import KVQuantization
 
 logger = logging.getLogger(__name__)
@@ -69,6 +77,7 @@ class PrefixStore:
         self._new_cache = new_cache
         self._tree = RadixTree()
         self._lock = threading.Lock()
+        self._epoch = 0
         empty = new_cache()
         self._all_sliceable = kv_layers.is_sliceable(empty)
         self.layers = kv_layers.kinds(empty)
@@ -105,19 +114,15 @@ class PrefixStore:
         with self._lock:
             return self._usable(self._tree.match(model_ids, salt), len(model_ids))
 
-    def salted(self, salt: str) -> "SaltedMatcher":
-        """What is asked of the KV under one salt."""
-        return SaltedMatcher(self, salt)
-
     def restore(self, model_ids: ModelIds, salt: str = "") -> Restored:
         """Caches for a prompt: its longest stored prefix, or empty ones."""
-        lease = Lease()
+        lease = Lease(epoch=self._epoch)
         try:
             return self._restore(model_ids, salt, lease)
         except Exception:
             logger.exception("restore failed num_tokens=%d", len(model_ids))
             self.abandon(lease)
-            return Restored(self._new_cache(), 0, Lease())
+            return Restored(self._new_cache(), 0, Lease(epoch=self._epoch))
 
     def _restore(self, model_ids: ModelIds, salt: str, lease: Lease) -> Restored:
         cache = self._new_cache()
@@ -148,7 +153,7 @@ class PrefixStore:
 
     def register(self, lease: Lease, ids: ModelIds, owner: Owner) -> None:
         """Show the path of a running sequence, so that others can copy from it."""
-        if lease.live is None or not ids:
+        if lease.live is None or not ids or lease.epoch != self._epoch:
             return
         with self._lock:
             node = self._tree.grow(ids, owner.salt, buffer=None, lent_to=lease)
@@ -171,7 +176,8 @@ class PrefixStore:
         Args:
             ids: what its caches hold, or a beginning of that.
         """
-        if lease.is_over:
+        if lease.is_over or lease.epoch != self._epoch:
+            self._release(lease)
             return
         held = kv_layers.depth(cache)
         if held is not None and held < len(ids):
@@ -187,7 +193,7 @@ class PrefixStore:
             num_new = add_checkpoints(self._tree, ids, checkpoints, owner)
             self.counters.add("checkpoint_emitted", num_new)
             self._release(lease)
-            shrunk = self._evict()
+            shrunk = self._evict(self._limits)
         mx.eval(shrunk)
 
     def abandon(self, lease: Lease) -> None:
@@ -212,27 +218,30 @@ class PrefixStore:
     def expire(self) -> None:
         """Let go what nobody asked for in its time, and give its memory back."""
         with self._lock:
-            shrunk = self._evict()
+            shrunk = self._evict(self._limits)
         mx.eval(shrunk)
         mx.clear_cache()
 
     def evict_bytes(self, num_bytes: int) -> None:
         """Free at least that much, if it is there; what runs goes on by itself."""
         with self._lock:
-            usual, target = self._limits, max(0, stored_bytes(self._tree) - num_bytes)
-            self._limits = replace(usual, max_bytes=target)
+            target = max(0, stored_bytes(self._tree) - num_bytes)
             shrunk = hand_over(self._tree)
-            try:
-                shrunk += self._evict()
-            finally:
-                self._limits = usual
+            shrunk += self._evict(replace(self._limits, max_bytes=target))
         mx.eval(shrunk)
 
-    def clear(self) -> None:
-        """Forget everything; sequences that run keep their own arrays."""
+    def clear(self) -> int:
+        """
+        Forget everything; the bytes that came back.
+
+        Sequences that run keep their own arrays, and give nothing of them back.
+        """
+        before = mx.get_active_memory()
         with self._lock:
+            self._epoch += 1
             self._tree.clear()
         mx.clear_cache()
+        return max(0, before - mx.get_active_memory())
 
     def _usable(self, match: Match, prompt_len: int) -> int:
         depth = min(match.depth, prompt_len - 1)
@@ -267,14 +276,14 @@ class PrefixStore:
             release_held(self._tree, path, lease)
         return arrays
 
-    def _evict(self) -> list[Leaves]:
+    def _evict(self, limits: Limits) -> list[Leaves]:
         """Get back under the limits; arrays of buffers made smaller, to be computed."""
         shrunk: list[Leaves] = []
-        for node in plan_forgetting(self._tree, self._limits):
+        for node in plan_forgetting(self._tree, limits):
             node.checkpoint = None
             self.counters.add("checkpoint_evicted")
         while (
-            step := plan_eviction(self._tree, self._limits, stored_bytes(self._tree))
+            step := plan_eviction(self._tree, limits, stored_bytes(self._tree))
         ) is not None:
             victim, keep_until = step
             if victim.start < keep_until:
@@ -286,18 +295,6 @@ class PrefixStore:
         if shrunk:
             mx.clear_cache()
         return shrunk
-
-
-@dataclass(frozen=True, slots=True)
-class SaltedMatcher:
-    """A PrefixMatcher that sees what is stored under one salt. Any thread."""
-
-    store: PrefixStore
-    salt: str
-
-    def match_len(self, model_ids: ModelIds) -> int:
-        """Length in tokens of the longest stored prefix; at most `len - 1`."""
-        return self.store.match_len(model_ids, self.salt)
 
 
 def _plain_len(match: Match) -> int:

@@ -15,11 +15,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.core.nested_json import load_json
+from sidecar.core.json_bytes import load_json
+from sidecar.core.prompt import Scope, is_implicit
 from sidecar.core.requests import Message, Tool, ToolCall, call_key
 from sidecar.infra.lru import Lru
-from sidecar.memory.session_turn_store import Scope, is_implicit
-from sidecar.volatile.spans import MarkedMessage, SpanKey
+from sidecar.volatile.marked_message import MarkedMessage, SpanKey
 
 _MOST_CANDIDATES = 8  # of one place
 

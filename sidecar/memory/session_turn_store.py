@@ -14,7 +14,8 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sidecar.volatile.spans import MarkedMessage, canonical_text
+from sidecar.core.prompt import IMPLICIT, Scope
+from sidecar.volatile.marked_message import MarkedMessage, canonical_text
 
 _MOST_THREADS = 4096
 _MOST_DIGESTS = 1 << 18  # 20 MB; a template may print nothing for an empty message
@@ -22,17 +23,7 @@ _REFUSALS_BEFORE_REPLACE = 3
 _MOST_DESCRIPTORS = 8
 _MOST_PARENTS = 8
 _IMPLICIT_IDS = 128
-_IMPLICIT = "implicit-"
 _Named = tuple[str | None, str]  # a key, the name of a session of it
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Whose prompt it is: values never leave the key, seldom the thread."""
-
-    api_key: str | None
-    session: str
-    thread: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +162,12 @@ class TurnStore:
         ]
         return sorted(views, key=lambda view: view.idle_s)
 
+    @property
+    def num_threads(self) -> int:
+        """Threads that are remembered."""
+        with self._lock:
+            return len(self._threads)
+
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
@@ -219,12 +216,7 @@ def new_chat(api_key: str | None, session: str) -> Scope:
 def implicit_session(canonical: Sequence[int]) -> str:
     """A session id for clients that send none, from the beginning of the prompt."""
     head = b"".join(i.to_bytes(4, "big") for i in canonical[:_IMPLICIT_IDS])
-    return _IMPLICIT + hashlib.sha1(head, usedforsecurity=False).hexdigest()[:16]
-
-
-def is_implicit(session: str) -> bool:
-    """Whether a session id was made here."""
-    return session.startswith(_IMPLICIT)
+    return IMPLICIT + hashlib.sha1(head, usedforsecurity=False).hexdigest()[:16]
 
 
 def _view(

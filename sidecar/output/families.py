@@ -16,8 +16,7 @@ from sidecar.output.reasoning_splitter import (
     StartMode,
     StreamSplitter,
 )
-from sidecar.output.tool_calls import ToolSyntax
-from sidecar.output.tool_formats import FORMATS, from_library
+from sidecar.output.tool_formats import FORMATS, ToolSyntax, from_library
 
 _XML, _LEGACY, _JSON = (
     FORMATS["qwen3_coder_xml"],

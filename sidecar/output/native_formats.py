@@ -11,14 +11,15 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from sidecar.core.requests import Tool
-from sidecar.output.elements import cut_elements, texts
-from sidecar.output.tool_calls import ToolSyntax
 from sidecar.output.tool_formats import (
     ParsedCall,
+    ToolSyntax,
+    cut_elements,
     end_of_space,
     hermes_json,
     qwen3_coder_xml,
     require_nothing_left,
+    texts,
 )
 
 _CALL = re.compile("<｜tool▁call▁begin｜>")

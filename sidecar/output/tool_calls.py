@@ -5,25 +5,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sidecar.core.nested_json import check_depth
+from sidecar.core.json_bytes import check_depth
 from sidecar.core.requests import Tool, ToolCall
-from sidecar.output.tool_formats import FormatParser, ParsedCall
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSyntax:
-    """
-    How one model writes calls.
-
-    Args:
-        opener, closer: what stands around a block; closer "" means "to the next
-            opener or the end".
-        formats: parsers of a block's inside, tried in order.
-    """
-
-    opener: str
-    closer: str
-    formats: tuple[FormatParser, ...]
+from sidecar.output.tool_formats import FormatParser, ParsedCall, ToolSyntax
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,65 @@ is cut short. Nothing of a block is ever executed.
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sidecar.core.nested_json import load_json
+from sidecar.core.json_bytes import load_json
 from sidecar.core.requests import Tool
-from sidecar.output.elements import cut_elements, texts
+
+_MOST_UNCLOSED = 64
+Closer = Callable[[re.Match[str]], re.Pattern[str]]
+Element = tuple[re.Match[str], str]  # the opener, what stands inside
+
+
+def cut_elements(
+    text: str, opener: re.Pattern[str], closer: re.Pattern[str] | Closer
+) -> tuple[list[Element], str]:
+    """
+    What `opener(.*?)closer` finds in a text, and all text that it does not.
+
+    As one pattern that would be searched for to the end behind each opener that
+    nothing closes.
+
+    Args:
+        closer: or what gives the closer of an opener; then text with many openers
+            that nothing closes is no such markup.
+    Raises:
+        ValueError: it is none.
+    """
+    elements: list[Element] = []
+    rest: list[str] = []
+    at = 0
+    for begun, ended in _pairs(text, opener, closer):
+        elements.append((begun, text[begun.end() : ended.start()]))
+        rest.append(text[at : begun.start()])
+        at = ended.end()
+    return elements, "".join([*rest, text[at:]])
+
+
+def _pairs(
+    text: str, opener: re.Pattern[str], closer: re.Pattern[str] | Closer
+) -> Iterator[tuple[re.Match[str], re.Match[str]]]:
+    at, num_unclosed = 0, 0
+    while begun := opener.search(text, at):
+        closes = closer if isinstance(closer, re.Pattern) else closer(begun)
+        ended = closes.search(text, begun.end())
+        if ended is not None:
+            yield begun, ended
+            at = ended.end()
+        elif isinstance(closer, re.Pattern):
+            return  # nor are those behind it
+        else:
+            at = begun.start() + 1
+            num_unclosed += 1
+            if num_unclosed > _MOST_UNCLOSED:
+                raise ValueError("elements that nothing closes")
+
+
+def texts(elements: Sequence[Element]) -> list[tuple[str, str]]:
+    """(first group of the opener, inside) of each element."""
+    return [(begun.group(1), inside) for begun, inside in elements]
 
 
 class ParsedCall(NamedTuple):
@@ -25,6 +78,23 @@ class ParsedCall(NamedTuple):
 
 
 FormatParser = Callable[[str, Sequence[Tool]], list[ParsedCall]]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSyntax:
+    """
+    How one model writes calls.
+
+    Args:
+        opener, closer: what stands around a block; closer "" means "to the next
+            opener or the end".
+        formats: parsers of a block's inside, tried in order.
+    """
+
+    opener: str
+    closer: str
+    formats: tuple[FormatParser, ...]
+
 
 _ANY = re.IGNORECASE
 _FUNCTION = re.compile(r"<function=([^<>\s]+)\s*>", _ANY)

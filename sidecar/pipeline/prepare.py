@@ -6,89 +6,136 @@ heal -> find volatile spans -> render, once plain and once with marks -> canonic
 """
 
 import functools
-import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sidecar.core.errors import RequestCancelled
-from sidecar.core.prompt import (
-    ChatTokenizer,
-    PrefixMatcher,
-    PreparedPrompt,
+from sidecar.core.prompt import CacheReport, ChatTokenizer, ModelIds, ModelPrompt, Scope
+from sidecar.core.requests import ChatRequest, Message
+from sidecar.infra.metrics import Counters
+from sidecar.memory import session_turn_store
+from sidecar.memory.conversation_memory import (
+    ConversationMemory,
+    Opening,
+    Promise,
+    new_turn,
 )
-from sidecar.core.requests import ChatRequest, ClientInfo, Message, ToolCall
-from sidecar.infra.counters import Counters
-from sidecar.memory import healing_store, session_turn_store
-from sidecar.memory.healing_store import Context, Healed, HealingStore, KnownTurn
-from sidecar.memory.session_turn_store import Scope, TurnStore
-from sidecar.pipeline.reuse.best_form import Answer, Question, ReuseChooser
+from sidecar.memory.lineage import LineageRecord, pack
+from sidecar.pipeline.reuse.best_form import (
+    COUNTED,
+    Answer,
+    Question,
+    ReuseChooser,
+    counted,
+    make_report,
+)
 from sidecar.pipeline.reuse.first_difference import DriftReport
-from sidecar.pipeline.reuse.lineage import LineageIndex, LineageRecord, pack
 from sidecar.pipeline.reuse.own_turns import Recalled, recall
 from sidecar.pipeline.reuse.prompt_ids import (
     canonical_ids,
+    check_length,
     end_of_message,
     rank_boundaries,
 )
-from sidecar.pipeline.reuse.report import COUNTED, counted, make_report
-from sidecar.pipeline.settings import PipelineSettings
 from sidecar.pipeline.template.chat_template import (
     ChatTemplate,
     offered_tools,
     state_choice,
 )
 from sidecar.pipeline.template.encoder import PromptEncoder
-from sidecar.pipeline.template.length import check_length
 from sidecar.pipeline.template.marked_render import Layout, lay_out
 from sidecar.pipeline.template.turn_frames import FrameCache
-from sidecar.pipeline.template.turn_markers import Frame, Start
+from sidecar.pipeline.template.turn_markers import Frame
 from sidecar.volatile import spans
 from sidecar.volatile.rules import RuleSet
-from sidecar.volatile.spans import SpanKey
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class PipelineSettings:
+    """The pipeline's part of the configuration."""
+
+    default_thinking: bool
+    preserve_thinking: bool
+    canonicalize: bool
+    pinning: bool
+    splicing: bool
+    min_gain: int
+    verify: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
     """
-    What will be remembered of a prompt if its answer ends cleanly.
+    A chat request as the model reads it.
 
     Args:
-        as_sent: whether the prompt says no more than the request does.
-        epoch: how often all had been forgotten when it was prepared.
+        model: what the engine is given. text: its ids as text.
+        thinking: whether the model was told to reason; opens_thinking: the prompt ends
+            in an open think block.
+        report: what was done to reuse KV.
+        counted: the counters that it moved, and by how much.
+        promise: what is remembered of it if its answer ends cleanly.
     """
 
-    record: LineageRecord
-    context: Context
-    told: Mapping[SpanKey, str]
-    vanishing: tuple[str, str] | None
-    digests: tuple[str, ...]
-    start: Start | None
-    lead_ids: tuple[int, ...]
-    as_sent: bool
-    client: ClientInfo = ClientInfo()
-    epoch: int = 0
+    model: ModelPrompt
+    text: str
+    opens_thinking: bool
+    thinking: bool
+    report: CacheReport
+    counted: Mapping[str, int]
+    promise: Promise
+
+    @property
+    def model_ids(self) -> ModelIds:
+        """What the model reads."""
+        return self.model.ids
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of the prompt, and how many of them are stored."""
+        return self.num_tokens, self.report.reused_len
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.model.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """
+    A request on its way to a prompt.
+
+    Args:
+        frame: what stands around turns; None: none is put back.
+        check: raises if nobody waits for the answer any more.
+    """
+
+    request: ChatRequest
+    salt: str
+    thinking: bool
+    kwargs: Mapping[str, Any]
+    frame: Frame | None
+    epoch: int
+    check: Callable[[], None]
 
 
 class Pipeline:
-    """The input side of one loaded model, and its memory. Any thread."""
+    """The input side of one loaded model. Any thread."""
 
     def __init__(
         self,
         tokenizer: ChatTokenizer,
         think_open: str,
-        model_key: str,
         ruleset: RuleSet,
         settings: PipelineSettings,
+        memory: ConversationMemory,
     ) -> None:
         self.template = ChatTemplate(tokenizer)
         self.encoder = PromptEncoder(tokenizer)
-        self.healing = HealingStore(settings.healing_entries, settings.healing_bytes)
-        self.lineage = LineageIndex(
-            model_key, settings.record_ttl_s, use_blocks=settings.use_block_index
-        )
-        self.turns = TurnStore(settings.session_idle_s)
+        self.memory = memory
         self.drift = DriftReport()
         self.counters = Counters(COUNTED)
         self._tokenizer = tokenizer
@@ -99,16 +146,17 @@ class Pipeline:
             settings.preserve_thinking and self.template.traits.preserve_thinking
         )
         self._frames = FrameCache(self.template, self.encoder)
-        self._epoch = 0
         self._chooser = ReuseChooser(
-            self.encoder, self.lineage, ruleset, settings.min_gain,
+            self.encoder, memory.lineage, ruleset, settings.min_gain,
             pinning=settings.pinning,
         )  # fmt: skip
+        memory.also_forget(self.drift.clear)
+        memory.also_forget(self.encoder.clear)
 
     def prepare(
         self,
         request: ChatRequest,
-        matcher: PrefixMatcher,
+        salt: str = "",
         most_tokens: int = sys.maxsize,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> PreparedPrompt:
@@ -116,6 +164,7 @@ class Pipeline:
         Find the form of a request that reuses most, and say nothing false in it.
 
         Args:
+            salt: the cache salt under which KV is looked for.
             most_tokens: the longest prompt that can be answered.
             is_wanted: whether the client is still there; asked between messages.
 
@@ -124,29 +173,29 @@ class Pipeline:
             ContextLengthExceeded: it is so much too long that a part tells.
             RequestCancelled: nobody waits for the answer any more.
         """
-        check = functools.partial(_check_wanted, is_wanted)
-        epoch = self._epoch
-        thinking = request.thinking.enabled
-        if thinking is None:
-            thinking = self._settings.default_thinking
-        kwargs = self._template_kwargs(request, thinking)
-        frame = self._frames.get(kwargs) if self._settings.splicing else None
-        found = self._recall(request, frame, check)
-        layout = self._lay_out(request, kwargs, (found, frame), check)
+        reading = self._reading(request, salt, is_wanted)
+        found = self._recall(reading)
+        layout = self._lay_out(reading, found)
         check_length(layout.elements, self.encoder, most_tokens)
-        check()
-        question = self._question(request, found, layout, frame)
-        check()
-        answer, is_false = self._choose(question, matcher, most_tokens)
-        prompt = self._prepared(question, answer, found, (frame, thinking))
-        report = replace(prompt.report, is_proved=layout.is_proved)
+        reading.check()
+        question = self._question(reading, found, layout)
+        reading.check()
+        answer, is_false = self._choose(question, salt, most_tokens)
+        report, digests = self._report(question, answer, found)
         moved = counted(report, answer, num_healed=len(found.healed))
         if is_false:
             moved["invariant_violation"] = 1
         self.counters.add_all(moved)
-        report = replace(report, counted=moved)
-        draft = replace(prompt.draft, client=request.client, epoch=epoch)
-        return replace(prompt, report=report, draft=draft)
+        opening = answer.text.rstrip().lower()
+        return PreparedPrompt(
+            self._model_prompt(question, answer, found, salt),
+            answer.text,
+            opens_thinking=opening.endswith(self._think_open.lower()),
+            thinking=reading.thinking,
+            report=report,
+            counted=moved,
+            promise=self._promise(reading, question, answer, (found, digests)),
+        )
 
     @property
     def can_splice(self) -> bool:
@@ -154,102 +203,54 @@ class Pipeline:
         kwargs = self._thinking_kwargs(self._settings.default_thinking)
         return self._settings.splicing and self._frames.get(kwargs) is not None
 
-    def commit(
-        self,
-        prompt: PreparedPrompt,
-        text: str,
-        reasoning: str,
-        calls: Sequence[ToolCall],
-        sampled: tuple[int, ...],
-    ) -> None:
-        """
-        Remember a cleanly finished turn.
-
-        Args:
-            text, reasoning, calls: what the client was sent.
-            sampled: its ids without the stop token; empty if they must not be
-                spliced (the turn ended at a stop string).
-        """
-        draft: Draft = prompt.draft
-        if draft.epoch != self._epoch:
-            return
-        self.lineage.add(draft.record)
-        scope = draft.record.scope
-        parents, num_tokens = draft.client.parents, len(prompt.model_ids)
-        if not self.turns.advance(scope, draft.digests, num_tokens, parents):
-            self.counters.add("turn_write_refused")
-        self.healing.remember_calls(calls, scope)
-        visible = healing_store.visible_hash(text, calls)
-        if visible is None or draft.start is None or not sampled:
-            return
-        raw = (*draft.lead_ids, *sampled)
-        turn = Healed(
-            draft.start.header, raw, self._tokenizer.decode(list(raw)), reasoning,
-            draft.vanishing, draft.start.lead,
-        )  # fmt: skip
-        ids = [prompt.turn, *(call.id for call in calls)]
-        context = draft.context.behind(draft.vanishing)
-        known = KnownTurn(context, scope, turn, draft.told, draft.as_sent)
-        self.healing.record(visible, known, ids)
-
-    def keep_past(self, prompt: PreparedPrompt) -> None:
-        """
-        Remember what a prompt looked like whose answer was broken off.
-
-        Some of it may have been computed: asked again with a new clock, it goes on.
-        """
-        draft: Draft = prompt.draft
-        if draft.epoch == self._epoch:
-            self.lineage.add(draft.record)
-
-    def forget(self) -> None:
-        """Forget all prompts, turns and conversations, those that run included."""
-        self._epoch += 1
-        self.lineage.clear()
-        self.healing.clear()
-        self.turns.clear()
-        self.drift.clear()
-        self.encoder.clear()
-
     def note_cost(self, prompt: PreparedPrompt, num_prefilled: int) -> None:
         """Count what a divergence cost, for the drift report."""
         place = prompt.report.divergence
-        if place is not None and prompt.draft.epoch == self._epoch:
-            self.drift.note(prompt.draft.client.user_agent, place, num_prefilled)
+        if place is not None and self.memory.is_current(prompt.promise):
+            self.drift.note(prompt.promise.client.user_agent, place, num_prefilled)
             self.counters.add("resumed_prefill_tokens", num_prefilled)
 
-    def _recall(
-        self, request: ChatRequest, frame: Frame | None, check: Callable[[], None]
-    ) -> Recalled:
+    def _reading(
+        self, request: ChatRequest, salt: str, is_wanted: Callable[[], bool]
+    ) -> _Reading:
+        thinking = request.thinking.enabled
+        if thinking is None:
+            thinking = self._settings.default_thinking
+        kwargs = self._template_kwargs(request, thinking)
+        frame = self._frames.get(kwargs) if self._settings.splicing else None
+        check = functools.partial(_check_wanted, is_wanted)
+        epoch = self.memory.epoch
+        return _Reading(request, salt, thinking, kwargs, frame, epoch, check)
+
+    def _recall(self, reading: _Reading) -> Recalled:
+        request = reading.request
         to_alter = self._ruleset if self._settings.pinning else None
         to_mark = self._ruleset if self._settings.canonicalize else None
         messages = spans.normalise(state_choice(request), to_alter)
-        to_move = to_mark and to_alter
-        return recall(self.healing, messages, request, frame, (to_mark, to_move), check)
+        rulesets = (to_mark, to_mark and to_alter)
+        healing, frame = self.memory.healing, reading.frame
+        return recall(healing, messages, request, frame, rulesets, reading.check)
 
-    def _lay_out(
-        self,
-        request: ChatRequest,
-        kwargs: Mapping[str, Any],
-        seen: tuple[Recalled, Frame | None],
-        check: Callable[[], None],
-    ) -> Layout:
-        found, frame = seen
-        tools = offered_tools(request)
+    def _lay_out(self, reading: _Reading, found: Recalled) -> Layout:
+        tools = offered_tools(reading.request)
 
         def render(messages: Sequence[Message]) -> str:
-            check()
-            return self.template.render(messages, tools, kwargs)
+            reading.check()
+            return self.template.render(messages, tools, reading.kwargs)
 
-        return lay_out(found.marked, found.healed, frame, render)
+        return lay_out(found.marked, found.healed, reading.frame, render)
 
     def _choose(
-        self, question: Question, matcher: PrefixMatcher, most_tokens: int
+        self, question: Question, salt: str, most_tokens: int
     ) -> tuple[Answer, bool]:
         """The answer, and whether a first one was false and is not used."""
-        answer = self._chooser.choose(question, matcher, most_tokens)
+
+        def longest(ids: ModelIds) -> int:
+            return self.memory.longest(ids, salt)
+
+        answer = self._chooser.choose(question, longest, most_tokens)
         if self._settings.verify and not self._says_its_text(answer):
-            return self._chooser.plain(question, matcher), True
+            return self._chooser.plain(question, longest), True
         return answer, False
 
     def _thinking_kwargs(self, thinking: bool) -> dict[str, Any]:
@@ -265,18 +266,14 @@ class Pipeline:
         return {**kwargs, **request.template_kwargs, "enable_thinking": thinking}
 
     def _question(
-        self,
-        request: ChatRequest,
-        recalled: Recalled,
-        layout: Layout,
-        frame: Frame | None,
+        self, reading: _Reading, recalled: Recalled, layout: Layout
     ) -> Question:
         marked = recalled.marked
         roles = [item.message.role for item in marked]
         found = canonical_ids(layout.elements, roles, self.encoder)
-        client = request.client
+        client = reading.request.client
         session = client.session or session_turn_store.implicit_session(found.ids)
-        continued = self.healing.continued(marked, client.api_key_id, session)
+        continued = self.memory.healing.continued(marked, client.api_key_id, session)
         own = [*recalled.healed]
         if continued is not None:
             own.append(continued[0])
@@ -291,67 +288,76 @@ class Pipeline:
             )
         is_named = client.session is not None or continued is not None
         return Question(
-            layout.elements, found, scope, self._frames.header_tokens(frame),
+            layout.elements, found, scope, self._frames.header_tokens(reading.frame),
             first_own=min(own, default=None),
-            is_proved=is_named or recalled.is_proved,
+            is_own=is_named or recalled.is_proved,
+            is_proved=layout.is_proved,
         )  # fmt: skip
 
     def _says_its_text(self, answer: Answer) -> bool:
         """CACHE_VERIFY: the ids are those of the text that was put together."""
-        found, text = answer.assembled.ids, answer.assembled.text
-        wanted = self.encoder.encode(text).ids  # some decoders add or take spaces
-        decode = self._tokenizer.decode
-        return decode(list(found)) == decode(list(wanted))
+        wanted = self.encoder.encode(answer.text).ids
+        decode = self._tokenizer.decode  # some decoders add or take spaces
+        return decode(list(answer.ids)) == decode(list(wanted))
 
-    def _prepared(
-        self,
-        question: Question,
-        answer: Answer,
-        found: Recalled,
-        how: tuple[Frame | None, bool],
-    ) -> PreparedPrompt:
-        frame, thinking = how
-        assembled, scope = answer.assembled, question.scope
+    def _report(
+        self, question: Question, answer: Answer, found: Recalled
+    ) -> tuple[CacheReport, tuple[str, ...]]:
+        """And the digests of the messages that will be sent again."""
         digests = tuple(session_turn_store.message_digests(found.kept))
-        change = self.turns.compare(scope, digests)
-        opening = assembled.text.rstrip().lower()
-        return PreparedPrompt(
-            model_ids=assembled.ids,
-            text=assembled.text,
-            opens_thinking=opening.endswith(self._think_open.lower()),
-            thinking=thinking,
-            boundaries=rank_boundaries(assembled.boundaries, found.marked),
-            is_guest=self.turns.is_guest(scope, len(assembled.ids)),
-            session=scope.session,
-            turn=secrets.token_hex(16),
-            own_len=end_of_message(assembled.boundaries, question.first_own),
-            report=make_report(
-                question, answer, change, self._tokenizer, found.marked
-            ),
-            draft=self._draft(question, answer, found, (frame, digests)),
-        )  # fmt: skip
+        change = self.memory.turns.compare(question.scope, digests)
+        report = make_report(question, answer, change, self._tokenizer, found.marked)
+        return report, digests
 
-    def _draft(
+    def _model_prompt(
+        self, question: Question, answer: Answer, found: Recalled, salt: str
+    ) -> ModelPrompt:
+        scope, assembled = question.scope, answer.form.assembled
+        return ModelPrompt(
+            assembled.ids,
+            rank_boundaries(assembled.boundaries, found.marked),
+            self.memory.turns.is_guest(scope, len(assembled.ids)),
+            scope.session,
+            end_of_message(assembled.boundaries, question.first_own),
+            salt,
+        )
+
+    def _promise(
         self,
+        reading: _Reading,
         question: Question,
         answer: Answer,
-        found: Recalled,
-        seen: tuple[Frame | None, tuple[str, ...]],
-    ) -> Draft:
-        frame, digests = seen
-        record = LineageRecord(
-            pack(question.canonical.ids), answer.stands, answer.notes, question.scope
+        seen: tuple[Recalled, tuple[str, ...]],
+    ) -> Promise:
+        found, digests = seen
+        form = answer.form
+        canonical = pack(question.canonical.ids)
+        return Promise(
+            LineageRecord(canonical, form.stands, form.notes, question.scope),
+            new_turn(),
+            len(answer.ids),
+            digests,
+            found.context,
+            found.told,
+            found.vanishing,
+            self._opening(reading.frame, found, answer.ids),
+            as_sent=form.pins is None,
+            client=reading.request.client,
+            epoch=reading.epoch,
         )
+
+    def _opening(
+        self, frame: Frame | None, found: Recalled, ids: ModelIds
+    ) -> Opening | None:
+        """What the turn is written behind, if its ids are where they should be."""
         last_role = found.marked[-1].message.role
         start = frame.starts.get(last_role) if frame is not None else None
+        if start is None:
+            return None
         lead_ids = self._frames.lead_ids(start)
-        ids = answer.assembled.ids
-        if start is not None and ids[len(ids) - len(lead_ids) :] != lead_ids:
-            start = None  # the header's ids are not where they should be
-        return Draft(
-            record, found.context, found.told, found.vanishing, digests, start,
-            lead_ids, as_sent=answer.pins is None,
-        )  # fmt: skip
+        if ids[len(ids) - len(lead_ids) :] != lead_ids:
+            return None
+        return Opening(start.header, start.lead, lead_ids)
 
 
 def _check_wanted(is_wanted: Callable[[], bool]) -> None:

@@ -20,17 +20,17 @@ from sidecar.core.errors import (
 from sidecar.core.ports import StreamEncoder
 from sidecar.infra.logs import request_id as request_id_var
 from sidecar.server import access
-from sidecar.server.body_budget import BodyShare
-from sidecar.server.event_stream import StreamWriter
 from sidecar.server.listener import Listener
 from sidecar.server.messages import (
     EventStream,
     Request,
     Response,
+    StreamWriter,
     problem_response,
 )
 from sidecar.server.request_body import (
     BodyHead,
+    BodyShare,
     DeadlineReader,
     is_open,
     linger,

@@ -1,13 +1,16 @@
-"""What an endpoint gets and gives back."""
+"""What an endpoint gets and gives back, and how an event stream is written."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from sidecar.core.errors import BadRequest, SidecarError
-from sidecar.core.events import Event, Usage
+from sidecar.core.events import Event, Idle, Usage
 from sidecar.core.json_bytes import dump_bytes, load_bytes
 from sidecar.core.ports import StreamEncoder
+from sidecar.service.completion import CompletionRun
+from sidecar.service.turn import Run
 
 JSON = "application/json"
 
@@ -77,6 +80,24 @@ class EventStream:
 Endpoint = Callable[[Request], Response | EventStream]
 
 
+class Router(Protocol):
+    """Which endpoint answers what."""
+
+    def find(self, method: str, path: str) -> tuple[Endpoint, str]:
+        """The endpoint, and what its pattern left of the path."""
+
+    def is_urgent(self, path: str) -> bool:
+        """Whether it is answered though all places are taken."""
+
+    def name(self, path: str) -> str:
+        """A route's name for metrics: of a bounded set."""
+
+    def problem(
+        self, error: SidecarError, request_id: str, path: str
+    ) -> tuple[str, Any]:
+        """An error in the shape of its route: content type and body."""
+
+
 def json_response(
     body: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
@@ -92,3 +113,84 @@ def problem_response(error: SidecarError, content_type: str, body: Any) -> Respo
     if error.status_hint == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return Response(dump_bytes(body), error.status_hint, content_type, headers)
+
+
+_CHECK_S = 0.1
+
+
+class StreamWriter:
+    """
+    Writes the events of one response.
+
+    Args:
+        write: sends bytes to the client; raises OSError if it is gone.
+        is_connected: whether the client is still there.
+        keepalive_s: longest silence.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[bytes], None],
+        is_connected: Callable[[], bool],
+        keepalive_s: float,
+    ) -> None:
+        self._write = write
+        self._is_connected = is_connected
+        self._keepalive_s = keepalive_s
+        self._last_write = self._last_check = time.monotonic()
+
+    def run(self, stream: EventStream) -> None:
+        """
+        Write to the end.
+
+        Raises:
+            ConnectionResetError: the client is gone. SidecarError: from the events.
+        """
+        self._send(stream.encoder.started(stream.usage))
+        for event in stream.events:
+            self._check_client()
+            if not isinstance(event, Idle):
+                self._send(stream.encoder.event(event))
+            elif time.monotonic() - self._last_write >= self._keepalive_s:
+                self._send(stream.encoder.ping())
+
+    def _check_client(self) -> None:
+        now = time.monotonic()
+        if now - self._last_check > _CHECK_S:
+            self._last_check = now
+            if not self._is_connected():
+                raise ConnectionResetError("the client closed the connection")
+
+    def _send(self, data: bytes) -> None:
+        if data:
+            self._last_write = time.monotonic()
+            self._write(data)
+
+
+def streamed(encoder: StreamEncoder, running: Run) -> EventStream:
+    """An answer that is written as it comes."""
+    return EventStream(
+        encoder,
+        running.events(),
+        running.close,
+        running.plan.usage,
+        running.plan.headers,
+    )
+
+
+def collect(running: Run | CompletionRun, request: Request) -> list[Event]:
+    """All events of a generation, as long as the client is there."""
+    try:
+        return list(_while_connected(running, request.is_connected))
+    finally:
+        running.close()
+
+
+def _while_connected(
+    running: Run | CompletionRun, is_connected: Callable[[], bool]
+) -> Iterator[Event]:
+    for event in running.events():
+        if not is_connected():
+            raise ConnectionResetError("the client closed the connection")
+        if not isinstance(event, Idle):
+            yield event

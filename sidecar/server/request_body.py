@@ -1,18 +1,148 @@
-"""Reading a request from a socket with deadlines, and looking whether it closed."""
+"""
+Reading a request's body from a socket: deadlines, and a bound on what it becomes.
+
+A list of empty lists takes forty times its bytes once it is parsed, so the values of a
+JSON text are counted before: each but the first stands behind an opening bracket, a
+comma or a colon that is no part of a string.
+"""
 
 import io
 import re
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from sidecar.core.errors import (
     BadRequest,
     HeadersTooLarge,
     PayloadTooLarge,
+    Unavailable,
 )
+
+_SLICE = 1 << 16  # the interpreter's lock is free between two
+_MARKS = b"[{,:"
+
+
+def count_values(text: bytes, limit: int) -> int:
+    """
+    An upper bound of the number of values, exact as far as it can matter.
+
+    Linear in the text; stops soon once it is past the limit. Of a text that is not
+    JSON the count says nothing, but that its parse will not make more values either.
+    """
+    roughly = 1 + sum(text.count(mark) for mark in (b"[", b"{", b",", b":"))
+    return roughly if roughly <= limit else _count_outside_strings(text, limit)
+
+
+def _count_outside_strings(text: bytes, limit: int) -> int:
+    num_values, start, is_inside = 1, 0, False
+    while start < len(text) and num_values <= limit:
+        end = _end_of_slice(text, start)
+        plain = text[start:end].replace(b"\\\\", b"").replace(b'\\"', b"")
+        pieces = plain.split(b'"')
+        outside = b"".join(pieces[is_inside::2])
+        num_values += sum(outside.count(bytes((mark,))) for mark in _MARKS)
+        is_inside ^= len(pieces) % 2 == 0
+        start = end
+    return num_values
+
+
+def _end_of_slice(text: bytes, start: int) -> int:
+    """Not between a backslash and what it escapes."""
+    end = min(start + _SLICE, len(text))
+    run = 0
+    while run < end - start and text[end - 1 - run] == 0x5C:
+        run += 1
+    return end + run % 2
+
+
+# The longest prompt of token ids has 2**18; long conversations a tenth of that.
+MOST_VALUES = 1_000_000
+_VALUE_BYTES = 128  # of a parsed value; a list in a list takes 64
+# So much of each body is free: small ones are served while large ones fill the rest.
+_FREE = 1 << 20
+_LEAST = 512 << 20
+
+
+class BodyBudget:
+    """
+    What all bodies may take together. Any thread.
+
+    Args:
+        limit_bytes: the largest body allowed; some of that size fit beside each other.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._most = max(4 * limit_bytes, _LEAST)
+        self._used = 0
+        self._lock = threading.Lock()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes taken now."""
+        with self._lock:
+            return self._used
+
+    def take(self, num_bytes: int) -> None:
+        """
+        Take bytes, or give them back.
+
+        Raises:
+            Unavailable: there are not so many.
+        """
+        with self._lock:
+            if num_bytes > 0 and self._used + num_bytes > self._most:
+                raise Unavailable("too many large bodies at once", retry_after_s=2)
+            self._used += num_bytes
+
+
+class BodyShare:
+    """What one body takes, from its first byte to the end of its answer."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._budget.take(-max(0, self._size - _FREE))
+        self._size = 0
+
+    def grow(self, num_bytes: int) -> None:
+        """
+        Count more bytes of it.
+
+        Raises:
+            Unavailable: the bodies of others leave no room.
+        """
+        before = max(0, self._size - _FREE)
+        self._budget.take(max(0, self._size + num_bytes - _FREE) - before)
+        self._size += num_bytes
+
+    def weigh(self, body: bytes) -> None:
+        """
+        Count what a whole body becomes when it is parsed.
+
+        Raises:
+            PayloadTooLarge: it holds too many values. Unavailable.
+        """
+        num_values = count_values(body, MOST_VALUES)
+        if num_values > MOST_VALUES:
+            raise PayloadTooLarge(f"a body must hold at most {MOST_VALUES} JSON values")
+        self.grow(num_values * _VALUE_BYTES)
+
 
 _CHUNK = 1 << 16
 _PIECE = 1 << 20

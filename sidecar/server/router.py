@@ -11,25 +11,26 @@ from sidecar.core.errors import (
     NotSupported,
     SidecarError,
 )
-from sidecar.dialects.anthropic_messages.problem import problem as messages_problem
-from sidecar.dialects.litellm_header import with_client_facts
-from sidecar.dialects.openai_chat.request import format_chat, parse_chat
-from sidecar.dialects.openai_chat.stream import ChatChunks, OpenAIStream
+from sidecar.core.ports import Dialect
+from sidecar.dialects.anthropic_messages.dialect import AnthropicMessages
+from sidecar.dialects.openai_chat.dialect import OpenAIChat
+from sidecar.dialects.openai_chat.stream import OpenAIStream
 from sidecar.dialects.openai_completions import CompletionFormat, parse_completion
 from sidecar.dialects.openai_models import model_entry, model_list
-from sidecar.dialects.problem import problem
+from sidecar.dialects.openai_responses.dialect import OpenAIResponses
+from sidecar.dialects.problem import CONTENT_TYPE, problem
+from sidecar.engine.text import Forecast
 from sidecar.infra.metrics import Metrics
 from sidecar.server import access
-from sidecar.server.generating import collect, streamed
+from sidecar.server.chat_routes import ChatRoutes
 from sidecar.server.messages import (
     Endpoint,
     EventStream,
     Request,
     Response,
+    collect,
     json_response,
 )
-from sidecar.server.messages_routes import MessagesRoutes
-from sidecar.server.responses_routes import ResponsesRoutes
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.chat import ChatService
 from sidecar.service.models import ModelService
@@ -50,32 +51,45 @@ class Services:
     metrics: Metrics
 
 
+def dialects_of(services: Services) -> dict[str, Dialect]:
+    """Where each wire format for chats is spoken: a new one is a row here."""
+    return {
+        "/v1/chat/completions": OpenAIChat(),
+        "/v1/messages": AnthropicMessages(),
+        "/v1/responses": OpenAIResponses(services.responses),
+    }
+
+
 class Routes:
     """The table of endpoints."""
 
     def __init__(self, services: Services, config: ServerConfig) -> None:
         self._services = services
         self._config = config
+        routes = ChatRoutes(services.chat, config)
+        self._dialects = dialects_of(services)
         self._table: dict[str, dict[str, Endpoint]] = {
             "/": {"GET": self._health},
             "/health": {"GET": self._health},
             "/v1/models": {"GET": self._models},
-            "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completion},
-            "/v1/cache/probe": {"POST": self._probe},
+            "/v1/cache/probe": {"POST": routes.forecast(OpenAIChat(), _forecast)},
+            "/v1/messages/count_tokens": {
+                "POST": routes.forecast(AnthropicMessages(), _input_tokens)
+            },
             "/v1/embeddings": {"POST": _unsupported("embeddings")},
             "/v1/rerank": {"POST": _unsupported("reranking")},
             "/admin/cache": {"GET": self._admin(self._cache)},
             "/admin/cache/drift": {"GET": self._admin(self._drift)},
             "/admin/cache/clear": {"POST": self._admin(self._clear)},
         }
+        for path, dialect in self._dialects.items():
+            self._table[path] = {"POST": routes.create(dialect)}
         for short in ("/models", "/chat/completions", "/completions"):
             self._table[short] = self._table["/v1" + short]
-        responses = ResponsesRoutes(services.chat, services.responses, config)
-        self._table |= MessagesRoutes(services.chat, config).table | responses.table
         self._named: dict[str, dict[str, Endpoint]] = {
             "/v1/cancel": {"POST": self._cancel},
-            "/v1/responses": responses.named,
+            "/v1/responses": {"GET": self._stored, "DELETE": self._unstore},
         }
         if config.metrics_enabled:
             self._table["/metrics"] = {"GET": self._metrics}
@@ -110,9 +124,10 @@ class Routes:
         self, error: SidecarError, request_id: str, path: str
     ) -> tuple[str, dict[str, Any]]:
         """An error as the wire format of a path has it: content type and body."""
-        if path.startswith("/v1/messages"):
-            return "application/json", messages_problem(error, request_id)
-        return "application/problem+json", problem(error, request_id, path)
+        for own, dialect in self._dialects.items():
+            if path == own or path.startswith(f"{own}/"):
+                return dialect.problem(error, request_id, path)
+        return CONTENT_TYPE, problem(error, request_id, path)
 
     def name(self, path: str) -> str:
         """A path as a metrics label: a known one, or `other`."""
@@ -120,34 +135,6 @@ class Routes:
             return path
         head = path.rpartition("/")[0]
         return head if head in self._named else "other"
-
-    def _chat(self, request: Request) -> Response | EventStream:
-        chat, how = parse_chat(
-            with_client_facts(request.json(), request.headers),
-            request.request_id,
-            request.headers.get("user-agent"),
-        )
-        chat = chat.sent(request.path, access.key_id(request.headers))
-        running = self._services.chat.start_chat(
-            chat, self._config.timeout_chat_s, request.is_connected
-        )
-        if not how.stream:
-            events = collect(running, request)
-            body = format_chat(events, chat.model, chat.options.n)
-            return json_response(body, headers=running.headers)
-        chunks = ChatChunks(chat.model, chat.options.n, include_usage=how.include_usage)
-        # Comments do not pass through LiteLLM.
-        keepalive = chunks.keepalive if how.is_plugin else None
-        return streamed(OpenAIStream(chunks, keepalive), running)
-
-    def _probe(self, request: Request) -> Response:
-        chat, _ = parse_chat(
-            request.json(), request.request_id, request.headers.get("user-agent")
-        )
-        chat = chat.sent(request.path, access.key_id(request.headers))
-        return json_response(
-            self._services.chat.probe(chat, request.is_connected).as_dict()
-        )
 
     def _completion(self, request: Request) -> Response | EventStream:
         asked, how = parse_completion(
@@ -163,6 +150,16 @@ class Routes:
         if not how.stream:
             return json_response(form.whole(collect(running, request)))
         return EventStream(OpenAIStream(form), running.events(), running.close)
+
+    def _stored(self, request: Request) -> Response:
+        key_id = access.key_id(request.headers)
+        return json_response(self._services.responses.get(key_id, request.tail))
+
+    def _unstore(self, request: Request) -> Response:
+        key_id = access.key_id(request.headers)
+        self._services.responses.delete(key_id, request.tail)
+        gone = {"id": request.tail, "object": "response", "deleted": True}
+        return json_response(gone)
 
     def _cancel(self, request: Request) -> Response:
         found = self._services.chat.cancel(request.tail, access.key_id(request.headers))
@@ -212,13 +209,28 @@ class Routes:
         return json_response({"places": self._services.caches.drift()})
 
     def _clear(self, request: Request) -> Response:
-        self._services.caches.clear()
+        gone = self._services.caches.clear()
         self._services.responses.clear()
-        return json_response({"cleared": True})
+        return json_response(
+            {
+                "cleared": True,
+                "kv_bytes": gone.kv_bytes,
+                "prompts": gone.num_prompts,
+                "threads": gone.num_threads,
+            }
+        )
 
     def _metrics(self, request: Request) -> Response:
         metrics = self._services.metrics
         return Response(metrics.exposition(), content_type=metrics.content_type)
+
+
+def _forecast(found: Forecast) -> dict[str, Any]:
+    return found.as_dict()
+
+
+def _input_tokens(found: Forecast) -> dict[str, Any]:
+    return {"input_tokens": found.prompt_tokens}
 
 
 def _options(request: Request) -> Response:

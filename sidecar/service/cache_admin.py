@@ -2,15 +2,16 @@
 
 from typing import Any
 
-from sidecar.engine.pool import EnginePool
+from sidecar.memory.conversation_memory import Forgotten
 from sidecar.memory.session_turn_store import SessionView
-from sidecar.service.served_model import ServedModel
+from sidecar.residents.pool import ResidentPool
+from sidecar.residents.resident import Resident
 
 
 class CacheService:
     """Reports on and clears the loaded models' caches. Any thread."""
 
-    def __init__(self, pool: EnginePool[ServedModel]) -> None:
+    def __init__(self, pool: ResidentPool[Resident]) -> None:
         self._pool = pool
 
     def report(self, *, check: bool) -> dict[str, Any]:
@@ -20,20 +21,20 @@ class CacheService:
         Args:
             check: look for broken invariants as well.
         """
-        with self._pool.lease("") as served:
-            store, pipeline = served.engine.store, served.pipeline
-            quantization = served.engine.model.quantization
+        with self._pool.lease("") as resident:
+            store, memory = resident.engine.store, resident.memory
+            quantization = resident.engine.model.quantization
             report: dict[str, Any] = {
-                "model": served.engine.model.name,
+                "model": resident.engine.model.name,
                 "bytes": store.num_bytes,
                 "kv_bits": quantization.bits if quantization else None,
                 "layers": store.layers,
                 "needs_checkpoints": store.needs_checkpoints,
                 "switched_off": list(store.switched_off),
-                "selftest": served.engine.selftest,
-                "can_splice": pipeline.can_splice,
-                "lineage_records": len(pipeline.lineage),
-                "sessions": [_row(view) for view in pipeline.turns.sessions()],
+                "selftest": resident.engine.selftest,
+                "can_splice": resident.pipeline.can_splice,
+                "lineage_records": len(memory.lineage),
+                "sessions": [_row(view) for view in memory.turns.sessions()],
                 "tree": store.rows(),
                 "counters": self.counters(),
             }
@@ -43,19 +44,18 @@ class CacheService:
 
     def drift(self) -> list[dict[str, Any]]:
         """Places where prompts part from the ones before, the dearest first."""
-        with self._pool.lease("") as served:
-            return served.pipeline.drift.rows()
+        with self._pool.lease("") as resident:
+            return resident.pipeline.drift.rows()
 
-    def clear(self) -> None:
+    def clear(self) -> Forgotten:
         """Forget all KV, and all that explains it or could be put back."""
-        with self._pool.lease("") as served:
-            served.engine.clear_cache()
-            served.pipeline.forget()
+        with self._pool.lease("") as resident:
+            return resident.memory.forget()
 
     def counters(self) -> dict[str, int]:
         """All cache counters; empty while no model is loaded."""
-        served = self._pool.peek()
-        return served.counters() if served else {}
+        resident = self._pool.peek()
+        return resident.counters() if resident else {}
 
 
 def _row(view: SessionView) -> dict[str, Any]:

@@ -1,33 +1,31 @@
-"""Chat and raw completion: lease, prepare, submit, and the running requests."""
+"""Chat and raw completion: lease, plan, run, and the running requests."""
 
 import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sidecar.config.settings import GenerationConfig
-from sidecar.core.errors import ContextLengthExceeded
-from sidecar.core.prompt import PreparedPrompt
-from sidecar.core.requests import ChatRequest, CompletionRequest, Tool
+from sidecar.core.errors import ContextLengthExceeded, TooSlow
+from sidecar.core.requests import ChatRequest, CompletionRequest
 from sidecar.core.turn_token import make_token
-from sidecar.engine.pool import EnginePool
-from sidecar.engine.sampling import settle
-from sidecar.engine.text import TextEngine
+from sidecar.engine.sampling import Sampling, settle
+from sidecar.engine.text import Forecast
 from sidecar.infra.lru import Lru
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import SessionLog
 from sidecar.output.families import OutputSyntax
 from sidecar.output.reasoning_splitter import StartMode
 from sidecar.output.tool_calls import is_complete_call
+from sidecar.pipeline.prepare import PreparedPrompt
 from sidecar.pipeline.template.chat_template import offered_tools
+from sidecar.residents.pool import ResidentPool
+from sidecar.residents.resident import Resident
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
-from sidecar.service.commit import TurnRecorder
 from sidecar.service.completion import CompletionRun
-from sidecar.service.forecast import Forecast, forecast, forecast_of, require_ttft
-from sidecar.service.generation import Generation
 from sidecar.service.request_log import RequestLog
-from sidecar.service.served_model import ServedModel
+from sidecar.service.turn import ChatPlan, Plan, Receipt, Run, count, remember
 
 _EARLY_CANCEL_S = 30.0
 _Named = tuple[str | None, str]  # the sender's key, the request id it chose
@@ -38,11 +36,11 @@ def _always() -> bool:
 
 
 class ChatService:
-    """Starts generations and finds them again by request id. Any thread."""
+    """Starts runs and finds them again by request id. Any thread."""
 
     def __init__(
         self,
-        pool: EnginePool[ServedModel],
+        pool: ResidentPool[Resident],
         defaults: GenerationConfig,
         metrics: Metrics,
         log: SessionLog,
@@ -53,14 +51,14 @@ class ChatService:
         self._defaults = defaults
         self._metrics = metrics
         self._lock = threading.Lock()
-        self._running: dict[_Named, list[Generation]] = {}
+        self._running: dict[_Named, list[Run]] = {}
 
     def start_chat(
         self,
         request: ChatRequest,
         timeout_s: float,
         is_connected: Callable[[], bool] = _always,
-    ) -> Generation:
+    ) -> Run:
         """
         Admit a chat request; everything that can be refused is refused here.
 
@@ -70,67 +68,62 @@ class ChatService:
             SidecarError: bad messages, too long, busy, loading, unknown model.
         """
         with contextlib.ExitStack() as resources:
-            served = resources.enter_context(self._pool.lease(request.model))
-            prompt = served.prepare(request, is_connected)
-            found = forecast(served.engine, prompt, request.options.max_tokens)
-            require_ttft(found, request.options.max_ttft_s)
-            tools = offered_tools(request)
-            syntax = served.engine.model.syntax
-            token_of = functools.partial(
-                make_token, prompt.turn, with_text=not request.thinking.is_shown
+            resident = resources.enter_context(self._pool.lease(request.model))
+            plan = self._plan(resident, request, timeout_s, is_connected)
+            syntax = resident.engine.model.syntax
+            log = RequestLog(
+                self._log, request, plan.prepared, plan.sampling, syntax.family.name
             )
-            choices = [
-                _chat_choice(index, (syntax, tools), prompt, token_of)
-                for index in range(request.options.n)
-            ]
-            generation = self._start(
-                served.engine, prompt, request, choices,
-                timeout_s, resources.pop_all(),
+
+            def settled(receipt: Receipt) -> None:
+                remember(resident.pipeline, plan.prepared, receipt)
+                log.ended(receipt.numbers, receipt.said)
+
+            run = self._run(
+                resident, plan, _chat_choices(plan, syntax), settled,
+                resources.pop_all(),
             )  # fmt: skip
-            log = RequestLog(self._log, request, prompt, syntax.family.name)
-            generation.record(TurnRecorder(served.pipeline, prompt, log))
-            generation.headers["x-mlx-predicted-ttft-s"] = str(found.predicted_ttft_s)
-            log.started(*generation.plan)
-            return generation
+        log.started(run.max_tokens)
+        return run
 
     def probe(
         self, request: ChatRequest, is_connected: Callable[[], bool] = _always
     ) -> Forecast:
         """What a chat request would cost; nothing is generated or remembered."""
         most = request.options.max_tokens
-        with self._pool.lease(request.model) as served:
+        with self._pool.lease(request.model) as resident:
             try:
-                prompt = served.prepare(request, is_connected)
+                prepared = resident.prepare(request, is_connected)
             except ContextLengthExceeded as error:  # so long that it was not read whole
-                return forecast_of(served.engine, (error.num_tokens, 0), most)
-            return forecast(served.engine, prompt, most)
+                return resident.engine.forecast((error.num_tokens, 0), most)
+            return resident.engine.forecast(prepared.lengths, most)
 
     def start_completion(
         self, request: CompletionRequest, timeout_s: float
     ) -> CompletionRun:
         """
-        Admit a raw completion; several prompts are several generations.
+        Admit a raw completion; several prompts are several runs.
 
         Raises:
             SidecarError: too long, busy, loading, unknown model.
         """
         with contextlib.ExitStack() as started:
-            generations, echoes = [], []
+            runs, echoes = [], []
             for prompt in request.prompts:
-                resources = contextlib.ExitStack()
-                with resources:
-                    served = resources.enter_context(self._pool.lease(request.model))
-                    raw = served.prepare_raw(prompt, request.client)
+                with contextlib.ExitStack() as resources:
+                    resident = resources.enter_context(self._pool.lease(request.model))
+                    raw, text = resident.prepare_raw(prompt, request.client)
+                    sampling = self._sampling(resident, request)
                     choices = [PlainChoice(i) for i in range(request.options.n)]
-                    generation = self._start(
-                        served.engine, raw, request, choices, timeout_s,
-                        resources.pop_all(),
+                    run = self._run(
+                        resident, Plan(request, raw, sampling, timeout_s), choices,
+                        lambda receipt: None, resources.pop_all(),
                     )  # fmt: skip
-                started.callback(generation.close)
-                generations.append(generation)
-                echoes.append(raw.text if request.echo else "")
+                started.callback(run.close)
+                runs.append(run)
+                echoes.append(text if request.echo else "")
             started.pop_all()
-            return CompletionRun(generations, echoes, request.options.n)
+            return CompletionRun(runs, echoes, request.options.n)
 
     def cancel(self, request_id: str, sender: str | None) -> bool:
         """
@@ -144,66 +137,107 @@ class ChatService:
             running = tuple(self._running.get(name, ()))
             if not running:  # it may come before its request is read whole
                 self._cancelled_early.put(name, time.monotonic())
-        for generation in running:
-            generation.cancel()
+        for run in running:
+            run.cancel()
         return bool(running)
 
-    def _start(  # noqa: PLR0913 - one use case's own ingredients
+    def _plan(
         self,
-        engine: TextEngine,
-        prompt: PreparedPrompt,
-        request: ChatRequest | CompletionRequest,
-        choices: list[ChatChoice] | list[PlainChoice],
+        resident: Resident,
+        request: ChatRequest,
         timeout_s: float,
+        is_connected: Callable[[], bool],
+    ) -> ChatPlan:
+        prepared = resident.prepare(request, is_connected)
+        most = request.options.max_tokens
+        found = resident.engine.forecast(prepared.lengths, most)
+        _require_ttft(found, request.options.max_ttft_s)
+        sampling = self._sampling(resident, request)
+        return ChatPlan(request, prepared.model, sampling, timeout_s, prepared, found)
+
+    def _sampling(
+        self, resident: Resident, request: ChatRequest | CompletionRequest
+    ) -> Sampling:
+        own = resident.engine.model.generation_config
+        return settle(request.options.sampling, self._defaults, own)
+
+    def _run(
+        self,
+        resident: Resident,
+        plan: Plan,
+        choices: Sequence[Choice],
+        settle_chat: Callable[[Receipt], None],
         resources: contextlib.ExitStack,
-    ) -> Generation:
+    ) -> Run:
+        """Have a plan run; it is found by its id until it is closed."""
+        request, engine, metrics = plan.request, resident.engine, self._metrics
+
+        def settled(receipt: Receipt) -> None:
+            settle_chat(receipt)
+            count(receipt, metrics)
+
         with resources:
-            sampling = settle(
-                request.options.sampling,
-                self._defaults,
-                engine.model.generation_config,
-            )
-            job = engine.submit(prompt, sampling, request.options)
+            job = engine.submit(plan.prompt, plan.sampling, request.options)
             resources.callback(engine.release, job)
-            all_choices: list[Choice] = [*choices]
-            generation = Generation(
-                job, all_choices, timeout_s, self._metrics, resources.pop_all()
-            )
+            metrics.active.inc()
+            resources.callback(metrics.active.dec)
             name = (request.client.sender, request.request_id)
-            generation.on_close(lambda: self._forget(name, generation))
+            resources.callback(lambda: self._forget(name, run))
+            run = Run(plan, job, choices, settled, resources.pop_all())
         with self._lock:
-            self._running.setdefault(name, []).append(generation)
+            self._running.setdefault(name, []).append(run)
             cancelled_at = self._cancelled_early.get(name)
         if cancelled_at and time.monotonic() - cancelled_at < _EARLY_CANCEL_S:
-            generation.cancel()
-        return generation
+            run.cancel()
+        return run
 
-    def _forget(self, name: _Named, generation: Generation) -> None:
+    def _forget(self, name: _Named, run: Run) -> None:
         with self._lock:
             running = self._running.get(name, [])
-            if generation in running:
-                running.remove(generation)
+            if run in running:
+                running.remove(run)
             if not running:
                 self._running.pop(name, None)
 
 
-def _chat_choice(
-    index: int,
-    output: tuple[OutputSyntax, tuple[Tool, ...]],
-    prompt: PreparedPrompt,
-    token_of: Callable[[str], str],
-) -> ChatChoice:
-    syntax, tools = output
+def _chat_choices(plan: ChatPlan, syntax: OutputSyntax) -> list[ChatChoice]:
+    """How each answer of a chat is cut and told."""
+    request, prepared = plan.request, plan.prepared
+    tools = offered_tools(request)
     complete = functools.partial(is_complete_call, syntax=syntax.tools, tools=tools)
-    start = _start_mode(syntax, prompt)
-    splitter = syntax.new_splitter(start, complete, has_tools=bool(tools))
-    return ChatChoice(index, splitter, (syntax.tools, tools), token_of)
+    token_of = functools.partial(
+        make_token, prepared.promise.turn, with_text=not request.thinking.is_shown
+    )
+    start = _start_mode(syntax, prepared)
+    return [
+        ChatChoice(
+            index, syntax.new_splitter(start, complete, has_tools=bool(tools)),
+            (syntax.tools, tools), token_of,
+        )
+        for index in range(request.options.n)
+    ]  # fmt: skip
 
 
-def _start_mode(syntax: OutputSyntax, prompt: PreparedPrompt) -> StartMode:
-    if prompt.opens_thinking:
+def _start_mode(syntax: OutputSyntax, prepared: PreparedPrompt) -> StartMode:
+    if prepared.opens_thinking:
         return "on"
-    closed = prompt.text.rstrip().lower().endswith(syntax.markers.think_close.lower())
-    if not prompt.thinking or closed:
+    closing = syntax.markers.think_close.lower()
+    closed = prepared.text.rstrip().lower().endswith(closing)
+    if not prepared.thinking or closed:
         return "off"
     return "on" if syntax.family.always_reasons else "undecided"
+
+
+def _require_ttft(found: Forecast, max_ttft_s: float | None) -> None:
+    """
+    Refuse what would begin too late, while a router can still send it elsewhere.
+
+    Raises:
+        TooSlow: the first token would take longer than the request allows.
+    """
+    if max_ttft_s is not None and found.predicted_ttft_s > max_ttft_s:
+        raise TooSlow(
+            f"the first token would take about {found.predicted_ttft_s:.1f} s, and "
+            f"mlx_max_ttft_s is {max_ttft_s:g}",
+            param="mlx_max_ttft_s",
+        )

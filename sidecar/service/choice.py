@@ -16,7 +16,8 @@ from sidecar.core.events import (
 from sidecar.core.requests import Tool
 from sidecar.engine.job import ChoiceEnded, Token
 from sidecar.output.reasoning_splitter import Span, Splitter
-from sidecar.output.tool_calls import ToolSyntax, extract_calls
+from sidecar.output.tool_calls import extract_calls
+from sidecar.output.tool_formats import ToolSyntax
 
 
 class Choice(Protocol):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from sidecar.core.events import (
     ChoiceFinished,
@@ -13,28 +14,35 @@ from sidecar.core.events import (
     ToolCallDelta,
     Usage,
 )
-from sidecar.service.generation import Generation
+
+
+class Telling(Protocol):
+    """A run of one prompt."""
+
+    def events(self) -> Iterator[Event]:
+        """Its events, Finished last."""
+
+    def close(self) -> None:
+        """Free everything; idempotent."""
 
 
 class CompletionRun:
     """
-    The generations of one request; the choices of prompt i start at i * n.
+    The runs of one request; the choices of prompt i start at i * n.
 
     All run at once; they are told one after the other.
     """
 
-    def __init__(
-        self, generations: Sequence[Generation], echoes: Sequence[str], n: int
-    ) -> None:
-        self._generations = generations
+    def __init__(self, runs: Sequence[Telling], echoes: Sequence[str], n: int) -> None:
+        self._runs = runs
         self._n = n
         self.echoes = [echo for echo in echoes for _ in range(n)]
 
     def events(self) -> Iterator[Event]:
         """Events of all prompts, one Finished at the end."""
         usages: list[Usage] = []
-        for number, generation in enumerate(self._generations):
-            for event in generation.events():
+        for number, run in enumerate(self._runs):
+            for event in run.events():
                 if isinstance(event, Finished):
                     usages.append(event.usage)
                 else:
@@ -43,8 +51,8 @@ class CompletionRun:
 
     def close(self) -> None:
         """Free everything; idempotent."""
-        for generation in self._generations:
-            generation.close()
+        for run in self._runs:
+            run.close()
 
 
 def _moved(event: Event, offset: int) -> Event:

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from sidecar.engine.download_progress import DownloadProgress, DownloadState
 from sidecar.engine.gpu_thread import GpuThread
-from sidecar.engine.pool import EnginePool, ModelEntry
-from sidecar.service.served_model import ServedModel
+from sidecar.residents.pool import ModelEntry, ResidentPool
+from sidecar.residents.resident import Resident
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ModelService:
 
     def __init__(
         self,
-        pool: EnginePool[ServedModel],
+        pool: ResidentPool[Resident],
         gpu: GpuThread,
         longest_step_s: float,
         download: DownloadProgress,
@@ -66,10 +66,10 @@ class ModelService:
 
     def _with_engine(self, health: Health) -> Health:
         """With what is known once a model is loaded."""
-        served = self._pool.peek()
-        if served is None:
+        resident = self._pool.peek()
+        if resident is None:
             return health
-        engine = served.engine
+        engine = resident.engine
         return replace(
             health,
             memory_limit_bytes=engine.guard.limit_bytes,

@@ -4,10 +4,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from sidecar.core.prompt import Divergence, PreparedPrompt
+from sidecar.core.prompt import Divergence
 from sidecar.core.requests import ChatRequest, ClientInfo
 from sidecar.engine.sampling import Sampling
 from sidecar.infra.session_log import SessionLog
+from sidecar.memory.conversation_memory import Said
+from sidecar.pipeline.prepare import PreparedPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ def light(cached: int, total: int, *, is_new: bool = False) -> str:
 
 class RequestLog:
     """
-    Tells one request. One thread.
+    Tells one chat request. One thread.
 
     Args:
         family: the model family whose markers its answer is read by.
@@ -36,18 +38,20 @@ class RequestLog:
         self,
         log: SessionLog,
         request: ChatRequest,
-        prompt: PreparedPrompt,
+        prepared: PreparedPrompt,
+        sampling: Sampling,
         family: str = "",
     ) -> None:
         self._log = log
         self._family = family
         self._request = request
-        self._prompt = prompt
+        self._prepared = prepared
+        self._sampling = sampling
 
-    def started(self, sampling: Sampling, max_tokens: int) -> None:
+    def started(self, max_tokens: int) -> None:
         """Before the first token: what is reused, and why not more."""
-        prompt, report = self._prompt, self._prompt.report
-        total, reused = len(prompt.model_ids), report.reused_len
+        prepared, report = self._prepared, self._prepared.report
+        total, reused = prepared.num_tokens, report.reused_len
         logger.info(
             "request started light=%s match=%s reused=%d of %d rest=%d thinking=%s "
             "pinned=%s spliced=%d%s",
@@ -56,39 +60,45 @@ class RequestLog:
             reused,
             total,
             total - reused,
-            "on" if prompt.thinking else "off",
+            "on" if prepared.thinking else "off",
             ",".join(report.pinned) or "-",
             report.num_spliced,
             f" stopped_by={report.stopped_by}" if report.stopped_by else "",
         )
-        self._write("prompt", self._meta(max_tokens, sampling), self._content())
+        self._write("prompt", self._meta(max_tokens), self._content())
+        sampling = self._sampling
         sampler = {name: getattr(sampling, name) for name in sampling.__slots__}
         self._write("sampler", sampler, {})
 
-    def ended(self, numbers: Mapping[str, Any], text: Mapping[str, Any]) -> None:
-        """After the last byte: what it cost, what was said."""
+    def ended(self, numbers: Mapping[str, Any], said: Said) -> None:
+        """At the end: what it cost, what was said."""
+        text = {
+            "reasoning": said.reasoning,
+            "text": said.text,
+            "calls": [(call.name, call.arguments) for call in said.calls],
+        }
         self._write("generation", numbers, text)
 
     def _write(
         self, direction: Any, meta: Mapping[str, Any], content: Mapping[str, Any]
     ) -> None:
-        session = self._prompt.session
+        session = self._prepared.model.session
         self._log.write(session, self._request.request_id, direction, meta, content)
 
-    def _meta(self, max_tokens: int, sampling: Sampling) -> dict[str, Any]:
-        request, prompt, report = self._request, self._prompt, self._prompt.report
+    def _meta(self, max_tokens: int) -> dict[str, Any]:
+        request, prompt, report = self._request, self._prepared, self._prepared.report
         return {
             "path": request.path,
             "stream": request.is_streamed,
             "model": request.model,
             "family": self._family,
             "max_tokens": max_tokens,
-            "temperature": sampling.temperature,
+            "temperature": self._sampling.temperature,
             "thinking": prompt.thinking,
             "thinking_source": request.thinking.source,
             "thinking_raw": request.thinking.raw,
             "match_type": report.match,
-            "prompt_tokens": len(prompt.model_ids),
+            "prompt_tokens": prompt.num_tokens,
             "matched_prefix_len": report.reused_len,
             "strict_prefix_len": report.strict_len,
             "cache_key_delta_chars": report.key_delta_chars,
@@ -98,19 +108,19 @@ class RequestLog:
             "spliced_turns": report.num_spliced,
             "substitution_proved": report.is_proved,
             **_place(request.client),
-            "session": prompt.session,
-            "is_guest": prompt.is_guest,
+            "session": prompt.model.session,
+            "is_guest": prompt.model.is_guest,
             "stable_messages": report.stable_messages,
             "changes": report.changes,
             "user_agent": request.client.user_agent,
             "divergence": _told(report.divergence),
-            "counters": report.counted,
+            "counters": prompt.counted,
         }
 
     def _content(self) -> dict[str, Any]:
-        place = self._prompt.report.divergence
+        place = self._prepared.report.divergence
         windows = [place.before, place.now] if place else None
-        return {"divergence_windows": windows, "prompt": self._prompt.text}
+        return {"divergence_windows": windows, "prompt": self._prepared.text}
 
 
 def _place(client: ClientInfo) -> dict[str, Any]:

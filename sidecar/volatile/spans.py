@@ -5,14 +5,14 @@ Input messages are never changed: what comes out is a list of pieces per message
 literal text and spans, that together are the message's own text.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sidecar.core.requests import Message
 from sidecar.volatile import rules as rules_module
+from sidecar.volatile.marked_message import MarkedMessage, Span
 from sidecar.volatile.rules import RuleSet
 
 _PATH = r"(?:/|~/|[A-Za-z]:\\)\S*"
@@ -27,48 +27,6 @@ _FOLDER = re.compile(
 _MOST_FOLDER_CHARS = 1 << 20
 _MOST_FINDS = 16384  # in a conversation; what it holds beyond is ordinary text
 _BLANK_ANSWERS = ("(no content)",)
-SpanKey = tuple[int, int, str, int]  # message, place in it, kind, which there
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """
-    A declared-volatile stretch.
-
-    Args:
-        message: index of its message.
-        place: offset in the message's canonical text; equal places pair.
-        nth: which of several of its kind at that place.
-        has_folder: its message names a working directory before it: a status or a
-            listing behind the same one is of the same project.
-        is_quoted: the template prints its message as a JSON string.
-    """
-
-    kind: str
-    message: int
-    place: int
-    value: str
-    sentinel: str = ""
-    nth: int = 0
-    has_folder: bool = False
-    is_quoted: bool = False
-
-    def printed(self, value: str) -> str:
-        """What stands in the prompt where this span has that value."""
-        return json.dumps(value, ensure_ascii=False)[1:-1] if self.is_quoted else value
-
-    @property
-    def key(self) -> SpanKey:
-        """What pairs with the same span of another request."""
-        return (self.message, self.place, self.kind, self.nth)
-
-
-@dataclass(frozen=True, slots=True)
-class MarkedMessage:
-    """A message as literal texts and spans, in order."""
-
-    message: Message
-    pieces: tuple[str | Span, ...]
 
 
 def normalise(messages: Sequence[Message], ruleset: RuleSet | None) -> list[Message]:
@@ -126,11 +84,6 @@ def mark(
             pieces.append(Span("note", index, 0, ""))
         marked.append(MarkedMessage(message, _placed(pieces)))
     return marked
-
-
-def canonical_text(pieces: Sequence[str | Span]) -> str:
-    """The message's text with sentinels for spans."""
-    return "".join(p if isinstance(p, str) else p.sentinel for p in pieces)
 
 
 def _is_blank(message: Message) -> bool:

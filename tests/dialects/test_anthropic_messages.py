@@ -34,7 +34,7 @@ def parse(body: Json, **headers: str) -> ChatRequest:
     """The request of a body with one user message, unless it has its own."""
     whole = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, **body}
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return parse_messages(whole, "r", named)[0]
+    return parse_messages(whole, "r", named)
 
 
 def events_of(data: bytes) -> list[tuple[str, Json]]:

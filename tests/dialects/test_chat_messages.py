@@ -7,7 +7,7 @@ import pytest
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Message, ToolCall, ToolChoice
 from sidecar.dialects.fields import Fields
-from sidecar.dialects.openai_chat.messages import (
+from sidecar.dialects.openai_chat.request import (
     read_messages,
     read_tool_choice,
     read_tools,

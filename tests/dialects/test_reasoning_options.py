@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sidecar.core.requests import Thinking
-from sidecar.dialects.reasoning_options import read_thinking
+from sidecar.dialects.generation_fields import read_thinking
 
 ON = [
     "true", "1", "yes", "on", "enabled", "enable", "auto", "default", "adaptive",

@@ -49,7 +49,7 @@ def engine(served: App) -> Iterator[TextEngine]:
     """With an empty store and a limit that a test may change."""
     with leased_engine(served) as engine:
         limit = engine.guard.limit_bytes
-        engine.clear_cache()
+        engine.clear()
         served.gpu.call(engine.guard.sample)
         yield engine
         engine.guard.limit_bytes = limit

@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sidecar.engine.expiry import Expiry
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loader import LoadedModel
+from sidecar.engine.text import Expiry
 from sidecar.kv import eviction
 from sidecar.kv.eviction import Limits
 from sidecar.kv.prefix_store import PrefixStore
@@ -19,7 +19,7 @@ from testkit.sequences import run, some_ids
 from testkit.servers import running_sidecar
 
 TinyModel = Callable[[str], LoadedModel]
-TIMED = ("sidecar.kv.eviction", "sidecar.kv.keeping", "sidecar.kv.prefix_store")
+TIMED = ("sidecar.kv.eviction", "sidecar.kv.leases", "sidecar.kv.prefix_store")
 
 
 class Waits:

@@ -16,7 +16,8 @@ from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.job import Token
 from sidecar.engine.loader import load
 from sidecar.engine.memory import MemoryModel
-from sidecar.engine.model_source import ModelSource, find_model
+from sidecar.engine.model_place import ModelSource
+from sidecar.engine.model_source import find_model
 from sidecar.engine.self_test import run_selftest
 from sidecar.engine.text import TextEngine
 from sidecar.kv.kv_layers import is_quantized
@@ -95,7 +96,7 @@ def test_streams_side_by_side_say_what_each_says_alone(
         leased_engine(app) as engine,
     ):
         alone = [run(engine, ids, 20).choices for ids in prompts]
-        engine.clear_cache()
+        engine.clear()
         jobs = [submit(engine, ids, 20) for ids in prompts]
         assert [finish(engine, job).choices for job in jobs] == alone
 
@@ -114,9 +115,9 @@ def test_a_short_prompt_reads_no_quantised_kv_of_a_long_one(
     ):
         alone = []
         for ids in (long, *shorts):
-            engine.clear_cache()
+            engine.clear()
             alone.append(run(engine, ids, 16).choices)
-        engine.clear_cache()
+        engine.clear()
         ended = [run(engine, ids, 16) for ids in (long, *shorts, long)]
         assert [one.choices for one in ended] == [*alone, alone[0]]
         cached = [one.cached for one in ended]
@@ -125,7 +126,7 @@ def test_a_short_prompt_reads_no_quantised_kv_of_a_long_one(
         # A long prompt that parts before the start computes what follows on full KV.
         branch = ModelIds((*shared, *random_ids(9, 180)))
         warm = run(engine, branch, 16).choices
-        engine.clear_cache()
+        engine.clear()
         assert run(engine, branch, 16).choices == warm
         if kind == "dense":  # the first short one left its own behind
             assert all(n >= 200 for n in cached[2:])
@@ -146,9 +147,9 @@ def test_warm_says_what_cold_says(
         nexts = [ModelIds((*first, *random_ids(seed, 60))) for seed in (4, 5)]
         cold = []
         for ids in nexts:
-            engine.clear_cache()
+            engine.clear()
             cold.append(run(engine, ids, 20).choices)
-        engine.clear_cache()
+        engine.clear()
         run(engine, first, 4)
         warm = [run(engine, ids, 20) for ids in nexts]
         assert [outcome.choices for outcome in warm] == cold

@@ -81,6 +81,6 @@ def test_both_say_what_they_say_alone(served: App) -> None:
     with leased_engine(served) as engine:
         prompts = random_ids(4, 2000), random_ids(5, 60)
         alone = [run(engine, ids, 30).choices for ids in prompts]
-        engine.clear_cache()
+        engine.clear()
         jobs = [submit(engine, ids, 30) for ids in prompts]
         assert [finish(engine, job).choices for job in jobs] == alone

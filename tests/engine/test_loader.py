@@ -12,10 +12,7 @@ from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loader import LoadedModel, load
 from sidecar.engine.model_place import BUILTIN_NAME, model_name
-from sidecar.engine.model_source import (
-    find_model,
-    knows_architecture,
-)
+from sidecar.engine.model_source import find_model, knows_architecture
 
 ModelFolder = Callable[[str], Path]
 

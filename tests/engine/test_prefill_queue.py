@@ -10,7 +10,7 @@ import pytest
 from sidecar.app import App
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.job import Job, JobEvent, Prefilled, Token
-from sidecar.engine.prefill_queue import PrefillQueue
+from sidecar.engine.prefill import PrefillQueue
 from sidecar.engine.text import TextEngine
 from testkit.jobs import (
     by_hand,
@@ -45,7 +45,7 @@ def served(request: pytest.FixtureRequest, model_folder: ModelFolder) -> Iterato
 @pytest.fixture
 def engine(served: App) -> Iterator[TextEngine]:
     with leased_engine(served) as engine:
-        engine.clear_cache()
+        engine.clear()
         yield engine
 
 
@@ -70,7 +70,7 @@ def test_a_warm_prompt_passes_a_long_cold_one(served: App, engine: TextEngine) -
     longer = ModelIds((*warm, *random_ids(2, 20)))
     expected = run(engine, longer, 4).choices
     alone = run(engine, random_ids(3, _LONG), 4).choices
-    engine.clear_cache()
+    engine.clear()
     run(engine, warm, 1)
     with by_hand(served, engine) as make:
         long = submit(engine, random_ids(3, _LONG), 4)

@@ -8,8 +8,8 @@ import pytest
 
 from sidecar.app import App
 from sidecar.core.errors import GenerationFailed
-from sidecar.engine import length_batches
-from sidecar.engine.sequence import Row
+from sidecar.engine import decode_batch
+from sidecar.engine.batch_loop import Row
 from testkit.jobs import finish, leased_engine, random_ids, run, submit
 from testkit.servers import running_sidecar
 
@@ -30,7 +30,7 @@ def test_only_the_job_whose_row_failed_fails(
 ) -> None:
     """Whatever batch it is in, and in the middle of it or at its end."""
     if apart:
-        monkeypatch.setattr(length_batches, "_MOST_PADDING", 0)
+        monkeypatch.setattr(decode_batch, "_MOST_PADDING", 0)
     bad, good = random_ids(1, 40), random_ids(2, 90)
     original: Callable[..., None] = getattr(Row, where)
 

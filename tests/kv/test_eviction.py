@@ -12,8 +12,8 @@ import pytest
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv import eviction, kv_layers
 from sidecar.kv.eviction import Limits
-from sidecar.kv.node import Node, Owner, eviction_score
 from sidecar.kv.prefix_store import PrefixStore
+from sidecar.kv.prefix_tree import Node, Owner, eviction_score
 from testkit.sequences import ROOMY, Running, joined, on_gpu, run
 from testkit.sequences import some_ids as ids_of
 from testkit.told_kv import HEADS, WIDTH, faults

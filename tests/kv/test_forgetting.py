@@ -7,8 +7,8 @@ import pytest
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv.eviction import Limits
-from sidecar.kv.node import Owner
 from sidecar.kv.prefix_store import PrefixStore
+from sidecar.kv.prefix_tree import Owner
 from testkit.sequences import Running, joined, on_gpu
 from testkit.sequences import some_ids as ids_of
 

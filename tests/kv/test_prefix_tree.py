@@ -11,8 +11,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from sidecar.kv.node import Buffer, Lease, Node
-from sidecar.kv.prefix_tree import RadixTree, common_len, path_to
+from sidecar.kv.prefix_tree import Buffer, Lease, Node, RadixTree, common_len, path_to
 
 Ids = tuple[int, ...]
 # Few ids, so that paths share much and part in the middle of a node.

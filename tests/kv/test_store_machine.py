@@ -28,9 +28,8 @@ from sidecar.engine.loader import LoadedModel
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import Limits
 from sidecar.kv.kv_layers import KVLayers
-from sidecar.kv.node import Node, Owner
 from sidecar.kv.prefix_store import PrefixStore
-from sidecar.kv.prefix_tree import path_to
+from sidecar.kv.prefix_tree import Node, Owner, path_to
 from testkit.sequences import Running, joined, some_ids
 from testkit.told_kv import digests, faults, leaf_faults
 

@@ -15,7 +15,7 @@ import yaml
 
 from litellm_mlx.launcher.proxy_config import (
     ConfigError,
-    ServedModel,
+    Resident,
     Upstream,
     build_config,
     has_master_key,
@@ -27,7 +27,7 @@ from testkit.proxy import free_port
 
 SHIPPED = Path(__file__).parents[2] / "litellm_config.yaml"
 UPSTREAM = Upstream("http://127.0.0.1:8080/v1", 1200.0)
-TINY = ServedModel("openai/mlx-tiny-agent", ("local",), 32768, True, False)
+TINY = Resident("openai/mlx-tiny-agent", ("local",), 32768, True, False)
 PERMIT = "dangerously_permit_weak_or_unset_master_key"
 CLOUD = {"model_name": "cloud", "litellm_params": {"model": "anthropic/claude"}}
 
@@ -174,7 +174,7 @@ def test_the_file_is_private_and_whole(tmp_path: Path) -> None:
 def test_a_model_list_is_read() -> None:
     """Only the id is a must; what the sidecar does not say is taken as absent."""
     (model,) = parse_models({"data": [{"id": "a"}]})
-    assert model == ServedModel("a", (), None, False, False)
+    assert model == Resident("a", (), None, False, False)
 
 
 @pytest.mark.parametrize("body", [[], {}, {"data": [{}]}, {"data": ["a"]}])

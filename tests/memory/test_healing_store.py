@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from sidecar.core.prompt import Scope
 from sidecar.core.requests import Message, Tool, ToolCall
 from sidecar.memory.healing_store import (
     Asker,
@@ -15,7 +16,6 @@ from sidecar.memory.healing_store import (
     is_edited,
     visible_hash,
 )
-from sidecar.memory.session_turn_store import Scope
 from testkit.chats import Chats, Client, Said, assistant, result, system, user
 
 HERE = Context("here", "here")

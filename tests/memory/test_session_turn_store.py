@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import pytest
 
+from sidecar.core.prompt import Scope, is_implicit
 from sidecar.core.requests import Message, ToolCall
 from sidecar.memory import session_turn_store
-from sidecar.memory.session_turn_store import Change, Scope, TurnStore
+from sidecar.memory.session_turn_store import Change, TurnStore
 from sidecar.volatile import spans
 from sidecar.volatile.rules import load_rules
 from testkit.chats import Chats, Client, Said, assistant, system, user, words
@@ -178,16 +179,14 @@ def test_a_session_without_a_name_is_known_by_its_beginning() -> None:
     session = session_turn_store.implicit_session(ids)
     assert session.startswith("implicit-")
     assert len(session) == len("implicit-") + 16
-    assert session_turn_store.is_implicit(session)
+    assert is_implicit(session)
     assert session_turn_store.implicit_session([*ids[:128], 7]) == session
     assert session_turn_store.implicit_session([7, *ids]) != session
-    assert not session_turn_store.is_implicit("mine")
+    assert not is_implicit("mine")
 
 
 def scope_of(chats: Chats, messages: Sequence[Message], client: Client) -> Scope:
-    draft = chats.ask(messages, client).draft
-    scope: Scope = draft.record.scope
-    return scope
+    return chats.ask(messages, client).promise.record.scope
 
 
 def test_whoever_sends_calls_back_continues_their_thread() -> None:
@@ -208,10 +207,10 @@ def test_a_helper_call_is_prepared_as_a_guest() -> None:
     chats = Chats()
     main = chats.turn([user("go " + words(80))])
     helper = chats.ask([user("give it a title")])
-    assert (main.prompt.is_guest, helper.is_guest) == (False, True)
-    assert helper.session == "s"
+    assert (main.prompt.model.is_guest, helper.model.is_guest) == (False, True)
+    assert helper.model.session == "s"
     unnamed = chats.ask([user("hi")], Client(None))
-    assert session_turn_store.is_implicit(unnamed.session)
+    assert is_implicit(unnamed.model.session)
 
 
 def test_the_report_says_what_changed_since_the_last_turn() -> None:
@@ -222,9 +221,9 @@ def test_the_report_says_what_changed_since_the_last_turn() -> None:
     report = chats.ask(asked).report
     assert (report.stable_messages, report.changes) == (2, ())
     chats.turn(asked)
-    assert chats.pipeline.counters["turn_write_refused"] == 0
+    assert chats.memory.counters["turn_write_refused"] == 0
     chats.turn([system("s"), user("go"), user("other")])
-    assert chats.pipeline.counters["turn_write_refused"] == 1
+    assert chats.memory.counters["turn_write_refused"] == 1
 
 
 def told(sessions: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

@@ -7,15 +7,16 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from sidecar.core.nested_json import MOST_LEVELS, check_depth, load_json
+from sidecar.core.json_bytes import MOST_LEVELS, check_depth, load_json
 from sidecar.core.requests import Tool, ToolCall
 from sidecar.dialects.anthropic_messages.answer import parse_input, tool_use
 from sidecar.output.channel_splitter import ChannelSplitter
 from sidecar.output.native_formats import bare_json, deepseek, deepseek_dsml
 from sidecar.output.reasoning_splitter import Markers, StreamSplitter
-from sidecar.output.tool_calls import ToolSyntax, extract_calls
+from sidecar.output.tool_calls import extract_calls
 from sidecar.output.tool_formats import (
     FormatParser,
+    ToolSyntax,
     glm4_native,
     hermes_json,
     qwen3_coder_xml,

@@ -7,13 +7,8 @@ import pytest
 
 from sidecar.core.requests import Tool
 from sidecar.output.families import find_family, output_syntax
-from sidecar.output.tool_calls import (
-    Extracted,
-    ToolSyntax,
-    extract_calls,
-    is_complete_call,
-)
-from sidecar.output.tool_formats import FORMATS
+from sidecar.output.tool_calls import Extracted, extract_calls, is_complete_call
+from sidecar.output.tool_formats import FORMATS, ToolSyntax
 
 SYNTAX = ToolSyntax("<tool_call>", "</tool_call>", tuple(FORMATS.values()))
 OPEN_ENDED = ToolSyntax("[TOOL_CALLS]", "", (FORMATS["hermes_json"],))

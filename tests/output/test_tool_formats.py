@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.requests import Tool
-from sidecar.output.tool_calls import ToolSyntax, extract_calls
-from sidecar.output.tool_formats import FORMATS, FormatParser, from_library
+from sidecar.output.tool_calls import extract_calls
+from sidecar.output.tool_formats import FORMATS, FormatParser, ToolSyntax, from_library
 
 
 def make_tool(name: str, **types: str) -> Tool:

@@ -2,11 +2,21 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from sidecar.core.requests import Message
-from testkit.chats import Chats, Client, Said, assistant, system, user, words
+from testkit.chats import (
+    LIMITS,
+    Chats,
+    Client,
+    Said,
+    assistant,
+    system,
+    user,
+    words,
+)
 from testkit.volatile import CLOSER, block, clock, notes, project, without_notes
 
 
@@ -187,7 +197,7 @@ def test_b2_equal_canonical_prompts_have_a_path_each() -> None:
     asked = {v: [system(words(100)), ask_end(v)] for v in ("id-one", "id-two")}
     turns = {v: chats.turn(messages) for v, messages in asked.items()}
     canonical = {
-        turn.prompt.draft.record.canonical.tobytes() for turn in turns.values()
+        turn.prompt.promise.record.canonical.tobytes() for turn in turns.values()
     }
     assert len(canonical) == 1
     for value, messages in asked.items():
@@ -223,7 +233,7 @@ def test_b5_a_deep_match_does_not_shadow_a_good_one(use_blocks: bool) -> None:
 
     The best reusable prefix wins, not the deepest canonical match.
     """
-    chats = Chats(use_block_index=use_blocks)
+    chats = Chats(limits=replace(LIMITS, use_block_index=use_blocks))
     long, short = words(3400, 1), words(1420, 1)
 
     def asked(time: str, sender: str, text: str) -> list[Message]:
@@ -232,8 +242,8 @@ def test_b5_a_deep_match_does_not_shadow_a_good_one(use_blocks: bool) -> None:
     good = chats.turn(asked("10:05", "me", f"{short}\nsomething else"))
     chats.turn(asked("10:05", "you", long))
     prompt = chats.ask(asked("10:06", "me", long))
-    candidates = chats.pipeline.lineage.candidates(
-        prompt.draft.record.canonical, prompt.draft.record.scope
+    candidates = chats.memory.lineage.candidates(
+        prompt.promise.record.canonical, prompt.promise.record.scope
     )
     depths = [depth for _, depth in candidates]
     assert depths[0] > 4250
@@ -250,7 +260,7 @@ def test_b5_a_path_that_was_mostly_evicted_does_not_shadow_a_whole_one(
     use_blocks: bool,
 ) -> None:
     """Its values would gain something; the search goes on to those that gain more."""
-    chats = Chats(use_block_index=use_blocks)
+    chats = Chats(limits=replace(LIMITS, use_block_index=use_blocks))
     long, short = words(600, 1), words(300, 1)
     evicted = chats.turn([clock("10:05"), user(long), user("end")])
     chats.store.sequences.clear()
@@ -258,11 +268,11 @@ def test_b5_a_path_that_was_mostly_evicted_does_not_shadow_a_whole_one(
     kept_len = len(evicted.prompt.model_ids) // 6
     chats.store.add(evicted.prompt.model_ids[:kept_len])
     prompt = chats.ask([clock("10:07"), user(long), user("end")])
-    candidates = chats.pipeline.lineage.candidates(
-        prompt.draft.record.canonical, prompt.draft.record.scope
+    candidates = chats.memory.lineage.candidates(
+        prompt.promise.record.canonical, prompt.promise.record.scope
     )
     assert [record for record, _ in candidates] == [
-        evicted.prompt.draft.record, whole.prompt.draft.record
+        evicted.prompt.promise.record, whole.prompt.promise.record
     ]  # fmt: skip
     assert chats.reuse(prompt) > 2 * kept_len
     assert "Current time is 10:06." in prompt.text
@@ -310,7 +320,7 @@ def test_what_pinning_gained_is_counted() -> None:
     warm = chats.ask([clock("10:06"), user("hi"), first.said.echo, user("and?")])
     counters = chats.pipeline.counters
     moved = {k: n - before.get(k, 0) for k, n in counters.snapshot().items()}
-    assert warm.report.counted == {k: n for k, n in moved.items() if n}
+    assert warm.counted == {k: n for k, n in moved.items() if n}
     assert counters["pin_current_time"] == counters["restate_current_time"] == 1
     assert counters["pin_tokens_gained"] > 100
     assert (counters["splice_turns"], counters["healing_hit"]) == (1, 1)

@@ -8,7 +8,7 @@ import pytest
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import ChatRequest, Message, ToolCall, ToolChoice
 from sidecar.dialects.fields import Fields
-from sidecar.dialects.openai_chat.messages import read_messages
+from sidecar.dialects.openai_chat.request import read_messages
 from sidecar.pipeline.template.chat_template import (
     ChatTemplate,
     offered_tools,

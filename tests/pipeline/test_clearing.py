@@ -15,7 +15,7 @@ def test_a_cleared_thought_is_not_spliced() -> None:
     chats = Chats()
     chats.turn(PAST, SAID)
     assert THOUGHT in chats.ask(NEXT).text
-    chats.pipeline.forget()
+    chats.memory.forget()
     prompt = chats.ask(NEXT)
     assert THOUGHT not in prompt.text
     assert prompt.report.is_new
@@ -27,12 +27,12 @@ def test_what_runs_while_all_is_cleared_brings_nothing_back(broken_off: bool) ->
     """It was begun with what is forgotten since, and ends without a trace."""
     chats = Chats()
     prompt = chats.ask(PAST)
-    chats.pipeline.forget()
+    chats.memory.forget()
     if broken_off:
-        chats.pipeline.keep_past(prompt)
+        chats.memory.keep_past(prompt.promise)
     else:
         chats.answer(prompt, SAID)
-    assert len(chats.pipeline.lineage) == 0
+    assert len(chats.memory.lineage) == 0
     assert THOUGHT not in chats.ask(NEXT).text
 
 
@@ -44,7 +44,7 @@ def test_the_drift_report_is_cleared() -> None:
     assert other.report.divergence is not None
     chats.pipeline.note_cost(other, 10)
     assert chats.pipeline.drift.rows()
-    chats.pipeline.forget()
+    chats.memory.forget()
     assert chats.pipeline.drift.rows() == []
 
 
@@ -53,5 +53,5 @@ def test_no_text_is_left_in_memory() -> None:
     chats = Chats()
     chats.turn(PAST, SAID)
     known = chats.pipeline.encoder.num_remembered
-    chats.pipeline.forget()
+    chats.memory.forget()
     assert known > chats.pipeline.encoder.num_remembered == 0

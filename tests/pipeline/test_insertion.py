@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from sidecar.memory.healing_store import Healed
-from sidecar.pipeline.reuse.insertion import put_back
+from sidecar.pipeline.reuse.pinned_values import put_back
 from sidecar.pipeline.template.elements import Element, Splice
-from sidecar.volatile.spans import Span, SpanKey
+from sidecar.volatile.marked_message import Span, SpanKey
 
 LEAD = Span("edge_ws", 1, 0, "")
 CLOCK = Span("current_time", 1, 5, "10:05", "[T]")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from sidecar.memory.session_turn_store import Scope
-from sidecar.pipeline.reuse import lineage
-from sidecar.pipeline.reuse.lineage import LineageIndex, LineageRecord, StoredSpan, pack
+from sidecar.core.prompt import Scope
+from sidecar.memory import lineage
+from sidecar.memory.lineage import LineageIndex, LineageRecord, StoredSpan, pack
 from sidecar.pipeline.reuse.prompt_ids import BLOCK_LEN
 
 SCOPE = Scope("key", "s", "thread")

@@ -12,8 +12,8 @@ from sidecar.pipeline.template.elements import Splice
 from sidecar.pipeline.template.marked_render import Layout, lay_out
 from sidecar.pipeline.template.turn_markers import Frame, Start
 from sidecar.volatile import spans
+from sidecar.volatile.marked_message import Span
 from sidecar.volatile.rules import load_rules
-from sidecar.volatile.spans import Span
 from testkit.chat_templates import tokenizer_of
 from testkit.chats import Chats, assistant, result, system, user, words
 

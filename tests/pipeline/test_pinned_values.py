@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from sidecar.core.prompt import Scope
 from sidecar.core.requests import Message, ToolCall
-from sidecar.memory.session_turn_store import Scope
+from sidecar.memory.lineage import Restated
 from sidecar.pipeline.reuse.pinned_values import lender
-from sidecar.pipeline.reuse.update_note import MARK, Restated, write_note
+from sidecar.pipeline.reuse.update_note import MARK, write_note
 from sidecar.volatile.rules import RuleSet, load_rules
 from testkit.chats import (
     Chats,

@@ -81,7 +81,7 @@ def test_a_refused_conversation_leaves_nothing_behind() -> None:
     chats = FamilyChats("qwen3.5")
     with pytest.raises(BadRequest, match="No user query"):
         chats.ask([assistant("b")])
-    assert len(chats.pipeline.lineage) == 0
+    assert len(chats.memory.lineage) == 0
 
 
 def test_only_finished_turns_are_remembered() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.pipeline.template.substitution_proof import Run, match_run
-from sidecar.volatile.spans import Span
+from sidecar.pipeline.template.elements import Run, match_run
+from sidecar.volatile.marked_message import Span
 
 
 def span(value: str, kind: str = "tail_ws", *, is_quoted: bool = False) -> Span:

@@ -298,7 +298,7 @@ def test_message_beginnings_are_worth_a_checkpoint(kind: str) -> None:
     first = chats.turn([system("Be brief."), user("hi")])
     asked = [system("Be brief."), user("hi"), first.said.echo, user("last")]
     prompt = chats.ask(asked)
-    ranks = {b.rank: b.depth for b in prompt.boundaries}
+    ranks = {b.rank: b.depth for b in prompt.model.boundaries}
     role = {"builtin": "<|im_start|>", "llama3": "<|start_header_id|>", "glm": "<|"}
     for rank, said in ((0, "hi"), (1, "last")):
         before = chats.decode(prompt.model_ids[: ranks[rank]])
@@ -315,4 +315,4 @@ def test_message_beginnings_are_worth_a_checkpoint(kind: str) -> None:
 def test_without_marks_only_the_end_is_a_boundary() -> None:
     """No proof: where messages begin is not known."""
     prompt = Chats("urlencode").ask([user("hi"), assistant("a"), user("b")])
-    assert {b.rank for b in prompt.boundaries} <= {2}
+    assert {b.rank for b in prompt.model.boundaries} <= {2}

@@ -36,7 +36,7 @@ def test_our_token_and_the_text_equal_or_empty_is_that_turn(
     chats: Chats, turn: Turn, text: str
 ) -> None:
     """Whatever became of the messages before it: its own ids stand there."""
-    thought = Thought(text, make_token(turn.prompt.turn, SAID.reasoning))
+    thought = Thought(text, make_token(turn.issued, SAID.reasoning))
     prompt = chats.ask(echo(turn, thought))
     assert prompt.report.num_spliced == 1
     assert SAID.reasoning in prompt.text
@@ -45,7 +45,7 @@ def test_our_token_and_the_text_equal_or_empty_is_that_turn(
 def test_our_token_with_another_thinking_is_the_clients_text(
     chats: Chats, turn: Turn
 ) -> None:
-    thought = Thought("I was edited.", make_token(turn.prompt.turn, SAID.reasoning))
+    thought = Thought("I was edited.", make_token(turn.issued, SAID.reasoning))
     prompt = chats.ask(echo(turn, thought))
     assert prompt.report.num_spliced == 0
     assert "I was edited." in prompt.text
@@ -55,7 +55,7 @@ def test_our_token_with_another_thinking_is_the_clients_text(
 def test_our_token_with_another_answer_is_the_clients_text(
     chats: Chats, turn: Turn
 ) -> None:
-    thought = Thought(SAID.reasoning, make_token(turn.prompt.turn, SAID.reasoning))
+    thought = Thought(SAID.reasoning, make_token(turn.issued, SAID.reasoning))
     prompt = chats.ask(echo(turn, thought, "It is not done."))
     assert prompt.report.num_spliced == 0
     assert "It is not done." in prompt.text
@@ -64,7 +64,7 @@ def test_our_token_with_another_answer_is_the_clients_text(
 def test_the_token_of_another_keys_turn_is_worth_nothing(
     chats: Chats, turn: Turn
 ) -> None:
-    thought = Thought("", make_token(turn.prompt.turn, SAID.reasoning))
+    thought = Thought("", make_token(turn.issued, SAID.reasoning))
     prompt = chats.ask(echo(turn, thought), Client(key="other"))
     assert prompt.report.num_spliced == 0
     assert SAID.reasoning not in prompt.text
@@ -85,7 +85,7 @@ def test_thinking_put_beside_ours_is_read(
     chats: Chats, turn: Turn, more: Thought
 ) -> None:
     """The turn is not what it was: all of it is the client's text."""
-    mine = Thought(SAID.reasoning, make_token(turn.prompt.turn, SAID.reasoning))
+    mine = Thought(SAID.reasoning, make_token(turn.issued, SAID.reasoning))
     messages = echo(turn, mine)
     both = f"{SAID.reasoning}\n{more.text}"
     messages[2] = replace(messages[2], thoughts=(mine, more), reasoning=both)
@@ -110,7 +110,9 @@ def test_thinking_between_two_texts_is_known_again(chats: Chats) -> None:
     prompt = chats.ask(asked())
     said = Said("mid end", "TATB")
     chats.answer(prompt, said, raw=raw)
-    thoughts = tuple(Thought(t, make_token(prompt.turn, t)) for t in ("TA", "TB"))
+    thoughts = tuple(
+        Thought(t, make_token(prompt.promise.turn, t)) for t in ("TA", "TB")
+    )
     shown = Message("assistant", ("mid", " end"), "TA\nTB", thoughts=thoughts)
     found = chats.ask([*asked(), shown, user("and?")])
     assert found.report.num_spliced == 1
@@ -120,7 +122,7 @@ def test_thinking_between_two_texts_is_known_again(chats: Chats) -> None:
 def test_a_turn_that_is_gone_is_read_as_its_text(turn: Turn) -> None:
     """After a restart: the token still says that nothing was edited, and no more."""
     fresh = Chats()
-    thought = Thought(SAID.reasoning, make_token(turn.prompt.turn, SAID.reasoning))
+    thought = Thought(SAID.reasoning, make_token(turn.issued, SAID.reasoning))
     prompt = fresh.ask(echo(turn, thought))
     assert prompt.report.num_spliced == 0
     assert SAID.reasoning in prompt.text
@@ -129,7 +131,7 @@ def test_a_turn_that_is_gone_is_read_as_its_text(turn: Turn) -> None:
 def test_two_turns_tokens_in_one_message_name_no_turn(chats: Chats, turn: Turn) -> None:
     other = chats.turn([system(words(80)), user("else")], SAID)
     thoughts = [
-        Thought("", make_token(t.prompt.turn, SAID.reasoning)) for t in (turn, other)
+        Thought("", make_token(t.issued, SAID.reasoning)) for t in (turn, other)
     ]
     messages = echo(turn, thoughts[0])
     messages[2] = replace(messages[2], thoughts=tuple(thoughts))

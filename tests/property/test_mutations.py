@@ -16,7 +16,7 @@ import mlx.core as mx
 import pytest
 
 import sidecar.kv.prefix_store as store_module
-from sidecar.kv import kv_layers, lending, prefix_tree
+from sidecar.kv import kv_layers, leases, prefix_tree
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.kv.prefix_tree import path_to
 from sidecar.memory.healing_store import Asker, HealingStore
@@ -132,7 +132,7 @@ def the_kv_of_another_path() -> AbstractContextManager[None]:
                 if node.end >= depth and path[-1] not in strange:
                     return [
                         [a[..., : depth + 1, :] for a in run]
-                        for run in lending.copy_path(strange)
+                        for run in leases.copy_path(strange)
                     ]
             return take(self, path, lease)
 

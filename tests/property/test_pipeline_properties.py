@@ -11,13 +11,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from sidecar.core.prompt import Scope
 from sidecar.core.requests import Message, ToolCall
 from sidecar.memory import healing_store
-from sidecar.memory.session_turn_store import Scope
-from sidecar.pipeline.reuse.lineage import LineageIndex, LineageRecord
+from sidecar.memory.lineage import LineageIndex, LineageRecord
 from sidecar.pipeline.template.encoder import PromptEncoder
 from sidecar.volatile import rules, spans
-from sidecar.volatile.spans import Span
+from sidecar.volatile.marked_message import Span
 from testkit.chat_templates import tokenizer_of
 from testkit.chats import (
     Chats,

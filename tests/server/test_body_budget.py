@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from sidecar.app import App
 from sidecar.core.errors import PayloadTooLarge, Unavailable
-from sidecar.server import body_budget, json_size
-from sidecar.server.body_budget import MOST_VALUES, BodyBudget, BodyShare
-from sidecar.server.json_size import count_values
+from sidecar.server import request_body
+from sidecar.server.request_body import MOST_VALUES, BodyBudget, BodyShare, count_values
 from sidecar.server.request_head import HeadReader
 from testkit.json_marks import JSON, num_marks
 from testkit.raw_http import eventually, exchange, request
@@ -30,8 +29,8 @@ class TestCount:
         """However the text is cut into slices, and whatever stands in its strings."""
         text = json.dumps(value, ensure_ascii=is_ascii).encode()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(json_size, "_SLICE", cut)
-            found = json_size._count_outside_strings(text, 1 << 40)
+            patch.setattr(request_body, "_SLICE", cut)
+            found = request_body._count_outside_strings(text, 1 << 40)
         assert found == 1 + num_marks(value)
 
     def test_prose_with_commas_is_one_string(self) -> None:
@@ -47,7 +46,7 @@ class TestBudget:
     @pytest.fixture(autouse=True)
     def small(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without the least that is always there."""
-        monkeypatch.setattr(body_budget, "_LEAST", 0)
+        monkeypatch.setattr(request_body, "_LEAST", 0)
 
     def test_large_bodies_are_bounded_together(self) -> None:
         """Five do not fit where four do; small ones do all the same."""

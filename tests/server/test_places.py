@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.app import App
-from sidecar.server.places import RESERVED, Places
+from sidecar.server.listener import RESERVED, Places
 from testkit.raw_http import CLOSED, connect, eventually, exchange, request
 from testkit.servers import held_gpu, running_sidecar
 

@@ -16,8 +16,8 @@ from sidecar.core.events import (
 from sidecar.core.requests import Tool
 from sidecar.engine.job import ChoiceEnded, Token
 from sidecar.output.reasoning_splitter import Markers, StartMode, StreamSplitter
-from sidecar.output.tool_calls import ToolSyntax, is_complete_call
-from sidecar.output.tool_formats import FORMATS
+from sidecar.output.tool_calls import is_complete_call
+from sidecar.output.tool_formats import FORMATS, ToolSyntax
 from sidecar.service.choice import ChatChoice, PlainChoice
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'

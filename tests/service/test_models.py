@@ -7,7 +7,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.engine import text
-from sidecar.infra.counters import HEALTHY_AT_ZERO
+from sidecar.infra.metrics import HEALTHY_AT_ZERO
 from testkit.servers import running_sidecar
 
 

@@ -13,17 +13,17 @@ import pytest
 
 from sidecar.app import App
 from sidecar.config.settings import GenerationConfig
-from sidecar.core.prompt import ModelIds, PreparedPrompt
 from sidecar.core.requests import short_id
 from sidecar.dialects.openai_chat.request import parse_chat
 from sidecar.engine.sampling import settle
 from sidecar.infra.session_log import LogLimits, SessionLog
 from sidecar.service.request_log import RequestLog, light
+from testkit.chats import Chats, Client
 from testkit.raw_http import eventually
 from testkit.servers import running_sidecar
 
 LOGGER = "sidecar.service.request_log"
-ENDED = "sidecar.service.generation"
+ENDED = "sidecar.service.turn"
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -94,10 +94,10 @@ def test_the_file_says_where_the_session_is_from(
     ids = {"parent_session_id": "p" * 500, "branch_id": "b"}
     body = {"messages": [{"role": "user", "content": "hi"}], **fields, **ids}
     request, _ = parse_chat({**body, "temperature": 0.5}, "r", "agent/1")
-    prompt = PreparedPrompt(ModelIds((1,)), "hi", False, False, session="s")
+    prepared = Chats().prepare(request.messages, Client("s"))
     log = SessionLog(tmp_path, LogLimits(1 << 20, 0), with_content=False)
     sampling = settle(request.options.sampling, GenerationConfig(), {})
-    RequestLog(log, request, prompt).started(sampling, 9)
+    RequestLog(log, request, prepared, sampling).started(9)
     (file,) = tmp_path.glob("*/*.log")
     meta = json.loads(file.read_text().splitlines()[1])["request_meta"]
     assert meta["session_source"] == source

@@ -6,8 +6,8 @@ import pytest
 
 from sidecar.core.requests import Message
 from sidecar.volatile import spans
+from sidecar.volatile.marked_message import Span
 from sidecar.volatile.rules import BUILTIN_FILE, Rule, RuleError, find, load_rules
-from sidecar.volatile.spans import Span
 
 ALL = load_rules(None, {"system_reminder": "pin"})
 RULES = ALL.rules

@@ -4,8 +4,8 @@ import pytest
 
 from sidecar.core.requests import Message
 from sidecar.volatile import spans
+from sidecar.volatile.marked_message import MarkedMessage, Span
 from sidecar.volatile.rules import load_rules
-from sidecar.volatile.spans import MarkedMessage, Span
 from testkit.chats import assistant, result, system, user
 
 RULES = load_rules()

@@ -244,9 +244,7 @@ def test_who_asks_is_told_beside_every_body(
         headers={"authorization": "Bearer one"},
     ).json()  # fmt: skip
     with scripted_sidecar.pool.lease("local") as served:
-        claim = {
-            "key": list(served.pipeline.lineage._records.values())[-1].scope.api_key
-        }
+        claim = {"key": list(served.memory.lineage._records.values())[-1].scope.api_key}
     again = {"model": "local", "input": "hi", "previous_response_id": posted["id"]}
     codes = [
         proxy.http.post(

@@ -39,7 +39,7 @@ def limited(model_folder: ModelFolder) -> Iterator[App]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    names = ("job", "sequence", "prefill", "prefill_queue", "watchdog", "batch_loop")
+    names = ("job", "prefill", "pacing", "batch_loop")
     return Clock(monkeypatch, *(f"sidecar.engine.{name}" for name in names))
 
 
@@ -60,7 +60,7 @@ def texts(answer: ChatCompletion) -> tuple[object, str | None]:
 def is_sound(app: App) -> bool:
     with app.pool.lease("local") as served:
         engine = served.engine
-        nothing_learnt = len(served.pipeline.lineage) == 0
+        nothing_learnt = len(served.memory.lineage) == 0
         return nothing_learnt and engine.store.check_integrity() == []
 
 
@@ -70,8 +70,8 @@ def test_a_step_that_stalls_ends_the_answer(
     """With `length`; nothing of it is remembered, and the next answer is right."""
     expected = texts(ask(watched))
     with watched.pool.lease("local") as served:
-        served.engine.clear_cache()
-        served.pipeline.lineage.clear()
+        served.engine.clear()
+        served.memory.lineage.clear()
     steps = 0
 
     def pause(num_tokens: int) -> float:
@@ -100,8 +100,8 @@ def test_a_prefill_that_stalls_ends_the_answer(
     """A chunk that takes too long; the chunks before it may be used again."""
     expected = texts(ask(watched))
     with watched.pool.lease("local") as served:
-        served.engine.clear_cache()
-        served.pipeline.lineage.clear()
+        served.engine.clear()
+        served.memory.lineage.clear()
     chunks = 0
 
     def pause(num_tokens: int) -> float:
@@ -124,7 +124,7 @@ def test_steady_progress_is_no_stall(
     """A cold prompt may take many times the watchdog's second."""
     expected = texts(ask(watched))
     with watched.pool.lease("local") as served:
-        served.engine.clear_cache()
+        served.engine.clear()
     began = clock.now()
     slow_down(watched, lambda _: 0.2, monkeypatch, clock.advance)
     assert texts(ask(watched)) == expected

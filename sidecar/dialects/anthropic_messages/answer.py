@@ -14,7 +14,7 @@ from sidecar.core.events import (
     ToolCallDelta,
     Usage,
 )
-from sidecar.core.nested_json import load_json
+from sidecar.core.json_bytes import load_json
 from sidecar.core.requests import ToolCall
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

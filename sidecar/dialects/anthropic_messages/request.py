@@ -10,18 +10,17 @@ from sidecar.core.errors import BadRequest
 from sidecar.core.requests import ChatRequest, ClientInfo, Message, Tool, ToolChoice
 from sidecar.dialects.anthropic_messages.content import read_message, text_parts
 from sidecar.dialects.fields import Fields
-from sidecar.dialects.generation_fields import read_client, read_options
+from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
 from sidecar.dialects.litellm_header import with_client_facts
-from sidecar.dialects.reasoning_options import read_thinking
 
 logger = logging.getLogger(__name__)
 
 
 def parse_messages(
     body: Any, request_id: str, headers: Mapping[str, str]
-) -> tuple[ChatRequest, bool]:
+) -> ChatRequest:
     """
-    Check a request body; the request, and whether its answer is to be streamed.
+    Check a request body.
 
     Args:
         headers: of the request, names in lower case.
@@ -31,8 +30,7 @@ def parse_messages(
     body = with_client_facts(body, headers)
     fields = Fields(body)
     tools = _tools(fields)
-    is_streamed = fields.boolean("stream", False)
-    request = ChatRequest(
+    return ChatRequest(
         request_id=request_id,
         model=fields.text("model") or "",
         messages=_messages(fields),
@@ -42,9 +40,8 @@ def parse_messages(
         template_kwargs=_template_kwargs(fields),
         options=read_options(_options(body), None),
         client=_client(body, headers),
-        is_streamed=is_streamed,
+        is_streamed=fields.boolean("stream", False),
     )
-    return request, is_streamed
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:

@@ -9,7 +9,7 @@ import orjson
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import ChatRequest, ClientInfo, Message
 from sidecar.dialects.fields import Fields
-from sidecar.dialects.generation_fields import read_client, read_options
+from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
 from sidecar.dialects.litellm_header import with_client_facts
 from sidecar.dialects.openai_responses.items import read_items
 from sidecar.dialects.openai_responses.tools import (
@@ -17,7 +17,6 @@ from sidecar.dialects.openai_responses.tools import (
     read_tool_choice,
     read_tools,
 )
-from sidecar.dialects.reasoning_options import read_thinking
 
 _SESSION_HEADERS = ("session-id", "session_id")
 # Sent back as they came.

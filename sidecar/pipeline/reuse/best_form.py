@@ -1,30 +1,30 @@
-"""Chooses the form of a prompt that the KV store holds most of."""
+"""Chooses the form of a prompt that the KV store holds most of, and tells of it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from sidecar.core.prompt import PrefixMatcher
-from sidecar.memory.session_turn_store import Scope
-from sidecar.pipeline.reuse import pinned_values
-from sidecar.pipeline.reuse.insertion import put_back
-from sidecar.pipeline.reuse.lineage import (
+from sidecar.core.prompt import CacheReport, ChatTokenizer, ModelIds, Scope
+from sidecar.memory.lineage import (
     LineageIndex,
     LineageRecord,
+    Note,
     StoredSpan,
     pack,
 )
-from sidecar.pipeline.reuse.pinned_values import Pins
+from sidecar.memory.session_turn_store import Change
+from sidecar.pipeline.reuse import pinned_values
+from sidecar.pipeline.reuse.first_difference import first_divergence, key_delta_chars
+from sidecar.pipeline.reuse.pinned_values import Pins, put_back
 from sidecar.pipeline.reuse.prompt_ids import Assembled, Canonical, model_ids
-from sidecar.pipeline.reuse.update_note import (
-    Note,
-    most_for_notes,
-    quotes_a_note,
-    write_note,
-)
-from sidecar.pipeline.template.elements import Element
+from sidecar.pipeline.reuse.update_note import most_for_notes, quotes_a_note, write_note
+from sidecar.pipeline.template.elements import Element, Splice
 from sidecar.pipeline.template.encoder import PromptEncoder
+from sidecar.volatile.marked_message import MarkedMessage, Span, SpanKey
 from sidecar.volatile.rules import RuleSet
-from sidecar.volatile.spans import Span, SpanKey
+
+# Tokens of a prompt that are held as KV.
+Longest = Callable[[ModelIds], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Question:
 
     Args:
         first_own: index of the first message that the model wrote for it, if known.
-        is_proved: its thread is its own by more than equal words.
+        is_own: its thread is its own by more than equal words.
+        is_proved: the substitution proof holds (template/elements).
     """
 
     elements: tuple[Element, ...]
@@ -42,7 +43,29 @@ class Question:
     scope: Scope
     header_tokens: int
     first_own: int | None = None
+    is_own: bool = True
     is_proved: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """
+    One form of a prompt.
+
+    Args:
+        stands: all spans with the values that stand in M.
+        pins: None: it says what was sent, no more and no less.
+    """
+
+    assembled: Assembled
+    stands: tuple[StoredSpan, ...]
+    notes: Mapping[int, Note]
+    pins: Pins | None
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.assembled.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +74,24 @@ class Answer:
     The chosen form.
 
     Args:
-        stands: all spans with the values that stand in M. strict_len: what M without
-            pins would reuse; reused_len: what this one does.
+        strict_len: what M without pins would reuse; reused_len: what this one does.
+        closest: the record that shares most with the request, and how much.
     """
 
-    assembled: Assembled
-    stands: tuple[StoredSpan, ...]
-    notes: Mapping[int, Note]
-    pins: Pins | None
+    form: Form
     strict_len: int
     reused_len: int
     closest: tuple[LineageRecord, int] | None
 
     @property
-    def length(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.assembled.ids)
+    def ids(self) -> ModelIds:
+        """What the model reads."""
+        return self.form.assembled.ids
+
+    @property
+    def text(self) -> str:
+        """The same as text."""
+        return self.form.assembled.text
 
 
 class ReuseChooser:
@@ -93,9 +118,7 @@ class ReuseChooser:
         self._min_gain = min_gain
         self._pinning = pinning
 
-    def choose(
-        self, question: Question, matcher: PrefixMatcher, most_tokens: int
-    ) -> Answer:
+    def choose(self, question: Question, longest: Longest, most_tokens: int) -> Answer:
         """
         The best form of the prompt; the plain one unless pins clearly gain.
 
@@ -103,11 +126,12 @@ class ReuseChooser:
             most_tokens: longest prompt that can be answered; a longer form is taken
                 for no gain.
         """
-        plain = self._assemble(question, None)
-        strict_len = matcher.match_len(plain.assembled.ids)
+        plain = self._form(question, None)
+        strict_len = longest(plain.assembled.ids)
         canonical = pack(question.canonical.ids)
         found = self._lineage.candidates(canonical, question.scope)
-        best = _with_lengths(plain, strict_len, strict_len, found)
+        closest = found[0] if found else None
+        best = Answer(plain, strict_len, strict_len, closest)
         if not self._pinning or quotes_a_note(question.elements):
             return best
         most_tokens = min(most_tokens, plain.length + most_for_notes(plain.length))
@@ -118,40 +142,40 @@ class ReuseChooser:
             if pins.is_empty or shape in seen:
                 continue
             seen.add(shape)
-            answer = self._assemble(question, (pins, record))
-            if answer.length > most_tokens:
+            form = self._form(question, (pins, record))
+            if form.length > most_tokens:
                 continue
-            reused_len = matcher.match_len(answer.assembled.ids)
-            cost = answer.length - plain.length
+            reused_len = longest(form.assembled.ids)
+            cost = form.length - plain.length
             gain = reused_len - strict_len
             if gain < self._min_gain or gain <= cost or reused_len <= best.reused_len:
                 continue
-            best = _with_lengths(answer, strict_len, reused_len, found)
+            best = Answer(form, strict_len, reused_len, closest)
             self._lineage.touch(record)
             unshared = len(question.canonical.ids) - shared_len
-            if answer.length - reused_len <= unshared + cost + 2:
+            if form.length - reused_len <= unshared + cost + 2:
                 break  # all that this or any other record shares is reused
         return best
 
-    def plain(self, question: Question, matcher: PrefixMatcher) -> Answer:
+    def plain(self, question: Question, longest: Longest) -> Answer:
         """The prompt as it was sent, with strict reuse."""
-        answer = self._assemble(question, None)
-        strict_len = matcher.match_len(answer.assembled.ids)
-        return _with_lengths(answer, strict_len, strict_len, [])
+        form = self._form(question, None)
+        strict_len = longest(form.assembled.ids)
+        return Answer(form, strict_len, strict_len, None)
 
     def _walk(self, question: Question, record: LineageRecord, shared: int) -> Pins:
         spans = [e for e in question.elements if isinstance(e, Span)]
         policy = self._ruleset.policy
         lends = pinned_values.lender(
-            record.scope, question.scope, policy, is_proved=question.is_proved
+            record.scope, question.scope, policy, is_proved=question.is_own
         )
         return pinned_values.choose(
             spans, question.canonical.settled, (record, shared), policy, lends
         )
 
-    def _assemble(
+    def _form(
         self, question: Question, chosen: tuple[Pins, LineageRecord] | None
-    ) -> Answer:
+    ) -> Form:
         elements: Sequence[Element] = question.elements
         values: dict[SpanKey, str] = {}
         notes: dict[int, Note] = {}
@@ -169,20 +193,7 @@ class ReuseChooser:
             for e in elements
             if isinstance(e, Span)
         )
-        pins_used = chosen[0] if chosen else None
-        return Answer(assembled, stands, notes, pins_used, 0, 0, None)
-
-
-def _with_lengths(
-    answer: Answer,
-    strict_len: int,
-    reused_len: int,
-    found: Sequence[tuple[LineageRecord, int]],
-) -> Answer:
-    closest = found[0] if found else None
-    return replace(
-        answer, strict_len=strict_len, reused_len=reused_len, closest=closest
-    )
+        return Form(assembled, stands, notes, chosen[0] if chosen else None)
 
 
 def _add_note(
@@ -199,3 +210,60 @@ def _add_note(
     note = write_note(pins.restated)
     notes[slot.message] = note
     values[slot.key] = note.text
+
+
+COUNTED = (
+    "pin_tokens_gained", "splice_turns", "splice_unavailable", "healing_hit",
+    "alignment_unavailable", "exact_key_rejected_by_model_lcp", "invariant_violation",
+    "resumed_prefill_tokens", "watchdog_abort",
+)  # fmt: skip
+
+
+def make_report(
+    question: Question,
+    answer: Answer,
+    change: Change,
+    tokenizer: ChatTokenizer,
+    marked: Sequence[MarkedMessage],
+) -> CacheReport:
+    """The report of one request."""
+    pins = answer.form.pins
+    divergence, shared_len = None, 0
+    if answer.closest is not None:
+        record, shared_len = answer.closest
+        divergence = first_divergence(
+            record, question.canonical, shared_len, tokenizer, marked
+        )
+    return CacheReport(
+        match="pinned" if pins else "strict" if answer.strict_len else "none",
+        strict_len=answer.strict_len,
+        reused_len=answer.reused_len,
+        is_proved=question.is_proved,
+        stable_messages=change.stable_messages,
+        changes=change.descriptors,
+        pinned=tuple(pins.kinds()) if pins else (),
+        restated=tuple(r.key[2] for r in pins.restated) if pins else (),
+        num_spliced=sum(isinstance(e, Splice) for e in question.elements),
+        stopped_by=pins.stopped_by if pins else None,
+        divergence=divergence,
+        is_new=change.is_new,
+        key_delta_chars=key_delta_chars(question.canonical, shared_len, tokenizer),
+    )
+
+
+def counted(report: CacheReport, answer: Answer, num_healed: int) -> dict[str, int]:
+    """The counters that a request moves (docs/metrics.md), and by how much."""
+    moved = Counter(f"pin_{kind}" for kind in report.pinned)
+    moved.update(f"restate_{kind}" for kind in report.restated)
+    if report.stopped_by:
+        moved[f"pin_stop_{report.stopped_by}"] += 1
+    moved["pin_tokens_gained"] += answer.reused_len - answer.strict_len
+    moved["splice_turns"] += report.num_spliced
+    moved["splice_unavailable"] += num_healed - report.num_spliced
+    moved["healing_hit"] += num_healed
+    moved["alignment_unavailable"] += int(not report.is_proved)
+    closest = answer.closest
+    is_equal = closest is not None and closest[1] == len(closest[0].canonical)
+    if is_equal and not report.divergence and answer.reused_len == 0:
+        moved["exact_key_rejected_by_model_lcp"] += 1
+    return {name: amount for name, amount in moved.items() if amount}

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sidecar.core.prompt import ChatTokenizer, Divergence
-from sidecar.pipeline.reuse.lineage import LineageRecord
+from sidecar.memory.lineage import LineageRecord
 from sidecar.pipeline.reuse.prompt_ids import Canonical
-from sidecar.volatile.spans import MarkedMessage
+from sidecar.volatile.marked_message import MarkedMessage
 
 _WINDOW_CHARS = 40
 _WINDOW_IDS = 24

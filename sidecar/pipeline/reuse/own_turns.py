@@ -1,8 +1,19 @@
-"""Which turns of a conversation are the model's own, and may be put back."""
+"""
+Which turns of a conversation are the model's own, and may be put back.
+
+And where a last message stands that a client sends with each request and keeps in none.
+OpenClaw tells its agent in this way what goes on: within a tool loop it says the same
+each time, behind all that came since, and a prefix would end before it at every
+request. So while it is unchanged it stays where it was first said, and the model reads
+it once, there; when it says something else it stands where the client has put it. What
+was said last is known by the model's last turn in the conversation: that turn's prompt
+had it.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from sidecar.core.prompt import Scope
 from sidecar.core.requests import ChatRequest, Message, Thought
 from sidecar.core.turn_token import read_token
 from sidecar.memory.healing_store import (
@@ -16,17 +27,38 @@ from sidecar.memory.healing_store import (
     defaults_of,
     is_edited,
 )
-from sidecar.memory.session_turn_store import Scope
-from sidecar.pipeline.reuse.vanishing import place_of, split_vanishing
 from sidecar.pipeline.template.turn_markers import Frame
+from sidecar.volatile.marked_message import MarkedMessage, Span, SpanKey, canonical_text
 from sidecar.volatile.rules import RuleSet
-from sidecar.volatile.spans import (
-    MarkedMessage,
-    Span,
-    SpanKey,
-    canonical_text,
-    mark,
-)
+from sidecar.volatile.spans import mark
+
+
+def split_vanishing(
+    messages: Sequence[Message], ruleset: RuleSet | None
+) -> tuple[Sequence[Message], Message | None]:
+    """The messages that will be kept, and the last one if it will not."""
+    *kept, last = messages
+    if ruleset is None or not kept or not ruleset.is_vanishing(last.role, last.text):
+        return messages, None
+    return kept, last
+
+
+def place_of(text: str, last_turn: Healed | None, contexts: Sequence[Context]) -> int:
+    """
+    The message before which a vanishing message stands.
+
+    Args:
+        last_turn: the model's last turn in this conversation.
+        contexts: before each message that is kept, and behind them all; the last
+            one's index is the end.
+    """
+    end = len(contexts) - 1
+    if last_turn is None or last_turn.vanishing is None:
+        return end
+    behind, said = last_turn.vanishing
+    places = [i for i, context in enumerate(contexts) if context.canonical == behind]
+    return places[0] if said == text and places else end
+
 
 _VANISHING: SpanKey = (-1, 0, "vanishing", 0)
 

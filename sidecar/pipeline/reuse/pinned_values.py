@@ -1,20 +1,21 @@
 """
-Which older values stand in this prompt, and what must be said again. Pure.
+Which older values stand in this prompt, and what must be said again.
 
 Spans of the request are paired with those of a stored record, in order, as far as
 both prompts are canonically equal; each pair is pinned, restated, or ends the walk
 (docs/reuse.md s4). Spans behind the end keep the request's own values.
 """
 
+import bisect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from sidecar.memory.session_turn_store import Scope
-from sidecar.pipeline.reuse.lineage import LineageRecord
-from sidecar.pipeline.reuse.update_note import Note, Restated, stated_by
+from sidecar.core.prompt import Scope
+from sidecar.memory.lineage import LineageRecord, Note, Restated, stated_by
+from sidecar.pipeline.template.elements import Element
+from sidecar.volatile.marked_message import Span, SpanKey
 from sidecar.volatile.rules import Action, Policy
-from sidecar.volatile.spans import Span, SpanKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,3 +217,82 @@ def lender(
         return is_own and not of_kind.tells
 
     return lends
+
+
+def put_back(elements: Sequence[Element], gone: Sequence[SpanKey]) -> list[Element]:
+    """
+    Insert empty spans at the canonical places of `gone`, which ascend.
+
+    A place that cannot be found again is left out: then M differs from what is
+    stored, and reuse ends there.
+    """
+    result = list(elements)
+    places = _places(elements)
+    for key in reversed(gone):  # each goes before what stands at its place
+        message, place, kind, nth = key
+        found = places[message].find(place) if message in places else None
+        if found is None:
+            continue
+        index, offset = found
+        is_quoted = places[message].is_quoted
+        span = Span(kind, message, place, "", nth=nth, is_quoted=is_quoted)
+        literal = result[index]
+        if isinstance(literal, str) and 0 < offset < len(literal):
+            result[index : index + 1] = [literal[:offset], span, literal[offset:]]
+        else:
+            result.insert(index + (1 if offset else 0), span)
+    return result
+
+
+@dataclass(slots=True)
+class _Places:
+    """
+    Where the elements of a message begin, from its first span to the next message's.
+
+    What is put in behind a place moves nothing before it: so this stays true while
+    spans are put back from the last to the first.
+    """
+
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)  # a span's end is its start
+    indexes: list[int] = field(default_factory=list)
+    at: int = 0
+    is_quoted: bool = False
+
+    def add(self, index: int, element: str | Span) -> None:
+        """The next element."""
+        is_text = isinstance(element, str)
+        text = element if isinstance(element, str) else element.sentinel
+        if text or not is_text:
+            self.starts.append(self.at)
+            self.ends.append(self.at + len(text) if is_text else self.at)
+            self.indexes.append(index)
+        self.at += len(text)
+
+    def find(self, place: int) -> tuple[int, int] | None:
+        """Element index and offset in it where a canonical place lies."""
+        number = bisect.bisect_left(self.starts, place)
+        if number < len(self.starts) and self.starts[number] == place:
+            return self.indexes[number], 0
+        if number and place < self.ends[number - 1]:
+            return self.indexes[number - 1], place - self.starts[number - 1]
+        return None
+
+
+def _places(elements: Sequence[Element]) -> dict[int, _Places]:
+    found: dict[int, _Places] = {}
+    current: _Places | None = None
+    for index, element in enumerate(elements):
+        if isinstance(element, Span):
+            if element.message not in found:
+                current = found[element.message] = _Places()
+                current.at = len(element.sentinel)  # nothing goes before the first
+            elif current is not None:
+                current.add(index, element)
+            found[element.message].is_quoted |= element.is_quoted
+        elif isinstance(element, str):
+            if current is not None:
+                current.add(index, element)
+        else:
+            current = None
+    return found

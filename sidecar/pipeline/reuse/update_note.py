@@ -8,11 +8,11 @@ conversation all the same, nothing is said in notes.
 """
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
+from sidecar.memory.lineage import Note, Restated, stated_by
 from sidecar.pipeline.template.elements import Element
-from sidecar.volatile.spans import Span, SpanKey
+from sidecar.volatile.marked_message import Span
 
 MARK = secrets.token_hex(4)  # of this process: equal notes must stay equal
 _NONE_NOW = "(none now)"
@@ -20,33 +20,11 @@ _HEAD = f"<context-update {MARK}>\nThese values replace the ones given above.\n"
 _TAIL = f"</context-update {MARK}>"
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A tail note that stands in M: its text, and the value it states for each span."""
-
-    text: str
-    stated: Mapping[SpanKey, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Restated:
-    """A value that the tail note must say; "" if the span is gone."""
-
-    key: SpanKey
-    ordinal: int
-    value: str
-
-
 def write_note(restated: Sequence[Restated]) -> Note:
     """The tail note that says these values; blocks first, whose lines may look so."""
     lines = sorted(map(_line, restated), key=lambda line: line.count("\n") == 1)
     text = "\n\n" + _HEAD + "".join(lines) + _TAIL
     return Note(text, stated_by(restated))
-
-
-def stated_by(restated: Sequence[Restated]) -> dict[SpanKey, str]:
-    """The value that a note of these states for each span."""
-    return {item.key: item.value for item in restated}
 
 
 def quotes_a_note(elements: Iterable[Element]) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from sidecar.core.errors import BadRequest
-from sidecar.core.nested_json import load_json
+from sidecar.core.json_bytes import load_json
 from sidecar.core.prompt import ChatTokenizer
 from sidecar.core.requests import ChatRequest, Message, Tool, ToolCall, call_key
 from sidecar.pipeline.template.alternation import join_answers

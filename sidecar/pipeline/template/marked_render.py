@@ -16,15 +16,14 @@ from dataclasses import dataclass, replace
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Message
 from sidecar.memory.healing_store import Healed
-from sidecar.pipeline.template.elements import Element, Splice
-from sidecar.pipeline.template.placeholders import (
+from sidecar.pipeline.template.elements import Element, Splice, match_run
+from sidecar.pipeline.template.turn_frames import (
     Placeholder,
     plan_placeholders,
     without,
 )
-from sidecar.pipeline.template.substitution_proof import match_run
 from sidecar.pipeline.template.turn_markers import Frame
-from sidecar.volatile.spans import MarkedMessage, Span
+from sidecar.volatile.marked_message import MarkedMessage, Span
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from sidecar.app import App
 from testkit.raw_http import eventually
 from testkit.servers import running_sidecar
 
-LOGGER = "sidecar.service.generation"
+LOGGER = "sidecar.service.turn"
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ class Loadable(Protocol):
     def drain(self) -> None:
         """Take no new work."""
 
-    def close(self) -> None:
-        """Give its memory back."""
+    def close(self) -> int:
+        """Give its memory back; the bytes."""
 
 
 E = TypeVar("E", bound=Loadable)
@@ -45,7 +45,7 @@ class ModelEntry:
     load_error: str | None
 
 
-class EnginePool(Generic[E]):
+class ResidentPool(Generic[E]):
     """
     Loads the default model once and leases it out. Safe from any thread.
 
@@ -132,12 +132,11 @@ class EnginePool(Generic[E]):
         if engine:
             engine.drain()
 
-    def close(self) -> None:
-        """Drop the engine."""
+    def close(self) -> int:
+        """Drop the engine; the bytes that came back. Repeatable."""
         with self._changed:
             engine, self._engine, self._state = self._engine, None, "unloaded"
-        if engine:
-            engine.close()
+        return engine.close() if engine else 0
 
     def _run_load(self) -> None:
         engine: E | None = None

@@ -7,7 +7,6 @@ arrays. An agent's prompts are long and many: of a hash 8 bytes are kept (what t
 is compared id by id), and blocks with the same records share one tuple of them.
 """
 
-# Python 3.11 cannot subscript `array` when an annotation is evaluated.
 from __future__ import annotations
 
 import hashlib
@@ -15,23 +14,38 @@ import threading
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from sidecar.core.prompt import CanonicalIds
-from sidecar.memory.session_turn_store import Scope
-from sidecar.pipeline.reuse.prompt_ids import BLOCK_LEN
-from sidecar.pipeline.reuse.update_note import Note
-from sidecar.volatile.spans import SpanKey
+from sidecar.core.prompt import CanonicalIds, Scope
+from sidecar.volatile.marked_message import SpanKey
 
+BLOCK_LEN = 16
 _MOST_RECORDS = 4096
 _MOST_BYTES = 256 << 20
 _BYTES_PER_ID = 15  # itself, its share of a block hash and of that one's entry
 _BYTES_PER_SPAN = 300
 _MOST_PER_BLOCK = 8
 _MOST_PER_THREAD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A tail note that stands in M: its text, and the value it states for each span."""
+
+    text: str
+    stated: Mapping[SpanKey, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Restated:
+    """A value that the tail note must say; "" if the span is gone."""
+
+    key: SpanKey
+    ordinal: int
+    value: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +266,11 @@ class LineageIndex:
             key = scope.api_key.encode("utf-8", "surrogatepass")
             seed = hashlib.sha256(seed + key).digest()
         return array("Q", _chain(seed, canonical))
+
+
+def stated_by(restated: Sequence[Restated]) -> dict[SpanKey, str]:
+    """The value that a note of these states for each span."""
+    return {item.key: item.value for item in restated}
 
 
 def pack(ids: CanonicalIds) -> array[int]:

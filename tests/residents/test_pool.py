@@ -12,7 +12,7 @@ import pytest
 from sidecar.app import App, build
 from sidecar.config.settings import load_config
 from sidecar.core.errors import ModelLoadFailed, ModelNotFound, Unavailable
-from sidecar.engine.pool import EnginePool
+from sidecar.residents.pool import ResidentPool
 from testkit.raw_http import Answer, eventually, exchange, request
 from testkit.servers import NO_FILE, running_sidecar
 
@@ -35,11 +35,11 @@ class Engine:
 
 def make_pool(
     load: Callable[[], Engine] = Engine, load_wait_s: float = 5.0
-) -> EnginePool[Engine]:
-    return EnginePool("openai/org/m", ("local", "org/m"), load, load_wait_s)
+) -> ResidentPool[Engine]:
+    return ResidentPool("openai/org/m", ("local", "org/m"), load, load_wait_s)
 
 
-def loaded_pool(load: Callable[[], Engine] = Engine) -> EnginePool[Engine]:
+def loaded_pool(load: Callable[[], Engine] = Engine) -> ResidentPool[Engine]:
     pool = make_pool(load)
     pool.start_loading()
     return pool

@@ -1,0 +1,207 @@
+"""
+What a model's conversations left behind, under one lifetime.
+
+Four things explain each other, and are of use together only: the KV of what was
+computed (held by handle: no arrays here), the lineage of finished prompts (which values
+stand in that KV), the turns as the model wrote them, and each thread's last
+conversation. So they are committed together at a turn's clean end, and forgotten
+together. Eviction of KV alone is no forgetting: a prompt computed anew may still pin
+and splice what it would have, and is the longer match for it; lineage and turns leave
+by their own age and size.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sidecar.core.ports import KVStore
+from sidecar.core.prompt import ModelIds
+from sidecar.core.requests import ClientInfo, ToolCall
+from sidecar.infra.metrics import Counters
+from sidecar.memory.healing_store import (
+    Context,
+    Healed,
+    HealingStore,
+    KnownTurn,
+    visible_hash,
+)
+from sidecar.memory.lineage import LineageIndex, LineageRecord
+from sidecar.memory.session_turn_store import TurnStore
+from sidecar.volatile.marked_message import SpanKey
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """
+    How much is kept, and how long.
+
+    Args:
+        record_ttl_s: of lineage since its last use; 0: for ever. session_idle_s: the
+            same of a session. healing_entries, healing_bytes: of turns.
+        use_block_index: False scans all lineage, with the same result.
+    """
+
+    record_ttl_s: float
+    session_idle_s: float
+    healing_entries: int
+    healing_bytes: int
+    use_block_index: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """
+    What a turn is written behind: the assistant header, and the rest of the generation
+    prompt (the lead) as text and ids.
+    """
+
+    header: str
+    lead: str
+    lead_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """
+    What will be remembered of a prompt if its answer ends cleanly.
+
+    Args:
+        turn: random id of the turn that is written.
+        num_tokens: of the prompt. digests: of its messages (session_turn_store).
+        context, told, vanishing: see healing_store.
+        opening: None: the turn's ids cannot be put back.
+        as_sent: whether the prompt says no more than the request does.
+        epoch: how often all had been forgotten when it was prepared.
+    """
+
+    record: LineageRecord
+    turn: str
+    num_tokens: int
+    digests: tuple[str, ...]
+    context: Context
+    told: Mapping[SpanKey, str]
+    vanishing: tuple[str, str] | None
+    opening: Opening | None
+    as_sent: bool
+    client: ClientInfo
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """
+    What a client was sent of a turn that ended cleanly.
+
+    Args:
+        sampled: its ids without the stop token; empty if they must not be put back
+            (the turn ended at a stop string: nobody was shown all of it).
+    """
+
+    text: str
+    reasoning: str
+    calls: Sequence[ToolCall]
+    sampled: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What a `forget` let go: bytes of KV that came back, prompts, conversations."""
+
+    kv_bytes: int
+    num_prompts: int
+    num_threads: int
+
+
+class ConversationMemory:
+    """
+    The memory of one loaded model. Any thread.
+
+    Args:
+        kv: where the KV is.
+        decode: ids -> text. model_key: what lineage is valid for.
+    """
+
+    def __init__(
+        self,
+        kv: KVStore,
+        decode: Callable[[Sequence[int]], str],
+        model_key: str,
+        limits: MemoryLimits,
+    ) -> None:
+        self.counters = Counters(("turn_write_refused",))
+        self.lineage = LineageIndex(
+            model_key, limits.record_ttl_s, use_blocks=limits.use_block_index
+        )
+        self.healing = HealingStore(limits.healing_entries, limits.healing_bytes)
+        self.turns = TurnStore(limits.session_idle_s)
+        self.epoch = 0
+        self._kv = kv
+        self._decode = decode
+        self._texts: list[Callable[[], None]] = []
+
+    def longest(self, ids: ModelIds, salt: str) -> int:
+        """How many tokens of a prompt are held as KV, at most all but one."""
+        return self._kv.match_len(ids, salt)
+
+    def commit(self, promise: Promise, said: Said) -> None:
+        """Remember a cleanly finished turn; nothing if all was forgotten since."""
+        if promise.epoch != self.epoch:
+            return
+        self.lineage.add(promise.record)
+        scope = promise.record.scope
+        parents, num_tokens = promise.client.parents, promise.num_tokens
+        if not self.turns.advance(scope, promise.digests, num_tokens, parents):
+            self.counters.add("turn_write_refused")
+        self.healing.remember_calls(said.calls, scope)
+        visible = visible_hash(said.text, said.calls)
+        if visible is None or promise.opening is None or not said.sampled:
+            return
+        ids = [promise.turn, *(call.id for call in said.calls)]
+        self.healing.record(visible, self._turn(promise, promise.opening, said), ids)
+
+    def keep_past(self, promise: Promise) -> None:
+        """
+        Remember what a prompt looked like whose answer was broken off.
+
+        Some of it may have been computed: asked again with a new clock, it goes on.
+        """
+        if promise.epoch == self.epoch:
+            self.lineage.add(promise.record)
+
+    def is_current(self, promise: Promise) -> bool:
+        """Whether nothing was forgotten since a prompt was prepared."""
+        return promise.epoch == self.epoch
+
+    def also_forget(self, clear: Callable[[], None]) -> None:
+        """Name another place that holds text of conversations."""
+        self._texts.append(clear)
+
+    def forget(self) -> Forgotten:
+        """
+        Forget everything, at once: KV, lineage, turns, conversations.
+
+        What runs goes on, and leaves nothing behind but KV of its own.
+        """
+        self.epoch += 1
+        found = len(self.lineage), self.turns.num_threads
+        self.lineage.clear()
+        self.healing.clear()
+        self.turns.clear()
+        for clear in self._texts:
+            clear()
+        return Forgotten(self._kv.clear(), *found)
+
+    def _turn(self, promise: Promise, opening: Opening, said: Said) -> KnownTurn:
+        raw = (*opening.lead_ids, *said.sampled)
+        turn = Healed(
+            opening.header, raw, self._decode(raw), said.reasoning, promise.vanishing,
+            opening.lead,
+        )  # fmt: skip
+        context = promise.context.behind(promise.vanishing)
+        scope = promise.record.scope
+        return KnownTurn(context, scope, turn, promise.told, promise.as_sent)
+
+
+def new_turn() -> str:
+    """A random id for a turn that will be written."""
+    return secrets.token_hex(16)

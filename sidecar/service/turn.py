@@ -1,0 +1,337 @@
+"""
+One request, from what was decided to what came of it: Plan -> Run -> Receipt.
+
+A plan is made before anything is computed: whatever can be refused has been refused. A
+run is a plan that the engine has taken; its reader gets events. A receipt is made once,
+when it ends in whatever way, and goes to whoever keeps something of it.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sidecar.core.errors import RequestCancelled, RequestTimeout, SidecarError
+from sidecar.core.events import (
+    Event,
+    Finished,
+    Idle,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
+from sidecar.core.prompt import ModelPrompt
+from sidecar.core.requests import ChatRequest, CompletionRequest, ToolCall
+from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
+from sidecar.engine.sampling import Sampling
+from sidecar.engine.text import Forecast
+from sidecar.infra.metrics import Metrics
+from sidecar.memory.conversation_memory import Said
+from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
+from sidecar.service.choice import Choice
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.1  # how soon a vanished client or a passed deadline is noticed
+_OUTCOMES: dict[type[SidecarError], str] = {
+    RequestCancelled: "cancelled",
+    RequestTimeout: "timeout",
+}
+_BROKEN_OFF = (*_OUTCOMES.values(), "client_gone")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """
+    A request that will be run: a raw completion, of which nothing is remembered.
+
+    Args:
+        prompt: what the model reads. sampling: settled.
+        timeout_s: from the admission to the last token.
+    """
+
+    request: ChatRequest | CompletionRequest
+    prompt: ModelPrompt
+    sampling: Sampling
+    timeout_s: float
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a client may want to know before the first token."""
+        return {}
+
+    @property
+    def usage(self) -> Usage:
+        """What is known before the first token: the prompt, what of it is reused."""
+        return Usage(len(self.prompt.ids), 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan(Plan):
+    """
+    A chat that will be run, and all that was found out about it.
+
+    Args:
+        prepared: how its prompt was made. forecast: what it will cost.
+    """
+
+    request: ChatRequest
+    prepared: PreparedPrompt
+    forecast: Forecast
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a client may want to know before the first token."""
+        report = self.prepared.report
+        return {
+            "x-mlx-prompt-tokens": str(len(self.prompt.ids)),
+            "x-mlx-cached-tokens": str(report.reused_len),
+            "x-mlx-pinned": ",".join(report.pinned),
+            "x-mlx-predicted-ttft-s": str(self.forecast.predicted_ttft_s),
+        }
+
+    @property
+    def usage(self) -> Usage:
+        """What is known before the first token: the prompt, what of it is reused."""
+        return Usage(len(self.prompt.ids), 0, self.prepared.report.reused_len, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """
+    How a request ended.
+
+    Args:
+        outcome: `finished`; `cancelled`, `timeout`, `client_gone`: broken off; else the
+            code of an error.
+        said: what the client was sent as its first choice.
+        is_spoiled: the watchdog ended it: nothing of it may be remembered.
+        ttft_s: seconds to the first token; None: there was none. seconds: in all.
+    """
+
+    plan: Plan
+    outcome: str
+    usage: Usage
+    said: Said
+    is_spoiled: bool
+    ttft_s: float | None
+    seconds: float
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it ended cleanly, and may be remembered."""
+        return self.outcome == "finished" and not self.is_spoiled
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """For a log."""
+        usage, ttft_s = self.usage, self.ttft_s
+        return {
+            "outcome": self.outcome,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+            "reasoning_tokens": usage.reasoning_tokens,
+            "ttft_s": None if ttft_s is None else round(ttft_s, 4),
+            "seconds": round(self.seconds, 4),
+        }
+
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether it may be asked again."""
+        return self.outcome in _BROKEN_OFF
+
+
+class Run:
+    """
+    A plan on its way. Read on one thread; `cancel` may come from any.
+
+    Whoever holds it must `close` it, whatever happened.
+
+    Args:
+        settle: takes the receipt; before the reader is told that all is finished.
+        resources: what is freed at the close.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        job: Job,
+        choices: Sequence[Choice],
+        settle: Callable[[Receipt], None],
+        resources: contextlib.ExitStack,
+    ) -> None:
+        self.plan = plan
+        self._job = job
+        self._choices = choices
+        self._settle = settle
+        self._resources = resources
+        self._deadline = time.monotonic() + plan.timeout_s
+        self._cancelled = threading.Event()
+        self._progress = _Progress()
+        self._is_settled = False
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of each choice, as cut to the context."""
+        return self._job.spec.max_tokens
+
+    def cancel(self) -> None:
+        """Stop it; its reader gets RequestCancelled."""
+        self._cancelled.set()
+        self._job.cancel()
+
+    def events(self) -> Iterator[Event]:
+        """
+        Events as they come; Idle when there is nothing to tell; Finished last.
+
+        Raises:
+            RequestCancelled, RequestTimeout: it was stopped.
+            SidecarError: the engine failed.
+        """
+        try:
+            yield from self._told()
+        except SidecarError as error:
+            self._end(_OUTCOMES.get(type(error), error.code))
+            raise
+        yield Finished(self._end("finished"))
+
+    def close(self) -> None:
+        """Free the engine, the lease and the place in the queue; idempotent."""
+        self._resources.close()
+        self._end("client_gone")
+
+    def _told(self) -> Iterator[Event]:
+        open_choices = len(self._choices)
+        while open_choices:
+            self._check_stopped()
+            event = self._job.next_event(_TICK_S)
+            if isinstance(event, JobFailed):
+                raise event.error
+            if isinstance(event, (Token, ChoiceEnded)):
+                open_choices -= isinstance(event, ChoiceEnded)
+                self._progress.note(event)
+                told = self._tell(event)
+                self._progress.show(told)
+                yield from told or (Idle(),)  # held text must not look like a stall
+            else:
+                self._progress.note(event)
+                yield Idle()
+
+    def _tell(self, event: Token | ChoiceEnded) -> list[Event]:
+        choice = self._choices[event.choice]
+        return choice.feed(event) if isinstance(event, Token) else choice.end(event)
+
+    def _check_stopped(self) -> None:
+        if self._cancelled.is_set():
+            raise RequestCancelled("the request was cancelled")
+        if time.monotonic() > self._deadline:
+            raise RequestTimeout(f"no answer within {self.plan.timeout_s:g} seconds")
+
+    def _end(self, outcome: str) -> Usage:
+        """Make the receipt, the first time; what the request has cost."""
+        usage = self._progress.usage(self.plan, self._choices)
+        if not self._is_settled:
+            self._is_settled = True
+            self._settle(self._progress.receipt(self.plan, self._job, outcome, usage))
+        return usage
+
+
+class _Progress:
+    """What has come of a run so far."""
+
+    def __init__(self) -> None:
+        self._cached_len = 0
+        self._num_sampled: dict[int, int] = {}  # by choice
+        self._first_token_at: float | None = None
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._sampled: tuple[int, ...] = ()
+        self._is_spoiled = False
+
+    def note(self, event: Prefilled | Token | ChoiceEnded | None) -> None:
+        """Count what the engine did."""
+        if isinstance(event, Prefilled):
+            self._cached_len = event.cached
+        elif isinstance(event, Token):
+            # The end corrects it; who is cancelled before has had these.
+            sampled = self._num_sampled.get(event.choice, 0)
+            self._num_sampled[event.choice] = sampled + 1
+            self._first_token_at = self._first_token_at or time.monotonic()
+        elif isinstance(event, ChoiceEnded):
+            self._num_sampled[event.choice] = len(event.token_ids)
+            self._is_spoiled = self._is_spoiled or event.is_aborted
+            # A turn cut at a stop string holds text nobody was shown.
+            if event.choice == 0 and event.stop_string is None:
+                self._sampled = event.token_ids
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Note what the client is sent of its first choice."""
+        for event in events:
+            if getattr(event, "choice", 0) != 0:
+                continue
+            if isinstance(event, TextDelta):
+                self._text.append(event.text)
+            elif isinstance(event, ReasoningDelta):
+                self._reasoning.append(event.text)
+            elif isinstance(event, ToolCallDelta):
+                self._calls.append(event.call)
+
+    def usage(self, plan: Plan, choices: Sequence[Choice]) -> Usage:
+        """Tokens until now."""
+        return Usage(
+            prompt_tokens=len(plan.prompt.ids),
+            completion_tokens=sum(self._num_sampled.values()),
+            cached_tokens=self._cached_len,
+            reasoning_tokens=sum(choice.num_reasoning for choice in choices),
+        )
+
+    def receipt(self, plan: Plan, job: Job, outcome: str, usage: Usage) -> Receipt:
+        """How it ended."""
+        text, reasoning = "".join(self._text), "".join(self._reasoning)
+        said = Said(text, reasoning, tuple(self._calls), self._sampled)
+        first = self._first_token_at
+        ttft_s = None if first is None else first - job.submitted
+        seconds = time.monotonic() - job.submitted
+        return Receipt(plan, outcome, usage, said, self._is_spoiled, ttft_s, seconds)
+
+
+def remember(pipeline: Pipeline, prepared: PreparedPrompt, receipt: Receipt) -> None:
+    """What becomes of a chat's end: only what a client was shown is remembered."""
+    if receipt.is_whole:
+        pipeline.memory.commit(prepared.promise, receipt.said)
+    elif receipt.is_spoiled:
+        pipeline.counters.add("watchdog_abort")
+    elif receipt.is_broken_off:
+        pipeline.memory.keep_past(prepared.promise)
+    usage = receipt.usage
+    pipeline.note_cost(prepared, usage.prompt_tokens - usage.cached_tokens)
+
+
+def count(receipt: Receipt, metrics: Metrics) -> None:
+    """Tell the metrics and the log how a request ended."""
+    usage, ttft_s = receipt.usage, receipt.ttft_s
+    metrics.jobs_ended.labels(receipt.outcome).inc()
+    if ttft_s is not None:
+        metrics.ttft.observe(ttft_s)
+    metrics.tokens.labels("prompt").inc(usage.prompt_tokens)
+    metrics.tokens.labels("cached").inc(usage.cached_tokens)
+    metrics.tokens.labels("generated").inc(usage.completion_tokens)
+    decode_s = max(receipt.seconds - (ttft_s or 0.0), 1e-9)
+    logger.info(
+        "request ended outcome=%s ttft_s=%s prompt=%d cached=%d output=%d "
+        "reasoning=%d seconds=%.2f tps=%.1f",
+        receipt.outcome,
+        "-" if ttft_s is None else f"{ttft_s:.3f}",
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.completion_tokens,
+        usage.reasoning_tokens,
+        receipt.seconds,
+        usage.completion_tokens / decode_s if ttft_s is not None else 0.0,
+    )

@@ -1,0 +1,113 @@
+"""What is cleared is gone, at once, and does not come back."""
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import mlx.core as mx
+import pytest
+
+from sidecar.app import App
+from testkit.servers import running_sidecar
+
+SYSTEM = {"role": "system", "content": "You help. " + "word " * 400}
+ASKED = [SYSTEM, {"role": "user", "content": "What is it?"}]
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[App]:
+    """The built-in model: it thinks, and answers."""
+    with running_sidecar() as running:
+        yield running
+
+
+def say(app: App, messages: list[dict[str, str]]) -> tuple[dict[str, Any], int]:
+    """The message of a short answer, and how many tokens of its prompt were cached."""
+    body = {"model": "local", "messages": messages, "max_tokens": 400, "temperature": 0}
+    body["chat_template_kwargs"] = {"enable_thinking": True}
+    answer = httpx.post(f"{app.url}/v1/chat/completions", json=body, timeout=120)
+    told = answer.json()
+    cached = told["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return told["choices"][0]["message"], cached
+
+
+def clear(app: App) -> dict[str, Any]:
+    answer = httpx.post(f"{app.url}/admin/cache/clear", timeout=60)
+    assert answer.status_code == 200
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def test_memory_falls_at_once(app: App) -> None:
+    """By the bytes that are told, without a garbage collection."""
+    say(app, ASKED)
+    with app.pool.lease("local") as resident:
+        stored = resident.engine.store.num_bytes
+    assert stored > 0
+    gc.collect()
+    gc.disable()
+    try:
+        before = app.gpu.call(mx.get_active_memory)
+        told = clear(app)
+        after = app.gpu.call(mx.get_active_memory)
+    finally:
+        gc.enable()
+    assert told["kv_bytes"] == before - after >= stored
+    assert told["prompts"] >= 1
+    assert told["threads"] >= 1
+
+
+def test_a_thought_is_not_put_back(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ids stand in the next prompt before the clearing, and never behind it."""
+    clear(app)
+    message, _ = say(app, ASKED)
+    with app.pool.lease("local") as resident:
+        (known,) = resident.memory.healing._turns.values()
+    thought = known[0].healed.raw_ids
+    seen: list[tuple[int, ...]] = []
+    submit = resident.engine.submit
+
+    def submitted(prompt: Any, *rest: Any) -> Any:
+        seen.append(prompt.ids)
+        return submit(prompt, *rest)
+
+    monkeypatch.setattr(resident.engine, "submit", submitted)
+    assert message["reasoning_content"]
+    echoed = {"role": "assistant", "content": message["content"]}
+    following = [*ASKED, echoed, {"role": "user", "content": "and?"}]
+    say(app, following)
+    clear(app)
+    say(app, following)
+    assert holds(seen[0], thought)
+    assert not holds(seen[1], thought)
+
+
+def holds(ids: tuple[int, ...], part: tuple[int, ...]) -> bool:
+    return any(ids[i : i + len(part)] == part for i in range(len(ids)))
+
+
+def test_nothing_is_cached_of_what_was_cleared(app: App) -> None:
+    clear(app)
+    say(app, ASKED)
+    assert say(app, ASKED)[1] > 100
+    clear(app)
+    assert say(app, ASKED)[1] == 0
+
+
+def test_unloading_gives_back_the_weights(
+    model_folder: Callable[[str], Path],
+) -> None:
+    """Measured, whoever still holds the model; a second time does nothing."""
+    with running_sidecar({"MODEL_PATH": str(model_folder("dense"))}) as app:
+        say(app, ASKED)
+        with app.pool.lease("local") as resident:
+            weights = resident.engine.model.num_bytes
+        before = app.gpu.call(mx.get_active_memory)
+        returned = app.pool.close()
+        after = app.gpu.call(mx.get_active_memory)
+        assert returned == before - after >= weights
+        assert resident.engine.model.name
+        assert resident.close() == 0
+        assert app.pool.close() == 0
