@@ -31,3 +31,31 @@ def test_the_snippets_context_is_the_served_models(app: App) -> None:
     assert len(snippets) == 3
     assert set(snippets) == {context}
     assert f"context of {context} tokens" in README
+
+
+ELSEWHERE = {  # of the hub's library, and of slow tests
+    "FAULT_KILLS", "HF_HOME", "HF_HUB_OFFLINE", "ORACLE_REQUESTS", "SOAK_MINUTES",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_settings_that_are_named_are_there(path: Path) -> None:
+    """In the table, or among those that are refused with a reason."""
+    text = (REPO / "docs" / "settings.md").read_text()
+    text += (REPO / "sidecar" / "config" / "reasons.py").read_text()
+    known = set(re.findall(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+", text)) | ELSEWHERE
+    named = re.findall(
+        r"`([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)(?:=[^`]*)?`", path.read_text()
+    )
+    assert set(named) <= known
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_files_and_pages_that_are_named_are_there(path: Path) -> None:
+    """Paths from the top, and links between the pages."""
+    text = path.read_text()
+    folders = "sidecar|litellm_mlx|docs|tests|bench|tools|testkit"
+    files = re.findall(rf"`((?:{folders})/[\w/.-]+\.\w+)`", text)
+    assert [name for name in files if not (REPO / name).exists()] == []
+    for target in re.findall(r"\]\(([\w./-]+\.\w+)(?:#[\w-]*)?\)", text):
+        assert (path.parent / target).exists(), target
