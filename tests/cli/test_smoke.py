@@ -18,7 +18,7 @@ REPO = Path(__file__).parents[2]
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what is tried, to plant faults in."""
     folder = tmp_path_factory.mktemp("tree")
-    leave = shutil.ignore_patterns("__pycache__", "train_builtin_model")
+    leave = shutil.ignore_patterns("__pycache__")
     for name in ("sidecar", "litellm_mlx", "tools"):
         shutil.copytree(REPO / name, folder / name, ignore=leave)
     shutil.copy(REPO / ".env.example", folder)
