@@ -261,7 +261,7 @@ class BatchLoop:
         self._make_room(prefill, needed)
         ids = prefill.job.spec.model_ids
         started = time.perf_counter()
-        self._model.model(mx.array([ids[prefill.done : end]]), cache=prefill.cache)
+        self._model.forward(mx.array([ids[prefill.done : end]]), prefill.cache)
         if self._model.quantization:
             self._model.quantization.apply(prefill.cache)
         evaluate(prefill.cache)

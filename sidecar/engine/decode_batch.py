@@ -81,7 +81,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         self._current_tokens = inputs = self._next_tokens
         self._current_logprobs = due = self._next_logprobs
         fed = inputs if self._reads_prompt else self._as_printed(inputs)
-        logits = self.model(fed[:, None], cache=self.prompt_cache)[:, -1, :]
+        logits = self.model(fed[:, None], self.prompt_cache)[:, -1, :]
         share_offsets(self.prompt_cache)
         contexts: list[mx.array] = []
         if any(self.logits_processors):
@@ -171,7 +171,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
 
 def empty_batch(model: LoadedModel) -> DecodeBatch:
     """A batch without rows."""
-    batch: DecodeBatch = DecodeBatch.empty(model.model, greedy_sampler)
+    batch: DecodeBatch = DecodeBatch.empty(model.forward, greedy_sampler)
     batch.printed_stops = model.printed_stops
     return batch
 
@@ -198,7 +198,7 @@ def batch_of_one(
         processors = [*make_row_processors(spec.sampling), *processors]
         window = list(spec.model_ids[-spec.sampling.context_size - 1 : -1])
     batch = DecodeBatch(
-        model.model,
+        model.forward,
         [uid],
         mx.array([spec.model_ids[-1]]),
         cache,

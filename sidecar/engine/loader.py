@@ -61,6 +61,18 @@ class LoadedModel:
         cache: KVLayers = make_prompt_cache(self.model)
         return cache
 
+    def forward(self, ids: mx.array, cache: KVLayers) -> mx.array:
+        """
+        The one call of the model; GPU thread only.
+
+        Args:
+            ids: (rows, tokens). cache: of as many rows; grows by the tokens.
+        Returns:
+            Logits, (rows, tokens, vocabulary); not computed yet.
+        """
+        logits: mx.array = self.model(ids, cache=cache)
+        return logits
+
     def release(self) -> None:
         """Let the weights go, whoever still holds the model; GPU thread only."""
         for module in self.model.modules():

@@ -124,7 +124,7 @@ def _fit(
         mx.reset_peak_memory()
         before = mx.get_active_memory()
         started = time.perf_counter()
-        model.model(mx.array([[token] * chunk]), cache=cache)
+        model.forward(mx.array([[token] * chunk]), cache)
         if quantization:
             quantization.apply(cache)
         kv_layers.evaluate(cache)

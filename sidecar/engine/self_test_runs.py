@@ -186,7 +186,7 @@ class Runs:
                 distances.append(kv_distance(cache, other.caches[0], 0))
             at_once = self._filled(ids, (89,))
             said = mx.array([[ids[-1], *self._forced[:-1]]])
-            logits = self._model.model(said, cache=at_once)
+            logits = self._model.forward(said, at_once)
             rows = [logits[:, i] for i in range(len(self._forced))]
             distances.append(logits_distance(expected[: len(rows)], rows))
             distances.append(kv_distance(cache, at_once, 89, 89 + len(rows)))
@@ -231,7 +231,7 @@ class Runs:
         for edge in edges:
             if edge <= start:
                 continue
-            self._model.model(mx.array([ids[start:edge]]), cache=cache)
+            self._model.forward(mx.array([ids[start:edge]]), cache)
             if self._quantization:
                 self._quantization.apply(cache)
             kv_layers.evaluate(cache)

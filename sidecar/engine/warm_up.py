@@ -52,7 +52,7 @@ def decode_in_every_way(model: LoadedModel) -> int:
     for uid, asked in enumerate(_KINDS):
         sampling: Sampling = settle(asked, GenerationConfig(), own)
         cache = model.new_cache()
-        model.model(mx.array([ids[:-1]]), cache=cache)
+        model.forward(mx.array([ids[:-1]]), cache)
         kv_layers.evaluate(cache)
         num_top = _NUM_TOP if uid == 0 else None
         prompt = ModelPrompt(ids)

@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.core.errors import InsufficientMemory, MemoryPressure
-from sidecar.core.prompt import Boundary, ModelIds, PreparedPrompt
+from sidecar.core.prompt import Boundary, ModelIds, ModelPrompt
 from sidecar.core.requests import GenerationOptions, SamplingParams
 from sidecar.engine.job import Demand, Job, Token
 from sidecar.engine.memory import MemoryModel
@@ -108,7 +108,7 @@ def submit_with(
     engine: TextEngine, ids: tuple[int, ...], boundaries: tuple[Boundary, ...]
 ) -> Job:
     """A prompt that tells where its messages end."""
-    prompt = PreparedPrompt(ModelIds(ids), "", False, False, boundaries=boundaries)
+    prompt = ModelPrompt(ModelIds(ids), boundaries)
     options = GenerationOptions(sampling=SamplingParams(), max_tokens=2)
     return engine.submit(prompt, settled(engine, options.sampling), options)
 

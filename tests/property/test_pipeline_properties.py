@@ -17,7 +17,7 @@ from sidecar.memory import healing_store
 from sidecar.memory.lineage import LineageIndex, LineageRecord
 from sidecar.pipeline.template.encoder import PromptEncoder
 from sidecar.volatile import rules, spans
-from sidecar.volatile.marked_message import Span
+from sidecar.volatile.marked_message import Span, canonical_text
 from testkit.chat_templates import tokenizer_of
 from testkit.chats import (
     Chats,
@@ -117,9 +117,9 @@ def test_canonicalising_twice_is_canonicalising_once(data: st.DataObject) -> Non
     edge = st.sampled_from(["", " ", "\n", " \n\t"])
     text = data.draw(edge) + "\n".join(lines) + data.draw(edge)
     (first,) = spans.mark([user(text)], RULES)
-    once = spans.canonical_text(first.pieces)
+    once = canonical_text(first.pieces)
     (second,) = spans.mark([user(once)], RULES)
-    assert spans.canonical_text(second.pieces) == once
+    assert canonical_text(second.pieces) == once
 
 
 @settings(max_examples=30)

@@ -4,7 +4,7 @@ import pytest
 
 from sidecar.core.requests import Message
 from sidecar.volatile import spans
-from sidecar.volatile.marked_message import MarkedMessage, Span
+from sidecar.volatile.marked_message import MarkedMessage, Span, canonical_text
 from sidecar.volatile.rules import load_rules
 from testkit.chats import assistant, result, system, user
 
@@ -44,7 +44,7 @@ def test_one_text_in_parts_has_one_canonical_form() -> None:
     whole = user("one\ntwo")
     for cut in (user("one", "two"), user("one\n", "two"), user("one", "\ntwo")):
         (a,), (b,) = spans.mark([whole], RULES), spans.mark([cut], RULES)
-        assert spans.canonical_text(a.pieces) == spans.canonical_text(b.pieces)
+        assert canonical_text(a.pieces) == canonical_text(b.pieces)
 
 
 def test_edges_are_spans_in_system_and_user_text_only() -> None:
@@ -83,7 +83,7 @@ def test_a_block_that_is_gone_leaves_the_same_canonical_text() -> None:
     inner = ["", block, block + told[0], block + told[0] + told[1], block + told[1]]
     texts = [f"Hello\n{text}{anchor}" for text in inner]
     marked = spans.mark([system(text) for text in texts], RULES)
-    forms = {spans.canonical_text(m.pieces) for m in marked}
+    forms = {canonical_text(m.pieces) for m in marked}
     assert len(forms) == 1
 
 
@@ -92,7 +92,7 @@ def test_a_part_that_is_all_volatile_takes_its_seam_along() -> None:
     reminder = "<system-reminder>\nThe current date is: Friday.\n</system-reminder>"
     there, gone = user(reminder, "do it"), user("do it")
     a, b = spans.mark([there], RULES)[0], spans.mark([gone], RULES)[0]
-    assert spans.canonical_text(a.pieces) == spans.canonical_text(b.pieces)
+    assert canonical_text(a.pieces) == canonical_text(b.pieces)
     assert [s.value for s in spans_of(a, "date_reminder")] == [f"{reminder}\n"]
 
 
