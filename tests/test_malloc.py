@@ -45,21 +45,21 @@ def test_freed_memory_goes_back_once_it_is_idle() -> None:
     now, trimmed = [0.0], []
     idle = malloc.IdleTrim(lambda: trimmed.append(now[0]), lambda: now[0])
 
-    def look(at: float, *, is_busy: bool = False) -> None:
+    def look(at: float, num_begun: int, num_running: int = 0) -> None:
         now[0] = at
-        idle.look(is_busy=is_busy)
+        idle.look(num_begun, num_running)
 
-    look(100)
-    look(200)
+    look(100, 0)
+    look(200, 0)
     assert trimmed == []  # nothing was asked yet
-    look(201, is_busy=True)
-    look(202)
-    look(210, is_busy=True)
-    look(210 + malloc.IDLE_S)
+    look(201, 1, 1)
+    look(240, 1, 1)
+    look(241, 2)  # begun and ended between two looks
+    look(241 + malloc.IDLE_S, 2)
     assert trimmed == []
-    look(210.1 + malloc.IDLE_S)
-    look(500)
-    assert trimmed == [210.1 + malloc.IDLE_S]
+    look(241.1 + malloc.IDLE_S, 2)
+    look(500, 2)
+    assert trimmed == [241.1 + malloc.IDLE_S]
 
 
 _TRIM = """

@@ -64,11 +64,13 @@ class IdleTrim:
     ) -> None:
         self._trim = trim
         self._clock = clock
+        self._num_begun = 0
         self._busy_at: float | None = None  # None: nothing since the last time
 
-    def look(self, *, is_busy: bool) -> None:
-        """Called now and then; cheap."""
-        if is_busy:
+    def look(self, num_begun: int, num_running: int) -> None:
+        """Called now and then with requests begun so far and running; cheap."""
+        if num_running or num_begun != self._num_begun:
+            self._num_begun = num_begun
             self._busy_at = self._clock()
         elif self._busy_at is not None and self._clock() - self._busy_at > IDLE_S:
             self._busy_at = None

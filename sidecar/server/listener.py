@@ -42,6 +42,7 @@ class Places:
         self._idle: OrderedDict[socket.socket, None] = OrderedDict()
         self._reading: OrderedDict[socket.socket, None] = OrderedDict()
         self._asking: dict[socket.socket, bool] = {}  # whether it is urgent
+        self._num_begun = 0  # that are not
         self._lock = threading.Lock()
 
     @property
@@ -51,10 +52,11 @@ class Places:
             return self._num_taken()
 
     @property
-    def num_asking(self) -> int:
-        """Connections whose request is being answered."""
+    def work(self) -> tuple[int, int]:
+        """Requests begun so far and requests being answered, urgent ones left out."""
         with self._lock:
-            return len(self._asking)
+            running = sum(not urgent for urgent in self._asking.values())
+            return self._num_begun, running
 
     def enter(self, connection: socket.socket) -> bool:
         """Give a new connection a place, perhaps another's; False: turn it away."""
@@ -92,6 +94,7 @@ class Places:
                 return False
             self._forget(connection)
             self._asking[connection] = is_urgent
+            self._num_begun += not is_urgent
             return True
 
     def end(self, connection: socket.socket) -> None:
@@ -176,7 +179,7 @@ class Listener(http.server.ThreadingHTTPServer):
 
     def service_actions(self) -> None:
         """Called by the accepting loop, several times a second."""
-        self._idle.look(is_busy=self.places.num_asking > 0)
+        self._idle.look(*self.places.work)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give the connection a thread, or turn it away."""
