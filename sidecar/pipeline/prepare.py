@@ -186,11 +186,10 @@ class Pipeline:
         if is_false:
             moved["invariant_violation"] = 1
         self.counters.add_all(moved)
-        opening = answer.text.rstrip().lower()
         return PreparedPrompt(
             self._model_prompt(question, answer, found, salt),
             answer.text,
-            opens_thinking=opening.endswith(self._think_open.lower()),
+            opens_thinking=self._opens_thinking(answer.text),
             thinking=reading.thinking,
             report=report,
             counted=moved,
@@ -299,6 +298,9 @@ class Pipeline:
         wanted = self.encoder.encode(answer.text).ids
         decode = self._tokenizer.decode  # some decoders add or take spaces
         return decode(list(answer.ids)) == decode(list(wanted))
+
+    def _opens_thinking(self, text: str) -> bool:
+        return text.rstrip().lower().endswith(self._think_open.lower())
 
     def _report(
         self, question: Question, answer: Answer, found: Recalled

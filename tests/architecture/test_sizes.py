@@ -11,7 +11,7 @@ REPO = Path(__file__).parents[2]
 PACKAGES = ("sidecar", "litellm_mlx")
 SOURCES = sorted(p for name in PACKAGES for p in (REPO / name).rglob("*.py"))
 MOST_LINES = 400
-MOST_FUNCTION_LINES = 55
+MOST_FUNCTION_LINES = 42
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # Spelt so that this file does not hold what it looks for.
@@ -61,7 +61,7 @@ def test_a_file_fits_in_the_head(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_functions_are_short(path: Path) -> None:
-    """At most 55 lines, docstring included."""
+    """At most 42 lines, docstring included."""
     long = [
         f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
         for node in ast.walk(ast.parse(path.read_text()))
