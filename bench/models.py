@@ -108,4 +108,6 @@ def _first_added(folder: Path) -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
     make(Path(sys.argv[1]), *sys.argv[2:3])

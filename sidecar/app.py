@@ -131,7 +131,8 @@ def _read_rules(config: Config) -> RuleSet:
     try:
         rules = load_rules(Path(file) if file else None)
     except ValueError as error:
-        raise ConfigError(f"CACHE_RULES_FILE={file}: {error}") from error
+        source = f"CACHE_RULES_FILE={file}" if file else "the built-in rules"
+        raise ConfigError(f"{source}: {error}") from error
     if not config.cache.pin_policy:
         return rules
     try:

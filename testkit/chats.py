@@ -44,13 +44,19 @@ class StoredPrompts:
 
     def __init__(self) -> None:
         self.sequences: list[tuple[int, ...]] = []
+        self.epoch = 0
 
     def add(self, ids: Sequence[int]) -> None:
         """Keep a sequence."""
         self.sequences.append(tuple(ids))
 
+    def new_epoch(self) -> None:
+        """What is stored is still there."""
+        self.epoch += 1
+
     def clear(self) -> int:
         """Keep none."""
+        self.epoch += 1
         self.sequences.clear()
         return 0
 

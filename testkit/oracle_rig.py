@@ -129,8 +129,8 @@ class Rig:
                 self._by_ids[id(prompt.model_ids)] = seen
             return prompt
 
-        def restored(ids: ModelIds, salt: str = "") -> Any:
-            result = restore(ids, salt)
+        def restored(ids: ModelIds, *more: Any) -> Any:
+            result = restore(ids, *more)
             with self._lock:
                 self._by_ids[id(ids)].cached_len = result.cached_len
             return result

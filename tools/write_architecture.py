@@ -58,7 +58,10 @@ def _modules() -> Iterator[Path]:
 
 
 def _rank(module: Path) -> int:
-    return list(_ROOMS).index(module.parent.relative_to(REPO).as_posix())
+    room = module.parent.relative_to(REPO).as_posix()
+    if room not in _ROOMS:
+        raise SystemExit(f"{room} has no line in _ROOMS of tools/write_architecture.py")
+    return list(_ROOMS).index(room)
 
 
 def _purpose(module: Path) -> str:

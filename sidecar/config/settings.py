@@ -91,7 +91,7 @@ class ServerConfig:
         "How long running answers may go on after Ctrl-C.")
     metrics_enabled: bool = setting(True, "METRICS_ENABLED", boolean,
         "Whether /metrics answers.")
-    # From the launcher alone: see server/gate.proof.
+    # From the launcher alone: see server/access.proof.
     instance_secret: str | None = setting(None, "MLX_INSTANCE_SECRET", plain, "")
 
 
@@ -167,7 +167,7 @@ class EngineConfig:
     max_queued: int = setting(64, "MAX_QUEUED_REQUESTS", integer(0, 65536),
         "Requests that may wait; one more gets 429 with Retry-After.")
     queue_timeout_s: float = setting(600.0, "QUEUE_TIMEOUT_SECONDS", number(0.1, 86400),
-        "How long they wait; then 429.")
+        "How long they wait; then 503.")
     watchdog_s: float = setting(600.0, "GENERATION_WATCHDOG_SECONDS", number(0, 86400),
         "An answer without progress ends with `length` after these. 0: never.")
     deadline_s: float = setting(

@@ -83,10 +83,22 @@ class Dialect(Protocol):
 
 
 class KVStore(Protocol):
-    """Where a model's KV is, for who holds none of it. Any thread."""
+    """
+    Where a model's KV is, for who holds none of it. Any thread.
+
+    An epoch ends when all is forgotten: what was begun before gets nothing any more,
+    and leaves nothing.
+    """
+
+    @property
+    def epoch(self) -> int:
+        """How often all was forgotten."""
+
+    def new_epoch(self) -> None:
+        """Begin another; what is stored is still there until `clear`."""
 
     def match_len(self, model_ids: ModelIds, salt: str) -> int:
         """Tokens of the longest stored prefix, at most all but one."""
 
     def clear(self) -> int:
-        """Let go everything that is stored; the bytes that came back."""
+        """Begin an epoch and let go all that is stored; the bytes that came back."""

@@ -113,6 +113,7 @@ class ModelPrompt:
         own_len: tokens up to the end of the first turn that the model wrote for this
             conversation; 0: none is known.
         salt: what is stored under another cache salt is not for it.
+        epoch: of the KV store when it was begun (core/ports); None: of its admission.
     """
 
     ids: ModelIds
@@ -121,3 +122,4 @@ class ModelPrompt:
     session: str = ""
     own_len: int = 0
     salt: str = ""
+    epoch: int | None = None

@@ -100,7 +100,7 @@ class SamplingParams:
     """
     How the next token is chosen; None takes the model's or the server's default.
 
-    Ranges are checked where the request is read (protocols/generation_fields).
+    Ranges are checked where the request is read (dialects/generation_fields).
     """
 
     temperature: float | None = None

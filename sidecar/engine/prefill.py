@@ -83,7 +83,8 @@ class Prefill:
 def begin(job: Job, store: PrefixStore, min_gap: int) -> Prefill:
     """Restore what is stored of a job's prompt."""
     ids = job.spec.model_ids
-    restored = store.restore(ids, job.spec.prompt.salt)
+    prompt = job.spec.prompt
+    restored = store.restore(ids, prompt.salt, prompt.epoch)
     stops: list[Boundary] = []
     if store.needs_checkpoints:
         places = job.spec.prompt.boundaries

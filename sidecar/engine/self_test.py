@@ -2,7 +2,7 @@
 Warm equals cold, proved on the user's machine at load (docs/reuse.md s8).
 
 Each way in which the store hands out KV, and the batch, is run against a computation
-of the same ids that uses neither (engine/selftest_runs). What has not passed is not
+of the same ids that uses neither (engine/self_test_runs). What has not passed is not
 used; what does not fit into the time of a load is proved between the first requests.
 """
 

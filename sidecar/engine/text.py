@@ -2,15 +2,15 @@
 A text model that can be asked: admission, jobs, numbers, its KV's lifetime.
 
 KV goes when its time is up on a server that nobody asks anything, too. That wait is a
-thread's of its own: the GPU thread waits without a limit (see there), and is woken only
-when there is something to let go.
+thread's of its own: the GPU thread waits without a limit (engine/gpu_thread), and is
+woken only when there is something to let go.
 """
 
 import logging
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -163,7 +163,6 @@ class TextEngine:
         """
         Admit a generation; whoever gets the job must `release` it.
 
-        Args:
         Raises:
             ContextLengthExceeded: the prompt leaves no room for an answer.
             Busy: the queue is full.
@@ -192,6 +191,15 @@ class TextEngine:
         """Take no new jobs."""
         with self._lock:
             self._is_draining = True
+
+    @property
+    def epoch(self) -> int:
+        """How often all stored KV was forgotten."""
+        return self.store.epoch
+
+    def new_epoch(self) -> None:
+        """What was begun before gets no KV any more, and leaves none."""
+        self.store.new_epoch()
 
     def match_len(self, model_ids: ModelIds, salt: str) -> int:
         """Tokens of the longest stored prefix, at most all but one."""
@@ -256,6 +264,8 @@ class TextEngine:
         self, prompt: ModelPrompt, sampling: Sampling, options: GenerationOptions
     ) -> JobSpec:
         ids = prompt.ids
+        if prompt.epoch is None:
+            prompt = replace(prompt, epoch=self.store.epoch)
         if not ids:
             raise BadRequest("the prompt is empty", param="messages")
         room = self.max_context - len(ids)

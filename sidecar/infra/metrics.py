@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 
 # Of a store and its pipeline: docs/metrics.md says what each means.
 HEALTHY_AT_ZERO = (
-    "alignment_unavailable", "exact_key_rejected_by_model_lcp", "hybrid_trim_miss",
-    "invariant_violation", "splice_unavailable", "watchdog_abort",
+    "alignment_unavailable", "exact_key_rejected_by_model_lcp", "invariant_violation",
+    "splice_unavailable", "watchdog_abort",
 )  # fmt: skip
 
 

@@ -114,22 +114,41 @@ class PrefixStore:
         with self._lock:
             return self._usable(self._tree.match(model_ids, salt), len(model_ids))
 
-    def restore(self, model_ids: ModelIds, salt: str = "") -> Restored:
-        """Caches for a prompt: its longest stored prefix, or empty ones."""
-        lease = Lease(epoch=self._epoch)
+    @property
+    def epoch(self) -> int:
+        """How often all was forgotten; any thread."""
+        return self._epoch
+
+    def new_epoch(self) -> None:
+        """What was begun before gets nothing and leaves nothing; any thread."""
+        with self._lock:
+            self._epoch += 1
+
+    def restore(
+        self, model_ids: ModelIds, salt: str = "", epoch: int | None = None
+    ) -> Restored:
+        """
+        Caches for a prompt: its longest stored prefix, or empty ones.
+
+        Args:
+            epoch: in which the prompt was begun; None: now.
+        """
+        lease = Lease(epoch=self._epoch if epoch is None else epoch)
         try:
             return self._restore(model_ids, salt, lease)
         except Exception:
             logger.exception("restore failed num_tokens=%d", len(model_ids))
             self.abandon(lease)
-            return Restored(self._new_cache(), 0, Lease(epoch=self._epoch))
+            return Restored(self._new_cache(), 0, Lease(epoch=lease.epoch))
 
     def _restore(self, model_ids: ModelIds, salt: str, lease: Lease) -> Restored:
         cache = self._new_cache()
         with self._lock:
+            if lease.epoch != self._epoch:
+                return Restored(cache, 0, lease)
             match = self._tree.match(model_ids, salt)
             length = self._usable(match, len(model_ids))
-            self._note_loss(match, min(match.depth, len(model_ids) - 1), length)
+            self._note_loss(min(match.depth, len(model_ids) - 1), length)
             if length == 0:
                 return Restored(cache, 0, lease, match.depth)
             last = self._tree.node_ending_at(model_ids, length, salt)
@@ -254,7 +273,7 @@ class PrefixStore:
         node = match.checkpoint_at_most(depth)
         return node.end if node else 0
 
-    def _note_loss(self, match: Match, depth: int, length: int) -> None:
+    def _note_loss(self, depth: int, length: int) -> None:
         if length < depth and not self._all_sliceable:
             self.counters.add("hybrid_trim_miss", int(length == 0))
             self.counters.add("hybrid_trim_miss_tokens", depth - length)

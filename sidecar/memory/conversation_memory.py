@@ -11,6 +11,7 @@ by their own age and size.
 """
 
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -71,7 +72,7 @@ class Promise:
         context, told, vanishing: see healing_store.
         opening: None: the turn's ids cannot be put back.
         as_sent: whether the prompt says no more than the request does.
-        epoch: how often all had been forgotten when it was prepared.
+        epoch: of the memory when it was begun.
     """
 
     record: LineageRecord
@@ -134,10 +135,16 @@ class ConversationMemory:
         )
         self.healing = HealingStore(limits.healing_entries, limits.healing_bytes)
         self.turns = TurnStore(limits.session_idle_s)
-        self.epoch = 0
+        self.lock = threading.RLock()  # what is kept and forgotten is so in one go
         self._kv = kv
         self._decode = decode
         self._texts: list[Callable[[], None]] = []
+
+    @property
+    def epoch(self) -> int:
+        """How often all was forgotten; what is read behind it is of that epoch."""
+        with self.lock:
+            return self._kv.epoch
 
     def longest(self, ids: ModelIds, salt: str) -> int:
         """How many tokens of a prompt are held as KV, at most all but one."""
@@ -145,8 +152,11 @@ class ConversationMemory:
 
     def commit(self, promise: Promise, said: Said) -> None:
         """Remember a cleanly finished turn; nothing if all was forgotten since."""
-        if promise.epoch != self.epoch:
-            return
+        with self.lock:
+            if self.is_current(promise):
+                self._commit(promise, said)
+
+    def _commit(self, promise: Promise, said: Said) -> None:
         self.lineage.add(promise.record)
         scope = promise.record.scope
         parents, num_tokens = promise.client.parents, promise.num_tokens
@@ -165,11 +175,12 @@ class ConversationMemory:
 
         Some of it may have been computed: asked again with a new clock, it goes on.
         """
-        if promise.epoch == self.epoch:
-            self.lineage.add(promise.record)
+        with self.lock:
+            if self.is_current(promise):
+                self.lineage.add(promise.record)
 
     def is_current(self, promise: Promise) -> bool:
-        """Whether nothing was forgotten since a prompt was prepared."""
+        """Whether nothing was forgotten since a prompt was begun."""
         return promise.epoch == self.epoch
 
     def also_forget(self, clear: Callable[[], None]) -> None:
@@ -180,15 +191,16 @@ class ConversationMemory:
         """
         Forget everything, at once: KV, lineage, turns, conversations.
 
-        What runs goes on, and leaves nothing behind but KV of its own.
+        What was begun before goes on, and leaves nothing behind.
         """
-        self.epoch += 1
-        found = len(self.lineage), self.turns.num_threads
-        self.lineage.clear()
-        self.healing.clear()
-        self.turns.clear()
-        for clear in self._texts:
-            clear()
+        with self.lock:
+            self._kv.new_epoch()
+            found = len(self.lineage), self.turns.num_threads
+            self.lineage.clear()
+            self.healing.clear()
+            self.turns.clear()
+            for clear in self._texts:
+                clear()
         return Forgotten(self._kv.clear(), *found)
 
     def _turn(self, promise: Promise, opening: Opening, said: Said) -> KnownTurn:

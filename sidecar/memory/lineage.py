@@ -54,7 +54,7 @@ class StoredSpan:
     A span of a finished prompt.
 
     Args:
-        value: what stood in M. settled: see assembly.Canonical.
+        value: what stood in M. settled: see reuse/prompt_ids.Canonical.
         sentinel: what stands for it in C.
     """
 

@@ -187,7 +187,7 @@ class Pipeline:
             moved["invariant_violation"] = 1
         self.counters.add_all(moved)
         return PreparedPrompt(
-            self._model_prompt(question, answer, found, salt),
+            self._model_prompt(reading, question, answer, found),
             answer.text,
             opens_thinking=self._opens_thinking(answer.text),
             thinking=reading.thinking,
@@ -205,9 +205,11 @@ class Pipeline:
     def note_cost(self, prompt: PreparedPrompt, num_prefilled: int) -> None:
         """Count what a divergence cost, for the drift report."""
         place = prompt.report.divergence
-        if place is not None and self.memory.is_current(prompt.promise):
+        with self.memory.lock:
+            if place is None or not self.memory.is_current(prompt.promise):
+                return
             self.drift.note(prompt.promise.client.user_agent, place, num_prefilled)
-            self.counters.add("resumed_prefill_tokens", num_prefilled)
+        self.counters.add("resumed_prefill_tokens", num_prefilled)
 
     def _reading(
         self, request: ChatRequest, salt: str, is_wanted: Callable[[], bool]
@@ -312,7 +314,11 @@ class Pipeline:
         return report, digests
 
     def _model_prompt(
-        self, question: Question, answer: Answer, found: Recalled, salt: str
+        self,
+        reading: _Reading,
+        question: Question,
+        answer: Answer,
+        found: Recalled,
     ) -> ModelPrompt:
         scope, assembled = question.scope, answer.form.assembled
         return ModelPrompt(
@@ -321,7 +327,8 @@ class Pipeline:
             self.memory.turns.is_guest(scope, len(assembled.ids)),
             scope.session,
             end_of_message(assembled.boundaries, question.first_own),
-            salt,
+            reading.salt,
+            reading.epoch,
         )
 
     def _promise(

@@ -66,7 +66,8 @@ class Resident:
         else:
             ids = ModelIds(prompt)
             text = self.engine.model.tokenizer.decode(list(prompt))
-        return ModelPrompt(ids, salt=self._salt(client)), text
+        salt, epoch = self._salt(client), self.memory.epoch
+        return ModelPrompt(ids, salt=salt, epoch=epoch), text
 
     def _salt(self, client: ClientInfo) -> str:
         """

@@ -232,7 +232,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._write(problem_response(error, content_type, body))
         self.wfile.flush()
         self._reader.allow(_LINGER_S, _LINGER_S)
-        linger(self.connection, self.rfile)
+        linger(self.connection, self._stream)
 
     def _write(self, response: Response) -> None:
         self._send_head(

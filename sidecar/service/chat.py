@@ -187,6 +187,7 @@ class ChatService:
         with self._lock:
             self._running.setdefault(name, []).append(run)
             cancelled_at = self._cancelled_early.get(name)
+            self._cancelled_early.pop(name)
         if cancelled_at and time.monotonic() - cancelled_at < _EARLY_CANCEL_S:
             run.cancel()
         return run

@@ -1,4 +1,4 @@
-"""What is told of a request: a line at its start and end, and the session's file."""
+"""What is told of a chat: a line at its start, and all of it in the session's file."""
 
 import logging
 from collections.abc import Mapping

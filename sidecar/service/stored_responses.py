@@ -51,14 +51,33 @@ class StoredResponses:
     def __init__(self) -> None:
         self._of_keys: dict[str | None, _OfKey] = {}
         self._lock = threading.Lock()
+        self._epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """How often all was forgotten."""
+        with self._lock:
+            return self._epoch
 
     def put(
-        self, key_id: str | None, items: Sequence[Any], body: dict[str, Any]
+        self,
+        key_id: str | None,
+        items: Sequence[Any],
+        body: dict[str, Any],
+        epoch: int | None = None,
     ) -> None:
-        """Keep a complete response; `items` is all of its input."""
+        """
+        Keep a complete response.
+
+        Args:
+            items: all of its input.
+            epoch: in which it was asked for; one that has ended keeps nothing.
+        """
         whole = orjson.dumps([*items, *body["output"]])
         stored = _Stored(orjson.dumps(body), whole, time.monotonic())
         with self._lock:
+            if epoch is not None and epoch != self._epoch:
+                return
             own = self._of_keys.setdefault(key_id, _OfKey())
             own.responses.put(body["id"], stored)
             for item in body["output"]:
@@ -93,6 +112,7 @@ class StoredResponses:
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
+            self._epoch += 1
             self._of_keys.clear()
 
     def resolve(

@@ -198,6 +198,9 @@ class Run:
         except SidecarError as error:
             self._end(_OUTCOMES.get(type(error), error.code))
             raise
+        except Exception:
+            self._end("internal_error")
+            raise
         yield Finished(self._end("finished"))
 
     def close(self) -> None:

@@ -185,7 +185,8 @@ def _try(rule: Rule, name: str) -> None:
                 if found != ([] if value is None else [value]):
                     raise RuleError(f"{name}: finds {found} in the example {text!r}")
     except (TypeError, KeyError, AttributeError, re.error) as error:
-        raise RuleError(f"{name}: {rule.shape}: {error}") from error
+        kind = type(error).__name__
+        raise RuleError(f"{name}: {rule.shape}: {kind} {error}") from error
 
 
 def _policy(entry: Mapping[str, Any], name: str) -> Policy:

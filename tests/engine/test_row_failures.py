@@ -62,10 +62,10 @@ def test_a_prompt_that_cannot_be_begun_is_told_so(
         alone = run(engine, good, 24)
         original = engine.store.restore
 
-        def failing(ids: Any, salt: str = "") -> Any:
+        def failing(ids: Any, *more: Any) -> Any:
             if ids is bad:
                 raise RuntimeError("planted failure")
-            return original(ids, salt)
+            return original(ids, *more)
 
         monkeypatch.setattr(engine.store, "restore", failing)
         jobs = [submit(engine, ids, 24) for ids in (good, bad)]

@@ -544,6 +544,23 @@ def test_clearing_forgets_all_and_spares_what_runs(store: PrefixStore) -> None:
 
 
 @on_gpu
+def test_what_was_begun_before_a_clearing_gets_and_shows_nothing(
+    store: PrefixStore,
+) -> None:
+    """It restores nothing, its path is not registered, and it gives nothing back."""
+    begun = store.epoch
+    store.clear()
+    run(store, ids_of(1, 100))
+    late = store.restore(joined(ids_of(1, 100), ids_of(2, 9)), epoch=begun)
+    assert late.cached_len == 0
+    rows = store.rows()
+    late.lease.live = lambda: late.cache
+    store.register(late.lease, ids_of(3, 50), Owner())
+    assert store.rows() == rows
+    assert_sound(store)
+
+
+@on_gpu
 @pytest.mark.parametrize("how", ["clear", "fail"])
 def test_memory_comes_back_at_once(store: PrefixStore, how: str) -> None:
     """Nodes know their parents and children: a cycle waits for the collector."""

@@ -1,8 +1,13 @@
 """What was cleared does not come back, whoever held it."""
 
+from threading import Event, Thread
+from typing import Any
+
 import pytest
 
-from testkit.chats import Chats, Said, assistant, system, user, words
+from sidecar.memory import conversation_memory
+from testkit.chats import Chats, Client, Said, assistant, system, user, words
+from testkit.volatile import clock
 
 THOUGHT = "the user's secret is forty-two"
 PAST = [system(words(60)), user("What is my secret?")]
@@ -55,3 +60,68 @@ def test_no_text_is_left_in_memory() -> None:
     known = chats.pipeline.encoder.num_remembered
     chats.memory.forget()
     assert known > chats.pipeline.encoder.num_remembered == 0
+
+
+def test_a_clearing_that_falls_into_a_prepare_lends_it_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was read before is not remembered as if it had been read behind."""
+    chats = Chats()
+    chats.turn([clock("10:05", 200), *PAST[1:]], SAID)
+    lay_out = chats.pipeline._lay_out
+
+    def cleared(*arguments: Any) -> Any:
+        chats.memory.forget()
+        return lay_out(*arguments)
+
+    monkeypatch.setattr(chats.pipeline, "_lay_out", cleared)
+    prompt = chats.prepare([clock("10:07", 200), *PAST[1:]], Client())
+    monkeypatch.undo()
+    chats.answer(prompt, SAID)
+    chats.memory.keep_past(prompt.promise)
+    chats.pipeline.note_cost(prompt, 10)
+    assert prompt.model.epoch != chats.memory.epoch
+    assert len(chats.memory.lineage) == 0
+    assert chats.memory.turns.num_threads == 0
+    assert chats.pipeline.drift.rows() == []
+
+
+@pytest.mark.parametrize("how", ["commit", "keep_past"])
+def test_a_clearing_waits_for_what_is_being_kept(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes before all of it or behind all of it: nothing is left of either."""
+    chats = Chats()
+    prompt = chats.ask(PAST)
+    add, begun, cleared = chats.memory.lineage.add, Event(), Event()
+
+    def slowly(record: Any) -> None:
+        begun.set()
+        cleared.wait(0.5)
+        add(record)
+
+    monkeypatch.setattr(chats.memory.lineage, "add", slowly)
+    said = conversation_memory.Said(SAID.text, SAID.reasoning, (), (1, 2))
+    keep = {
+        "commit": lambda: chats.memory.commit(prompt.promise, said),
+        "keep_past": lambda: chats.memory.keep_past(prompt.promise),
+    }
+    keeping = Thread(target=keep[how])
+    keeping.start()
+    assert begun.wait(30)
+    chats.memory.forget()
+    cleared.set()
+    keeping.join(30)
+    assert len(chats.memory.lineage) == 0
+    assert chats.memory.turns.num_threads == 0
+
+
+def test_a_cost_that_is_told_late_is_not_noted() -> None:
+    """The drift report quotes prompts."""
+    chats = Chats()
+    chats.turn(PAST, SAID)
+    other = chats.ask([system(words(60)), user("Who knows it?")])
+    assert other.report.divergence is not None
+    chats.memory.forget()
+    chats.pipeline.note_cost(other, 10)
+    assert chats.pipeline.drift.rows() == []

@@ -5,8 +5,9 @@ import contextlib
 import pytest
 
 from sidecar.config.settings import GenerationConfig
+from sidecar.core.errors import GenerationFailed
 from sidecar.core.requests import ChatRequest, SamplingParams
-from sidecar.engine.job import ChoiceEnded, Job, JobSpec, Token
+from sidecar.engine.job import ChoiceEnded, Job, JobFailed, JobSpec, Token
 from sidecar.engine.sampling import settle
 from sidecar.engine.text import Forecast
 from sidecar.service.choice import PlainChoice
@@ -22,7 +23,7 @@ GREEDY = settle(SamplingParams(temperature=0.0), GenerationConfig(), {})
 class Ran:
     """A run of a prompt, whose engine's part the test plays, and its receipts."""
 
-    def __init__(self, chats: Chats) -> None:
+    def __init__(self, chats: Chats, num_choices: int = 1) -> None:
         prepared = chats.prepare(ASKED, Client())
         request = ChatRequest("r", "m", tuple(ASKED))
         cost = Forecast(1, 0, 0.0, 0.0, True, 9, 0)
@@ -31,7 +32,11 @@ class Ran:
         self.prepared, self.receipts = prepared, list[Receipt]()
         self.job = Job(JobSpec(prepared.model, GREEDY, 9))
         self.run = Run(
-            plan, self.job, [PlainChoice(0)], self.settle, contextlib.ExitStack()
+            plan,
+            self.job,
+            [PlainChoice(i) for i in range(num_choices)],
+            self.settle,
+            contextlib.ExitStack(),
         )
         self.pipeline = chats.pipeline
 
@@ -98,3 +103,37 @@ def test_what_is_broken_off_is_told_as_that(how: str) -> None:
     assert receipt.usage.completion_tokens == 1
     assert len(chats.memory.lineage) == 1
     assert chats.ask(AGAIN).report.num_spliced == 0
+
+
+@pytest.mark.parametrize("error", [GenerationFailed("no"), RuntimeError("planted")])
+def test_an_error_is_told_as_one_and_leaves_nothing(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's, or one of ours while the answer is cut."""
+    chats = Chats()
+    ran = Ran(chats)
+    if isinstance(error, GenerationFailed):
+        ran.job.emit(JobFailed(error))
+    else:
+        ran.job.emit(Token(0, "Seen.", None))
+        monkeypatch.setattr(PlainChoice, "feed", lambda self, token: 1 / 0)
+    with pytest.raises((GenerationFailed, ZeroDivisionError)):
+        list(ran.run.events())
+    ran.run.close()
+    (receipt,) = ran.receipts
+    assert receipt.outcome in ("generation_error", "internal_error")
+    assert len(chats.memory.lineage) == 0
+
+
+def test_only_the_first_choice_is_remembered() -> None:
+    """The others are tries at the same turn."""
+    ran = Ran(Chats(), num_choices=2)
+    ran.job.emit(Token(1, "Other.", None))
+    ran.job.emit(Token(0, "Seen.", None))
+    ran.job.emit(ChoiceEnded(1, " More.", "stop", None, (7,)))
+    ran.job.emit(ChoiceEnded(0, "", "stop", None, ran.ids))
+    list(ran.run.events())
+    ran.run.close()
+    (receipt,) = ran.receipts
+    assert (receipt.said.text, receipt.said.sampled) == ("Seen.", ran.ids)
+    assert receipt.usage.completion_tokens == len(ran.ids) + 1

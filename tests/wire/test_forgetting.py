@@ -1,7 +1,9 @@
 """What is cleared is gone, at once, and does not come back."""
 
 import gc
+import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import mlx.core as mx
 import pytest
 
 from sidecar.app import App
-from testkit.servers import running_sidecar
+from testkit.raw_http import eventually
+from testkit.servers import held_gpu, running_sidecar
 
 SYSTEM = {"role": "system", "content": "You help. " + "word " * 400}
 ASKED = [SYSTEM, {"role": "user", "content": "What is it?"}]
@@ -111,3 +114,44 @@ def test_unloading_gives_back_the_weights(
         assert resident.engine.model.name
         assert resident.close() == 0
         assert app.pool.close() == 0
+
+
+def test_what_was_asked_before_and_not_begun_leaves_nothing(app: App) -> None:
+    """Neither its KV nor its session, though it is computed behind the clearing."""
+    clear(app)
+    body = {"model": "local", "messages": ASKED, "max_tokens": 8, "session_id": "late"}
+    with held_gpu(app) as go, ThreadPoolExecutor(2) as pool:
+        late = pool.submit(
+            httpx.post, f"{app.url}/v1/chat/completions", json=body, timeout=120
+        )
+        with app.pool.lease("local") as resident:
+            assert eventually(lambda: resident.engine.num_open == 1, 60)
+        clearing = pool.submit(clear, app)
+        epoch_of_late = resident.engine._open.copy().pop().spec.prompt.epoch
+        assert eventually(lambda: resident.engine.epoch != epoch_of_late, 60)
+        go.set()
+        assert late.result().status_code == 200
+        clearing.result()
+    told = httpx.get(f"{app.url}/admin/cache", timeout=60).json()
+    assert [row["session"] for row in told["tree"]] == []
+    assert told["sessions"] == []
+    assert say(app, ASKED)[1] == 0
+
+
+def test_a_response_that_was_being_made_is_not_kept(app: App) -> None:
+    """Nor what was kept before: neither can be gone on with."""
+    url = f"{app.url}/v1/responses"
+    body = {"model": "local", "input": "My word is heron.", "max_output_tokens": 400}
+    kept = httpx.post(url, json=body, timeout=120).json()["id"]
+    with httpx.stream(
+        "POST", url, timeout=120,
+        json={**body, "previous_response_id": kept, "stream": True},
+    ) as running:  # fmt: skip
+        lines = running.iter_lines()
+        first = next(line for line in lines if line.startswith("data: "))
+        clear(app)
+        rest = list(lines)
+    assert any("response.completed" in line for line in rest)
+    late = json.loads(first.removeprefix("data: "))["response"]["id"]
+    for name in (kept, late):
+        assert httpx.get(f"{url}/{name}", timeout=60).status_code == 404

@@ -22,10 +22,18 @@ from sidecar.dialects.problem import CONTENT_TYPE, problem
 class StoredItems(Protocol):
     """What later requests may name as their previous response."""
 
+    @property
+    def epoch(self) -> int:
+        """How often all was forgotten."""
+
     def put(
-        self, key_id: str | None, items: Sequence[Any], body: dict[str, Any]
+        self,
+        key_id: str | None,
+        items: Sequence[Any],
+        body: dict[str, Any],
+        epoch: int | None = None,
     ) -> None:
-        """Keep a complete response; `items` is all of its input."""
+        """Keep a complete response, with all of its input; nothing of a past epoch."""
 
     def resolve(
         self, key_id: str | None, previous: object, items: Sequence[Any]
@@ -41,6 +49,7 @@ class ResponsesCall:
     delivery: Delivery
     key_id: str | None
     stored: StoredItems
+    epoch: int
 
     def encoder(self) -> ResponseStream:
         """Named, numbered events."""
@@ -52,7 +61,8 @@ class ResponsesCall:
 
     def _remember(self, response: ResponseObject) -> None:
         if self.delivery.is_stored:
-            self.stored.put(self.key_id, self.delivery.items, response.as_dict())
+            body = response.as_dict()
+            self.stored.put(self.key_id, self.delivery.items, body, self.epoch)
 
 
 class OpenAIResponses:
@@ -65,10 +75,10 @@ class OpenAIResponses:
         """Check a body; complaints name the field."""
         whole = responses_body(body, facts.headers)
         key_id = _key_id(whole, facts)
-        previous = whole.get("previous_response_id")
+        previous, epoch = whole.get("previous_response_id"), self._stored.epoch
         items = self._stored.resolve(key_id, previous, input_items(whole))
         chat, delivery = parse_responses(whole, items, facts.request_id, facts.headers)
-        return ResponsesCall(chat, delivery, key_id, self._stored)
+        return ResponsesCall(chat, delivery, key_id, self._stored, epoch)
 
     def problem(
         self, error: SidecarError, request_id: str, path: str
