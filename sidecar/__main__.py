@@ -146,8 +146,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mlx-sidecar",
         usage="mlx-sidecar [FLAG ...]\n       mlx-sidecar TOOL ...",
-        description="Serves a local MLX model to OpenAI and Anthropic clients. A setting\n"
-        "is also an environment variable (named in capitals) and may stand in .env.",
+        description="Serves a local MLX model to OpenAI and Anthropic clients.\n"
+        "Settings are environment variables (in capitals) and may stand in .env.",
         epilog=tools_help(),
         formatter_class=_help_format,
     )
