@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import orjson
 
 _MOST_FALLBACKS = 8
+_USER_LEN = 4096
 _MODEL_NAME_LEN = 512  # LiteLLM looks through longer ones for secrets, for seconds
 
 
@@ -76,6 +77,21 @@ _FALLBACKS = FieldType(
         and len(orjson.dumps(value)) <= _MOST_FALLBACKS * _MODEL_NAME_LEN
     ),
 )
+# LiteLLM keeps each that it has seen, and makes keys of it.
+_USER = FieldType(
+    f"a text of at most {_USER_LEN} characters",
+    lambda value: not isinstance(value, str) or len(value) <= _USER_LEN,
+)
+
+
+def _with_short(name: str) -> FieldType:
+    """An object, or anything else, whose field of this name is no long text."""
+    return FieldType(
+        f"without a {name} of more than {_USER_LEN} characters",
+        lambda value: not isinstance(value, dict) or _USER.fits(value.get(name)),
+    )
+
+
 _NOT_TAKEN = FieldType("left out: it is not for clients", lambda value: False)
 # By these a request for the local model would go to a cloud, on the user's keys, or
 # would have LiteLLM shut the model out for everybody, as long as it says. The last
@@ -92,6 +108,10 @@ _ALWAYS: Mapping[str, FieldType] = {
     "fallbacks": _FALLBACKS,
     "context_window_fallbacks": _FALLBACKS,
     "content_policy_fallbacks": _FALLBACKS,
+    "user": _USER,
+    "safety_identifier": _USER,
+    "metadata": _with_short("user_id"),
+    "litellm_metadata": _with_short("user"),
     **dict.fromkeys(NOT_TAKEN, _NOT_TAKEN),
 }
 _EVERYWHERE: Mapping[str, FieldType] = {

@@ -1,6 +1,7 @@
 """Bodies that LiteLLM would answer with 500: 400 before it sees them, by name."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -214,3 +215,23 @@ def test_models_to_fall_back_to_are_few_and_short() -> None:
     for many in (["m"] * 9, ["m" * 9000], [{"model": "m" * (2 << 20)}], "m"):
         assert wrong_type({"fallbacks": many}, types) is not None
     assert wrong_type({"model": "local,local"}, types) is not None
+
+
+USERS: tuple[tuple[str, Callable[[str], Any]], ...] = (
+    ("user", lambda name: name),
+    ("safety_identifier", lambda name: name),
+    ("metadata", lambda name: {"user_id": name}),
+    ("litellm_metadata", lambda name: {"user": name}),
+)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(("field", "made"), USERS, ids=[name for name, _ in USERS])
+def test_the_name_of_a_user_has_a_bound(
+    proxy: Proxy, route: str, field: str, made: Callable[[str], Any]
+) -> None:
+    """LiteLLM keeps it, megabytes of it for each of a thousand requests."""
+    for length, status in ((4096, 200), (4097, 400)):
+        answer = post(proxy, route, "mlx/local", **{field: made("u" * length)})
+        assert answer.status_code == status, answer.text[:300]
+    assert_400(answer, route, field, f"{field} must be")
