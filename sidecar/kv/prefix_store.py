@@ -195,8 +195,10 @@ class PrefixStore:
         Args:
             ids: what its caches hold, or a beginning of that.
         """
-        if lease.is_over or lease.epoch != self._epoch:
-            self._release(lease)
+        if lease.is_over:
+            return
+        if lease.epoch != self._epoch:
+            self.abandon(lease)
             return
         held = kv_layers.depth(cache)
         if held is not None and held < len(ids):

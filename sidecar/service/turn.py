@@ -113,7 +113,6 @@ class Receipt:
         ttft_s: seconds to the first token; None: there was none. seconds: in all.
     """
 
-    plan: Plan
     outcome: str
     usage: Usage
     said: Said
@@ -240,7 +239,7 @@ class Run:
         usage = self._progress.usage(self.plan, self._choices)
         if not self._is_settled:
             self._is_settled = True
-            self._settle(self._progress.receipt(self.plan, self._job, outcome, usage))
+            self._settle(self._progress.receipt(self._job, outcome, usage))
         return usage
 
 
@@ -294,14 +293,14 @@ class _Progress:
             reasoning_tokens=sum(choice.num_reasoning for choice in choices),
         )
 
-    def receipt(self, plan: Plan, job: Job, outcome: str, usage: Usage) -> Receipt:
+    def receipt(self, job: Job, outcome: str, usage: Usage) -> Receipt:
         """How it ended."""
         text, reasoning = "".join(self._text), "".join(self._reasoning)
         said = Said(text, reasoning, tuple(self._calls), self._sampled)
         first = self._first_token_at
         ttft_s = None if first is None else first - job.submitted
         seconds = time.monotonic() - job.submitted
-        return Receipt(plan, outcome, usage, said, self._is_spoiled, ttft_s, seconds)
+        return Receipt(outcome, usage, said, self._is_spoiled, ttft_s, seconds)
 
 
 def remember(pipeline: Pipeline, prepared: PreparedPrompt, receipt: Receipt) -> None:

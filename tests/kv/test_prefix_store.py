@@ -561,6 +561,20 @@ def test_what_was_begun_before_a_clearing_gets_and_shows_nothing(
 
 
 @on_gpu
+def test_what_ends_between_an_epoch_and_its_clearing_leaves_the_store_sound(
+    store: PrefixStore,
+) -> None:
+    """What was lent to it is gone with it: nobody is sent there for KV."""
+    run(store, ids_of(1, 100))
+    running = Running(store, joined(ids_of(1, 100), ids_of(2, 9))).prefill()
+    store.new_epoch()
+    running.finish()
+    assert_sound(store)
+    back = Running(store, joined(ids_of(1, 100), ids_of(2, 9)))
+    assert back.cached_len == 0
+
+
+@on_gpu
 @pytest.mark.parametrize("how", ["clear", "fail"])
 def test_memory_comes_back_at_once(store: PrefixStore, how: str) -> None:
     """Nodes know their parents and children: a cycle waits for the collector."""
