@@ -17,6 +17,7 @@ from sidecar.core.requests import GenerationOptions, SamplingParams
 from sidecar.engine.job import ChoiceEnded, Job, JobEvent, JobFailed, Prefilled, Token
 from sidecar.engine.sampling import Sampling, settle
 from sidecar.engine.text import TextEngine
+from sidecar.engine.turns import Turns
 
 _WAIT_S = 120.0
 
@@ -56,11 +57,12 @@ def by_hand(app: App, engine: TextEngine) -> Iterator[Callable[[int], None]]:
     So a test sees jobs at the moment it means, however busy the machine is. At the end
     the engine goes on by itself.
     """
-    loop = engine._loop
+    loop, turns = engine._loop, Turns()
+    turns.add(loop)
 
     def make(steps: int) -> None:
         for _ in range(steps):
-            app.gpu.call(loop.step)
+            app.gpu.call(turns.take)
 
     app.gpu.remove_worker(loop)
     try:

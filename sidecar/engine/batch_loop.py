@@ -143,6 +143,8 @@ def no_extra_processors(_job: Job, _choice: int) -> list[LogitsProcessor]:
 class BatchLoop:
     """The worker of one text model. All methods on the GPU thread."""
 
+    is_background = False
+
     def __init__(  # noqa: PLR0913 - what one model's worker is made of
         self,
         model: LoadedModel,
@@ -176,27 +178,53 @@ class BatchLoop:
         """Whether rows that join from now on may share a forward pass."""
         self._lanes.may_batch = is_allowed
 
-    def step(self) -> None:
-        """One prefill chunk or one decode step; a failure ends the jobs it hit."""
-        before = (*self._rows, *self.prefills.begun)
-        prefill = None
+    def has_streams(self) -> bool:
+        """Whether rows decode."""
+        return bool(self._rows)
+
+    def decode(self, *, is_free: bool) -> float:
+        """A decode step; a failure ends the jobs it hit. The seconds that count."""
+        before = self._begun()
+        counted_s = 0.0
         try:
-            self.prefills.drop_ended()
-            self._drop_rows()
-            self.guard.relieve()
-            if not self._rows or self.pacer.prefill_is_due:
-                prefill = self.prefills.next(self._max_rows - len(self._rows))
-            if prefill:
+            self._drop_ended()
+            if self._rows:
                 started = time.perf_counter()
-                self._prefill_chunk(prefill)
-                self.prefills.took(time.perf_counter() - started)
-            elif self._rows:
                 self._decode()
+                seconds = time.perf_counter() - started
+                counted_s = self.pacer.decoded(seconds, is_free=is_free)
         except Exception as error:
             logger.exception("decode step failed model=%s", self._model.name)
             self._fail({self._rows[u].job for u in self._lanes.drop_current()}, error)
-        if prefill or before != (*self._rows, *self.prefills.begun):
+        if before != self._begun():
             self._sample()
+        return counted_s
+
+    def interrupt(self, *, beside_streams: bool) -> bool:
+        """A prefill chunk; a failure ends its job. Whether there was one to do."""
+        if not self.prefills:
+            return False
+        before = self._begun()
+        prefill = None
+        try:
+            self._drop_ended()
+            if prefill := self.prefills.next(self._max_rows - len(self._rows)):
+                started = time.perf_counter()
+                self._prefill_chunk(prefill, beside_streams=beside_streams)
+                self.prefills.took(time.perf_counter() - started)
+        except Exception:
+            logger.exception("a turn failed model=%s", self._model.name)
+        if prefill or before != self._begun():
+            self._sample()
+        return prefill is not None
+
+    def _begun(self) -> tuple[object, ...]:
+        return (*self._rows, *self.prefills.begun)
+
+    def _drop_ended(self) -> None:
+        self.prefills.drop_ended()
+        self._drop_rows()
+        self.guard.relieve()
 
     def _sample(self) -> None:
         """Note what is in use, and what the jobs begun will take beyond that."""
@@ -233,10 +261,10 @@ class BatchLoop:
         gap_s = max(row.longest_gap_s, row.prefill.longest_gap_s)
         return is_over or self._watchdog.is_stall(gap_s)
 
-    def _prefill_chunk(self, prefill: Prefill) -> None:
+    def _prefill_chunk(self, prefill: Prefill, *, beside_streams: bool) -> None:
         try:
             if prefill.done < prefill.target:
-                self._compute(prefill)
+                self._compute(prefill, beside_streams=beside_streams)
             if prefill.done == prefill.target:
                 self.prefills.done()
                 self._begin_decode(prefill)
@@ -251,10 +279,10 @@ class BatchLoop:
             failure = GenerationFailed(f"the prompt could not be computed: {error}")
             prefill.job.emit(JobFailed(failure))
 
-    def _compute(self, prefill: Prefill) -> None:
+    def _compute(self, prefill: Prefill, *, beside_streams: bool) -> None:
         if prefill.done == prefill.cached_len > 0:
             evaluate(prefill.cache)  # a copy is in use from here on, its source free
-        chunk = self.pacer.chunk_len(beside_streams=bool(self._rows))
+        chunk = self.pacer.chunk_len(beside_streams=beside_streams)
         chunk = self.guard.fitting_chunk(prefill.done, chunk)
         end = prefill.end_of_chunk(chunk)
         needed = self.guard.model.peak_bytes(end, end - prefill.done)
@@ -306,14 +334,12 @@ class BatchLoop:
         time.sleep(_HAND_OVER_S)
 
     def _decode(self) -> None:
-        started = time.perf_counter()
         for response in self._lanes.next():
             if row := self._rows.get(response.uid):  # else its job failed just now
                 self._take(response.uid, row, response)
         self._num_steps += 1
         if not self._num_steps % _STEPS_BETWEEN_CLEARS:
             mx.clear_cache()
-        self.pacer.decoded(time.perf_counter() - started)
 
     def _take(self, uid: int, row: Row, response: Any) -> None:
         """A row's next token; a failure there is its own job's."""

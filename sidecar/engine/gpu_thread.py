@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol, TypeVar
+from typing import TypeVar
+
+from sidecar.engine.turns import Turns, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -18,16 +20,6 @@ T = TypeVar("T")
 # as this to get it back from a thread at work, a few times a step. Python's own 5 ms
 # made steps of 1.4 ms take 16 while another prompt was prepared.
 _LOCK_WAIT_S = 0.0005
-
-
-class Worker(Protocol):
-    """A model's share of the GPU thread."""
-
-    def has_work(self) -> bool:
-        """Whether `step` would do something."""
-
-    def step(self) -> None:
-        """Do one short unit of work; must not raise."""
 
 
 @functools.cache
@@ -49,7 +41,7 @@ class GpuThread:
 
     def __init__(self) -> None:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._workers: list[Worker] = []
+        self._turns = Turns()
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="gpu", daemon=True)
         self._thread.start()
@@ -86,19 +78,17 @@ class GpuThread:
 
     def add_worker(self, worker: Worker) -> None:
         """Give a worker its turns from now on."""
-        self.call(lambda: self._workers.append(worker))
+        self.call(lambda: self._turns.add(worker))
 
     def remove_worker(self, worker: Worker) -> None:
         """Take a worker's turns away."""
-        self.call(lambda: self._workers.remove(worker))
+        self.call(lambda: self._turns.remove(worker))
 
     def _run(self) -> None:
         while True:
-            busy = [worker for worker in self._workers if worker.has_work()]
-            self._run_commands(wait=not busy)
-            for worker in busy:
-                self._busy_since = time.monotonic()
-                worker.step()
+            self._run_commands(wait=not self._turns.has_work())
+            self._busy_since = time.monotonic()
+            self._turns.take()
             self._busy_since = None
 
     def _run_commands(self, *, wait: bool) -> None:

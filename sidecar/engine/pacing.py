@@ -32,9 +32,6 @@ class Watchdog:
 
 _LEAST_CHUNK = 64
 _ALONE = 2  # times as long a chunk where no stream waits: small ones cost throughput
-# Of a chunk's time, to running streams before the next: counted in steps as fast as
-# they are without a prefill, it leaves them 0.45 / (1 + 0.45 x slowdown) of their rate.
-_DECODE_SHARE = 0.45
 _MOST_SLOWDOWN = 1.6  # of a step between two chunks; the rest has other reasons
 _SMOOTHING = 0.5
 _FREE_SMOOTHING = 1 / 32  # what is promised is a mean: one slow step must not move it
@@ -81,10 +78,10 @@ class PrefillPacer:
 
     A chunk cannot be broken off: it is cut to what the last measured rate does in
     `stall_s` beside running streams, and alone, where a newcomer or a cancelled prompt
-    waits for its end, in twice that. Between two chunks the streams
-    decode for a share of the last chunk's time: one step per chunk would starve them.
-    Steps between chunks are slower than others (caches are cold, the next is not yet
-    begun), which is not the streams' loss: what counts is how many they get.
+    waits for its end, in twice that. Between two chunks the streams decode for a share
+    of the last chunk's time (engine/turns). Steps between chunks are slower than others
+    (caches are cold, the next is not yet begun), which is not the streams' loss: what
+    counts is how many they get.
 
     Args:
         step_size: most tokens of a chunk.
@@ -101,7 +98,6 @@ class PrefillPacer:
         self._seconds_per_token = rate_s
         if rate_s is not None:
             self.rate.measured(rate_s)
-        self._owed_s = 0.0
         self._decode_step_s = 0.0
         self._free_step_s = 0.0  # of steps while no prefill waits; 0: none yet
 
@@ -109,11 +105,6 @@ class PrefillPacer:
     def decode_step_s(self) -> float:
         """Seconds of a decode step, as measured last."""
         return self._decode_step_s
-
-    @property
-    def prefill_is_due(self) -> bool:
-        """Whether the running streams have had their share."""
-        return self._owed_s <= 0.0
 
     def chunk_len(self, *, beside_streams: bool) -> int:
         """Tokens of the next chunk."""
@@ -126,7 +117,6 @@ class PrefillPacer:
 
     def prefilled(self, num_tokens: int, seconds: float) -> None:
         """Learn from a chunk just done; the rate follows the depth."""
-        self._owed_s = seconds * _DECODE_SHARE
         last = self._seconds_per_token
         if last is not None and num_tokens < min(_LEAST_CHUNK, self._step_size):
             return  # a short rest: mostly what any chunk costs
@@ -138,13 +128,20 @@ class PrefillPacer:
         else:
             self._seconds_per_token = _smoothed(last, rate)
 
-    def decoded(self, seconds: float) -> None:
-        """Count a decode step against what is owed."""
+    def decoded(self, seconds: float, *, is_free: bool) -> float:
+        """
+        Learn from a decode step.
+
+        Args:
+            is_free: whether it came although others might have interrupted: none waits.
+        Returns:
+            The seconds that count as the streams' share.
+        """
         self._decode_step_s = _smoothed(self._decode_step_s, seconds)
-        if self.prefill_is_due:  # and yet this came first: none waits
+        if is_free:
             self._free_step_s = _smoothed(self._free_step_s, seconds, _FREE_SMOOTHING)
         as_free = min(seconds, self._free_step_s or seconds)
-        self._owed_s -= max(as_free, seconds / _MOST_SLOWDOWN)
+        return max(as_free, seconds / _MOST_SLOWDOWN)
 
 
 def _smoothed(last: float, now: float, share: float = _SMOOTHING) -> float:

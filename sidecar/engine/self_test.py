@@ -18,6 +18,7 @@ import mlx.core as mx
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.self_test_runs import Difference, Runs
 from sidecar.engine.text import TextEngine
+from sidecar.engine.turns import Errand
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def run_selftest(model: LoadedModel) -> list[PathResult]:
     return test.results
 
 
-class Proof:
+class Proof(Errand):
     """
     A GPU-thread worker that proves what was left at the load, then has no more work.
 
@@ -103,16 +104,17 @@ class Proof:
             return False
         return self._is_idle() or time.monotonic() - self._last > _PATIENCE_S
 
-    def step(self) -> None:
+    def interrupt(self, *, beside_streams: bool) -> bool:
         """The next test."""
         self._tell(self._test.advance())
         self._last = time.monotonic()
+        return True
 
     def run_for(self, seconds: float) -> None:
         """Do what can be begun in that time."""
         started = time.monotonic()
         while self._test.pending and time.monotonic() - started < seconds:
-            self.step()
+            self.interrupt(beside_streams=False)
 
 
 def prove(engine: TextEngine, test: SelfTest, load_s: float) -> None:

@@ -26,10 +26,11 @@ from sidecar.core.errors import (
 from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import GenerationOptions
 from sidecar.engine.batch_loop import BatchLoop
-from sidecar.engine.gpu_thread import GpuThread, Worker
+from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.job import NOTHING, Demand, Job, JobSpec
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import Sampling
+from sidecar.engine.turns import Worker
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.output.splitter_check import splitter_faults
 

@@ -1,5 +1,7 @@
 """How long a chunk may be beside running streams, and what they get between two."""
 
+import pytest
+
 from sidecar.engine.pacing import PrefillPacer, PrefillRate
 
 
@@ -92,33 +94,23 @@ def test_a_faster_spell_is_believed_however_old() -> None:
     assert rate.seconds == 0.001
 
 
-def steps_between(paced: PrefillPacer, seconds: float) -> int:
-    """Steps of that many seconds between this chunk and the next."""
-    steps = 0
-    while not paced.prefill_is_due:
-        paced.decoded(seconds)
-        steps += 1
-    return steps
-
-
-def test_streams_decode_between_two_chunks() -> None:
-    """For a share of the chunk's time, not for one step."""
-    assert 0.43 < steps_between(pacer(), 0.01) * 0.01 / 1.024 < 0.48
+def test_a_step_counts_in_full_while_no_prefill_slows_it() -> None:
+    paced = PrefillPacer(2048, 0.5)
+    assert paced.decoded(0.01, is_free=True) == 0.01
+    assert paced.decode_step_s == 0.01
 
 
 def test_steps_slower_than_without_a_prefill_are_as_many() -> None:
     """Else who is slowed down by the newcomer would also get fewer of them."""
     paced = PrefillPacer(2048, 0.5)
     for seconds in (0.01, 0.01, 0.02, *[0.01] * 200):
-        paced.decoded(seconds)
-    for seconds in (0.01, 0.013):
-        paced.prefilled(1024, 1.0)
-        assert steps_between(paced, seconds) == 45
+        paced.decoded(seconds, is_free=True)
+    counted = paced.decoded(0.013, is_free=False)
+    assert counted == pytest.approx(0.01, rel=0.02)
 
 
 def test_a_step_that_got_much_slower_does_not_starve_the_newcomer() -> None:
     """More streams, not the prefill, made it so."""
     paced = PrefillPacer(2048, 0.5)
-    paced.decoded(0.01)
-    paced.prefilled(1024, 1.0)
-    assert steps_between(paced, 0.1) <= 8
+    paced.decoded(0.01, is_free=True)
+    assert paced.decoded(0.1, is_free=False) == 0.1 / 1.6

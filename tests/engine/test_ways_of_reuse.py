@@ -96,5 +96,4 @@ def test_a_proof_ends(model_folder: ModelFolder) -> None:
     settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "on_load"}
     with running_sidecar(settings) as app, leased_engine(app) as engine:
         assert set(engine.selftest.values()) == {"ok"}
-        workers = gpu_thread()._workers
-        assert not any(worker.has_work() for worker in workers)
+        assert not gpu_thread().call(lambda: gpu_thread()._turns.has_work())
