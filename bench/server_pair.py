@@ -126,7 +126,7 @@ class ServerPair:
         url = f"http://127.0.0.1:{self.ports['sidecar']}/health"
         with contextlib.suppress(httpx.HTTPError):
             answer = httpx.get(url, timeout=2, trust_env=False)
-            return answer.status_code == httpx.codes.OK
+            return bool(answer.json()["status"] == "ok")
         return False
 
     def _process(self, name: str) -> psutil.Process:

@@ -181,14 +181,15 @@ def _wait_ready(process: subprocess.Popen[str], port: int, log: Path) -> None:
 def _is_healthy(port: int) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        status = http.HTTPStatus.NOT_FOUND
+        status, body = http.HTTPStatus.NOT_FOUND, b""
         for path in ("/health", "/v1/models"):  # a peer may have the second only
             if status == http.HTTPStatus.NOT_FOUND:
                 connection.request("GET", path)
                 answer = connection.getresponse()
-                answer.read()
+                body = answer.read()
                 status = http.HTTPStatus(answer.status)
-        return status == http.HTTPStatus.OK
+        # Ours answers before it is ready, too.
+        return status == http.HTTPStatus.OK and b'"status":"loading"' not in body
     except (OSError, http.client.HTTPException):
         return False
     finally:

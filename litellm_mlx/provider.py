@@ -18,9 +18,10 @@ from litellm_mlx import (
     hook,
     proxy_gate,
     streams,
+    token_counter,
 )
 from litellm_mlx.file_limit import raise_file_limit
-from litellm_mlx.settings import current_settings
+from litellm_mlx.settings import ask_this_machine_directly, current_settings
 from litellm_mlx.translate import (
     chat_call,
     completion_from,
@@ -76,9 +77,11 @@ class MLXProvider(CustomLLM):  # type: ignore[misc]  # litellm is untyped
         return embeddings_from(response, request.model)
 
 
+ask_this_machine_directly()
 handlers_folder.install()
 hook.register()
 fallback_policy.install()
 proxy_gate.install()
+token_counter.install()
 raise_file_limit()  # LiteLLM may have been started without the launcher
 mlx_llm = MLXProvider()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 
-from litellm_mlx import lost_refusals
+from litellm_mlx import lost_refusals, response_ids
 from litellm_mlx.admission import Asked, Policy, is_model_route, refusal
 from litellm_mlx.asgi import App, Message, Receive, Scope, Send
 from litellm_mlx.departures import WatchedRequest
@@ -69,6 +69,8 @@ class ProxyGate:
                 return
             await receive()  # the wish to connect
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+        elif why is None and response_ids.is_forged(asked.path):
+            await answer(send, asked.path, 404, "no stored response has this id")
         elif why is None:
             watched = WatchedRequest(receive, self._proving(asked, send))
             await watched.run(self._passing_on(asked), scope)

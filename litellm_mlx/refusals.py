@@ -11,6 +11,7 @@ _NAMES = {
     400: ("invalid_request", "invalid_request_error", "INVALID_ARGUMENT"),
     401: ("invalid_api_key", "authentication_error", "UNAUTHENTICATED"),
     403: ("forbidden", "permission_error", "PERMISSION_DENIED"),
+    404: ("resource_not_found", "not_found_error", "NOT_FOUND"),
     408: ("request_timeout", "timeout_error", "DEADLINE_EXCEEDED"),
     413: ("payload_too_large", "request_too_large", "INVALID_ARGUMENT"),
     501: ("not_implemented", "api_error", "UNIMPLEMENTED"),

@@ -5,7 +5,10 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
+from litellm_mlx.direct_routes import exempt
 from litellm_mlx.identity import SECRET_NAME
 
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
@@ -65,6 +68,12 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
 def current_settings() -> Settings:
     """The settings of this process, read at the first call."""
     return read_settings(os.environ)  # noqa: TID251 - the one place that reads it
+
+
+def ask_this_machine_directly() -> None:
+    """Keep requests to the sidecar from the proxies that the environment names."""
+    host = urlsplit(current_settings().api_base).hostname or "127.0.0.1"
+    exempt(os.environ, host, getproxies)  # noqa: TID251 - the one place that changes it
 
 
 def _first(environ: Mapping[str, str], *names: str) -> str | None:

@@ -29,8 +29,14 @@ _MOST_CHARS = 1000
 _FLAGS = (  # group, flag, variable
     ("model", "--model", "MODEL_PATH"),
     ("model", "--model-family", "MODEL_FAMILY"),
+    ("model", "--model-dir", "MODEL_DIR"),
+    ("model", "--pinned", "PINNED_MODELS"),
+    ("model", "--preload", "PRELOAD_MODELS"),
+    ("model", "--model-ttl", "MODEL_TTL_SECONDS"),
+    ("model", "--max-model-memory", "MAX_MODEL_MEMORY"),
     ("server", "--host", "MLX_HOST"),
     ("server", "--port", "MLX_PORT"),
+    ("engine", "--max-process-memory", "MAX_PROCESS_MEMORY"),
     ("engine", "--max-kv-size", "MAX_KV_SIZE"),
     ("engine", "--max-concurrent-requests", "MAX_CONCURRENT_REQUESTS"),
     ("cache", "--cache-bytes", "PROMPT_CACHE_MAX_BYTES"),
@@ -85,10 +91,14 @@ def _run(config: Config) -> int:
     stop = _stop_on_signal()
     _tell(f"{app.url} model={config.model.path or 'built-in'}")
     serving = composition.serve_in_thread(app)
-    while serving.is_alive() and app.pool.entries()[0].state != "loaded":
-        if (fault := app.pool.entries()[0].load_error) is not None:
-            return _end_unready(_refuse(_with_place(fault, config.model.path), 1))
-        if stop.wait(_POLL_S) and app.pool.entries()[0].state != "loaded":
+    while serving.is_alive() and not (default := app.pool.entry("")).num_loads:
+        if (fault := default.load_error) is not None:
+            told = _with_place(fault, config.model.path)
+            if not app.serves_others:
+                return _end_unready(_refuse(told, 1))
+            _tell(f"warning: {told}")
+            break
+        if stop.wait(_POLL_S) and not app.pool.entry("").num_loads:
             _tell("stopped before the model was ready; what was downloaded is kept")
             return _end_unready(130)
     while serving.is_alive() and not stop.wait(0.5):

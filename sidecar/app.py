@@ -5,38 +5,37 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
 
 from sidecar.config.settings import Config
 from sidecar.config.sources import ConfigError
-from sidecar.engine.batch_loop import BatchLoop, ExtraProcessors, no_extra_processors
+from sidecar.engine.batch_loop import ExtraProcessors, no_extra_processors
 from sidecar.engine.device_memory import device_memory, process_limit
 from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.gpu_thread import GpuThread, gpu_thread
-from sidecar.engine.loader import LoadedModel, kv_quantization, load
-from sidecar.engine.memory import MemoryGuard, fit_memory
-from sidecar.engine.model_place import ModelSource, model_name
-from sidecar.engine.model_source import find_model
-from sidecar.engine.self_test import LOAD_S, SelfTest, prove
-from sidecar.engine.text import TextEngine
-from sidecar.engine.warm_up import warm_up
+from sidecar.engine.kept_kv import Expiry
+from sidecar.engine.process_memory import Admission, ProcessMemory
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import LogLimits, SessionLog
 from sidecar.kv.eviction import Limits
-from sidecar.kv.prefix_store import PrefixStore
-from sidecar.memory.conversation_memory import ConversationMemory, MemoryLimits
-from sidecar.pipeline.prepare import Pipeline, PipelineSettings
+from sidecar.kv.kv_budget import KVBudget
+from sidecar.residents.catalog import Catalog, find_catalog
+from sidecar.residents.kept_memories import KeptMemories
+from sidecar.residents.model_settings import read_settings
 from sidecar.residents.pool import ResidentPool
+from sidecar.residents.process_weights import ProcessWeights
 from sidecar.residents.resident import Resident
+from sidecar.residents.room import PoolLimits
+from sidecar.residents.text_resident import Shared, TextLoader
 from sidecar.server.connection import Handler
 from sidecar.server.listener import Listener
 from sidecar.server.router import Routes, Services
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.chat import ChatService
-from sidecar.service.models import ModelService
+from sidecar.service.models import ModelService, Vitals
 from sidecar.service.stored_responses import StoredResponses
 from sidecar.volatile.rules import RuleSet, load_rules
 
@@ -52,15 +51,26 @@ class App:
     config: Config
     listener: Listener
     pool: ResidentPool[Resident]
-    gpu: GpuThread
+    shared: Shared
+    expiry: Expiry
+
+    @property
+    def gpu(self) -> GpuThread:
+        """The thread of all forward calls."""
+        return self.shared.gpu
 
     @property
     def url(self) -> str:
         """Where it listens."""
         return f"http://{self.config.server.host}:{self.listener.port}"
 
+    @property
+    def serves_others(self) -> bool:
+        """Whether there are models besides the default one."""
+        return any(entry.is_usable for entry in self.pool.entries()[1:])
+
     def serve(self) -> None:
-        """Load the default model and answer until `stop_listening`."""
+        """Load what is wanted from the start, and answer until `stop_listening`."""
         self.pool.start_loading()
         self.listener.serve_forever(poll_interval=0.1)
 
@@ -71,6 +81,7 @@ class App:
     def drain(self) -> None:
         """Take no new work and wait for what runs, at most the drain timeout."""
         self.pool.drain()
+        self.shared.admission.drain()
         deadline = time.monotonic() + self.config.server.drain_timeout_s
         while self.pool.num_leases and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -78,7 +89,9 @@ class App:
     def close(self) -> None:
         """Close the socket and unload."""
         self.listener.server_close()
+        self.expiry.close()
         self.pool.close()
+        self.shared.kept.forget()
 
 
 def build(
@@ -96,25 +109,31 @@ def build(
         ConfigError: the user's rules cannot be used.
         OSError: the address cannot be bound.
     """
-    rules = _read_rules(config)
-    metrics = Metrics()
-    gpu = gpu_thread()
-    parts = _Parts(gpu, metrics, DownloadProgress(tell), rules, extra_processors)
-    gpu.call(lambda: prepare_device(config))
+    shared = _build_shared(config, tell, extra_processors)
     pool = ResidentPool(
-        config.model.proxy_model_id or f"openai/{model_name(config.model.path)}",
-        ("local", "openai/local", model_name(config.model.path)),
-        lambda: _load_resident(config, parts),
-        config.model.load_wait_s,
-    )
-    caches = CacheService(pool)
+        read_catalog(config),
+        TextLoader(config, shared).load,
+        ProcessWeights(
+            shared.process, shared.admission, shared.stored, shared.gpu,
+            config.engine.max_model_bytes,
+        ),
+        _pool_limits(config),
+    )  # fmt: skip
+    metrics = shared.metrics
+    caches = CacheService(pool, shared.kept)
     metrics.add_cache_source(caches.counters)
+    metrics.kv_bytes.set_function(lambda: shared.stored.num_bytes)
+    metrics.active_bytes.set_function(lambda: shared.process.active_bytes)
+    metrics.peak_bytes.set_function(lambda: shared.process.peak_bytes)
     root = Path(config.log.root) if config.log.requests else None
     limits = LogLimits(config.log.max_mb << 20, config.log.retention_days)
     log = SessionLog(root, limits, with_content=config.log.content)
+    vitals = Vitals(
+        shared.gpu, _longest_step_s(config), shared.download, shared.process
+    )
     services = Services(
         ChatService(pool, config.generation, metrics, log),
-        ModelService(pool, gpu, _longest_step_s(config), parts.download),
+        ModelService(pool, vitals, lambda: read_catalog(config)),
         caches,
         StoredResponses(),
         metrics,
@@ -122,7 +141,57 @@ def build(
     listener = Listener(
         config.server, Routes(services, config.server), metrics, Handler
     )
-    return App(config, listener, pool, gpu)
+    return App(config, listener, pool, shared, Expiry(shared.stored, shared.gpu))
+
+
+def read_catalog(config: Config) -> Catalog:
+    """
+    What can be served now: looked for anew at each call.
+
+    Raises:
+        ConfigError: the settings of single models cannot be used.
+    """
+    path = config.model.settings_path
+    wishes = read_settings(Path(path) if path else None)
+    model = config.model
+    if wishes.default_model:
+        model = replace(model, path=wishes.default_model)
+    return find_catalog(model, wishes.models)
+
+
+def _pool_limits(config: Config) -> PoolLimits:
+    model, engine = config.model, config.engine
+    return PoolLimits(
+        engine.max_models, engine.headroom, model.load_wait_s, engine.settle_s,
+        model.ttl_s, model.preload,
+    )  # fmt: skip
+
+
+def _build_shared(
+    config: Config, tell: Callable[[str], None], extra_processors: ExtraProcessors
+) -> Shared:
+    cache, gpu, rules = config.cache, gpu_thread(), _read_rules(config)
+    gpu.call(lambda: prepare_device(config))
+    stored = KVBudget(
+        Limits(
+            cache.max_bytes or int(device_memory() * _CACHE_SHARE),
+            cache.max_entries,
+            cache.ttl_s,
+            cache.checkpoints_per_session,
+            cache.checkpoints_in_all,
+        )
+    )
+    return Shared(
+        gpu,
+        gpu.call(lambda: ProcessMemory(process_limit(config.engine), stored)),
+        Admission(config.engine),
+        stored,
+        KeptMemories(),
+        Metrics(),
+        DownloadProgress(tell),
+        rules,
+        extra_processors,
+    )
 
 
 def _read_rules(config: Config) -> RuleSet:
@@ -153,93 +222,6 @@ def prepare_device(config: Config) -> None:
     recommended = mx.device_info().get("max_recommended_working_set_size")
     if recommended:  # Metal only
         mx.set_wired_limit(int(recommended))
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What a load needs beside the settings."""
-
-    gpu: GpuThread
-    metrics: Metrics
-    download: DownloadProgress
-    rules: RuleSet
-    extra_processors: ExtraProcessors
-
-
-def _load_resident(config: Config, parts: _Parts) -> Resident:
-    limit_bytes = parts.gpu.call(lambda: process_limit(config.engine))
-    source = find_model(config.model.path, parts.download, limit_bytes)
-    metrics, started = parts.metrics, time.monotonic()
-    # All of it on the GPU thread: a thread that made so much as an empty array and
-    # then ended can abort the process at its exit.
-    engine = parts.gpu.call(lambda: _load_engine(config, source, parts))
-    memory = _build_memory(config, engine)
-    pipeline = _build_pipeline(config, engine.model, parts.rules, memory)
-    resident = Resident(engine, pipeline, memory, config.cache.share_between_keys)
-    metrics.model_load_s.observe(time.monotonic() - started)
-    metrics.model_bytes.labels(engine.model.name).set(engine.model.num_bytes)
-    metrics.kv_bytes.set_function(lambda: engine.store.num_bytes)
-    metrics.active_bytes.set_function(lambda: engine.guard.active_bytes)
-    metrics.peak_bytes.set_function(lambda: engine.guard.peak_bytes)
-    logger.info("ready to reuse %s", resident.start_line())
-    return resident
-
-
-def _load_engine(config: Config, source: ModelSource, parts: _Parts) -> TextEngine:
-    cache = config.cache
-    model = load(
-        source,
-        config.model.family,
-        trust=config.model.trust_remote_code,
-        quantization=kv_quantization(cache),
-    )
-    warm_up(model)
-    limits = Limits(
-        cache.max_bytes or int(device_memory() * _CACHE_SHARE),
-        cache.max_entries,
-        cache.ttl_s,
-        cache.checkpoints_per_session,
-        cache.checkpoints_in_all,
-    )
-    store = PrefixStore(limits, model.new_cache, model.quantization)
-    store.verify = cache.verify
-    memory, rate_s = fit_memory(model, config.engine.prefill_step_size)
-    guard = MemoryGuard(memory, process_limit(config.engine), store)
-    loop = BatchLoop(model, store, config.engine, guard, rate_s, parts.extra_processors)
-    engine = TextEngine(model, loop, store, parts.gpu, config.engine)
-    engine.check_splitter()
-    if cache.selftest == "on_load":
-        prove(engine, SelfTest(model), LOAD_S)
-    return engine
-
-
-def _build_memory(config: Config, engine: TextEngine) -> ConversationMemory:
-    cache, model = config.cache, engine.model
-    limits = MemoryLimits(
-        record_ttl_s=cache.ttl_s,
-        session_idle_s=cache.session_idle_s,
-        healing_entries=cache.healing_entries,
-        healing_bytes=cache.healing_bytes,
-        use_block_index=cache.use_block_index,
-    )
-    return ConversationMemory(engine, model.tokenizer.decode, model.key, limits)
-
-
-def _build_pipeline(
-    config: Config, model: LoadedModel, rules: RuleSet, memory: ConversationMemory
-) -> Pipeline:
-    cache = config.cache
-    settings = PipelineSettings(
-        default_thinking=config.generation.thinking,
-        preserve_thinking=config.generation.preserve_thinking,
-        canonicalize=cache.canonicalize,
-        pinning=cache.pinning,
-        splicing=cache.splice and config.generation.preserve_thinking,
-        min_gain=cache.pin_min_gain,
-        verify=cache.verify,
-    )
-    think_open = model.syntax.markers.think_open
-    return Pipeline(model.tokenizer, think_open, rules, settings, memory)
 
 
 def serve_in_thread(app: App) -> threading.Thread:

@@ -202,6 +202,6 @@ def plain_run(
 def is_idle(engine: TextEngine, within_s: float = _WAIT_S) -> bool:
     """Whether the engine has no job left, soon."""
     deadline = time.monotonic() + within_s
-    while engine.num_open and time.monotonic() < deadline:
+    while engine._admission.num_open and time.monotonic() < deadline:
         time.sleep(0.005)
-    return engine.num_open == 0
+    return engine._admission.num_open == 0

@@ -174,7 +174,7 @@ class Rig:
 
     def limit(self, max_bytes: int, max_leaves: int = 24) -> None:
         """Another budget for the store, from the next request's end on."""
-        self.store._limits = Limits(max_bytes, max_leaves)
+        self.store.budget.limits = Limits(max_bytes, max_leaves)
 
     def text(self, ids: ModelIds | list[int]) -> str:
         """Text of ids, nothing left out or cleaned up."""

@@ -134,6 +134,8 @@ def _env(folder: Path) -> dict[str, str]:
         "PYTHONPATH": str(REPO),
         "PYTHONUNBUFFERED": "1",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        # For the internet, not for this machine: whatever goes there fails.
+        "HTTP_PROXY": "http://127.0.0.1:1",
     }
 
 

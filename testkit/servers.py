@@ -25,6 +25,7 @@ def running_sidecar(
     """A sidecar that answers; closed at the end."""
     flags = {
         "MLX_PORT": "0",
+        "MODEL_DIR": "",  # not what this machine's user has downloaded
         "ENABLE_REQUEST_LOGGING": "false",
         "CACHE_SELFTEST": "off",  # seconds a start; tested in tests/engine
         **(settings or {}),
@@ -75,7 +76,7 @@ def wait_ready(url: str, timeout_s: float = 180.0) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", timeout=60).status_code == 200:
+            if httpx.get(f"{url}/health", timeout=60).json()["status"] == "ok":
                 return
         time.sleep(0.05)
     raise TimeoutError(f"{url} did not become ready")

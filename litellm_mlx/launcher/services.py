@@ -27,7 +27,8 @@ from litellm_mlx.launcher.settings import MASTER_KEY, LaunchSettings, create_mas
 
 _SIDECAR_DEADLINE_S = 600.0  # a large model from a slow disk
 _PROXY_DEADLINE_S = 180.0  # 64 s were seen with cold files
-_HOPELESS = ("dead", "stuck", "failed")  # what no waiting mends
+_HOPELESS = ("dead", "stuck")  # what no waiting mends
+_MAY_ANSWER = ("loaded", "loading", "unloaded")
 # A body of megabytes is gone with its request. glibc learns from it to keep the next
 # one's memory, and each thread's, for good: mallopt(3). Fixed bounds do not learn.
 # The sidecar, whose arrays come and go all the time, sets its own.
@@ -50,7 +51,7 @@ class ProxyPlan:
 
 
 def sidecar_service(settings: LaunchSettings, pid_file: PidFile) -> Service:
-    """How the sidecar is started; it is healthy once its model is loaded."""
+    """How the sidecar is started; it is healthy once it has a model that answers."""
     address, secret = settings.sidecar, secret_of(settings.instance_secret, "sidecar")
     command = [sys.executable, "-m", "sidecar"]
     command += ["--host", address.host, "--port", str(address.port)]
@@ -144,7 +145,12 @@ def proxy_service(
 
 
 def _says_ok(answer: httpx.Response) -> bool:
-    return answer.status_code == 200 and _status(answer) == "ok"
+    """Ready, or without its default model but with others."""
+    if answer.status_code != 200:
+        return False
+    if _status(answer) != "degraded":
+        return _status(answer) == "ok"
+    return any(one.get("state") in _MAY_ANSWER for one in answer.json()["models"])
 
 
 def _status(answer: httpx.Response) -> str | None:

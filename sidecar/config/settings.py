@@ -23,8 +23,10 @@ from sidecar.config.values import (
     boolean,
     choice,
     integer,
+    names,
     number,
     place,
+    places,
     plain,
     policy,
     size,
@@ -52,8 +54,29 @@ class ModelConfig:
         shown="openai/ and MODEL_PATH")
     trust_remote_code: bool = setting(False, "TRUST_REMOTE_CODE", boolean,
         "Whether a model's folder may bring code that is run.")
+    places: tuple[str, ...] = setting(("hub",), "MODEL_DIR", places,
+        "Folders of models, `:` between; `hub`: what was downloaded from the hub.",
+        shown="hub")
+    available: tuple[str, ...] = setting((), "AVAILABLE_MODELS", words,
+        "Names of the models to serve besides MODEL_PATH; `*` stands for anything.",
+        shown="all")
+    aliases: dict[str, str] = setting({}, "MODEL_ALIASES", names,
+        'More names of models, e.g. {"claude-*": "default"}.')
+    pinned: tuple[str, ...] = setting((), "PINNED_MODELS", words,
+        "Models that are loaded at the start and never leave.", shown="none")
+    preload: tuple[str, ...] = setting((), "PRELOAD_MODELS", words,
+        "Models that are loaded at the start.", "MLX_SERVER_PRELOAD_MODELS",
+        shown="MODEL_PATH")
+    ttl_s: float = setting(0.0, "MODEL_TTL_SECONDS", number(0, 1e9),
+        "Idle seconds after which a model leaves. 0: never.")
+    settings_path: str | None = setting(None, "MODEL_SETTINGS_PATH", place,
+        "JSON with settings of single models; it beats the environment.", shown="none")
     load_wait_s: float = setting(30.0, "LOAD_WAIT_SECONDS", number(0, 3600),
         "How long a request waits for a model that is being loaded; then 503.")
+    load_thread: str = setting("own", "MODEL_LOAD_THREAD", choice("own", "gpu"),
+        "Where weights are read; `gpu`: between the steps of running streams.")
+    unload_keeps_kv: bool = setting(True, "UNLOAD_KEEPS_KV", boolean,
+        "Whether a model's conversations outlive its weights.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +169,14 @@ class EngineConfig:
     max_process_bytes: int | None = setting(None, "MAX_PROCESS_MEMORY", size,
         "Memory of the process; what cannot fit is refused before it is computed.",
         shown="the device's memory (RAM, or a CUDA card's) less 8 GB")
+    max_model_bytes: int | None = setting(None, "MAX_MODEL_MEMORY", size,
+        "Weights of all loaded models together.", shown="what the process may take")
+    max_models: int = setting(0, "MAX_MODELS", integer(0, 1024),
+        "Models loaded at once. 0: as many as fit.")
+    headroom: float = setting(0.25, "KV_HEADROOM_FRACTION", number(0, 2),
+        "Share of a model's size that is left free for its KV, where it can be.")
+    settle_s: float = setting(10.0, "SETTLE_TIMEOUT_SECONDS", number(0, 600),
+        "How long the memory of a model that left is waited for.")
     max_cache_gb: float = setting(8.0, "MAX_CACHE_SIZE_GB", number(0, 4096),
         "What MLX keeps of freed memory.", "MLX_SERVER_MAX_CACHE_SIZE_GB")
     max_kv_size: int = setting(196608, "MAX_KV_SIZE", integer(16, 1 << 24),

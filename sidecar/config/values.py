@@ -106,9 +106,16 @@ def _policy(text: str) -> dict[str, str]:
     return value
 
 
+def _places(text: str) -> tuple[str, ...]:
+    parts = (part.strip() for part in text.split(os.pathsep))
+    return tuple(os.path.expanduser(part) for part in parts if part)
+
+
 plain = Kind("text", str)
+places = Kind("paths with : between; ~ is the home folder", _places)
 place = Kind("a path; ~ is the home folder", lambda t: os.path.expanduser(t.strip()))
 boolean = Kind("true or false", _boolean)
 size = Kind("bytes, a size such as 64GB, or a share such as 80%", _size)
 words = Kind("a comma list or a JSON list of strings", _words)
+names = Kind("a JSON object, name -> name", _policy)
 policy = Kind("a JSON object, kind -> stop, pin or restate", _policy)

@@ -11,6 +11,8 @@ SidecarError                    code                      status
  |   +- ModelNotFound           model_not_found           404
  +- MethodNotAllowed            method_not_allowed        405
  +- RequestTimeout              request_timeout           408
+ +- ModelBusy                   model_busy                409
+ +- ModelPinned                 model_pinned              409
  +- PayloadTooLarge             payload_too_large         413
  +- ValidationFailed            validation_error          422
  +- Busy                        rate_limited              429
@@ -22,6 +24,7 @@ SidecarError                    code                      status
  +- Unavailable                 service_unavailable       503
      +- InsufficientMemory      insufficient_memory       503
      +- MemoryPressure          memory_pressure           503
+     +- ModelTooLarge           model_too_large           503
      +- TooSlow                 too_slow                  503
 
 Anything else that escapes is a defect and becomes internal_error 500 at the
@@ -129,6 +132,20 @@ class RequestTimeout(SidecarError):
     status_hint = 408
 
 
+class ModelBusy(SidecarError):
+    """Requests hold the model, and it is not to be waited for them."""
+
+    code = "model_busy"
+    status_hint = 409
+
+
+class ModelPinned(SidecarError):
+    """The model stays until it is unpinned, or forced out."""
+
+    code = "model_pinned"
+    status_hint = 409
+
+
 class PayloadTooLarge(SidecarError):
     """The body is above MAX_BODY_MB."""
 
@@ -193,7 +210,7 @@ class Unavailable(SidecarError):
 
 
 class InsufficientMemory(Unavailable):
-    """The prompt does not fit; the message says what would."""
+    """A prompt or a model does not fit; the message says what would."""
 
     code = "insufficient_memory"
 
@@ -202,6 +219,12 @@ class MemoryPressure(Unavailable):
     """The process is at its limit."""
 
     code = "memory_pressure"
+
+
+class ModelTooLarge(Unavailable):
+    """The model does not fit, not even alone."""
+
+    code = "model_too_large"
 
 
 class TooSlow(Unavailable):

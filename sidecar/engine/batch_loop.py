@@ -30,9 +30,9 @@ from sidecar.engine.job import (
     Token,
 )
 from sidecar.engine.loader import LoadedModel
-from sidecar.engine.memory import MemoryGuard
 from sidecar.engine.pacing import PrefillPacer, Watchdog
 from sidecar.engine.prefill import Prefill, PrefillQueue, keep
+from sidecar.engine.process_memory import Admission, MemoryGuard
 from sidecar.engine.sampling import LogitsProcessor
 from sidecar.kv.kv_layers import KVLayers, copy_layers, evaluate
 from sidecar.kv.prefix_store import PrefixStore
@@ -151,19 +151,21 @@ class BatchLoop:
         store: PrefixStore,
         config: EngineConfig,
         guard: MemoryGuard,
+        admission: Admission,
         rate_s: float | None = None,
         extra_processors: ExtraProcessors = no_extra_processors,
     ) -> None:
         self.guard = guard
+        self.admission = admission
         self._model = model
         self._store = store
         self._extra_processors = extra_processors
         self._max_rows = config.batch_max_size if config.enable_batching else 1
-        self._max_rows = min(self._max_rows, config.max_concurrent)
         self.pacer = PrefillPacer(
             config.prefill_step_size, config.decode_stall_ms / 1000, rate_s
         )
         self._rows: dict[int, Row] = {}
+        self._uncount = admission.count_rows(lambda: len(self._rows))
         self._next_uid = 0
         self._num_steps = 0
         self._lanes = Lanes(model)
@@ -173,6 +175,10 @@ class BatchLoop:
     def has_work(self) -> bool:
         """Whether any job waits or runs."""
         return bool(self.prefills or self._rows)
+
+    def close(self) -> None:
+        """Count no more among the models that decode; repeatable."""
+        self._uncount()
 
     def may_batch(self, is_allowed: bool) -> None:
         """Whether rows that join from now on may share a forward pass."""
@@ -208,7 +214,7 @@ class BatchLoop:
         prefill = None
         try:
             self._drop_ended()
-            if prefill := self.prefills.next(self._max_rows - len(self._rows)):
+            if prefill := self.prefills.next(self._free_rows()):
                 started = time.perf_counter()
                 self._prefill_chunk(prefill, beside_streams=beside_streams)
                 self.prefills.took(time.perf_counter() - started)
@@ -218,17 +224,20 @@ class BatchLoop:
             self._sample()
         return prefill is not None
 
+    def _free_rows(self) -> int:
+        return min(self._max_rows - len(self._rows), self.admission.free_rows())
+
     def _begun(self) -> tuple[object, ...]:
         return (*self._rows, *self.prefills.begun)
 
     def _drop_ended(self) -> None:
         self.prefills.drop_ended()
         self._drop_rows()
-        self.guard.relieve()
+        self.guard.process.relieve()
 
     def _sample(self) -> None:
         """Note what is in use, and what the jobs begun will take beyond that."""
-        self.guard.sample()
+        self.guard.process.sample()
         for prefill in self.prefills.begun:
             spec = prefill.job.spec
             rest = self.guard.model.rest(len(spec.model_ids), spec.n, prefill.done)
@@ -299,12 +308,12 @@ class BatchLoop:
         prefill.job.emit(Prefilled(end, len(ids), prefill.cached_len))
 
     def _make_room(self, prefill: Prefill, needed: int) -> None:
-        if self.guard.relieve(needed):
+        if self.guard.process.relieve(needed):
             return
         # A checkpoint only saves work later: no request fails for the sake of one.
         for begun in (*self.prefills.begun, *(r.prefill for r in self._rows.values())):
             begun.checkpoints.clear()
-        if self.guard.relieve(needed):
+        if self.guard.process.relieve(needed):
             return
         self._sample()
         others = sum((p.job.due for p in self.prefills.begun if p != prefill), NOTHING)

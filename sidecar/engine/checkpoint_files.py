@@ -189,9 +189,7 @@ def safetensors_fault(file: Path) -> str | None:
     if len(head) < 8 or len(text) < length:
         return f"{file.name} is cut off ({told_bytes(size)}); download it again"
     try:
-        entries = json.loads(text)
-        entries.pop("__metadata__", None)
-        ends = [int(entry["data_offsets"][1]) for entry in entries.values()]
+        ends = [int(entry["data_offsets"][1]) for entry in _entries(text).values()]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return f"{file.name} is not a safetensors file; download it again"
     whole = 8 + length + max(ends, default=0)
@@ -201,6 +199,36 @@ def safetensors_fault(file: Path) -> str | None:
             "download it again"
         )
     return None
+
+
+def _entries(header: bytes) -> dict[str, Any]:
+    entries = json.loads(header)
+    entries.pop("__metadata__", None)
+    return dict(entries)
+
+
+def tensor_names(folder: Path) -> frozenset[str]:
+    """Names of the weights, from the index or the files' headers; what can be read."""
+    try:
+        index = json.loads((folder / _INDEX).read_bytes())
+        return frozenset(map(str, index["weight_map"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    names: set[str] = set()
+    for file in folder.glob("*.safetensors"):
+        names.update(_names_in(file))
+    return frozenset(names)
+
+
+def _names_in(file: Path) -> list[str]:
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > _MOST_HEADER_BYTES:
+                return []
+            return list(_entries(stream.read(length)))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return []
 
 
 def weight_bytes(folder: Path) -> int:

@@ -1,4 +1,9 @@
-"""The one thread of every MLX call in the process."""
+"""
+The threads of MLX in the process: one for every forward call, one that only loads.
+
+Lazy arrays do not cross threads, evaluated ones do. So whatever computes comes to the
+GPU thread, and a model that the load thread has read is evaluated there, whole.
+"""
 
 import functools
 import logging
@@ -6,11 +11,11 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from sidecar.engine.turns import Turns, Worker
+from sidecar.engine.turns import Errand, Turns, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -29,21 +34,24 @@ def gpu_thread() -> "GpuThread":
     return GpuThread()
 
 
-class GpuThread:
-    """
-    Runs commands in order and, between them, the workers in turn.
+@functools.cache
+def load_thread() -> "MlxThread":
+    """The process's only thread that reads weights, started at the first call."""
+    return MlxThread("weights")
 
-    Lazy arrays do not cross threads, so whatever touches MLX comes here: by `call`
-    (wait for the result) or `post` (do not wait). The thread never ends: a process in
-    which a thread that used MLX has ended may abort at its exit (seen with 0.32). So
-    it waits without a limit, too: waking up while Python shuts down would end it.
+
+class MlxThread:
+    """
+    Runs commands in order: by `call` (wait for the result) or `post` (do not wait).
+
+    The thread never ends: a process in which a thread that used MLX has ended may abort
+    at its exit (seen with 0.32). So it waits without a limit, too: waking up while
+    Python shuts down would end it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._turns = Turns()
-        self._busy_since: float | None = None
-        self._thread = threading.Thread(target=self._run, name="gpu", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -51,14 +59,8 @@ class GpuThread:
         """False only if the thread died of a defect."""
         return self._thread.is_alive()
 
-    @property
-    def step_s(self) -> float:
-        """How long the step in hand has been running, 0 if none is."""
-        since = self._busy_since
-        return 0.0 if since is None else time.monotonic() - since
-
     def call(self, function: Callable[[], T], timeout_s: float | None = None) -> T:
-        """Run `function` on the GPU thread; return or raise what it does."""
+        """Run `function` on the thread; return or raise what it does."""
         if threading.current_thread() is self._thread:
             return function()
         future: Future[T] = Future()
@@ -73,8 +75,57 @@ class GpuThread:
         return future.result(timeout_s)
 
     def post(self, function: Callable[[], None]) -> None:
-        """Run `function` on the GPU thread, later; it must not raise."""
+        """Run `function` on the thread, later; it must not raise."""
         self._commands.put(function)
+
+    def _run(self) -> None:
+        while True:
+            self._run_commands(wait=True)
+
+    def _run_commands(self, *, wait: bool) -> None:
+        """Run all commands that are there; `wait` for the first."""
+        while True:
+            try:
+                command = self._commands.get(wait)
+            except queue.Empty:
+                return
+            wait = False
+            try:
+                command()
+            except Exception:
+                logger.exception("a posted command failed")
+            del command  # what it holds may be a model
+
+
+class GpuThread(MlxThread):
+    """Runs commands and, between them, gives the workers their turns."""
+
+    def __init__(self) -> None:
+        self._turns = Turns()
+        self._busy_since: float | None = None
+        super().__init__("gpu")
+
+    @property
+    def step_s(self) -> float:
+        """How long the step in hand has been running, 0 if none is."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def call_in_steps(self, steps: Generator[None, None, T]) -> T:
+        """
+        Run a generator on the thread, a turn from each yield to the next.
+
+        Streams go on between them: this is for what would stall them in one piece.
+
+        Returns:
+            What the generator returns; what it raises is raised.
+        """
+        errand = _Steps(steps)
+        self.add_worker(errand)
+        try:
+            return errand.future.result()
+        finally:
+            self.remove_worker(errand)
 
     def add_worker(self, worker: Worker) -> None:
         """Give a worker its turns from now on."""
@@ -91,15 +142,24 @@ class GpuThread:
             self._turns.take()
             self._busy_since = None
 
-    def _run_commands(self, *, wait: bool) -> None:
-        """Run all commands that are there; `wait` for the first."""
-        while True:
-            try:
-                command = self._commands.get(wait)
-            except queue.Empty:
-                return
-            wait = False
-            try:
-                command()
-            except Exception:
-                logger.exception("a posted command failed")
+
+class _Steps(Errand, Generic[T]):
+    """A generator as a worker."""
+
+    def __init__(self, steps: Generator[None, None, T]) -> None:
+        self._steps = steps
+        self.future: Future[T] = Future()
+
+    def has_work(self) -> bool:
+        """Whether it goes on."""
+        return not self.future.done()
+
+    def interrupt(self, *, beside_streams: bool) -> bool:
+        """To the next yield."""
+        try:
+            next(self._steps)
+        except StopIteration as end:
+            self.future.set_result(end.value)
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            self.future.set_exception(error)
+        return True

@@ -1,13 +1,14 @@
 """A model's folder -> a loaded model with everything computable computed."""
 
+import contextlib
 import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -18,11 +19,14 @@ from sidecar.config.settings import CacheConfig
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.model_place import ModelSource
 from sidecar.engine.printed_stops import printed_stops
+from sidecar.engine.reachable_arrays import evaluate_in_slices
 from sidecar.kv.kv_layers import KVLayers, evaluate
 from sidecar.kv.quantization import KVQuantization
 from sidecar.output.families import OutputSyntax, find_family, output_syntax
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _UNKNOWN_CONTEXT = 1 << 20
 _MOST_REASON = 300  # characters
@@ -34,8 +38,9 @@ class LoadedModel:
     One model in memory.
 
     Args:
+        folder: where it was loaded from.
         context_len: most tokens it was made for.
-        vocab_size: width of its logits.
+        vocab_size: width of its logits; 0: nothing was computed yet.
         stop_ids: tokens that end a turn.
         generation_config: the model's own defaults, None if it ships none.
         num_bytes: bytes of its weights. key: tells its KV from any other model's.
@@ -44,6 +49,7 @@ class LoadedModel:
     """
 
     name: str
+    folder: Path
     key: str
     model: Any
     tokenizer: Any
@@ -96,38 +102,92 @@ def load(
     quantization: KVQuantization | None = None,
 ) -> LoadedModel:
     """
-    Load a text model; GPU thread only.
+    Load a text model, all of it on this thread: the GPU thread.
+
+    Raises:
+        ModelLoadFailed: with the reason.
+    """
+    reading = read_model(source, family, trust=trust)
+    return run_to_end(finish(run_to_end(reading), quantization))
+
+
+def read_model(
+    source: ModelSource, family: str | None, *, trust: bool
+) -> Generator[None, None, LoadedModel]:
+    """
+    Read a text model: on any thread of MLX's, a slice of its weights between yields.
 
     Args:
         source: from `find_model`, which has checked its files.
         family: the configured family, None to find it out.
         trust: let the model's folder bring code of its own.
-        quantization: of its KV; tried here, since not all models can.
+    Returns:
+        The model, of which nothing was computed: `finish` it.
     Raises:
         ModelLoadFailed: with the reason.
     """
     started = time.monotonic()
     name, folder = source.name, source.folder
-    try:
-        model, config = load_model(folder, trust_remote_code=trust)
+    with _told_as(source):
+        model, config = load_model(folder, lazy=True, trust_remote_code=trust)
+        yield
+        yield from evaluate_in_slices(model)
         tokenizer = load_tokenizer(
             folder,
             tokenizer_config_extra={"trust_remote_code": trust},
             eos_token_ids=config.get("eos_token_id"),
         )
         loaded = _describe(name, folder, (model, tokenizer), config, family)
-        if quantization:
-            _try_quantized(model, quantization)
-            key = f"{loaded.key} {quantization.bits} {quantization.group_size}"
-            loaded = replace(loaded, key=key, quantization=quantization)
-    except Exception as error:
-        reason = _reason(error).replace(str(folder), name)
-        raise ModelLoadFailed(f"model {name} cannot be loaded: {reason}") from error
     logger.info(
         "loaded model=%s bytes=%d seconds=%.1f",
         name, loaded.num_bytes, time.monotonic() - started,
     )  # fmt: skip
     return loaded
+
+
+def finish(
+    loaded: LoadedModel, quantization: KVQuantization | None
+) -> Generator[None, None, LoadedModel]:
+    """
+    Compute with a model for the first time: in turns on the GPU thread.
+
+    Args:
+        quantization: of its KV; tried here, since not all models can.
+    Raises:
+        ModelLoadFailed: with the reason.
+    """
+    with _told_as(ModelSource(loaded.name, loaded.folder)):
+        vocab_size = _warm_up(loaded.model, sorted(loaded.stop_ids))
+        loaded = replace(loaded, vocab_size=vocab_size)
+        if quantization:
+            yield
+            _try_quantized(loaded.model, quantization)
+            key = f"{loaded.key} {quantization.bits} {quantization.group_size}"
+            loaded = replace(loaded, key=key, quantization=quantization)
+    return loaded
+
+
+def run_to_end(steps: Generator[None, None, T]) -> T:
+    """What a load in steps returns, without a pause between them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+
+@contextlib.contextmanager
+def _told_as(source: ModelSource) -> Iterator[None]:
+    """Whatever a library says, in one sentence, without a path of this machine."""
+    try:
+        yield
+    except GeneratorExit:
+        raise
+    except Exception as error:
+        reason = _reason(error).replace(str(source.folder), source.name)
+        message = f"model {source.name} cannot be loaded: {reason}"
+        raise ModelLoadFailed(message) from error
 
 
 def _reason(error: Exception) -> str:
@@ -173,7 +233,8 @@ def _describe(
     think = (tokenizer.think_start, tokenizer.think_end)
     return LoadedModel(
         name=name,
-        key=f"{folder.resolve()} {_template_digest(tokenizer)}",
+        folder=folder,
+        key=f"{folder.resolve()} {_stamp(folder)} {_template_digest(tokenizer)}",
         model=model,
         tokenizer=tokenizer,
         syntax=output_syntax(
@@ -183,12 +244,19 @@ def _describe(
             (str(tokenizer.chat_template or ""), vocab),
         ),
         context_len=_context_len(config),
-        vocab_size=_warm_up(model, sorted(stop_ids)),
+        vocab_size=0,
         stop_ids=frozenset(stop_ids),
         generation_config=_generation_config(folder),
         num_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters())),
         printed_stops=printed_stops(tokenizer, stop_ids),
     )
+
+
+def _stamp(folder: Path) -> str:
+    """Changes with any file of the checkpoint: other weights have other KV."""
+    found = [(file, file.stat()) for file in sorted(folder.glob("*.*"))]
+    facts = [(f.name, s.st_size, s.st_mtime_ns, s.st_ino) for f, s in found]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def _template_digest(tokenizer: Any) -> str:

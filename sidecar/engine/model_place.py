@@ -38,6 +38,12 @@ def folder_of(path: str | None) -> Path | None:
     return folder if folder.is_dir() else None
 
 
+def size_of(path: str | None) -> int:
+    """Bytes of its weights, 0 if they are not here."""
+    folder = folder_of(path)
+    return weight_bytes(folder) if folder else 0
+
+
 def absent_fault(path: str) -> str | None:
     """Why what is no folder is no model; None if it may be a hub id."""
     place = Path(path)

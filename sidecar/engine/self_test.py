@@ -9,7 +9,7 @@ used; what does not fit into the time of a load is proved between the first requ
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -110,16 +110,19 @@ class Proof(Errand):
         self._last = time.monotonic()
         return True
 
-    def run_for(self, seconds: float) -> None:
-        """Do what can be begun in that time."""
+    def run_for(self, seconds: float) -> Generator[None, None, None]:
+        """Do what can be begun in that time, a test a turn."""
         started = time.monotonic()
         while self._test.pending and time.monotonic() - started < seconds:
             self.interrupt(beside_streams=False)
+            yield
 
 
-def prove(engine: TextEngine, test: SelfTest, load_s: float) -> None:
+def prove(
+    engine: TextEngine, test: SelfTest, load_s: float
+) -> Generator[None, None, None]:
     """
-    Use each way of reuse from when its test has passed on; GPU thread only.
+    Use each way of reuse from when its test has passed on; in turns on the GPU thread.
 
     Args:
         load_s: the tests begun within that time are waited for; the others run
@@ -134,7 +137,7 @@ def prove(engine: TextEngine, test: SelfTest, load_s: float) -> None:
         engine.allow(name, is_allowed=False)
         engine.selftest[name] = "pending"
     proof = Proof(test, take, lambda: engine.is_idle)
-    proof.run_for(load_s)
+    yield from proof.run_for(load_s)
     if test.pending:
         logger.warning(
             "selftest goes on between requests, these are not used until then: %s",

@@ -30,6 +30,7 @@ from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import settle
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import Limits
+from sidecar.kv.kv_budget import KVBudget
 from sidecar.kv.kv_layers import KVLayers
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.kv.prefix_tree import Owner
@@ -199,8 +200,8 @@ class Runs:
         return row
 
     def _store(self, *, lend: bool) -> PrefixStore:
-        limits, new_cache = Limits(1 << 40), self._model.new_cache
-        store = PrefixStore(limits, new_cache, self._quantization)
+        budget = KVBudget(Limits(1 << 40))
+        store = PrefixStore(budget, self._model.new_cache, self._quantization)
         if not lend:
             store.switch_off("lend")
         return store

@@ -1,33 +1,18 @@
-"""
-A text model that can be asked: admission, jobs, numbers, its KV's lifetime.
-
-KV goes when its time is up on a server that nobody asks anything, too. That wait is a
-thread's of its own: the GPU thread waits without a limit (engine/gpu_thread), and is
-woken only when there is something to let go.
-"""
+"""A text model that can be asked: what it takes, jobs, numbers, its end."""
 
 import logging
-import math
-import threading
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 
 from sidecar.config.settings import EngineConfig
-from sidecar.core.errors import (
-    BadRequest,
-    Busy,
-    ContextLengthExceeded,
-    InsufficientMemory,
-    Unavailable,
-)
+from sidecar.core.errors import BadRequest, ContextLengthExceeded
 from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import GenerationOptions
 from sidecar.engine.batch_loop import BatchLoop
 from sidecar.engine.gpu_thread import GpuThread
-from sidecar.engine.job import NOTHING, Demand, Job, JobSpec
+from sidecar.engine.job import Demand, Job, JobSpec
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.turns import Worker
@@ -35,43 +20,6 @@ from sidecar.kv.prefix_store import PrefixStore
 from sidecar.output.splitter_check import splitter_faults
 
 logger = logging.getLogger(__name__)
-
-_LEAST_WAIT_S = 1.0  # what expires shortly after each other goes together
-
-
-class Expiry:
-    """
-    Watches one store until it is closed.
-
-    Args:
-        wait: waits so many seconds, or until it is closed: then true. For tests.
-    """
-
-    def __init__(
-        self,
-        store: PrefixStore,
-        gpu: GpuThread,
-        wait: Callable[[float], bool] | None = None,
-    ) -> None:
-        self._store = store
-        self._gpu = gpu
-        self._closed = threading.Event()
-        self._wait = wait or self._closed.wait
-        if store.expires_in() < math.inf:
-            threading.Thread(target=self._run, name="expiry", daemon=True).start()
-
-    def close(self) -> None:
-        """End the watch; repeatable."""
-        self._closed.set()
-
-    def _run(self) -> None:
-        while not self._wait(max(_LEAST_WAIT_S, self._store.expires_in())):
-            if self._store.expires_in() == 0:
-                try:
-                    self._gpu.call(self._store.expire)
-                except Exception:
-                    logger.exception("expired KV could not be let go")
-
 
 _MOST_BY_DEFAULT = 32768  # when neither the request nor the user says
 
@@ -116,21 +64,17 @@ class TextEngine:
         self.selftest: dict[str, str] = {}
         self.max_context = min(model.context_len, config.max_kv_size)
         self._loop = loop
+        self._admission = loop.admission
         self._gpu = gpu
         self._config = config
-        self._lock = threading.Lock()
-        self._open: set[Job] = set()
-        self._is_draining = False
+        self.is_closed = False
         self._workers: list[Worker] = []
         self.work_between(loop)
-        self._expiry = Expiry(store, gpu)
 
     @property
     def fitting_context(self) -> int:
         """Most tokens of prompt and answer that fit into memory now."""
-        with self._lock:
-            others = self._promised()
-        return self.guard.largest_context(self.max_context, others)
+        return self.guard.largest_context(self.max_context, self._admission.promised)
 
     def forecast(self, lengths: tuple[int, int], max_tokens: int | None) -> Forecast:
         """Look ahead for a prompt of so many tokens, of which so many are stored."""
@@ -146,14 +90,8 @@ class TextEngine:
             predicted_s=round(ttft_s + num_new * pacer.decode_step_s, 4),
             fits=total < largest,
             max_context_tokens=largest,
-            queued=self.num_open,
+            queued=self._admission.num_open,
         )
-
-    @property
-    def num_open(self) -> int:
-        """Jobs submitted and not released."""
-        with self._lock:
-            return len(self._open)
 
     def submit(
         self,
@@ -171,40 +109,19 @@ class TextEngine:
             Unavailable: the server is going down.
         """
         job = Job(self._admit(prompt, sampling, options))
-        with self._lock:
-            if self._is_draining:
-                raise Unavailable("the server is shutting down", retry_after_s=5)
-            limit = self._config.max_concurrent + self._config.max_queued
-            if len(self._open) >= limit:
-                raise Busy(f"all {limit} places are taken", retry_after_s=2)
-            self._reserve(job)
-            self._open.add(job)
+        length, num_copies = len(job.spec.model_ids), job.spec.n
+
+        def demand(others: Demand) -> Demand:
+            return self.guard.demand(length, num_copies, self.max_context, others)
+
+        self._admission.admit(job, demand)
         self._gpu.post(lambda: self._loop.prefills.add(job))
         return job
 
     def release(self, job: Job) -> None:
         """Give the job's place back; it is cancelled if it still runs."""
         job.cancel()
-        with self._lock:
-            self._open.discard(job)
-
-    def drain(self) -> None:
-        """Take no new jobs."""
-        with self._lock:
-            self._is_draining = True
-
-    @property
-    def epoch(self) -> int:
-        """How often all stored KV was forgotten."""
-        return self.store.epoch
-
-    def new_epoch(self) -> None:
-        """What was begun before gets no KV any more, and leaves none."""
-        self.store.new_epoch()
-
-    def match_len(self, model_ids: ModelIds, salt: str) -> int:
-        """Tokens of the longest stored prefix, at most all but one."""
-        return self.store.match_len(model_ids, salt)
+        self._admission.release(job)
 
     def clear(self) -> int:
         """Forget the stored KV; the bytes that came back."""
@@ -245,15 +162,12 @@ class TextEngine:
         return tuple(name for name, outcome in found.items() if outcome == "failed")
 
     def close(self) -> int:
-        """Stop taking turns and forget the KV; the bytes that came back. Repeatable."""
-        self._expiry.close()
+        """Take no turns any more and let the weights go; the bytes. Repeatable."""
+        self.is_closed = True
         while self._workers:
             self._gpu.remove_worker(self._workers.pop())
-        return self.clear()
-
-    def unload(self) -> int:
-        """Close, and let the weights go; all bytes that came back. Repeatable."""
-        return self.close() + self._gpu.call(self._release)
+        self._loop.close()
+        return self._gpu.call(self._release)
 
     def _release(self) -> int:
         before = mx.get_active_memory()
@@ -288,19 +202,6 @@ class TextEngine:
         return JobSpec(
             prompt, sampling, max_tokens, options.stop, options.n, options.top_logprobs
         )
-
-    def _reserve(self, job: Job) -> None:
-        """Refuse before the allocation what cannot fit after it; holds the lock."""
-        length, num_copies = len(job.spec.model_ids), job.spec.n
-        others = self._promised()
-        if length >= self.guard.largest_context(self.max_context, others, num_copies):
-            why = self.guard.refusal(length, num_copies, self.max_context, others)
-            raise InsufficientMemory(why, param="messages", retry_after_s=5)
-        job.due = self.guard.model.demand(length, num_copies)
-
-    def _promised(self) -> Demand:
-        """What the jobs admitted before will still allocate."""
-        return sum((job.due for job in self._open), NOTHING)
 
     def _check_ids(self, ids: ModelIds, options: GenerationOptions) -> None:
         """Ids the model has no row for would be read out of bounds."""

@@ -7,6 +7,7 @@ moves; compiled kernels are kept on disk, so only the first load of a machine pa
 
 import logging
 import time
+from collections.abc import Generator
 from dataclasses import replace
 
 import mlx.core as mx
@@ -35,16 +36,16 @@ _NUM_TOP = 5
 _NUM_TOKENS = 3
 
 
-def warm_up(model: LoadedModel) -> None:
-    """Decode a few tokens in every way; GPU thread only, nothing to do on the CPU."""
+def warm_up(model: LoadedModel) -> Generator[None, None, None]:
+    """Decode a few tokens in every way, in turns; nothing to do on the CPU."""
     if mx.default_device() == mx.cpu:
         return
     started = time.monotonic()
-    decode_in_every_way(model)
+    yield from decode_in_every_way(model)
     logger.info("warmed up seconds=%.1f", time.monotonic() - started)
 
 
-def decode_in_every_way(model: LoadedModel) -> int:
+def decode_in_every_way(model: LoadedModel) -> Generator[None, None, int]:
     """Rows with all kinds of sampling, beside each other; how many tokens they said."""
     lanes, num_said = Lanes(model), 0
     ids = ModelIds((0,) * 9)
@@ -59,7 +60,9 @@ def decode_in_every_way(model: LoadedModel) -> int:
         spec = JobSpec(prompt, sampling, _NUM_TOKENS, top_logprobs=num_top)
         lanes.join(uid, batch_of_one(model, uid, spec, (0, []), cache), len(ids))
         num_said += len(lanes.next())
+        yield
     while lanes.has_rows:
         num_said += len(lanes.next())
+        yield
     mx.clear_cache()
     return num_said

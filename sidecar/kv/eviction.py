@@ -1,4 +1,4 @@
-"""What leaves the tree when it is too large. Pure: decides, does not act."""
+"""What leaves the trees when they are too large. Pure: decides, does not act."""
 
 import math
 import time
@@ -17,7 +17,7 @@ _SUPERSEDED = 4
 @dataclass(frozen=True, slots=True)
 class Limits:
     """
-    Caps of a store.
+    Caps of all stores together.
 
     Args:
         max_bytes: KV and checkpoints. max_leaves: conversations.
@@ -32,7 +32,10 @@ class Limits:
     checkpoints_in_all: int = 64
 
 
-def plan_forgetting(tree: RadixTree, limits: Limits) -> list[Node]:
+Trees = Sequence[RadixTree]
+
+
+def plan_forgetting(trees: Trees, limits: Limits) -> list[tuple[RadixTree, Node]]:
     """
     Nodes whose checkpoint goes: beyond its share of the budget or the caps.
 
@@ -41,7 +44,13 @@ def plan_forgetting(tree: RadixTree, limits: Limits) -> list[Node]:
     that is no longer used go before those of one that is, and within a session they
     go by rank, then what saves the fewest tokens.
     """
-    holders = [node for node in tree.nodes() if node.checkpoint is not None]
+    places = {
+        node: tree
+        for tree in trees
+        for node in tree.nodes()
+        if node.checkpoint is not None
+    }
+    holders = list(places)
     ranks = _ranks_now(holders)
     used: dict[str, float] = {}
     for node in holders:
@@ -65,7 +74,7 @@ def plan_forgetting(tree: RadixTree, limits: Limits) -> list[Node]:
             and per_session[node.session] <= most_per_session
         ):
             continue
-        going.append(node)
+        going.append((places[node], node))
         total -= node.checkpoint_bytes
         num_left -= 1
         per_session[node.session] -= 1
@@ -105,7 +114,7 @@ def _ranks_now(holders: Sequence[Node]) -> dict[Node, int]:
     return ranks
 
 
-def expires_in(tree: RadixTree, limits: Limits) -> float:
+def expires_in(trees: Trees, limits: Limits) -> float:
     """
     Seconds in which surely nothing expires; 0: something has, infinite: it never does.
 
@@ -114,36 +123,37 @@ def expires_in(tree: RadixTree, limits: Limits) -> float:
     if not limits.ttl_s:
         return math.inf
     now = time.monotonic()
-    oldest = min((node.touched for node in _free_leaves(tree)), default=now)
+    free = (node for tree in trees for node in _free_leaves(tree))
+    oldest = min((node.touched for node in free), default=now)
     return max(0.0, oldest + limits.ttl_s - now)
 
 
 def plan_eviction(
-    tree: RadixTree, limits: Limits, num_bytes: int
-) -> tuple[Node, int] | None:
+    trees: Trees, limits: Limits, num_bytes: int
+) -> tuple[RadixTree, Node, int] | None:
     """
-    The next leaf to lose its tail, and the depth it keeps; None if all fits.
+    The next leaf to lose its tail, its tree, the depth it keeps; None if all fits.
 
     Only as much of a leaf goes as is needed, cut at an anchor (every 2048 tokens).
     """
-    leaves, free = tree.leaves(), _free_leaves(tree)
-    if not free:
+    places = {node: tree for tree in trees for node in _free_leaves(tree)}
+    if not places:
         return None
     now = time.monotonic()
     if limits.ttl_s:
-        for node in free:
+        for node, tree in places.items():
             if now >= node.touched + limits.ttl_s:
-                return node, node.start
+                return tree, node, node.start
     over = num_bytes - limits.max_bytes
-    if over <= 0 and len(leaves) <= limits.max_leaves:
+    if over <= 0 and sum(len(tree.leaves()) for tree in trees) <= limits.max_leaves:
         return None
-    worst = max(free, key=lambda node: node.score(now))
+    worst = max(places, key=lambda node: node.score(now))
     if not worst.is_guest:  # a flood of its own guests goes before a main thread
-        guests = [n for n in free if n.is_guest and n.session == worst.session]
+        guests = [n for n in places if n.is_guest and n.session == worst.session]
         worst = max(guests, key=lambda node: node.score(now), default=worst)
     if over <= 0:
-        return worst, worst.start
-    return worst, max(worst.start, _kept_depth(worst, over))
+        return places[worst], worst, worst.start
+    return places[worst], worst, max(worst.start, _kept_depth(worst, over))
 
 
 def _free_leaves(tree: RadixTree) -> list[Node]:

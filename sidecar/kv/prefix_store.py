@@ -8,10 +8,8 @@ they are copied. Sequences that run register their path, and others may copy fro
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -19,24 +17,17 @@ import mlx.core as mx
 from sidecar.core.prompt import ModelIds
 from sidecar.infra.metrics import Counters
 from sidecar.kv import kv_layers
-from sidecar.kv.eviction import (
-    Limits,
-    expires_in,
-    plan_eviction,
-    plan_forgetting,
-)
 from sidecar.kv.inspection import problems, tree_rows
+from sidecar.kv.kv_budget import KVBudget
 from sidecar.kv.kv_layers import KVLayers, Leaves
 from sidecar.kv.leases import (
     add_checkpoints,
     attach,
     copy_path,
-    hand_over,
     lend,
     mark,
     owned_from,
     release_held,
-    shrink,
     supersede,
     take_over,
 )
@@ -64,19 +55,26 @@ _COUNTED = (
 
 
 class PrefixStore:
-    """All on the GPU thread, but what says that any thread may call it."""
+    """
+    All on the GPU thread, but what says that any thread may call it.
+
+    Args:
+        budget: what it shares with the stores of other models.
+        new_cache: makes empty caches for one sequence.
+        quantization: of the KV, None for none.
+    """
 
     def __init__(
         self,
-        limits: Limits,
+        budget: KVBudget,
         new_cache: Callable[[], KVLayers],
         quantization: KVQuantization | None = None,
     ) -> None:
-        self._limits = limits
+        self.budget = budget
         self._quantization = quantization
         self._new_cache = new_cache
         self._tree = RadixTree()
-        self._lock = threading.Lock()
+        self._lock = budget.lock
         self._epoch = 0
         empty = new_cache()
         self._all_sliceable = kv_layers.is_sliceable(empty)
@@ -84,6 +82,7 @@ class PrefixStore:
         self.switched_off: set[str] = set()
         self.verify = False  # CACHE_VERIFY: derive exactness anew at each hit
         self.counters = Counters(_COUNTED)
+        budget.join(self._tree, self.counters)
 
     def switch_off(self, path: str) -> None:
         """Do without a way of reuse that failed its test, or is not tested yet."""
@@ -214,7 +213,7 @@ class PrefixStore:
             num_new = add_checkpoints(self._tree, ids, checkpoints, owner)
             self.counters.add("checkpoint_emitted", num_new)
             self._release(lease)
-            shrunk = self._evict(self._limits)
+            shrunk = self.budget.evict()
         mx.eval(shrunk)
 
     def abandon(self, lease: Lease) -> None:
@@ -231,25 +230,17 @@ class PrefixStore:
         with self._lock:
             return list(problems(self._tree))
 
-    def expires_in(self) -> float:
-        """Seconds in which surely nothing expires, 0 if something has; any thread."""
-        with self._lock:
-            return expires_in(self._tree, self._limits)
+    def detach(self) -> None:
+        """Hold nothing of the model any more; what is stored stays."""
+        self._new_cache = _not_loaded
 
-    def expire(self) -> None:
-        """Let go what nobody asked for in its time, and give its memory back."""
-        with self._lock:
-            shrunk = self._evict(self._limits)
-        mx.eval(shrunk)
-        mx.clear_cache()
+    def attach(self, new_cache: Callable[[], KVLayers]) -> None:
+        """Serve the same model, loaded again."""
+        self._new_cache = new_cache
 
-    def evict_bytes(self, num_bytes: int) -> None:
-        """Free at least that much, if it is there; what runs goes on by itself."""
-        with self._lock:
-            target = max(0, stored_bytes(self._tree) - num_bytes)
-            shrunk = hand_over(self._tree)
-            shrunk += self._evict(replace(self._limits, max_bytes=target))
-        mx.eval(shrunk)
+    def leave(self) -> None:
+        """Be under the common limits no more, with all that is stored."""
+        self.budget.leave(self._tree)
 
     def clear(self) -> int:
         """
@@ -297,25 +288,9 @@ class PrefixStore:
             release_held(self._tree, path, lease)
         return arrays
 
-    def _evict(self, limits: Limits) -> list[Leaves]:
-        """Get back under the limits; arrays of buffers made smaller, to be computed."""
-        shrunk: list[Leaves] = []
-        for node in plan_forgetting(self._tree, limits):
-            node.checkpoint = None
-            self.counters.add("checkpoint_evicted")
-        while (
-            step := plan_eviction(self._tree, limits, stored_bytes(self._tree))
-        ) is not None:
-            victim, keep_until = step
-            if victim.start < keep_until:
-                upper = self._tree.split(victim, keep_until)
-                victim = next(iter(upper.children.values()))
-            self.counters.add("evicted_tokens", len(victim.ids))
-            self._tree.drop(victim)
-            shrunk += shrink(self._tree, victim.buffer)
-        if shrunk:
-            mx.clear_cache()
-        return shrunk
+
+def _not_loaded() -> KVLayers:
+    raise RuntimeError("the model is not loaded")
 
 
 def _plain_len(match: Match) -> int:

@@ -183,6 +183,12 @@ class ConversationMemory:
         """Whether nothing was forgotten since a prompt was begun."""
         return promise.epoch == self.epoch
 
+    def attach(self, decode: Callable[[Sequence[int]], str]) -> None:
+        """Serve the same model, loaded again; other places are to be named anew."""
+        with self.lock:
+            self._decode = decode
+            self._texts = []
+
     def also_forget(self, clear: Callable[[], None]) -> None:
         """Name another place that holds text of conversations."""
         self._texts.append(clear)

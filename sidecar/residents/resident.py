@@ -18,12 +18,24 @@ class Resident:
 
     Args:
         shares_kv: CACHE_SHARE_BETWEEN_KEYS.
+        leave: what becomes of its conversations when the weights are gone.
     """
 
     engine: TextEngine
     pipeline: Pipeline
     memory: ConversationMemory
-    shares_kv: bool = False
+    shares_kv: bool
+    leave: Callable[[], None]
+
+    @property
+    def name(self) -> str:
+        """What the model is called."""
+        return self.engine.model.name
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its weights."""
+        return self.engine.model.num_bytes
 
     @property
     def max_context(self) -> int:
@@ -101,10 +113,10 @@ class Resident:
         }
         return " ".join(f"{name}={value}" for name, value in told.items())
 
-    def drain(self) -> None:
-        """Take no new work."""
-        self.engine.drain()
-
     def close(self) -> int:
-        """Give the memory back, all of it; the bytes. A second time does nothing."""
-        return self.memory.forget().kv_bytes + self.engine.unload()
+        """Give the weights back; the bytes. A second time does nothing."""
+        if self.engine.is_closed:
+            return 0
+        freed = self.engine.close()
+        self.leave()
+        return freed

@@ -65,13 +65,13 @@ class EventStream:
 
     Args:
         encoder: makes bytes of the events.
-        events: with Idle for an idle moment. SidecarError ends it.
+        events: what the encoder knows, Idle for an idle moment. SidecarError ends it.
         close: called once, however it ends.
         usage: what is known before the first event.
     """
 
     encoder: StreamEncoder
-    events: Iterator[Event]
+    events: Iterator[Any]
     close: Callable[[], None]
     usage: Usage = Usage(0, 0, 0, 0)
     headers: Mapping[str, str] = field(default_factory=dict)

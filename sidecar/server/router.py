@@ -16,7 +16,6 @@ from sidecar.dialects.anthropic_messages.dialect import AnthropicMessages
 from sidecar.dialects.openai_chat.dialect import OpenAIChat
 from sidecar.dialects.openai_chat.stream import OpenAIStream
 from sidecar.dialects.openai_completions import CompletionFormat, parse_completion
-from sidecar.dialects.openai_models import model_entry, model_list
 from sidecar.dialects.openai_responses.dialect import OpenAIResponses
 from sidecar.dialects.problem import CONTENT_TYPE, problem
 from sidecar.engine.text import Forecast
@@ -31,6 +30,7 @@ from sidecar.server.messages import (
     collect,
     json_response,
 )
+from sidecar.server.model_routes import PREFIX, ModelRoutes
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.chat import ChatService
 from sidecar.service.models import ModelService
@@ -67,11 +67,12 @@ class Routes:
         self._services = services
         self._config = config
         routes = ChatRoutes(services.chat, config)
+        self._models = models = ModelRoutes(services.models)
         self._dialects = dialects_of(services)
         self._table: dict[str, dict[str, Endpoint]] = {
             "/": {"GET": self._health},
             "/health": {"GET": self._health},
-            "/v1/models": {"GET": self._models},
+            "/v1/models": {"GET": models.list},
             "/v1/completions": {"POST": self._completion},
             "/v1/cache/probe": {"POST": routes.forecast(OpenAIChat(), _forecast)},
             "/v1/messages/count_tokens": {
@@ -79,6 +80,9 @@ class Routes:
             },
             "/v1/embeddings": {"POST": _unsupported("embeddings")},
             "/v1/rerank": {"POST": _unsupported("reranking")},
+            "/admin/models": {"GET": self._admin(models.all)},
+            "/admin/models/status": {"GET": self._admin(models.status)},
+            "/admin/models/rescan": {"POST": self._admin(models.rescan)},
             "/admin/cache": {"GET": self._admin(self._cache)},
             "/admin/cache/drift": {"GET": self._admin(self._drift)},
             "/admin/cache/clear": {"POST": self._admin(self._clear)},
@@ -105,6 +109,8 @@ class Routes:
         if method == "OPTIONS":
             return _options, tail
         methods = self._table.get(path)
+        if methods is None and (endpoint := self._models.find(method, path)):
+            return self._admin(endpoint), tail
         head, _, last = path.rpartition("/")
         if methods is None and last and head in self._named:
             methods, tail = self._named[head], unquote(last)
@@ -133,6 +139,8 @@ class Routes:
         """A path as a metrics label: a known one, or `other`."""
         if path in self._table:
             return path
+        if path.startswith(PREFIX):
+            return PREFIX.rstrip("/")
         head = path.rpartition("/")[0]
         return head if head in self._named else "other"
 
@@ -165,18 +173,11 @@ class Routes:
         found = self._services.chat.cancel(request.tail, access.key_id(request.headers))
         return json_response({"cancelled": found, "id": request.tail})
 
-    def _models(self, request: Request) -> Response:
-        entries = self._services.models.entries()
-        return json_response(
-            model_list(
-                [model_entry(e.id, e.aliases, e.max_input_tokens) for e in entries]
-            )
-        )
-
     def _health(self, request: Request) -> Response:
         health = self._services.models.health()
         models = [
-            {"id": e.id, "state": e.state, "error": e.load_error} for e in health.models
+            {"id": e.id, "kind": e.kind, "state": e.state, "error": e.load_error}
+            for e in health.models
         ]
         body: dict[str, object] = {
             "status": health.status,
@@ -184,12 +185,14 @@ class Routes:
             "memory_limit_bytes": health.memory_limit_bytes,
             "failed_tests": health.failed_tests,
         }
+        if health.reason:
+            body["reason"] = health.reason
         if health.download:
             body["download"] = {
                 "done_bytes": health.download.done_bytes,
                 "total_bytes": health.download.total_bytes,
             }
-        status = 200 if health.status == "ok" else 503
+        status = 200 if health.is_well else 503
         proof = access.proof(self._config.instance_secret, request.headers)
         return json_response(body, status, proof)
 
@@ -203,13 +206,15 @@ class Routes:
     def _cache(self, request: Request) -> Response:
         asked = parse_qs(request.query).get("check", [])
         check = bool({"1", "true"} & set(asked))
-        return json_response(self._services.caches.report(check=check))
+        name = _model(request) or ""
+        return json_response(self._services.caches.report(name, check=check))
 
     def _drift(self, request: Request) -> Response:
-        return json_response({"places": self._services.caches.drift()})
+        places = self._services.caches.drift(_model(request) or "")
+        return json_response({"places": places})
 
     def _clear(self, request: Request) -> Response:
-        gone = self._services.caches.clear()
+        gone = self._services.caches.clear(_model(request))
         self._services.responses.clear()
         return json_response(
             {
@@ -223,6 +228,11 @@ class Routes:
     def _metrics(self, request: Request) -> Response:
         metrics = self._services.metrics
         return Response(metrics.exposition(), content_type=metrics.content_type)
+
+
+def _model(request: Request) -> str | None:
+    """`?model=NAME`."""
+    return next(iter(parse_qs(request.query).get("model", [])), None)
 
 
 def _forecast(found: Forecast) -> dict[str, Any]:

@@ -1,32 +1,43 @@
 """A look into the cache: the tree, the memory of turns, what drifts."""
 
+from collections import Counter
 from typing import Any
 
 from sidecar.memory.conversation_memory import Forgotten
 from sidecar.memory.session_turn_store import SessionView
+from sidecar.residents.kept_memories import KeptMemories
 from sidecar.residents.pool import ResidentPool
 from sidecar.residents.resident import Resident
 
 
 class CacheService:
-    """Reports on and clears the loaded models' caches. Any thread."""
+    """
+    Reports on and clears the models' caches. Any thread.
 
-    def __init__(self, pool: ResidentPool[Resident]) -> None:
+    Args:
+        kept: of models that are not loaded.
+    """
+
+    def __init__(self, pool: ResidentPool[Resident], kept: KeptMemories) -> None:
         self._pool = pool
+        self._kept = kept
 
-    def report(self, *, check: bool) -> dict[str, Any]:
+    def report(self, name: str, *, check: bool) -> dict[str, Any]:
         """
-        Bytes, sessions, tree and counters.
+        Bytes, sessions, tree and counters of one model, which is loaded for it.
 
         Args:
+            name: of the model; "": the default one.
             check: look for broken invariants as well.
         """
-        with self._pool.lease("") as resident:
+        with self._pool.lease(name) as resident:
             store, memory = resident.engine.store, resident.memory
             quantization = resident.engine.model.quantization
             report: dict[str, Any] = {
-                "model": resident.engine.model.name,
+                "model": resident.name,
+                "loaded": [other.name for other in self._pool.loaded()],
                 "bytes": store.num_bytes,
+                "bytes_of_all": store.budget.num_bytes,
                 "kv_bits": quantization.bits if quantization else None,
                 "layers": store.layers,
                 "needs_checkpoints": store.needs_checkpoints,
@@ -36,26 +47,41 @@ class CacheService:
                 "lineage_records": len(memory.lineage),
                 "sessions": [_row(view) for view in memory.turns.sessions()],
                 "tree": store.rows(),
-                "counters": self.counters(),
+                "counters": resident.counters(),
             }
             if check:
                 report["problems"] = store.check_integrity()
             return report
 
-    def drift(self) -> list[dict[str, Any]]:
+    def drift(self, name: str) -> list[dict[str, Any]]:
         """Places where prompts part from the ones before, the dearest first."""
-        with self._pool.lease("") as resident:
+        with self._pool.lease(name) as resident:
             return resident.pipeline.drift.rows()
 
-    def clear(self) -> Forgotten:
-        """Forget all KV, and all that explains it or could be put back."""
-        with self._pool.lease("") as resident:
-            return resident.memory.forget()
+    def clear(self, name: str | None = None) -> Forgotten:
+        """
+        Forget all KV, and all that explains it or could be put back.
+
+        Args:
+            name: of one model; None: of all, loaded or not.
+        """
+        if name is not None:
+            with self._pool.lease(name) as resident:
+                return resident.memory.forget()
+        gone = [resident.memory.forget() for resident in self._pool.loaded()]
+        gone.append(self._kept.forget())
+        return Forgotten(
+            sum(one.kv_bytes for one in gone),
+            sum(one.num_prompts for one in gone),
+            sum(one.num_threads for one in gone),
+        )
 
     def counters(self) -> dict[str, int]:
-        """All cache counters; empty while no model is loaded."""
-        resident = self._pool.peek()
-        return resident.counters() if resident else {}
+        """All cache counters of loaded models together; empty while there is none."""
+        counts: Counter[str] = Counter()
+        for resident in self._pool.loaded():
+            counts.update(resident.counters())
+        return dict(counts)
 
 
 def _row(view: SessionView) -> dict[str, Any]:

@@ -1,77 +1,159 @@
-"""What is served, and whether it can answer."""
+"""What is served, whether it can answer, and what people do with models by hand."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sidecar.engine.download_progress import DownloadProgress, DownloadState
 from sidecar.engine.gpu_thread import GpuThread
-from sidecar.residents.pool import ModelEntry, ResidentPool
+from sidecar.engine.process_memory import ProcessMemory
+from sidecar.residents.catalog import Catalog
+from sidecar.residents.model_entry import ModelEntry
+from sidecar.residents.pool import ResidentPool
 from sidecar.residents.resident import Resident
+
+_LONGEST_WATCH_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
     """
-    `ok` can answer; `downloading` and `loading` will; `failed`, `dead`, `stuck` not;
-    `draining` ends what it has begun.
-
-    The launcher restarts a sidecar that stays unwell, and waits while it downloads.
+    Of the process. `ok` can answer, whatever single models do; `loading` and
+    `downloading` will, `degraded` can with other models than the default one;
+    `draining` ends what it has begun; `dead` and `stuck` are to be started again.
 
     Args:
-        memory_limit_bytes: of the process, once a model is loaded.
-        failed_tests: of those at its load; what failed is not used, or is told wrong.
+        reason: why it is degraded.
+        failed_tests: of loaded models, those at their load; what failed is not used.
     """
 
     status: str
     models: tuple[ModelEntry, ...]
+    memory_limit_bytes: int
+    reason: str | None = None
     download: DownloadState | None = None
-    memory_limit_bytes: int | None = None
     failed_tests: tuple[str, ...] = ()
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nobody has to do something about the process."""
+        return self.status not in ("dead", "stuck", "draining")
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """
+    Where the state of the process is read; none of it waits for the GPU.
+
+    Args:
+        longest_step_s: a step of the GPU thread that takes longer is none any more.
+    """
+
+    gpu: GpuThread
+    longest_step_s: float
+    download: DownloadProgress
+    process: ProcessMemory
 
 
 class ModelService:
-    """Lists models and reports health. Any thread."""
+    """
+    Lists models, reports health, loads and unloads by hand. Any thread.
+
+    Args:
+        find: looks for what can be served now.
+    """
 
     def __init__(
         self,
         pool: ResidentPool[Resident],
-        gpu: GpuThread,
-        longest_step_s: float,
-        download: DownloadProgress,
+        vitals: Vitals,
+        find: Callable[[], Catalog],
     ) -> None:
         self._pool = pool
-        self._gpu = gpu
-        self._longest_step_s = longest_step_s
-        self._download = download
+        self._vitals = vitals
+        self._find = find
 
     def entries(self) -> tuple[ModelEntry, ...]:
-        """All served models."""
+        """The models that requests may name."""
+        return tuple(entry for entry in self._pool.entries() if entry.is_usable)
+
+    def all_entries(self) -> tuple[ModelEntry, ...]:
+        """Those as well that cannot be loaded, and why."""
         return self._pool.entries()
 
     def health(self) -> Health:
         """The state of the whole server; cheap, and never waits for the GPU."""
-        entries = self._pool.entries()
-        states = {entry.state for entry in entries}
-        if not self._gpu.is_alive:
-            return Health("dead", entries)
-        if self._gpu.step_s > self._longest_step_s:
-            return Health("stuck", entries)
-        if "failed" in states:
-            return Health("failed", entries)
-        if (download := self._download.state) and states != {"loaded"}:
-            return Health("downloading", entries, download)
+        vitals, default = self._vitals, self._pool.entry("")
+        found = Health(
+            "ok",
+            self._pool.entries(),
+            vitals.process.limit_bytes,
+            failed_tests=self._failed_tests(),
+        )
+        if not vitals.gpu.is_alive:
+            return replace(found, status="dead")
+        if vitals.gpu.step_s > vitals.longest_step_s:
+            return replace(found, status="stuck")
         if self._pool.is_draining:
-            return Health("draining", entries)
-        status = "ok" if states == {"loaded"} else "loading"
-        return self._with_engine(Health(status, entries))
+            return replace(found, status="draining")
+        if default.state == "failed" or not default.is_usable:
+            return replace(found, status="degraded", reason=default.load_error)
+        if default.num_loads:
+            return found  # one that left since comes back when it is asked for
+        download = vitals.download.state
+        status = "downloading" if download else "loading"
+        return replace(found, status=status, download=download)
 
-    def _with_engine(self, health: Health) -> Health:
-        """With what is known once a model is loaded."""
-        resident = self._pool.peek()
-        if resident is None:
-            return health
-        engine = resident.engine
-        return replace(
-            health,
-            memory_limit_bytes=engine.guard.limit_bytes,
-            failed_tests=engine.failed_tests,
+    def rescan(self) -> tuple[ModelEntry, ...]:
+        """Look for models anew."""
+        self._pool.offer(self._find())
+        return self._pool.entries()
+
+    def load(self, name: str, *, pin: bool) -> ModelEntry:
+        """
+        Load a model and wait for it.
+
+        Raises:
+            SidecarError: there is none, or no room, or it cannot be loaded.
+        """
+        return self._pool.load(name, pin=pin)
+
+    def unload(self, name: str, *, force: bool) -> int:
+        """
+        Let a model go; the bytes that came back.
+
+        Raises:
+            ModelPinned, ModelBusy: not without `force`.
+        """
+        return self._pool.unload(name, force=force)
+
+    def change(self, name: str, *, pinned: bool | None, ttl_s: float | None) -> None:
+        """Set what is given."""
+        if pinned is not None:
+            self._pool.set_pinned(name, pinned=pinned)
+        if ttl_s is not None:
+            self._pool.set_ttl(name, ttl_s)
+
+    def progress(self, name: str) -> Iterator[tuple[str, str | None] | None]:
+        """Steps of a model's load, until `ready`, or `error` with the reason."""
+        return self._pool.watch_load(name, _LONGEST_WATCH_S)
+
+    def memory(self) -> dict[str, Any]:
+        """Bytes of the process by what they are for."""
+        process = self._vitals.process
+        residents = self._pool.loaded()
+        return {
+            "limit": process.limit_bytes,
+            "active": process.active_bytes,
+            "peak": process.peak_bytes,
+            "weights": sum(resident.num_bytes for resident in residents),
+            "stored_kv": process.stored_bytes,
+        }
+
+    def _failed_tests(self) -> tuple[str, ...]:
+        residents = self._pool.loaded()
+        return tuple(
+            test if len(residents) == 1 else f"{resident.name}: {test}"
+            for resident in residents
+            for test in resident.engine.failed_tests
         )

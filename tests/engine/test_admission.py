@@ -12,7 +12,7 @@ from sidecar.core.errors import InsufficientMemory, MemoryPressure
 from sidecar.core.prompt import Boundary, ModelIds, ModelPrompt
 from sidecar.core.requests import GenerationOptions, SamplingParams
 from sidecar.engine.job import Demand, Job, Token
-from sidecar.engine.memory import MemoryModel
+from sidecar.engine.memory_model import MemoryModel
 from sidecar.engine.text import TextEngine
 from testkit.jobs import (
     finish,
@@ -48,12 +48,12 @@ def served(request: pytest.FixtureRequest, model_folder: ModelFolder) -> Iterato
 def engine(served: App) -> Iterator[TextEngine]:
     """With an empty store and a limit that a test may change."""
     with leased_engine(served) as engine:
-        limit = engine.guard.limit_bytes
+        limit = engine.guard.process.limit_bytes
         engine.clear()
-        served.gpu.call(engine.guard.sample)
+        served.gpu.call(engine.guard.process.sample)
         yield engine
-        engine.guard.limit_bytes = limit
-        served.gpu.call(engine.guard.sample)
+        engine.guard.process.limit_bytes = limit
+        served.gpu.call(engine.guard.process.sample)
 
 
 def leave(app: App, engine: TextEngine, free: Demand) -> None:
@@ -61,8 +61,8 @@ def leave(app: App, engine: TextEngine, free: Demand) -> None:
 
     def change() -> None:
         stored = engine.store.num_bytes
-        engine.guard.limit_bytes = mx.get_active_memory() - stored + free.total
-        engine.guard.sample()
+        engine.guard.process.limit_bytes = mx.get_active_memory() - stored + free.total
+        engine.guard.process.sample()
 
     app.gpu.call(change)
 
@@ -120,8 +120,8 @@ def test_what_is_free_is_of_one_moment(served: App, engine: TextEngine) -> None:
         assert is_idle(engine)
         stored = engine.store.num_bytes
         active = served.gpu.call(mx.get_active_memory)
-        free = engine.guard.limit_bytes - active + stored
-        assert engine.guard.free_bytes == pytest.approx(free, abs=64 << 10)
+        free = engine.guard.process.limit_bytes - active + stored
+        assert engine.guard.process.free_bytes == pytest.approx(free, abs=64 << 10)
 
 
 def test_two_at_once_are_promised_no_byte_twice(
@@ -172,7 +172,7 @@ def test_running_out_of_memory_in_the_prefill_is_told_like_at_admission(
     with held_gpu(served):
         job = submit(engine, random_ids(50, LENGTH), 2)
         taken = engine.guard.model.demand(LENGTH).total // 3
-        engine.guard.limit_bytes -= taken  # as if something else had grown
+        engine.guard.process.limit_bytes -= taken  # as if something else had grown
     failure = finish(engine, job).failure
     assert isinstance(failure, MemoryPressure)
     found = WORDS.fullmatch(failure.message)

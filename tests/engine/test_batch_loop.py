@@ -368,7 +368,7 @@ def test_a_full_queue_is_busy(model_folder: ModelFolder) -> None:
         jobs.append(submit(engine, random_ids(1, 5)))
         for job in jobs:
             engine.release(job)
-        assert engine.num_open == 0
+        assert engine._admission.num_open == 0
 
 
 def test_waiting_too_long_in_the_queue_is_unavailable(
@@ -417,7 +417,7 @@ def test_what_the_model_cannot_take_is_refused(
     with pytest.raises(BadRequest) as caught:
         submit(dense_engine, ModelIds(ids), **options)
     assert caught.value.param == param
-    assert dense_engine.num_open == 0
+    assert dense_engine._admission.num_open == 0
 
 
 def test_a_draining_engine_takes_nothing_new(model_folder: ModelFolder) -> None:
@@ -425,7 +425,7 @@ def test_a_draining_engine_takes_nothing_new(model_folder: ModelFolder) -> None:
     settings = {"MODEL_PATH": str(model_folder("dense"))}
     with running_sidecar(settings) as app, leased_engine(app) as engine:
         running = submit(engine, random_ids(1, 5), 50)
-        engine.drain()
+        engine._admission.drain()
         with pytest.raises(Unavailable):
             submit(engine, random_ids(2, 5))
         assert finish(engine, running).choices[0].reason == "length"

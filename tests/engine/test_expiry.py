@@ -8,10 +8,11 @@ import httpx
 import pytest
 
 from sidecar.engine.gpu_thread import gpu_thread
+from sidecar.engine.kept_kv import Expiry
 from sidecar.engine.loader import LoadedModel
-from sidecar.engine.text import Expiry
 from sidecar.kv import eviction
 from sidecar.kv.eviction import Limits
+from sidecar.kv.kv_budget import KVBudget
 from sidecar.kv.prefix_store import PrefixStore
 from testkit.clock import Clock
 from testkit.raw_http import eventually
@@ -54,8 +55,8 @@ def test_it_wakes_when_something_expires_and_not_before(
     clock = Clock(monkeypatch, *TIMED)
     gpu = gpu_thread()
     model = tiny_model("dense")
-    store = PrefixStore(Limits(1 << 30, ttl_s=100), model.new_cache)
-    Expiry(store, gpu, waits)
+    store = PrefixStore(KVBudget(Limits(1 << 30, ttl_s=100)), model.new_cache)
+    Expiry(store.budget, gpu, waits)
     assert waits.next() == 100
     gpu.call(lambda: run(store, some_ids(1, 50)))
     clock.advance(60)
@@ -76,10 +77,12 @@ def test_what_is_asked_for_meanwhile_stays(
 ) -> None:
     """And the GPU thread is left alone."""
     clock, gpu = Clock(monkeypatch, *TIMED), gpu_thread()
-    store = PrefixStore(Limits(1 << 30, ttl_s=100), tiny_model("dense").new_cache)
+    store = PrefixStore(
+        KVBudget(Limits(1 << 30, ttl_s=100)), tiny_model("dense").new_cache
+    )
     expired = []
-    monkeypatch.setattr(store, "expire", lambda: expired.append(1))
-    Expiry(store, gpu, waits)
+    monkeypatch.setattr(store.budget, "expire", lambda: expired.append(1))
+    Expiry(store.budget, gpu, waits)
     gpu.call(lambda: run(store, some_ids(1, 50)))
     waits.next()
     clock.advance(99)
@@ -108,8 +111,10 @@ def test_an_idle_server_lets_its_kv_go(model_folder: Callable[[str], Path]) -> N
 
 def test_without_a_limit_there_is_no_watch(tiny_model: TinyModel) -> None:
     """PROMPT_CACHE_TTL_SECONDS=0: nothing expires."""
-    store = PrefixStore(Limits(1 << 30, ttl_s=0), tiny_model("dense").new_cache)
+    store = PrefixStore(
+        KVBudget(Limits(1 << 30, ttl_s=0)), tiny_model("dense").new_cache
+    )
     waits = Waits()
-    Expiry(store, gpu_thread(), waits)
+    Expiry(store.budget, gpu_thread(), waits)
     assert waits.asked.empty()
-    assert eviction.expires_in(store._tree, Limits(1)) == float("inf")
+    assert eviction.expires_in([store._tree], Limits(1)) == float("inf")

@@ -15,7 +15,7 @@ from sidecar.core.prompt import ModelIds
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.job import Token
 from sidecar.engine.loader import load
-from sidecar.engine.memory import MemoryModel
+from sidecar.engine.memory_model import MemoryModel
 from sidecar.engine.model_place import ModelSource
 from sidecar.engine.model_source import find_model
 from sidecar.engine.self_test import run_selftest

@@ -1,6 +1,6 @@
 """The warm-up goes through everything that a request may ask of the decode batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mlx.core as mx
@@ -8,6 +8,7 @@ import pytest
 
 from sidecar.engine import warm_up
 from sidecar.engine.gpu_thread import gpu_thread
+from sidecar.engine.loader import run_to_end
 from tests.engine.test_self_test import loaded
 
 ModelFolder = Callable[[str], Path]
@@ -18,7 +19,8 @@ def test_all_kinds_of_sampling_are_used(kind: str, model_folder: ModelFolder) ->
     """One row a kind, beside each other, with log-probabilities, to their ends."""
 
     def said() -> int:
-        return warm_up.decode_in_every_way(loaded(model_folder(kind)))
+        model = loaded(model_folder(kind))
+        return run_to_end(warm_up.decode_in_every_way(model))
 
     number = gpu_thread().call(said)
     assert number == len(warm_up._KINDS) * warm_up._NUM_TOKENS
@@ -29,11 +31,16 @@ def test_the_cpu_has_nothing_to_warm_up(
 ) -> None:
     """Its kernels are there; another device's are not."""
     seen: list[object] = []
-    monkeypatch.setattr(warm_up, "decode_in_every_way", seen.append)
+
+    def note(model: object) -> Iterator[None]:
+        seen.append(model)
+        yield
+
+    monkeypatch.setattr(warm_up, "decode_in_every_way", note)
     model = gpu_thread().call(lambda: loaded(model_folder("dense")))
     monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
-    warm_up.warm_up(model)
+    run_to_end(warm_up.warm_up(model))
     assert seen == []
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
-    warm_up.warm_up(model)
+    run_to_end(warm_up.warm_up(model))
     assert seen == [model]

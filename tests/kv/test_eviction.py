@@ -12,6 +12,7 @@ import pytest
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv import eviction, kv_layers
 from sidecar.kv.eviction import Limits
+from sidecar.kv.kv_budget import KVBudget
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.kv.prefix_tree import Node, Owner, eviction_score
 from testkit.sequences import ROOMY, Running, joined, on_gpu, run
@@ -48,7 +49,7 @@ def make_store(tiny_model: TinyModel) -> Callable[..., PrefixStore]:
 
     def make(kind: str = "dense", **limits: float) -> PrefixStore:
         everything = {"max_bytes": 1 << 30, "max_leaves": 1000, **limits}
-        return PrefixStore(Limits(**everything), tiny_model(kind).new_cache)  # type: ignore[arg-type]
+        return PrefixStore(KVBudget(Limits(**everything)), tiny_model(kind).new_cache)  # type: ignore[arg-type]
 
     return make
 
@@ -161,20 +162,20 @@ def test_what_expired_goes_though_nobody_comes(
     store = make_store(ttl_s=100)
     settle()
     before = mx.get_active_memory() + mx.get_cache_memory()
-    assert store.expires_in() == 100
+    assert store.budget.expires_in() == 100
     run(store, joined(ids_of(1, 20), ids_of(2, 3000)))
     clock.now += 60
     run(store, joined(ids_of(1, 20), ids_of(3, 3000)))
-    assert store.expires_in() == pytest.approx(40)
+    assert store.budget.expires_in() == pytest.approx(40)
     clock.now += 40
-    assert store.expires_in() == pytest.approx(0, abs=1e-6)
+    assert store.budget.expires_in() == pytest.approx(0, abs=1e-6)
     clock.now += 1e-3
-    assert store.expires_in() == 0
-    store.expire()
+    assert store.budget.expires_in() == 0
+    store.budget.expire()
     assert stored(store, joined(ids_of(1, 20), ids_of(2, 50))) == 20
-    assert store.expires_in() == pytest.approx(60, abs=0.01)
+    assert store.budget.expires_in() == pytest.approx(60, abs=0.01)
     clock.now += 60
-    store.expire()
+    store.budget.expire()
     assert store.num_bytes == 0
     assert mx.get_active_memory() + mx.get_cache_memory() <= before
 
@@ -186,11 +187,11 @@ def test_what_is_in_use_does_not_expire(make_store: MakeStore, clock: Clock) -> 
     run(store, ids_of(1, 50))
     running = Running(store, joined(ids_of(1, 50), (1, 2)))
     clock.now += 1000
-    assert store.expires_in() == 100
-    store.expire()
+    assert store.budget.expires_in() == 100
+    store.budget.expire()
     running.finish()
     assert stored(store, ids_of(1, 50)) == 50
-    assert store.expires_in() == 100
+    assert store.budget.expires_in() == 100
 
 
 @on_gpu
@@ -198,7 +199,7 @@ def test_a_ttl_of_zero_is_for_ever(make_store: MakeStore, clock: Clock) -> None:
     store = make_store(ttl_s=0)
     run(store, ids_of(1, 50))
     clock.now += 1e8
-    assert store.expires_in() == math.inf
+    assert store.budget.expires_in() == math.inf
     run(store, ids_of(2, 50))
     assert stored(store, ids_of(1, 50)) == 50
 
@@ -240,7 +241,7 @@ def test_evicting_half_of_a_split_node_frees_its_bytes(make_store: MakeStore) ->
     assert store.num_bytes >= 6000 * TOKEN_BYTES
     mx.clear_cache()
     before, bytes_before = mx.get_active_memory(), store.num_bytes
-    store._limits = Limits(max_bytes=common * TOKEN_BYTES + 1, max_leaves=1000)
+    store.budget.limits = Limits(max_bytes=common * TOKEN_BYTES + 1, max_leaves=1000)
     Running(store, joined(long[:5], (1, 2))).end_at(5)
     freed = before - mx.get_active_memory()
     assert stored(store, long) <= common
@@ -283,7 +284,7 @@ def test_nothing_leased_or_lent_is_evicted(make_store: MakeStore) -> None:
     run(store, long)
     copied = Running(store, joined(common[:100], ids_of(4, 5)))  # leases, copied
     lent = Running(store, joined(long, ids_of(5, 5))).prefill()
-    store._limits = Limits(max_bytes=1, max_leaves=1)
+    store.budget.limits = Limits(max_bytes=1, max_leaves=1)
     run(store, ids_of(6, 90))
     assert store.counters["lent"] == 1
     assert stored(store, ids_of(6, 90)) == 0
@@ -475,9 +476,9 @@ def test_a_conversation_is_not_held_twice_while_it_runs(
 
 def test_the_plans_decide_and_do_not_act() -> None:
     """An empty tree has nothing to give."""
-    store = PrefixStore(ROOMY, list)
-    assert eviction.plan_eviction(store._tree, Limits(0, 0), 1 << 40) is None
-    assert eviction.plan_forgetting(store._tree, Limits(0)) == []
+    store = PrefixStore(KVBudget(ROOMY), list)
+    assert eviction.plan_eviction([store._tree], Limits(0, 0), 1 << 40) is None
+    assert eviction.plan_forgetting([store._tree], Limits(0)) == []
 
 
 @on_gpu
@@ -524,7 +525,7 @@ def test_what_is_handed_over_is_freed_at_once(make_store: MakeStore) -> None:
     assert store.counters["copied"] == 1
     settle()
     before, bytes_before = mx.get_active_memory(), store.num_bytes
-    store.evict_bytes(1)
+    store.budget.evict_bytes(1)
     mx.clear_cache()
     freed = bytes_before - store.num_bytes
     assert freed >= 2000 * TOKEN_BYTES

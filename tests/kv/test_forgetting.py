@@ -7,6 +7,7 @@ import pytest
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv.eviction import Limits
+from sidecar.kv.kv_budget import KVBudget
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.kv.prefix_tree import Owner
 from testkit.sequences import Running, joined, on_gpu
@@ -21,7 +22,7 @@ END_OF_TURN = ModelIds((3001, 3002))  # what a template puts behind an answer
 def store(tiny_model: Callable[[str], LoadedModel]) -> PrefixStore:
     """A store of a model that needs checkpoints, sixteen a session."""
     limits = Limits(1 << 30, 1000, checkpoints_per_session=16)
-    return PrefixStore(limits, tiny_model("hybrid").new_cache)
+    return PrefixStore(KVBudget(limits), tiny_model("hybrid").new_cache)
 
 
 class Talk:
@@ -177,7 +178,7 @@ def test_no_cap_a_session_unless_one_is_set(
 ) -> None:
     """Chats without a session id of their own share one."""
     limits = Limits(1 << 30, 1000, checkpoints_in_all=64)
-    store = PrefixStore(limits, tiny_model("hybrid").new_cache)
+    store = PrefixStore(KVBudget(limits), tiny_model("hybrid").new_cache)
     talks = [Talk(store, seed) for seed in range(1, 31)]
     for talk in talks:
         talk.turn(by_user=True)
@@ -190,7 +191,7 @@ def test_what_saves_the_fewest_tokens_goes_first(
 ) -> None:
     """Deep, but close behind another: little is computed again without it."""
     limits = Limits(1 << 30, 1000, checkpoints_in_all=3)
-    store = PrefixStore(limits, tiny_model("hybrid").new_cache)
+    store = PrefixStore(KVBudget(limits), tiny_model("hybrid").new_cache)
     ids = ids_of(1, 300)
     Running(store, ids).prefill((100, 3), (240, 3), (250, 3), (290, 2)).finish()
     held = sorted(n.end for n in store._tree.nodes() if n.checkpoint is not None)
@@ -203,7 +204,9 @@ def test_what_parts_right_behind_the_first_own_turn_is_superseded(
 ) -> None:
     """The place where that turn ends is behind it; one token less is not."""
     for own_len, is_superseded in ((50, True), (51, False)):
-        store = PrefixStore(Limits(1 << 30, 1000), tiny_model("dense").new_cache)
+        store = PrefixStore(
+            KVBudget(Limits(1 << 30, 1000)), tiny_model("dense").new_cache
+        )
         trunk = ids_of(1, 50)
         Running(store, joined(trunk, ids_of(2, 20))).prefill().finish()
         owner = Owner("main", own_len=own_len)

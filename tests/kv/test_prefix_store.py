@@ -12,6 +12,7 @@ from mlx_lm.models.cache import ArraysCache
 
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv import kv_layers
+from sidecar.kv.kv_budget import KVBudget
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.kv.prefix_tree import Owner
 from testkit.sequences import ROOMY, Running, forward, joined, on_gpu, run
@@ -26,7 +27,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 @pytest.fixture
 def store(tiny_model: TinyModel) -> PrefixStore:
     """A roomy store of the dense model."""
-    return PrefixStore(ROOMY, tiny_model("dense").new_cache)
+    return PrefixStore(KVBudget(ROOMY), tiny_model("dense").new_cache)
 
 
 def objects(cache: Sequence[object]) -> list[mx.array]:
@@ -290,7 +291,7 @@ def test_under_pressure_all_that_is_stored_can_go(
     kind: str, tiny_model: TinyModel
 ) -> None:
     """Running sequences hold what they restored: its copies in the store go, too."""
-    store = PrefixStore(ROOMY, tiny_model(kind).new_cache)
+    store = PrefixStore(KVBudget(ROOMY), tiny_model(kind).new_cache)
     trunk = ids_of(1, 300)
     Running(store, joined(trunk, ids_of(2, 400))).prefill((300, 1)).finish()
     running = [
@@ -299,7 +300,7 @@ def test_under_pressure_all_that_is_stored_can_go(
     ]
     assert [sequence.cached_len for sequence in running] == [300] * 3
     assert store.num_bytes > 0
-    store.evict_bytes(store.num_bytes)
+    store.budget.evict_bytes(store.num_bytes)
     assert store.num_bytes == 0
     assert_sound(store)
     assert store.match_len(joined(trunk, (1,))) == 300 * (kind == "dense")
@@ -329,7 +330,7 @@ def test_one_token_is_always_left_to_compute(store: PrefixStore) -> None:
 @on_gpu
 def test_match_len_says_what_restore_gives(kind: str, tiny_model: TinyModel) -> None:
     """The pipeline chooses by the one, the engine does the other."""
-    store = PrefixStore(ROOMY, tiny_model(kind).new_cache)
+    store = PrefixStore(KVBudget(ROOMY), tiny_model(kind).new_cache)
     base = ids_of(1, 200)
     run(store, base, ids_of(2, 9))
     run(store, joined(base[:120], ids_of(3, 40)))
@@ -350,7 +351,7 @@ def test_match_len_says_what_restore_gives(kind: str, tiny_model: TinyModel) -> 
 @on_gpu
 def test_reuse_ends_at_the_deepest_checkpoint(kind: str, tiny_model: TinyModel) -> None:
     """Not where the ids part, and never a made-up token."""
-    store = PrefixStore(ROOMY, tiny_model(kind).new_cache)
+    store = PrefixStore(KVBudget(ROOMY), tiny_model(kind).new_cache)
     prompt = ids_of(1, 200)
     Running(store, prompt).prefill((60, 0), (150, 1)).decode(ids_of(2, 5)).finish()
     ends = {150: 150, 180: 150, 60: 60, 100: 60, 59: 0, 199: 199, 204: 199}
@@ -370,7 +371,7 @@ def test_reuse_ends_at_the_deepest_checkpoint(kind: str, tiny_model: TinyModel) 
 @on_gpu
 def test_a_checkpoint_serves_again_and_again(kind: str, tiny_model: TinyModel) -> None:
     """Whoever resumes from it advances a copy."""
-    store = PrefixStore(ROOMY, tiny_model(kind).new_cache)
+    store = PrefixStore(KVBudget(ROOMY), tiny_model(kind).new_cache)
     system = ids_of(1, 80)
     Running(store, joined(system, ids_of(2, 30))).prefill((80, 0)).finish()
     for number in range(4):
@@ -388,7 +389,7 @@ def test_layers_that_disagree_on_the_depth_are_not_kept(
     tiny_model: TinyModel,
 ) -> None:
     """Depth is read, not assumed: what nobody can vouch for is a miss later."""
-    store = PrefixStore(ROOMY, tiny_model("sliding").new_cache)
+    store = PrefixStore(KVBudget(ROOMY), tiny_model("sliding").new_cache)
     sequence = Running(store, ids_of(1, 50)).prefill().decode(ids_of(2, 3))
     kv_layers.set_leaves(
         sequence.cache[1], kv_layers.leaves(sequence.cache[1]), sequence.done - 1
@@ -413,7 +414,7 @@ def test_a_sequence_shorter_than_it_says_is_refused(store: PrefixStore) -> None:
 @on_gpu
 def test_a_model_without_any_attention_is_served_from_checkpoints() -> None:
     """All layers recurrent: there are no arrays to lend, only states."""
-    store = PrefixStore(ROOMY, lambda: [ArraysCache(2)])
+    store = PrefixStore(KVBudget(ROOMY), lambda: [ArraysCache(2)])
     prompt = ids_of(1, 50)
     run(store, prompt, ids_of(2, 5))
     path = joined(prompt, ids_of(2, 5))
@@ -448,7 +449,7 @@ def test_a_restore_that_fails_is_a_miss(
 @on_gpu
 def test_a_checkpoint_of_another_depth_is_a_miss(tiny_model: TinyModel) -> None:
     """Where its layers count tokens, they must agree with the rest."""
-    store = PrefixStore(ROOMY, tiny_model("sliding").new_cache)
+    store = PrefixStore(KVBudget(ROOMY), tiny_model("sliding").new_cache)
     sequence = Running(store, ids_of(1, 50)).prefill().decode((1, 2, 3))
     sequence.checkpoints[52] = (2, kv_layers.take_checkpoint(sequence.cache))
     sequence.end_at(53)
@@ -621,7 +622,7 @@ def test_logits_after_reuse_are_those_of_a_fresh_prefill(
     caplog.set_level(logging.ERROR)
     model = tiny_model(kind).model
     work = forward(model)
-    store = PrefixStore(ROOMY, tiny_model(kind).new_cache)
+    store = PrefixStore(KVBudget(ROOMY), tiny_model(kind).new_cache)
     base, stop = ids_of(1, 150), 90
     first = Running(store, base, Owner(), work).prefill((stop, 0))
     if way == "running row":

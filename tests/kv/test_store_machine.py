@@ -27,6 +27,7 @@ from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import Limits
+from sidecar.kv.kv_budget import KVBudget
 from sidecar.kv.kv_layers import KVLayers
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.kv.prefix_tree import Node, Owner, path_to
@@ -66,7 +67,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.store = PrefixStore(self.limits, type(self).new_cache)
+        self.store = PrefixStore(KVBudget(self.limits), type(self).new_cache)
         self.running: list[Running] = []
         self.computed: list[ModelIds] = []  # by anything, ever
         self.is_lossless = self.limits is not TIGHT  # until something fails
@@ -159,7 +160,7 @@ class StoreMachine(RuleBasedStateMachine):
     def press(self, share: float) -> None:
         """Memory runs short; nothing stored is held back by what runs."""
         before = self.store.num_bytes
-        self.store.evict_bytes(int(share * before))
+        self.store.budget.evict_bytes(int(share * before))
         assert self.store.num_bytes <= before - int(share * before)
         self.is_lossless = False
 

@@ -92,6 +92,9 @@ def proxy(
         "PYTHONPATH": str(REPO),
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "MLX_API_KEY": "sidecar-key",
+        # For the internet, not for this machine: whatever goes there fails.
+        "http_proxy": "http://127.0.0.1:1",
+        "ALL_PROXY": "socks5://127.0.0.1:1",
     }
     with log.open("wb") as output:
         process = subprocess.Popen(

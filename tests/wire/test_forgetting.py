@@ -125,10 +125,10 @@ def test_what_was_asked_before_and_not_begun_leaves_nothing(app: App) -> None:
             httpx.post, f"{app.url}/v1/chat/completions", json=body, timeout=120
         )
         with app.pool.lease("local") as resident:
-            assert eventually(lambda: resident.engine.num_open == 1, 60)
+            assert eventually(lambda: resident.engine._admission.num_open == 1, 60)
         clearing = pool.submit(clear, app)
-        epoch_of_late = resident.engine._open.copy().pop().spec.prompt.epoch
-        assert eventually(lambda: resident.engine.epoch != epoch_of_late, 60)
+        epoch_of_late = resident.engine._admission._open.copy().pop().spec.prompt.epoch
+        assert eventually(lambda: resident.engine.store.epoch != epoch_of_late, 60)
         go.set()
         assert late.result().status_code == 200
         clearing.result()

@@ -139,14 +139,15 @@ def test_the_start_of_a_message_tells_what_is_reused(clients: Clients) -> None:
     assert usage.input_tokens >= 1
 
 
+@pytest.mark.parametrize("with_tools", [False, True], ids=["words", "tools"])
 def test_tokens_are_counted_by_the_models_own_tokenizer(
-    scripted_sidecar: App,
+    clients: Clients, with_tools: bool
 ) -> None:
-    """Nothing is generated or remembered for it."""
-    with anthropic.Anthropic(base_url=scripted_sidecar.url, api_key="x") as client:
-        counted = client.messages.count_tokens(model="local", messages=[ASKED])
-        message = client.messages.create(model="local", max_tokens=1, messages=[ASKED])
-    usage = message.usage
+    """Directly and through LiteLLM, whose own estimate knows no template."""
+    more: Any = {"tools": [TOOL], "system": "Be brief."} if with_tools else {}
+    asked: Any = {"model": "local", "messages": [ASKED], **more}
+    counted = clients[0].messages.count_tokens(**asked)
+    usage = clients[0].messages.create(max_tokens=1, **asked).usage
     cached = usage.cache_read_input_tokens or 0
     assert counted.input_tokens == usage.input_tokens + cached
 

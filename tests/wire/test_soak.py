@@ -59,7 +59,7 @@ def check_nothing_leaked(app: App) -> None:
     assert eventually(lambda: app.pool.num_leases == 0)
     with app.pool.lease("local") as served:
         engine = served.engine
-        assert eventually(lambda: engine.num_open == 0)
+        assert eventually(lambda: engine._admission.num_open == 0)
         app.gpu.call(lambda: None)  # what was given back is with the store now
         assert engine.store.check_integrity() == []
         assert sum(row["leases"] for row in engine.store.rows()) == 0

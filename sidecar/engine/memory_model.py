@@ -1,16 +1,14 @@
 """
-How much memory a prompt needs, and what is done when the process has too little.
+How much memory a prompt needs: a model of it, fitted on the loaded model.
 
-What a prefill chunk costs is fitted on the loaded model: a share per token of the
-chunk, and one per token and depth (attention that is not fused, buffers that grow by
-copying). From that the largest context that fits now follows, before anything is
-allocated.
+A prefill chunk costs a share per token of the chunk, and one per token and depth
+(attention that is not fused, buffers that grow by copying). From that the largest
+context that fits now follows, before anything is allocated.
 """
 
-import logging
 import time
+from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -21,14 +19,10 @@ from sidecar.kv import kv_layers
 from sidecar.kv.kv_layers import KVLayers
 from sidecar.kv.quantization import KVQuantization
 
-logger = logging.getLogger(__name__)
-
 _PROBES = (32, 64, 128, 192)  # chunks, one behind the other
-_SMALLEST_CHUNK = 64
+SMALLEST_CHUNK = 64
 _ROOM_STEP = 256  # tokens by which KV buffers grow
 _SAFETY = 1.1
-_SAMPLE_EVERY_S = 1.0
-_CLEAR_AT, _FULL_AT, _EVICT_TO = 0.90, 1.0, 0.80
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +63,7 @@ class MemoryModel:
             num_copies: answers that decode side by side, each with KV of its own.
         """
         held = num_copies * self.kv_bytes(length + _ROOM_STEP)
-        return Demand(held, self.peak_bytes(length, _SMALLEST_CHUNK))
+        return Demand(held, self.peak_bytes(length, SMALLEST_CHUNK))
 
     def rest(self, length: int, num_copies: int, done: int) -> Demand:
         """What is left of a prompt's demand once `done` tokens of it are held."""
@@ -90,19 +84,23 @@ class MemoryModel:
         return low
 
 
-def fit_memory(model: LoadedModel, step_size: int) -> tuple[MemoryModel, float]:
+Fitted = tuple[MemoryModel, float]
+
+
+def fit_memory(model: LoadedModel, step_size: int) -> Generator[None, None, Fitted]:
     """
-    Measure a few chunks of the loaded model; GPU thread only.
+    Measure a few chunks of the loaded model; a turn of the GPU thread each.
 
     Args:
         step_size: of a prefill chunk; KV is quantised at a chunk's end.
     Returns:
         What prefill takes, and the seconds a token of the last chunk took.
     """
-    fitted, rate_s = _fit(model, None)
+    fitted, rate_s = yield from _fit(model, None)
     if model.quantization is None:
         return fitted, rate_s
-    quantized, rate_s = _fit(model, replace(model.quantization, start=0))
+    start = replace(model.quantization, start=0)
+    quantized, rate_s = yield from _fit(model, start)
     both = replace(
         quantized,
         per_token=max(fitted.per_token, quantized.per_token),
@@ -114,7 +112,7 @@ def fit_memory(model: LoadedModel, step_size: int) -> tuple[MemoryModel, float]:
 
 def _fit(
     model: LoadedModel, quantization: KVQuantization | None
-) -> tuple[MemoryModel, float]:
+) -> Generator[None, None, Fitted]:
     cache = model.new_cache()
     rows, costs = [], []
     token = min(model.stop_ids, default=0)
@@ -133,6 +131,7 @@ def _fit(
         held = sum(layer.nbytes for layer in cache)
         rows.append([chunk, chunk * depth])
         costs.append(mx.get_peak_memory() - before - 2 * held)
+        yield
     solution = np.linalg.lstsq(
         np.array(rows, float), np.array(costs, float), rcond=None
     )
@@ -153,101 +152,3 @@ def kv_sizes(cache: KVLayers) -> tuple[int, int]:
         else:
             fixed += atom.nbytes
     return per_token, fixed
-
-
-class Evictable(Protocol):
-    """Keeps KV that can be let go."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of it."""
-
-    def evict_bytes(self, num_bytes: int) -> None:
-        """Free at least that much, if it is there; GPU thread only."""
-
-
-class MemoryGuard:
-    """
-    Watches the process against its limit.
-
-    `sample` and `relieve` on the GPU thread; the numbers may be read from any. They are
-    of one moment: KV that was given back since would count as free and as not in use.
-
-    Args:
-        limit_bytes: MAX_PROCESS_MEMORY.
-        store: where KV is kept that could be evicted.
-    """
-
-    def __init__(
-        self,
-        model: MemoryModel,
-        limit_bytes: int,
-        store: Evictable,
-    ) -> None:
-        self.model = model
-        self.limit_bytes = limit_bytes
-        self._store = store
-        self._sampled_at = 0.0
-        self.active_bytes = self.peak_bytes = self.free_bytes = 0
-        self.sample()
-
-    def sample(self) -> None:
-        """Note what is in use now."""
-        self._sampled_at = time.monotonic()
-        self.active_bytes = mx.get_active_memory()
-        self.peak_bytes = mx.get_peak_memory()
-        stored = self._store.num_bytes  # would make room
-        self.free_bytes = max(0, self.limit_bytes - self.active_bytes + stored)
-
-    def largest_context(
-        self, most: int, others: Demand = NOTHING, num_copies: int = 1
-    ) -> int:
-        """The longest prompt that fits now, at most `most` tokens."""
-        return self.model.largest_context(self.free_bytes, most, others, num_copies)
-
-    def refusal(
-        self, length: int, num_copies: int, most: int, others: Demand = NOTHING
-    ) -> str:
-        """Say of a prompt that does not fit what it needs, and what would."""
-        needed = self.model.demand(length, num_copies).total
-        left = max(0, self.free_bytes - others.held)
-        largest = self.largest_context(most, others, num_copies)
-        return (
-            f"a prompt of {length} tokens needs {needed >> 20} MiB, and {left >> 20} "
-            f"MiB of {self.limit_bytes >> 20} MiB are left: the largest context that "
-            f"fits now is {largest} tokens"
-        )
-
-    def fitting_chunk(self, depth: int, chunk_len: int) -> int:
-        """A chunk that stays below the limit at this depth, at least 64 tokens."""
-        room = self.limit_bytes - mx.get_active_memory()
-        while chunk_len > _SMALLEST_CHUNK:
-            if self.model.peak_bytes(depth + chunk_len, chunk_len) <= room:
-                break
-            chunk_len = max(_SMALLEST_CHUNK, chunk_len // 2)
-        return chunk_len
-
-    def relieve(self, needed_bytes: int = 0) -> bool:
-        """
-        Make room in order: the allocator's cache, then stored KV.
-
-        Args:
-            needed_bytes: about to be allocated.
-        Returns:
-            Whether it all fits now.
-        """
-        now = time.monotonic()
-        if not needed_bytes and now - self._sampled_at < _SAMPLE_EVERY_S:
-            return True
-        self.sample()
-        used = self.active_bytes + mx.get_cache_memory() + needed_bytes
-        if used > _CLEAR_AT * self.limit_bytes:
-            mx.clear_cache()
-            used = self.active_bytes + needed_bytes
-        if used > _CLEAR_AT * self.limit_bytes:
-            self._store.evict_bytes(used - int(_EVICT_TO * self.limit_bytes))
-            mx.clear_cache()
-            self.sample()
-            logger.info("made room limit=%d active=%d", self.limit_bytes,
-                        self.active_bytes)  # fmt: skip
-        return self.active_bytes + needed_bytes <= _FULL_AT * self.limit_bytes

@@ -1,0 +1,80 @@
+"""
+KV that is kept, as those see it who hold none of it: by handle, and let go in its time.
+
+KV goes when its time is up on a server that nobody asks anything, too. That wait is a
+thread's of its own: the GPU thread waits without a limit (engine/gpu_thread), and is
+woken only when there is something to let go.
+"""
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+
+from sidecar.core.prompt import ModelIds
+from sidecar.engine.gpu_thread import GpuThread
+from sidecar.kv.kv_budget import KVBudget
+from sidecar.kv.prefix_store import PrefixStore
+
+logger = logging.getLogger(__name__)
+
+_LEAST_WAIT_S = 1.0  # what expires shortly after each other goes together
+
+
+class KeptKV:
+    """One model's stored KV, whether the model is loaded or not. Any thread."""
+
+    def __init__(self, store: PrefixStore, gpu: GpuThread) -> None:
+        self._store = store
+        self._gpu = gpu
+
+    @property
+    def epoch(self) -> int:
+        """How often all was forgotten."""
+        return self._store.epoch
+
+    def new_epoch(self) -> None:
+        """What was begun before gets no KV any more, and leaves none."""
+        self._store.new_epoch()
+
+    def match_len(self, model_ids: ModelIds, salt: str) -> int:
+        """Tokens of the longest stored prefix, at most all but one."""
+        return self._store.match_len(model_ids, salt)
+
+    def clear(self) -> int:
+        """Forget the stored KV; the bytes that came back."""
+        return self._gpu.call(self._store.clear)
+
+
+class Expiry:
+    """
+    Watches all stored KV until it is closed.
+
+    Args:
+        wait: waits so many seconds, or until it is closed: then true. For tests.
+    """
+
+    def __init__(
+        self,
+        budget: KVBudget,
+        gpu: GpuThread,
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
+        self._budget = budget
+        self._gpu = gpu
+        self._closed = threading.Event()
+        self._wait = wait or self._closed.wait
+        if budget.expires_in() < math.inf:
+            threading.Thread(target=self._run, name="expiry", daemon=True).start()
+
+    def close(self) -> None:
+        """End the watch; repeatable."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._wait(max(_LEAST_WAIT_S, self._budget.expires_in())):
+            if self._budget.expires_in() == 0:
+                try:
+                    self._gpu.call(self._budget.expire)
+                except Exception:
+                    logger.exception("expired KV could not be let go")

@@ -1,0 +1,235 @@
+"""
+The memory of the whole process: what is in use, what is promised, how room is made.
+
+All models share it: their weights, their stored KV, what their running requests hold
+and what prefilling takes for a while. So whatever is about to be allocated is promised
+first, under one lock: two requests that each fit alone are not both let in.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import mlx.core as mx
+
+from sidecar.config.settings import EngineConfig
+from sidecar.core.errors import Busy, InsufficientMemory, Unavailable
+from sidecar.engine.job import NOTHING, Demand, Job
+from sidecar.engine.memory_model import SMALLEST_CHUNK, MemoryModel
+
+logger = logging.getLogger(__name__)
+
+_SAMPLE_EVERY_S = 1.0
+_CLEAR_AT, _FULL_AT, _EVICT_TO = 0.90, 1.0, 0.80
+
+
+class Evictable(Protocol):
+    """Keeps KV that can be let go."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of it."""
+
+    def evict_bytes(self, num_bytes: int) -> None:
+        """Free at least that much, if it is there; GPU thread only."""
+
+
+class ProcessMemory:
+    """
+    Watches the process against its limit.
+
+    `sample` and `relieve` on the GPU thread; the numbers may be read from any. They are
+    of one moment: KV that was given back since would count as free and as not in use.
+
+    Args:
+        limit_bytes: MAX_PROCESS_MEMORY.
+        stored: the KV that could be evicted, of all models.
+    """
+
+    def __init__(self, limit_bytes: int, stored: Evictable) -> None:
+        self.limit_bytes = limit_bytes
+        self._stored = stored
+        self._sampled_at = 0.0
+        self.active_bytes = self.peak_bytes = self.free_bytes = 0
+        self.sample()
+
+    @property
+    def stored_bytes(self) -> int:
+        """KV kept for reuse, of all models; any thread."""
+        return self._stored.num_bytes
+
+    def sample(self) -> None:
+        """Note what is in use now."""
+        self._sampled_at = time.monotonic()
+        self.active_bytes = mx.get_active_memory()
+        self.peak_bytes = mx.get_peak_memory()
+        stored = self._stored.num_bytes  # would make room
+        self.free_bytes = max(0, self.limit_bytes - self.active_bytes + stored)
+
+    def relieve(self, needed_bytes: int = 0) -> bool:
+        """
+        Make room in order: the allocator's cache, then stored KV.
+
+        Args:
+            needed_bytes: about to be allocated.
+        Returns:
+            Whether it all fits now.
+        """
+        now = time.monotonic()
+        if not needed_bytes and now - self._sampled_at < _SAMPLE_EVERY_S:
+            return True
+        self.sample()
+        used = self.active_bytes + mx.get_cache_memory() + needed_bytes
+        if used > _CLEAR_AT * self.limit_bytes:
+            mx.clear_cache()
+            used = self.active_bytes + needed_bytes
+        if used > _CLEAR_AT * self.limit_bytes:
+            self._stored.evict_bytes(used - int(_EVICT_TO * self.limit_bytes))
+            mx.clear_cache()
+            self.sample()
+            logger.info("made room limit=%d active=%d", self.limit_bytes,
+                        self.active_bytes)  # fmt: skip
+        return self.active_bytes + needed_bytes <= _FULL_AT * self.limit_bytes
+
+
+class Admission:
+    """
+    The places and the memory that requests of all models share. Any thread.
+
+    Args:
+        config: how many may run and wait.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._most_rows = config.max_concurrent
+        self._most_jobs = config.max_concurrent + config.max_queued
+        self._lock = threading.Lock()
+        self._open: set[Job] = set()
+        self._loading = NOTHING
+        self._is_draining = False
+        self._decoding: list[Callable[[], int]] = []
+
+    @property
+    def num_open(self) -> int:
+        """Jobs admitted and not released."""
+        with self._lock:
+            return len(self._open)
+
+    @property
+    def promised(self) -> Demand:
+        """What the jobs and loads admitted before will still allocate."""
+        with self._lock:
+            return self._promised()
+
+    def admit(self, job: Job, demand: Callable[[Demand], Demand]) -> None:
+        """
+        Take a job in; it must be released.
+
+        Args:
+            demand: what it will need, told what was promised to others; raises
+                InsufficientMemory.
+        Raises:
+            Busy: the queue is full. Unavailable: the server is going down.
+        """
+        with self._lock:
+            if self._is_draining:
+                raise Unavailable("the server is shutting down", retry_after_s=5)
+            if len(self._open) >= self._most_jobs:
+                raise Busy(f"all {self._most_jobs} places are taken", retry_after_s=2)
+            job.due = demand(self._promised())
+            self._open.add(job)
+
+    def release(self, job: Job) -> None:
+        """Give a job's place back; repeatable."""
+        with self._lock:
+            self._open.discard(job)
+
+    @contextlib.contextmanager
+    def loading(self, num_bytes: int) -> Iterator[None]:
+        """Promise a load its memory while it lasts."""
+        with self._lock:
+            self._loading += Demand(num_bytes, 0)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._loading += Demand(-num_bytes, 0)
+
+    def drain(self) -> None:
+        """Take no new jobs."""
+        with self._lock:
+            self._is_draining = True
+
+    def count_rows(self, num_rows: Callable[[], int]) -> Callable[[], None]:
+        """Count what another model decodes; what is returned ends it, repeatably."""
+        self._decoding.append(num_rows)
+
+        def end() -> None:
+            if num_rows in self._decoding:
+                self._decoding.remove(num_rows)
+
+        return end
+
+    def free_rows(self) -> int:
+        """Rows that may still be decoded beside those of all models."""
+        return self._most_rows - sum(count() for count in self._decoding)
+
+    def _promised(self) -> Demand:
+        return sum((job.due for job in self._open), self._loading)
+
+
+class MemoryGuard:
+    """
+    The process's memory as one model's prompts see it.
+
+    Args:
+        model: what this model's prompts take.
+    """
+
+    def __init__(self, model: MemoryModel, process: ProcessMemory) -> None:
+        self.model = model
+        self.process = process
+
+    def largest_context(
+        self, most: int, others: Demand = NOTHING, num_copies: int = 1
+    ) -> int:
+        """The longest prompt that fits now, at most `most` tokens."""
+        free_bytes = self.process.free_bytes
+        return self.model.largest_context(free_bytes, most, others, num_copies)
+
+    def demand(self, length: int, num_copies: int, most: int, others: Demand) -> Demand:
+        """
+        What a prompt of that length takes.
+
+        Raises:
+            InsufficientMemory: it does not fit beside the others.
+        """
+        if length >= self.largest_context(most, others, num_copies):
+            why = self.refusal(length, num_copies, most, others)
+            raise InsufficientMemory(why, param="messages", retry_after_s=5)
+        return self.model.demand(length, num_copies)
+
+    def refusal(
+        self, length: int, num_copies: int, most: int, others: Demand = NOTHING
+    ) -> str:
+        """Say of a prompt that does not fit what it needs, and what would."""
+        needed = self.model.demand(length, num_copies).total
+        left = max(0, self.process.free_bytes - others.held)
+        largest = self.largest_context(most, others, num_copies)
+        return (
+            f"a prompt of {length} tokens needs {needed >> 20} MiB, and {left >> 20} "
+            f"MiB of {self.process.limit_bytes >> 20} MiB are left: the largest "
+            f"context that fits now is {largest} tokens"
+        )
+
+    def fitting_chunk(self, depth: int, chunk_len: int) -> int:
+        """A chunk that stays below the limit at this depth, at least 64 tokens."""
+        room = self.process.limit_bytes - mx.get_active_memory()
+        while chunk_len > SMALLEST_CHUNK:
+            if self.model.peak_bytes(depth + chunk_len, chunk_len) <= room:
+                break
+            chunk_len = max(SMALLEST_CHUNK, chunk_len // 2)
+        return chunk_len

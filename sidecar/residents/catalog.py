@@ -1,0 +1,160 @@
+"""What this server offers: the models found, their names, and what a name means."""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+
+from sidecar.config.settings import ModelConfig
+from sidecar.core.errors import ModelNotFound
+from sidecar.engine import model_place
+from sidecar.residents.discovery import Found, discover
+from sidecar.residents.model_entry import Offer
+from sidecar.residents.model_settings import NOTHING_SET, ModelSettings
+
+_MOST_NAME_CHARS = 200
+_MOST_CLOSE = 10
+_DEFAULT_NAMES = ("local", "openai/local")
+_NO_NAMES = ("", "default", *_DEFAULT_NAMES)
+# What an engine here can do; the others are listed, and say why they are not served.
+SERVED_KINDS = frozenset(("llm", "vlm", "ocr"))
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """
+    Names -> ids.
+
+    Args:
+        default: the id that no name, `default` and `local` mean.
+        aliases: by id, its other names.
+        wishes: MODEL_ALIASES: name or glob -> id, alias or `default`.
+    """
+
+    default: str
+    aliases: Mapping[str, Sequence[str]]
+    wishes: Mapping[str, str] = field(default_factory=dict)
+
+    def resolve(self, name: str) -> str:
+        """
+        The id that a request means.
+
+        Raises:
+            ModelNotFound: none; the close ones are named.
+        """
+        if (found := self._find(name)) is not None:
+            return found
+        for pattern, wish in self.wishes.items():
+            if fnmatchcase(name, pattern) and (found := self._find(wish)) is not None:
+                return found
+        raise ModelNotFound(self._unknown(name[:_MOST_NAME_CHARS]), param="model")
+
+    def _find(self, name: str) -> str | None:
+        if name in self.aliases:
+            return name
+        for own_id, others in self.aliases.items():
+            if name in others:
+                return own_id
+        return self.default if name in _NO_NAMES else None
+
+    def _unknown(self, name: str) -> str:
+        names = [n for own, others in self.aliases.items() for n in (own, *others)]
+        close = difflib.get_close_matches(name, names, n=_MOST_CLOSE, cutoff=0.3)
+        there_is = ", ".join(close or names[:_MOST_CLOSE])
+        return f"no model named {name!r} is served; there is: {there_is}"
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """All that is offered, each model once, and how requests name it."""
+
+    offers: tuple[Offer, ...]
+    names: Names
+
+
+def find_catalog(config: ModelConfig, wishes: Mapping[str, ModelSettings]) -> Catalog:
+    """
+    Look for models, and put the default one first.
+
+    Args:
+        wishes: by name, what the settings file asks for.
+    """
+    found = list(discover(config.places))
+    default = _default(config, found)
+    offers = [default]
+    taken = {default.id, *default.aliases}
+    for one in found:
+        if default.place == str(one.folder):
+            continue
+        offer = _offer(one, taken)
+        if offer is not None and _is_allowed(offer, config.available):
+            offers.append(offer)
+            taken |= {offer.id, *offer.aliases}
+    settled = tuple(_wished(offer, config, wishes) for offer in offers)
+    aliases = {offer.id: offer.aliases for offer in settled}
+    return Catalog(settled, Names(default.id, aliases, config.aliases))
+
+
+def _default(config: ModelConfig, found: Sequence[Found]) -> Offer:
+    """What MODEL_PATH names: a model that was found, a folder, a hub id, built in."""
+    path = config.path
+    folder = model_place.folder_of(path)
+    for one in found:
+        is_named = path in (one.id, *one.aliases)
+        if is_named or (folder and folder.resolve() == one.folder.resolve()):
+            own_id = config.proxy_model_id or f"openai/{one.id}"
+            names = dict.fromkeys((*_DEFAULT_NAMES, one.id, *one.aliases))
+            return replace(
+                _described(one, own_id), aliases=tuple(n for n in names if n != own_id)
+            )
+    name = model_place.model_name(path)
+    own_id = config.proxy_model_id or f"openai/{name}"
+    size = model_place.size_of(path)
+    return Offer(own_id, (*_DEFAULT_NAMES, name), place=path, size_bytes=size)
+
+
+def _offer(found: Found, taken: set[str]) -> Offer | None:
+    """Under names that nobody has; None if none is left."""
+    free = [name for name in (found.id, *found.aliases) if name not in taken]
+    if not free:
+        return None
+    return replace(_described(found, free[0]), aliases=tuple(free[1:]))
+
+
+def _described(found: Found, own_id: str) -> Offer:
+    state, fault = found.state, found.reason
+    if state == "unloaded" and found.kind not in SERVED_KINDS:
+        state, fault = "unavailable", f"{found.kind} models are not served"
+    return Offer(
+        own_id,
+        kind=found.kind,
+        place=str(found.folder),
+        size_bytes=found.size_bytes,
+        context_len=found.context_len,
+        state=state,
+        fault=fault and f"model {found.id} cannot be loaded: {fault}",
+    )
+
+
+def _wished(
+    offer: Offer, config: ModelConfig, wishes: Mapping[str, ModelSettings]
+) -> Offer:
+    """With what the settings say of it; the file beats the environment."""
+    names = (offer.id, *offer.aliases)
+    wish = next((wishes[name] for name in names if name in wishes), NOTHING_SET)
+    is_pinned = not set(names).isdisjoint(config.pinned)
+    more = (wish.alias,) if wish.alias and wish.alias not in names else ()
+    return replace(
+        offer,
+        aliases=(*offer.aliases, *more),
+        pinned=is_pinned if wish.pinned is None else wish.pinned,
+        ttl_s=wish.ttl_seconds,
+        family=wish.family,
+    )
+
+
+def _is_allowed(offer: Offer, allowed: Iterable[str]) -> bool:
+    """Whether AVAILABLE_MODELS, names and globs, lets it be served; empty: all."""
+    patterns = tuple(allowed)
+    names = (offer.id, *offer.aliases)
+    return not patterns or any(fnmatchcase(n, p) for n in names for p in patterns)

@@ -1,0 +1,171 @@
+"""One model of the pool: what is offered, how it stands, what others see of it."""
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from sidecar.core.errors import SidecarError
+
+State = Literal[
+    "unloaded", "loading", "loaded", "unloading", "failed",
+    "unavailable", "incomplete", "broken",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """
+    A model that can be served.
+
+    Args:
+        kind: see detection. place: what the loader finds it by.
+        size_bytes: of its weights, as far as that is known before a load.
+        context_len: most tokens, as far as that is known before a load.
+        family: its prompt format, None: to be found out.
+        state: other than `unloaded`, why it cannot be loaded is in `fault`.
+    """
+
+    id: str
+    aliases: tuple[str, ...] = ()
+    kind: str = "llm"
+    place: str | None = None
+    size_bytes: int = 0
+    context_len: int | None = None
+    pinned: bool = False
+    ttl_s: float | None = None
+    family: str | None = None
+    state: State = "unloaded"
+    fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """
+    A served model as people and clients see it.
+
+    Args:
+        actual_bytes: of its weights as loaded. idle_s: since its last use.
+        step: where its load is. estimated_load_s: None: nothing was measured yet.
+    """
+
+    id: str
+    aliases: tuple[str, ...]
+    kind: str
+    state: State
+    size_bytes: int
+    actual_bytes: int | None
+    max_input_tokens: int | None
+    pinned: bool
+    ttl_s: float | None
+    num_leases: int
+    num_loads: int
+    idle_s: float | None
+    step: str | None
+    estimated_load_s: float | None
+    load_error: str | None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a request for it may be answered."""
+        return self.state not in ("unavailable", "incomplete", "broken")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Held(Protocol):
+    """What an entry asks of a loaded model."""
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and answer together."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its weights, measured."""
+
+    def close(self) -> int:
+        """Give its weights back; the bytes."""
+
+
+E = TypeVar("E", bound=Held)
+
+
+@dataclass(eq=False)
+class Entry(Generic[E]):
+    """
+    How a model stands; under the pool's lock.
+
+    Args:
+        is_wanted: its load is waited for. is_leaving: it goes once nobody uses it.
+        freed_bytes: what its last unload gave back.
+    """
+
+    offer: Offer
+    state: State = "unloaded"
+    resident: E | None = None
+    pinned: bool = field(init=False)
+    ttl_s: float | None = field(init=False)
+    num_leases: int = 0
+    num_loads: int = 0
+    last_access: float = 0.0
+    is_wanted: bool = False
+    wanted_at: float = 0.0
+    is_leaving: bool = False
+    freed_bytes: int = 0
+    step: str | None = None
+    failure: SidecarError | None = None
+    num_failures: int = 0
+    failed_at: float = -1e9
+
+    def __post_init__(self) -> None:
+        self.state = self.offer.state
+        self.pinned, self.ttl_s = self.offer.pinned, self.offer.ttl_s
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it may leave: loaded, not pinned, in nobody's use."""
+        return self.state == "loaded" and not self.pinned and not self.num_leases
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes its weights take now."""
+        return self.resident.num_bytes if self.resident is not None else 0
+
+    def loaded(self, resident: E, now: float) -> None:
+        """It is there."""
+        self.resident, self.state, self.step = resident, "loaded", None
+        self.num_loads += 1
+        self.failure, self.last_access = None, now
+        self.is_leaving = False
+
+    def failed(self, failure: SidecarError, now: float) -> None:
+        """It is not there, and why."""
+        self.state, self.failure, self.step = "failed", failure, None
+        self.num_failures, self.failed_at = self.num_failures + 1, now
+
+    def unloaded(self, freed_bytes: int) -> None:
+        """It is gone."""
+        self.resident, self.state = None, "unloaded"
+        self.is_leaving, self.freed_bytes = False, freed_bytes
+
+    def seen(self, now: float, load_s: float | None) -> ModelEntry:
+        """For people and clients."""
+        resident, offer = self.resident, self.offer
+        return ModelEntry(
+            id=offer.id,
+            aliases=offer.aliases,
+            kind=offer.kind,
+            state=self.state,
+            size_bytes=offer.size_bytes,
+            actual_bytes=resident.num_bytes if resident else None,
+            max_input_tokens=resident.max_context if resident else offer.context_len,
+            pinned=self.pinned,
+            ttl_s=self.ttl_s,
+            num_leases=self.num_leases,
+            num_loads=self.num_loads,
+            idle_s=now - self.last_access if resident else None,
+            step=self.step,
+            estimated_load_s=None if resident else load_s,
+            load_error=self.failure.message if self.failure else offer.fault,
+        )

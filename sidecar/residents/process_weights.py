@@ -1,0 +1,68 @@
+"""The memory that weights are in, as the pool asks about it: of the process, by MLX."""
+
+import contextlib
+from collections.abc import Iterator
+
+import mlx.core as mx
+
+from sidecar.core.errors import InsufficientMemory
+from sidecar.engine.checkpoint_files import told_bytes
+from sidecar.engine.gpu_thread import GpuThread
+from sidecar.engine.process_memory import Admission, ProcessMemory
+from sidecar.kv.kv_budget import KVBudget
+
+_MOST_OF_PROCESS = 0.95  # the rest is for what computes
+_PRESSED_AT = 0.95
+
+
+class ProcessWeights:
+    """
+    Weights among all else that the process holds. Any thread.
+
+    Args:
+        limit_bytes: MAX_MODEL_MEMORY; None: what the process may take.
+    """
+
+    def __init__(
+        self,
+        process: ProcessMemory,
+        admission: Admission,
+        stored: KVBudget,
+        gpu: GpuThread,
+        limit_bytes: int | None,
+    ) -> None:
+        self._process = process
+        self._admission = admission
+        self._stored = stored
+        self._gpu = gpu
+        self._limit_bytes = limit_bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        """What all weights together may take."""
+        most = int(_MOST_OF_PROCESS * self._process.limit_bytes)
+        return min(self._limit_bytes or most, most)
+
+    def unaccounted(self, num_bytes: int) -> int:
+        """Bytes in use beside stored KV and so many of weights."""
+        return mx.get_active_memory() - self._stored.num_bytes - num_bytes
+
+    def is_pressed(self) -> bool:
+        """Whether the process is so near its limit that an idle model has to go."""
+        return mx.get_active_memory() > _PRESSED_AT * self._process.limit_bytes
+
+    @contextlib.contextmanager
+    def loading(self, num_bytes: int) -> Iterator[None]:
+        """
+        Promise a load its bytes while it lasts; stored KV makes room for them.
+
+        Raises:
+            InsufficientMemory: what runs now takes too much.
+        """
+        with self._admission.loading(num_bytes):
+            if not self._gpu.call(lambda: self._process.relieve(num_bytes)):
+                raise InsufficientMemory(
+                    f"a model of {told_bytes(num_bytes)} does not fit beside what runs",
+                    retry_after_s=10,
+                )
+            yield

@@ -1,0 +1,206 @@
+"""
+Room for a model's weights: who has to leave for it, and whether the bytes came back.
+
+Pure but for `settle` and `loading`: decides under the pool's lock, from sizes that the
+caller holds.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+from sidecar.engine.checkpoint_files import told_bytes
+from sidecar.residents.model_entry import Entry, Held, Offer
+
+logger = logging.getLogger(__name__)
+
+_CHOICE_SHARE = 0.1  # of what is missing: who gives less goes only if nobody gives more
+_CAME_BACK = 0.9
+_POLL_S = 0.05
+_NEW, _OLD = 0.3, 0.7  # of the seconds a GB takes to load
+_GB = 1e9
+
+
+class Weights(Protocol):
+    """The memory that weights are in. Any thread."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """What all weights together may take."""
+
+    def unaccounted(self, num_bytes: int) -> int:
+        """Bytes in use beside stored KV and so many of weights."""
+
+    def is_pressed(self) -> bool:
+        """Whether the process is so near its limit that an idle model has to go."""
+
+    def loading(self, num_bytes: int) -> contextlib.AbstractContextManager[None]:
+        """Promise a load its bytes while it lasts, and make room for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """
+    How many models, and how long.
+
+    Args:
+        max_models: loaded at once; 0: any number.
+        headroom: share of a model's size that should stay free for its KV.
+        load_wait_s: how long a request waits for a load or for room.
+        settle_s: how long freed memory is waited for.
+        ttl_s: idle seconds after which a model leaves; 0: never.
+        preload: names of models that are loaded at the start.
+    """
+
+    max_models: int = 0
+    headroom: float = 0.25
+    load_wait_s: float = 30.0
+    settle_s: float = 10.0
+    ttl_s: float = 0.0
+    preload: tuple[str, ...] = ()
+
+
+E = TypeVar("E", bound=Held)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[E]):
+    """What a load needs next: a victim to leave, or nothing, or (neither) patience."""
+
+    victim: Entry[E] | None
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsettled:
+    """Bytes that did not come back, and what was unaccounted for before they left."""
+
+    num_bytes: int
+    base: int
+
+
+class Room(Generic[E]):
+    """
+    Decides who stays.
+
+    Args:
+        wait, clock: sleeps and tells the time. For tests.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        limits: PoolLimits,
+        wait: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._weights = weights
+        self._limits = limits
+        self._wait = wait
+        self._clock = clock
+        self._unsettled = _Unsettled(0, 0)
+        self._load_s_per_gb: float | None = None
+
+    def too_large(self, offer: Offer) -> str | None:
+        """Why it never fits, not even alone."""
+        if offer.size_bytes <= self._weights.limit_bytes:
+            return None
+        return (
+            f"model {offer.id} takes {told_bytes(offer.size_bytes)}, and all models "
+            f"together may take {told_bytes(self._weights.limit_bytes)}"
+        )
+
+    def plan(self, wanted: Entry[E], entries: Sequence[Entry[E]]) -> Plan[E]:
+        """What has to happen before a model can be loaded."""
+        held = [entry for entry in entries if entry.resident is not None]
+        used = self._used(held)
+        size, limit = wanted.offer.size_bytes, self._weights.limit_bytes
+        missing = used + int(size * (1 + self._limits.headroom)) - limit
+        is_crowded = bool(self._limits.max_models) and (
+            len(held) >= self._limits.max_models
+        )
+        if missing <= 0 and not is_crowded:
+            return Plan(None, fits=True)
+        victim = self._victim(held, 0 if missing <= 0 else missing)
+        if victim is not None:
+            return Plan(victim, fits=False)
+        fits = used + size <= limit and not is_crowded
+        if fits:
+            logger.info("loading without headroom model=%s", wanted.offer.id)
+        return Plan(None, fits=fits)
+
+    def oldest(self, entries: Iterable[Entry[E]]) -> Entry[E] | None:
+        """Who has to go under pressure."""
+        return self._victim([e for e in entries if e.resident is not None], 0)
+
+    def is_pressed(self) -> bool:
+        """Whether an idle model has to go."""
+        return self._weights.is_pressed()
+
+    def shortage(self, wanted: Entry[E], entries: Iterable[Entry[E]]) -> str:
+        """Why there was no room: what it needs, the limit, and who holds it."""
+        holders = [
+            f"{e.offer.id} {told_bytes(e.held_bytes)}"
+            + (" (pinned)" if e.pinned else f" ({e.num_leases} in use)")
+            for e in entries
+            if e.resident is not None
+        ]
+        return (
+            f"model {wanted.offer.id} needs {told_bytes(wanted.offer.size_bytes)} of "
+            f"{told_bytes(self._weights.limit_bytes)}, held by: {', '.join(holders)}"
+        )
+
+    def settle(self, resident: E, entries: Sequence[Entry[E]]) -> int:
+        """
+        Close a model and wait until its bytes are back; how many are.
+
+        What does not come back in time stays counted, until a later look finds it free.
+        """
+        size, held = resident.num_bytes, sum(entry.held_bytes for entry in entries)
+        before = self._weights.unaccounted(held)
+        freed = resident.close()
+        deadline = self._clock() + self._limits.settle_s
+        while freed < _CAME_BACK * size and self._clock() < deadline:
+            self._wait(_POLL_S)
+            left = self._weights.unaccounted(held - size) - before
+            freed = max(freed, size - max(0, left))
+        if freed < _CAME_BACK * size:
+            self._unsettled = _Unsettled(size - freed, before)
+            logger.warning("%s of a model did not come back", told_bytes(size - freed))
+        return freed
+
+    @contextlib.contextmanager
+    def loading(self, wanted: Entry[E]) -> Iterator[None]:
+        """While a model is loaded."""
+        with self._weights.loading(wanted.offer.size_bytes):
+            yield
+
+    def learn(self, num_bytes: int, seconds: float) -> None:
+        """Measure a load."""
+        if num_bytes <= 0:
+            return
+        now = seconds / (num_bytes / _GB)
+        last = self._load_s_per_gb
+        self._load_s_per_gb = now if last is None else _NEW * now + _OLD * last
+
+    def load_s(self, num_bytes: int) -> float | None:
+        """What a load would take; None before the first one."""
+        rate = self._load_s_per_gb
+        return None if rate is None else round(rate * num_bytes / _GB, 2)
+
+    def _used(self, held: Iterable[Entry[E]]) -> int:
+        """Bytes of weights, those included that were let go and have not come back."""
+        known = sum(entry.held_bytes for entry in held)
+        last = self._unsettled
+        if last.num_bytes:
+            left = max(0, self._weights.unaccounted(known) - last.base)
+            self._unsettled = replace(last, num_bytes=min(last.num_bytes, left))
+        return known + self._unsettled.num_bytes
+
+    def _victim(self, held: Iterable[Entry[E]], missing: int) -> Entry[E] | None:
+        idle = sorted((e for e in held if e.is_idle), key=lambda e: e.last_access)
+        enough = [e for e in idle if e.held_bytes >= _CHOICE_SHARE * missing]
+        return next(iter(enough or idle), None)

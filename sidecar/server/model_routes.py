@@ -1,0 +1,154 @@
+"""The list of models, and what people do with models by hand."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+from sidecar.core.errors import BadRequest, NotFound, SidecarError
+from sidecar.core.events import Idle, Usage
+from sidecar.core.json_bytes import dump_bytes
+from sidecar.dialects.openai_models import model_entry, model_list
+from sidecar.residents.model_entry import ModelEntry
+from sidecar.server.messages import (
+    Endpoint,
+    EventStream,
+    Request,
+    Response,
+    json_response,
+)
+from sidecar.service.models import ModelService
+
+PREFIX = "/admin/models/"
+_SETTINGS: Mapping[str, tuple[type, ...]] = {
+    "pinned": (bool,), "ttl_seconds": (int, float),
+}  # fmt: skip
+_TRUE = ("1", "true", "yes")
+
+
+class ModelRoutes:
+    """Endpoints; those below `/admin` are guarded by the router."""
+
+    def __init__(self, models: ModelService) -> None:
+        self._models = models
+        self._actions: dict[tuple[str, str], Endpoint] = {
+            ("POST", "load"): self._load,
+            ("POST", "unload"): self._unload,
+            ("POST", "settings"): self._change,
+            ("GET", "loading-progress"): self._progress,
+        }
+
+    def list(self, request: Request) -> Response:
+        """GET /v1/models; 304 where nothing changed."""
+        entries = [_listed(entry) for entry in self._models.entries()]
+        body = dump_bytes(model_list(entries))
+        tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        headers = {"ETag": tag}
+        if request.headers.get("if-none-match") == tag:
+            return Response(b"", 304, headers=headers)
+        return Response(body, headers=headers)
+
+    def all(self, request: Request) -> Response:
+        """GET /admin/models: those as well that cannot be loaded, and why."""
+        entries = self._models.all_entries()
+        return json_response({"models": [entry.as_dict() for entry in entries]})
+
+    def status(self, request: Request) -> Response:
+        """GET /admin/models/status: what is loaded, and where the memory is."""
+        loaded = [e.as_dict() for e in self._models.all_entries() if e.actual_bytes]
+        return json_response({"loaded": loaded, "memory": self._models.memory()})
+
+    def rescan(self, request: Request) -> Response:
+        """POST /admin/models/rescan."""
+        entries = self._models.rescan()
+        return json_response({"models": [entry.as_dict() for entry in entries]})
+
+    def find(self, method: str, path: str) -> Endpoint | None:
+        """The endpoint of /admin/models/ID/ACTION; an id may have slashes in it."""
+        if not path.startswith(PREFIX):
+            return None
+        name, _, action = path.removeprefix(PREFIX).rpartition("/")
+        endpoint = self._actions.get((method, action))
+        if endpoint is None or not name:
+            return None
+        return endpoint
+
+    def _load(self, request: Request) -> Response:
+        entry = self._models.load(_name(request), pin=_asks(request, "pin"))
+        return json_response(entry.as_dict())
+
+    def _unload(self, request: Request) -> Response:
+        freed = self._models.unload(_name(request), force=_asks(request, "force"))
+        return json_response({"freed_bytes": freed})
+
+    def _change(self, request: Request) -> Response:
+        body = request.json()
+        if not isinstance(body, dict):
+            raise BadRequest("the body must be an object")
+        for name, value in body.items():
+            _check_setting(name, value)
+        self._models.change(
+            _name(request), pinned=body.get("pinned"), ttl_s=body.get("ttl_seconds")
+        )
+        return json_response({"changed": sorted(body)})
+
+    def _progress(self, request: Request) -> EventStream:
+        steps = self._models.progress(_name(request))
+        return EventStream(_Steps(), _as_events(steps), lambda: None)
+
+
+def _listed(entry: ModelEntry) -> dict[str, Any]:
+    found = model_entry(entry.id, entry.aliases, entry.max_input_tokens)
+    found["kind"] = entry.kind
+    found["state"] = entry.state
+    found["estimated_load_s"] = entry.estimated_load_s
+    return found
+
+
+def _check_setting(name: str, value: object) -> None:
+    if name not in _SETTINGS:
+        raise BadRequest(f"{name} is not one of {', '.join(_SETTINGS)}", param=name)
+    is_flag = isinstance(value, bool) and name != "pinned"
+    if is_flag or not isinstance(value, _SETTINGS[name]):
+        words = " or ".join(kind.__name__ for kind in _SETTINGS[name])
+        raise BadRequest(f"{name} must be {words}", param=name)
+    if isinstance(value, (int, float)) and not 0 <= value <= 1e9:
+        raise BadRequest(f"{name} must be 0..1e9", param=name)
+
+
+def _name(request: Request) -> str:
+    name = unquote(request.path.removeprefix(PREFIX).rpartition("/")[0])
+    if not name:
+        raise NotFound("no such path")
+    return name
+
+
+def _asks(request: Request, flag: str) -> bool:
+    return bool(set(parse_qs(request.query).get(flag, [])) & set(_TRUE))
+
+
+def _as_events(steps: Iterator[tuple[str, str | None] | None]) -> Iterator[Any]:
+    for step in steps:
+        yield Idle() if step is None else step
+
+
+class _Steps:
+    """Server-sent events of a load."""
+
+    def started(self, usage: Usage) -> bytes:
+        """Nothing yet."""
+        return b""
+
+    def event(self, event: Any) -> bytes:
+        """A step, and why it failed."""
+        step, why = event
+        body = {"step": step} if why is None else {"step": step, "message": why}
+        return b"event: %s\ndata: %s\n\n" % (step.encode(), dump_bytes(body))
+
+    def ping(self) -> bytes:
+        """A comment."""
+        return b": waiting\n\n"
+
+    def failed(self, error: SidecarError) -> bytes:
+        """The last event."""
+        return self.event(("error", error.message))
