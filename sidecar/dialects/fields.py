@@ -6,6 +6,8 @@ from typing import Any
 from sidecar.core.errors import BadRequest, ValidationFailed
 from sidecar.core.json_bytes import MOST_LEVELS, check_depth
 
+_MOST_NAMES = 1024  # of an object that goes into a prompt
+
 
 class Fields:
     """
@@ -95,8 +97,11 @@ class Fields:
         raise self._wrong(name, "an object", value)
 
     def printable_object(self, name: str) -> dict[str, Any] | None:
-        """An object that goes into a prompt: not nested too deep to be printed."""
+        """An object that goes into a prompt: not too deep or too wide to be printed."""
         value = self.object(name)
+        if len(value or ()) > _MOST_NAMES:
+            path = self.path(name)
+            raise BadRequest(f"{path} may have at most {_MOST_NAMES} names", param=path)
         try:
             check_depth(value)
         except ValueError:

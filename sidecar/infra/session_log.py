@@ -62,11 +62,13 @@ class SessionLog:
         *,
         with_content: bool,
         now: Callable[[], float] = time.time,
+        steady: Callable[[], float] | None = None,
     ) -> None:
         self._root = root
         self._limits = limits
         self._with_content = with_content
         self._now = now
+        self._steady = steady or _steady_clock()
         self._lock = threading.Lock()
         self._num_bytes = 0
         self._swept_at: float | None = None
@@ -117,7 +119,7 @@ class SessionLog:
         self._sweep_if_due(root, file)
 
     def _sweep_if_due(self, root: Path, current: Path) -> None:
-        now = self._now()
+        now = self._steady()
         is_time = self._swept_at is None or not (
             0 <= now - self._swept_at < _SWEEP_EVERY_S
         )
@@ -136,7 +138,7 @@ class SessionLog:
             enough = int(enough * _KEPT_SHARE)
         max_age_s = self._limits.max_age_days * _DAY_S
         for written_at, size, file in files:
-            is_old = bool(max_age_s) and self._now() - written_at > max_age_s
+            is_old = bool(max_age_s) and self._steady() - written_at > max_age_s
             if file == current or not (is_old or left > enough):
                 continue
             with contextlib.suppress(OSError):
@@ -144,6 +146,16 @@ class SessionLog:
                 left -= size
                 file.parent.rmdir()  # fails unless it was the last of its day
         return left
+
+
+def _steady_clock() -> Callable[[], float]:
+    """
+    The time as it was at the start, and what has passed since.
+
+    By a clock that jumps ahead, as after a machine slept, all files would be too old.
+    """
+    offset_s = time.time() - time.monotonic()
+    return lambda: time.monotonic() + offset_s
 
 
 def _files(root: Path) -> Iterator[tuple[float, int, Path]]:

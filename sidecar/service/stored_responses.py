@@ -2,13 +2,13 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from sidecar.core.errors import NotFound, PreviousResponseNotFound
+from sidecar.core.errors import NotFound, PayloadTooLarge, PreviousResponseNotFound
 from sidecar.infra.lru import Lru
 
 _MOST_RESPONSES = 256
@@ -130,13 +130,11 @@ class StoredResponses:
             if found is None:
                 raise _not_kept("previous_response_id")
             before = orjson.loads(found.items)
-        return [*before, *(self._item(key_id, item) for item in items)]
+        references = _References(lambda name: self._item(key_id, name))
+        return [*before, *(references.resolve(item) for item in items)]
 
-    def _item(self, key_id: str | None, item: Any) -> Any:
-        if not isinstance(item, dict) or item.get("type") != "item_reference":
-            return item
-        name = item.get("id")
-        home = self._of(key_id).homes.get(name) if isinstance(name, str) else None
+    def _item(self, key_id: str | None, name: str) -> Any:
+        home = self._of(key_id).homes.get(name)
         found = self._find(key_id, home) if home else None
         kept = orjson.loads(found.body)["output"] if found else ()
         for known in kept:
@@ -155,6 +153,46 @@ class StoredResponses:
     def _of(self, key_id: str | None) -> _OfKey:
         with self._lock:
             return self._of_keys.get(key_id) or _OfKey()
+
+
+class _References:
+    """
+    The references of one request: each is looked up once, however often it is made.
+
+    A reference of a few bytes stands for an item of any size, so what they stand for
+    together is bounded as if it had been sent.
+    """
+
+    def __init__(self, find: Callable[[str], Any]) -> None:
+        self._find = find
+        self._known: dict[str, tuple[Any, int]] = {}
+        self._num_bytes = 0
+
+    def resolve(self, item: Any) -> Any:
+        """
+        What an item stands for; itself, if it is no reference.
+
+        Raises:
+            PreviousResponseNotFound: it names what is not kept.
+            PayloadTooLarge: all of them stand for too much.
+        """
+        if not isinstance(item, dict) or item.get("type") != "item_reference":
+            return item
+        name = item.get("id")
+        if not isinstance(name, str):
+            raise _not_kept("input: item_reference")
+        if name not in self._known:
+            found = self._find(name)
+            self._known[name] = found, len(orjson.dumps(found))
+        found, num_bytes = self._known[name]
+        self._num_bytes += num_bytes
+        if self._num_bytes > _MOST_BYTES:
+            raise PayloadTooLarge(
+                f"input: its item_references stand for more than {_MOST_BYTES >> 20} "
+                "MiB",
+                param="input",
+            )
+        return found
 
 
 def _not_kept(field: str) -> PreviousResponseNotFound:

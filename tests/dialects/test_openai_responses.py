@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.errors import BadRequest, PreviousResponseNotFound, Unavailable
+from sidecar.core.errors import (
+    BadRequest,
+    PayloadTooLarge,
+    PreviousResponseNotFound,
+    Unavailable,
+)
 from sidecar.core.events import (
     ChoiceFinished,
     Event,
@@ -273,6 +278,37 @@ class TestStoredResponses:
         item = whole["output"][1]
         reference = {"type": "item_reference", "id": item["id"]}
         assert store.resolve("key", None, [reference]) == [item]
+
+    def test_a_reference_is_looked_up_once_however_often_it_is_made(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Fifty thousand of them kept a core busy for a quarter of an hour."""
+        store, whole = self.stored()
+        looks: list[str] = []
+        find = StoredResponses._item
+
+        def item(own: StoredResponses, key_id: str | None, name: str) -> object:
+            looks.append(name)
+            return find(own, key_id, name)
+
+        monkeypatch.setattr(StoredResponses, "_item", item)
+        reference = {"type": "item_reference", "id": whole["output"][1]["id"]}
+        found = store.resolve("key", None, [reference] * 5000)
+        assert (len(found), len(looks)) == (5000, 1)
+
+    def test_what_references_stand_for_is_bounded(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As if it had been sent: 4 MB of them became 3.7 GB."""
+        store, whole = self.stored()
+        monkeypatch.setattr("sidecar.service.stored_responses._MOST_BYTES", 1 << 20)
+        item = whole["output"][1]
+        reference = {"type": "item_reference", "id": item["id"]}
+        size = len(json.dumps(item, separators=(",", ":")).encode())
+        most = (1 << 20) // size
+        assert len(store.resolve("key", None, [reference] * (most // 2))) == most // 2
+        with pytest.raises(PayloadTooLarge, match="item_references"):
+            store.resolve("key", None, [reference] * (most * 2))
 
     @pytest.mark.parametrize("previous", ["resp_x", 7])
     def test_what_is_not_kept_is_refused(self, previous: object) -> None:

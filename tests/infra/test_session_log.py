@@ -3,6 +3,7 @@
 import logging
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def clock() -> Clock:
 
 
 def open_log(root: Path, clock: Clock, limits: LogLimits = PLENTY) -> SessionLog:
-    return SessionLog(root, limits, with_content=True, now=clock)
+    return SessionLog(root, limits, with_content=True, now=clock, steady=clock)
 
 
 def say(log: SessionLog, session: str, text: str = "x") -> None:
@@ -105,7 +106,9 @@ def test_all_files_together_stay_below_the_limit(tmp_path: Path, clock: Clock) -
             assert sum(path.stat().st_size for path in files(tmp_path)) <= 50_000
     kept = files(tmp_path)
     assert sum(path.stat().st_size for path in kept) >= 30_000
-    last = SessionLog(tmp_path / "other", PLENTY, with_content=True, now=clock)
+    last = SessionLog(
+        tmp_path / "other", PLENTY, with_content=True, now=clock, steady=clock
+    )
     say(last, "session 99")
     assert files(tmp_path / "other")[0].name in {path.name for path in kept}
 
@@ -181,3 +184,14 @@ def test_a_file_that_cannot_be_removed_stops_nothing(
     assert "first" in file.read_text()
     assert "second" in file.read_text()
     assert caplog.records == []
+
+
+def test_a_clock_that_jumps_ahead_erases_nothing(tmp_path: Path) -> None:
+    """A machine that slept, a wrong answer of the time server."""
+    clock, limits = Clock(), LogLimits(max_bytes=1 << 30, max_age_days=14)
+    clock.now = time.time()
+    log = SessionLog(tmp_path, limits, with_content=True, now=clock)
+    say(log, "first")
+    clock.now += 40 * DAY_S
+    say(log, "second")
+    assert len(files(tmp_path)) == 2
