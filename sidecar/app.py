@@ -16,7 +16,7 @@ from sidecar.engine.batch_loop import ExtraProcessors, no_extra_processors
 from sidecar.engine.device_memory import device_memory, process_limit
 from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.gpu_thread import GpuThread, gpu_thread
-from sidecar.engine.kept_kv import Expiry
+from sidecar.engine.kv_expiry import Expiry
 from sidecar.engine.process_memory import Admission, ProcessMemory
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import LogLimits, SessionLog
@@ -119,8 +119,17 @@ def build(
         ),
         _pool_limits(config),
     )  # fmt: skip
-    metrics = shared.metrics
-    caches = CacheService(pool, shared.kept)
+    services = _build_services(config, shared, pool)
+    listener = Listener(
+        config.server, Routes(services, config.server), shared.metrics, Handler
+    )
+    return App(config, listener, pool, shared, Expiry(shared.stored, shared.gpu))
+
+
+def _build_services(
+    config: Config, shared: Shared, pool: ResidentPool[Resident]
+) -> Services:
+    metrics, caches = shared.metrics, CacheService(pool, shared.kept)
     metrics.add_cache_source(caches.counters)
     metrics.kv_bytes.set_function(lambda: shared.stored.num_bytes)
     metrics.active_bytes.set_function(lambda: shared.process.active_bytes)
@@ -131,17 +140,13 @@ def build(
     vitals = Vitals(
         shared.gpu, _longest_step_s(config), shared.download, shared.process
     )
-    services = Services(
+    return Services(
         ChatService(pool, config.generation, metrics, log),
         ModelService(pool, vitals, lambda: read_catalog(config)),
         caches,
         StoredResponses(),
         metrics,
     )
-    listener = Listener(
-        config.server, Routes(services, config.server), metrics, Handler
-    )
-    return App(config, listener, pool, shared, Expiry(shared.stored, shared.gpu))
 
 
 def read_catalog(config: Config) -> Catalog:
@@ -174,7 +179,7 @@ def _build_shared(
     gpu.call(lambda: prepare_device(config))
     stored = KVBudget(
         Limits(
-            cache.max_bytes or int(device_memory() * _CACHE_SHARE),
+            cache.max_bytes or int(gpu.call(device_memory) * _CACHE_SHARE),
             cache.max_entries,
             cache.ttl_s,
             cache.checkpoints_per_session,

@@ -138,7 +138,7 @@ class Chats:
         self.store = StoredPrompts()
         self.settings = replace(SETTINGS, **settings)
         self.memory = ConversationMemory(
-            self.store, self.tokenizer.decode, kind, limits or LIMITS
+            self.store, self.store.clear, self.tokenizer.decode, kind, limits or LIMITS
         )
         self.pipeline = Pipeline(
             self.tokenizer, "<think>", rules or load_rules(None, policy),

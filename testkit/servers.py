@@ -25,7 +25,7 @@ def running_sidecar(
     """A sidecar that answers; closed at the end."""
     flags = {
         "MLX_PORT": "0",
-        "MODEL_DIR": "",  # not what this machine's user has downloaded
+        "MODEL_DIR": "none",  # not what this machine's user has downloaded
         "ENABLE_REQUEST_LOGGING": "false",
         "CACHE_SELFTEST": "off",  # seconds a start; tested in tests/engine
         **(settings or {}),

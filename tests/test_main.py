@@ -56,7 +56,7 @@ def started(
 
 def is_ready(port: int) -> bool:
     try:
-        return exchange(port, request("/health")).status == 200
+        return bool(exchange(port, request("/health")).json["status"] == "ok")
     except OSError:
         return False
 

@@ -48,15 +48,14 @@ class ModelConfig:
         "MLX_SERVER_DEFAULT_MODEL", shown="the built-in model")
     family: str | None = setting(None, "MODEL_FAMILY",
         choice("qwen3", "glm4", "generic", also=("qwen", "qen3", "glm", "glm-4")),
-        "The model's prompt format.", shown="found from the model")
+        "The model's prompt format.", shown="found out")
     proxy_model_id: str | None = setting(None, "PROXY_MODEL_ID", plain,
         "The name that clients use for the model, besides `local`.",
         shown="openai/ and MODEL_PATH")
     trust_remote_code: bool = setting(False, "TRUST_REMOTE_CODE", boolean,
         "Whether a model's folder may bring code that is run.")
-    places: tuple[str, ...] = setting(("hub",), "MODEL_DIR", places,
-        "Folders of models, `:` between; `hub`: what was downloaded from the hub.",
-        shown="hub")
+    places: tuple[str, ...] | None = setting(None, "MODEL_DIR", places,
+        "Folders of models; `hub`: its cache.", shown="hub")
     available: tuple[str, ...] = setting((), "AVAILABLE_MODELS", words,
         "Names of the models to serve besides MODEL_PATH; `*` stands for anything.",
         shown="all")

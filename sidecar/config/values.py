@@ -107,12 +107,12 @@ def _policy(text: str) -> dict[str, str]:
 
 
 def _places(text: str) -> tuple[str, ...]:
-    parts = (part.strip() for part in text.split(os.pathsep))
+    parts = (part.strip() for part in text.split(os.pathsep) if text.strip() != "none")
     return tuple(os.path.expanduser(part) for part in parts if part)
 
 
 plain = Kind("text", str)
-places = Kind("paths with : between; ~ is the home folder", _places)
+places = Kind("paths with : between, or none; ~ is the home folder", _places)
 place = Kind("a path; ~ is the home folder", lambda t: os.path.expanduser(t.strip()))
 boolean = Kind("true or false", _boolean)
 size = Kind("bytes, a size such as 64GB, or a share such as 80%", _size)

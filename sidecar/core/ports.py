@@ -95,10 +95,7 @@ class KVStore(Protocol):
         """How often all was forgotten."""
 
     def new_epoch(self) -> None:
-        """Begin another; what is stored is still there until `clear`."""
+        """Begin another; what is stored is still there until it is cleared."""
 
     def match_len(self, model_ids: ModelIds, salt: str) -> int:
         """Tokens of the longest stored prefix, at most all but one."""
-
-    def clear(self) -> int:
-        """Begin an epoch and let go all that is stored; the bytes that came back."""

@@ -20,19 +20,12 @@ from sidecar.core.errors import GenerationFailed, MemoryPressure
 from sidecar.core.events import TokenLogprob
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.decode_batch import Lanes, TopLogprobs, batch_of_one
-from sidecar.engine.job import (
-    NOTHING,
-    ChoiceEnded,
-    Demand,
-    Job,
-    JobFailed,
-    Prefilled,
-    Token,
-)
+from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
 from sidecar.engine.loader import LoadedModel
+from sidecar.engine.memory_model import MemoryGuard
 from sidecar.engine.pacing import PrefillPacer, Watchdog
 from sidecar.engine.prefill import Prefill, PrefillQueue, keep
-from sidecar.engine.process_memory import Admission, MemoryGuard
+from sidecar.engine.process_memory import NOTHING, Admission, Demand
 from sidecar.engine.sampling import LogitsProcessor
 from sidecar.kv.kv_layers import KVLayers, copy_layers, evaluate
 from sidecar.kv.prefix_store import PrefixStore

@@ -10,6 +10,7 @@ from typing import Literal
 from sidecar.core.errors import SidecarError
 from sidecar.core.events import TokenLogprob
 from sidecar.core.prompt import ModelIds, ModelPrompt
+from sidecar.engine.process_memory import NOTHING
 from sidecar.engine.sampling import Sampling
 
 # A client this far behind its stream has stopped reading.
@@ -87,29 +88,6 @@ class JobFailed:
     error: SidecarError
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """
-    Memory that jobs still need.
-
-    Args:
-        held: bytes kept until they end. peak: most beyond that, while one prefills.
-    """
-
-    held: int
-    peak: int
-
-    @property
-    def total(self) -> int:
-        """What must be free."""
-        return self.held + self.peak
-
-    def __add__(self, other: "Demand") -> "Demand":
-        """Of jobs that are prefilled one at a time."""
-        return Demand(self.held + other.held, max(self.peak, other.peak))
-
-
-NOTHING = Demand(0, 0)
 JobEvent = Prefilled | Token | ChoiceEnded | JobFailed
 
 

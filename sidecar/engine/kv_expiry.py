@@ -1,5 +1,5 @@
 """
-KV that is kept, as those see it who hold none of it: by handle, and let go in its time.
+Stored KV is let go in its time.
 
 KV goes when its time is up on a server that nobody asks anything, too. That wait is a
 thread's of its own: the GPU thread waits without a limit (engine/gpu_thread), and is
@@ -11,39 +11,12 @@ import math
 import threading
 from collections.abc import Callable
 
-from sidecar.core.prompt import ModelIds
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.kv.kv_budget import KVBudget
-from sidecar.kv.prefix_store import PrefixStore
 
 logger = logging.getLogger(__name__)
 
 _LEAST_WAIT_S = 1.0  # what expires shortly after each other goes together
-
-
-class KeptKV:
-    """One model's stored KV, whether the model is loaded or not. Any thread."""
-
-    def __init__(self, store: PrefixStore, gpu: GpuThread) -> None:
-        self._store = store
-        self._gpu = gpu
-
-    @property
-    def epoch(self) -> int:
-        """How often all was forgotten."""
-        return self._store.epoch
-
-    def new_epoch(self) -> None:
-        """What was begun before gets no KV any more, and leaves none."""
-        self._store.new_epoch()
-
-    def match_len(self, model_ids: ModelIds, salt: str) -> int:
-        """Tokens of the longest stored prefix, at most all but one."""
-        return self._store.match_len(model_ids, salt)
-
-    def clear(self) -> int:
-        """Forget the stored KV; the bytes that came back."""
-        return self._gpu.call(self._store.clear)
 
 
 class Expiry:

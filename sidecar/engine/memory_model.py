@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 import numpy as np
 
-from sidecar.engine.job import NOTHING, Demand
+from sidecar.core.errors import InsufficientMemory
 from sidecar.engine.loader import LoadedModel
+from sidecar.engine.process_memory import NOTHING, Demand, ProcessMemory
 from sidecar.kv import kv_layers
 from sidecar.kv.kv_layers import KVLayers
 from sidecar.kv.quantization import KVQuantization
 
 _PROBES = (32, 64, 128, 192)  # chunks, one behind the other
-SMALLEST_CHUNK = 64
+_SMALLEST_CHUNK = 64
 _ROOM_STEP = 256  # tokens by which KV buffers grow
 _SAFETY = 1.1
 
@@ -63,7 +64,7 @@ class MemoryModel:
             num_copies: answers that decode side by side, each with KV of its own.
         """
         held = num_copies * self.kv_bytes(length + _ROOM_STEP)
-        return Demand(held, self.peak_bytes(length, SMALLEST_CHUNK))
+        return Demand(held, self.peak_bytes(length, _SMALLEST_CHUNK))
 
     def rest(self, length: int, num_copies: int, done: int) -> Demand:
         """What is left of a prompt's demand once `done` tokens of it are held."""
@@ -152,3 +153,57 @@ def kv_sizes(cache: KVLayers) -> tuple[int, int]:
         else:
             fixed += atom.nbytes
     return per_token, fixed
+
+
+class MemoryGuard:
+    """
+    The process's memory as one model's prompts see it.
+
+    Args:
+        model: what this model's prompts take.
+    """
+
+    def __init__(self, model: MemoryModel, process: ProcessMemory) -> None:
+        self.model = model
+        self.process = process
+
+    def largest_context(
+        self, most: int, others: Demand = NOTHING, num_copies: int = 1
+    ) -> int:
+        """The longest prompt that fits now, at most `most` tokens."""
+        free_bytes = self.process.free_bytes
+        return self.model.largest_context(free_bytes, most, others, num_copies)
+
+    def demand(self, length: int, num_copies: int, most: int, others: Demand) -> Demand:
+        """
+        What a prompt of that length takes.
+
+        Raises:
+            InsufficientMemory: it does not fit beside the others.
+        """
+        if length >= self.largest_context(most, others, num_copies):
+            why = self.refusal(length, num_copies, most, others)
+            raise InsufficientMemory(why, param="messages", retry_after_s=5)
+        return self.model.demand(length, num_copies)
+
+    def refusal(
+        self, length: int, num_copies: int, most: int, others: Demand = NOTHING
+    ) -> str:
+        """Say of a prompt that does not fit what it needs, and what would."""
+        needed = self.model.demand(length, num_copies).total
+        left = max(0, self.process.free_bytes - others.held)
+        largest = self.largest_context(most, others, num_copies)
+        return (
+            f"a prompt of {length} tokens needs {needed >> 20} MiB, and {left >> 20} "
+            f"MiB of {self.process.limit_bytes >> 20} MiB are left: the largest "
+            f"context that fits now is {largest} tokens"
+        )
+
+    def fitting_chunk(self, depth: int, chunk_len: int) -> int:
+        """A chunk that stays below the limit at this depth, at least 64 tokens."""
+        room = self.process.limit_bytes - mx.get_active_memory()
+        while chunk_len > _SMALLEST_CHUNK:
+            if self.model.peak_bytes(depth + chunk_len, chunk_len) <= room:
+                break
+            chunk_len = max(_SMALLEST_CHUNK, chunk_len // 2)
+        return chunk_len

@@ -11,19 +11,49 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
 
 from sidecar.config.settings import EngineConfig
-from sidecar.core.errors import Busy, InsufficientMemory, Unavailable
-from sidecar.engine.job import NOTHING, Demand, Job
-from sidecar.engine.memory_model import SMALLEST_CHUNK, MemoryModel
+from sidecar.core.errors import Busy, Unavailable
 
 logger = logging.getLogger(__name__)
 
 _SAMPLE_EVERY_S = 1.0
 _CLEAR_AT, _FULL_AT, _EVICT_TO = 0.90, 1.0, 0.80
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """
+    Memory that jobs still need.
+
+    Args:
+        held: bytes kept until they end. peak: most beyond that, while one prefills.
+    """
+
+    held: int
+    peak: int
+
+    @property
+    def total(self) -> int:
+        """What must be free."""
+        return self.held + self.peak
+
+    def __add__(self, other: "Demand") -> "Demand":
+        """Of jobs that are prefilled one at a time."""
+        return Demand(self.held + other.held, max(self.peak, other.peak))
+
+
+NOTHING = Demand(0, 0)
+
+
+class Job(Protocol):
+    """What is admitted; `due` is what of its memory is not in use yet."""
+
+    due: Demand
 
 
 class Evictable(Protocol):
@@ -105,7 +135,7 @@ class Admission:
 
     def __init__(self, config: EngineConfig) -> None:
         self._most_rows = config.max_concurrent
-        self._most_jobs = config.max_concurrent + config.max_queued
+        self.most_jobs = config.max_concurrent + config.max_queued
         self._lock = threading.Lock()
         self._open: set[Job] = set()
         self._loading = NOTHING
@@ -137,8 +167,8 @@ class Admission:
         with self._lock:
             if self._is_draining:
                 raise Unavailable("the server is shutting down", retry_after_s=5)
-            if len(self._open) >= self._most_jobs:
-                raise Busy(f"all {self._most_jobs} places are taken", retry_after_s=2)
+            if len(self._open) >= self.most_jobs:
+                raise Busy(f"all {self.most_jobs} places are taken", retry_after_s=2)
             job.due = demand(self._promised())
             self._open.add(job)
 
@@ -179,57 +209,3 @@ class Admission:
 
     def _promised(self) -> Demand:
         return sum((job.due for job in self._open), self._loading)
-
-
-class MemoryGuard:
-    """
-    The process's memory as one model's prompts see it.
-
-    Args:
-        model: what this model's prompts take.
-    """
-
-    def __init__(self, model: MemoryModel, process: ProcessMemory) -> None:
-        self.model = model
-        self.process = process
-
-    def largest_context(
-        self, most: int, others: Demand = NOTHING, num_copies: int = 1
-    ) -> int:
-        """The longest prompt that fits now, at most `most` tokens."""
-        free_bytes = self.process.free_bytes
-        return self.model.largest_context(free_bytes, most, others, num_copies)
-
-    def demand(self, length: int, num_copies: int, most: int, others: Demand) -> Demand:
-        """
-        What a prompt of that length takes.
-
-        Raises:
-            InsufficientMemory: it does not fit beside the others.
-        """
-        if length >= self.largest_context(most, others, num_copies):
-            why = self.refusal(length, num_copies, most, others)
-            raise InsufficientMemory(why, param="messages", retry_after_s=5)
-        return self.model.demand(length, num_copies)
-
-    def refusal(
-        self, length: int, num_copies: int, most: int, others: Demand = NOTHING
-    ) -> str:
-        """Say of a prompt that does not fit what it needs, and what would."""
-        needed = self.model.demand(length, num_copies).total
-        left = max(0, self.process.free_bytes - others.held)
-        largest = self.largest_context(most, others, num_copies)
-        return (
-            f"a prompt of {length} tokens needs {needed >> 20} MiB, and {left >> 20} "
-            f"MiB of {self.process.limit_bytes >> 20} MiB are left: the largest "
-            f"context that fits now is {largest} tokens"
-        )
-
-    def fitting_chunk(self, depth: int, chunk_len: int) -> int:
-        """A chunk that stays below the limit at this depth, at least 64 tokens."""
-        room = self.process.limit_bytes - mx.get_active_memory()
-        while chunk_len > SMALLEST_CHUNK:
-            if self.model.peak_bytes(depth + chunk_len, chunk_len) <= room:
-                break
-            chunk_len = max(SMALLEST_CHUNK, chunk_len // 2)
-        return chunk_len

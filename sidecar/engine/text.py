@@ -12,8 +12,9 @@ from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import GenerationOptions
 from sidecar.engine.batch_loop import BatchLoop
 from sidecar.engine.gpu_thread import GpuThread
-from sidecar.engine.job import Demand, Job, JobSpec
+from sidecar.engine.job import Job, JobSpec
 from sidecar.engine.loader import LoadedModel
+from sidecar.engine.process_memory import Demand
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.turns import Worker
 from sidecar.kv.prefix_store import PrefixStore
@@ -92,6 +93,11 @@ class TextEngine:
             max_context_tokens=largest,
             queued=self._admission.num_open,
         )
+
+    @property
+    def most_jobs(self) -> int:
+        """Jobs that may be submitted and not released, of all models."""
+        return self._admission.most_jobs
 
     def submit(
         self,

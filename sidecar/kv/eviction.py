@@ -50,18 +50,7 @@ def plan_forgetting(trees: Trees, limits: Limits) -> list[tuple[RadixTree, Node]
         for node in tree.nodes()
         if node.checkpoint is not None
     }
-    holders = list(places)
-    ranks = _ranks_now(holders)
-    used: dict[str, float] = {}
-    for node in holders:
-        used[node.session] = max(node.touched, used.get(node.session, 0.0))
-    holders.sort(
-        key=lambda node: (
-            used[node.session] if ranks[node] else math.inf,
-            -ranks[node], not node.is_guest,
-            _saving(node) if ranks[node] else 0, node.touched, node.end,
-        )
-    )  # fmt: skip
+    holders = _least_worthy_first(list(places))
     room = int(limits.max_bytes * _CHECKPOINT_SHARE)
     most_per_session = limits.checkpoints_per_session or len(holders)
     total = sum(node.checkpoint_bytes for node in holders)
@@ -79,6 +68,21 @@ def plan_forgetting(trees: Trees, limits: Limits) -> list[tuple[RadixTree, Node]
         num_left -= 1
         per_session[node.session] -= 1
     return going
+
+
+def _least_worthy_first(holders: Sequence[Node]) -> list[Node]:
+    ranks = _ranks_now(holders)
+    used: dict[str, float] = {}
+    for node in holders:
+        used[node.session] = max(node.touched, used.get(node.session, 0.0))
+
+    def worth(node: Node) -> tuple[float, int, bool, int, float, int]:
+        rank = ranks[node]
+        last_used = used[node.session] if rank else math.inf
+        saving = _saving(node) if rank else 0
+        return last_used, -rank, not node.is_guest, saving, node.touched, node.end
+
+    return sorted(holders, key=worth)
 
 
 def _saving(holder: Node) -> int:

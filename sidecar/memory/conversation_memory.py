@@ -118,13 +118,14 @@ class ConversationMemory:
     The memory of one loaded model. Any thread.
 
     Args:
-        kv: where the KV is.
+        kv: where the KV is. clear: lets go of it; the bytes that came back.
         decode: ids -> text. model_key: what lineage is valid for.
     """
 
     def __init__(
         self,
         kv: KVStore,
+        clear: Callable[[], int],
         decode: Callable[[Sequence[int]], str],
         model_key: str,
         limits: MemoryLimits,
@@ -137,6 +138,7 @@ class ConversationMemory:
         self.turns = TurnStore(limits.session_idle_s)
         self.lock = threading.RLock()  # what is kept and forgotten is so in one go
         self._kv = kv
+        self._clear = clear
         self._decode = decode
         self._texts: list[Callable[[], None]] = []
 
@@ -207,7 +209,7 @@ class ConversationMemory:
             self.turns.clear()
             for clear in self._texts:
                 clear()
-        return Forgotten(self._kv.clear(), *found)
+        return Forgotten(self._clear(), *found)
 
     def _turn(self, promise: Promise, opening: Opening, said: Said) -> KnownTurn:
         raw = (*opening.lead_ids, *said.sampled)

@@ -4,11 +4,12 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from sidecar.config.settings import ModelConfig
 from sidecar.core.errors import ModelNotFound
 from sidecar.engine import model_place
-from sidecar.residents.discovery import Found, discover
+from sidecar.residents.discovery import HUB, Found, discover
 from sidecar.residents.model_entry import Offer
 from sidecar.residents.model_settings import NOTHING_SET, ModelSettings
 
@@ -79,14 +80,11 @@ def find_catalog(config: ModelConfig, wishes: Mapping[str, ModelSettings]) -> Ca
     Args:
         wishes: by name, what the settings file asks for.
     """
-    found = list(discover(config.places))
-    default = _default(config, found)
-    offers = [default]
-    taken = {default.id, *default.aliases}
+    found = discover((HUB,) if config.places is None else config.places)
+    default, own = _default(config, found)
+    offers, taken = [default], {default.id, *default.aliases}
     for one in found:
-        if default.place == str(one.folder):
-            continue
-        offer = _offer(one, taken)
+        offer = _offer(one, taken) if one is not own else None
         if offer is not None and _is_allowed(offer, config.available):
             offers.append(offer)
             taken |= {offer.id, *offer.aliases}
@@ -95,22 +93,29 @@ def find_catalog(config: ModelConfig, wishes: Mapping[str, ModelSettings]) -> Ca
     return Catalog(settled, Names(default.id, aliases, config.aliases))
 
 
-def _default(config: ModelConfig, found: Sequence[Found]) -> Offer:
+def _default(config: ModelConfig, found: Sequence[Found]) -> tuple[Offer, Found | None]:
     """What MODEL_PATH names: a model that was found, a folder, a hub id, built in."""
     path = config.path
     folder = model_place.folder_of(path)
-    for one in found:
-        is_named = path in (one.id, *one.aliases)
-        if is_named or (folder and folder.resolve() == one.folder.resolve()):
-            own_id = config.proxy_model_id or f"openai/{one.id}"
-            names = dict.fromkeys((*_DEFAULT_NAMES, one.id, *one.aliases))
-            return replace(
-                _described(one, own_id), aliases=tuple(n for n in names if n != own_id)
-            )
-    name = model_place.model_name(path)
+    own = next((one for one in found if _is_meant(one, path, folder)), None)
+    name = own.id if own else model_place.model_name(path)
     own_id = config.proxy_model_id or f"openai/{name}"
-    size = model_place.size_of(path)
-    return Offer(own_id, (*_DEFAULT_NAMES, name), place=path, size_bytes=size)
+    names = dict.fromkeys((*_DEFAULT_NAMES, name, *(own.aliases if own else ())))
+    aliases = tuple(other for other in names if other != own_id)
+    if own is None or own.is_cached or folder is not None:
+        # Of the hub's models the cache may hold a part, or an older one.
+        size = own.size_bytes if own else model_place.size_of(path)
+        context_len = own.context_len if own else None
+        offer = Offer(own_id, aliases, "llm", path, size, context_len)
+    else:
+        offer = replace(_described(own, own_id), aliases=aliases)
+    return offer, own
+
+
+def _is_meant(found: Found, path: str | None, folder: Path | None) -> bool:
+    if folder is not None:
+        return folder.resolve() == found.folder.resolve()
+    return path in (found.id, *found.aliases)
 
 
 def _offer(found: Found, taken: set[str]) -> Offer | None:

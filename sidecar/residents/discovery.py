@@ -44,6 +44,7 @@ class Found:
     Args:
         aliases: other names that are its alone.
         size_bytes: of the weights that would be loaded.
+        is_cached: whether it is in the hub's cache.
         context_len: most tokens it was made for; None: it does not say.
         state: `unloaded`: it can be loaded; else why not is in `reason`.
     """
@@ -54,6 +55,7 @@ class Found:
     kind: Kind
     size_bytes: int
     context_len: int | None = None
+    is_cached: bool = False
     state: Usable = "unloaded"
     reason: str | None = None
 
@@ -85,7 +87,7 @@ class _Named:
     folder: Path
     name: str
     qualified: str
-    prefers_qualified: bool = False
+    is_cached: bool = False
 
 
 def _in_folder(root: Path) -> Iterator[_Named]:
@@ -143,7 +145,7 @@ def _settled(named: Iterable[_Named]) -> list[tuple[str, tuple[str, ...]]]:
     settled = []
     for one in all_named:
         is_own = short[one.name] == 1
-        by_short = is_own and not one.prefers_qualified
+        by_short = is_own and not one.is_cached
         chosen = one.name if by_short else one.qualified
         taken[chosen] += 1
         if taken[chosen] > 1:
@@ -158,7 +160,9 @@ def _described(
 ) -> Found:
     own_id, aliases = names
     config = _config_of(folder)
-    found = Found(own_id, aliases, folder, "llm", _size(folder))
+    found = Found(
+        own_id, aliases, folder, "llm", _size(folder), is_cached=named.is_cached
+    )
     if config is None:
         return replace(found, state="broken", reason=_words(folder, "broken"))
     # The name it was found by tells what it is, not the folder a link leads to.

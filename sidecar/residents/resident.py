@@ -9,6 +9,7 @@ from sidecar.engine.text import TextEngine
 from sidecar.infra.metrics import HEALTHY_AT_ZERO
 from sidecar.memory.conversation_memory import ConversationMemory
 from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
+from sidecar.pipeline.reuse.prompt_ids import check_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,15 @@ class Resident:
     def prepare_raw(
         self, prompt: str | tuple[int, ...], client: ClientInfo
     ) -> tuple[ModelPrompt, str]:
-        """A raw completion's prompt, and its text: no template, nothing remembered."""
+        """
+        A raw completion's prompt, and its text: no template, nothing remembered.
+
+        Raises:
+            ContextLengthExceeded: it is so much too long that a part tells.
+        """
         if isinstance(prompt, str):
+            longest = self.engine.max_context - 1
+            check_length((prompt,), self.pipeline.encoder, longest, "prompt")
             ids, text = ModelIds(self.pipeline.encoder.encode(prompt).ids), prompt
         else:
             ids = ModelIds(prompt)

@@ -16,7 +16,6 @@ from sidecar.config.settings import CacheConfig, Config
 from sidecar.engine.batch_loop import BatchLoop, ExtraProcessors
 from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.gpu_thread import GpuThread, load_thread
-from sidecar.engine.kept_kv import KeptKV
 from sidecar.engine.loader import (
     LoadedModel,
     finish,
@@ -24,10 +23,10 @@ from sidecar.engine.loader import (
     read_model,
     run_to_end,
 )
-from sidecar.engine.memory_model import fit_memory
+from sidecar.engine.memory_model import MemoryGuard, fit_memory
 from sidecar.engine.model_place import ModelSource
 from sidecar.engine.model_source import find_model
-from sidecar.engine.process_memory import Admission, MemoryGuard, ProcessMemory
+from sidecar.engine.process_memory import Admission, ProcessMemory
 from sidecar.engine.self_test import LOAD_S, SelfTest, prove
 from sidecar.engine.text import TextEngine
 from sidecar.engine.warm_up import warm_up
@@ -151,8 +150,8 @@ class TextLoader:
         store = PrefixStore(shared.stored, model.new_cache, model.quantization)
         store.verify = cache.verify
         memory = ConversationMemory(
-            KeptKV(store, shared.gpu), model.tokenizer.decode, model.key,
-            memory_limits(cache),
+            store, lambda: shared.gpu.call(store.clear), model.tokenizer.decode,
+            model.key, memory_limits(cache),
         )  # fmt: skip
         return Kept(store, memory)
 

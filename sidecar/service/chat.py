@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from sidecar.config.settings import GenerationConfig
-from sidecar.core.errors import ContextLengthExceeded, TooSlow
+from sidecar.core.errors import BadRequest, ContextLengthExceeded, TooSlow
 from sidecar.core.requests import ChatRequest, CompletionRequest
 from sidecar.core.turn_token import make_token
 from sidecar.engine.sampling import Sampling, settle
@@ -68,7 +68,8 @@ class ChatService:
             SidecarError: bad messages, too long, busy, loading, unknown model.
         """
         with contextlib.ExitStack() as resources:
-            resident = resources.enter_context(self._pool.lease(request.model))
+            soon_s = request.options.max_ttft_s
+            resident = resources.enter_context(self._pool.lease(request.model, soon_s))
             plan = self._plan(resident, request, timeout_s, is_connected)
             syntax = resident.engine.model.syntax
             log = RequestLog(
@@ -107,6 +108,7 @@ class ChatService:
         Raises:
             SidecarError: too long, busy, loading, unknown model.
         """
+        self._check_number(request)
         with contextlib.ExitStack() as started:
             runs, echoes = [], []
             for prompt in request.prompts:
@@ -124,6 +126,13 @@ class ChatService:
                 echoes.append(text if request.echo else "")
             started.pop_all()
             return CompletionRun(runs, echoes, request.options.n)
+
+    def _check_number(self, request: CompletionRequest) -> None:
+        """Else it would take every place before it is refused."""
+        with self._pool.lease(request.model) as resident:
+            most = resident.engine.most_jobs
+        if len(request.prompts) > most:
+            raise BadRequest(f"prompt may hold at most {most} prompts", param="prompt")
 
     def cancel(self, request_id: str, sender: str | None) -> bool:
         """

@@ -77,8 +77,12 @@ def test_benches_and_tests_share_one_package(package: str, strangers: set[str]) 
 def test_what_is_imported_is_declared(package: str) -> None:
     """In pyproject.toml itself: another package's dependency may go with a release."""
     said = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
-    declared = {re.split(r"[\[>=<]", one)[0].lower() for one in said["dependencies"]}
-    owners = packages_distributions()
+    extras = [*said["optional-dependencies"]["vision"],
+              *said["optional-dependencies"]["audio"]]  # fmt: skip
+    names = [re.split(r"[\[>=<]", one)[0] for one in (*said["dependencies"], *extras)]
+    declared = {name.lower() for name in names}
+    owners = {**{name.replace("-", "_"): [name] for name in names},
+              **packages_distributions()}  # fmt: skip
     ours = imported(package) - set(sys.stdlib_module_names)
     for name in ours - {"sidecar", "litellm_mlx"}:
         found = {owner.lower().replace("_", "-") for owner in owners[name]}

@@ -11,8 +11,9 @@ from sidecar.app import App
 from sidecar.core.errors import InsufficientMemory, MemoryPressure
 from sidecar.core.prompt import Boundary, ModelIds, ModelPrompt
 from sidecar.core.requests import GenerationOptions, SamplingParams
-from sidecar.engine.job import Demand, Job, Token
+from sidecar.engine.job import Job, Token
 from sidecar.engine.memory_model import MemoryModel
+from sidecar.engine.process_memory import Demand
 from sidecar.engine.text import TextEngine
 from testkit.jobs import (
     finish,

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.kept_kv import Expiry
+from sidecar.engine.kv_expiry import Expiry
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv import eviction
 from sidecar.kv.eviction import Limits

@@ -224,7 +224,7 @@ def test_a_service_that_is_busy_is_left_alone(run: Run) -> None:
     [
         (b'{"status": "stuck"}', True),
         (b'{"status": "dead"}', True),
-        (b'{"status": "failed"}', True),
+        (b'{"status": "degraded"}', False),
         (b'{"status": "loading"}', False),
         (b'{"status": "draining"}', False),
         (b'{"error": {"message": "too many connections"}}', False),

@@ -20,6 +20,7 @@ from sidecar.core.errors import (
     ModelPinned,
     ModelTooLarge,
     SidecarError,
+    TooSlow,
     Unavailable,
 )
 from sidecar.residents.catalog import Catalog, Names
@@ -126,6 +127,13 @@ class House:
 
     def entry(self, name: str) -> ModelEntry:
         return self.pool.entry(name)
+
+
+def look(pool: ResidentPool[Engine]) -> None:
+    """What the pool does of itself every few seconds."""
+    with pool._worker.changed:
+        pool._worker.look()
+        pool._worker.wake()
 
 
 @pytest.fixture
@@ -318,7 +326,7 @@ def test_memory_that_comes_back_late_is_waited_for() -> None:
     room = Room[Engine](weights, PoolLimits(settle_s=10.0), wait)
     house = House({"a": 8})
     house.pool.close()
-    entry = house.pool._entries["a"]
+    entry = house.pool._worker.entries["a"]
     weights.late = 8 * GB
     entry.loaded(Engine(weights, 8 * GB), 0.0)
     assert entry.resident is not None
@@ -336,7 +344,7 @@ def test_what_does_not_come_back_stays_counted_until_it_does() -> None:
     room = Room[Engine](weights, PoolLimits(settle_s=1.0), wait, clock)
     house = House({"a": 8, "b": 4})
     house.pool.close()
-    first, second = house.pool._entries.values()
+    first, second = house.pool._worker.entries.values()
     weights.late = 8 * GB
     first.loaded(Engine(weights, 8 * GB), 0.0)
     assert first.resident is not None
@@ -352,19 +360,17 @@ def test_idle_ones_leave_after_their_time(houses: Houses) -> None:
     """E8: not the leased, not the pinned, not one whose own time says so."""
     house = houses({"a": 1, "b": 1, "c": 1, "d": 1}, ttl_s=600.0)
     pool = house.pool
-    pool._clock = house.clock
+    pool._worker.clock = house.clock
     house.use("a", "b", "c", "d")
     pool.set_pinned("b", pinned=True)
     pool.set_ttl("d", 0.0)
     with pool.lease("c"):
         house.clock.now += 601
-        pool.look()
-        with pool._changed:
-            pool._changed.notify_all()
+        look(pool)
         assert eventually(lambda: house.loaded() == ["b", "c", "d"])
     house.clock.now += 599
-    pool.look()
-    assert not house.pool._entries["c"].is_leaving  # its request has just ended
+    look(pool)
+    assert not house.pool._worker.entries["c"].is_leaving  # its request has just ended
 
 
 def test_under_pressure_the_oldest_idle_one_leaves(houses: Houses) -> None:
@@ -372,9 +378,7 @@ def test_under_pressure_the_oldest_idle_one_leaves(houses: Houses) -> None:
     house = houses({"a": 1, "b": 1})
     house.use("a", "b")
     house.weights.pressed = True
-    house.pool.look()
-    with house.pool._changed:
-        house.pool._changed.notify_all()
+    look(house.pool)
     assert eventually(lambda: house.loaded() == ["b"])
 
 
@@ -386,6 +390,29 @@ def test_the_time_of_a_load_is_foretold_from_the_last_ones(houses: Houses) -> No
     assert room.load_s(GB) == 2.0
     room.learn(4 * GB, 4.0)
     assert room.load_s(GB) == 1.7
+
+
+def test_who_cannot_wait_is_told_and_the_next_one_finds_it(houses: Houses) -> None:
+    """E28: a router may send the first request elsewhere; the load goes on."""
+    house = houses({"a": 5, "b": 5})
+    house.pool._room.learn(5 * GB, 10.0)
+    house.go.clear()
+    with pytest.raises(TooSlow, match="about 10 s") as caught:
+        house.pool.lease("b", 2.0).__enter__()
+    assert caught.value.param == "mlx_max_ttft_s"
+    house.go.set()
+    assert eventually(lambda: house.loaded() == ["b"])
+    with house.pool.lease("b", 2.0) as engine:
+        assert engine is house.engines["b"]
+
+
+def test_where_nothing_is_known_it_is_waited_for_as_long_as_borne(
+    houses: Houses,
+) -> None:
+    house = houses({"a": 5}, load_wait_s=600.0)
+    house.go.clear()
+    with pytest.raises(Unavailable, match="still loading"):
+        house.pool.lease("a", 0.05).__enter__()
 
 
 def test_a_pinned_one_that_is_too_large_does_not_stop_the_start(
@@ -491,7 +518,7 @@ def test_a_failed_load_does_not_say_where_the_model_lies(tmp_path: Path) -> None
 @contextmanager
 def never_loaded() -> Iterator[App]:
     """A sidecar that answers while its model is forever about to load."""
-    flags = {"MLX_PORT": "0", "LOAD_WAIT_SECONDS": "0.1", "MODEL_DIR": ""}
+    flags = {"MLX_PORT": "0", "LOAD_WAIT_SECONDS": "0.1", "MODEL_DIR": "none"}
     app = build(load_config(flags, NO_FILE, {}))
     thread = threading.Thread(target=app.listener.serve_forever, args=(0.05,))
     thread.start()
@@ -501,7 +528,7 @@ def never_loaded() -> Iterator[App]:
         go.wait(120)
         raise ModelLoadFailed("never")
 
-    app.pool._load = load
+    app.pool._worker.load = load
     try:
         yield app
     finally:

@@ -22,7 +22,7 @@ def test_the_line_at_a_models_start_names_what_should_stay_0(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """How it reuses, how its tests went, and the counters: none has moved."""
-    with caplog.at_level(logging.INFO, "sidecar.app"), running_sidecar() as app:
+    with caplog.at_level(logging.INFO, "sidecar.residents"), running_sidecar() as app:
         counters = httpx.get(f"{app.url}/admin/cache", timeout=60).json()["counters"]
     (line,) = [m for m in caplog.messages if m.startswith("ready to reuse ")]
     told = dict(word.split("=") for word in line.split()[3:])

@@ -108,12 +108,12 @@ def test_unloading_gives_back_the_weights(
         with app.pool.lease("local") as resident:
             weights = resident.engine.model.num_bytes
         before = app.gpu.call(mx.get_active_memory)
-        returned = app.pool.close()
+        returned = app.pool.unload("local")
         after = app.gpu.call(mx.get_active_memory)
         assert returned == before - after >= weights
         assert resident.engine.model.name
         assert resident.close() == 0
-        assert app.pool.close() == 0
+        assert app.pool.unload("local") == 0
 
 
 def test_what_was_asked_before_and_not_begun_leaves_nothing(app: App) -> None:

@@ -53,6 +53,10 @@ def test_the_monitor_sees_a_call_on_a_wrong_thread() -> None:
     assert seen == {threading.current_thread().name: {"get_active_memory"}}
 
 
+# Numbers that MLX keeps anyway.
+COUNTERS = {"get_active_memory"}
+
+
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
 def test_only_the_gpu_thread_calls_mlx(kind: str, model_folder: ModelFolder) -> None:
     """Load, self-test, all of the traffic, all routes, unload."""
@@ -72,4 +76,6 @@ def test_only_the_gpu_thread_calls_mlx(kind: str, model_folder: ModelFolder) -> 
             assert http.post("/admin/cache/clear").status_code == 200
     assert traffic.wrong == []
     assert "array" in seen["gpu"]
-    assert set(seen) == {"gpu"}, {n: sorted(c) for n, c in seen.items() if n != "gpu"}
+    assert "load" in seen.pop("weights")  # which computes nothing: see below
+    others = {n: sorted(c - COUNTERS) for n, c in seen.items() if n != "gpu"}
+    assert not any(others.values()), others

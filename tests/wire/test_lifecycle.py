@@ -93,19 +93,19 @@ def lines_of(app: App, data: bytes) -> Iterator[str]:
 
 
 def is_decoding(app: App) -> bool:
-    served = app.pool.peek()
+    served = next(iter(app.pool.loaded()), None)
     return served is not None and bool(served.engine._loop._rows)
 
 
 def is_prefilling(app: App) -> bool:
-    served = app.pool.peek()
+    served = next(iter(app.pool.loaded()), None)
     begun = served.engine._loop.prefills.begun if served else []
     return any(prefill.done for prefill in begun)
 
 
 def is_free(app: App) -> bool:
     """Whether nothing is leased and nothing is computed."""
-    served = app.pool.peek()
+    served = next(iter(app.pool.loaded()), None)
     assert served is not None
     return app.pool.num_leases == 0 and not served.engine._loop.has_work()
 

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from sidecar.app import App
+from sidecar.pipeline.template.encoder import PromptEncoder
 from testkit.raw_http import eventually, exchange, request
 from testkit.servers import num_left, running_sidecar
 
@@ -253,6 +254,39 @@ def test_errors_become_the_sdks_exceptions(client: openai.OpenAI) -> None:
         ask(client, "red " * 33_000)
     assert long.value.code == "context_length_exceeded"
     assert "maximum context length is 32768 tokens" in long.value.message
+
+
+def test_a_raw_prompt_that_is_far_too_long_is_not_read_whole(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 MB of one letter took 9.5 GB, and went on when the client had gone."""
+    longest = 0
+    encode, count = PromptEncoder.encode, PromptEncoder.count
+
+    def noting(method: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(own: PromptEncoder, text: str, **more: Any) -> Any:
+            nonlocal longest
+            longest = max(longest, len(text))
+            return method(own, text, **more)
+
+        return noted
+
+    monkeypatch.setattr(PromptEncoder, "encode", noting(encode))
+    monkeypatch.setattr(PromptEncoder, "count", noting(count))
+    with pytest.raises(openai.BadRequestError) as long:
+        client.completions.create(model="local", prompt="a" * 3_000_000, max_tokens=1)
+    assert (long.value.code, long.value.param) == ("context_length_exceeded", "prompt")
+    assert longest < 100_000
+
+
+def test_a_list_of_prompts_takes_no_more_places_than_there_are(
+    client: openai.OpenAI,
+) -> None:
+    """It would take all of them before it is refused."""
+    with pytest.raises(openai.BadRequestError) as many:
+        client.completions.create(model="local", prompt=["a"] * 73, max_tokens=1)
+    assert many.value.param == "prompt"
+    assert "at most 72 prompts" in many.value.message
 
 
 def test_what_is_far_too_long_is_told_like_what_is_a_little(

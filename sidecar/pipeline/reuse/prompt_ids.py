@@ -20,10 +20,16 @@ _MOST_CUT = 16  # ids that a cut inside a word may add: its halves' own
 
 
 def check_length(
-    elements: Sequence[Element], encoder: PromptEncoder, most_tokens: int
+    elements: Sequence[Element],
+    encoder: PromptEncoder,
+    most_tokens: int,
+    param: str = "messages",
 ) -> None:
     """
     Refuse a prompt that certainly has more ids than allowed.
+
+    Args:
+        param: the request's field that it is made of.
 
     Raises:
         ContextLengthExceeded: with the number of ids that were counted.
@@ -37,6 +43,7 @@ def check_length(
             raise ContextLengthExceeded(
                 f"this model's maximum context length is {most_tokens + 1} tokens, "
                 f"and the prompt has more than {num_ids}",
+                param=param,
                 num_tokens=num_ids,
             )
 

@@ -1,0 +1,159 @@
+"""
+The pool's own thread: loads and unloads, one model at a time.
+
+So nothing races for the same bytes. Requests say what they want (`wish`) and wait for
+`changed`; what leaves by itself, idle for its time or under pressure, is marked by
+`look`.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from sidecar.core.errors import ModelLoadFailed, SidecarError
+from sidecar.residents.model_entry import Entry, Held, Offer
+from sidecar.residents.room import PoolLimits, Room
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 5.0  # for idle models whose time is up, and for pressure
+
+E = TypeVar("E", bound=Held)
+Tell = Callable[[str], None]
+
+
+class PoolWorker(Generic[E]):
+    """
+    Moves models in and out.
+
+    `changed` guards the entries and all of this; methods that begin with an underscore
+    hold it already, as do `wish` and `look`.
+
+    Args:
+        load: makes a resident of an offer, telling its steps.
+        room: decides who leaves. clock: seconds.
+    """
+
+    def __init__(
+        self,
+        offers: tuple[Offer, ...],
+        load: Callable[[Offer, Tell], E],
+        room: Room[E],
+        limits: PoolLimits,
+        clock: Callable[[], float],
+    ) -> None:
+        self.changed = threading.Condition()
+        self.entries = {offer.id: Entry[E](offer) for offer in offers}
+        self.is_closed = False
+        self.clock = clock
+        self.load = load
+        self._room = room
+        self._limits = limits
+        self._thread: threading.Thread | None = None
+
+    def close(self) -> None:
+        """Begin nothing any more, and wait for what has begun."""
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def wish(self, entry: Entry[E]) -> None:
+        """Have a model loaded; does not wait."""
+        if not entry.is_wanted and entry.state not in ("loading", "loaded"):
+            entry.is_wanted, entry.wanted_at = True, self.clock()
+            if entry.state == "failed":
+                entry.state = "unloaded"
+        self.wake()
+
+    def wake(self) -> None:
+        """Look for something to do."""
+        if self._thread is None and not self.is_closed:
+            self._thread = threading.Thread(target=self._run, name="pool", daemon=True)
+            self._thread.start()
+        self.changed.notify_all()
+
+    def look(self) -> None:
+        """Mark what was idle for its time, and what has to go under pressure."""
+        now = self.clock()
+        for entry in self.entries.values():
+            ttl_s = self._limits.ttl_s if entry.ttl_s is None else entry.ttl_s
+            if ttl_s and entry.is_idle and now - entry.last_access > ttl_s:
+                entry.is_leaving = True
+        if self._room.is_pressed() and (
+            victim := self._room.oldest(list(self.entries.values()))
+        ):
+            logger.warning("memory is short: unloading model=%s", victim.offer.id)
+            victim.is_leaving = True
+
+    def _run(self) -> None:
+        while True:
+            with self.changed:
+                while (task := self._next()) is None and not self.is_closed:
+                    if not self.changed.wait(_LOOK_EVERY_S):
+                        self.look()
+                if self.is_closed:
+                    return
+            assert task is not None
+            task()
+
+    def _next(self) -> Callable[[], None] | None:
+        """The next thing to do; holds the lock."""
+        for entry in self.entries.values():
+            if entry.is_leaving and entry.resident is not None and not entry.num_leases:
+                return lambda: self._unload(entry)
+        wanted = [entry for entry in self.entries.values() if entry.is_wanted]
+        for entry in sorted(wanted, key=lambda entry: entry.wanted_at):
+            plan = self._room.plan(entry, list(self.entries.values()))
+            if plan.victim is not None:
+                victim = plan.victim
+                return lambda: self._unload(victim)
+            if plan.fits:
+                return lambda: self._run_load(entry)
+        return None
+
+    def _unload(self, entry: Entry[E]) -> None:
+        with self.changed:
+            resident = entry.resident
+            if resident is None or entry.num_leases:
+                return
+            entry.state = "unloading"
+        freed = self._room.settle(resident, list(self.entries.values()))
+        logger.info("unloaded model=%s bytes=%d", entry.offer.id, freed)
+        with self.changed:
+            entry.unloaded(freed)
+            self.changed.notify_all()
+
+    def _run_load(self, entry: Entry[E]) -> None:
+        with self.changed:
+            entry.is_wanted, entry.state, entry.step = False, "loading", "starting"
+            self.changed.notify_all()
+
+        def tell(step: str) -> None:
+            with self.changed:
+                entry.step = step
+                self.changed.notify_all()
+
+        resident: E | None = None
+        failure: SidecarError = ModelLoadFailed("the model could not be loaded")
+        started = self.clock()
+        try:
+            with self._room.loading(entry):
+                resident = self.load(entry.offer, tell)
+        except SidecarError as error:
+            # Who asked for it says it in one sentence; where it was is for developers.
+            logger.debug("load failed model=%s", entry.offer.id, exc_info=True)
+            failure = error
+        except Exception as error:
+            logger.exception("load failed model=%s", entry.offer.id)
+            failure = ModelLoadFailed(f"the model could not be loaded: {error}")
+        with self.changed:
+            now = self.clock()
+            if resident is None:
+                entry.failed(failure, now)
+            else:
+                entry.loaded(resident, now)
+                self._room.learn(resident.num_bytes, now - started)
+            self.changed.notify_all()
