@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from huggingface_hub import scan_cache_dir
+from huggingface_hub import constants, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
 from sidecar.engine.checkpoint_files import (
@@ -124,7 +124,7 @@ def _is_model(folder: Path) -> bool:
 
 def _in_hub() -> Iterator[_Named]:
     try:
-        repositories = scan_cache_dir().repos
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except (CacheNotFound, OSError, ValueError) as error:
         logger.debug("no hub cache: %s", error)
         return

@@ -8,7 +8,8 @@ a model of the same key.
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.memory.conversation_memory import ConversationMemory, Forgotten
@@ -18,10 +19,16 @@ _MOST = 16  # models; their turns and lineage are not under the limits of KV
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One model's KV, and all that explains it."""
+    """
+    One model's KV, and all that explains it.
+
+    Args:
+        tested: how each way of reuse went in its test, as of the last load.
+    """
 
     store: PrefixStore
     memory: ConversationMemory
+    tested: Mapping[str, str] = field(default_factory=dict)
 
 
 class KeptMemories:

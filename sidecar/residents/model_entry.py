@@ -73,6 +73,13 @@ class ModelEntry:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+def anew(error: SidecarError) -> SidecarError:
+    """The same error, to be raised again: its traceback holds arrays of its frames."""
+    same = type(error)(error.message, param=error.param)
+    same.retry_after_s = error.retry_after_s
+    return same
+
+
 class Held(Protocol):
     """What an entry asks of a loaded model."""
 
@@ -141,7 +148,7 @@ class Entry(Generic[E]):
 
     def failed(self, failure: SidecarError, now: float) -> None:
         """It is not there, and why."""
-        self.state, self.failure, self.step = "failed", failure, None
+        self.state, self.failure, self.step = "failed", anew(failure), None
         self.num_failures, self.failed_at = self.num_failures + 1, now
 
     def unloaded(self, freed_bytes: int) -> None:

@@ -26,7 +26,7 @@ from sidecar.core.errors import (
     Unavailable,
 )
 from sidecar.residents.catalog import Catalog
-from sidecar.residents.model_entry import Entry, Held, ModelEntry, Offer
+from sidecar.residents.model_entry import Entry, Held, ModelEntry, Offer, anew
 from sidecar.residents.pool_worker import PoolWorker, Tell
 from sidecar.residents.room import PoolLimits, Room, Weights
 
@@ -189,10 +189,7 @@ class ResidentPool(Generic[E]):
 
     def _failure(self, entry: Entry[E]) -> SidecarError:
         """Why the last load failed, for one more request."""
-        last = entry.failure or ModelLoadFailed("the model could not be loaded")
-        again = type(last)(last.message, param=last.param)
-        again.retry_after_s = last.retry_after_s
-        return again
+        return anew(entry.failure or ModelLoadFailed("the model could not be loaded"))
 
     def _late(self, entry: Entry[E]) -> Unavailable:
         """Why it is not there: it loads, or nothing may leave for it."""

@@ -9,7 +9,7 @@ thread.
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sidecar.config.settings import CacheConfig, Config
@@ -95,7 +95,9 @@ class TextLoader:
             engine.check_splitter()
             tell("selftest")
             if self._config.cache.selftest == "on_load":
-                shared.gpu.call_in_steps(prove(engine, SelfTest(model), LOAD_S))
+                shared.gpu.call_in_steps(
+                    prove(engine, SelfTest(model), LOAD_S, kept.tested)
+                )
             resident = self._resident_of(engine, kept, model)
             shared.gpu.call(shared.process.sample)
         except BaseException:
@@ -162,7 +164,8 @@ class TextLoader:
             self._shared.gpu.call(self._shared.process.sample)
             self._shared.metrics.model_bytes.remove(model.name)
             if self._config.model.unload_keeps_kv:
-                self._shared.kept.keep(model.key, kept)
+                tested = dict(engine.selftest)
+                self._shared.kept.keep(model.key, replace(kept, tested=tested))
             else:
                 kept.memory.forget()
                 kept.store.leave()

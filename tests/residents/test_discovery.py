@@ -1,0 +1,255 @@
+"""Which models are found, what kind each is, and what they are called."""
+
+import json
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.config.settings import ModelConfig
+from sidecar.core.errors import ModelNotFound
+from sidecar.residents.catalog import Catalog, find_catalog
+from sidecar.residents.detection import kind_of
+from sidecar.residents.discovery import Found, discover
+from sidecar.residents.model_settings import ModelSettings
+
+QWEN = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"],
+        "max_position_embeddings": 4096}  # fmt: skip
+
+
+def safetensors(names: Sequence[str]) -> bytes:
+    """A file with tensors of no elements."""
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps(dict.fromkeys(names, entry)).encode()
+    return struct.pack("<Q", len(header)) + header
+
+
+def model(
+    folder: Path, config: dict[str, Any] | None = None, names: Sequence[str] = ("a",)
+) -> Path:
+    """A folder that looks like a whole checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(QWEN if config is None else config))
+    (folder / "model.safetensors").write_bytes(safetensors(names))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def found(*places: Path) -> dict[str, Found]:
+    return {one.id: one for one in discover([str(place) for place in places])}
+
+
+def test_models_lie_flat_or_below_their_provider(tmp_path: Path) -> None:
+    """E1."""
+    model(tmp_path / "flat")
+    model(tmp_path / "org" / "deep")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "file.txt").write_text("x")
+    there = found(tmp_path)
+    assert sorted(there) == ["deep", "flat"]
+    assert there["deep"].aliases == ("org/deep",)
+    assert there["deep"].context_len == 4096
+    assert {one.state for one in there.values()} == {"unloaded"}
+
+
+def test_a_name_that_two_providers_have_is_neithers(tmp_path: Path) -> None:
+    """E1: both are called by their whole names."""
+    model(tmp_path / "a" / "same")
+    model(tmp_path / "b" / "same")
+    there = found(tmp_path)
+    assert sorted(there) == ["a/same", "b/same"]
+    assert all(one.aliases == () for one in there.values())
+
+
+def test_a_folder_that_is_a_model_is_found_as_one(tmp_path: Path) -> None:
+    assert sorted(found(model(tmp_path / "only"))) == ["only"]
+
+
+def test_each_folder_counts_once_whatever_leads_there(tmp_path: Path) -> None:
+    """Links, loops of links, the same place twice; hidden ones do not count."""
+    model(tmp_path / "one")
+    model(tmp_path / ".hidden")
+    (tmp_path / "again").symlink_to(tmp_path / "one")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    assert len(found(tmp_path, tmp_path)) == 1
+
+
+def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "config.json").write_text("{")
+    cut = model(tmp_path / "cut")
+    (cut / "model.safetensors").write_bytes(safetensors(["a"])[:-3])
+    part = model(tmp_path / "part")
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (part / "model.safetensors.index.json").write_text(json.dumps(index))
+    model(tmp_path / "strange", {"model_type": "no-such-architecture"})
+    there = found(tmp_path)
+    assert {one.id: one.state for one in there.values()} == {
+        "torn": "broken", "cut": "incomplete", "part": "incomplete",
+        "strange": "unavailable",
+    }  # fmt: skip
+    assert "not JSON" in str(there["torn"].reason)
+    assert "cut off" in str(there["cut"].reason)
+    assert "model-2.safetensors" in str(there["part"].reason)
+    assert "no-such-architecture" in str(there["strange"].reason)
+
+
+def test_a_place_that_is_not_there_is_none(tmp_path: Path) -> None:
+    assert found(tmp_path / "nowhere") == {}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub's."""
+    cache = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    return cache
+
+
+def snapshot(cache: Path, repo: str, ref: str | None, kind: str = "models") -> Path:
+    """A repository in the cache, as huggingface_hub lays it out."""
+    root = cache / f"{kind}--{repo.replace('/', '--')}"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    if ref:
+        (root / "refs").mkdir(parents=True)
+        (root / "refs" / ref).write_text(commit)
+    folder = root / "snapshots" / commit
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_the_hubs_cache_is_read_without_the_network(hub: Path) -> None:
+    """E22: whole, half downloaded, without refs/main; a data set is none."""
+    model(snapshot(hub, "org/whole", "main"))
+    model(snapshot(hub, "org/no-ref", None))
+    half = model(snapshot(hub, "org/half", "main"))
+    (half / "model.safetensors").unlink()
+    model(snapshot(hub, "org/data", "main", "datasets"))
+    there = {one.id: one for one in discover(["hub"])}
+    assert {name: one.state for name, one in there.items()} == {
+        "org/whole": "unloaded", "org/no-ref": "unloaded", "org/half": "incomplete",
+    }  # fmt: skip
+    assert there["org/whole"].aliases == ("whole",)
+    assert there["org/whole"].is_cached
+
+
+def test_no_cache_is_no_fault(hub: Path) -> None:
+    """E22."""
+    assert discover(["hub"]) == ()
+
+
+KINDS: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
+    ("llm", "qwen3-4b", QWEN, ("model.layers.0.mlp",)),
+    ("reranker", "bge", {"architectures": ["XLMRobertaForSequenceClassification"],
+                         "model_type": "xlm-roberta"}, ()),
+    ("reranker", "Qwen3-Reranker-0.6B", QWEN, ()),
+    ("embedding", "bge", {"architectures": ["BertModel"], "model_type": "bert"}, ()),
+    ("embedding", "Qwen3-Embedding-0.6B", QWEN, ()),
+    ("embedding", "nomic", {"architectures": ["NomicTextEmbedding"]}, ()),
+    ("vlm", "qwen-vl", {"model_type": "qwen2_5_vl", "vision_config": {"depth": 1}},
+     ("visual.blocks.0",)),
+    ("llm", "text-only", {"model_type": "qwen3_5", "vision_config": {"depth": 1}},
+     ("model.layers.0",)),
+    ("llm", "no-config", {"model_type": "qwen3_5"}, ("visual.blocks.0",)),
+    ("ocr", "ocr", {"model_type": "deepseekocr", "vision_config": {}},
+     ("model.vision_model.a",)),
+    ("llm", "nothing", {}, ()),
+    ("llm", "odd", {"model_type": ["x"], "architectures": 7, "vision_config": 3}, ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name", "config", "tensors"), KINDS)
+def test_the_files_tell_the_kind(
+    tmp_path: Path,
+    kind: str,
+    name: str,
+    config: dict[str, Any],
+    tensors: tuple[str, ...],
+) -> None:
+    folder = model(tmp_path / name, config, tensors)
+    assert kind_of(folder, config) == kind
+
+
+def test_sentence_transformers_say_that_they_pool(tmp_path: Path) -> None:
+    folder = model(tmp_path / "gte")
+    stages = [{"type": "sentence_transformers.models.Pooling"}]
+    (folder / "modules.json").write_text(json.dumps(stages))
+    assert kind_of(folder, QWEN) == "embedding"
+
+
+def catalog(root: Path, **settings: Any) -> Catalog:
+    wishes = settings.pop("wishes", {})
+    return find_catalog(ModelConfig(places=(str(root),), **settings), wishes)
+
+
+def test_the_default_one_is_first_and_not_twice(tmp_path: Path) -> None:
+    model(tmp_path / "a")
+    model(tmp_path / "b")
+    there = catalog(tmp_path, path=str(tmp_path / "b"))
+    assert [offer.id for offer in there.offers] == ["openai/b", "a"]
+    for name in ("", "default", "local", "openai/local", "b", f"{tmp_path.name}/b"):
+        assert there.names.resolve(name) == "openai/b"
+
+
+def test_the_default_one_may_be_named_as_it_was_found(tmp_path: Path) -> None:
+    model(tmp_path / "org" / "b")
+    there = catalog(tmp_path, path="org/b")
+    assert [offer.id for offer in there.offers] == ["openai/b"]
+    assert there.offers[0].place == str(tmp_path / "org" / "b")
+
+
+def test_a_name_of_the_default_one_is_nobody_elses(tmp_path: Path) -> None:
+    model(tmp_path / "one" / "b")
+    model(tmp_path / "two" / "b")
+    there = catalog(tmp_path / "two", path=str(tmp_path / "one" / "b"))
+    assert [offer.id for offer in there.offers] == ["openai/b", "two/b"]
+
+
+def test_the_built_in_one_is_the_default(tmp_path: Path) -> None:
+    (offer,) = catalog(tmp_path).offers
+    assert (offer.id, offer.place) == ("openai/mlx-tiny-agent", None)
+
+
+def test_names_can_be_given_and_kept_back(tmp_path: Path) -> None:
+    """MODEL_ALIASES with globs, AVAILABLE_MODELS, and what the file says."""
+    for name in ("qwen-a", "qwen-b", "glm"):
+        model(tmp_path / name)
+    wishes = {"qwen-a": ModelSettings(pinned=True, ttl_seconds=7, alias="coder")}
+    there = catalog(
+        tmp_path,
+        available=("qwen-*",),
+        aliases={"claude-*": "default", "big": "qwen-b"},
+        pinned=("qwen-b",),
+        wishes=wishes,
+    )
+    assert [offer.id for offer in there.offers[1:]] == ["qwen-a", "qwen-b"]
+    first, second = there.offers[1:]
+    assert (first.pinned, first.ttl_s, second.pinned) == (True, 7, True)
+    names = there.names
+    assert names.resolve("claude-opus-9") == "openai/mlx-tiny-agent"
+    assert (names.resolve("big"), names.resolve("coder")) == ("qwen-b", "qwen-a")
+    with pytest.raises(ModelNotFound, match="qwen-a"):
+        names.resolve("qwen-c")
+
+
+def test_kinds_without_an_engine_are_listed_and_say_so(tmp_path: Path) -> None:
+    model(tmp_path / "bge", {"architectures": ["BertModel"], "model_type": "bert"})
+    offer = catalog(tmp_path).offers[1]
+    assert offer.state == "unavailable"
+    assert "embedding models are not served" in str(offer.fault)
+
+
+def test_a_hostile_folder_harms_no_other(tmp_path: Path) -> None:
+    model(tmp_path / "good")
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "config.json").write_text("[" * 100_000)
+    deep = model(tmp_path / "deep")
+    (deep / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 60))
+    os.mkfifo(model(tmp_path / "pipe") / "chat_template.jinja")
+    there = found(tmp_path)
+    assert there["good"].state == "unloaded"
+    assert {name for name, one in there.items() if one.state == "unloaded"} == {"good"}
