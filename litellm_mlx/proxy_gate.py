@@ -16,6 +16,7 @@ from litellm_mlx.admission import Asked, Policy, is_model_route, refusal
 from litellm_mlx.asgi import App, Message, Receive, Scope, Send
 from litellm_mlx.departures import WatchedRequest
 from litellm_mlx.identity import CHALLENGE, PROOF, proof_of
+from litellm_mlx.live_models import LiveModels
 from litellm_mlx.refusals import answer
 from litellm_mlx.request_body import (
     BadBody,
@@ -54,12 +55,14 @@ class ProxyGate:
         self._policy = policy
         self._secret = settings.instance_secret
         self._bodies = BodyBudget(settings.max_body_bytes)
+        self._live = LiveModels(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer why not."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        self._live.start()  # here, as the loop runs here
         asked = _asked(scope)
         why = refusal(asked, self._policy())
         if scope["type"] == "websocket":

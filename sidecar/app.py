@@ -111,7 +111,7 @@ def build(
     """
     shared = _build_shared(config, tell, extra_processors)
     pool = ResidentPool(
-        read_catalog(config),
+        lambda: read_catalog(config),
         TextLoader(config, shared).load,
         ProcessWeights(
             shared.process, shared.admission, shared.stored, shared.gpu,
@@ -142,7 +142,7 @@ def _build_services(
     )
     return Services(
         ChatService(pool, config.generation, metrics, log),
-        ModelService(pool, vitals, lambda: read_catalog(config)),
+        ModelService(pool, vitals),
         caches,
         StoredResponses(),
         metrics,

@@ -17,13 +17,11 @@ import httpx
 import openai
 
 from litellm_mlx.launcher.proxy_config import (
-    NATIVE_ROUTES,
-    Upstream,
     build_config,
-    parse_models,
     read_user_config,
     write_config,
 )
+from litellm_mlx.served_models import NATIVE_ROUTES, Upstream, parse_models
 
 REPO = Path(__file__).parents[1]
 _START_S = 120.0  # cold files; 8 s are usual

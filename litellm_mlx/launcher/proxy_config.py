@@ -7,64 +7,27 @@ entry per served model and alias; every other entry and setting stays as it is.
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import yaml
 
+from litellm_mlx.served_models import ServedModel, Upstream, entries, net
+
 HANDLER = {"provider": "mlx", "custom_handler": "litellm_mlx.provider.mlx_llm"}
 # Of chat streams, and of /v1/messages.
 _PINGS = ("sse_keepalive_ping_interval_seconds", "anthropic_sse_ping_interval_seconds")
-_COSTS = (
-    "input_cost_per_token",
-    "output_cost_per_token",
-    "cache_creation_input_token_cost",
-    "cache_read_input_token_cost",
-)
-# LiteLLM sends the bodies of these on as they are: the sidecar speaks both, and what
-# is not translated is not lost.
-NATIVE_ROUTES = {
-    "supported_endpoints": ["/v1/messages", "/v1/responses"],
-    "cache_control_ttl": True,
-}
-# LiteLLM shuts a model out, for everybody, after one answer of 401, 404, 408 or 429.
-# The sidecar refuses at once, and what it refused one is nothing to the others.
-NEVER_SHUT_OUT = {"cooldown_time": 0}
+_SECTIONS = {
+    "model_list": list, "litellm_settings": dict, "general_settings": dict,
+    "router_settings": dict,
+}  # fmt: skip
 PERMIT_NO_KEY = "dangerously_permit_weak_or_unset_master_key"
 
 
 class ConfigError(Exception):
-    """A LiteLLM config, or the sidecar's model list, that cannot be used."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resident:
-    """One model of the sidecar and the names it answers to."""
-
-    id: str
-    aliases: tuple[str, ...]
-    max_input_tokens: int | None
-    supports_function_calling: bool
-    supports_reasoning: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """How LiteLLM reaches the sidecar, and how long it may be silent."""
-
-    api_base: str
-    timeout_s: float
-    keepalive_s: float = 15.0
-
-
-def parse_models(body: object) -> tuple[Resident, ...]:
-    """Read the body of the sidecar's `GET /v1/models`."""
-    data = body.get("data") if isinstance(body, dict) else None
-    if not isinstance(data, list):
-        raise ConfigError("the sidecar's model list has no `data`")
-    return tuple(_parse_model(item) for item in data)
+    """A LiteLLM config that cannot be used."""
 
 
 def read_user_config(path: Path, *, required: bool) -> dict[str, Any]:
@@ -81,6 +44,10 @@ def read_user_config(path: Path, *, required: bool) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error}") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{path} must hold a mapping, got {type(config).__name__}")
+    for name, kind in _SECTIONS.items():
+        if not isinstance(config.get(name), (kind, NoneType)):
+            words = "a list" if kind is list else "a mapping"
+            raise ConfigError(f"{path}: {name} must be {words}")
     if isinstance(config.get("include"), list):
         folder = path.resolve().parent
         config["include"] = [str(folder / str(item)) for item in config["include"]]
@@ -89,7 +56,7 @@ def read_user_config(path: Path, *, required: bool) -> dict[str, Any]:
 
 def build_config(
     user: Mapping[str, Any],
-    models: Sequence[Resident],
+    models: Sequence[ServedModel],
     upstream: Upstream,
     *,
     permit_no_key: bool,
@@ -107,7 +74,7 @@ def build_config(
     taken = {entry.get("model_name") for entry in kept if isinstance(entry, dict)}
     served = {
         entry["model_name"]: entry
-        for entry in _entries(models, upstream)
+        for entry in (*entries(models, upstream), net(upstream))
         if entry["model_name"] not in taken
     }
     for entry in filter(_is_mlx, listed):
@@ -153,43 +120,9 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
         raise
 
 
-def _parse_model(item: object) -> Resident:
-    if not isinstance(item, dict) or not isinstance(item.get("id"), str):
-        raise ConfigError(f"the sidecar lists a model without an id: {item!r}")
-    max_input = item.get("max_input_tokens")
-    return Resident(
-        id=item["id"],
-        aliases=tuple(str(alias) for alias in item.get("aliases") or ()),
-        max_input_tokens=max_input if isinstance(max_input, int) else None,
-        supports_function_calling=bool(item.get("supports_function_calling")),
-        supports_reasoning=bool(item.get("supports_reasoning")),
-    )
-
-
 def _is_mlx(entry: object) -> bool:
     params = entry.get("litellm_params") if isinstance(entry, dict) else None
     return isinstance(params, dict) and str(params.get("model")).startswith("mlx/")
-
-
-def _entries(
-    models: Sequence[Resident], upstream: Upstream
-) -> Iterator[dict[str, Any]]:
-    seen = set()
-    for model in models:
-        for name in (model.id, *model.aliases):
-            if name not in seen:
-                seen.add(name)
-                yield {
-                    "model_name": name,
-                    "litellm_params": _params(f"mlx/{model.id}", upstream),
-                    "model_info": _model_info(model),
-                }
-    # The net: whatever the sidecar learns to serve later, and its other spellings.
-    yield {
-        "model_name": "mlx/*",
-        "litellm_params": _params("mlx/*", upstream),
-        "model_info": NATIVE_ROUTES | NEVER_SHUT_OUT,
-    }
 
 
 def _add_wishes(served: dict[str, dict[str, Any]], own: Mapping[str, Any]) -> None:
@@ -215,25 +148,6 @@ def _add_wishes(served: dict[str, dict[str, Any]], own: Mapping[str, Any]) -> No
     if info := {**entry.get("model_info", {}), **(own.get("model_info") or {})}:
         merged["model_info"] = info
     served[merged["model_name"]] = merged
-
-
-def _params(model: str, upstream: Upstream) -> dict[str, Any]:
-    return {
-        "model": model,
-        "api_base": upstream.api_base,
-        "timeout": upstream.timeout_s,
-    }
-
-
-def _model_info(model: Resident) -> dict[str, Any]:
-    info: dict[str, Any] = {"mode": "chat"}
-    if model.max_input_tokens is not None:
-        info["max_input_tokens"] = model.max_input_tokens
-    # All four: LiteLLM warns of "custom pricing" where the cache costs are missing.
-    info |= dict.fromkeys(_COSTS, 0)
-    info["supports_function_calling"] = model.supports_function_calling
-    info["supports_reasoning"] = model.supports_reasoning
-    return info | NATIVE_ROUTES | NEVER_SHUT_OUT
 
 
 def _litellm_settings(user: Mapping[str, Any], upstream: Upstream) -> dict[str, Any]:

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 
 import httpx
 
-from litellm_mlx.launcher.proxy_config import Resident
 from litellm_mlx.launcher.settings import MASTER_KEY, Address, LaunchSettings
+from litellm_mlx.served_models import ServedModel
 
 _MOST_CHARS = 60  # of names
 
 
 def ready_block(
     settings: LaunchSettings,
-    models: Sequence[Resident],
+    models: Sequence[ServedModel],
     *,
     needs_key: bool,
     memory_limit: int | None,
@@ -61,7 +61,7 @@ def _addresses(settings: LaunchSettings) -> Iterator[tuple[str, str]]:
     yield "sidecar", f"{settings.sidecar.url}/v1"
 
 
-def _model(settings: LaunchSettings, models: Sequence[Resident], name: str) -> str:
+def _model(settings: LaunchSettings, models: Sequence[ServedModel], name: str) -> str:
     served = settings.model_path or "the small built-in model"
     text = served if name == served else f"{name}, which is {served}"
     length = next((one.max_input_tokens for one in models if one.max_input_tokens), 0)

@@ -15,15 +15,13 @@ from litellm_mlx.launcher.child import Service
 from litellm_mlx.launcher.ports import PidFile
 from litellm_mlx.launcher.proxy_config import (
     ConfigError,
-    Resident,
-    Upstream,
     build_config,
     has_master_key,
-    parse_models,
     read_user_config,
     write_config,
 )
 from litellm_mlx.launcher.settings import MASTER_KEY, LaunchSettings, create_master_key
+from litellm_mlx.served_models import ServedModel, Upstream, parse_models
 
 _SIDECAR_DEADLINE_S = 600.0  # a large model from a slow disk
 _PROXY_DEADLINE_S = 180.0  # 64 s were seen with cold files
@@ -92,7 +90,7 @@ def plan_proxy(settings: LaunchSettings) -> ProxyPlan | None:
     return ProxyPlan(user, env, has_master_key(user, env), must_create)
 
 
-def fetch_models(settings: LaunchSettings) -> tuple[Resident, ...]:
+def fetch_models(settings: LaunchSettings) -> tuple[ServedModel, ...]:
     """Ask the running sidecar what it serves."""
     key = settings.api_key
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -105,11 +103,14 @@ def fetch_models(settings: LaunchSettings) -> tuple[Resident, ...]:
 
 
 def write_proxy_config(
-    settings: LaunchSettings, plan: ProxyPlan, models: Sequence[Resident]
+    settings: LaunchSettings, plan: ProxyPlan, models: Sequence[ServedModel]
 ) -> None:
     """Write the config LiteLLM will be started with."""
     url = f"{settings.sidecar.url}/v1"
-    upstream = Upstream(url, settings.request_timeout_s, settings.keepalive_s)
+    upstream = Upstream(
+        url, settings.request_timeout_s, settings.keepalive_s,
+        has_key=settings.api_key is not None,
+    )  # fmt: skip
     config = build_config(
         plan.user_config, models, upstream, permit_no_key=not plan.needs_key
     )

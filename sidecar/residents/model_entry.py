@@ -106,6 +106,7 @@ class Entry(Generic[E]):
     Args:
         is_wanted: its load is waited for. is_leaving: it goes once nobody uses it.
         freed_bytes: what its last unload gave back.
+        is_offered: whether its files are still there.
     """
 
     offer: Offer
@@ -120,6 +121,7 @@ class Entry(Generic[E]):
     wanted_at: float = 0.0
     is_leaving: bool = False
     freed_bytes: int = 0
+    is_offered: bool = True
     step: str | None = None
     failure: SidecarError | None = None
     num_failures: int = 0
@@ -128,6 +130,14 @@ class Entry(Generic[E]):
     def __post_init__(self) -> None:
         self.state = self.offer.state
         self.pinned, self.ttl_s = self.offer.pinned, self.offer.ttl_s
+
+    def offered(self, offer: Offer) -> None:
+        """It was found again, maybe whole by now, or broken."""
+        if self.offer.state != offer.state and self.resident is None:
+            self.state, self.failure = offer.state, None
+        if not self.is_offered:
+            self.is_offered, self.is_leaving = True, False
+        self.offer = offer
 
     @property
     def is_idle(self) -> bool:

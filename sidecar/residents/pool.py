@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from sidecar.config.sources import ConfigError
 from sidecar.core.errors import (
     InsufficientMemory,
     ModelBusy,
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _RETRY_FAILED_S = 60.0
 _WATCH_S = 1.0
+_RESCAN_S = 10.0  # between two looks that nobody asked for
 
 
 E = TypeVar("E", bound=Held)
@@ -44,7 +46,7 @@ class ResidentPool(Generic[E]):
     Loads models, leases them out, lets them go. Safe from any thread.
 
     Args:
-        catalog: what can be served, and how requests name it.
+        find: looks for what can be served, and how requests name it.
         load: makes a resident of an offer, telling its steps; may take minutes.
         weights: the memory that weights are in.
         clock: seconds. For tests.
@@ -52,12 +54,14 @@ class ResidentPool(Generic[E]):
 
     def __init__(
         self,
-        catalog: Catalog,
+        find: Callable[[], Catalog],
         load: Callable[[Offer, Tell], E],
         weights: Weights,
         limits: PoolLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        catalog = find()
+        self._find, self._found_at = find, clock()
         self._names = catalog.names
         self._limits = limits
         self._room = Room[E](weights, limits)
@@ -70,10 +74,9 @@ class ResidentPool(Generic[E]):
         """All models, the default one first."""
         with self._worker.changed:
             now, seconds = self._worker.clock(), self._room.load_s
-            rows = sorted(
-                self._worker.entries.values(),
-                key=lambda e: e.offer.id != self._names.default,
-            )
+            default, all_entries = self._names.default, self._worker.entries.values()
+            offered = [entry for entry in all_entries if entry.is_offered]
+            rows = sorted(offered, key=lambda entry: entry.offer.id != default)
             return tuple(row.seen(now, seconds(row.offer.size_bytes)) for row in rows)
 
     def entry(self, name: str) -> ModelEntry:
@@ -83,8 +86,17 @@ class ResidentPool(Generic[E]):
         Raises:
             ModelNotFound: no served model has that name.
         """
-        own_id = self._names.resolve(name)
+        own_id = self._resolve(name)
         return next(entry for entry in self.entries() if entry.id == own_id)
+
+    def _resolve(self, name: str) -> str:
+        """The id that a name means; what came since the last look is found as well."""
+        try:
+            return self._names.resolve(name)
+        except ModelNotFound:
+            if not self.rescan(at_once=False):
+                raise
+        return self._names.resolve(name)
 
     @property
     def num_leases(self) -> int:
@@ -259,19 +271,28 @@ class ResidentPool(Generic[E]):
         with self._worker.changed:
             entry.ttl_s = ttl_s
 
-    def offer(self, catalog: Catalog) -> None:
-        """Serve this from now on; what is loaded stays until it leaves by itself."""
+    def rescan(self, *, at_once: bool) -> bool:
+        """
+        Look for models anew; what is gone and loaded leaves when its requests end.
+
+        Args:
+            at_once: however short ago the last look was.
+        Returns:
+            Whether it was time for it.
+        """
+        with self._worker.changed:
+            if not at_once and self._worker.clock() - self._found_at < _RESCAN_S:
+                return False
+            self._found_at = self._worker.clock()
+        try:
+            catalog = self._find()
+        except ConfigError as error:  # of the settings file, as it is now
+            logger.warning("what was found before is served: %s", error)
+            return False
         with self._worker.changed:
             self._names = catalog.names
-            wanted = {offer.id: offer for offer in catalog.offers}
-            for own_id, entry in list(self._worker.entries.items()):
-                if own_id in wanted:
-                    entry.offer = wanted.pop(own_id)
-                elif entry.resident is None:
-                    del self._worker.entries[own_id]
-            for own_id, offer in wanted.items():
-                self._worker.entries[own_id] = Entry[E](offer)
-            self._worker.changed.notify_all()
+            self._worker.offer(catalog.offers)
+        return True
 
     def watch_load(
         self, name: str, longest_s: float
@@ -316,6 +337,6 @@ class ResidentPool(Generic[E]):
                 entry.resident, entry.state = None, "unloaded"
 
     def _entry(self, name: str) -> Entry[E]:
-        own_id = self._names.resolve(name)
+        own_id = self._resolve(name)
         with self._worker.changed:
             return self._worker.entries[own_id]

@@ -52,6 +52,20 @@ class PoolWorker(Generic[E]):
         self._limits = limits
         self._thread: threading.Thread | None = None
 
+    def offer(self, offers: tuple[Offer, ...]) -> None:
+        """Have entries for these, and for what is loaded; holds the lock already."""
+        wanted = {offer.id: offer for offer in offers}
+        for own_id, entry in list(self.entries.items()):
+            if own_id in wanted:
+                entry.offered(wanted.pop(own_id))
+            elif entry.resident is None and entry.state != "loading":
+                del self.entries[own_id]
+            else:  # its files are gone; who holds it may end
+                entry.is_offered, entry.is_leaving = False, True
+        for own_id, offer in wanted.items():
+            self.entries[own_id] = Entry[E](offer)
+        self.changed.notify_all()
+
     def close(self) -> None:
         """Begin nothing any more, and wait for what has begun."""
         with self.changed:
@@ -124,6 +138,8 @@ class PoolWorker(Generic[E]):
         logger.info("unloaded model=%s bytes=%d", entry.offer.id, freed)
         with self.changed:
             entry.unloaded(freed)
+            if not entry.is_offered:
+                del self.entries[entry.offer.id]
             self.changed.notify_all()
 
     def _run_load(self, entry: Entry[E]) -> None:

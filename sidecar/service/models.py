@@ -1,13 +1,12 @@
 """What is served, whether it can answer, and what people do with models by hand."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sidecar.engine.download_progress import DownloadProgress, DownloadState
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.process_memory import ProcessMemory
-from sidecar.residents.catalog import Catalog
 from sidecar.residents.model_entry import ModelEntry
 from sidecar.residents.pool import ResidentPool
 from sidecar.residents.resident import Resident
@@ -56,25 +55,15 @@ class Vitals:
 
 
 class ModelService:
-    """
-    Lists models, reports health, loads and unloads by hand. Any thread.
+    """Lists models, reports health, loads and unloads by hand. Any thread."""
 
-    Args:
-        find: looks for what can be served now.
-    """
-
-    def __init__(
-        self,
-        pool: ResidentPool[Resident],
-        vitals: Vitals,
-        find: Callable[[], Catalog],
-    ) -> None:
+    def __init__(self, pool: ResidentPool[Resident], vitals: Vitals) -> None:
         self._pool = pool
         self._vitals = vitals
-        self._find = find
 
     def entries(self) -> tuple[ModelEntry, ...]:
-        """The models that requests may name."""
+        """The models that requests may name; looked for anew, if it was long ago."""
+        self._pool.rescan(at_once=False)
         return tuple(entry for entry in self._pool.entries() if entry.is_usable)
 
     def all_entries(self) -> tuple[ModelEntry, ...]:
@@ -106,7 +95,7 @@ class ModelService:
 
     def rescan(self) -> tuple[ModelEntry, ...]:
         """Look for models anew."""
-        self._pool.offer(self._find())
+        self._pool.rescan(at_once=True)
         return self._pool.entries()
 
     def load(self, name: str, *, pin: bool) -> ModelEntry:

@@ -15,19 +15,23 @@ import yaml
 
 from litellm_mlx.launcher.proxy_config import (
     ConfigError,
-    Resident,
-    Upstream,
     build_config,
     has_master_key,
-    parse_models,
     read_user_config,
     write_config,
+)
+from litellm_mlx.served_models import (
+    NoModelList,
+    ServedModel,
+    Upstream,
+    entries,
+    parse_models,
 )
 from testkit.proxy import free_port
 
 SHIPPED = Path(__file__).parents[2] / "litellm_config.yaml"
 UPSTREAM = Upstream("http://127.0.0.1:8080/v1", 1200.0)
-TINY = Resident("openai/mlx-tiny-agent", ("local",), 32768, True, False)
+TINY = ServedModel("openai/mlx-tiny-agent", ("local",), "llm", 32768, True, False)
 PERMIT = "dangerously_permit_weak_or_unset_master_key"
 CLOUD = {"model_name": "cloud", "litellm_params": {"model": "anthropic/claude"}}
 
@@ -174,14 +178,50 @@ def test_the_file_is_private_and_whole(tmp_path: Path) -> None:
 def test_a_model_list_is_read() -> None:
     """Only the id is a must; what the sidecar does not say is taken as absent."""
     (model,) = parse_models({"data": [{"id": "a"}]})
-    assert model == Resident("a", (), None, False, False)
+    assert model == ServedModel("a", (), "llm", None, False, False)
 
 
 @pytest.mark.parametrize("body", [[], {}, {"data": [{}]}, {"data": ["a"]}])
 def test_a_strange_model_list_is_refused(body: object) -> None:
     """An answer that is no model list is an error, not an empty config."""
-    with pytest.raises(ConfigError):
+    with pytest.raises(NoModelList):
         parse_models(body)
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "mode"),
+    [
+        ("llm", "mlx/m", "chat"),
+        ("vlm", "mlx/m", "chat"),
+        ("embedding", "hosted_vllm/m", "embedding"),
+        ("reranker", "hosted_vllm/m", "rerank"),
+        ("tts", "openai/m", "audio_speech"),
+        ("stt", "openai/m", "audio_transcription"),
+    ],
+)
+def test_each_kind_of_model_is_reached_its_own_way(
+    kind: str, model: str, mode: str
+) -> None:
+    """Where LiteLLM has no hook for us, as an OpenAI server with the sidecar's key."""
+    served = ServedModel("m", (), kind, None, False, False)
+    (entry,) = entries([served], Upstream("http://h/v1", 9.0, has_key=True))
+    params = entry["litellm_params"]
+    assert (params["model"], entry["model_info"]["mode"]) == (model, mode)
+    key = None if model.startswith("mlx/") else "os.environ/MLX_API_KEY"
+    assert params.get("api_key") == key
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["litellm_settings: 7", "general_settings: [a]", "model_list: {a: b}",
+     "router_settings: x"],
+)  # fmt: skip
+def test_a_section_of_the_wrong_kind_is_named(tmp_path: Path, text: str) -> None:
+    """Not a traceback."""
+    path = tmp_path / "litellm_config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=text.partition(":")[0]):
+        read_user_config(path, required=True)
 
 
 def test_what_an_mlx_entry_asks_for_is_kept() -> None:

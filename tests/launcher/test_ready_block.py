@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from litellm_mlx.launcher.progress import telling
-from litellm_mlx.launcher.proxy_config import Resident
 from litellm_mlx.launcher.ready_block import ready_block
 from litellm_mlx.launcher.settings import Flags, load_settings
+from litellm_mlx.served_models import ServedModel
 
-MODEL = Resident("openai/mlx-tiny-agent", ("local",), 32768, True, True)
+MODEL = ServedModel("openai/mlx-tiny-agent", ("local",), "llm", 32768, True, True)
 
 
 def block(folder: Path, *, needs_key: bool = False, **env: str) -> str:

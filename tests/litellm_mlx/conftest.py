@@ -14,7 +14,7 @@ import openai
 import pytest
 import yaml
 
-from litellm_mlx.launcher.proxy_config import NATIVE_ROUTES, NEVER_SHUT_OUT
+from litellm_mlx.served_models import NATIVE_ROUTES, NEVER_SHUT_OUT
 from testkit.proxy import free_port
 from tests.litellm_mlx.fake_sidecar import FakeSidecar
 from tests.litellm_mlx.sidecar_answers import Script, text_answer
@@ -119,7 +119,7 @@ def _config(sidecar: str, cloud: str, dead: str) -> dict[str, object]:
     hosted = {"model": "hosted_vllm/big", "api_base": cloud, "api_key": "x"}
     handler = "litellm_mlx.provider.mlx_llm"
     known = {"mode": "chat", "max_input_tokens": 32768}
-    known |= NATIVE_ROUTES | NEVER_SHUT_OUT
+    known |= dict(NATIVE_ROUTES) | dict(NEVER_SHUT_OUT)
     falling = [name for name in FALLING_BACK if name not in ("fb-dead", "fb-native")]
     return {
         "model_list": [
@@ -128,7 +128,7 @@ def _config(sidecar: str, cloud: str, dead: str) -> dict[str, object]:
             {
                 **deployment("*", sidecar),
                 "model_name": "native/*",
-                "model_info": NATIVE_ROUTES | NEVER_SHUT_OUT,
+                "model_info": {**NATIVE_ROUTES, **NEVER_SHUT_OUT},
             },
             # Of models that it does not know LiteLLM makes up the streams of responses.
             *(
@@ -138,13 +138,13 @@ def _config(sidecar: str, cloud: str, dead: str) -> dict[str, object]:
             deployment("dead", dead),
             {
                 **deployment("native-dead", dead),
-                "model_info": NATIVE_ROUTES | NEVER_SHUT_OUT,
+                "model_info": {**NATIVE_ROUTES, **NEVER_SHUT_OUT},
             },
             deployment("fb-dead", dead),
             *(deployment(name, sidecar) for name in [*falling, "fb-context"]),
             {
                 **deployment("fb-native", sidecar),
-                "model_info": NATIVE_ROUTES | NEVER_SHUT_OUT,
+                "model_info": {**NATIVE_ROUTES, **NEVER_SHUT_OUT},
             },
             {"model_name": "cloud", "litellm_params": hosted},
         ],

@@ -99,9 +99,10 @@ class House:
         self.go.set()
         offers = tuple(Offer(name, size_bytes=n * GB) for name, n in sizes.items())
         names = Names(offers[0].id, {offer.id: offer.aliases for offer in offers})
+        self.catalog = Catalog(offers, names)
         asked = {"load_wait_s": 5.0, **limits}
         self.pool: ResidentPool[Engine] = ResidentPool(
-            Catalog(offers, names),
+            lambda: self.catalog,
             self._load,
             self.weights,
             PoolLimits(**asked),  # type: ignore[arg-type]
@@ -454,15 +455,33 @@ def test_who_watches_a_load_hears_its_steps_and_its_end(houses: Houses) -> None:
 
 
 def test_what_is_found_anew_is_served_and_what_is_gone_is_not(houses: Houses) -> None:
-    """A loaded one stays until it leaves by itself."""
+    """A loaded one stays for as long as it is used, for nobody new."""
     house = houses({"a": 1, "b": 1})
-    house.use("b")
     offers = (Offer("a", size_bytes=GB), Offer("c", size_bytes=GB))
-    house.pool.offer(Catalog(offers, Names("a", {"a": (), "c": ()})))
-    house.use("c")
-    assert house.loaded() == ["b", "c"]
+    with house.pool.lease("b"):
+        house.catalog = Catalog(offers, Names("a", {"a": (), "c": ()}))
+        assert not house.pool.rescan(at_once=False)  # a moment ago there was no c
+        assert house.pool.rescan(at_once=True)
+        house.use("c")
+        assert house.loaded() == ["c"]
+        assert house.engines["b"].num_closed == 0
+        with pytest.raises(ModelNotFound):
+            house.use("b")
+    assert eventually(lambda: house.engines["b"].num_closed == 1)
+    assert eventually(lambda: "b" not in house.pool._worker.entries)
+
+
+def test_an_unknown_name_is_looked_for_if_that_was_long_ago(houses: Houses) -> None:
+    """Who has just put a model there asks for it; who guesses names costs nothing."""
+    house = houses({"a": 1})
+    house.pool._worker.clock = house.clock
+    house.pool._found_at = house.clock.now
+    house.catalog = Catalog((Offer("a"), Offer("b")), Names("a", {"a": (), "b": ()}))
     with pytest.raises(ModelNotFound):
         house.use("b")
+    house.clock.now += 11
+    house.use("b")
+    assert house.loaded() == ["b"]
 
 
 def test_closing_lets_every_model_go_once(houses: Houses) -> None:

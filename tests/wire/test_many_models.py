@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from sidecar.app import App
+from sidecar.infra.malloc import give_back_freed_pages
 from sidecar.residents.model_entry import ModelEntry
 from testkit.raw_http import eventually
 from testkit.servers import held_gpu, running_sidecar
@@ -289,6 +290,7 @@ def cycle(app: App, rounds: int) -> list[tuple[int, int]]:
         for one in app.pool.entries():
             app.pool.unload(one.id, force=True)
         app.shared.kept.forget()
+        give_back_freed_pages()
         seen.append((process.memory_info().rss, app.gpu.call(mx.get_active_memory)))
     return seen
 
