@@ -3,7 +3,7 @@ The benchmarks by name: `python -m bench NAME [options]`.
 
 compare: all servers on equal work; agents: recorded traffic; fairness, overhead: single
 figures; replay: recorded sessions by the clock; hostile: good clients beside hostile
-ones. `NAME --help` says more.
+ones; loading: a stream while a model is loaded. `NAME --help` says more.
 `python -m bench --device-model` runs overhead, compare and replay with a model of the
 size that a GPU serves.
 """
@@ -13,7 +13,9 @@ import sys
 
 from bench import device
 
-_NAMES = ("compare", "agents", "fairness", "overhead", "replay", "hostile")
+_NAMES = (
+    "compare", "agents", "fairness", "overhead", "replay", "hostile", "loading"
+)  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

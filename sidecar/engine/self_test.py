@@ -17,7 +17,7 @@ from typing import Literal
 
 import mlx.core as mx
 
-from sidecar.engine.loader import LoadedModel
+from sidecar.engine.loader import LoadedModel, run_to_end
 from sidecar.engine.self_test_runs import Difference, Runs
 from sidecar.engine.text import TextEngine
 from sidecar.engine.turns import Errand
@@ -58,11 +58,11 @@ class SelfTest:
         """Do not try a way."""
         self._left = [(other, run) for other, run in self._left if other != name]
 
-    def advance(self) -> PathResult:
-        """Run the next test."""
+    def advance(self) -> Generator[None, None, PathResult]:
+        """Run the next test; it yields after each of its computations."""
         name, run = self._left.pop(0)
         try:
-            difference = run()
+            difference = yield from run()
         except Exception as error:
             logger.exception("selftest path failed name=%s", name)
             # Whoever keeps the error must not keep the arrays of its frames.
@@ -83,7 +83,7 @@ def run_selftest(model: LoadedModel) -> list[PathResult]:
     """Try every way, however long it takes; GPU thread only."""
     test = SelfTest(model)
     while test.pending:
-        test.advance()
+        run_to_end(test.advance())
     return test.results
 
 
@@ -104,26 +104,32 @@ class Proof(Errand):
         self._test = test
         self._tell = tell
         self._is_idle = is_idle
+        self._running: Generator[None, None, PathResult] | None = None
         self._last = time.monotonic()
 
     def has_work(self) -> bool:
         """Whether something is left and nobody waits, or has been let go first."""
-        if not self._test.pending:
+        if not self._test.pending and self._running is None:
             return False
         return self._is_idle() or time.monotonic() - self._last > _PATIENCE_S
 
     def interrupt(self, *, beside_streams: bool) -> bool:
-        """The next test."""
-        self._tell(self._test.advance())
-        self._last = time.monotonic()
+        """The next computation of the next test."""
+        if self._running is None:
+            self._running = self._test.advance()
+        try:
+            next(self._running)
+        except StopIteration as end:
+            self._running = None
+            self._last = time.monotonic()
+            self._tell(end.value)
         return True
 
     def run_for(self, seconds: float) -> Generator[None, None, None]:
-        """Do what can be begun in that time, a test a turn."""
+        """Do the tests that can be begun in that time."""
         started = time.monotonic()
         while self._test.pending and time.monotonic() - started < seconds:
-            self.interrupt(beside_streams=False)
-            yield
+            self._tell((yield from self._test.advance()))
 
 
 def prove(

@@ -10,8 +10,9 @@ that noise, its logits and the KV that it leaves.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import mlx.core as mx
 
@@ -34,6 +35,10 @@ from sidecar.kv.kv_budget import KVBudget
 from sidecar.kv.kv_layers import KVLayers
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.kv.prefix_tree import Owner
+
+R = TypeVar("R")
+# A computation that lets others go on at each yield: running streams.
+Steps = Generator[None, None, R]
 
 _NUM_TOKENS = 8
 _NOISE_FACTOR = 3.0  # of two computations that differ in all shapes, not in one
@@ -92,8 +97,8 @@ class Runs:
         self._forced = [(11 * i + 5) % size for i in range(_NUM_TOKENS)]
         self._noise: float | None = None
 
-    def paths(self) -> list[tuple[str, Callable[[], Difference]]]:
-        """Name and test of each way of reuse."""
+    def paths(self) -> list[tuple[str, Callable[[], Steps[Difference]]]]:
+        """Name and test of each way of reuse; a test yields after each computation."""
         paths = [
             ("restore", lambda: self._warm((64,), self._ids[:96])),
             ("lend", lambda: self._warm((64,), self._ids[:96], lend=True)),
@@ -106,7 +111,7 @@ class Runs:
 
     def _warm(
         self, edges: Sequence[int], asked: Sequence[int], *, lend: bool = False
-    ) -> Difference:
+    ) -> Steps[Difference]:
         """
         Store a prompt, ask for a second one that shares its beginning.
 
@@ -117,31 +122,31 @@ class Runs:
         other = tuple(reversed(self._ids))
         first = ModelIds((*self._ids[:common], *other[: edges[-1] - common]))
         store = self._store(lend=lend)
-        self._serve(store, first, edges)
-        return self._compare(store, ModelIds(tuple(asked)), edges[:1])
+        yield from self._serve(store, first, edges)
+        return (yield from self._compare(store, ModelIds(tuple(asked)), edges[:1]))
 
-    def _branch(self) -> Difference:
+    def _branch(self) -> Steps[Difference]:
         """Two prompts that part in the middle of a stored run, both served."""
         store = self._store(lend=True)
         first = ModelIds(self._ids[:96])
         second = ModelIds((*self._ids[:64], *self._ids[100:130]))
         found = []
         for ids in (first, second):
-            self._serve(store, ids, (64, len(ids)))
+            yield from self._serve(store, ids, (64, len(ids)))
         for ids in (first, second):
             longer = ModelIds((*ids, *self._ids[:5]))
-            found.append(self._compare(store, longer, (64, len(ids))))
+            found.append((yield from self._compare(store, longer, (64, len(ids)))))
         return max(found, key=lambda d: (d.moved, d.computed))
 
     def _compare(
         self, store: PrefixStore, ids: ModelIds, edges: Sequence[int]
-    ) -> Difference:
+    ) -> Steps[Difference]:
         """A prompt restored, against it computed with the same edges."""
         restored = store.restore(ids)
         if restored.cached_len != edges[-1]:
             raise ValueError(f"restored {restored.cached_len}, stored {edges[-1]}")
         cold = self._model.new_cache()
-        self._compute(cold, ids, 0, edges)
+        yield from self._compute(cold, ids, 0, edges)
         moved = max(
             kv_distance(cold, restored.cache, 0, edges[-1]),
             states_distance(cold, restored.cache),
@@ -149,23 +154,27 @@ class Runs:
         rest = (len(ids) - 1,)
         warm = restored.cache
         for cache in (cold, warm):
-            self._compute(cache, ids, edges[-1], rest)
-        expected, found = self._say(cold, ids), self._say(warm, ids)
+            yield from self._compute(cache, ids, edges[-1], rest)
+        expected = yield from self._say(cold, ids)
+        found = yield from self._say(warm, ids)
         computed = logits_distance(expected, found)
         rounding = rounding_of(expected[0])
-        noise = None if computed == 0.0 else self._measured_noise()
+        noise = None if computed == 0.0 else (yield from self._measured_noise())
         return Difference(moved, computed, rounding, noise)
 
-    def _batch(self) -> Difference:
+    def _batch(self) -> Steps[Difference]:
         """Rows that join and leave beside others give what they give alone."""
         lengths = (40, 90, 61)
         prompts = [ModelIds(self._ids[i : i + n]) for i, n in enumerate(lengths)]
-        alone = [Rows(self._model, [self._cold(ids)]) for ids in prompts]
-        together = Rows(self._model, [self._cold(ids) for ids in prompts])
-        together.run(self._forced, joins_after=(0, 2, 3))
+        alone, beside = [], []
+        for ids in prompts:
+            alone.append(Rows(self._model, [(yield from self._cold(ids))]))
+            beside.append((yield from self._cold(ids)))
+        together = Rows(self._model, beside)
+        yield from together.run(self._forced, joins_after=(0, 2, 3))
         distances = []
         for row, lone in enumerate(alone):
-            lone.run(self._forced, joins_after=(0,))
+            yield from lone.run(self._forced, joins_after=(0,))
             distances.append(logits_distance(lone.logits[0], together.logits[row]))
             end = lengths[row] - 1
             stored = kv_distance(lone.caches[0], together.caches[row], 0, end)
@@ -173,19 +182,20 @@ class Runs:
                 return Difference(stored, max(distances), 0.0)
             distances.append(kv_distance(lone.caches[0], together.caches[row], end))
         rounding = rounding_of(alone[0].logits[0][0])
-        return Difference(0.0, max(distances), rounding, self._measured_noise())
+        noise = yield from self._measured_noise()
+        return Difference(0.0, max(distances), rounding, noise)
 
-    def _measured_noise(self) -> float:
+    def _measured_noise(self) -> Steps[float]:
         """How far rounding puts computations apart that are all right."""
         if self._noise is None:
             ids, distances = ModelIds(self._ids[:90]), []
-            usual = self._row(ids, (89,))
+            usual = yield from self._row(ids, (89,))
             expected, cache = usual.logits[0], usual.caches[0]
             for edges in ((23, 52, 89), (71, 89)):
-                other = self._row(ids, edges)
+                other = yield from self._row(ids, edges)
                 distances.append(logits_distance(expected, other.logits[0]))
                 distances.append(kv_distance(cache, other.caches[0], 0))
-            at_once = self._filled(ids, (89,))
+            at_once = yield from self._filled(ids, (89,))
             said = mx.array([[ids[-1], *self._forced[:-1]]])
             logits = self._model.forward(said, at_once)
             rows = [logits[:, i] for i in range(len(self._forced))]
@@ -194,9 +204,9 @@ class Runs:
             self._noise = max(distances)
         return self._noise
 
-    def _row(self, ids: ModelIds, edges: Sequence[int]) -> "Rows":
-        row = Rows(self._model, [(ids, self._filled(ids, edges))])
-        row.run(self._forced, joins_after=(0,))
+    def _row(self, ids: ModelIds, edges: Sequence[int]) -> "Steps[Rows]":
+        row = Rows(self._model, [(ids, (yield from self._filled(ids, edges)))])
+        yield from row.run(self._forced, joins_after=(0,))
         return row
 
     def _store(self, *, lend: bool) -> PrefixStore:
@@ -206,28 +216,30 @@ class Runs:
             store.switch_off("lend")
         return store
 
-    def _serve(self, store: PrefixStore, ids: ModelIds, edges: Sequence[int]) -> None:
+    def _serve(
+        self, store: PrefixStore, ids: ModelIds, edges: Sequence[int]
+    ) -> Steps[None]:
         """Compute a prompt as a request does: what is stored of it is not."""
         restored = store.restore(ids)
         marks = {}
         start = restored.cached_len
         for edge in (e for e in edges if e > start):
-            self._compute(restored.cache, ids, start, (edge,))
+            yield from self._compute(restored.cache, ids, start, (edge,))
             marks[edge] = (2, kv_layers.take_checkpoint(restored.cache))
             start = edge
         store.give_back(restored.lease, ids, restored.cache, Owner(), marks)
 
-    def _cold(self, ids: ModelIds) -> tuple[ModelIds, KVLayers]:
-        return ids, self._filled(ids, (len(ids) - 1,))
+    def _cold(self, ids: ModelIds) -> Steps[tuple[ModelIds, KVLayers]]:
+        return ids, (yield from self._filled(ids, (len(ids) - 1,)))
 
-    def _filled(self, ids: ModelIds, edges: Sequence[int]) -> KVLayers:
+    def _filled(self, ids: ModelIds, edges: Sequence[int]) -> Steps[KVLayers]:
         cache = self._model.new_cache()
-        self._compute(cache, ids, 0, edges)
+        yield from self._compute(cache, ids, 0, edges)
         return cache
 
     def _compute(
         self, cache: KVLayers, ids: ModelIds, start: int, edges: Sequence[int]
-    ) -> None:
+    ) -> Steps[None]:
         """Prefill ids[start:] in chunks, each ended as the engine does."""
         for edge in edges:
             if edge <= start:
@@ -237,10 +249,11 @@ class Runs:
                 self._quantization.apply(cache)
             kv_layers.evaluate(cache)
             start = edge
+            yield
 
-    def _say(self, cache: KVLayers, ids: ModelIds) -> list[mx.array]:
+    def _say(self, cache: KVLayers, ids: ModelIds) -> Steps[list[mx.array]]:
         rows = Rows(self._model, [(ids, cache)])
-        rows.run(self._forced, joins_after=(0,))
+        yield from rows.run(self._forced, joins_after=(0,))
         return rows.logits[0]
 
 
@@ -260,7 +273,7 @@ class Rows:
         self.logits: list[list[mx.array]] = [[] for _ in sequences]
         self.caches: list[KVLayers] = [[] for _ in sequences]
 
-    def run(self, forced: Sequence[int], joins_after: Sequence[int]) -> None:
+    def run(self, forced: Sequence[int], joins_after: Sequence[int]) -> Steps[None]:
         """
         Decode until all have said `forced`, those that joined later a little less.
 
@@ -278,6 +291,7 @@ class Rows:
                     self.caches[response.uid] = response.prompt_cache
                     num_ended += 1
             num_steps += 1
+            yield
 
     def _join(self, lanes: Lanes, row: int, forced: Sequence[int]) -> None:
         ids, cache = self._sequences[row]
