@@ -7,6 +7,7 @@ moves; compiled kernels are kept on disk, so only the first load of a machine pa
 
 import logging
 import time
+import traceback
 from collections.abc import Generator
 from dataclasses import replace
 
@@ -41,7 +42,13 @@ def warm_up(model: LoadedModel) -> Generator[None, None, None]:
     if mx.default_device() == mx.cpu:
         return
     started = time.monotonic()
-    yield from decode_in_every_way(model)
+    try:
+        yield from decode_in_every_way(model)
+    except Exception as error:
+        # Some models cannot be batched: the self-test finds that out and keeps to it.
+        logger.warning("warm-up ended early model=%s: %s", model.name, error)
+        logger.debug("where it ended", exc_info=True)
+        traceback.clear_frames(error.__traceback__)
     logger.info("warmed up seconds=%.1f", time.monotonic() - started)
 
 

@@ -44,3 +44,15 @@ def test_the_cpu_has_nothing_to_warm_up(
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
     run_to_end(warm_up.warm_up(model))
     assert seen == [model]
+
+
+def test_a_model_that_cannot_be_batched_is_loaded_all_the_same(
+    model_folder: ModelFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """On a GPU its load failed: rows of it run alone, as the self-test finds out."""
+    model = gpu_thread().call(lambda: loaded(model_folder("capped")))
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    gpu_thread().call(lambda: run_to_end(warm_up.warm_up(model)))
+    assert "warm-up ended early" in caplog.text
