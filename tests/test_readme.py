@@ -34,7 +34,8 @@ def test_the_snippets_context_is_the_served_models(app: App) -> None:
 
 
 ELSEWHERE = {  # of the hub's library, and of slow tests
-    "FAULT_KILLS", "HTTP_PROXY", "HF_HOME", "HF_HUB_OFFLINE", "ORACLE_REQUESTS", "SOAK_MINUTES",
+    "FAULT_KILLS", "HTTP_PROXY", "HF_HOME", "HF_HUB_OFFLINE", "ORACLE_REQUESTS",
+    "SOAK_MINUTES",
 }  # fmt: skip
 
 
