@@ -91,19 +91,20 @@ class Venv:
 def main(argv: list[str]) -> int:
     """Run a command; returns its exit code, unless the process becomes another."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    options, pytest_args = parse_options(argv)
-    venv = Venv(Path(os.path.abspath(options.venv)) if options.venv else ROOT / ".venv")
     try:
+        options, pytest_args = parse_options(argv)
+        place = Path(os.path.abspath(options.venv)) if options.venv else ROOT / ".venv"
+        venv = Venv(place)
         with only_one_at_a_time():
             set_up(venv, options)
+        if options.check:
+            return check(venv)
     except SetupError as error:
         print(f"install_and_run: {error}", file=sys.stderr)
         return NO_SUCH_PYTHON if isinstance(error, NoPython) else 1
     except KeyboardInterrupt:
         print("\ninstall_and_run: interrupted", file=sys.stderr)
         return 130
-    if options.check:
-        return check(venv)
     if options.test:
         return become(venv, ["-m", "pytest", *pytest_args])
     # Kept back until the launcher, which imports for a second, can act on it.

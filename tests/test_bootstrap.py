@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 import pytest
 
@@ -245,6 +246,25 @@ def test_check_tries_what_it_lists(project: Project) -> None:
     assert "MLX runs on  stand-in" in result.out
     assert "does not answer" in result.error
     assert result.code == 1
+
+
+def test_ctrl_c_while_it_checks_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As while it installs, not a traceback."""
+
+    def interrupted(*_arguments: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    script = load_script()
+    monkeypatch.setattr(script, "set_up", lambda *_: None)
+    monkeypatch.setattr(script, "check", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert script.main(["--check"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "\ninstall_and_run: interrupted\n"
 
 
 def test_a_venv_of_a_chosen_python_elsewhere(project: Project) -> None:

@@ -149,6 +149,7 @@ def test_words_for_no(env_file: Path, text: str) -> None:
     [
         ("1073741824", 1 << 30),
         ("64GB", 64 << 30),
+        ("8GiB", 8 << 30),
         ("64 gb", 64 << 30),
         ("1.5MB", 3 << 19),
         ("2KB", 2048),
@@ -186,6 +187,7 @@ def test_lists(env_file: Path) -> None:
         ("PROMPT_CACHE_MAX_BYTES", "8 bananas", "bytes, a size such as 64GB"),
         ("PROMPT_CACHE_MAX_BYTES", "-1", "bytes, a size such as 64GB"),
         ("PROMPT_CACHE_MAX_BYTES", "inf%", "bytes, a size such as 64GB"),
+        ("PROMPT_CACHE_MAX_BYTES", "200%", "bytes, a size such as 64GB"),
         ("PROMPT_CACHE_MAX_BYTES", "1e999GB", "bytes, a size such as 64GB"),
         ("ALLOWED_HOSTS", "[1", "a comma list or a JSON list of strings"),
         ("ALLOWED_HOSTS", "[1]", "a comma list or a JSON list of strings"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _UNITS = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+_ALL = 100.0  # percent
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -78,9 +79,10 @@ def _boolean(text: str) -> bool:
 
 
 def _size(text: str) -> int:
-    word = text.strip().upper()
+    word = text.strip().upper().replace("IB", "B")  # GiB, as others write it
     if word.endswith("%"):
-        value = int(physical_memory() * float(word[:-1]) / 100)
+        share = _within(0.0, float(word[:-1]), _ALL)
+        value = int(physical_memory() * share / _ALL)
     elif word[-2:] in _UNITS:
         value = int(float(word[:-2]) * _UNITS[word[-2:]])
     else:

@@ -39,15 +39,19 @@ def folder_fault(folder: Path, knows: KnowsArchitecture) -> str | None:
 
 
 def place_fault(folder: Path) -> str | None:
-    """A folder one level too high: of the hub's cache, or of several models."""
+    """A folder that is too high: of the hub's cache, or of several models."""
     if (folder / "snapshots").is_dir() and folder.name.startswith("models--"):
         hub_id = folder.name.removeprefix("models--").replace("--", "/", 1)
         return f"it is the hub's cache of a model; give the hub id, {hub_id}"
     if (folder / "config.json").exists():
         return None
-    inner = sorted(file.parent.name for file in folder.glob("*/config.json"))
-    if inner and not any(folder.glob("*.*")):
-        return f"it holds folders of models; give one of them: {_some(inner)}"
+    inner = [*folder.glob("*/config.json"), *folder.glob("*/*/config.json")]
+    names = sorted(str(file.parent.relative_to(folder)) for file in inner)
+    if names and not _files(folder):
+        return (
+            f"it holds folders of models; give one of them ({_some(names)}), or all of "
+            "them by MODEL_DIR"
+        )
     return None
 
 
@@ -130,7 +134,7 @@ def config_fault(folder: Path, knows: KnowsArchitecture) -> str | None:
     if not knows(config):
         return (
             f"mlx-lm does not know its architecture, {kind}; a newer mlx-lm may "
-            "(pip install -U mlx-lm), or take another model"
+            "(.venv/bin/pip install -U mlx-lm), or take another model"
         )
     return None
 

@@ -195,7 +195,9 @@ def _told_as(source: ModelSource) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """The first line of what a library says; a bare KeyError says nothing alone."""
-    lines = str(error).splitlines() or [""]
+    lines = [line for line in map(str.strip, str(error).splitlines()) if line] or [""]
+    if lines[0].endswith(":") and len(lines) > 1:  # what it is of stands below
+        lines[0] = f"{lines[0]} {lines[1].rstrip(',')}"
     if isinstance(error, (ValueError, OSError)) and lines[0]:
         return lines[0][:_MOST_REASON]
     return f"{type(error).__name__} {lines[0]}"[:_MOST_REASON]

@@ -51,6 +51,9 @@ def absent_fault(path: str) -> str | None:
         if place.suffix.lower() == ".gguf":
             return gguf_fault()
         return "it is a file; give the folder that holds the model"
+    if "://" in path:
+        hub_id = "/".join(path.partition("://")[2].split("/")[1:3])
+        return f"it is an address; give the hub id alone, {hub_id}"
     return "there is no such folder" if _is_place(path) else None
 
 

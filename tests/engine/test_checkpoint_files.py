@@ -172,6 +172,11 @@ def test_missing_shards_are_counted_and_named(folder: Path) -> None:
 def test_a_folder_one_level_too_high(folder: Path, tmp_path: Path) -> None:
     """Of several models, or of the hub's cache: the right thing to give is named."""
     assert "tiny" in str(folder_fault(tmp_path, knows_qwen))
+    above = tmp_path / "above"
+    (above / "org").mkdir(parents=True)
+    folder.rename(above / "org" / "tiny")
+    assert "org/tiny" in str(folder_fault(above, knows_qwen))
+    assert "MODEL_DIR" in str(folder_fault(above, knows_qwen))
     cache = tmp_path / "models--org--some-name"
     (cache / "snapshots" / "0").mkdir(parents=True)
     assert "org/some-name" in str(folder_fault(cache, knows_qwen))

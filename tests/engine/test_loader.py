@@ -76,6 +76,11 @@ def test_a_missing_folder_is_said_to_be_missing(path: str) -> None:
     assert "no such folder" in failure(path)
 
 
+def test_an_address_is_no_hub_id_and_the_id_is_named() -> None:
+    """As it is copied from a browser."""
+    assert "the hub id alone, org/some-model" in failure("https://hub/org/some-model")
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_a_folder_with_a_file_missing_does_not_load(folder: Path, name: str) -> None:
     """Each needed file's absence is a failed load, not half a model."""
