@@ -90,17 +90,18 @@ def _run(config: Config) -> int:
         if (fault := default.load_error) is not None:
             told = _with_place(fault, config.model.path)
             if not app.serves_others:
-                return _end_unready(_refuse(told, 1))
+                return _end_now(_refuse(told, 1))
             _tell(f"warning: {told}")
             break
         if stop.wait(_POLL_S) and not app.pool.entry("").num_loads:
             _tell("stopped before the model was ready; what was downloaded is kept")
-            return _end_unready(130)
+            return _end_now(130)
     while serving.is_alive() and not stop.wait(0.5):
         pass
     app.drain()
     app.stop_listening()
-    app.close()
+    if not app.close():
+        _end_now(0)
     return 0
 
 
@@ -117,7 +118,7 @@ def _stop_on_signal() -> threading.Event:
     return stop
 
 
-def _end_unready(code: int) -> NoReturn:
+def _end_now(code: int) -> NoReturn:
     """End now: nobody is served, and MLX or a line that hangs is not waited for."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

@@ -86,12 +86,13 @@ class App:
         while self.pool.num_leases and time.monotonic() < deadline:
             time.sleep(0.05)
 
-    def close(self) -> None:
-        """Close the socket and unload."""
+    def close(self) -> bool:
+        """Close the socket and unload; False if a load goes on all the same."""
         self.listener.server_close()
         self.expiry.close()
-        self.pool.close()
+        has_ended = self.pool.close()
         self.shared.kept.forget()
+        return has_ended
 
 
 def build(

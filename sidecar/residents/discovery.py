@@ -7,6 +7,7 @@ are loaded by their snapshot's folder: by id, a repository without `refs/main` w
 be found, and one that is half downloaded would be handed out without a word.
 """
 
+import functools
 import json
 import logging
 import os
@@ -73,7 +74,7 @@ def discover(places: Sequence[str]) -> tuple[Found, ...]:
         for one in found:
             named.setdefault(one.folder.resolve(), one)
     return tuple(
-        _described(folder, one, names)
+        _described(folder, one, names, _stamp(folder))
         for (folder, one), names in zip(
             named.items(), _settled(named.values()), strict=True
         )
@@ -155,9 +156,24 @@ def _settled(named: Iterable[_Named]) -> list[tuple[str, tuple[str, ...]]]:
     return settled
 
 
+_Stamp = tuple[tuple[str, int, int, int], ...]
+
+
+def _stamp(folder: Path) -> _Stamp:
+    """Changes with any file in the folder."""
+    try:
+        entries = sorted(folder.iterdir())
+        found = [(e.name, e.stat() if e.exists() else e.lstat()) for e in entries]
+    except OSError:
+        return ()
+    return tuple((name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in found)
+
+
+@functools.lru_cache(maxsize=4096)
 def _described(
-    folder: Path, named: _Named, names: tuple[str, tuple[str, ...]]
+    folder: Path, named: _Named, names: tuple[str, tuple[str, ...]], stamp: _Stamp
 ) -> Found:
+    """Read its files; not again while they stay as they are: it is asked often."""
     own_id, aliases = names
     config = _config_of(folder)
     found = Found(

@@ -1,9 +1,10 @@
 """One model of the pool: what is offered, how it stands, what others see of it."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from sidecar.core.errors import SidecarError
+from sidecar.core.errors import SidecarError, Unavailable
 
 State = Literal[
     "unloaded", "loading", "loaded", "unloading", "failed",
@@ -125,7 +126,7 @@ class Entry(Generic[E]):
     step: str | None = None
     failure: SidecarError | None = None
     num_failures: int = 0
-    failed_at: float = -1e9
+    failed_at: float = -math.inf
 
     def __post_init__(self) -> None:
         self.state = self.offer.state
@@ -159,7 +160,9 @@ class Entry(Generic[E]):
     def failed(self, failure: SidecarError, now: float) -> None:
         """It is not there, and why."""
         self.state, self.failure, self.step = "failed", anew(failure), None
-        self.num_failures, self.failed_at = self.num_failures + 1, now
+        self.num_failures += 1
+        # What had no room may have it at the next request.
+        self.failed_at = -math.inf if isinstance(failure, Unavailable) else now
 
     def unloaded(self, freed_bytes: int) -> None:
         """It is gone."""

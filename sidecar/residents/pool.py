@@ -328,13 +328,14 @@ class ResidentPool(Generic[E]):
         """Take no new work."""
         self._is_draining = True
 
-    def close(self) -> None:
-        """Let every model go. Repeatable."""
-        self._worker.close()
+    def close(self) -> bool:
+        """Let every model go; False if a load goes on all the same. Repeatable."""
+        has_ended = self._worker.close()
         for entry in self._worker.entries.values():
             if entry.resident is not None:
                 entry.resident.close()
                 entry.resident, entry.state = None, "unloaded"
+        return has_ended
 
     def _entry(self, name: str) -> Entry[E]:
         own_id = self._resolve(name)

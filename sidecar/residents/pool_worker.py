@@ -17,6 +17,7 @@ from sidecar.residents.room import PoolLimits, Room
 
 logger = logging.getLogger(__name__)
 
+_END_S = 10.0  # of a load in hand, at the end
 _LOOK_EVERY_S = 5.0  # for idle models whose time is up, and for pressure
 
 E = TypeVar("E", bound=Held)
@@ -50,6 +51,7 @@ class PoolWorker(Generic[E]):
         self.load = load
         self._room = room
         self._limits = limits
+        self._looked_at = clock()
         self._thread: threading.Thread | None = None
 
     def offer(self, offers: tuple[Offer, ...]) -> None:
@@ -66,13 +68,15 @@ class PoolWorker(Generic[E]):
             self.entries[own_id] = Entry[E](offer)
         self.changed.notify_all()
 
-    def close(self) -> None:
-        """Begin nothing any more, and wait for what has begun."""
+    def close(self) -> bool:
+        """Begin nothing any more; whether what had begun has ended in time."""
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_END_S)
+            return not self._thread.is_alive()
+        return True
 
     def wish(self, entry: Entry[E]) -> None:
         """Have a model loaded; does not wait."""
@@ -106,12 +110,20 @@ class PoolWorker(Generic[E]):
         while True:
             with self.changed:
                 while (task := self._next()) is None and not self.is_closed:
-                    if not self.changed.wait(_LOOK_EVERY_S):
-                        self.look()
+                    if not self._look_if_due():
+                        self.changed.wait(_LOOK_EVERY_S)
                 if self.is_closed:
                     return
             assert task is not None
             task()
+
+    def _look_if_due(self) -> bool:
+        """Whether it was time to; however often requests come and go."""
+        if self.clock() - self._looked_at < _LOOK_EVERY_S:
+            return False
+        self._looked_at = self.clock()
+        self.look()
+        return True
 
     def _next(self) -> Callable[[], None] | None:
         """The next thing to do; holds the lock."""

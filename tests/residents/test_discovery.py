@@ -11,6 +11,7 @@ import pytest
 
 from sidecar.config.settings import ModelConfig
 from sidecar.core.errors import ModelNotFound
+from sidecar.residents import discovery
 from sidecar.residents.catalog import Catalog, find_catalog
 from sidecar.residents.detection import kind_of
 from sidecar.residents.discovery import Found, discover
@@ -95,6 +96,27 @@ def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     assert "cut off" in str(there["cut"].reason)
     assert "model-2.safetensors" in str(there["part"].reason)
     assert "no-such-architecture" in str(there["strange"].reason)
+
+
+def test_files_that_stay_as_they_are_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LiteLLM asks every ten seconds; what changed is seen all the same."""
+    folder = model(tmp_path / "one")
+    assert found(tmp_path)["one"].state == "unloaded"
+    reads: list[Path] = []
+    read = discovery._config_of
+
+    def noting(path: Path) -> dict[str, Any] | None:
+        reads.append(path)
+        return read(path)
+
+    monkeypatch.setattr(discovery, "_config_of", noting)
+    assert found(tmp_path)["one"].state == "unloaded"
+    assert reads == []
+    (folder / "model.safetensors").unlink()
+    assert found(tmp_path)["one"].state == "incomplete"
+    assert len(reads) == 1
 
 
 def test_a_place_that_is_not_there_is_none(tmp_path: Path) -> None:

@@ -374,6 +374,35 @@ def test_idle_ones_leave_after_their_time(houses: Houses) -> None:
     assert not house.pool._worker.entries["c"].is_leaving  # its request has just ended
 
 
+def test_idle_ones_leave_though_others_are_asked_all_the_time(
+    houses: Houses,
+) -> None:
+    """Each request wakes the pool; its own round comes all the same."""
+    house = houses({"a": 1, "b": 1}, ttl_s=600.0)
+    worker = house.pool._worker
+    worker.clock, worker._looked_at = house.clock, house.clock.now
+    house.use("b")
+    house.clock.now += 601
+
+    def asked_again() -> bool:
+        house.use("a")
+        house.clock.now += 0.1
+        return house.loaded() == ["a"]
+
+    assert eventually(asked_again)
+
+
+def test_what_had_no_room_is_tried_again_at_once(houses: Houses) -> None:
+    """It is no fault of the model's."""
+    house = houses({"a": 1})
+    house.failures["a"] = InsufficientMemory("beside what runs", retry_after_s=10)
+    with pytest.raises(InsufficientMemory) as caught:
+        house.use("a")
+    assert caught.value.retry_after_s == 10
+    house.use("a")
+    assert house.loads == ["a", "a"]
+
+
 def test_under_pressure_the_oldest_idle_one_leaves(houses: Houses) -> None:
     """E11's second level: the process is nearly full, whoever filled it."""
     house = houses({"a": 1, "b": 1})
