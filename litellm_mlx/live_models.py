@@ -3,11 +3,11 @@ Models that come and go while LiteLLM runs.
 
 LiteLLM can only be told of models through a database, or from inside: so the sidecar's
 list is asked for every few seconds, and its model list follows. Only entries that were
-made here are ever changed: a name of the user's stays the user's.
+made of that list are ever changed, here or by the launcher: what the user wrote, or
+asked something more of, stays the user's.
 """
 
 import asyncio
-import hashlib
 import logging
 import sys
 from typing import Any
@@ -16,7 +16,14 @@ import httpx
 from litellm import Router
 from litellm.types.router import Deployment, LiteLLM_Params, ModelInfo
 
-from litellm_mlx.served_models import NET, Upstream, entries, parse_models
+from litellm_mlx.served_models import (
+    NET,
+    OURS,
+    Upstream,
+    entries,
+    is_taken,
+    parse_models,
+)
 from litellm_mlx.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -24,7 +31,6 @@ logger = logging.getLogger(__name__)
 _SERVER = "litellm.proxy.proxy_server"
 _EVERY_S = 10.0
 _TIMEOUT_S = 10.0
-_OURS = "mlx-"
 
 
 class LiveModels:
@@ -34,7 +40,6 @@ class LiveModels:
         self._settings = settings
         self._task: asyncio.Task[None] | None = None
         self._tags: dict[str, str] = {}
-        self._made: dict[str, set[str]] = {}  # by sidecar, ids
 
     def start(self) -> None:
         """Begin, once; from a coroutine."""
@@ -44,13 +49,16 @@ class LiveModels:
     async def _run(self) -> None:
         async with httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT_S) as client:
             while True:
-                router = getattr(sys.modules.get(_SERVER), "llm_router", None)
-                for upstream in self._upstreams(router):
-                    try:
-                        await self._look(client, router, upstream)
-                    except (httpx.HTTPError, ValueError) as error:
-                        logger.debug("%s: no list of models: %s", upstream, error)
+                try:
+                    await self._look_at_all(client)
+                except Exception:  # of a list that is none; the next may be one
+                    logger.debug("the sidecar's models are not known", exc_info=True)
                 await asyncio.sleep(_EVERY_S)
+
+    async def _look_at_all(self, client: httpx.AsyncClient) -> None:
+        router = getattr(sys.modules.get(_SERVER), "llm_router", None)
+        for upstream in self._upstreams(router):
+            await self._look(client, router, upstream)
 
     def _upstreams(self, router: Router | None) -> list[Upstream]:
         """The sidecars that the list has a net for, whatever they serve."""
@@ -84,29 +92,28 @@ class LiveModels:
 
     def _settle(self, router: Router, base: str, wanted: list[dict[str, Any]]) -> None:
         """Add, change and take away what is ours."""
-        made = self._made.setdefault(base, set())
+        ours = {
+            entry["model_info"]["id"]
+            for entry in router.model_list
+            if str(entry["model_info"]["id"]).startswith(OURS)
+            and entry["litellm_params"].get("api_base") == base
+        }
         others = {
             entry["model_name"]
             for entry in router.model_list
-            if entry["model_info"]["id"] not in made
+            if entry["model_info"]["id"] not in ours
         }
         kept = set()
         for entry in wanted:
-            if entry["model_name"] in others:
+            if is_taken(entry["model_name"], others):
                 continue
-            own_id = _id(base, entry["model_name"])
             router.upsert_deployment(
                 Deployment(
                     model_name=entry["model_name"],
                     litellm_params=LiteLLM_Params(**entry["litellm_params"]),
-                    model_info=ModelInfo(id=own_id, **entry["model_info"]),
+                    model_info=ModelInfo(**entry["model_info"]),
                 )
             )
-            kept.add(own_id)
-        for gone in made - kept:
+            kept.add(entry["model_info"]["id"])
+        for gone in ours - kept:
             router.delete_deployment(gone)
-        self._made[base] = kept
-
-
-def _id(base: str, name: str) -> str:
-    return _OURS + hashlib.sha256(f"{base} {name}".encode()).hexdigest()[:16]

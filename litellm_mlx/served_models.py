@@ -1,7 +1,9 @@
 """The sidecar's models as entries of LiteLLM's model list."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 _COSTS = (
@@ -28,6 +30,7 @@ _PLAIN_PROVIDERS = {
     "stt": ("openai", "audio_transcription"),
 }
 NET = "mlx/*"
+OURS = "mlx-"
 
 
 class NoModelList(ValueError):
@@ -94,7 +97,20 @@ def entries(
         for name in (model.id, *model.aliases):
             if name not in seen:
                 seen.add(name)
-                yield _entry(name, model, upstream)
+                entry = _entry(name, model, upstream)
+                entry["model_info"]["id"] = own_id(upstream.api_base, name)
+                yield entry
+
+
+def is_taken(name: str, others: Collection[object]) -> bool:
+    """Whether a name is the user's own, or one that a pattern of the user's means."""
+    patterns = [str(o) for o in others if "*" in str(o) and o != NET]
+    return name in others or any(fnmatchcase(name, one) for one in patterns)
+
+
+def own_id(base: str, name: str) -> str:
+    """The id of an entry that is ours, wherever it was made."""
+    return OURS + hashlib.sha256(f"{base} {name}".encode()).hexdigest()[:16]
 
 
 def net(upstream: Upstream) -> dict[str, Any]:

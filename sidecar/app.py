@@ -162,7 +162,7 @@ def read_catalog(config: Config) -> Catalog:
     model = config.model
     if wishes.default_model:
         model = replace(model, path=wishes.default_model)
-    return find_catalog(model, wishes.models)
+    return find_catalog(model, wishes.models, config.engine.max_kv_size)
 
 
 def _pool_limits(config: Config) -> PoolLimits:

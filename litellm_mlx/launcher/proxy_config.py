@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from litellm_mlx.served_models import ServedModel, Upstream, entries, net
+from litellm_mlx.served_models import ServedModel, Upstream, entries, is_taken, net
 
 HANDLER = {"provider": "mlx", "custom_handler": "litellm_mlx.provider.mlx_llm"}
 # Of chat streams, and of /v1/messages.
@@ -75,7 +75,7 @@ def build_config(
     served = {
         entry["model_name"]: entry
         for entry in (*entries(models, upstream), net(upstream))
-        if entry["model_name"] not in taken
+        if not is_taken(entry["model_name"], taken)
     }
     for entry in filter(_is_mlx, listed):
         _add_wishes(served, entry)
@@ -145,7 +145,8 @@ def _add_wishes(served: dict[str, dict[str, Any]], own: Mapping[str, Any]) -> No
         "model_name": own.get("model_name") or entry["model_name"],
         "litellm_params": {**entry["litellm_params"], **params},
     }
-    if info := {**entry.get("model_info", {}), **(own.get("model_info") or {})}:
+    generated = {k: v for k, v in entry.get("model_info", {}).items() if k != "id"}
+    if info := {**generated, **(own.get("model_info") or {})}:
         merged["model_info"] = info
     served[merged["model_name"]] = merged
 

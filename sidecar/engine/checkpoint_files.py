@@ -26,6 +26,10 @@ _ENCODER = re.compile(
 )
 _ADAPTERS = ("adapters.safetensors", "adapter_model.safetensors")
 _MOST_HEADER_BYTES = 100_000_000  # the format's own limit
+_NOT_THE_FORMAT = (
+    ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError,
+    OverflowError,
+)  # fmt: skip
 _NAMED = 3  # of many files, so many are named
 
 KnowsArchitecture = Callable[[Mapping[str, Any]], bool]
@@ -194,7 +198,7 @@ def safetensors_fault(file: Path) -> str | None:
         return f"{file.name} is cut off ({told_bytes(size)}); download it again"
     try:
         ends = [int(entry["data_offsets"][1]) for entry in _entries(text).values()]
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except _NOT_THE_FORMAT:
         return f"{file.name} is not a safetensors file; download it again"
     whole = 8 + length + max(ends, default=0)
     if size < whole:

@@ -129,6 +129,7 @@ def read_model(
     started = time.monotonic()
     name, folder = source.name, source.folder
     with _told_as(source):
+        stamp = _stamp(folder)
         model, config = load_model(folder, lazy=True, trust_remote_code=trust)
         # Weights are made at random before they are read. Nobody computes those, and
         # each hangs on the one before by the generator's state: 32 KB a load, for good.
@@ -141,6 +142,8 @@ def read_model(
             eos_token_ids=config.get("eos_token_id"),
         )
         loaded = _describe(name, folder, (model, tokenizer), config, family)
+        if _stamp(folder) != stamp:  # else other weights' KV would go by its name
+            raise ValueError("its files changed while they were read")
     logger.info(
         "loaded model=%s bytes=%d seconds=%.1f",
         name, loaded.num_bytes, time.monotonic() - started,

@@ -178,15 +178,22 @@ class Admission:
             self._open.discard(job)
 
     @contextlib.contextmanager
-    def loading(self, num_bytes: int) -> Iterator[None]:
-        """Promise a load its memory while it lasts."""
-        with self._lock:
-            self._loading += Demand(num_bytes, 0)
-        try:
-            yield
-        finally:
+    def loading(self, num_bytes: int) -> Iterator[Callable[[], None]]:
+        """Promise a load its memory, until what is yielded says that it is in use."""
+        promised = Demand(num_bytes, 0)
+
+        def arrived() -> None:
+            nonlocal promised
             with self._lock:
-                self._loading += Demand(-num_bytes, 0)
+                self._loading += Demand(-promised.held, 0)
+                promised = NOTHING
+
+        with self._lock:
+            self._loading += promised
+        try:
+            yield arrived
+        finally:
+            arrived()
 
     def drain(self) -> None:
         """Take no new jobs."""

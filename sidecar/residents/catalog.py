@@ -1,6 +1,7 @@
 """What this server offers: the models found, their names, and what a name means."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -16,6 +17,7 @@ from sidecar.residents.model_settings import NOTHING_SET, ModelSettings
 _MOST_NAME_CHARS = 200
 _MOST_CLOSE = 10
 _DEFAULT_NAMES = ("local", "openai/local")
+_PATTERN = re.compile(r"[*?\[\]]")
 _NO_NAMES = ("", "default", *_DEFAULT_NAMES)
 # What an engine here can do; the others are listed, and say why they are not served.
 SERVED_KINDS = frozenset(("llm", "vlm", "ocr"))
@@ -43,14 +45,15 @@ class Names:
         Raises:
             ModelNotFound: none; the close ones are named.
         """
-        if (found := self._find(name)) is not None:
+        if (found := self.find(name)) is not None:
             return found
         for pattern, wish in self.wishes.items():
-            if fnmatchcase(name, pattern) and (found := self._find(wish)) is not None:
+            if fnmatchcase(name, pattern) and (found := self.find(wish)) is not None:
                 return found
         raise ModelNotFound(self._unknown(name[:_MOST_NAME_CHARS]), param="model")
 
-    def _find(self, name: str) -> str | None:
+    def find(self, name: str) -> str | None:
+        """The id that has this very name."""
         if name in self.aliases:
             return name
         for own_id, others in self.aliases.items():
@@ -73,24 +76,47 @@ class Catalog:
     names: Names
 
 
-def find_catalog(config: ModelConfig, wishes: Mapping[str, ModelSettings]) -> Catalog:
+def find_catalog(
+    config: ModelConfig, wishes: Mapping[str, ModelSettings], most_context: int
+) -> Catalog:
     """
     Look for models, and put the default one first.
 
     Args:
         wishes: by name, what the settings file asks for.
+        most_context: tokens that are served, whatever a model was made for.
     """
     found = discover((HUB,) if config.places is None else config.places)
     default, own = _default(config, found)
-    offers, taken = [default], {default.id, *default.aliases}
+    offers, taken = [default], {default.id, *default.aliases, *_NO_NAMES}
     for one in found:
         offer = _offer(one, taken) if one is not own else None
         if offer is not None and _is_allowed(offer, config.available):
             offers.append(offer)
             taken |= {offer.id, *offer.aliases}
-    settled = tuple(_wished(offer, config, wishes) for offer in offers)
+    settled = [_wished(offer, config, wishes, taken) for offer in offers]
     aliases = {offer.id: offer.aliases for offer in settled}
-    return Catalog(settled, Names(default.id, aliases, config.aliases))
+    names = Names(default.id, aliases, config.aliases)
+    return Catalog(
+        tuple(
+            replace(
+                offer,
+                aliases=(*offer.aliases, *_given(offer, names)),
+                context_len=min(offer.context_len or most_context, most_context),
+            )
+            for offer in settled
+        ),
+        names,
+    )
+
+
+def _given(offer: Offer, names: Names) -> list[str]:
+    """Names that MODEL_ALIASES gives it; globs as they are, for routers."""
+    return [
+        name
+        for name, wish in names.wishes.items()
+        if names.find(name) is None and names.find(wish) == offer.id
+    ]
 
 
 def _default(config: ModelConfig, found: Sequence[Found]) -> tuple[Offer, Found | None]:
@@ -98,9 +124,11 @@ def _default(config: ModelConfig, found: Sequence[Found]) -> tuple[Offer, Found 
     path = config.path
     folder = model_place.folder_of(path)
     own = next((one for one in found if _is_meant(one, path, folder)), None)
-    name = own.id if own else model_place.model_name(path)
+    # As it was named: what else is found must not change it.
+    name = model_place.model_name(path)
     own_id = config.proxy_model_id or f"openai/{name}"
-    names = dict.fromkeys((*_DEFAULT_NAMES, name, *(own.aliases if own else ())))
+    more = (own.id, *own.aliases) if own else ()
+    names = dict.fromkeys((*_DEFAULT_NAMES, name, *more))
     aliases = tuple(other for other in names if other != own_id)
     if own is None or own.is_cached or folder is not None:
         # Of the hub's models the cache may hold a part, or an older one.
@@ -115,12 +143,17 @@ def _default(config: ModelConfig, found: Sequence[Found]) -> tuple[Offer, Found 
 def _is_meant(found: Found, path: str | None, folder: Path | None) -> bool:
     if folder is not None:
         return folder.resolve() == found.folder.resolve()
-    return path in (found.id, *found.aliases)
+    if path is None or found.state != "unloaded":
+        return False
+    is_bare = "/" not in path and found.folder.name == path
+    return is_bare or path in (found.id, *found.aliases)
 
 
 def _offer(found: Found, taken: set[str]) -> Offer | None:
     """Under names that nobody has; None if none is left."""
-    free = [name for name in (found.id, *found.aliases) if name not in taken]
+    names = (found.id, *found.aliases)
+    # A pattern would be a net for whatever is asked of a router.
+    free = [n for n in names if n not in taken and not _PATTERN.search(n)]
     if not free:
         return None
     return replace(_described(found, free[0]), aliases=tuple(free[1:]))
@@ -142,13 +175,17 @@ def _described(found: Found, own_id: str) -> Offer:
 
 
 def _wished(
-    offer: Offer, config: ModelConfig, wishes: Mapping[str, ModelSettings]
+    offer: Offer,
+    config: ModelConfig,
+    wishes: Mapping[str, ModelSettings],
+    taken: set[str],
 ) -> Offer:
-    """With what the settings say of it; the file beats the environment."""
+    """With what the settings say of it; no name that another one has."""
     names = (offer.id, *offer.aliases)
     wish = next((wishes[name] for name in names if name in wishes), NOTHING_SET)
     is_pinned = not set(names).isdisjoint(config.pinned)
-    more = (wish.alias,) if wish.alias and wish.alias not in names else ()
+    more = (wish.alias,) if wish.alias and wish.alias not in taken else ()
+    taken.update(more)
     return replace(
         offer,
         aliases=(*offer.aliases, *more),

@@ -120,7 +120,10 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _is_model(folder: Path) -> bool:
-    return (folder / "config.json").is_file()
+    try:
+        return (folder / "config.json").is_file()
+    except OSError:  # not ours to look into
+        return False
 
 
 def _in_hub() -> Iterator[_Named]:
@@ -175,23 +178,31 @@ def _described(
 ) -> Found:
     """Read its files; not again while they stay as they are: it is asked often."""
     own_id, aliases = names
+    blank = Found(own_id, aliases, folder, "llm", 0, is_cached=named.is_cached)
+    try:
+        # First: what is no file may keep its reader for ever.
+        if fault := special_fault(folder):
+            return replace(blank, state="broken", reason=fault)
+        return _read(blank, named)
+    except Exception as error:  # of whatever a stranger has put there
+        logger.warning("model folder %s cannot be read", folder, exc_info=True)
+        return replace(blank, state="broken", reason=f"it cannot be read: {error}")
+
+
+def _read(found: Found, named: _Named) -> Found:
+    folder = found.folder
     config = _config_of(folder)
-    found = Found(
-        own_id, aliases, folder, "llm", _size(folder), is_cached=named.is_cached
-    )
     if config is None:
         return replace(found, state="broken", reason=_words(folder, "broken"))
     # The name it was found by tells what it is, not the folder a link leads to.
     kind = kind_of(named.folder, config)
-    found = replace(found, kind=kind, context_len=context_len(config))
-    return _judged(found, folder)
+    found = replace(found, kind=kind, size_bytes=_size(folder))
+    return _judged(replace(found, context_len=context_len(config)), folder)
 
 
 def _judged(found: Found, folder: Path) -> Found:
     """With what keeps it from being loaded, as far as its files show it."""
     files = [entry.name for entry in folder.iterdir() if entry.is_file()]
-    if fault := special_fault(folder):
-        return replace(found, state="broken", reason=fault)
     is_text = found.kind in ("llm", "vlm", "ocr")
     if is_text and (fault := config_fault(folder, knows_architecture)):
         return replace(found, state="unavailable", reason=fault)

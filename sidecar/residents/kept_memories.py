@@ -8,8 +8,8 @@ a model of the same key.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.memory.conversation_memory import ConversationMemory, Forgotten
@@ -32,34 +32,44 @@ class Kept:
 
 
 class KeptMemories:
-    """By model key. Any thread."""
+    """By model key, lent to loaded models; all can be forgotten. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._lent: list[Kept] = []
 
-    def take(self, key: str) -> Kept | None:
-        """What was kept of a model that is loaded again."""
+    def lend(self, key: str, make: Callable[[], Kept]) -> Kept:
+        """What was kept of a model that is loaded again, or something new."""
         with self._lock:
-            return self._kept.pop(key, None)
+            kept = self._kept.pop(key, None) or make()
+            self._lent.append(kept)
+        return kept
 
-    def keep(self, key: str, kept: Kept) -> None:
+    def keep(self, key: str, lent: Kept, tested: Mapping[str, str]) -> None:
         """Keep what a model leaves; the one that left longest ago may go for it."""
-        kept.store.detach()
+        lent.store.detach()
         with self._lock:
-            self._kept[key] = kept
-            gone = (
-                self._kept.popitem(last=False)[1] if len(self._kept) > _MOST else None
-            )
-        if gone is not None:
-            _forget(gone)
+            self._lent = [other for other in self._lent if other is not lent]
+            gone = [self._kept.pop(key)] if key in self._kept else []
+            self._kept[key] = replace(lent, tested=tested)
+            if len(self._kept) > _MOST:
+                gone.append(self._kept.popitem(last=False)[1])
+        for kept in gone:
+            _forget(kept)
+
+    def drop(self, lent: Kept) -> None:
+        """Forget what a model leaves."""
+        with self._lock:
+            self._lent = [other for other in self._lent if other is not lent]
+        _forget(lent)
 
     def forget(self) -> Forgotten:
-        """Forget all of it."""
+        """Forget all of it, what is lent too."""
         with self._lock:
-            gone = list(self._kept.values())
+            gone, lent = list(self._kept.values()), list(self._lent)
             self._kept.clear()
-        found = [_forget(kept) for kept in gone]
+        found = [*map(_forget, gone), *(kept.memory.forget() for kept in lent)]
         return Forgotten(
             sum(f.kv_bytes for f in found),
             sum(f.num_prompts for f in found),

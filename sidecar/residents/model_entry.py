@@ -100,6 +100,13 @@ E = TypeVar("E", bound=Held)
 
 
 @dataclass(eq=False)
+class Waiter:
+    """A request that waits for a model; it has its lease from when the load ends."""
+
+    has_lease: bool = False
+
+
+@dataclass(eq=False)
 class Entry(Generic[E]):
     """
     How a model stands; under the pool's lock.
@@ -123,6 +130,7 @@ class Entry(Generic[E]):
     is_leaving: bool = False
     freed_bytes: int = 0
     is_offered: bool = True
+    waiters: set[Waiter] = field(default_factory=set)
     step: str | None = None
     failure: SidecarError | None = None
     num_failures: int = 0
@@ -134,11 +142,17 @@ class Entry(Generic[E]):
 
     def offered(self, offer: Offer) -> None:
         """It was found again, maybe whole by now, or broken."""
-        if self.offer.state != offer.state and self.resident is None:
+        is_settled = self.state not in ("loading", "unloading")
+        if self.offer.state != offer.state and self.resident is None and is_settled:
             self.state, self.failure = offer.state, None
         if not self.is_offered:
             self.is_offered, self.is_leaving = True, False
         self.offer = offer
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be leased now."""
+        return self.state == "loaded" and not self.is_leaving
 
     @property
     def is_idle(self) -> bool:
@@ -156,6 +170,12 @@ class Entry(Generic[E]):
         self.num_loads += 1
         self.failure, self.last_access = None, now
         self.is_leaving = False
+        self.is_leaving = not self.is_offered
+        # At once, else it could be the next load's victim before they wake.
+        self.num_leases += len(self.waiters)
+        for waiter in self.waiters:
+            waiter.has_lease = True
+        self.waiters.clear()
 
     def failed(self, failure: SidecarError, now: float) -> None:
         """It is not there, and why."""

@@ -27,7 +27,7 @@ from sidecar.core.errors import (
     Unavailable,
 )
 from sidecar.residents.catalog import Catalog
-from sidecar.residents.model_entry import Entry, Held, ModelEntry, Offer, anew
+from sidecar.residents.model_entry import Entry, Held, ModelEntry, Offer, Waiter, anew
 from sidecar.residents.pool_worker import PoolWorker, Tell
 from sidecar.residents.room import PoolLimits, Room, Weights
 
@@ -87,7 +87,10 @@ class ResidentPool(Generic[E]):
             ModelNotFound: no served model has that name.
         """
         own_id = self._resolve(name)
-        return next(entry for entry in self.entries() if entry.id == own_id)
+        for entry in self.entries():
+            if entry.id == own_id:
+                return entry
+        raise _gone(own_id)
 
     def _resolve(self, name: str) -> str:
         """The id that a name means; what came since the last look is found as well."""
@@ -168,23 +171,36 @@ class ResidentPool(Generic[E]):
             self._check_loadable(entry)
             if entry.resident is None and most_wait_s is not None:
                 self._check_soon(entry, most_wait_s)
-            seen = entry.num_failures
-            while entry.resident is None or entry.state == "unloading":
+            if not entry.is_ready:
+                self._wait_leased(entry, deadline)
+            else:
+                entry.num_leases += 1
+            entry.last_access = self._worker.clock()
+            assert entry.resident is not None
+            return entry.resident
+
+    def _wait_leased(self, entry: Entry[E], deadline: float) -> None:
+        """Wait for a load, which gives the lease."""
+        waiter, seen = Waiter(), entry.num_failures
+        entry.waiters.add(waiter)
+        try:
+            while not waiter.has_lease:
                 self._worker.wish(entry)
                 left = deadline - self._worker.clock()
                 if left <= 0 or self._worker.is_closed:
                     raise self._late(entry)
                 self._worker.changed.wait(left)
-                if entry.num_failures != seen:
+                if entry.num_failures != seen and not waiter.has_lease:
                     raise self._failure(entry)
-            entry.num_leases += 1
-            entry.last_access = self._worker.clock()
-            return entry.resident
+        finally:
+            entry.waiters.discard(waiter)
 
     def _check_loadable(self, entry: Entry[E]) -> None:
+        if entry.resident is not None:
+            return  # whatever became of its files
         if entry.offer.fault:
             raise ModelLoadFailed(entry.offer.fault)
-        if entry.resident is None and (fault := self._room.too_large(entry.offer)):
+        if fault := self._room.too_large(entry.offer):
             raise ModelTooLarge(fault)
         since = self._worker.clock() - entry.failed_at
         if entry.state == "failed" and since < _RETRY_FAILED_S:
@@ -236,7 +252,8 @@ class ResidentPool(Generic[E]):
         Let a model go now; the bytes that came back.
 
         Args:
-            force: wait for its leases, and take a pinned one.
+            force: wait for its leases, at most LOAD_WAIT_SECONDS, while nobody new
+                gets one; and take a pinned one.
         Raises:
             ModelPinned, ModelBusy: not without `force`; or still busy.
         """
@@ -255,7 +272,7 @@ class ResidentPool(Generic[E]):
                 left = deadline - self._worker.clock()
                 if left <= 0:
                     entry.is_leaving = False
-                    raise ModelBusy(f"model {entry.offer.id} is in use", param="force")
+                    raise ModelBusy(f"model {entry.offer.id} is still in use")
                 self._worker.changed.wait(left)
             return entry.freed_bytes
 
@@ -340,4 +357,10 @@ class ResidentPool(Generic[E]):
     def _entry(self, name: str) -> Entry[E]:
         own_id = self._resolve(name)
         with self._worker.changed:
-            return self._worker.entries[own_id]
+            if (entry := self._worker.entries.get(own_id)) is None:
+                raise _gone(own_id)
+            return entry
+
+
+def _gone(own_id: str) -> ModelNotFound:
+    return ModelNotFound(f"model {own_id} is not served any more", param="model")

@@ -17,6 +17,7 @@ from sidecar.residents.room import PoolLimits, Room
 
 logger = logging.getLogger(__name__)
 
+_BEFORE_WEIGHTS = ("starting", "download_progress", "weights_loading")
 _END_S = 10.0  # of a load in hand, at the end
 _LOOK_EVERY_S = 5.0  # for idle models whose time is up, and for pressure
 
@@ -115,7 +116,10 @@ class PoolWorker(Generic[E]):
                 if self.is_closed:
                     return
             assert task is not None
-            task()
+            try:
+                task()
+            except Exception:  # whatever one model does, the others are served
+                logger.exception("a model could not be moved")
 
     def _look_if_due(self) -> bool:
         """Whether it was time to; however often requests come and go."""
@@ -146,7 +150,11 @@ class PoolWorker(Generic[E]):
             if resident is None or entry.num_leases:
                 return
             entry.state = "unloading"
-        freed = self._room.settle(resident, list(self.entries.values()))
+        freed = 0
+        try:
+            freed = self._room.settle(resident, list(self.entries.values()))
+        except Exception:
+            logger.exception("unload failed model=%s", entry.offer.id)
         logger.info("unloaded model=%s bytes=%d", entry.offer.id, freed)
         with self.changed:
             entry.unloaded(freed)
@@ -156,10 +164,17 @@ class PoolWorker(Generic[E]):
 
     def _run_load(self, entry: Entry[E]) -> None:
         with self.changed:
-            entry.is_wanted, entry.state, entry.step = False, "loading", "starting"
+            entry.is_wanted = False
+            if self.entries.get(entry.offer.id) is not entry:
+                return  # its files went away meanwhile
+            entry.state, entry.step = "loading", "starting"
             self.changed.notify_all()
+        arrived: list[Callable[[], None]] = []
 
         def tell(step: str) -> None:
+            if step not in _BEFORE_WEIGHTS:
+                for act in arrived:
+                    act()
             with self.changed:
                 entry.step = step
                 self.changed.notify_all()
@@ -168,7 +183,8 @@ class PoolWorker(Generic[E]):
         failure: SidecarError = ModelLoadFailed("the model could not be loaded")
         started = self.clock()
         try:
-            with self._room.loading(entry):
+            with self._room.loading(entry) as act:
+                arrived.append(act)
                 resident = self.load(entry.offer, tell)
         except SidecarError as error:
             # Who asked for it says it in one sentence; where it was is for developers.
@@ -181,6 +197,8 @@ class PoolWorker(Generic[E]):
             now = self.clock()
             if resident is None:
                 entry.failed(failure, now)
+                if not entry.is_offered:
+                    del self.entries[entry.offer.id]
             else:
                 entry.loaded(resident, now)
                 self._room.learn(resident.num_bytes, now - started)

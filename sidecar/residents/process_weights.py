@@ -1,7 +1,7 @@
 """The memory that weights are in, as the pool asks about it: of the process, by MLX."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import mlx.core as mx
 
@@ -52,17 +52,19 @@ class ProcessWeights:
         return mx.get_active_memory() > _PRESSED_AT * self._process.limit_bytes
 
     @contextlib.contextmanager
-    def loading(self, num_bytes: int) -> Iterator[None]:
+    def loading(self, num_bytes: int) -> Iterator[Callable[[], None]]:
         """
-        Promise a load its bytes while it lasts; stored KV makes room for them.
+        Promise a load its bytes until they are there; stored KV makes room for them.
 
         Raises:
             InsufficientMemory: what runs now takes too much.
         """
-        with self._admission.loading(num_bytes):
-            if not self._gpu.call(lambda: self._process.relieve(num_bytes)):
+        promised = self._admission.promised.total
+        with self._admission.loading(num_bytes) as arrived:
+            needed = num_bytes + promised
+            if not self._gpu.call(lambda: self._process.relieve(needed)):
                 raise InsufficientMemory(
                     f"a model of {told_bytes(num_bytes)} does not fit beside what runs",
                     retry_after_s=10,
                 )
-            yield
+            yield arrived

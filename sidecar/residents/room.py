@@ -37,8 +37,10 @@ class Weights(Protocol):
     def is_pressed(self) -> bool:
         """Whether the process is so near its limit that an idle model has to go."""
 
-    def loading(self, num_bytes: int) -> contextlib.AbstractContextManager[None]:
-        """Promise a load its bytes while it lasts, and make room for them."""
+    def loading(
+        self, num_bytes: int
+    ) -> contextlib.AbstractContextManager[Callable[[], None]]:
+        """Promise a load its bytes until they are there, and make room for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +118,19 @@ class Room(Generic[E]):
     def plan(self, wanted: Entry[E], entries: Sequence[Entry[E]]) -> Plan[E]:
         """What has to happen before a model can be loaded."""
         held = [entry for entry in entries if entry.resident is not None]
-        used = self._used(held)
         size, limit = wanted.offer.size_bytes, self._weights.limit_bytes
-        missing = used + int(size * (1 + self._limits.headroom)) - limit
-        is_crowded = bool(self._limits.max_models) and (
-            len(held) >= self._limits.max_models
-        )
+        bare = self._used(held) + size - limit
+        missing = bare + int(size * self._limits.headroom)
+        most = self._limits.max_models
+        is_crowded = bool(most) and len(held) >= most
         if missing <= 0 and not is_crowded:
             return Plan(None, fits=True)
-        victim = self._victim(held, 0 if missing <= 0 else missing)
+        # Nobody leaves in vain: not for what would not fit all the same.
+        could = sum(entry.held_bytes for entry in held if entry.is_idle)
+        victim = self._victim(held, max(0, missing)) if could >= bare else None
         if victim is not None:
             return Plan(victim, fits=False)
-        fits = used + size <= limit and not is_crowded
-        if fits:
-            logger.info("loading without headroom model=%s", wanted.offer.id)
-        return Plan(None, fits=fits)
+        return Plan(None, fits=bare <= 0 and not is_crowded)
 
     def oldest(self, entries: Iterable[Entry[E]]) -> Entry[E] | None:
         """Who has to go under pressure."""
@@ -168,15 +168,17 @@ class Room(Generic[E]):
             left = self._weights.unaccounted(held - size) - before
             freed = max(freed, size - max(0, left))
         if freed < _CAME_BACK * size:
-            self._unsettled = _Unsettled(size - freed, before)
+            last = self._unsettled
+            base = min(before, last.base) if last.num_bytes else before
+            self._unsettled = _Unsettled(last.num_bytes + size - freed, base)
             logger.warning("%s of a model did not come back", told_bytes(size - freed))
         return freed
 
     @contextlib.contextmanager
-    def loading(self, wanted: Entry[E]) -> Iterator[None]:
-        """While a model is loaded."""
-        with self._weights.loading(wanted.offer.size_bytes):
-            yield
+    def loading(self, wanted: Entry[E]) -> Iterator[Callable[[], None]]:
+        """While a model is loaded; what is yielded says that its bytes are there."""
+        with self._weights.loading(wanted.offer.size_bytes) as arrived:
+            yield arrived
 
     def learn(self, num_bytes: int, seconds: float) -> None:
         """Measure a load."""

@@ -9,7 +9,7 @@ thread.
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from sidecar.config.settings import CacheConfig, Config
@@ -85,6 +85,7 @@ class TextLoader:
         source = self._find(offer)
         tell("weights_loading")
         model = self._read(source, offer)
+        shared.gpu.call(shared.process.sample)  # which sees the weights from here on
         tell("adapter_init")
         kept = self._memory_of(model)
         engine: TextEngine | None = None
@@ -145,17 +146,20 @@ class TextLoader:
     def _memory_of(self, model: LoadedModel) -> Kept:
         """What this model's conversations left, or room for what they will."""
         cache, shared = self._config.cache, self._shared
-        if (kept := shared.kept.take(model.key)) is not None:
-            kept.store.attach(model.new_cache)
-            kept.memory.attach(model.tokenizer.decode)
-            return kept
-        store = PrefixStore(shared.stored, model.new_cache, model.quantization)
-        store.verify = cache.verify
-        memory = ConversationMemory(
-            store, lambda: shared.gpu.call(store.clear), model.tokenizer.decode,
-            model.key, memory_limits(cache),
-        )  # fmt: skip
-        return Kept(store, memory)
+
+        def make() -> Kept:
+            store = PrefixStore(shared.stored, model.new_cache, model.quantization)
+            store.verify = cache.verify
+            memory = ConversationMemory(
+                store, lambda: shared.gpu.call(store.clear), model.tokenizer.decode,
+                model.key, memory_limits(cache),
+            )  # fmt: skip
+            return Kept(store, memory)
+
+        kept = shared.kept.lend(model.key, make)
+        kept.store.attach(model.new_cache)
+        kept.memory.attach(model.tokenizer.decode)
+        return kept
 
     def _resident_of(
         self, engine: TextEngine, kept: Kept, model: LoadedModel
@@ -164,11 +168,9 @@ class TextLoader:
             self._shared.gpu.call(self._shared.process.sample)
             self._shared.metrics.model_bytes.remove(model.name)
             if self._config.model.unload_keeps_kv:
-                tested = dict(engine.selftest)
-                self._shared.kept.keep(model.key, replace(kept, tested=tested))
+                self._shared.kept.keep(model.key, kept, dict(engine.selftest))
             else:
-                kept.memory.forget()
-                kept.store.leave()
+                self._shared.kept.drop(kept)
 
         pipeline = build_pipeline(self._config, model, self._shared.rules, kept.memory)
         shares_kv = self._config.cache.share_between_keys
@@ -182,7 +184,7 @@ class TextLoader:
             engine.close()
         else:
             self._shared.gpu.call(model.release)
-        self._shared.kept.keep(model.key, kept)
+        self._shared.kept.keep(model.key, kept, kept.tested)
 
 
 def memory_limits(cache: CacheConfig) -> MemoryLimits:

@@ -57,6 +57,7 @@ def test_each_name_of_a_model_has_an_entry() -> None:
         "api_base": "http://127.0.0.1:8080/v1",
         "timeout": 1200.0,
     }
+    assert entry["model_info"].pop("id").startswith("mlx-")
     assert entry["model_info"] == {
         "mode": "chat",
         "max_input_tokens": 32768,

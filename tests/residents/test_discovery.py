@@ -204,7 +204,7 @@ def test_sentence_transformers_say_that_they_pool(tmp_path: Path) -> None:
 
 def catalog(root: Path, **settings: Any) -> Catalog:
     wishes = settings.pop("wishes", {})
-    return find_catalog(ModelConfig(places=(str(root),), **settings), wishes)
+    return find_catalog(ModelConfig(places=(str(root),), **settings), wishes, 2048)
 
 
 def test_the_default_one_is_first_and_not_twice(tmp_path: Path) -> None:
@@ -219,8 +219,13 @@ def test_the_default_one_is_first_and_not_twice(tmp_path: Path) -> None:
 def test_the_default_one_may_be_named_as_it_was_found(tmp_path: Path) -> None:
     model(tmp_path / "org" / "b")
     there = catalog(tmp_path, path="org/b")
-    assert [offer.id for offer in there.offers] == ["openai/b"]
+    assert [offer.id for offer in there.offers] == ["openai/org/b"]
+    assert there.names.resolve("b") == "openai/org/b"
     assert there.offers[0].place == str(tmp_path / "org" / "b")
+    model(tmp_path / "twin" / "b")  # what comes later changes none of its names
+    again = catalog(tmp_path, path="org/b")
+    assert again.names.resolve("openai/org/b") == "openai/org/b"
+    assert again.offers[0].place == str(tmp_path / "org" / "b")
 
 
 def test_a_name_of_the_default_one_is_nobody_elses(tmp_path: Path) -> None:
@@ -250,6 +255,9 @@ def test_names_can_be_given_and_kept_back(tmp_path: Path) -> None:
     assert [offer.id for offer in there.offers[1:]] == ["qwen-a", "qwen-b"]
     first, second = there.offers[1:]
     assert (first.pinned, first.ttl_s, second.pinned) == (True, 7, True)
+    assert there.offers[0].aliases[-1] == "claude-*"  # LiteLLM is told of it
+    assert second.aliases[-1] == "big"
+    assert first.context_len == 2048  # MAX_KV_SIZE; it was made for 4096
     names = there.names
     assert names.resolve("claude-opus-9") == "openai/mlx-tiny-agent"
     assert (names.resolve("big"), names.resolve("coder")) == ("qwen-b", "qwen-a")
@@ -264,6 +272,20 @@ def test_kinds_without_an_engine_are_listed_and_say_so(tmp_path: Path) -> None:
     assert "embedding models are not served" in str(offer.fault)
 
 
+def test_a_pattern_is_no_name_and_an_alias_is_nobody_elses(tmp_path: Path) -> None:
+    """A router would send there whatever it is asked for, or what is another's."""
+    for name in ("claude-*", "default", "one", "two"):
+        model(tmp_path / name)
+    wishes = {"one": ModelSettings(alias="two")}
+    there = catalog(tmp_path, wishes=wishes)
+    listed = {offer.id: offer.aliases for offer in there.offers}
+    assert not any(
+        "*" in name for names in listed.items() for name in (names[0], *names[1])
+    )
+    assert "two" not in listed["one"]
+    assert there.names.resolve("default") == "openai/mlx-tiny-agent"
+
+
 def test_a_hostile_folder_harms_no_other(tmp_path: Path) -> None:
     model(tmp_path / "good")
     bad = tmp_path / "bad"
@@ -272,6 +294,16 @@ def test_a_hostile_folder_harms_no_other(tmp_path: Path) -> None:
     deep = model(tmp_path / "deep")
     (deep / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 60))
     os.mkfifo(model(tmp_path / "pipe") / "chat_template.jinja")
+    os.mkfifo(model(tmp_path / "stages") / "modules.json")
+    loop = model(tmp_path / "loop") / "model-2.safetensors"
+    loop.symlink_to(loop)
+    (model(tmp_path / "dangling") / "model-2.safetensors").symlink_to("nowhere")
+    nested = b'{"a": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+    header = struct.pack("<Q", len(nested)) + nested
+    (model(tmp_path / "nested") / "model.safetensors").write_bytes(header)
+    endless = b'{"a": {"data_offsets": [0, Infinity]}}'
+    header = struct.pack("<Q", len(endless)) + endless
+    (model(tmp_path / "endless") / "model.safetensors").write_bytes(header)
     there = found(tmp_path)
     assert there["good"].state == "unloaded"
     assert {name for name, one in there.items() if one.state == "unloaded"} == {"good"}

@@ -403,6 +403,74 @@ def test_what_had_no_room_is_tried_again_at_once(houses: Houses) -> None:
     assert house.loads == ["a", "a"]
 
 
+def test_what_is_loaded_serves_who_waited_before_it_may_leave(
+    houses: Houses,
+) -> None:
+    """Two models and room for one: each load is for an answer, not for the next."""
+    house = houses({"a": 1, "b": 1}, max_models=1, load_wait_s=60.0)
+    with ThreadPoolExecutor(2) as threads:
+        asked = [
+            threads.submit(lambda name: [house.use(name) for _ in range(5)], name)
+            for name in ("a", "b")
+        ]
+        for one in asked:
+            one.result(120)
+    assert len(house.loads) <= 10
+
+
+def test_nobody_leaves_in_vain(houses: Houses) -> None:
+    """A large one waits for one that is in use: the idle ones stay till then."""
+    house = houses({"a": 40, "b": 40, "large": 95}, load_wait_s=0.05)
+    house.use("a", "b")
+    with house.pool.lease("a"), pytest.raises(InsufficientMemory):
+        house.use("large")
+    assert house.loaded() == ["a", "b"]
+    assert house.loads == ["a", "b"]
+
+
+def test_files_that_change_while_they_load_make_no_second_copy(
+    houses: Houses,
+) -> None:
+    house = houses({"a": 1})
+    house.go.clear()
+    house.pool.start_loading()
+    assert eventually(lambda: house.entry("a").state == "loading")
+    whole = house.catalog
+    for state in ("incomplete", "unloaded"):
+        offer = Offer("a", size_bytes=GB, state=state)  # type: ignore[arg-type]
+        house.catalog = Catalog((offer,), whole.names)
+        assert house.pool.rescan(at_once=True)
+    house.go.set()
+    house.use("a")
+    assert house.loads == ["a"]
+
+
+def test_a_loaded_one_goes_on_whatever_becomes_of_its_files(houses: Houses) -> None:
+    house = houses({"a": 1})
+    house.use("a")
+    torn = Offer("a", size_bytes=GB, state="incomplete", fault="a shard is missing")
+    house.catalog = Catalog((torn,), house.catalog.names)
+    assert house.pool.rescan(at_once=True)
+    house.use("a")
+    assert house.pool.unload("a") == GB
+    with pytest.raises(ModelLoadFailed, match="shard"):
+        house.use("a")
+
+
+def test_one_that_cannot_be_closed_does_not_stop_the_pool(
+    houses: Houses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = houses({"a": 1, "b": 1}, max_models=1)
+    house.use("a")
+
+    def broken() -> int:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(house.engines["a"], "close", broken)
+    house.use("b")
+    assert house.loaded() == ["b"]
+
+
 def test_under_pressure_the_oldest_idle_one_leaves(houses: Houses) -> None:
     """E11's second level: the process is nearly full, whoever filled it."""
     house = houses({"a": 1, "b": 1})

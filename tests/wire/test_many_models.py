@@ -7,6 +7,7 @@ E16 with 50 rounds, and the 500 requests of the bar: `pytest -m slow`.
 import itertools
 import json
 import random
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ import psutil
 import pytest
 
 from sidecar.app import App
+from sidecar.engine import loader
 from sidecar.infra.malloc import give_back_freed_pages
 from sidecar.residents.model_entry import ModelEntry
 from testkit.raw_http import eventually
@@ -150,6 +152,78 @@ def test_cleared_while_it_was_away_it_is_forgotten(folder: Path) -> None:
         assert app.shared.stored.num_bytes == 0 < held
         again = ask(app, "hybrid", longer(first))
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_cleared_while_it_is_loaded_it_is_forgotten(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its place among the kept ones and that among the loaded ones."""
+    with serving(folder) as app, ThreadPoolExecutor(1) as threads:
+        first = ask(app, "hybrid")
+        app.pool.unload("hybrid")
+        reached, go = threading.Event(), threading.Event()
+
+        def held(*_arguments: Any) -> Iterator[None]:
+            reached.set()
+            go.wait(120)
+            yield
+
+        monkeypatch.setattr("sidecar.residents.text_resident.warm_up", held)
+        asked = threads.submit(ask, app, "hybrid", longer(first))
+        assert reached.wait(120)
+        clearing = threading.Thread(
+            target=httpx.post, args=(f"{app.url}/admin/cache/clear",),
+            kwargs={"timeout": 120},
+        )  # fmt: skip
+        clearing.start()
+        assert eventually(lambda: app.shared.kept._lent[0].store.epoch == 1, 120)
+        go.set()
+        clearing.join(120)
+        usage = asked.result(240)["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_weights_that_change_while_they_are_read_are_not_served(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their KV would be kept under the name of those that came after."""
+    copy = tmp_path / "m"
+    shutil.copytree(folder / "sliding", copy)
+    (tmp_path / "dense").symlink_to(folder / "dense")
+    with serving(tmp_path) as app:
+        read = loader.load_tokenizer
+
+        def replaced(*arguments: Any, **named: Any) -> Any:
+            (copy / "model.safetensors").touch()
+            return read(*arguments, **named)
+
+        monkeypatch.setattr(loader, "load_tokenizer", replaced)
+        body = {"model": "m", "messages": TALK}
+        answer = httpx.post(f"{app.url}/v1/chat/completions", json=body, timeout=120)
+        assert answer.status_code == 500
+        assert "changed while they were read" in answer.text
+
+
+def test_who_talks_is_not_refused_for_a_load_that_is_already_there(
+    folder: Path,
+) -> None:
+    """What has arrived is in use; it is not promised any more."""
+    with serving(folder) as app:
+        promised: list[int] = []
+        tell = app.pool._worker.load
+
+        def noting(offer: Any, said: Any) -> Any:
+            def step(name: str) -> None:
+                said(name)
+                promised.append(app.shared.admission.promised.held)
+
+            return tell(offer, step)
+
+        app.pool._worker.load = noting
+        ask(app, "sliding")
+        size = entry(app, "sliding").size_bytes
+    assert promised[:2] == [size, size]
+    assert promised[2:] == [0] * len(promised[2:])
 
 
 def test_conversations_need_not_outlive_a_model(folder: Path) -> None:
