@@ -23,7 +23,9 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def proxy(models: Path, model_folder: ModelFolder, tmp_path: Path) -> Iterator[Proxy]:
-    settings = {"MODEL_DIR": str(models), "MODEL_PATH": str(model_folder("dense"))}
+    (models / "early").symlink_to(model_folder("sliding"))
+    settings = {"MODEL_DIR": str(models), "MODEL_PATH": str(model_folder("dense")),
+                "MODEL_ALIASES": '{"claude-*": "default", "coder": "early"}'}  # fmt: skip
     with (
         running_sidecar(settings) as app,
         running_proxy(app.url, tmp_path) as running,
@@ -54,3 +56,27 @@ def test_a_model_is_dropped_in_answers_and_is_taken_away(
         proxy.openai.chat.completions.create(
             model="sliding", messages=[{"role": "user", "content": "hi"}]
         )
+
+
+def test_what_was_there_at_the_start_is_followed_too(
+    proxy: Proxy, models: Path
+) -> None:
+    """Its names go with it, those of MODEL_ALIASES too; a pattern of them is a net."""
+    for name in ("early", "coder", "claude-opus-9"):
+        asked = {"role": "user", "content": "hi"}
+        chat = proxy.openai.chat.completions.create(
+            model=name,
+            messages=[asked],
+            max_tokens=2,  # type: ignore[list-item]
+        )
+        assert chat.usage is not None
+        message = proxy.anthropic.messages.create(
+            model=name,
+            messages=[asked],
+            max_tokens=2,  # type: ignore[list-item]
+        )
+        assert (chat.usage.completion_tokens, message.usage.output_tokens) == (2, 2)
+    assert {"early", "coder"} <= listed(proxy)
+    (models / "early").unlink()
+    assert eventually(lambda: not {"early", "coder"} & listed(proxy), WAIT_S)
+    assert "local" in listed(proxy)
