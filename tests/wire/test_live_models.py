@@ -23,9 +23,12 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def proxy(models: Path, model_folder: ModelFolder, tmp_path: Path) -> Iterator[Proxy]:
-    (models / "early").symlink_to(model_folder("sliding"))
-    settings = {"MODEL_DIR": str(models), "MODEL_PATH": str(model_folder("dense")),
-                "MODEL_ALIASES": '{"claude-*": "default", "coder": "early"}'}  # fmt: skip
+    (models / "early").symlink_to(model_folder("hybrid"))
+    settings = {
+        "MODEL_DIR": str(models),
+        "MODEL_PATH": str(model_folder("dense")),
+        "MODEL_ALIASES": '{"claude-*": "default", "coder": "early"}',
+    }
     with (
         running_sidecar(settings) as app,
         running_proxy(app.url, tmp_path) as running,
