@@ -17,7 +17,9 @@ from testkit.servers import running_sidecar
 
 REPO = Path(__file__).parents[2]
 HOUSE = f"{REPO}/sidecar/"
-MOST_FILES = 73
+MOST_FILES = (
+    75  # with the rounds of the pool and of malloc, which come at their own times
+)
 MOST_DOORS = 4  # modules of a folder that are called from outside it
 MOST_CHAIN = 14
 
