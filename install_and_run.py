@@ -351,7 +351,10 @@ def wanted_extras(
     venv: Venv, options: argparse.Namespace, installed: set[str]
 ) -> set[str]:
     """The extras this run needs."""
-    extras = {"dev"} if options.test else set()
+    # The packages for images and sound are a gigabyte: for the tests, which try all
+    # there is, and for who asks for them.
+    extras = {"vision", "audio"} if options.full or options.test else set()
+    extras |= {"dev"} if options.test else set()
     if sys.platform != "darwin":
         # Both backends bring the same library file, so a venv has one of them.
         if options.cuda and "cpu" in installed:
@@ -360,9 +363,7 @@ def wanted_extras(
                 "again."
             )
         extras.add("cuda" if options.cuda or "cuda" in installed else "cpu")
-    # A gigabyte, which the servers do not use yet: only where it is asked for.
-    tests_all = options.test and os.environ.get("LITELLM_MLX_TEST_ALL") == "1"
-    return extras | {"vision", "audio"} if options.full or tests_all else extras
+    return extras
 
 
 def setting(name: str) -> str | None:
