@@ -1,5 +1,6 @@
 """The composition root: builds everything and wires it together."""
 
+import functools
 import logging
 import math
 import threading
@@ -7,10 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from sidecar.config.settings import Config
+from sidecar.config.settings import Config, ImageConfig
 from sidecar.config.sources import ConfigError
 from sidecar.engine.batch_loop import ExtraProcessors, no_extra_processors
 from sidecar.engine.device_memory import device_memory, process_limit
@@ -24,20 +26,25 @@ from sidecar.kv.eviction import Limits
 from sidecar.kv.kv_budget import KVBudget
 from sidecar.residents.catalog import Catalog, find_catalog
 from sidecar.residents.kept_memories import KeptMemories
+from sidecar.residents.loading import loader
+from sidecar.residents.model_entry import Held
 from sidecar.residents.model_settings import read_settings
 from sidecar.residents.pool import ResidentPool
 from sidecar.residents.process_weights import ProcessWeights
-from sidecar.residents.resident import Resident
 from sidecar.residents.room import PoolLimits
-from sidecar.residents.text_resident import Shared, TextLoader
+from sidecar.residents.shared import Shared
 from sidecar.server.connection import Handler
 from sidecar.server.listener import Listener
 from sidecar.server.router import Routes, Services
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.chat import ChatService
+from sidecar.service.encodings import EncodingService
 from sidecar.service.models import ModelService, Vitals
 from sidecar.service.stored_responses import StoredResponses
 from sidecar.volatile.rules import RuleSet, load_rules
+
+if TYPE_CHECKING:  # of the extra `vision`
+    from sidecar.images.reader import ImageIntake
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +57,7 @@ class App:
 
     config: Config
     listener: Listener
-    pool: ResidentPool[Resident]
+    pool: ResidentPool[Held]
     shared: Shared
     expiry: Expiry
 
@@ -91,6 +98,8 @@ class App:
         self.listener.server_close()
         self.expiry.close()
         has_ended = self.pool.close()
+        if self.shared.image_intake.cache_info().currsize:
+            self.shared.image_intake().close()
         self.shared.kept.forget()
         return has_ended
 
@@ -113,7 +122,7 @@ def build(
     shared = _build_shared(config, tell, extra_processors)
     pool = ResidentPool(
         lambda: read_catalog(config),
-        TextLoader(config, shared).load,
+        loader(config, shared),
         ProcessWeights(
             shared.process, shared.admission, shared.stored, shared.gpu,
             config.engine.max_model_bytes,
@@ -128,7 +137,7 @@ def build(
 
 
 def _build_services(
-    config: Config, shared: Shared, pool: ResidentPool[Resident]
+    config: Config, shared: Shared, pool: ResidentPool[Held]
 ) -> Services:
     metrics, caches = shared.metrics, CacheService(pool, shared.kept)
     metrics.add_cache_source(caches.counters)
@@ -145,6 +154,7 @@ def _build_services(
         ChatService(pool, config.generation, metrics, log),
         ModelService(pool, vitals),
         caches,
+        EncodingService(pool, config.server.timeout_embeddings_s),
         StoredResponses(),
         metrics,
     )
@@ -163,6 +173,17 @@ def read_catalog(config: Config) -> Catalog:
     if wishes.default_model:
         model = replace(model, path=wishes.default_model)
     return find_catalog(model, wishes.models, config.engine.max_kv_size)
+
+
+def open_image_intake(config: ImageConfig) -> "ImageIntake":
+    """What all models share to take images; none may need it."""
+    from sidecar.images.fetch import FetchLimits
+    from sidecar.images.reader import ImageIntake, ImageLimits
+
+    most_bytes = config.max_mb << 20
+    fetch = FetchLimits(most_bytes, config.url_cache_s, config.allow_private_urls)
+    limits = ImageLimits(most_bytes, config.max_pixels, config.max_images, fetch)
+    return ImageIntake(limits)
 
 
 def _pool_limits(config: Config) -> PoolLimits:
@@ -197,6 +218,7 @@ def _build_shared(
         DownloadProgress(tell),
         rules,
         extra_processors,
+        functools.cache(lambda: open_image_intake(config.images)),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from sidecar.engine.loader import LoadedModel
 from sidecar.kv import kv_layers
 from sidecar.kv.kv_layers import KVLayers, Leaves
 
@@ -81,3 +82,18 @@ def _first_layer(change: Any) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kv_layers, "rebuild", wrong)
         yield
+
+
+@contextlib.contextmanager
+def looks_ahead() -> Iterator[None]:
+    """What stands behind in a chunk changes what stands before it."""
+    forward = LoadedModel.forward
+
+    def mixed(self: LoadedModel, ids: mx.array, cache: Any, *more: Any) -> mx.array:
+        return forward(self, (ids + ids.shape[1] // 4) % 997, cache, *more)
+
+    LoadedModel.forward = mixed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        LoadedModel.forward = forward  # type: ignore[method-assign]

@@ -95,12 +95,21 @@ def scripted(script: Script) -> ExtraProcessors:
     end_id = tokenizer.token_to_id(_END)
 
     def processors(job: Job, _choice: int) -> list[LogitsProcessor]:
-        text = tokenizer.decode(list(job.spec.model_ids), skip_special_tokens=False)
-        raw = script(parse_prompt(text))
+        raw = script(parse_prompt(_read(job, tokenizer)))
         ids = tokenizer.encode(raw, add_special_tokens=False).ids
         return [Forced([*ids, end_id])]
 
     return processors
+
+
+def _read(job: Job, tokenizer: Tokenizer) -> str:
+    """The prompt as text, each image as what people are told of it."""
+    prompt, text, at = job.spec.prompt, "", 0
+    for placed in prompt.images:
+        before = list(prompt.ids[at : placed.start])
+        text += tokenizer.decode(before, skip_special_tokens=False) + placed.image.label
+        at = placed.end
+    return text + tokenizer.decode(list(prompt.ids[at:]), skip_special_tokens=False)
 
 
 class Forced:

@@ -11,6 +11,7 @@ import httpx
 from sidecar.app import App, build, serve_in_thread
 from sidecar.config.settings import load_config
 from sidecar.engine.batch_loop import ExtraProcessors, no_extra_processors
+from sidecar.server.listener import Listener
 
 NO_FILE = Path("/nonexistent/.env")
 
@@ -80,3 +81,13 @@ def wait_ready(url: str, timeout_s: float = 180.0) -> None:
                 return
         time.sleep(0.05)
     raise TimeoutError(f"{url} did not become ready")
+
+
+def threads_of(app: App) -> set[threading.Thread]:
+    """All threads but those of other servers: their clients come when they do."""
+
+    def is_anothers(thread: threading.Thread) -> bool:
+        owner = getattr(getattr(thread, "_target", None), "__self__", None)
+        return isinstance(owner, Listener) and owner is not app.listener
+
+    return {thread for thread in threading.enumerate() if not is_anothers(thread)}

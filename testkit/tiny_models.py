@@ -51,7 +51,7 @@ def make_model(
     model_class, args_class = _get_classes(config)
     model = model_class(args_class.from_dict(config))
     if not keep_special:
-        _mute(model, base["eos_token_id"] - 10)
+        mute(model, base["eos_token_id"] - 10)
     weights = {
         name: a.astype(mx.float32) for name, a in tree_flatten(model.parameters())
     }
@@ -76,7 +76,7 @@ def _tokenizer(
     return max(base["vocab_size"], max(vocab.values()) + 1), stops
 
 
-def _mute(model: Any, first_special: int) -> None:
+def mute(model: Any, first_special: int) -> None:
     """Zero the output rows of the added tokens: a greedy choice passes them over."""
     for name, module in model.named_modules():
         if name.endswith("lm_head"):
@@ -101,25 +101,28 @@ def _dense(vocab: int, layers: int, hidden: int) -> dict[str, Any]:
     }
 
 
+RECURRENT: dict[str, Any] = {  # every other layer, as qwen3_5 has them
+    "model_type": "qwen3_5_text",
+    "full_attention_interval": 2,
+    "linear_num_value_heads": 2,
+    "linear_num_key_heads": 1,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1000000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
+
+
 def _hybrid(vocab: int, layers: int, hidden: int) -> dict[str, Any]:
     text = _dense(vocab, layers, hidden)
     text.pop("rope_theta")
-    text |= {
-        "model_type": "qwen3_5_text",
-        "full_attention_interval": 2,
-        "linear_num_value_heads": 2,
-        "linear_num_key_heads": 1,
-        "linear_key_head_dim": 32,
-        "linear_value_head_dim": 32,
-        "linear_conv_kernel_dim": 4,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 1000000.0,
-            "partial_rotary_factor": 0.25,
-            "mrope_section": [2, 1, 1],
-            "mrope_interleaved": True,
-        },
-    }
+    text |= RECURRENT
     return {
         "model_type": "qwen3_5",
         "tie_word_embeddings": False,

@@ -81,6 +81,13 @@ class Agent:
         self._answer_calls()
         self._say(text)
 
+    def show(self, text: str, part: Json) -> None:
+        """Give a task with a picture; open calls are answered first."""
+        self._answer_calls()
+        self._num_tasks += 1
+        parts = [{"type": "text", "text": text}, part]
+        self.messages.append({"role": "user", "content": parts})
+
     def step(self, label: str) -> Turn:
         """Send the next request and keep its answer."""
         if self.messages[-1]["role"] == "assistant":

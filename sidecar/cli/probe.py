@@ -9,7 +9,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-from sidecar.cli.scenarios import SCENARIOS, Checked, Scenario, Setup
+from sidecar.cli.scenarios import IMAGES, SCENARIOS, Checked, Scenario, Setup
 from sidecar.cli.server import Json, Server, ServerError, add_server_flags
 
 _LEAST_TURNS = 3
@@ -20,13 +20,17 @@ def main(argv: list[str]) -> int:
     """Exit codes: 0 all kept, 1 a scenario failed or no answer, 2 bad usage."""
     options = _parser().parse_args(argv)
     server = Server(options.url, options.key)
-    names = list(SCENARIOS) if options.scenario == "all" else [options.scenario]
     failed = []
     try:
         setup = _setup(server, options)
+        names = _names(options.scenario, sees=setup.sees)
+        before = _retreats(server)
         for name in names:
             if not _judge(name, SCENARIOS[name], setup):
                 failed.append(name)
+        if _retreats(server) > before:
+            _say("FAIL a match ended within a picture (vlm_retreat)")
+            failed.append("retreats")
     except ServerError as error:
         sys.stderr.write(f"probe: {error}\n")
         return 1
@@ -41,15 +45,29 @@ def _setup(server: Server, options: argparse.Namespace) -> Setup:
     asks = {
         "model": options.model, "max_tokens": options.max_tokens, "temperature": 0,
     }  # fmt: skip
-    has_vision = any(model.get("supports_vision") for model in models)
-    images = "image turns are not tried" if has_vision else "no vision model"
-    _say(f"{server.url} model={options.model}; {images}")
+    named = [m for m in models if options.model in (m["id"], *m.get("aliases", ()))]
+    sees = any(model.get("supports_vision") for model in named)
+    _say(f"{server.url} model={options.model}; {'sees' if sees else 'text only'}")
     cache = _cache_report(server)
     return Setup(
         server, asks, options.turns,
         can_cut=not cache.get("needs_checkpoints", True),
         can_splice=cache.get("can_splice", False),
+        sees=sees,
     )  # fmt: skip
+
+
+def _names(asked: str, *, sees: bool) -> list[str]:
+    """What to try: without eyes a model is shown no pictures unless that is asked."""
+    if asked != "all":
+        return [asked]
+    return [name for name in SCENARIOS if sees or name != IMAGES]
+
+
+def _retreats(server: Server) -> int:
+    """Matches that would have ended within a picture; 0 where that is not told."""
+    counters: Json = _cache_report(server).get("counters", {})
+    return int(counters.get("vlm_retreat", 0))
 
 
 def _cache_report(server: Server) -> Json:

@@ -17,6 +17,7 @@ from sidecar.cli.agent import (
     num_words,
     system_around_order,
 )
+from sidecar.cli.picture import picture_part
 from sidecar.cli.server import Json, Server
 
 _MAIN_KEEPS = 0.97
@@ -60,6 +61,7 @@ class Setup:
         asks: what every request holds. turns: requests of a scenario's main part.
         can_cut: KV can be reused up to any token, not only up to a checkpoint.
         can_splice: answers are known again to the token, whatever the client does.
+        sees: the model takes pictures.
     """
 
     server: Server
@@ -67,6 +69,7 @@ class Setup:
     turns: int
     can_cut: bool
     can_splice: bool
+    sees: bool = False
 
     def kept(self, before: Turn) -> int:
         """The least that a prompt must share with the one it extends."""
@@ -202,6 +205,23 @@ def _retry(setup: Setup) -> Iterator[Checked]:
         yield Checked(before, turn.prompt_len - 1, turn.prompt_len - 1)
 
 
+def _images(setup: Setup) -> Iterator[Checked]:
+    """A picture first, then words about it, then another."""
+    agent = setup.agent("images")
+    before: Turn | None = None
+    for number in range(1, setup.turns + 1):
+        if number % 3 == 1:
+            name = f"{agent.name} {number}"
+            agent.show("Look at this picture.", picture_part(name))
+        else:
+            agent.say("And what else is there to see in it?")
+        turn = agent.ask(str(number))
+        yield Checked(turn, setup.kept(before) if before else 0)
+        before = turn
+
+
+# Asked only of models that take pictures.
+IMAGES = "images"
 SCENARIOS = {
     "normal": Scenario(
         "messages are only appended: each turn reuses at least the prompt before it",
@@ -222,6 +242,10 @@ SCENARIOS = {
     "subagents": Scenario(
         f"four helpers in the main thread's session: it keeps {_MAIN_KEEPS:.0%}",
         _subagents,
+    ),
+    IMAGES: Scenario(
+        "pictures among the tasks: each turn reuses at least the prompt before it",
+        _images,
     ),
     "retry": Scenario(
         "the same request again: all but its last token is reused", _retry

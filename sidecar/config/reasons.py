@@ -20,8 +20,9 @@ REASONS = {
     "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": (
         "digests of what tools wrote are not built: the model reads the whole content"
     ),
-    "VLM_CACHE_DEBUG": (
-        "images are not served; the request log has where prompts part and both windows"
+    "VLM_CACHE_DEBUG": ("the request log has where prompts part, and both windows"),
+    "CACHE_VLM_IMAGE_IDENTITY": (
+        "an image is always told by its content, in the key as in the model's prompt"
     ),
     "CONTEXT_OVERFLOW": (
         "a prompt beyond the context is refused, as with `error`: a window that "
@@ -32,19 +33,17 @@ REASONS = {
 # Not built yet.
 NOT_BUILT = frozenset(
     (
-        "HUB_OFFLINE", "PREVENT_SLEEP", "CACHE_VLM_IMAGE_IDENTITY",
+        "HUB_OFFLINE", "PREVENT_SLEEP",
         "ENABLE_SNAPSHOT_STITCH", "ENABLE_SNAPSHOT_STITCH_VLM", "KV_DISK_PERSISTENCE",
         "KV_DISK_PATH", "KV_DISK_TTL_HOURS", "KV_DISK_MAX_SIZE_GB",
         "KV_DISK_MIN_PREFIX_TOKENS", "KV_DISK_RUN_TOKENS", "KV_DISK_QUIET_SECONDS",
         "KV_DISK_MAX_WRITE_GB_PER_DAY", "KV_DISK_MIN_FREE_GB", "KV_DISK_RESTORE",
         "SPECULATION", "DRAFT_MODEL", "NUM_DRAFT_TOKENS", "CLASSIFY_BATCH",
         "ATTENTION_MAX_TOKENS", "WARMUP_PROMPT", "PROBE_ON_LOAD",
-        "TIMEOUT_EMBEDDINGS_SECONDS", "TIMEOUT_AUDIO_SECONDS", "RATE_LIMIT_RPM",
+        "TIMEOUT_AUDIO_SECONDS", "RATE_LIMIT_RPM",
         "DATABASE_PATH", "AUDIT_ENABLED", "AUDIT_RETENTION_DAYS", "AUDIT_MAX_MB",
-        "AUDIT_CLEANUP_INTERVAL_MINUTES", "MAX_IMAGE_SIZE_MB", "MAX_IMAGE_PIXELS",
-        "MAX_IMAGES_PER_REQUEST", "IMAGE_URL_CACHE_SECONDS", "VISION_FEATURE_CACHE_MB",
-        "ALLOW_PRIVATE_IMAGE_URLS", "UNSUPPORTED_IMAGES", "SO_MODE", "TOOL_GRAMMAR",
-        "NATIVE_ROUTES", "RESPONSES_STORE_MAX",
+        "AUDIT_CLEANUP_INTERVAL_MINUTES", "SO_MODE", "TOOL_GRAMMAR", "NATIVE_ROUTES",
+        "RESPONSES_STORE_MAX",
     )
 )  # fmt: skip
 

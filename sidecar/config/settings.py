@@ -106,6 +106,9 @@ class ServerConfig:
         "Longest silence of a stream: then a comment is sent.")
     timeout_chat_s: float = setting(900.0, "TIMEOUT_CHAT_SECONDS", number(1, 86400),
         "How long a chat request may take in all.")
+    timeout_embeddings_s: float = setting(
+        120.0, "TIMEOUT_EMBEDDINGS_SECONDS", number(1, 86400),
+        "Longest time of a request for embeddings or reranking.")
     timeout_completions_s: float = setting(
         600.0, "TIMEOUT_COMPLETIONS_SECONDS", number(1, 86400),
         "How long a raw completion may take in all.")
@@ -267,6 +270,30 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageConfig:
+    """Images in conversations"""
+
+    max_mb: int = setting(20, "MAX_IMAGE_SIZE_MB", integer(1, 512),
+        "Megabytes of an image as it is sent.")
+    max_pixels: int = setting(
+        64_000_000, "MAX_IMAGE_PIXELS", integer(1, 1_000_000_000),
+        "Pixels of an image; what has more is not decoded.")
+    max_images: int = setting(100, "MAX_IMAGES_PER_REQUEST", integer(1, 10_000),
+        "Images of a request.")
+    url_cache_s: float = setting(
+        600.0, "IMAGE_URL_CACHE_SECONDS", number(0, 1e9),
+        "For how long a URL stands for the image that it gave first.")
+    feature_cache_mb: int = setting(
+        256, "VISION_FEATURE_CACHE_MB", integer(0, 1 << 20),
+        "Megabytes kept of what a model made of images.")
+    allow_private_urls: bool = setting(False, "ALLOW_PRIVATE_IMAGE_URLS", boolean,
+        "Images may be fetched from this machine and its network, too.")
+    unsupported: str = setting(
+        "error", "UNSUPPORTED_IMAGES", choice("error", "note"),
+        "An image to a model that takes text only: refused, or told as a note.")
+
+
+@dataclass(frozen=True, slots=True)
 class LogConfig:
     """Logs"""
 
@@ -290,7 +317,7 @@ class LogConfig:
 # All that people set, in the order in which they read it.
 SECTIONS = (
     ModelConfig, ServerConfig, LauncherConfig, GenerationConfig, EngineConfig,
-    CacheConfig, LogConfig,
+    CacheConfig, ImageConfig, LogConfig,
 )  # fmt: skip
 
 
@@ -303,6 +330,7 @@ class Config:
     generation: GenerationConfig = GenerationConfig()
     engine: EngineConfig = EngineConfig()
     cache: CacheConfig = CacheConfig()
+    images: ImageConfig = ImageConfig()
     log: LogConfig = LogConfig()
 
 

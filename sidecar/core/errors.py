@@ -5,6 +5,8 @@ SidecarError                    code                      status
  +- BadRequest                  invalid_request           400
  |   +- ContextLengthExceeded   context_length_exceeded   400
  |   +- PreviousResponseNotFound  previous_response_not_found  400
+ |   +- UnsupportedContent      unsupported_content       400
+ |   +- ImageFetchFailed        image_fetch_failed        400
  +- Unauthorized                unauthorized              401
  +- Forbidden                   forbidden                 403
  +- NotFound                    resource_not_found        404
@@ -20,7 +22,6 @@ SidecarError                    code                      status
  +- RequestCancelled            request_cancelled         499
  +- GenerationFailed            generation_error          500
  +- ModelLoadFailed             model_load_failed         500
- +- NotSupported                not_implemented           501
  +- Unavailable                 service_unavailable       503
      +- InsufficientMemory      insufficient_memory       503
      +- MemoryPressure          memory_pressure           503
@@ -89,6 +90,18 @@ class PreviousResponseNotFound(BadRequest):
     """A response or item that was never stored, or is not kept any more."""
 
     code = "previous_response_not_found"
+
+
+class UnsupportedContent(BadRequest):
+    """Content of a kind that the model, or the place it stands in, does not take."""
+
+    code = "unsupported_content"
+
+
+class ImageFetchFailed(BadRequest):
+    """An image could not be got from where the request says it is."""
+
+    code = "image_fetch_failed"
 
 
 class Unauthorized(SidecarError):
@@ -193,13 +206,6 @@ class ModelLoadFailed(SidecarError):
 
     code = "model_load_failed"
     status_hint = 500
-
-
-class NotSupported(SidecarError):
-    """A known request that no engine here can serve."""
-
-    code = "not_implemented"
-    status_hint = 501
 
 
 class Unavailable(SidecarError):

@@ -1,6 +1,6 @@
 """What the pipeline hands to the engine, and what it needs from below."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NewType, Protocol
 
@@ -9,6 +9,10 @@ from typing import Any, NewType, Protocol
 ModelIds = NewType("ModelIds", tuple[int, ...])
 CanonicalIds = NewType("CanonicalIds", tuple[int, ...])
 
+
+# Ids from here on were made for images: above any vocabulary, below 2^31.
+MADE = 1 << 30
+FIRST = 1 << 29  # a bit of those with which an image begins
 
 IMPLICIT = "implicit-"  # begins the ids of sessions that no client named
 
@@ -100,13 +104,110 @@ class Divergence:
     now: str
 
 
+_SMALL = 4096  # bytes
+Pixels = Mapping[str, Any]  # the model's own names -> NumPy arrays
+
+
+class PixelSource(Protocol):
+    """Gives an image's pixels when they are needed; any thread."""
+
+    def start(self) -> None:
+        """Have them decoded, without waiting for it."""
+
+    def wait(self) -> None:
+        """Until they are decoded."""
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """Whether they are here, or have failed, within so many seconds."""
+
+    def get(self) -> Pixels:
+        """The arrays; may wait for them."""
+
+
+def _size(value: Any) -> int:
+    return int(getattr(value, "nbytes", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedImage:
+    """
+    An image as a model's own processor gives it.
+
+    Args:
+        ids: what stands for it in a prompt. pad: which of them its features replace.
+        pixels: what the vision tower takes.
+    """
+
+    ids: tuple[int, ...]
+    pad: int
+    pixels: Pixels
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its arrays."""
+        return sum(map(_size, self.pixels.values()))
+
+    @property
+    def grid(self) -> Pixels:
+        """The small arrays: how its patches lie."""
+        return {n: a for n, a in self.pixels.items() if _size(a) <= _SMALL}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeenImage:
+    """
+    An image as a model is given it.
+
+    Args:
+        mark: stands for it in texts; equal marks, equal images.
+        digest: SHA-256 of its pixels and their size, in hex.
+        size: width and height in pixels, as the model's processor got it.
+        ids: what stands for it in the prompt's key: made ids that no other image has,
+            in place of the model's pads (docs/reuse.md).
+        read_ids: the same as the model reads it, with the pads.
+        grid: how its patches lie, by the model's own names.
+        pixels: where what the model's vision tower takes comes from; None: nowhere.
+    """
+
+    mark: str
+    digest: str
+    size: tuple[int, int]
+    ids: tuple[int, ...]
+    read_ids: tuple[int, ...]
+    grid: Pixels
+    pixels: "PixelSource | None"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it takes, about."""
+        return 200 + 72 * len(self.ids) + sum(map(_size, self.grid.values()))
+
+    @property
+    def label(self) -> str:
+        """What people are told of it."""
+        return f"[image {self.digest[:8]} {self.size[0]}x{self.size[1]}]"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image in a prompt: its ids stand from `start` on."""
+
+    start: int
+    image: SeenImage
+
+    @property
+    def end(self) -> int:
+        """Behind its last id."""
+        return self.start + len(self.image.ids)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelPrompt:
     """
-    What a text model is given to go on from.
+    What a model is given to go on from.
 
     Args:
-        ids: what it reads.
+        ids: what it reads, and the key of its KV.
         boundaries: places worth a checkpoint, ascending.
         is_guest: a helper call beside the session's main thread.
         session: whose conversation it is, for caps and logs.
@@ -114,6 +215,7 @@ class ModelPrompt:
             conversation; 0: none is known.
         salt: what is stored under another cache salt is not for it.
         epoch: of the KV store when it was begun (core/ports); None: of its admission.
+        images: what stands in `ids` for images.
     """
 
     ids: ModelIds
@@ -123,3 +225,14 @@ class ModelPrompt:
     own_len: int = 0
     salt: str = ""
     epoch: int | None = None
+    images: tuple[PlacedImage, ...] = ()
+
+    @property
+    def read_ids(self) -> tuple[int, ...]:
+        """The ids as the model reads them: pads where images stand."""
+        if not self.images:
+            return self.ids
+        ids = list(self.ids)
+        for placed in self.images:
+            ids[placed.start : placed.end] = placed.image.read_ids
+        return tuple(ids)

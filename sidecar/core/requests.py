@@ -1,12 +1,66 @@
 """What a client asks for, in our own words. Frozen: a change is a new object."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 Json = Mapping[str, Any]
+Detail = Literal["low", "high"]
+# Begins what stands for an image in a text; followed by letters that name its content.
+IMAGE_MARK = "zqimage"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """
+    An image as a client sent it.
+
+    Args:
+        source: a data URL, or where it is fetched from (http or https).
+        detail: how closely it is to be looked at.
+        path: where it stands in the request, e.g. `messages[2].content[1]`.
+        mark: the text that stands for it, once its content is known.
+    """
+
+    source: str = field(repr=False)
+    detail: Detail = "high"
+    path: str = ""
+    mark: str = "[image]"
+
+    def marked(self, mark: str) -> "Image":
+        """The same, its content known by a mark; what it came as is not needed more."""
+        return replace(self, source="", mark=mark)
+
+
+Part = str | Image
+
+
+def text_of(part: Part) -> str:
+    """A part as text: of an image, its mark."""
+    return part.mark if isinstance(part, Image) else part
+
+
+def join_parts(parts: Iterable[Part]) -> str:
+    """
+    Join parts with a newline, unless one already stands at the seam.
+
+    Beside an image none is put: templates print what is around it as it is.
+    """
+    joined: list[str] = []
+    is_behind_image = False
+    for part in parts:
+        text = text_of(part)
+        if not text:
+            continue
+        is_image = isinstance(part, Image)
+        is_seam = bool(joined) and not (is_image or is_behind_image)
+        if is_seam and not joined[-1].endswith("\n") and not text.startswith("\n"):
+            joined.append("\n")
+        joined.append(text)
+        is_behind_image = is_image
+    return "".join(joined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +100,14 @@ class Message:
     One message of the conversation.
 
     Args:
-        parts: the text parts in order; how a client cut its text is not content.
+        parts: texts and images in order; how a client cut its text is not content.
         reasoning: thinking the client echoed beside the text, None if it sent none.
         thoughts: the same piece by piece, where the wire format has tokens for them.
         tool_call_id: which call a `tool` message answers.
     """
 
     role: Role
-    parts: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
@@ -61,18 +115,13 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The parts as one text, a newline between two unless one stands there."""
+        """The parts as one text, each image as its mark."""
         return join_parts(self.parts)
 
-
-def join_parts(parts: tuple[str, ...]) -> str:
-    """Join text parts with a newline, unless one already stands at the seam."""
-    joined: list[str] = []
-    for part in filter(None, parts):
-        if joined and not joined[-1].endswith("\n") and not part.startswith("\n"):
-            joined.append("\n")
-        joined.append(part)
-    return "".join(joined)
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The images among the parts."""
+        return tuple(part for part in self.parts if isinstance(part, Image))
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,3 +285,40 @@ class CompletionRequest:
     def from_key(self, key_id: str | None) -> "CompletionRequest":
         """The same request, known to come with a key."""
         return replace(self, client=self.client.with_key(key_id))
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """
+    Texts that are to have a vector each.
+
+    Args:
+        inputs: texts, or token ids. dimensions: of a vector; None: all it has.
+        as_base64: vectors as float32 in base64, else as numbers.
+        truncates: cut what is too long, else refuse it.
+    """
+
+    model: str
+    inputs: tuple[str | tuple[int, ...], ...]
+    dimensions: int | None = None
+    as_base64: bool = False
+    truncates: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RerankRequest:
+    """
+    Documents that are to be ordered by how well each answers a query.
+
+    Args:
+        top_n: of how many the score is wanted; None: of all.
+        instruction: what is looked for, for models that are told.
+        with_documents: send them back.
+    """
+
+    model: str
+    query: str
+    documents: tuple[str, ...]
+    top_n: int | None = None
+    instruction: str | None = None
+    with_documents: bool = False

@@ -31,6 +31,11 @@ class Fields:
         self._path = path
         self._sent_as = sent_as or {}
 
+    @property
+    def where(self) -> str:
+        """Full path of the object itself."""
+        return self._path
+
     def path(self, name: str) -> str:
         """Full path of a field, for messages."""
         name = self._sent_as.get(name, name)

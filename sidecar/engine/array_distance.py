@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +12,10 @@ from sidecar.kv.kv_layers import KVLayers
 
 # A unit in the last place where that is coarse; else of sums of many products.
 _ROUNDING = {mx.float32: 1e-5, mx.float16: 2**-10, mx.bfloat16: 2**-7}
+
+
+_MOST_NOISE = 1000  # times what the number format rounds
+_NOISE_FACTOR = 3.0  # of two computations that differ in all shapes, not in one
 
 
 def rounding_of(array: mx.array) -> float:
@@ -88,3 +93,42 @@ def _distance(a: mx.array, b: mx.array) -> float:
     if not math.isfinite(differ):
         return math.inf
     return math.sqrt(differ / spread) if spread else math.sqrt(differ)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """
+    How far a way of reuse is from a computation without it.
+
+    All relative to the spread of what is compared: models differ in scale.
+
+    Args:
+        moved: of KV that was only moved: nothing but 0 will do.
+        computed: of what was computed from it.
+        noise: of two honest computations; None if it was not needed.
+        rounding: of the model's number format, which is always allowed.
+    """
+
+    moved: float
+    computed: float
+    rounding: float
+    noise: float | None = None
+
+    @property
+    def limit(self) -> float:
+        """What `computed` may be; noise far beyond rounding is none."""
+        noise = min(self.noise or 0.0, _MOST_NOISE * self.rounding)
+        return _NOISE_FACTOR * noise + self.rounding
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether it is rounding and nothing else."""
+        is_near = math.isfinite(self.computed) and self.computed <= self.limit
+        return self.moved == 0.0 and is_near
+
+    def __str__(self) -> str:
+        noise = "-" if self.noise is None else f"{self.noise:.1e}"
+        return (
+            f"moved={self.moved:.1e} computed={self.computed:.1e} "
+            f"allowed={self.limit:.1e} noise={noise}"
+        )

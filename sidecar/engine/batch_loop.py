@@ -265,6 +265,7 @@ class BatchLoop:
 
     def _prefill_chunk(self, prefill: Prefill, *, beside_streams: bool) -> None:
         try:
+            prefill.open(self._model.eyes)
             if prefill.done < prefill.target:
                 self._compute(prefill, beside_streams=beside_streams)
             if prefill.done == prefill.target:
@@ -287,11 +288,15 @@ class BatchLoop:
         chunk = self.pacer.chunk_len(beside_streams=beside_streams)
         chunk = self.guard.fitting_chunk(prefill.done, chunk)
         end = prefill.end_of_chunk(chunk)
+        if prefill.look(end):
+            mx.clear_cache()
+            return
         needed = self.guard.model.peak_bytes(end, end - prefill.done)
         self._make_room(prefill, needed)
-        ids = prefill.job.spec.model_ids
+        ids = prefill.job.spec.prompt.read_ids
         started = time.perf_counter()
-        self._model.forward(mx.array([ids[prefill.done : end]]), prefill.cache)
+        told = mx.array([ids[prefill.done : end]])
+        self._model.forward(told, prefill.cache, prefill.sight(end))
         if self._model.quantization:
             self._model.quantization.apply(prefill.cache)
         evaluate(prefill.cache)
@@ -326,7 +331,7 @@ class BatchLoop:
         uid, self._next_uid = self._next_uid, self._next_uid + 1
         more = self._extra_processors(row.job, row.choice)
         spec, choice = row.job.spec, (row.choice, more)
-        single = batch_of_one(self._model, uid, spec, choice, cache)
+        single = batch_of_one(self._model, uid, spec, choice, cache, row.prefill.shift)
         row.take_early(*single.first_token())
         self._lanes.join(uid, single, len(spec.model_ids))
         self._rows[uid] = row

@@ -30,6 +30,16 @@ _NOT_THE_FORMAT = (
     ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError,
     OverflowError,
 )  # fmt: skip
+_CONFIG_FILES = (
+    "config.json", "tokenizer_config.json", "processor_config.json",
+    "preprocessor_config.json", "video_preprocessor_config.json",
+)  # fmt: skip
+_MOST_SIZES = {
+    "num_hidden_layers": 2048, "num_layers": 2048, "n_layer": 2048, "depth": 2048,
+    "num_experts": 1 << 16, "hidden_size": 1 << 20, "intermediate_size": 1 << 22,
+    "image_seq_length": 1 << 16, "min_pixels": 1 << 24,
+}  # fmt: skip
+_CODE_KEYS = frozenset(("auto_map", "model_file"))
 _NAMED = 3  # of many files, so many are named
 
 KnowsArchitecture = Callable[[Mapping[str, Any]], bool]
@@ -112,6 +122,15 @@ def gguf_fault() -> str:
     )
 
 
+def read_config(folder: Path, name: str = "config.json") -> dict[str, Any] | None:
+    """An object that a folder holds as JSON; None: there is none that can be read."""
+    try:
+        config = json.loads((folder / name).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
 def config_fault(folder: Path, knows: KnowsArchitecture) -> str | None:
     """
     What config.json shows.
@@ -119,11 +138,8 @@ def config_fault(folder: Path, knows: KnowsArchitecture) -> str | None:
     Args:
         knows: whether the architecture of such a config can be built.
     """
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        config = None
-    if not isinstance(config, dict):
+    config = read_config(folder)
+    if config is None:
         return "its config.json is damaged (not JSON); download it again"
     kind = config.get("model_type")
     if _is_encoder(folder, config):
@@ -140,7 +156,7 @@ def config_fault(folder: Path, knows: KnowsArchitecture) -> str | None:
             f"mlx-lm does not know its architecture, {kind}; a newer mlx-lm may "
             "(.venv/bin/pip install -U mlx-lm), or take another model"
         )
-    return None
+    return sizes_fault(folder)
 
 
 def _is_encoder(folder: Path, config: Mapping[str, Any]) -> bool:
@@ -237,6 +253,52 @@ def _names_in(file: Path) -> list[str]:
             return list(_entries(stream.read(length)))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return []
+
+
+Stamp = tuple[tuple[str, int, int, int], ...]
+
+
+def stamp(folder: Path) -> Stamp:
+    """Changes with any file in the folder, folders in it apart; () if it is gone."""
+    try:
+        files = sorted(entry for entry in folder.iterdir() if not entry.is_dir())
+        found = [(f.name, f.stat() if f.exists() else f.lstat()) for f in files]
+    except OSError:
+        return ()
+    return tuple((name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in found)
+
+
+def sizes_fault(folder: Path) -> str | None:
+    """What of its configuration would take all memory before its weights are read."""
+    for name in _CONFIG_FILES:
+        config = read_config(folder, name) or {}
+        for part in (config, *config.values()):
+            for key, most in _MOST_SIZES.items():
+                value = part.get(key) if isinstance(part, dict) else None
+                if isinstance(value, (int, float)) and not value <= most:
+                    return f"its {name} asks for {key} = {value:.4g}, more than {most}"
+    return None
+
+
+def brought_code(folder: Path) -> str | None:
+    """
+    What of a folder a library would run as code, if it brings any.
+
+    mlx-vlm runs it unasked: its `model_file`, and what `auto_map` names.
+    """
+    for name in _CONFIG_FILES:
+        if not _CODE_KEYS.isdisjoint(read_config(folder, name) or {}):
+            return name
+    return next((file.name for file in folder.glob("*.py")), None)
+
+
+def context_len(config: Mapping[str, Any]) -> int | None:
+    """Most tokens that a config.json says the model was made for."""
+    for part in (config, config.get("text_config")):
+        length = part.get("max_position_embeddings") if isinstance(part, dict) else None
+        if isinstance(length, (int, float)) and length > 0:
+            return int(length)
+    return None
 
 
 def weight_bytes(folder: Path) -> int:

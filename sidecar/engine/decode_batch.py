@@ -23,10 +23,12 @@ from sidecar.engine.sampling import (
     make_row_processors,
     make_row_sampler,
 )
+from sidecar.engine.vision import Sight
 from sidecar.kv.kv_layers import (
     KVLayers,
     from_only_row,
     lend_layers,
+    row_of,
     share_offsets,
     to_batch,
     token_nbytes,
@@ -56,7 +58,11 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     printed_stops: Mapping[int, int] = MappingProxyType({})
 
     def __init__(
-        self, *arguments: Any, num_top: dict[int, int] | None = None, **named: Any
+        self,
+        *arguments: Any,
+        num_top: dict[int, int] | None = None,
+        shifts: dict[int, int] | None = None,
+        **named: Any,
     ) -> None:
         """
         As mlx-lm's.
@@ -64,8 +70,10 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         Args:
             num_top: for each row whose log-probabilities are asked for, of how many
                 alternatives.
+            shifts: for each row with images, how far its positions are shifted.
         """
         self._num_top = num_top or {}
+        self._shifts = shifts or {}
         self._reads_prompt = True
         super().__init__(*arguments, **named)
         self._reads_prompt = False
@@ -81,7 +89,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         self._current_tokens = inputs = self._next_tokens
         self._current_logprobs = due = self._next_logprobs
         fed = inputs if self._reads_prompt else self._as_printed(inputs)
-        logits = self.model(fed[:, None], self.prompt_cache)[:, -1, :]
+        told = (self._sight(),) if self._shifts else ()
+        logits = self.model(fed[:, None], self.prompt_cache, *told)[:, -1, :]
         share_offsets(self.prompt_cache)
         contexts: list[mx.array] = []
         if any(self.logits_processors):
@@ -100,6 +109,10 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         for said, token in zip(self.tokens, tokens, strict=True):
             said.append(token)
         return tokens, [_read(found) for found in due]
+
+    def _sight(self) -> Sight:
+        shifts = [[self._shifts.get(uid, 0)] for uid in self.uids]
+        return Sight(shifts=mx.array(shifts))
 
     def _as_printed(self, sampled: mx.array) -> mx.array:
         """What stands in later prompts for what was sampled."""
@@ -130,6 +143,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         else:
             self._is_plain = batch._is_plain
         self._num_top |= batch._num_top
+        self._shifts |= batch._shifts
         super().extend(batch)
 
     def filter(self, keep: list[int]) -> None:
@@ -138,6 +152,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         if alone is not None:
             self.prompt_cache = []  # the only row stays, and its caches as they are
         super().filter(keep)
+        self._shifts = {u: s for u, s in self._shifts.items() if u in self.uids}
         if alone is not None:
             self.prompt_cache = alone
 
@@ -147,7 +162,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             return lend_layers(self.prompt_cache)
         if len(self.uids) == 1:
             return from_only_row(self.prompt_cache)
-        return [layer.extract(idx) for layer in self.prompt_cache]
+        return [row_of(layer, idx) for layer in self.prompt_cache]
 
     def _to_batch(self) -> None:
         if self._is_plain:
@@ -176,12 +191,13 @@ def empty_batch(model: LoadedModel) -> DecodeBatch:
     return batch
 
 
-def batch_of_one(
+def batch_of_one(  # noqa: PLR0913 - all that a row begins with
     model: LoadedModel,
     uid: int,
     spec: JobSpec,
     choice: tuple[int, list[LogitsProcessor]],
     cache: KVLayers,
+    shift: int = 0,
 ) -> DecodeBatch:
     """
     A batch of one sequence, its first step begun.
@@ -189,6 +205,7 @@ def batch_of_one(
     Args:
         choice: which of the request's answers, and processors beside its own.
         cache: holds all of the prompt but its last token; taken over.
+        shift: how far its positions are from its number of tokens.
     """
     number, processors = choice
     window: list[int] = []
@@ -196,7 +213,7 @@ def batch_of_one(
         processors = [_in_float32, *processors]
     if spec.sampling.has_processors:
         processors = [*make_row_processors(spec.sampling), *processors]
-        window = list(spec.model_ids[-spec.sampling.context_size - 1 : -1])
+        window = list(spec.prompt.read_ids[-spec.sampling.context_size - 1 : -1])
     batch = DecodeBatch(
         model.forward,
         [uid],
@@ -209,6 +226,7 @@ def batch_of_one(
         [StopSequences([[i] for i in sorted(model.stop_ids)])],
         [spec.max_tokens],
         num_top={} if spec.top_logprobs is None else {uid: spec.top_logprobs},
+        shifts={uid: shift} if shift else {},
     )
     batch._is_plain = True
     return batch

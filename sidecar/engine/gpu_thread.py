@@ -111,16 +111,21 @@ class GpuThread(MlxThread):
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
-    def call_in_steps(self, steps: Generator[None, None, T]) -> T:
+    def call_in_steps(
+        self, steps: Generator[None, None, T], *, is_background: bool = True
+    ) -> T:
         """
         Run a generator on the thread, a turn from each yield to the next.
 
         Streams go on between them: this is for what would stall them in one piece.
 
+        Args:
+            is_background: whether it can wait for all others.
         Returns:
             What the generator returns; what it raises is raised.
         """
         errand = _Steps(steps)
+        errand.is_background = is_background
         self.add_worker(errand)
         try:
             return errand.future.result()

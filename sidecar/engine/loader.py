@@ -11,15 +11,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model, load_tokenizer
 
 from sidecar.config.settings import CacheConfig
 from sidecar.core.errors import ModelLoadFailed
+from sidecar.engine.checkpoint_files import brought_code, context_len, stamp
 from sidecar.engine.model_place import ModelSource
 from sidecar.engine.printed_stops import printed_stops
 from sidecar.engine.reachable_arrays import evaluate_in_slices
+from sidecar.engine.vision import (
+    Eyes,
+    FeatureMemo,
+    SeeingModel,
+    Sight,
+    open_eyes,
+    read_seeing,
+)
+from sidecar.engine.weights import let_go, weights_nbytes
 from sidecar.kv.kv_layers import KVLayers, evaluate
 from sidecar.kv.quantization import KVQuantization
 from sidecar.output.families import OutputSyntax, find_family, output_syntax
@@ -30,6 +39,7 @@ T = TypeVar("T")
 
 _UNKNOWN_CONTEXT = 1 << 20
 _MOST_REASON = 300  # characters
+BLIND_HERE = "this model takes text only here"
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,8 @@ class LoadedModel:
         num_bytes: bytes of its weights. key: tells its KV from any other model's.
         quantization: of its KV, None for none.
         printed_stops: what stands for a stop token once another turn follows.
+        eyes: what it sees images with, None if it does not.
+        blindness: why it does not although it was made to; "": it was not.
     """
 
     name: str
@@ -61,28 +73,33 @@ class LoadedModel:
     num_bytes: int
     quantization: KVQuantization | None = None
     printed_stops: Mapping[int, int] = field(default_factory=dict)
+    eyes: Eyes | None = None
+    blindness: str = ""
 
     def new_cache(self) -> KVLayers:
         """Empty caches for one sequence."""
         cache: KVLayers = make_prompt_cache(self.model)
         return cache
 
-    def forward(self, ids: mx.array, cache: KVLayers) -> mx.array:
+    def forward(
+        self, ids: mx.array, cache: KVLayers, sight: Sight | None = None
+    ) -> mx.array:
         """
         The one call of the model; GPU thread only.
 
         Args:
             ids: (rows, tokens). cache: of as many rows; grows by the tokens.
+            sight: what a model that sees is told besides (engine/vision).
         Returns:
             Logits, (rows, tokens, vocabulary); not computed yet.
         """
-        logits: mx.array = self.model(ids, cache=cache)
+        told = {"sight": sight} if sight is not None else {}
+        logits: mx.array = self.model(ids, cache=cache, **told)
         return logits
 
     def release(self) -> None:
         """Let the weights go, whoever still holds the model; GPU thread only."""
-        for module in self.model.modules():
-            module.clear()
+        let_go(self.model)
 
 
 def kv_quantization(config: CacheConfig) -> KVQuantization | None:
@@ -112,7 +129,11 @@ def load(
 
 
 def read_model(
-    source: ModelSource, family: str | None, *, trust: bool
+    source: ModelSource,
+    family: str | None,
+    *,
+    trust: bool,
+    memo: FeatureMemo | None = None,
 ) -> Generator[None, None, LoadedModel]:
     """
     Read a text model: on any thread of MLX's, a slice of its weights between yields.
@@ -121,16 +142,16 @@ def read_model(
         source: from `find_model`, which has checked its files.
         family: the configured family, None to find it out.
         trust: let the model's folder bring code of its own.
+        memo: for what its vision tower gives; None: it is read for text alone.
     Returns:
         The model, of which nothing was computed: `finish` it.
     Raises:
         ModelLoadFailed: with the reason.
     """
-    started = time.monotonic()
-    name, folder = source.name, source.folder
+    started, folder = time.monotonic(), source.folder
     with _told_as(source):
-        stamp = _stamp(folder)
-        model, config = load_model(folder, lazy=True, trust_remote_code=trust)
+        before = stamp(folder)
+        model, config = _weights(folder, trust=trust, sees=memo is not None)
         # Weights are made at random before they are read. Nobody computes those, and
         # each hangs on the one before by the generator's state: 32 KB a load, for good.
         mx.eval(mx.random.state)
@@ -141,13 +162,12 @@ def read_model(
             tokenizer_config_extra={"trust_remote_code": trust},
             eos_token_ids=config.get("eos_token_id"),
         )
-        loaded = _describe(name, folder, (model, tokenizer), config, family)
-        if _stamp(folder) != stamp:  # else other weights' KV would go by its name
+        described = _describe(source, (model, tokenizer), config, family)
+        loaded = _with_eyes(described, config, memo, trust=trust)
+        if stamp(folder) != before:  # else other weights' KV would go by its name
             raise ValueError("its files changed while they were read")
-    logger.info(
-        "loaded model=%s bytes=%d seconds=%.1f",
-        name, loaded.num_bytes, time.monotonic() - started,
-    )  # fmt: skip
+    seconds, told = time.monotonic() - started, "loaded model=%s bytes=%d seconds=%.1f"
+    logger.info(told, source.name, loaded.num_bytes, seconds)
     return loaded
 
 
@@ -190,13 +210,13 @@ def _told_as(source: ModelSource) -> Iterator[None]:
         yield
     except GeneratorExit:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # some libraries end the program
         reason = _reason(error).replace(str(source.folder), source.name)
         message = f"model {source.name} cannot be loaded: {reason}"
         raise ModelLoadFailed(message) from error
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """The first line of what a library says; a bare KeyError says nothing alone."""
     lines = [line for line in map(str.strip, str(error).splitlines()) if line] or [""]
     if lines[0].endswith(":") and len(lines) > 1:  # what it is of stands below
@@ -224,14 +244,54 @@ def _try_quantized(model: Any, quantization: KVQuantization) -> None:
         ) from error
 
 
+def _weights(folder: Path, *, trust: bool, sees: bool) -> tuple[Any, dict[str, Any]]:
+    """The model and its config; nothing is computed yet."""
+    if sees and (trust or not brought_code(folder)):
+        try:
+            return read_seeing(folder)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - mlx-lm may take it
+            logger.warning("read without its vision tower: %s", _reason(error))
+    model, config = load_model(folder, lazy=True, trust_remote_code=trust)
+    return model, config
+
+
+def _with_eyes(
+    loaded: LoadedModel,
+    config: dict[str, Any],
+    memo: FeatureMemo | None,
+    *,
+    trust: bool,
+) -> LoadedModel:
+    """Its image processor; without one it serves text alone."""
+    if memo is None:
+        return loaded
+    if not isinstance(loaded.model, SeeingModel):
+        file = None if trust else brought_code(loaded.folder)
+        why = "mlx-vlm does not take it"
+        if file:
+            why = f"its {file} brings code of its own, TRUST_REMOTE_CODE=true runs it"
+        return replace(loaded, blindness=f"{BLIND_HERE}: {why}")
+    # What mlx-vlm computes is not to the bit what mlx-lm does.
+    loaded = replace(loaded, key=f"{loaded.key} seeing")
+    parts = (loaded.folder, config, loaded.tokenizer)
+    try:
+        eyes = open_eyes(loaded.model, parts, memo, trust=trust)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it likes
+        reason = _reason(error).replace(str(loaded.folder), loaded.name)
+        why = f"{BLIND_HERE}: {reason}"
+        logger.warning("model %s: %s", loaded.name, why)
+        return replace(loaded, blindness=why)
+    return replace(loaded, eyes=eyes)
+
+
 def _describe(
-    name: str,
-    folder: Path,
+    source: ModelSource,
     parts: tuple[Any, Any],
     config: dict[str, Any],
     family_setting: str | None,
 ) -> LoadedModel:
     model, tokenizer = parts
+    name, folder = source.name, source.folder
     family = find_family(family_setting, name, str(config.get("model_type", "")))
     vocab = tokenizer.get_vocab()
     for token in family.stop_tokens:
@@ -251,20 +311,18 @@ def _describe(
             _library(tokenizer),
             (str(tokenizer.chat_template or ""), vocab),
         ),
-        context_len=_context_len(config),
+        context_len=context_len(config) or _UNKNOWN_CONTEXT,
         vocab_size=0,
         stop_ids=frozenset(stop_ids),
         generation_config=_generation_config(folder),
-        num_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters())),
+        num_bytes=weights_nbytes(model),
         printed_stops=printed_stops(tokenizer, stop_ids),
     )
 
 
 def _stamp(folder: Path) -> str:
-    """Changes with any file of the checkpoint: other weights have other KV."""
-    found = [(file, file.stat()) for file in sorted(folder.glob("*.*"))]
-    facts = [(f.name, s.st_size, s.st_mtime_ns, s.st_ino) for f, s in found]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    """Other weights have other KV."""
+    return hashlib.sha256(repr(stamp(folder)).encode()).hexdigest()[:16]
 
 
 def _template_digest(tokenizer: Any) -> str:
@@ -275,13 +333,6 @@ def _library(tokenizer: Any) -> tuple[str, str, Callable[..., Any]] | None:
     if not tokenizer.has_tool_calling:
         return None
     return tokenizer.tool_call_start, tokenizer.tool_call_end, tokenizer.tool_parser
-
-
-def _context_len(config: dict[str, Any]) -> int:
-    for part in (config, config.get("text_config") or {}):
-        if part.get("max_position_embeddings"):
-            return int(part["max_position_embeddings"])
-    return _UNKNOWN_CONTEXT
 
 
 def _generation_config(folder: Path) -> dict[str, Any] | None:

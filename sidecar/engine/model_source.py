@@ -45,8 +45,10 @@ def find_model(
 
 
 def knows_architecture(config: Mapping[str, Any]) -> bool:
-    """Whether mlx-lm can build what a config.json describes; imports no model."""
+    """Whether a library here can build what a config.json describes; imports none."""
     kind = config["model_type"]
+    if isinstance(config.get("vision_config"), Mapping) and _sees(kind):
+        return True
     if any(kind == known for known, _ in MODEL_ARCHITECTURE_REMAPPING):
         return True
     try:
@@ -54,6 +56,19 @@ def knows_architecture(config: Mapping[str, Any]) -> bool:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
+
+
+def _sees(kind: str) -> bool:
+    """Whether mlx-vlm, the extra `vision`, has an architecture."""
+    library = importlib.util.find_spec("mlx_vlm")
+    if library is None or library.origin is None:
+        return False
+    folders = Path(library.origin).parent / "models"
+    if (folders / kind).is_dir():
+        return True
+    from mlx_vlm.utils import MODEL_REMAPPING as OTHER_NAMES  # takes seconds
+
+    return kind in OTHER_NAMES
 
 
 def _fetch(

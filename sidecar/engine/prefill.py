@@ -16,7 +16,9 @@ from sidecar.config.settings import EngineConfig
 from sidecar.core.errors import GenerationFailed, Unavailable
 from sidecar.core.prompt import Boundary, ModelIds
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled
+from sidecar.engine.looking import Looking
 from sidecar.engine.pacing import Watchdog
+from sidecar.engine.vision import Eyes, Sight
 from sidecar.kv.kv_layers import KVLayers, evaluate, take_checkpoint
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.kv.prefix_tree import Lease, Owner
@@ -46,6 +48,7 @@ class Prefill:
     last_progress: float = field(default_factory=lambda: time.monotonic())
     longest_gap_s: float = 0.0
     checkpoints: dict[int, tuple[int, list[Any]]] = field(default_factory=dict)
+    _looking: Looking | None = None
 
     @property
     def target(self) -> int:
@@ -72,12 +75,49 @@ class Prefill:
     def advance(self, end: int) -> None:
         """Note that tokens up to `end` are computed; keep a checkpoint if due."""
         self.done = end
-        now = time.monotonic()
-        self.longest_gap_s = max(self.longest_gap_s, now - self.last_progress)
-        self.last_progress = now
+        self._note_progress()
         for stop in self.stops:
             if stop.depth == end:
                 self.checkpoints[end] = (stop.rank, take_checkpoint(self.cache))
+
+    def open(self, eyes: Eyes | None) -> None:
+        """
+        Get ready to look at the prompt's images, if it has any.
+
+        Raises:
+            ValueError: the model takes text only.
+        """
+        prompt = self.job.spec.prompt
+        if prompt.images and self._looking is None:
+            if eyes is None:
+                raise ValueError("this model takes text only")
+            self._looking = Looking(eyes, prompt)
+
+    def look(self, end: int) -> bool:
+        """The tower for one image before a depth; whether there was one to look at."""
+        placed = self._looking.unseen(self.done, end) if self._looking else None
+        if self._looking is None or placed is None:
+            return False
+        started = time.perf_counter()
+        if self._looking.look(placed):
+            self._note_progress()
+            seconds = time.perf_counter() - started
+            logger.debug("looked at an image seconds=%.3f", seconds)
+        return True
+
+    def sight(self, end: int) -> Sight | None:
+        """What the model is told of the next ids, up to a depth, besides them."""
+        return self._looking.sight(self.done, end) if self._looking else None
+
+    @property
+    def shift(self) -> int:
+        """How far its positions are from its number of tokens."""
+        return self._looking.shift if self._looking else 0
+
+    def _note_progress(self) -> None:
+        now = time.monotonic()
+        self.longest_gap_s = max(self.longest_gap_s, now - self.last_progress)
+        self.last_progress = now
 
 
 def begin(job: Job, store: PrefixStore, min_gap: int) -> Prefill:

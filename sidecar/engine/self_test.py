@@ -17,8 +17,9 @@ from typing import Literal
 
 import mlx.core as mx
 
+from sidecar.engine.array_distance import Difference
 from sidecar.engine.loader import LoadedModel, run_to_end
-from sidecar.engine.self_test_runs import Difference, Runs
+from sidecar.engine.self_test_runs import Runs
 from sidecar.engine.text import TextEngine
 from sidecar.engine.turns import Errand
 

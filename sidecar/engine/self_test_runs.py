@@ -9,9 +9,9 @@ this device. A batch has other shapes and therefore other rounding: it is held a
 that noise, its logits and the KV that it leaves.
 """
 
-import math
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import mlx.core as mx
@@ -20,6 +20,7 @@ from sidecar.config.settings import GenerationConfig
 from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import SamplingParams
 from sidecar.engine.array_distance import (
+    Difference,
     kv_distance,
     logits_distance,
     rounding_of,
@@ -29,6 +30,7 @@ from sidecar.engine.decode_batch import Lanes, batch_of_one
 from sidecar.engine.job import JobSpec
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import settle
+from sidecar.engine.self_test_images import ImageRuns
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import Limits
 from sidecar.kv.kv_budget import KVBudget
@@ -41,46 +43,7 @@ R = TypeVar("R")
 Steps = Generator[None, None, R]
 
 _NUM_TOKENS = 8
-_NOISE_FACTOR = 3.0  # of two computations that differ in all shapes, not in one
 _GREEDY = settle(SamplingParams(temperature=0.0), GenerationConfig(), {})
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """
-    How far a way of reuse is from a computation without it.
-
-    All relative to the spread of what is compared: models differ in scale.
-
-    Args:
-        moved: of KV that was only moved: nothing but 0 will do.
-        computed: of what was computed from it.
-        noise: of two honest computations; None if it was not needed.
-        rounding: of the model's number format, which is always allowed.
-    """
-
-    moved: float
-    computed: float
-    rounding: float
-    noise: float | None = None
-
-    @property
-    def limit(self) -> float:
-        """What `computed` may be."""
-        return _NOISE_FACTOR * (self.noise or 0.0) + self.rounding
-
-    @property
-    def is_allowed(self) -> bool:
-        """Whether it is rounding and nothing else."""
-        is_near = math.isfinite(self.computed) and self.computed <= self.limit
-        return self.moved == 0.0 and is_near
-
-    def __str__(self) -> str:
-        noise = "-" if self.noise is None else f"{self.noise:.1e}"
-        return (
-            f"moved={self.moved:.1e} computed={self.computed:.1e} "
-            f"allowed={self.limit:.1e} noise={noise}"
-        )
 
 
 class Runs:
@@ -96,6 +59,7 @@ class Runs:
         self._ids = ModelIds(tuple((7 * i + 3) % size for i in range(160)))
         self._forced = [(11 * i + 5) % size for i in range(_NUM_TOKENS)]
         self._noise: float | None = None
+        self._rounding = 0.0
 
     def paths(self) -> list[tuple[str, Callable[[], Steps[Difference]]]]:
         """Name and test of each way of reuse; a test yields after each computation."""
@@ -107,7 +71,23 @@ class Runs:
             ("checkpoint", lambda: self._warm((64, 96), self._ids[:120])),
             ("batch", self._batch),
         ]
-        return paths[:-1] if self._quantization else paths  # its rows run alone
+        if self._quantization:  # its rows run alone, and what is rounded hangs on when
+            paths.pop()
+        else:
+            paths.insert(0, ("chunks", self._chunks))
+        if self._model.eyes is not None:
+            images = ImageRuns(self._model, self._model.eyes, self._ids)
+            paths.append(("images", lambda: images.run(self._measured_noise)))
+        return paths
+
+    def _chunks(self) -> Steps[Difference]:
+        """
+        A prompt's KV does not hang on where its chunks end, but by rounding.
+
+        Else what stands behind changes what stands before, and nothing may be reused.
+        """
+        noise = yield from self._measured_noise()
+        return Difference(0.0, noise, self._rounding, noise)
 
     def _warm(
         self, edges: Sequence[int], asked: Sequence[int], *, lend: bool = False
@@ -121,21 +101,21 @@ class Runs:
         common = edges[0]
         other = tuple(reversed(self._ids))
         first = ModelIds((*self._ids[:common], *other[: edges[-1] - common]))
-        store = self._store(lend=lend)
-        yield from self._serve(store, first, edges)
-        return (yield from self._compare(store, ModelIds(tuple(asked)), edges[:1]))
+        with self._store(lend=lend) as store:
+            yield from self._serve(store, first, edges)
+            return (yield from self._compare(store, ModelIds(tuple(asked)), edges[:1]))
 
     def _branch(self) -> Steps[Difference]:
         """Two prompts that part in the middle of a stored run, both served."""
-        store = self._store(lend=True)
         first = ModelIds(self._ids[:96])
         second = ModelIds((*self._ids[:64], *self._ids[100:130]))
         found = []
-        for ids in (first, second):
-            yield from self._serve(store, ids, (64, len(ids)))
-        for ids in (first, second):
-            longer = ModelIds((*ids, *self._ids[:5]))
-            found.append((yield from self._compare(store, longer, (64, len(ids)))))
+        with self._store(lend=True) as store:
+            for ids in (first, second):
+                yield from self._serve(store, ids, (64, len(ids)))
+            for ids in (first, second):
+                longer = ModelIds((*ids, *self._ids[:5]))
+                found.append((yield from self._compare(store, longer, (64, len(ids)))))
         return max(found, key=lambda d: (d.moved, d.computed))
 
     def _compare(
@@ -151,6 +131,7 @@ class Runs:
             kv_distance(cold, restored.cache, 0, edges[-1]),
             states_distance(cold, restored.cache),
         )
+        store.abandon(restored.lease)
         rest = (len(ids) - 1,)
         warm = restored.cache
         for cache in (cold, warm):
@@ -191,6 +172,7 @@ class Runs:
             ids, distances = ModelIds(self._ids[:90]), []
             usual = yield from self._row(ids, (89,))
             expected, cache = usual.logits[0], usual.caches[0]
+            self._rounding = rounding_of(expected[0])
             for edges in ((23, 52, 89), (71, 89)):
                 other = yield from self._row(ids, edges)
                 distances.append(logits_distance(expected, other.logits[0]))
@@ -209,12 +191,17 @@ class Runs:
         yield from row.run(self._forced, joins_after=(0,))
         return row
 
-    def _store(self, *, lend: bool) -> PrefixStore:
+    @contextlib.contextmanager
+    def _store(self, *, lend: bool) -> Iterator[PrefixStore]:
+        """Room for one test's prompts; their KV goes with it, at once."""
         budget = KVBudget(Limits(1 << 40))
         store = PrefixStore(budget, self._model.new_cache, self._quantization)
         if not lend:
             store.switch_off("lend")
-        return store
+        try:
+            yield store
+        finally:
+            store.clear()
 
     def _serve(
         self, store: PrefixStore, ids: ModelIds, edges: Sequence[int]

@@ -1,14 +1,13 @@
 """A text model that can be asked: what it takes, jobs, numbers, its end."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import mlx.core as mx
-
 from sidecar.config.settings import EngineConfig
 from sidecar.core.errors import BadRequest, ContextLengthExceeded
-from sidecar.core.prompt import ModelIds, ModelPrompt
+from sidecar.core.prompt import ModelPrompt
 from sidecar.core.requests import GenerationOptions
 from sidecar.engine.batch_loop import BatchLoop
 from sidecar.engine.gpu_thread import GpuThread
@@ -17,6 +16,7 @@ from sidecar.engine.loader import LoadedModel
 from sidecar.engine.process_memory import Demand
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.turns import Worker
+from sidecar.engine.weights import let_go_measured
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.output.splitter_check import splitter_faults
 
@@ -69,6 +69,7 @@ class TextEngine:
         self._gpu = gpu
         self._config = config
         self.is_closed = False
+        self._forbidden: set[str] = set()
         self._workers: list[Worker] = []
         self.work_between(loop)
 
@@ -133,8 +134,13 @@ class TextEngine:
         """Forget the stored KV; the bytes that came back."""
         return self._gpu.call(self.store.clear)
 
+    def is_allowed(self, name: str) -> bool:
+        """Whether a way is used: no test of it failed or is still to come."""
+        return name not in self._forbidden
+
     def allow(self, name: str, *, is_allowed: bool) -> None:
         """Use a way of reuse from now on, or do without it."""
+        (self._forbidden.discard if is_allowed else self._forbidden.add)(name)
         if name == "batch":
             self._loop.may_batch(is_allowed)
         elif is_allowed:
@@ -173,13 +179,7 @@ class TextEngine:
         while self._workers:
             self._gpu.remove_worker(self._workers.pop())
         self._loop.close()
-        return self._gpu.call(self._release)
-
-    def _release(self) -> int:
-        before = mx.get_active_memory()
-        self.model.release()
-        mx.clear_cache()
-        return max(0, before - mx.get_active_memory())
+        return self._gpu.call(lambda: let_go_measured(self.model.model))
 
     def _admit(
         self, prompt: ModelPrompt, sampling: Sampling, options: GenerationOptions
@@ -200,7 +200,7 @@ class TextEngine:
         most = min(most, self._config.max_concurrent)
         if options.n > most:
             raise BadRequest(f"n must be 1..{most}, got {options.n}", param="n")
-        self._check_ids(ids, options)
+        self._check_ids(prompt.read_ids, options)
         wanted = (
             options.max_tokens or self._config.default_max_tokens or _MOST_BY_DEFAULT
         )
@@ -209,7 +209,7 @@ class TextEngine:
             prompt, sampling, max_tokens, options.stop, options.n, options.top_logprobs
         )
 
-    def _check_ids(self, ids: ModelIds, options: GenerationOptions) -> None:
+    def _check_ids(self, ids: Sequence[int], options: GenerationOptions) -> None:
         """Ids the model has no row for would be read out of bounds."""
         size = self.model.vocab_size
         if not all(0 <= i < size for i in ids):

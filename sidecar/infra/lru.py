@@ -25,6 +25,7 @@ class Lru(Generic[K, V]):
         self._weigh = weigh
         self._entries: OrderedDict[K, V] = OrderedDict()
         self._weight = 0
+        self._num_clears = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -43,12 +44,27 @@ class Lru(Generic[K, V]):
                 self._entries.move_to_end(key)
             return value
 
-    def put(self, key: K, value: V) -> None:
-        """Add or replace an entry; one heavier than everything is not kept."""
+    @property
+    def num_clears(self) -> int:
+        """How often all was forgotten."""
+        return self._num_clears
+
+    def put(self, key: K, value: V, since: int | None = None) -> None:
+        """
+        Add or replace an entry; one heavier than everything is not kept.
+
+        Args:
+            since: `num_clears` when its making began; what was cleared then stays so.
+        """
+        weight = self._weigh(key, value)
         with self._lock:
+            if since is not None and since != self._num_clears:
+                return
             self._drop(key)
+            if weight > self._max_weight:
+                return
             self._entries[key] = value
-            self._weight += self._weigh(key, value)
+            self._weight += weight
             while self._entries and (
                 len(self._entries) > self._max_entries
                 or self._weight > self._max_weight
@@ -69,6 +85,7 @@ class Lru(Generic[K, V]):
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
+            self._num_clears += 1
             self._entries.clear()
             self._weight = 0
 

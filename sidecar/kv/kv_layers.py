@@ -7,6 +7,7 @@ row per token, so that any prefix of it is the state at that depth; the others
 (recurrent, rotating) exist only at the depth they were computed to: checkpoints.
 """
 
+import contextlib
 import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -63,10 +64,14 @@ def depth(cache: KVLayers) -> int | None:
     """
     Tokens the cache holds; None if no layer counts them.
 
+    What no layer of the model ever writes to (a block without attention) counts not.
+
     Raises:
         ValueError: its layers do not agree.
     """
-    offsets = {int(a.offset) for a in atoms(cache) if hasattr(a, "offset")}
+    counting = [a for a in atoms(cache) if hasattr(a, "offset")]
+    used = [a for a in counting if getattr(a, "keys", a) is not None]
+    offsets = {int(a.offset) for a in used or counting}
     if len(offsets) > 1:
         raise ValueError(
             f"layers hold {' and '.join(map(str, sorted(offsets)))} tokens"
@@ -95,6 +100,8 @@ def is_quantized(arrays: Leaves) -> bool:
 
 def set_leaves(atom: Any, arrays: Leaves, offset: int) -> None:
     """Give a fresh sliceable atom its arrays and the number of tokens in them."""
+    if not arrays:
+        return  # nothing is ever written there
     if isinstance(atom, QuantizedKVCache):
         half = len(arrays) // 2
         atom.keys, atom.values = tuple(arrays[:half]), tuple(arrays[half:])
@@ -115,6 +122,8 @@ def view(arrays: Leaves, start: int, end: int) -> Leaves:
 
 def join(runs: Sequence[Leaves], room: int) -> Leaves:
     """Concatenate runs, with room for `room` more tokens behind."""
+    if not runs[0]:
+        return []
     total = sum(run[0].shape[_SEQUENCE_AXIS] for run in runs)
     padded = (total + room + _ROOM_STEP - 1) // _ROOM_STEP * _ROOM_STEP
     joined = []
@@ -139,8 +148,8 @@ def take_checkpoint(cache: KVLayers) -> list[Any]:
 def own_checkpoint(checkpoint: list[Any]) -> None:
     """Make a checkpoint independent of larger arrays that it may be a slice of."""
     for atom in checkpoint:
-        state = atom.state
-        atom.state = _owned(state)
+        with contextlib.suppress(AttributeError):  # one whose state cannot be set
+            atom.state = _owned(atom.state)
         mx.eval(_arrays(atom.state))
 
 
@@ -213,9 +222,16 @@ def share_offsets(batch: KVLayers) -> None:
 def from_only_row(batch: KVLayers) -> KVLayers:
     """The caches of a batch of one row, taken over without a copy where possible."""
     return [
-        _with_arrays(layer, layer._idx) if _is_unpadded(layer) else layer.extract(0)
+        _with_arrays(layer, layer._idx) if _is_unpadded(layer) else row_of(layer, 0)
         for layer in batch
     ]
+
+
+def row_of(layer: Any, row: int) -> Any:
+    """One row's cache of a batch's layer."""
+    if type(layer) is BatchKVCache and layer.keys is None:
+        return KVCache()
+    return layer.extract(row)
 
 
 def lend_layers(cache: KVLayers) -> KVLayers:

@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from sidecar.core.prompt import ModelIds
+from sidecar.core.prompt import FIRST, MADE, ModelIds
 from sidecar.infra.metrics import Counters
 from sidecar.kv import kv_layers
 from sidecar.kv.inspection import problems, tree_rows
@@ -47,10 +47,10 @@ from sidecar.kv.quantization import KVQuantization
 
 logger = logging.getLogger(__name__)
 
-_ESSENTIAL = {"restore", "trim", "branch", "checkpoint"}
+_ESSENTIAL = {"chunks", "restore", "trim", "branch", "checkpoint"}
 _COUNTED = (
     "checkpoint_emitted", "checkpoint_hit", "checkpoint_evicted", "hybrid_trim_miss",
-    "hybrid_trim_miss_tokens", "lent", "copied", "evicted_tokens",
+    "hybrid_trim_miss_tokens", "lent", "copied", "evicted_tokens", "vlm_retreat",
 )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ class PrefixStore:
     def match_len(self, model_ids: ModelIds, salt: str = "") -> int:
         """Tokens of the longest stored prefix, at most `len - 1`; any thread."""
         with self._lock:
-            return self._usable(self._tree.match(model_ids, salt), len(model_ids))
+            return self._usable(self._tree.match(model_ids, salt), model_ids)
 
     @property
     def epoch(self) -> int:
@@ -146,8 +146,8 @@ class PrefixStore:
             if lease.epoch != self._epoch:
                 return Restored(cache, 0, lease)
             match = self._tree.match(model_ids, salt)
-            length = self._usable(match, len(model_ids))
-            self._note_loss(min(match.depth, len(model_ids) - 1), length)
+            length = self._usable(match, model_ids)
+            self._note_loss(model_ids, min(match.depth, len(model_ids) - 1), length)
             if length == 0:
                 return Restored(cache, 0, lease, match.depth)
             last = self._tree.node_ending_at(model_ids, length, salt)
@@ -224,6 +224,8 @@ class PrefixStore:
                 if node.parent is not None and node.parent.lent_to is not lease:
                     self._tree.drop(node)
             self._release(lease)
+            shrunk = self.budget.evict()  # what it held back may be over the limits
+        mx.eval(shrunk)
 
     def check_integrity(self) -> list[str]:
         """What is wrong with the store; empty, always."""
@@ -255,18 +257,22 @@ class PrefixStore:
         mx.clear_cache()
         return max(0, before - mx.get_active_memory())
 
-    def _usable(self, match: Match, prompt_len: int) -> int:
-        depth = min(match.depth, prompt_len - 1)
+    def _usable(self, match: Match, ids: ModelIds) -> int:
+        depth = min(match.depth, len(ids) - 1)
         if depth <= 0 or self.switched_off & _ESSENTIAL:
             return 0
         if self._quantization and depth < self._quantization.start:
             depth = min(depth, _plain_len(match))
+        depth = _before_image(ids, depth)
         if self._all_sliceable or depth <= 0:
             return depth
         node = match.checkpoint_at_most(depth)
+        while node and (whole := _before_image(ids, node.end)) < node.end:
+            node = match.checkpoint_at_most(whole)
         return node.end if node else 0
 
-    def _note_loss(self, depth: int, length: int) -> None:
+    def _note_loss(self, ids: ModelIds, depth: int, length: int) -> None:
+        self.counters.add("vlm_retreat", int(_before_image(ids, depth) < depth))
         if length < depth and not self._all_sliceable:
             self.counters.add("hybrid_trim_miss", int(length == 0))
             self.counters.add("hybrid_trim_miss_tokens", depth - length)
@@ -287,6 +293,13 @@ class PrefixStore:
         if may_lend:
             release_held(self._tree, path, lease)
         return arrays
+
+
+def _before_image(ids: ModelIds, depth: int) -> int:
+    """Where the image begins that a match would end within; else that depth."""
+    while 0 < depth < len(ids) and ids[depth] >= MADE and not ids[depth] & FIRST:
+        depth -= 1
+    return depth
 
 
 def _not_loaded() -> KVLayers:

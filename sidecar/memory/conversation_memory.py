@@ -108,9 +108,17 @@ class Said:
 class Forgotten:
     """What a `forget` let go: bytes of KV that came back, prompts, conversations."""
 
-    kv_bytes: int
-    num_prompts: int
-    num_threads: int
+    kv_bytes: int = 0
+    num_prompts: int = 0
+    num_threads: int = 0
+
+    def __add__(self, other: "Forgotten") -> "Forgotten":
+        """Of both."""
+        return Forgotten(
+            self.kv_bytes + other.kv_bytes,
+            self.num_prompts + other.num_prompts,
+            self.num_threads + other.num_threads,
+        )
 
 
 class ConversationMemory:

@@ -8,11 +8,18 @@ heal -> find volatile spans -> render, once plain and once with marks -> canonic
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sidecar.core.errors import RequestCancelled
-from sidecar.core.prompt import CacheReport, ChatTokenizer, ModelIds, ModelPrompt, Scope
+from sidecar.core.prompt import (
+    CacheReport,
+    ChatTokenizer,
+    ModelIds,
+    ModelPrompt,
+    Scope,
+    SeenImage,
+)
 from sidecar.core.requests import ChatRequest, Message
 from sidecar.infra.metrics import Counters
 from sidecar.memory import session_turn_store
@@ -38,6 +45,7 @@ from sidecar.pipeline.reuse.prompt_ids import (
     check_length,
     end_of_message,
     rank_boundaries,
+    says_its_text,
 )
 from sidecar.pipeline.template.chat_template import (
     ChatTemplate,
@@ -45,6 +53,7 @@ from sidecar.pipeline.template.chat_template import (
     state_choice,
 )
 from sidecar.pipeline.template.encoder import PromptEncoder
+from sidecar.pipeline.template.image_slots import place_images
 from sidecar.pipeline.template.marked_render import Layout, lay_out
 from sidecar.pipeline.template.turn_frames import FrameCache
 from sidecar.pipeline.template.turn_markers import Frame
@@ -54,7 +63,12 @@ from sidecar.volatile.rules import RuleSet
 
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
-    """The pipeline's part of the configuration."""
+    """
+    The pipeline's part of the configuration, and of what is known of the model.
+
+    Args:
+        media_tokens: what stands for images in prompts; typed, they are text.
+    """
 
     default_thinking: bool
     preserve_thinking: bool
@@ -63,6 +77,7 @@ class PipelineSettings:
     splicing: bool
     min_gain: int
     verify: bool = False
+    media_tokens: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +149,7 @@ class Pipeline:
         memory: ConversationMemory,
     ) -> None:
         self.template = ChatTemplate(tokenizer)
-        self.encoder = PromptEncoder(tokenizer)
+        self.encoder = PromptEncoder(tokenizer, settings.media_tokens)
         self.memory = memory
         self.drift = DriftReport()
         self.counters = Counters(COUNTED)
@@ -145,6 +160,8 @@ class Pipeline:
         self._keeps_thinking = (
             settings.preserve_thinking and self.template.traits.preserve_thinking
         )
+        added = tokenizer.get_added_vocab()
+        self._media_ids = {added[t] for t in settings.media_tokens if t in added}
         self._frames = FrameCache(self.template, self.encoder)
         self._chooser = ReuseChooser(
             self.encoder, memory.lineage, ruleset, settings.min_gain,
@@ -159,6 +176,7 @@ class Pipeline:
         salt: str = "",
         most_tokens: int = sys.maxsize,
         is_wanted: Callable[[], bool] = lambda: True,
+        images: Sequence[SeenImage] = (),
     ) -> PreparedPrompt:
         """
         Find the form of a request that reuses most, and say nothing false in it.
@@ -167,6 +185,7 @@ class Pipeline:
             salt: the cache salt under which KV is looked for.
             most_tokens: the longest prompt that can be answered.
             is_wanted: whether the client is still there; asked between messages.
+            images: of the request, in order; its messages hold their marks.
 
         Raises:
             BadRequest: the template refuses the conversation.
@@ -175,16 +194,14 @@ class Pipeline:
         """
         reading = self._reading(request, salt, is_wanted)
         found = self._recall(reading)
-        layout = self._lay_out(reading, found)
+        layout = self._lay_out(reading, found, images)
         check_length(layout.elements, self.encoder, most_tokens)
-        reading.check()
         question = self._question(reading, found, layout)
         reading.check()
         answer, is_false = self._choose(question, salt, most_tokens)
         report, digests = self._report(question, answer, found)
         moved = counted(report, answer, num_healed=len(found.healed))
-        if is_false:
-            moved["invariant_violation"] = 1
+        moved |= {"invariant_violation": 1} if is_false else {}
         self.counters.add_all(moved)
         return PreparedPrompt(
             self._model_prompt(reading, question, answer, found),
@@ -232,14 +249,23 @@ class Pipeline:
         healing, frame = self.memory.healing, reading.frame
         return recall(healing, messages, request, frame, rulesets, reading.check)
 
-    def _lay_out(self, reading: _Reading, found: Recalled) -> Layout:
+    def _lay_out(
+        self, reading: _Reading, found: Recalled, images: Sequence[SeenImage]
+    ) -> Layout:
         tools = offered_tools(reading.request)
 
         def render(messages: Sequence[Message]) -> str:
             reading.check()
             return self.template.render(messages, tools, reading.kwargs)
 
-        return lay_out(found.marked, found.healed, reading.frame, render)
+        healed = found.healed
+        if self._media_ids:  # which a model may say: put back, it would be an image
+            is_free = self._media_ids.isdisjoint
+            healed = {i: turn for i, turn in healed.items() if is_free(turn.raw_ids)}
+        layout = lay_out(found.marked, healed, reading.frame, render)
+        if not images:
+            return layout
+        return replace(layout, elements=place_images(layout.elements, images))
 
     def _choose(
         self, question: Question, salt: str, most_tokens: int
@@ -250,7 +276,9 @@ class Pipeline:
             return self.memory.longest(ids, salt)
 
         answer = self._chooser.choose(question, longest, most_tokens)
-        if self._settings.verify and not self._says_its_text(answer):
+        decode = self._tokenizer.decode
+        said = answer.form.assembled
+        if self._settings.verify and not says_its_text(said, self.encoder, decode):
             return self._chooser.plain(question, longest), True
         return answer, False
 
@@ -295,12 +323,6 @@ class Pipeline:
             is_proved=layout.is_proved,
         )  # fmt: skip
 
-    def _says_its_text(self, answer: Answer) -> bool:
-        """CACHE_VERIFY: the ids are those of the text that was put together."""
-        wanted = self.encoder.encode(answer.text).ids
-        decode = self._tokenizer.decode  # some decoders add or take spaces
-        return decode(list(answer.ids)) == decode(list(wanted))
-
     def _opens_thinking(self, text: str) -> bool:
         return text.rstrip().lower().endswith(self._think_open.lower())
 
@@ -329,6 +351,7 @@ class Pipeline:
             end_of_message(assembled.boundaries, question.first_own),
             reading.salt,
             reading.epoch,
+            assembled.images,
         )
 
     def _promise(

@@ -10,7 +10,8 @@ from pathlib import Path
 from sidecar.config.settings import ModelConfig
 from sidecar.core.errors import ModelNotFound
 from sidecar.engine import model_place
-from sidecar.residents.discovery import HUB, Found, discover
+from sidecar.residents.detection import loader_of
+from sidecar.residents.discovery import HUB, Found, discover, kind_at
 from sidecar.residents.model_entry import Offer
 from sidecar.residents.model_settings import NOTHING_SET, ModelSettings
 
@@ -19,8 +20,6 @@ _MOST_CLOSE = 10
 _DEFAULT_NAMES = ("local", "openai/local")
 _PATTERN = re.compile(r"[*?\[\]]")
 _NO_NAMES = ("", "default", *_DEFAULT_NAMES)
-# What an engine here can do; the others are listed, and say why they are not served.
-SERVED_KINDS = frozenset(("llm", "vlm", "ocr"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,10 @@ def _default(config: ModelConfig, found: Sequence[Found]) -> tuple[Offer, Found 
         # Of the hub's models the cache may hold a part, or an older one.
         size = own.size_bytes if own else model_place.size_of(path)
         context_len = own.context_len if own else None
-        offer = Offer(own_id, aliases, "llm", path, size, context_len)
+        kind, takes_images = kind_at(folder) if folder else ("llm", False)
+        offer = Offer(
+            own_id, aliases, kind, path, size, context_len, takes_images=takes_images
+        )
     else:
         offer = replace(_described(own, own_id), aliases=aliases)
     return offer, own
@@ -161,7 +163,7 @@ def _offer(found: Found, taken: set[str]) -> Offer | None:
 
 def _described(found: Found, own_id: str) -> Offer:
     state, fault = found.state, found.reason
-    if state == "unloaded" and found.kind not in SERVED_KINDS:
+    if state == "unloaded" and loader_of(found.kind) is None:
         state, fault = "unavailable", f"{found.kind} models are not served"
     return Offer(
         own_id,
@@ -169,6 +171,7 @@ def _described(found: Found, own_id: str) -> Offer:
         place=str(found.folder),
         size_bytes=found.size_bytes,
         context_len=found.context_len,
+        takes_images=found.takes_images,
         state=state,
         fault=fault and f"model {found.id} cannot be loaded: {fault}",
     )

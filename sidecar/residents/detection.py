@@ -4,7 +4,7 @@ What kind of model a checkpoint is, from its files alone: nothing is loaded.
 Read are config.json, modules.json (sentence-transformers) and the names of the weights'
 tensors. That a library has an architecture of some name says nothing: mlx-vlm lists
 llama, qwen3 and bert, and text-only conversions of vision models keep their
-`vision_config`; it is the tensors that tell. A new kind is a row of `_ROWS`, and an
+`vision_config`; it is the tensors that tell. A new kind is a row of `ROWS`, and an
 engine.
 """
 
@@ -13,17 +13,18 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sidecar.engine.checkpoint_files import tensor_names
 
-Kind = Literal["llm", "vlm", "ocr", "embedding", "reranker", "stt", "tts"]
+Kind = str  # of a row: llm, vlm, ocr, embedding, reranker, stt, tts
 
 _ENCODER_TYPES = frozenset(("bert", "xlm-roberta", "modernbert"))
 _ENCODERS = ("BertModel", "XLMRobertaModel", "ModernBertModel")
 _OCR_TYPES = ("deepseekocr", "dots_ocr", "glm_ocr")
 _VISION_PARTS = frozenset((
-    "visual", "vision_tower", "vision_model", "vision_encoder", "embed_vision",
+    "visual", "vision", "vision_tower", "vision_model", "vision_encoder",
+    "embed_vision",
     "multi_modal_projector",
 ))  # fmt: skip
 # Where mlx-audio is not there to say it: what it is most often asked to load.
@@ -59,6 +60,12 @@ class Evidence:
         """Whether it was saved as a model that continues a text."""
         return any(name.endswith("ForCausalLM") for name in self.architectures)
 
+    @property
+    def is_classifier(self) -> bool:
+        """Whether it has a head that gives a text, or a pair of texts, a score."""
+        names = self.architectures
+        return any(name.endswith("ForSequenceClassification") for name in names)
+
     def is_named(self, word: str) -> bool:
         """Whether the folder's name, or its provider's, has a word in it."""
         return word in self.folder.name.lower() or word in _hub_name(self.folder)
@@ -72,7 +79,12 @@ def kind_of(folder: Path, config: Mapping[str, Any]) -> Kind:
         config: its config.json.
     """
     evidence = Evidence(folder, config)
-    return next((kind for kind, fits in _ROWS if fits(evidence)), "llm")
+    return next(row.kind for row in ROWS if row.fits(evidence))
+
+
+def loader_of(kind: str) -> str | None:
+    """Where the class is that makes residents of a kind; None: it is not served."""
+    return next((row.loader for row in ROWS if row.kind == kind), None)
 
 
 def sees(folder: Path, config: Mapping[str, Any]) -> bool:
@@ -83,6 +95,25 @@ def sees(folder: Path, config: Mapping[str, Any]) -> bool:
     return any(not _VISION_PARTS.isdisjoint(name.split(".")) for name in names)
 
 
+def is_library_there() -> bool:
+    """Whether mlx-vlm is installed, of the extra `vision`."""
+    return importlib.util.find_spec("mlx_vlm") is not None
+
+
+def can_see(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether it has a vision tower, and the library that runs one is installed."""
+    return is_library_there() and sees(folder, config)
+
+
+def missing_library(kind: Kind, folder: Path, config: Mapping[str, Any]) -> str | None:
+    """What has to be installed before a checkpoint can be loaded; None: nothing."""
+    writes_text = Evidence(folder, config).writes_text
+    is_encoder = kind in ("embedding", "reranker") and not writes_text
+    if is_encoder and not is_library_there():
+        return "it needs mlx-vlm: install litellm-mlx[vision]"
+    return None
+
+
 def _hub_name(folder: Path) -> str:
     """The repository's name, where the folder is a snapshot of the hub's cache."""
     repository = folder.parent.parent.name
@@ -90,7 +121,7 @@ def _hub_name(folder: Path) -> str:
 
 
 def _is_reranker(found: Evidence) -> bool:
-    if any(name.endswith("ForSequenceClassification") for name in found.architectures):
+    if found.is_classifier:
         return True
     return found.writes_text and found.is_named("rerank")
 
@@ -119,7 +150,10 @@ def _audio(kind: str, types: tuple[str, ...]) -> Callable[[Evidence], bool]:
             return found.model_type in types
         from mlx_audio.registry import classify_model  # imports no MLX
 
-        said: object = classify_model(found.model_type, found.folder)
+        # By its name alone only what says no more of itself: a person's folder or a
+        # text model may be called like an audio model.
+        name = "" if found.model_type else found.folder.name
+        said: object = classify_model(found.model_type, name)
         return said == kind
 
     return fits
@@ -133,11 +167,33 @@ def _is_ocr(found: Evidence) -> bool:
     return found.model_type.startswith(_OCR_TYPES) and _is_vlm(found)
 
 
-_ROWS: tuple[tuple[Kind, Callable[[Evidence], bool]], ...] = (
-    ("reranker", _is_reranker),
-    ("embedding", _is_embedding),
-    ("stt", _audio("stt", _STT_TYPES)),
-    ("tts", _audio("tts", _TTS_TYPES)),
-    ("ocr", _is_ocr),
-    ("vlm", _is_vlm),
+_TEXT_LOADER = "sidecar.residents.text_resident:TextLoader"
+_ENCODER_LOADER = "sidecar.residents.encoder_loader:EncoderLoader"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """
+    A kind of model.
+
+    Args:
+        fits: whether a checkpoint is one; the first row that fits is its kind.
+        loader: where the class is that makes residents of its kind, `module:name`,
+            built of the configuration and of what all models share; None: it is
+            listed, and not served.
+    """
+
+    kind: str
+    fits: Callable[[Evidence], bool]
+    loader: str | None = None
+
+
+ROWS: tuple[Row, ...] = (
+    Row("reranker", _is_reranker, _ENCODER_LOADER),
+    Row("embedding", _is_embedding, _ENCODER_LOADER),
+    Row("stt", _audio("stt", _STT_TYPES)),
+    Row("tts", _audio("tts", _TTS_TYPES)),
+    Row("ocr", _is_ocr, _TEXT_LOADER),
+    Row("vlm", _is_vlm, _TEXT_LOADER),
+    Row("llm", lambda found: True, _TEXT_LOADER),
 )

@@ -8,27 +8,36 @@ be found, and one that is half downloaded would be handed out without a word.
 """
 
 import functools
-import json
 import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from huggingface_hub import constants, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
 from sidecar.engine.checkpoint_files import (
+    Stamp,
     config_fault,
+    context_len,
     names_fault,
+    read_config,
+    sizes_fault,
     special_fault,
     weight_bytes,
     weights_fault,
 )
+from sidecar.engine.checkpoint_files import stamp as files_stamp
 from sidecar.engine.model_source import knows_architecture
-from sidecar.residents.detection import Kind, kind_of
+from sidecar.residents.detection import (
+    Kind,
+    is_library_there,
+    kind_of,
+    missing_library,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +56,7 @@ class Found:
         size_bytes: of the weights that would be loaded.
         is_cached: whether it is in the hub's cache.
         context_len: most tokens it was made for; None: it does not say.
+        takes_images: whether it sees, and what it takes for that is installed.
         state: `unloaded`: it can be loaded; else why not is in `reason`.
     """
 
@@ -56,6 +66,7 @@ class Found:
     kind: Kind
     size_bytes: int
     context_len: int | None = None
+    takes_images: bool = False
     is_cached: bool = False
     state: Usable = "unloaded"
     reason: str | None = None
@@ -74,7 +85,7 @@ def discover(places: Sequence[str]) -> tuple[Found, ...]:
         for one in found:
             named.setdefault(one.folder.resolve(), one)
     return tuple(
-        _described(folder, one, names, _stamp(folder))
+        _described(folder, one, names, files_stamp(folder))
         for (folder, one), names in zip(
             named.items(), _settled(named.values()), strict=True
         )
@@ -159,22 +170,9 @@ def _settled(named: Iterable[_Named]) -> list[tuple[str, tuple[str, ...]]]:
     return settled
 
 
-_Stamp = tuple[tuple[str, int, int, int], ...]
-
-
-def _stamp(folder: Path) -> _Stamp:
-    """Changes with any file in the folder."""
-    try:
-        entries = sorted(folder.iterdir())
-        found = [(e.name, e.stat() if e.exists() else e.lstat()) for e in entries]
-    except OSError:
-        return ()
-    return tuple((name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in found)
-
-
 @functools.lru_cache(maxsize=4096)
 def _described(
-    folder: Path, named: _Named, names: tuple[str, tuple[str, ...]], stamp: _Stamp
+    folder: Path, named: _Named, names: tuple[str, tuple[str, ...]], stamp: Stamp
 ) -> Found:
     """Read its files; not again while they stay as they are: it is asked often."""
     own_id, aliases = names
@@ -191,13 +189,32 @@ def _described(
 
 def _read(found: Found, named: _Named) -> Found:
     folder = found.folder
-    config = _config_of(folder)
+    config = read_config(folder)
     if config is None:
         return replace(found, state="broken", reason=_words(folder, "broken"))
     # The name it was found by tells what it is, not the folder a link leads to.
     kind = kind_of(named.folder, config)
     found = replace(found, kind=kind, size_bytes=_size(folder))
+    found = replace(found, takes_images=_takes_images(kind))
+    if fault := missing_library(kind, named.folder, config):
+        return replace(found, state="unavailable", reason=fault)
+    if fault := sizes_fault(folder):
+        return replace(found, state="broken", reason=fault)
     return _judged(replace(found, context_len=context_len(config)), folder)
+
+
+def kind_at(folder: Path) -> tuple[Kind, bool]:
+    """Of a folder that is named, not found: what it is, and whether it sees."""
+    config = read_config(folder)
+    if config is None:
+        return "llm", False
+    kind = kind_of(folder, config)
+    return kind, _takes_images(kind)
+
+
+def _takes_images(kind: Kind) -> bool:
+    """Such a kind has a vision tower; whether what runs one is installed."""
+    return kind in ("vlm", "ocr") and is_library_there()
 
 
 def _judged(found: Found, folder: Path) -> Found:
@@ -213,23 +230,6 @@ def _judged(found: Found, folder: Path) -> Found:
 
 def _words(folder: Path, fallback: str) -> str:
     return config_fault(folder, lambda config: True) or fallback
-
-
-def _config_of(folder: Path) -> dict[str, Any] | None:
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return config if isinstance(config, dict) else None
-
-
-def context_len(config: dict[str, Any]) -> int | None:
-    """Most tokens that a config.json says the model was made for."""
-    for part in (config, config.get("text_config")):
-        length = part.get("max_position_embeddings") if isinstance(part, dict) else None
-        if isinstance(length, int) and length > 0:
-            return length
-    return None
 
 
 def _size(folder: Path) -> int:

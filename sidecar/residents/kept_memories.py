@@ -1,5 +1,5 @@
 """
-What conversations left of models that are not loaded now.
+What conversations left, of all models: lent to those that are loaded, else kept.
 
 KV outlives weights: a switch to another model and back costs a load, not a prefill. It
 stays under the limits of all KV, goes by score like any other, and is taken up again by
@@ -70,11 +70,7 @@ class KeptMemories:
             gone, lent = list(self._kept.values()), list(self._lent)
             self._kept.clear()
         found = [*map(_forget, gone), *(kept.memory.forget() for kept in lent)]
-        return Forgotten(
-            sum(f.kv_bytes for f in found),
-            sum(f.num_prompts for f in found),
-            sum(f.num_threads for f in found),
-        )
+        return sum(found, Forgotten())
 
 
 def _forget(kept: Kept) -> Forgotten:

@@ -22,6 +22,7 @@ class Offer:
         size_bytes: of its weights, as far as that is known before a load.
         context_len: most tokens, as far as that is known before a load.
         family: its prompt format, None: to be found out.
+        takes_images: as far as that is known before a load.
         state: other than `unloaded`, why it cannot be loaded is in `fault`.
     """
 
@@ -34,6 +35,7 @@ class Offer:
     pinned: bool = False
     ttl_s: float | None = None
     family: str | None = None
+    takes_images: bool = False
     state: State = "unloaded"
     fault: str | None = None
 
@@ -55,6 +57,7 @@ class ModelEntry:
     size_bytes: int
     actual_bytes: int | None
     max_input_tokens: int | None
+    takes_images: bool
     pinned: bool
     ttl_s: float | None
     num_leases: int
@@ -82,7 +85,18 @@ def anew(error: SidecarError) -> SidecarError:
 
 
 class Held(Protocol):
-    """What an entry asks of a loaded model."""
+    """What the pool and what tells of models ask of a loaded one, of any kind."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def failed_tests(self) -> tuple[str, ...]:
+        """Names of the tests at load that it failed."""
+
+    def counters(self) -> dict[str, int]:
+        """What it has counted of reuse."""
 
     @property
     def max_context(self) -> int:
@@ -91,6 +105,10 @@ class Held(Protocol):
     @property
     def num_bytes(self) -> int:
         """Bytes of its weights, measured."""
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether images may be asked about."""
 
     def close(self) -> int:
         """Give its weights back; the bytes."""
@@ -200,6 +218,7 @@ class Entry(Generic[E]):
             size_bytes=offer.size_bytes,
             actual_bytes=resident.num_bytes if resident else None,
             max_input_tokens=resident.max_context if resident else offer.context_len,
+            takes_images=(resident or offer).takes_images,
             pinned=self.pinned,
             ttl_s=self.ttl_s,
             num_leases=self.num_leases,

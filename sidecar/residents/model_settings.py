@@ -1,15 +1,13 @@
 """
-What people set for single models: a JSON file, read at the start, written whole.
+What people set for single models: a JSON file, read at each look for models.
 
     {"default_model": "qwen3-8b",
      "models": {"qwen3-8b": {"pinned": true, "ttl_seconds": 600, "alias": "coder"}}}
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ class ModelSettings:
     family: str | None = None
 
 
+_LONGEST_S = 1e9
 NOTHING_SET = ModelSettings()
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "pinned": (bool,), "ttl_seconds": (int, float), "alias": (str,), "family": (str,),
@@ -80,33 +79,21 @@ def parse_settings(body: Any) -> ModelSettings:
     for name, value in body.items():
         if name not in known:
             raise ValueError(f"{name} is not one of {', '.join(known)}")
-        if value is None:
-            continue
-        is_flag = isinstance(value, bool) and name != "pinned"
-        if is_flag or not isinstance(value, _TYPES[name]):
-            words = " or ".join(kind.__name__ for kind in _TYPES[name])
-            raise ValueError(f"{name} must be {words}")
-        if isinstance(value, (int, float)) and not 0 <= value <= 1e9:
-            raise ValueError("ttl_seconds must be 0..1e9")
+        if value is not None:
+            check_setting(name, value)
     return ModelSettings(**body)
 
 
-def write_settings(path: Path, settings: SettingsFile) -> None:
-    """Write the file in one step: a crash leaves the old one."""
-    models = {
-        name: {key: value for key, value in asdict(one).items() if value is not None}
-        for name, one in settings.models.items()
-    }
-    body: dict[str, Any] = {"models": models}
-    if settings.default_model:
-        body = {"default_model": settings.default_model, **body}
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(body, file, indent=2, ensure_ascii=False)
-            file.write("\n")
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+def check_setting(name: str, value: object) -> None:
+    """
+    Check one setting of a name that is known.
+
+    Raises:
+        ValueError: naming it and what it may be.
+    """
+    is_flag = isinstance(value, bool) and name != "pinned"
+    if is_flag or not isinstance(value, _TYPES[name]):
+        words = " or ".join(kind.__name__ for kind in _TYPES[name])
+        raise ValueError(f"{name} must be {words}")
+    if isinstance(value, (int, float)) and not 0 <= value <= _LONGEST_S:
+        raise ValueError(f"{name} must be 0..{_LONGEST_S:g}")

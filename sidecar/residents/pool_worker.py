@@ -6,6 +6,7 @@ So nothing races for the same bytes. Requests say what they want (`wish`) and wa
 `look`.
 """
 
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -169,28 +170,18 @@ class PoolWorker(Generic[E]):
                 return  # its files went away meanwhile
             entry.state, entry.step = "loading", "starting"
             self.changed.notify_all()
-        arrived: list[Callable[[], None]] = []
-
-        def tell(step: str) -> None:
-            if step not in _BEFORE_WEIGHTS:
-                for act in arrived:
-                    act()
-            with self.changed:
-                entry.step = step
-                self.changed.notify_all()
-
         resident: E | None = None
         failure: SidecarError = ModelLoadFailed("the model could not be loaded")
         started = self.clock()
         try:
-            with self._room.loading(entry) as act:
-                arrived.append(act)
+            with self._room.loading(entry) as arrived:
+                tell = functools.partial(self._tell, entry, arrived)
                 resident = self.load(entry.offer, tell)
         except SidecarError as error:
             # Who asked for it says it in one sentence; where it was is for developers.
             logger.debug("load failed model=%s", entry.offer.id, exc_info=True)
             failure = error
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # some libraries end the program
             logger.exception("load failed model=%s", entry.offer.id)
             failure = ModelLoadFailed(f"the model could not be loaded: {error}")
         with self.changed:
@@ -202,4 +193,11 @@ class PoolWorker(Generic[E]):
             else:
                 entry.loaded(resident, now)
                 self._room.learn(resident.num_bytes, now - started)
+            self.changed.notify_all()
+
+    def _tell(self, entry: Entry[E], arrived: Callable[[], None], step: str) -> None:
+        if step not in _BEFORE_WEIGHTS:
+            arrived()
+        with self.changed:
+            entry.step = step
             self.changed.notify_all()

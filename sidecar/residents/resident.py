@@ -1,15 +1,25 @@
 """One loaded model with all its sides: pipeline in, engine, syntax out, memory."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from sidecar.core.prompt import ModelIds, ModelPrompt
-from sidecar.core.requests import ChatRequest, ClientInfo
+from sidecar.core.errors import BadRequest
+from sidecar.core.prompt import ModelIds, ModelPrompt, SeenImage
+from sidecar.core.requests import ChatRequest, ClientInfo, Message
 from sidecar.engine.text import TextEngine
+from sidecar.images.text_only import note_images, refuse_images
 from sidecar.infra.metrics import HEALTHY_AT_ZERO
 from sidecar.memory.conversation_memory import ConversationMemory
 from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
 from sidecar.pipeline.reuse.prompt_ids import check_length
+from sidecar.residents.model_entry import Held
+
+if TYPE_CHECKING:  # of the extra `vision`
+    from sidecar.images.reader import ImageReader
+
+
+_NO_IMAGES = {"images_seen": 0, "images_decoded": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +29,8 @@ class Resident:
 
     Args:
         shares_kv: CACHE_SHARE_BETWEEN_KEYS.
+        images: how it takes images; None: it takes text only.
+        notes_images: UNSUPPORTED_IMAGES: tell of those it does not take.
         leave: what becomes of its conversations when the weights are gone.
     """
 
@@ -27,6 +39,8 @@ class Resident:
     memory: ConversationMemory
     shares_kv: bool
     leave: Callable[[], None]
+    images: "ImageReader | None" = None
+    notes_images: bool = False
 
     @property
     def name(self) -> str:
@@ -43,12 +57,28 @@ class Resident:
         """Most tokens of prompt and answer together that fit now."""
         return self.engine.fitting_context
 
+    @property
+    def failed_tests(self) -> tuple[str, ...]:
+        """Names of the tests at load that it failed."""
+        return self.engine.failed_tests
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether it sees, and has proved at its load that it sees right."""
+        return self.images is not None and self.engine.is_allowed("images")
+
+    def _why_blind(self) -> str:
+        if self.images is not None:
+            return "this model's test of images failed at its load"
+        return self.engine.model.blindness or "this model takes text only"
+
     def counters(self) -> dict[str, int]:
         """What its store, its pipeline and its memory have counted."""
         return {
             **self.engine.store.counters.snapshot(),
             **self.pipeline.counters.snapshot(),
             **self.memory.counters.snapshot(),
+            **(self.images.counters.snapshot() if self.images else _NO_IMAGES),
             "healing_ambiguous": self.memory.healing.num_ambiguous,
         }
 
@@ -62,13 +92,31 @@ class Resident:
             is_connected: whether the client is still there.
 
         Raises:
-            BadRequest: the template refuses the conversation.
+            BadRequest: the template refuses the conversation, or an image is bad.
             ContextLengthExceeded: it is so much too long that a part tells.
             RequestCancelled: the client is gone.
         """
         longest = self.engine.max_context - 1  # there must be room for an answer
         salt = self._salt(request.client)
-        return self.pipeline.prepare(request, salt, longest, is_connected)
+        messages, seen = self._see(request.messages, salt, is_connected)
+        told = replace(request, messages=messages)
+        prepared = self.pipeline.prepare(told, salt, longest, is_connected, seen)
+        _decode_first(prepared)
+        return prepared
+
+    def _see(
+        self,
+        messages: tuple[Message, ...],
+        salt: str,
+        is_connected: Callable[[], bool],
+    ) -> tuple[tuple[Message, ...], tuple[SeenImage, ...]]:
+        if not any(message.images for message in messages):
+            return messages, ()
+        if self.images is not None and self.takes_images:
+            return self.images.read(messages, salt, is_connected)
+        if not self.notes_images:
+            refuse_images(messages, self._why_blind())
+        return note_images(messages), ()
 
     def prepare_raw(
         self, prompt: str | tuple[int, ...], client: ClientInfo
@@ -128,3 +176,24 @@ class Resident:
         freed = self.engine.close()
         self.leave()
         return freed
+
+
+def _decode_first(prepared: PreparedPrompt) -> None:
+    """Have the pixels that are needed first before the GPU's turn comes."""
+    reused = prepared.report.reused_len
+    due = (placed for placed in prepared.model.images if placed.end > reused)
+    first = next(due, None)
+    if first is not None and first.image.pixels is not None:
+        first.image.pixels.wait()
+
+
+def require_text(model: Held) -> Resident:
+    """
+    A model that writes.
+
+    Raises:
+        BadRequest: it is of another kind.
+    """
+    if isinstance(model, Resident):
+        return model
+    raise BadRequest(f"{model.name} does not answer chats", param="model")

@@ -8,7 +8,7 @@ caller holds.
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
@@ -174,11 +174,11 @@ class Room(Generic[E]):
             logger.warning("%s of a model did not come back", told_bytes(size - freed))
         return freed
 
-    @contextlib.contextmanager
-    def loading(self, wanted: Entry[E]) -> Iterator[Callable[[], None]]:
+    def loading(
+        self, wanted: Entry[E]
+    ) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """While a model is loaded; what is yielded says that its bytes are there."""
-        with self._weights.loading(wanted.offer.size_bytes) as arrived:
-            yield arrived
+        return self._weights.loading(wanted.offer.size_bytes)
 
     def learn(self, num_bytes: int, seconds: float) -> None:
         """Measure a load."""

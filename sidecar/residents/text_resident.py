@@ -9,14 +9,17 @@ thread.
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sidecar.config.settings import CacheConfig, Config
-from sidecar.engine.batch_loop import BatchLoop, ExtraProcessors
-from sidecar.engine.download_progress import DownloadProgress
-from sidecar.engine.gpu_thread import GpuThread, load_thread
+from sidecar.core.errors import ModelLoadFailed
+from sidecar.engine.batch_loop import BatchLoop
+from sidecar.engine.checkpoint_files import read_config
+from sidecar.engine.gpu_thread import load_thread
 from sidecar.engine.loader import (
+    BLIND_HERE,
     LoadedModel,
     finish,
     kv_quantization,
@@ -26,42 +29,24 @@ from sidecar.engine.loader import (
 from sidecar.engine.memory_model import MemoryGuard, fit_memory
 from sidecar.engine.model_place import ModelSource
 from sidecar.engine.model_source import find_model
-from sidecar.engine.process_memory import Admission, ProcessMemory
 from sidecar.engine.self_test import LOAD_S, SelfTest, prove
 from sidecar.engine.text import TextEngine
+from sidecar.engine.vision import FeatureMemo
 from sidecar.engine.warm_up import warm_up
-from sidecar.infra.metrics import Metrics
-from sidecar.kv.kv_budget import KVBudget
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.memory.conversation_memory import ConversationMemory, MemoryLimits
 from sidecar.pipeline.prepare import Pipeline, PipelineSettings
-from sidecar.residents.kept_memories import Kept, KeptMemories
+from sidecar.residents.detection import can_see, is_library_there, sees
+from sidecar.residents.kept_memories import Kept
 from sidecar.residents.model_entry import Offer
 from sidecar.residents.resident import Resident
+from sidecar.residents.shared import Shared
 from sidecar.volatile.rules import RuleSet
 
+if TYPE_CHECKING:  # of the extra `vision`
+    from sidecar.images.reader import ImageReader
+
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """
-    What all models of a process share.
-
-    Args:
-        kept: of models that are not loaded.
-        rules: of volatile values. extra_processors: the test harness's.
-    """
-
-    gpu: GpuThread
-    process: ProcessMemory
-    admission: Admission
-    stored: KVBudget
-    kept: KeptMemories
-    metrics: Metrics
-    download: DownloadProgress
-    rules: RuleSet
-    extra_processors: ExtraProcessors
 
 
 class TextLoader:
@@ -118,18 +103,54 @@ class TextLoader:
         return ModelSource(name, source.folder)
 
     def _read(self, source: ModelSource, offer: Offer) -> LoadedModel:
+        memo = self._memo(source.folder)
+        if memo is None:
+            return self._read_as(source, offer, None)
+        try:
+            return self._read_as(source, offer, memo)
+        except ModelLoadFailed as error:
+            # mlx-vlm may fail at an architecture whose text mlx-lm computes.
+            logger.warning("read for its text alone: %s", error.message)
+            model = self._read_as(source, offer, None)
+            why = error.message.rpartition(": ")[2]
+            return replace(model, blindness=f"{BLIND_HERE}: {why}")
+
+    def _read_as(
+        self, source: ModelSource, offer: Offer, memo: FeatureMemo | None
+    ) -> LoadedModel:
         config, gpu = self._config, self._shared.gpu
         family = offer.family or config.model.family
-        steps = read_model(source, family, trust=config.model.trust_remote_code)
+        trust = config.model.trust_remote_code
+        steps = read_model(source, family, trust=trust, memo=memo)
         if config.model.load_thread == "gpu":
             model = gpu.call_in_steps(steps)
         else:
             model = load_thread().call(lambda: run_to_end(steps))
+        if not is_library_there():
+            model = replace(model, blindness=_blindness(source.folder))
         try:
             return gpu.call_in_steps(finish(model, kv_quantization(config.cache)))
         except BaseException:
             gpu.call(model.release)
             raise
+
+    def _memo(self, folder: Path) -> FeatureMemo | None:
+        """Room for what its vision tower gives, if it has one that can be run."""
+        if not can_see(folder, read_config(folder) or {}):
+            return None
+        return FeatureMemo(self._config.images.feature_cache_mb << 20)
+
+    def _images_of(
+        self, model: LoadedModel, memory: ConversationMemory
+    ) -> "ImageReader | None":
+        if model.eyes is None:
+            return None
+        from sidecar.images.reader import ImageReader
+
+        reader = ImageReader(self._shared.image_intake(), model.eyes.processor)
+        for forget in (reader.forget, model.eyes.memo.forget):
+            memory.also_forget(forget)
+        return reader
 
     def _engine_of(self, model: LoadedModel, store: PrefixStore) -> TextEngine:
         config, shared = self._config.engine, self._shared
@@ -165,6 +186,8 @@ class TextLoader:
         self, engine: TextEngine, kept: Kept, model: LoadedModel
     ) -> Resident:
         def leave() -> None:
+            if model.eyes is not None:
+                model.eyes.memo.forget()
             self._shared.gpu.call(self._shared.process.sample)
             self._shared.metrics.model_bytes.remove(model.name)
             if self._config.model.unload_keeps_kv:
@@ -174,7 +197,9 @@ class TextLoader:
 
         pipeline = build_pipeline(self._config, model, self._shared.rules, kept.memory)
         shares_kv = self._config.cache.share_between_keys
-        return Resident(engine, pipeline, kept.memory, shares_kv, leave)
+        images = self._images_of(model, kept.memory)
+        notes = self._config.images.unsupported == "note"
+        return Resident(engine, pipeline, kept.memory, shares_kv, leave, images, notes)
 
     def _give_up(
         self, model: LoadedModel, engine: TextEngine | None, kept: Kept
@@ -185,6 +210,16 @@ class TextLoader:
         else:
             self._shared.gpu.call(model.release)
         self._shared.kept.keep(model.key, kept, kept.tested)
+
+
+def _blindness(folder: Path) -> str:
+    """Why a model that was made to see does not."""
+    if not sees(folder, read_config(folder) or {}):
+        return ""
+    return (
+        "this model takes text only until litellm-mlx[vision] is installed "
+        "(install_and_run.py --full)"
+    )
 
 
 def memory_limits(cache: CacheConfig) -> MemoryLimits:
@@ -211,6 +246,7 @@ def build_pipeline(
         splicing=cache.splice and config.generation.preserve_thinking,
         min_gain=cache.pin_min_gain,
         verify=cache.verify,
+        media_tokens=model.eyes.processor.media_tokens if model.eyes else frozenset(),
     )
     think_open = model.syntax.markers.think_open
     return Pipeline(model.tokenizer, think_open, rules, settings, memory)

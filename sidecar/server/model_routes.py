@@ -1,7 +1,7 @@
 """The list of models, and what people do with models by hand."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
@@ -10,6 +10,7 @@ from sidecar.core.events import Idle, Usage
 from sidecar.core.json_bytes import dump_bytes
 from sidecar.dialects.openai_models import model_entry, model_list
 from sidecar.residents.model_entry import ModelEntry
+from sidecar.residents.model_settings import check_setting
 from sidecar.server.messages import (
     Endpoint,
     EventStream,
@@ -20,9 +21,7 @@ from sidecar.server.messages import (
 from sidecar.service.models import ModelService
 
 PREFIX = "/admin/models/"
-_SETTINGS: Mapping[str, tuple[type, ...]] = {
-    "pinned": (bool,), "ttl_seconds": (int, float),
-}  # fmt: skip
+_SETTINGS = ("pinned", "ttl_seconds")  # those that change at once
 _TRUE = ("1", "true", "yes")
 
 
@@ -100,6 +99,7 @@ class ModelRoutes:
 def _listed(entry: ModelEntry) -> dict[str, Any]:
     found = model_entry(entry.id, entry.aliases, entry.max_input_tokens)
     found["kind"] = entry.kind
+    found["supports_vision"] = entry.takes_images
     found["state"] = entry.state
     found["estimated_load_s"] = entry.estimated_load_s
     return found
@@ -108,12 +108,10 @@ def _listed(entry: ModelEntry) -> dict[str, Any]:
 def _check_setting(name: str, value: object) -> None:
     if name not in _SETTINGS:
         raise BadRequest(f"{name} is not one of {', '.join(_SETTINGS)}", param=name)
-    is_flag = isinstance(value, bool) and name != "pinned"
-    if is_flag or not isinstance(value, _SETTINGS[name]):
-        words = " or ".join(kind.__name__ for kind in _SETTINGS[name])
-        raise BadRequest(f"{name} must be {words}", param=name)
-    if isinstance(value, (int, float)) and not 0 <= value <= 1e9:
-        raise BadRequest(f"{name} must be 0..1e9", param=name)
+    try:
+        check_setting(name, value)
+    except ValueError as error:
+        raise BadRequest(str(error), param=name) from None
 
 
 def _name(request: Request) -> str:

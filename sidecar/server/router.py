@@ -8,7 +8,6 @@ from sidecar.config.settings import ServerConfig
 from sidecar.core.errors import (
     MethodNotAllowed,
     NotFound,
-    NotSupported,
     SidecarError,
 )
 from sidecar.core.ports import Dialect
@@ -17,6 +16,12 @@ from sidecar.dialects.openai_chat.dialect import OpenAIChat
 from sidecar.dialects.openai_chat.stream import OpenAIStream
 from sidecar.dialects.openai_completions import CompletionFormat, parse_completion
 from sidecar.dialects.openai_responses.dialect import OpenAIResponses
+from sidecar.dialects.openai_tasks import (
+    embedding_list,
+    parse_embedding,
+    parse_rerank,
+    rerank_list,
+)
 from sidecar.dialects.problem import CONTENT_TYPE, problem
 from sidecar.engine.text import Forecast
 from sidecar.infra.metrics import Metrics
@@ -33,10 +38,14 @@ from sidecar.server.messages import (
 from sidecar.server.model_routes import PREFIX, ModelRoutes
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.chat import ChatService
+from sidecar.service.encodings import EncodingService
 from sidecar.service.models import ModelService
 from sidecar.service.stored_responses import StoredResponses
 
 _URGENT = ("/", "/health", "/metrics")
+_ALSO_WITHOUT_V1 = (
+    "/models", "/chat/completions", "/completions", "/embeddings", "/rerank",
+)  # fmt: skip
 _URGENT_BELOW = ("/admin/", "/v1/cancel/")
 
 
@@ -47,6 +56,7 @@ class Services:
     chat: ChatService
     models: ModelService
     caches: CacheService
+    encodings: EncodingService
     responses: StoredResponses
     metrics: Metrics
 
@@ -78,8 +88,8 @@ class Routes:
             "/v1/messages/count_tokens": {
                 "POST": routes.forecast(AnthropicMessages(), _input_tokens)
             },
-            "/v1/embeddings": {"POST": _unsupported("embeddings")},
-            "/v1/rerank": {"POST": _unsupported("reranking")},
+            "/v1/embeddings": {"POST": self._embeddings},
+            "/v1/rerank": {"POST": self._rerank},
             "/admin/models": {"GET": self._admin(models.all)},
             "/admin/models/status": {"GET": self._admin(models.status)},
             "/admin/models/rescan": {"POST": self._admin(models.rescan)},
@@ -89,7 +99,7 @@ class Routes:
         }
         for path, dialect in self._dialects.items():
             self._table[path] = {"POST": routes.create(dialect)}
-        for short in ("/models", "/chat/completions", "/completions"):
+        for short in _ALSO_WITHOUT_V1:
             self._table[short] = self._table["/v1" + short]
         self._named: dict[str, dict[str, Endpoint]] = {
             "/v1/cancel": {"POST": self._cancel},
@@ -158,6 +168,16 @@ class Routes:
         if not how.stream:
             return json_response(form.whole(collect(running, request)))
         return EventStream(OpenAIStream(form), running.events(), running.close)
+
+    def _embeddings(self, request: Request) -> Response:
+        asked = parse_embedding(request.json())
+        found, num_tokens = self._services.encodings.embed(asked, request.is_connected)
+        return json_response(embedding_list(asked, found, num_tokens))
+
+    def _rerank(self, request: Request) -> Response:
+        asked = parse_rerank(request.json())
+        found, num_tokens = self._services.encodings.rerank(asked, request.is_connected)
+        return json_response(rerank_list(asked, found, num_tokens))
 
     def _stored(self, request: Request) -> Response:
         key_id = access.key_id(request.headers)
@@ -245,10 +265,3 @@ def _input_tokens(found: Forecast) -> dict[str, Any]:
 
 def _options(request: Request) -> Response:
     return Response(b"", 204, headers={"Allow": "GET, POST, HEAD"})
-
-
-def _unsupported(what: str) -> Endpoint:
-    def endpoint(request: Request) -> Response:
-        raise NotSupported(f"{what} need an engine that this server does not have")
-
-    return endpoint

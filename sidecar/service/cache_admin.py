@@ -6,8 +6,9 @@ from typing import Any
 from sidecar.memory.conversation_memory import Forgotten
 from sidecar.memory.session_turn_store import SessionView
 from sidecar.residents.kept_memories import KeptMemories
+from sidecar.residents.model_entry import Held
 from sidecar.residents.pool import ResidentPool
-from sidecar.residents.resident import Resident
+from sidecar.residents.resident import require_text
 
 
 class CacheService:
@@ -15,10 +16,10 @@ class CacheService:
     Reports on and clears the models' caches. Any thread.
 
     Args:
-        kept: of models that are not loaded.
+        kept: of all models, loaded or not.
     """
 
-    def __init__(self, pool: ResidentPool[Resident], kept: KeptMemories) -> None:
+    def __init__(self, pool: ResidentPool[Held], kept: KeptMemories) -> None:
         self._pool = pool
         self._kept = kept
 
@@ -30,7 +31,8 @@ class CacheService:
             name: of the model; "": the default one.
             check: look for broken invariants as well.
         """
-        with self._pool.lease(name) as resident:
+        with self._pool.lease(name) as leased:
+            resident = require_text(leased)
             store, memory = resident.engine.store, resident.memory
             quantization = resident.engine.model.quantization
             report: dict[str, Any] = {
@@ -55,8 +57,8 @@ class CacheService:
 
     def drift(self, name: str) -> list[dict[str, Any]]:
         """Places where prompts part from the ones before, the dearest first."""
-        with self._pool.lease(name) as resident:
-            return resident.pipeline.drift.rows()
+        with self._pool.lease(name) as leased:
+            return require_text(leased).pipeline.drift.rows()
 
     def clear(self, name: str | None = None) -> Forgotten:
         """
@@ -66,15 +68,9 @@ class CacheService:
             name: of one model; None: of all, loaded or not.
         """
         if name is not None:
-            with self._pool.lease(name) as resident:
-                return resident.memory.forget()
-        gone = [resident.memory.forget() for resident in self._pool.loaded()]
-        gone.append(self._kept.forget())
-        return Forgotten(
-            sum(one.kv_bytes for one in gone),
-            sum(one.num_prompts for one in gone),
-            sum(one.num_threads for one in gone),
-        )
+            with self._pool.lease(name) as leased:
+                return require_text(leased).memory.forget()
+        return self._kept.forget()
 
     def counters(self) -> dict[str, int]:
         """All cache counters of loaded models together; empty while there is none."""

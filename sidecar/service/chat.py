@@ -20,8 +20,9 @@ from sidecar.output.reasoning_splitter import StartMode
 from sidecar.output.tool_calls import is_complete_call
 from sidecar.pipeline.prepare import PreparedPrompt
 from sidecar.pipeline.template.chat_template import offered_tools
+from sidecar.residents.model_entry import Held
 from sidecar.residents.pool import ResidentPool
-from sidecar.residents.resident import Resident
+from sidecar.residents.resident import Resident, require_text
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.completion import CompletionRun
 from sidecar.service.request_log import RequestLog
@@ -40,7 +41,7 @@ class ChatService:
 
     def __init__(
         self,
-        pool: ResidentPool[Resident],
+        pool: ResidentPool[Held],
         defaults: GenerationConfig,
         metrics: Metrics,
         log: SessionLog,
@@ -69,7 +70,8 @@ class ChatService:
         """
         with contextlib.ExitStack() as resources:
             soon_s = request.options.max_ttft_s
-            resident = resources.enter_context(self._pool.lease(request.model, soon_s))
+            leased = resources.enter_context(self._pool.lease(request.model, soon_s))
+            resident = require_text(leased)
             plan = self._plan(resident, request, timeout_s, is_connected)
             syntax = resident.engine.model.syntax
             log = RequestLog(
@@ -92,7 +94,8 @@ class ChatService:
     ) -> Forecast:
         """What a chat request would cost; nothing is generated or remembered."""
         most = request.options.max_tokens
-        with self._pool.lease(request.model) as resident:
+        with self._pool.lease(request.model) as leased:
+            resident = require_text(leased)
             try:
                 prepared = resident.prepare(request, is_connected)
             except ContextLengthExceeded as error:  # so long that it was not read whole
@@ -113,7 +116,8 @@ class ChatService:
             runs, echoes = [], []
             for prompt in request.prompts:
                 with contextlib.ExitStack() as resources:
-                    resident = resources.enter_context(self._pool.lease(request.model))
+                    leased = resources.enter_context(self._pool.lease(request.model))
+                    resident = require_text(leased)
                     raw, text = resident.prepare_raw(prompt, request.client)
                     sampling = self._sampling(resident, request)
                     choices = [PlainChoice(i) for i in range(request.options.n)]
@@ -129,8 +133,8 @@ class ChatService:
 
     def _check_number(self, request: CompletionRequest) -> None:
         """Else it would take every place before it is refused."""
-        with self._pool.lease(request.model) as resident:
-            most = resident.engine.most_jobs
+        with self._pool.lease(request.model) as leased:
+            most = require_text(leased).engine.most_jobs
         if len(request.prompts) > most:
             raise BadRequest(f"prompt may hold at most {most} prompts", param="prompt")
 

@@ -7,9 +7,8 @@ from typing import Any
 from sidecar.engine.download_progress import DownloadProgress, DownloadState
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.process_memory import ProcessMemory
-from sidecar.residents.model_entry import ModelEntry
+from sidecar.residents.model_entry import Held, ModelEntry
 from sidecar.residents.pool import ResidentPool
-from sidecar.residents.resident import Resident
 
 _LONGEST_WATCH_S = 300.0
 
@@ -57,7 +56,7 @@ class Vitals:
 class ModelService:
     """Lists models, reports health, loads and unloads by hand. Any thread."""
 
-    def __init__(self, pool: ResidentPool[Resident], vitals: Vitals) -> None:
+    def __init__(self, pool: ResidentPool[Held], vitals: Vitals) -> None:
         self._pool = pool
         self._vitals = vitals
 
@@ -72,10 +71,11 @@ class ModelService:
 
     def health(self) -> Health:
         """The state of the whole server; cheap, and never waits for the GPU."""
-        vitals, default = self._vitals, self._pool.entry("")
+        vitals, entries = self._vitals, self._pool.entries()
+        default = entries[0]
         found = Health(
             "ok",
-            self._pool.entries(),
+            entries,
             vitals.process.limit_bytes,
             failed_tests=self._failed_tests(),
         )
@@ -144,5 +144,5 @@ class ModelService:
         return tuple(
             test if len(residents) == 1 else f"{resident.name}: {test}"
             for resident in residents
-            for test in resident.engine.failed_tests
+            for test in resident.failed_tests
         )

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from sidecar.core.requests import Message
+from sidecar.core.requests import Image, Message, Part
 from sidecar.volatile import rules as rules_module
 from sidecar.volatile.marked_message import MarkedMessage, Span
 from sidecar.volatile.rules import RuleSet
@@ -91,10 +91,13 @@ def _is_blank(message: Message) -> bool:
     return not text or text in _BLANK_ANSWERS
 
 
-def _without_telemetry(message: Message, ruleset: RuleSet) -> tuple[str, ...]:
+def _without_telemetry(message: Message, ruleset: RuleSet) -> tuple[Part, ...]:
     dropping = [r for r in ruleset.rules if ruleset.policy(r.kind).differ == "drop"]
-    parts = []
+    parts: list[Part] = []
     for part in message.parts:
+        if isinstance(part, Image):
+            parts.append(part)
+            continue
         finds = rules_module.find(dropping, message.role, part)
         starts = [0, *(end for _, (_, end) in finds)]
         ends = [*(start for _, (start, _) in finds), len(part)]
@@ -119,6 +122,9 @@ def _found(message: Message, ruleset: RuleSet, most: int) -> list[Found]:
     for part in message.parts:
         if len(found) >= most:
             break
+        if isinstance(part, Image):  # its mark names its content: no value in it varies
+            offset = text.find(part.mark, offset) + len(part.mark)
+            continue
         offset = text.find(part, offset) if part else offset
         for rule, (start, end) in rules_module.find(keeping, message.role, part):
             start, end = start + offset, end + offset

@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,13 +106,13 @@ def test_files_that_stay_as_they_are_are_not_read_again(
     folder = model(tmp_path / "one")
     assert found(tmp_path)["one"].state == "unloaded"
     reads: list[Path] = []
-    read = discovery._config_of
+    read = discovery.read_config
 
     def noting(path: Path) -> dict[str, Any] | None:
         reads.append(path)
         return read(path)
 
-    monkeypatch.setattr(discovery, "_config_of", noting)
+    monkeypatch.setattr(discovery, "read_config", noting)
     assert found(tmp_path)["one"].state == "unloaded"
     assert reads == []
     (folder / "model.safetensors").unlink()
@@ -266,10 +267,25 @@ def test_names_can_be_given_and_kept_back(tmp_path: Path) -> None:
 
 
 def test_kinds_without_an_engine_are_listed_and_say_so(tmp_path: Path) -> None:
-    model(tmp_path / "bge", {"architectures": ["BertModel"], "model_type": "bert"})
+    model(tmp_path / "kokoro", {"model_type": "kokoro"})
     offer = catalog(tmp_path).offers[1]
     assert offer.state == "unavailable"
-    assert "embedding models are not served" in str(offer.fault)
+    assert "tts models are not served" in str(offer.fault)
+
+
+def test_what_needs_a_library_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An encoder, that is; a decoder that embeds needs none beside mlx-lm."""
+    monkeypatch.setitem(sys.modules, "mlx_vlm", None)
+    encoder = {"architectures": ["BertModel"], "model_type": "bert"}
+    decoder = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    model(tmp_path / "bge", encoder)
+    model(tmp_path / "qwen3-embed", decoder)
+    by_id = {offer.id: offer for offer in catalog(tmp_path).offers}
+    assert by_id["bge"].state == "unavailable"
+    assert "litellm-mlx[vision]" in str(by_id["bge"].fault)
+    assert by_id["qwen3-embed"].state == "unloaded"
 
 
 def test_a_pattern_is_no_name_and_an_alias_is_nobody_elses(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ class Engine:
     weights: Weights
     num_bytes: int
     max_context: int = 128
+    takes_images: bool = False
     num_closed: int = 0
 
     def __post_init__(self) -> None:

@@ -5,10 +5,11 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from sidecar.core.errors import BadRequest
-from sidecar.core.requests import Message, Thought, ToolCall
+from sidecar.core.errors import BadRequest, UnsupportedContent
+from sidecar.core.requests import Message, Part, Thought, ToolCall
 from sidecar.core.turn_token import read_token
 from sidecar.dialects.fields import Fields
+from sidecar.dialects.image_parts import anthropic_image, refuse
 
 logger = logging.getLogger(__name__)
 
@@ -18,11 +19,7 @@ _LOOKED_AT = 64  # characters in which a failed result may say so itself
 
 def text_parts(value: Any, path: str) -> tuple[str, ...]:
     """A string, or a list of text blocks."""
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, list):
-        raise BadRequest(f"{path} must be a string or a list of blocks", param=path)
-    return tuple(_text(block) for block in _blocks(value, path))
+    return tuple(_text(block) for block in _as_blocks(value, path))
 
 
 def read_message(item: Fields) -> Iterator[Message]:
@@ -61,7 +58,7 @@ def _blocks(value: list[Any], path: str) -> Iterator[Fields]:
 
 
 def _user(blocks: list[Fields]) -> Iterator[Message]:
-    parts: list[str] = []
+    parts: list[Part] = []
     if not blocks:
         yield Message("user")
     for block in blocks:
@@ -71,21 +68,23 @@ def _user(blocks: list[Fields]) -> Iterator[Message]:
                 parts = []
             yield _tool_result(block)
         else:
-            parts.append(_text(block))
+            parts.append(_part(block))
     if parts:
         yield Message("user", tuple(parts))
 
 
 def _tool_result(block: Fields) -> Message:
     value = block.raw("content")
-    parts = text_parts(value, block.path("content")) if value is not None else ()
+    blocks = _as_blocks(value, block.path("content")) if value is not None else []
+    parts = tuple(map(_part, blocks))
     if block.boolean("is_error", False):
         parts = _marked_as_error(parts)
     return Message("tool", parts, tool_call_id=block.text("tool_use_id"))
 
 
-def _marked_as_error(parts: tuple[str, ...]) -> tuple[str, ...]:
-    head = "".join(parts)[:_LOOKED_AT].lower()
+def _marked_as_error(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    texts = [part for part in parts if isinstance(part, str)]
+    head = "".join(texts)[:_LOOKED_AT].lower()
     return parts if any(word in head for word in _ERROR_WORDS) else ("[error]", *parts)
 
 
@@ -126,16 +125,23 @@ def _call(block: Fields) -> ToolCall:
     return ToolCall(block.text("id") or "", name, arguments)
 
 
+def _part(block: Fields) -> Part:
+    return anthropic_image(block) if block.text("type") == "image" else _text(block)
+
+
 def _text(block: Fields) -> str:
     """The text of a block; of one unknown here, what it says."""
     kind = block.text("type") or "text"
     if kind == "text":
         return block.text("text") or ""
-    if kind in ("image", "audio", "video"):
-        raise BadRequest(
-            f"{block.path('type')} is {kind!r}: this model takes text only",
-            param=block.path("type"),
+    if kind == "image":
+        raise UnsupportedContent(
+            f"{block.where} is an image: images are taken in user messages and tool "
+            "results",
+            param=block.where,
         )
+    if kind in ("audio", "video"):
+        refuse(block, kind)
     if kind == "document":
         return _document(block)
     logger.info("took a block as text type=%r", kind[:40])

@@ -19,9 +19,23 @@ from sidecar.core.events import (
     ToolCallDelta,
     Usage,
 )
-from sidecar.core.requests import ChatRequest, Message, Role, Tool, ToolCall, ToolChoice
+from sidecar.core.requests import (
+    ChatRequest,
+    Message,
+    Part,
+    Role,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from sidecar.dialects.fields import Fields
 from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
+from sidecar.dialects.image_parts import (
+    OPENAI_KINDS,
+    openai_image,
+    refuse,
+    require_text,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +134,7 @@ def _message(item: Fields) -> Message:
             param=item.path("role"),
         )
     parts, thoughts = _content(item)
+    require_text(parts, role)
     return Message(
         role=role,
         parts=parts,
@@ -129,8 +144,8 @@ def _message(item: Fields) -> Message:
     )
 
 
-def _content(item: Fields) -> tuple[tuple[str, ...], list[str]]:
-    """Text parts, and thinking that came as parts."""
+def _content(item: Fields) -> tuple[tuple[Part, ...], list[str]]:
+    """Texts and images, and thinking that came as parts."""
     value = item.raw("content")
     if value is None:
         return (), []
@@ -141,7 +156,7 @@ def _content(item: Fields) -> tuple[tuple[str, ...], list[str]]:
             f"{item.path('content')} must be a string or a list of parts",
             param=item.path("content"),
         )
-    parts: list[str] = []
+    parts: list[Part] = []
     thoughts: list[str] = []
     for index, part in enumerate(value):
         path = f"{item.path('content')}[{index}]"
@@ -152,17 +167,16 @@ def _content(item: Fields) -> tuple[tuple[str, ...], list[str]]:
     return tuple(parts), thoughts
 
 
-def _part(part: Fields, parts: list[str], thoughts: list[str]) -> None:
+def _part(part: Fields, parts: list[Part], thoughts: list[str]) -> None:
     kind = part.text("type") or "text"
     if kind in _TEXT_PARTS:
         parts.append(part.text("text") or part.text("refusal") or "")
     elif kind in _THINKING_PARTS:
         thoughts.append(part.text("thinking") or part.text("text") or "")
+    elif kind in OPENAI_KINDS:
+        parts.append(openai_image(part))
     elif kind != "redacted_thinking":
-        raise BadRequest(
-            f"{part.path('type')} is {kind[:40]!r}: this model takes text only",
-            param=part.path("type"),
-        )
+        refuse(part, kind)
 
 
 def _reasoning(item: Fields, thoughts: list[str]) -> str | None:

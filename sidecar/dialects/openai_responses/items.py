@@ -6,9 +6,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from sidecar.core.errors import BadRequest
-from sidecar.core.requests import Message, Role, Thought, ToolCall
+from sidecar.core.requests import Message, Part, Role, Thought, ToolCall
 from sidecar.core.turn_token import read_token
 from sidecar.dialects.fields import Fields
+from sidecar.dialects.image_parts import (
+    OPENAI_KINDS,
+    openai_image,
+    refuse,
+    require_text,
+)
 from sidecar.dialects.openai_responses.tools import model_tool_name
 
 logger = logging.getLogger(__name__)
@@ -36,7 +42,7 @@ class _Reader:
         self._forget()
 
     def _forget(self) -> None:
-        self._parts: list[str] = []
+        self._parts: list[Part] = []
         self._thoughts: list[Thought] = []
         self._calls: list[ToolCall] = []
 
@@ -49,7 +55,7 @@ class _Reader:
             self._calls.append(_call(item, kind))
         elif kind in ("function_call_output", "custom_tool_call_output"):
             self._flush()
-            parts = _text_parts(item.raw("output"), item.path("output"))
+            parts = _parts(item.raw("output"), item.path("output"))
             call_id = item.text("call_id")
             self._messages.append(Message("tool", parts, tool_call_id=call_id))
         elif kind == "message":
@@ -68,7 +74,8 @@ class _Reader:
                 f"{item.path('role')} must be one of {', '.join(_ROLES)}",
                 param=item.path("role"),
             )
-        parts = _text_parts(item.raw("content"), item.path("content"))
+        parts = _parts(item.raw("content"), item.path("content"))
+        require_text(parts, role)
         if role == "assistant":
             self._parts += [part for part in parts if part]
         else:
@@ -120,7 +127,7 @@ def _call(item: Fields, kind: str) -> ToolCall:
     return ToolCall(item.text("call_id") or item.text("id") or "", name, arguments)
 
 
-def _text_parts(value: Any, path: str) -> tuple[str, ...]:
+def _parts(value: Any, path: str) -> tuple[Part, ...]:
     if value is None:
         return ()
     if isinstance(value, str):
@@ -130,14 +137,13 @@ def _text_parts(value: Any, path: str) -> tuple[str, ...]:
     return tuple(_part(part, f"{path}[{i}]") for i, part in enumerate(value))
 
 
-def _part(value: Any, path: str) -> str:
+def _part(value: Any, path: str) -> Part:
     if isinstance(value, str):
         return value
     part = Fields(value, path)
     kind = part.text("type") or "text"
+    if kind in OPENAI_KINDS:
+        return openai_image(part)
     if kind not in _TEXT_PARTS:
-        raise BadRequest(
-            f"{part.path('type')} is {kind[:40]!r}: this model takes text only",
-            param=part.path("type"),
-        )
+        refuse(part, kind)
     return part.text("text") or part.text("refusal") or ""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sidecar.core.prompt import Scope
-from sidecar.core.requests import ChatRequest, Message, Thought
+from sidecar.core.requests import ChatRequest, Message, Thought, text_of
 from sidecar.core.turn_token import read_token
 from sidecar.memory.healing_store import (
     Asker,
@@ -243,7 +243,7 @@ def _issued(
     turn = store.issued(ids, visible, api_key)
     if turn is None and len(message.parts) > 1:
         # Its text may have come in several blocks, with thinking between them.
-        whole = replace(message, parts=("".join(message.parts),))
+        whole = replace(message, parts=("".join(map(text_of, message.parts)),))
         turn = store.issued(ids, store.visible_hash(whole, defaults), api_key)
     return turn
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sidecar.core.prompt import Scope
 from sidecar.memory.lineage import LineageRecord, Note, Restated, stated_by
-from sidecar.pipeline.template.elements import Element
+from sidecar.pipeline.template.elements import Element, ImageSlot, Splice
 from sidecar.volatile.marked_message import Span, SpanKey
 from sidecar.volatile.rules import Action, Policy
 
@@ -259,10 +259,10 @@ class _Places:
     at: int = 0
     is_quoted: bool = False
 
-    def add(self, index: int, element: str | Span) -> None:
+    def add(self, index: int, element: str | Span | ImageSlot) -> None:
         """The next element."""
-        is_text = isinstance(element, str)
-        text = element if isinstance(element, str) else element.sentinel
+        is_text = not isinstance(element, Span)
+        text = _canonical(element)
         if text or not is_text:
             self.starts.append(self.at)
             self.ends.append(self.at + len(text) if is_text else self.at)
@@ -290,9 +290,15 @@ def _places(elements: Sequence[Element]) -> dict[int, _Places]:
             elif current is not None:
                 current.add(index, element)
             found[element.message].is_quoted |= element.is_quoted
-        elif isinstance(element, str):
-            if current is not None:
-                current.add(index, element)
-        else:
+        elif isinstance(element, Splice):
             current = None
+        elif current is not None:
+            current.add(index, element)
     return found
+
+
+def _canonical(element: str | Span | ImageSlot) -> str:
+    """What a place is counted in: the message's text with sentinels and marks."""
+    if isinstance(element, ImageSlot):
+        return element.image.mark
+    return element if isinstance(element, str) else element.sentinel

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.errors import ContextLengthExceeded
-from sidecar.core.prompt import Boundary, CanonicalIds, ModelIds
+from sidecar.core.prompt import Boundary, CanonicalIds, ModelIds, PlacedImage, SeenImage
 from sidecar.memory.lineage import BLOCK_LEN
-from sidecar.pipeline.template.elements import Element, Splice
+from sidecar.pipeline.template.elements import Element, ImageSlot, Splice
 from sidecar.pipeline.template.encoder import Encoded, PromptEncoder
 from sidecar.volatile.marked_message import MarkedMessage, Span, SpanKey
 
@@ -51,6 +51,8 @@ def check_length(
 def _num_chars(element: Element) -> int:
     if isinstance(element, str):
         return len(element)
+    if isinstance(element, ImageSlot):
+        return len(element.image.ids) * _CHARS_A_TOKEN
     return len(element.value if isinstance(element, Span) else element.healed.raw_text)
 
 
@@ -58,6 +60,8 @@ def _least_ids(element: Element, encoder: PromptEncoder, most: int) -> int:
     """Read a text in parts until it has more than so many ids; how many it has."""
     if isinstance(element, Splice):
         return len(element.healed.raw_ids)
+    if isinstance(element, ImageSlot):
+        return len(element.image.ids)
     text = element.value if isinstance(element, Span) else element
     num_ids = start = 0
     while start < len(text) and num_ids <= most:
@@ -96,11 +100,20 @@ class Assembled:
     Args:
         boundaries: (depth, message index) ascending; a checkpoint there serves any
             request that shares the messages before it.
+        texts: before, between and behind images. images: where each stands, in order.
     """
 
     ids: ModelIds
-    text: str
+    texts: tuple[str, ...]
     boundaries: tuple[tuple[int, int], ...]
+    images: tuple[PlacedImage, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All of it as text, each image as what people are told of it."""
+        first, *others = self.texts
+        labels = [placed.image.label for placed in self.images]
+        return first + "".join(map("".join, zip(labels, others, strict=True)))
 
 
 def canonical_ids(
@@ -120,6 +133,8 @@ def canonical_ids(
             ends[element.message] = at + len(text)
         elif isinstance(element, Splice):
             text = f"{element.healed.lead}[turn {element.healed.digest}]"
+        elif isinstance(element, ImageSlot):
+            text = element.image.mark
         else:
             text = element
         pieces.append(text)
@@ -190,6 +205,8 @@ def model_ids(
                 builder.note_content_start(element.message)
             value = values.get(element.key, element.value)
             builder.add_text(element.printed(value))
+        elif isinstance(element, ImageSlot):
+            builder.add_image(element.image)
         else:
             builder.note_content_start(element.message)
             builder.add_turn(element)
@@ -201,11 +218,12 @@ class _Builder:
         self._encoder = encoder
         self._header_tokens = max(1, header_tokens)
         self._ids: list[int] = []
-        self._texts: list[str] = []
+        self._texts = [""]  # between images
         self._segment: list[str] = []
         self._segment_len = 0
         self._starts: list[tuple[int, int]] = []  # char in segment, message
         self._boundaries: dict[int, int] = {}
+        self._images: list[PlacedImage] = []
 
     def add_text(self, text: str) -> None:
         self._segment.append(text)
@@ -217,13 +235,22 @@ class _Builder:
     def add_turn(self, splice: Splice) -> None:
         self._flush()
         self._ids += splice.healed.raw_ids
-        self._texts.append(splice.healed.raw_text)
+        self._texts[-1] += splice.healed.raw_text
+
+    def add_image(self, image: SeenImage) -> None:
+        self._flush()
+        self._images.append(PlacedImage(len(self._ids), image))
+        self._ids += image.ids
+        self._texts.append("")
 
     def finish(self) -> Assembled:
         self.note_content_start(1 << 30)  # the turn the model is to write
         self._flush()
         pairs = sorted((depth, message) for message, depth in self._boundaries.items())
-        return Assembled(ModelIds(tuple(self._ids)), "".join(self._texts), tuple(pairs))
+        return Assembled(
+            ModelIds(tuple(self._ids)), tuple(self._texts), tuple(pairs),
+            tuple(self._images),
+        )  # fmt: skip
 
     def _flush(self) -> None:
         text = "".join(self._segment)
@@ -233,8 +260,22 @@ class _Builder:
             if message not in self._boundaries and piece >= 0:
                 self._boundaries[message] = len(self._ids) + encoded.tokens[piece]
         self._ids += encoded.ids
-        self._texts.append(text)
+        self._texts[-1] += text
         self._segment, self._segment_len, self._starts = [], 0, []
+
+
+def says_its_text(
+    said: Assembled, encoder: PromptEncoder, decode: Callable[[list[int]], str]
+) -> bool:
+    """CACHE_VERIFY: the ids are those of the text that was put together."""
+    starts = [0, *(image.end for image in said.images)]
+    ends = [*(image.start for image in said.images), len(said.ids)]
+    for text, start, end in zip(said.texts, starts, ends, strict=True):
+        wanted = encoder.encode(text, is_start=not start).ids
+        # Some decoders add or take spaces.
+        if decode(list(said.ids[start:end])) != decode(list(wanted)):
+            return False
+    return True
 
 
 def end_of_message(found: Sequence[tuple[int, int]], message: int | None) -> int:

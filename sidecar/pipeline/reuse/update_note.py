@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 
 from sidecar.memory.lineage import Note, Restated, stated_by
-from sidecar.pipeline.template.elements import Element
+from sidecar.pipeline.template.elements import Element, ImageSlot
 from sidecar.volatile.marked_message import Span
 
 MARK = secrets.token_hex(4)  # of this process: equal notes must stay equal
@@ -35,6 +35,8 @@ def quotes_a_note(elements: Iterable[Element]) -> bool:
 def _text_of(element: Element) -> str:
     if isinstance(element, Span):
         return element.value
+    if isinstance(element, ImageSlot):
+        return ""
     return element if isinstance(element, str) else element.healed.raw_text
 
 

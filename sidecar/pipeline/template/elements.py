@@ -10,6 +10,7 @@ follows can tell: so the run is matched with a step back where a choice turns ou
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from sidecar.core.prompt import SeenImage
 from sidecar.memory.healing_store import Healed
 from sidecar.volatile.marked_message import Span
 
@@ -22,7 +23,15 @@ class Splice:
     healed: Healed
 
 
-Element = str | Span | Splice
+@dataclass(frozen=True, slots=True)
+class ImageSlot:
+    """The place of an image: its ids stand in for its mark."""
+
+    image: SeenImage
+
+
+Rendered = str | Span | Splice
+Element = Rendered | ImageSlot
 
 
 _TRIMMED = ("edge_ws", "tail_ws")

@@ -8,10 +8,11 @@ not hold, whole texts are encoded.
 """
 
 import bisect
+import itertools
 import re
 import threading
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -58,8 +59,15 @@ class PromptEncoder:
     touch the truncation state, which the Python layer sets on every call.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, as_text: Collection[str] = ()) -> None:
+        """
+        Find out how a tokenizer can be fed.
+
+        Args:
+            as_text: added tokens that a text cannot name: in it they are characters.
+        """
         self._tokenizer = tokenizer
+        self._as_text = _any_of(as_text)
         self._lock = threading.Lock()
         self._core = _usable_core(tokenizer)
         self._pieces: Lru[str, tuple[int, ...]] = Lru(
@@ -101,6 +109,25 @@ class PromptEncoder:
             is_start: the prompt begins here: special tokens are added unless the
                 text has them.
         """
+        if self._as_text is not None and self._as_text.search(text):
+            return self._in_pieces(text, is_start=is_start)
+        return self._encode(text, is_start=is_start)
+
+    def _in_pieces(self, text: str, *, is_start: bool) -> Encoded:
+        """Cut inside of each token that shall be text: no half of one is a token."""
+        assert self._as_text is not None
+        cuts = [0, *(m.start() + 1 for m in self._as_text.finditer(text)), len(text)]
+        ids: list[int] = []
+        chars: list[int] = []
+        tokens: list[int] = []
+        for start, end in itertools.pairwise(cuts):
+            part = self._encode(text[start:end], is_start=is_start and not start)
+            chars += [start + char for char in part.chars]
+            tokens += [len(ids) + token for token in part.tokens]
+            ids += part.ids
+        return Encoded(tuple(ids), tuple(chars), tuple(tokens))
+
+    def _encode(self, text: str, *, is_start: bool) -> Encoded:
         bos = self._tokenizer.bos_token
         special = is_start and not (bos and text.startswith(bos))
         if self._cut is None:
@@ -216,8 +243,14 @@ def _lines(text: str, least: int = _LONG) -> list[str]:
 
 
 def _added_tokens(tokenizer: ChatTokenizer) -> re.Pattern[str] | None:
-    tokens = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, tokens))) if tokens else None
+    return _any_of(tokenizer.get_added_vocab())
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
+    longest_first = sorted(texts, key=len, reverse=True)
+    return (
+        re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+    )
 
 
 def _stop_tokens(tokenizer: ChatTokenizer) -> frozenset[str]:

@@ -16,7 +16,12 @@ from dataclasses import dataclass, replace
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Message
 from sidecar.memory.healing_store import Healed
-from sidecar.pipeline.template.elements import Element, Splice, match_run
+from sidecar.pipeline.template.elements import (
+    Element,
+    Rendered,
+    Splice,
+    match_run,
+)
 from sidecar.pipeline.template.turn_frames import (
     Placeholder,
     plan_placeholders,
@@ -230,8 +235,8 @@ def _find_cuts(
 
 def _elements(
     literals: Sequence[str], slots: Sequence[_Slot], quoted: Sequence[bool]
-) -> list[Element]:
-    elements: list[Element] = [literals[0]]
+) -> list[Rendered]:
+    elements: list[Rendered] = [literals[0]]
     for slot, is_quoted, literal in zip(slots, quoted, literals[1:], strict=True):
         if isinstance(slot, Span):
             elements.append(replace(slot, is_quoted=is_quoted))
@@ -260,7 +265,7 @@ def _segments(
     return segments
 
 
-def _prove(elements: Sequence[Element], segments: Sequence[str]) -> Layout:
+def _prove(elements: Sequence[Rendered], segments: Sequence[str]) -> Layout:
     """Each run between spliced turns must give T's text; else there are no spans."""
     runs: list[list[str | Span]] = [[]]
     splices = [e for e in elements if isinstance(e, Splice)]

@@ -1,0 +1,113 @@
+"""
+The images of one prompt while it is computed: towers, embeddings, positions.
+
+A chunk may end anywhere, within an image too. What is embedded is put together from
+texts and from images' runs, each of which was embedded by itself.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from sidecar.core.prompt import ModelPrompt, PlacedImage
+from sidecar.engine.vision import Eyes, Features, Sight
+
+_PATIENCE_S = 0.005  # of the GPU thread with an image that is being decoded
+
+
+class Looking:
+    """The images of one prompt while it is computed. GPU thread only."""
+
+    def __init__(self, eyes: Eyes, prompt: ModelPrompt) -> None:
+        self._eyes = eyes
+        self._ids = prompt.read_ids
+        self._images = prompt.images
+        self._salt = prompt.salt
+        self._features: dict[int, Features] = {}
+        images = [placed.image for placed in prompt.images]
+        due = sum(image.read_ids.count(eyes.pad) for image in images)
+        if self._ids.count(eyes.pad) != due:
+            raise ValueError("the prompt has pads that are no image's")
+        self._positions, self.shift = eyes.model.positions(self._ids, images)
+
+    def unseen(self, start: int, end: int) -> PlacedImage | None:
+        """The first image in [start, end) without features; the next is decoded."""
+        due = [
+            placed
+            for placed in self._images
+            if placed.end > start and placed.start not in self._features
+        ]
+        for placed in due[:2]:
+            if placed.image.pixels is not None:
+                placed.image.pixels.start()
+        return due[0] if due and due[0].start < end else None
+
+    def look(self, placed: PlacedImage) -> bool:
+        """
+        Have an image's features; the tower may run.
+
+        Returns:
+            False if its pixels are still being decoded: streams are not to wait.
+        """
+        eyes, pixels = self._eyes, placed.image.pixels
+        is_known = pixels is None or eyes.memo.has(placed.image, self._salt)
+        if pixels is not None and not is_known and not pixels.is_ready(_PATIENCE_S):
+            return False
+        found = eyes.memo.get(eyes.model, placed.image, eyes.pad, self._salt)
+        self._features[placed.start] = found
+        return True
+
+    def sight(self, start: int, end: int) -> Sight:
+        """What the model is told of the ids in [start, end)."""
+        runs = list(self._runs(start, end))
+        embedded = _joined(runs)
+        for placed in self._images:
+            if placed.end <= end:  # all of it is KV now
+                self._features.pop(placed.start, None)
+        positions = self._positions
+        if positions is None:
+            return Sight(embedded)
+        return Sight(embedded, mx.array(positions[:, None, start:end]))
+
+    def _runs(self, start: int, end: int) -> "Sequence[Features]":
+        runs: list[Features] = []
+        at = start
+        for placed in self._images:
+            if placed.end <= at or placed.start >= end:
+                continue
+            if placed.start > at:
+                runs.append(self._text(at, placed.start))
+                at = placed.start
+            last = min(placed.end, end)
+            features = self._features[placed.start]
+            runs.append(features.cut(at - placed.start, last - placed.start))
+            at = last
+        if at < end:
+            runs.append(self._text(at, end))
+        return runs
+
+    def _text(self, start: int, end: int) -> Features:
+        return self._eyes.model.text_features(self._ids[start:end])
+
+
+def _joined(runs: Sequence[Features]) -> dict[str, Any]:
+    """Keywords of the language model for runs behind each other."""
+    told: dict[str, Any] = {
+        "inputs_embeds": mx.concatenate([run.embeds for run in runs])[None]
+    }
+    if any(run.layers is not None for run in runs):
+        layers = [run.layers for run in runs if run.layers is not None]
+        told["per_layer_inputs"] = mx.concatenate(layers)[None]
+    deep = [run.deep for run in runs if run.deep]
+    if deep:
+        pads = [
+            np.zeros(run.embeds.shape[0], bool) if run.pads is None else run.pads
+            for run in runs
+        ]
+        told["visual_pos_masks"] = mx.array(np.concatenate(pads))[None]
+        told["deepstack_visual_embeds"] = [
+            mx.concatenate(list(level)) for level in zip(*deep, strict=True)
+        ]
+    return told

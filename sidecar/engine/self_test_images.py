@@ -1,0 +1,115 @@
+"""The self-test of a model's eyes, on pictures of noise."""
+
+import hashlib
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from typing import TypeVar
+
+import mlx.core as mx
+import numpy as np
+
+from sidecar.core.prompt import ModelIds, ModelPrompt, Pixels, PlacedImage, SeenImage
+from sidecar.engine.array_distance import Difference, logits_distance, rounding_of
+from sidecar.engine.loader import LoadedModel
+from sidecar.engine.looking import Looking
+from sidecar.engine.vision import Eyes
+from sidecar.images.seen import seen_image
+from sidecar.kv import kv_layers
+
+R = TypeVar("R")
+Steps = Generator[None, None, R]
+_SAMPLE = (96, 128, 3)
+
+
+class ImageRuns:
+    """
+    The test of images: what is put together of runs is what the library computes.
+
+    Chunks end within the image. Another image of equal size must not look the same.
+    """
+
+    def __init__(self, model: LoadedModel, eyes: Eyes, ids: ModelIds) -> None:
+        self._model = model
+        self._eyes = eyes
+        self._ids = ids
+
+    def run(self, measured_noise: Callable[[], Steps[float]]) -> Steps[Difference]:
+        """Compare; it yields after each computation."""
+        one, other = (self._prompt(sample_image(self._eyes, seed)) for seed in (1, 2))
+        expected = as_library(self._eyes, one)
+        mx.eval(expected)
+        yield
+        found = yield from self._computed(one)
+        differs = yield from self._computed(other)
+        noise = yield from measured_noise()
+        rounding = rounding_of(expected)
+        computed = logits_distance([expected], [found])
+        difference = Difference(0.0, computed, rounding, noise)
+        if logits_distance([found], [differs]) <= difference.limit:
+            raise ValueError("another image looks the same")
+        return difference
+
+    def _prompt(self, image: SeenImage) -> ModelPrompt:
+        ids = ModelIds((*self._ids[:24], *image.ids, *self._ids[24:64]))
+        return ModelPrompt(ids, images=(PlacedImage(24, image),))
+
+    def _computed(self, prompt: ModelPrompt) -> Steps[mx.array]:
+        """The last logits, in chunks as the engine does."""
+        looking = Looking(self._eyes, prompt)
+        (placed,) = prompt.images
+        looking.look(placed)
+        cache, ids, start = self._model.new_cache(), prompt.read_ids, 0
+        middle = (placed.start + placed.end) // 2
+        for end in (placed.start - 5, middle, placed.end + 3, len(ids)):
+            sight = looking.sight(start, end)
+            logits = self._model.forward(mx.array([ids[start:end]]), cache, sight)
+            mx.eval(logits)
+            kv_layers.evaluate(cache)
+            start = end
+            yield
+        return logits[:, -1]
+
+
+class _Kept:
+    """Pixels that are there already."""
+
+    def __init__(self, pixels: Pixels) -> None:
+        self._pixels = pixels
+
+    def start(self) -> None:
+        """Nothing is to be decoded."""
+
+    def wait(self) -> None:
+        """Nothing is to be decoded."""
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """Always."""
+        return True
+
+    def get(self) -> Pixels:
+        """The arrays."""
+        return self._pixels
+
+
+def sample_image(eyes: Eyes, seed: int) -> SeenImage:
+    """A picture of noise, to try a model's eyes on."""
+    from PIL import Image
+
+    noise = np.random.default_rng(seed).integers(0, 256, _SAMPLE, dtype=np.uint8)
+    picture = Image.fromarray(noise)
+    processed = eyes.processor.process(picture)
+    digest = hashlib.sha256(picture.tobytes()).hexdigest()
+    image = seen_image(digest, picture.size, processed)
+    return replace(image, pixels=_Kept(processed.pixels))
+
+
+def as_library(eyes: Eyes, prompt: ModelPrompt) -> mx.array:
+    """The last logits of a prompt with one image, all of it by mlx-vlm's own way."""
+    model = eyes.model
+    (placed,) = prompt.images
+    found = model.embedded(prompt.read_ids, placed.image)
+    told = {name: value for name, value in found.items() if value is not None}
+    ids = mx.array([prompt.read_ids])
+    output = model.whole.language_model(ids, cache=model.make_cache(), **told)
+    logits: mx.array = output.logits[:, -1]
+    return logits

@@ -1,0 +1,25 @@
+"""A model's weights in memory: their bytes, and how they are let go."""
+
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+
+def weights_nbytes(model: Any) -> int:
+    """Bytes of a model's parameters."""
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+
+
+def let_go(model: Any) -> None:
+    """Let the weights go, whoever still holds the model; GPU thread only."""
+    for module in model.modules():
+        module.clear()
+
+
+def let_go_measured(model: Any) -> int:
+    """The same; the bytes that came back."""
+    before = mx.get_active_memory()
+    let_go(model)
+    mx.clear_cache()
+    return max(0, before - mx.get_active_memory())

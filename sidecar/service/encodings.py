@@ -1,0 +1,89 @@
+"""Vectors of texts, and scores of documents: lease, encode, give back."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from sidecar.core.errors import BadRequest, RequestCancelled, RequestTimeout
+from sidecar.core.requests import EmbeddingRequest, RerankRequest
+from sidecar.residents.encoder_resident import EncoderResident
+from sidecar.residents.model_entry import Held
+from sidecar.residents.pool import ResidentPool
+
+_UNNAMED = ("", "default", "local")
+
+
+class EncodingService:
+    """Answers requests for embeddings and reranking. Any thread."""
+
+    def __init__(self, pool: ResidentPool[Held], timeout_s: float) -> None:
+        self._pool = pool
+        self._timeout_s = timeout_s
+
+    def embed(
+        self, request: EmbeddingRequest, is_connected: Callable[[], bool]
+    ) -> tuple[np.ndarray, int]:
+        """
+        Vectors (inputs, dimensions) of length 1, and the tokens that were read.
+
+        Raises:
+            SidecarError: unknown model, or one of another kind; too long; too late.
+        """
+        with self._pool.lease(self._named(request.model, "embedding")) as model:
+            vectors, num_tokens = _encoder(model, "/v1/embeddings").embed(
+                request.inputs, self._check(is_connected), truncates=request.truncates
+            )
+        width, wanted = vectors.shape[1], request.dimensions
+        if wanted is None or wanted == width:
+            return vectors, num_tokens
+        if wanted > width:
+            raise BadRequest(
+                f"dimensions must be 1..{width} for this model, got {wanted}",
+                param="dimensions",
+            )
+        cut = vectors[:, :wanted]
+        lengths = np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
+        return cut / lengths, num_tokens
+
+    def rerank(
+        self, request: RerankRequest, is_connected: Callable[[], bool]
+    ) -> tuple[list[float], int]:
+        """
+        A score for each document, 0..1, and the tokens that were read.
+
+        Raises:
+            SidecarError: unknown model, or one of another kind; too long; too late.
+        """
+        with self._pool.lease(self._named(request.model, "reranker")) as model:
+            return _encoder(model, "/v1/rerank").score(
+                request.query, request.documents, request.instruction,
+                self._check(is_connected),
+            )  # fmt: skip
+
+    def _named(self, name: str, kind: str) -> str:
+        """The model that is meant where none is named: the only one of its kind."""
+        if name not in _UNNAMED:
+            return name
+        found = [e.id for e in self._pool.entries() if e.kind == kind and e.is_usable]
+        return found[0] if len(found) == 1 else name
+
+    def _check(self, is_connected: Callable[[], bool]) -> Callable[[], None]:
+        """What ends the work between two batches."""
+        deadline = time.monotonic() + self._timeout_s
+
+        def check() -> None:
+            if not is_connected():
+                raise RequestCancelled("the client closed the connection")
+            if time.monotonic() > deadline:
+                raise RequestTimeout(f"it took longer than {self._timeout_s:g} s")
+
+        return check
+
+
+def _encoder(model: Held, path: str) -> EncoderResident:
+    if isinstance(model, EncoderResident):
+        return model
+    raise BadRequest(
+        f"{model.name} is a chat model, it does not answer {path}", param="model"
+    )

@@ -1,0 +1,216 @@
+"""What is refused, and that nothing else is harmed by it (V6, V9, V11, V12, V14)."""
+
+import contextlib
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sidecar.app import App
+from sidecar.core.prompt import MADE, ModelIds
+from sidecar.kv.prefix_tree import Node, path_to
+from sidecar.residents.resident import Resident
+from testkit.pictures import data_url, image_part, picture
+from testkit.raw_http import eventually
+from testkit.servers import held_gpu, running_sidecar
+
+Json = dict[str, Any]
+WORDS = "what stands in this picture, and where does it stand in it? " * 8
+
+
+@pytest.fixture(scope="module")
+def app(folder: Path) -> Iterator[App]:
+    settings = {"MODEL_PATH": str(folder / "seeing"), "MAX_IMAGES_PER_REQUEST": "4"}
+    with running_sidecar({**settings, "MAX_IMAGE_SIZE_MB": "1"}) as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def blind(folder: Path) -> Iterator[App]:
+    with running_sidecar({"MODEL_PATH": str(folder / "blind")}) as app:
+        yield app
+
+
+def post(app: App, *parts: Json, role: str = "user") -> httpx.Response:
+    talk = [{"role": role, "content": [{"type": "text", "text": WORDS}, *parts]}]
+    if role != "user":
+        talk.append({"role": "user", "content": "and?"})
+    body = {"messages": talk, "max_tokens": 4, "temperature": 0}
+    return httpx.post(f"{app.url}/v1/chat/completions", json=body, timeout=120)
+
+
+def refused(answer: httpx.Response) -> tuple[str, str, str]:
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    return error["code"], error["param"], error["message"]
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"type": "video_url", "video_url": {"url": "x"}}, "send frames as images"),
+        ({"type": "input_video", "data": "x"}, "send frames as images"),
+        ({"type": "input_audio", "input_audio": {"data": "x"}}, "audio"),
+        ({"type": "hologram"}, "not supported"),
+    ],
+)
+def test_other_media_are_refused_by_name(app: App, part: Json, said: str) -> None:
+    code, param, message = refused(post(app, part))
+    assert (code, param) == ("unsupported_content", "messages[0].content[1].type")
+    assert said in message
+
+
+@pytest.mark.parametrize("role", ["system", "assistant"])
+def test_images_stand_in_user_and_tool_messages(app: App, role: str) -> None:
+    code, param, _ = refused(post(app, image_part(1), role=role))
+    assert (code, param) == ("unsupported_content", "messages[0].content[1]")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("file:///etc/passwd", "http, https or data"),
+        ("/etc/passwd", "http, https or data"),
+        ("iVBORw0KGgo=", "http, https or data"),
+        ("data:text/plain;base64,aGk=", "data:image/"),
+        ("data:image/png;base64,????", "base64"),
+        ("data:image/png;base64,aGk=", "cannot be decoded"),
+        ("data:image/png;base64", "data:image/"),
+        ("http://127.0.0.1:9/a.png", "not a public address"),
+    ],
+)
+def test_a_bad_source_is_named(app: App, url: str, said: str) -> None:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    _, param, message = refused(post(app, part))
+    assert param.startswith("messages[0].content[1]")
+    assert said in message
+    assert "passwd" not in message
+
+
+def test_too_many_and_too_large_are_refused(app: App) -> None:
+    _, param, message = refused(post(app, *map(image_part, range(5))))
+    assert (param, "at most 4" in message) == ("messages[0].content[5]", True)
+    large = data_url(picture(1, 800, 800), "BMP")
+    part = {"type": "image_url", "image_url": {"url": large}}
+    _, param, message = refused(post(app, part))
+    assert (param, "1 MB" in message) == ("messages[0].content[1]", True)
+
+
+def test_all_images_of_a_request_have_one_deadline(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.images.reader._READ_S", -1.0)
+    code, param, _ = refused(post(app, image_part(1)))
+    assert (code, param) == ("image_fetch_failed", "messages[0].content[1]")
+
+
+def test_ids_that_are_made_for_images_cannot_be_sent(app: App) -> None:
+    """A client must not name another one's image."""
+    body = {"prompt": [1, 2, MADE + 7], "max_tokens": 4}
+    answer = httpx.post(f"{app.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "prompt"
+
+
+def test_a_mark_that_is_typed_beside_its_image_is_refused(app: App) -> None:
+    assert post(app, image_part(1)).status_code == 200
+    with app.pool.lease("default") as model:
+        assert model.images is not None
+        mark = next(reversed(model.images._known._entries.values())).mark
+    typed = {"type": "text", "text": f"and {mark} too"}
+    assert "texts must not hold" in refused(post(app, image_part(1), typed))[2]
+    # Without the image it is a word as any other.
+    assert post(app, typed).status_code == 200
+
+
+def test_a_model_that_takes_text_only_says_so(blind: App) -> None:
+    code, param, message = refused(post(blind, image_part(1)))
+    assert (code, param) == ("unsupported_content", "messages[0].content[1]")
+    assert "takes text only" in message
+    (listed,) = httpx.get(f"{blind.url}/v1/models").json()["data"]
+    assert listed["supports_vision"] is False
+
+
+def test_without_the_library_it_says_what_to_install(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that sees is then read for its text alone, by mlx-lm."""
+    monkeypatch.setitem(sys.modules, "mlx_vlm", None)
+    with running_sidecar({"MODEL_PATH": str(folder / "seeing")}) as app:
+        assert post(app).status_code == 200
+        assert "litellm-mlx[vision]" in refused(post(app, image_part(1)))[2]
+        (listed,) = httpx.get(f"{app.url}/v1/models").json()["data"]
+        assert listed["supports_vision"] is False
+
+
+def test_or_tells_the_model_what_is_missing(folder: Path) -> None:
+    """So that one picture read by a tool does not end an agent's session."""
+    settings = {"MODEL_PATH": str(folder / "blind"), "UNSUPPORTED_IMAGES": "note"}
+    with running_sidecar(settings) as app:
+        noted, plain = post(app, image_part(1)), post(app)
+    assert noted.status_code == 200
+    tokens = [a.json()["usage"]["prompt_tokens"] for a in (noted, plain)]
+    assert 8 < tokens[0] - tokens[1] < 40
+
+
+def test_a_match_within_an_image_goes_back_to_its_start(app: App) -> None:
+    """V6: of a prefill that was cancelled there, say."""
+    shown = post(app, image_part(61)).json()
+    with app.pool.lease("default") as model:
+        store, before = model.engine.store, model.engine.store.counters["vlm_retreat"]
+        image = last_image(model)
+        ids = next(ids for ids in map(whole, store._tree.nodes()) if image[5] in ids)
+        start = ids.index(image[0])
+        cut = ModelIds((*ids[: start + 5], *(i ^ 1 for i in image[6:]), 7))
+        assert store.match_len(cut) == start
+        restored = app.gpu.call(lambda: store.restore(cut))
+        assert restored.cached_len == start
+        app.gpu.call(lambda: store.abandon(restored.lease))
+        assert store.counters["vlm_retreat"] == before + 1
+        assert store.check_integrity() == []
+    again = post(app, image_part(61)).json()
+    assert again["choices"] == shown["choices"]
+
+
+def whole(node: Node) -> tuple[int, ...]:
+    return tuple(i for part in path_to(node) for i in part.ids)
+
+
+def last_image(model: Resident) -> tuple[int, ...]:
+    assert model.images is not None
+    return next(reversed(model.images._known._entries.values())).ids
+
+
+@contextlib.contextmanager
+def begun(app: App, *parts: Json) -> Iterator[socket.socket]:
+    """A streamed request whose client will leave."""
+    talk = [{"role": "user", "content": [{"type": "text", "text": WORDS}, *parts]}]
+    body = json.dumps({"messages": talk, "max_tokens": 400, "stream": True}).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", app.listener.port)) as client:
+        client.sendall(head.encode() + body)
+        yield client
+
+
+def test_a_client_that_leaves_leaves_nothing_behind(app: App) -> None:
+    """V14: while the GPU is busy with another, before and behind its first token."""
+    assert post(app, image_part(71)).status_code == 200
+    with held_gpu(app), begun(app, image_part(72)):
+        pass
+    with begun(app, image_part(73)) as client:
+        assert client.recv(200)
+    eventually(lambda: app.pool.num_leases == 0)
+    with app.pool.lease("default") as model:
+        assert model.engine.store.check_integrity() == []
+    before = post(app, image_part(71)).json()
+    assert before["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    for seed in (72, 73):
+        assert post(app, image_part(seed)).status_code == 200
