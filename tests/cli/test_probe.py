@@ -8,9 +8,10 @@ import pytest
 
 from sidecar.__main__ import main
 from sidecar.app import App
-from sidecar.cli.scenarios import SCENARIOS
+from sidecar.cli.scenarios import IMAGES, SCENARIOS
 from testkit.claiming_server import Json, claiming_server, everything
 from testkit.servers import running_sidecar
+from testkit.tiny_vision import make_seeing
 
 ROW = re.compile(r"  (\S.{11}) +(\d+) +(\d+) +(\d+) +\d+ ms")
 
@@ -41,13 +42,29 @@ def test_our_server_passes_every_scenario(
     """Models of all cache kinds, one store for all; what they answer is random."""
     assert probe(tiny.url, "--turns", "5") == 0
     shown = capsys.readouterr().out
-    assert f"{len(SCENARIOS)} scenarios, all passed" in shown
-    assert shown.count("no vision model") == 1
+    assert f"{len(SCENARIOS) - 1} scenarios, all passed" in shown
+    assert shown.count("text only") == 1
     for name in SCENARIOS:
-        assert f"PASS {name}" in shown
+        assert (f"PASS {name}" in shown) == (name != IMAGES)
     for prompt, cached, prefilled in rows(shown).values():
         assert prompt == cached + prefilled
         assert 0 <= cached < prompt
+
+
+@pytest.mark.parametrize("kind", ["seeing", "seeing-hybrid", "seeing-sliding"])
+def test_pictures_are_reused_as_words_are(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second turn reuses 94 % and more, and nothing goes back within a picture."""
+    with running_sidecar(
+        {"MODEL_PATH": str(make_seeing(tmp_path / kind, kind))}
+    ) as app:
+        asked = ["--scenario", IMAGES, "--turns", "5", "--max-tokens", "24"]
+        assert probe(app.url, *asked) == 0
+    shown = capsys.readouterr().out
+    assert f"PASS {IMAGES}" in shown
+    prompt, cached, _ = rows(shown)["2"]
+    assert cached >= 0.94 * prompt
 
 
 def test_a_store_that_is_full_of_others_makes_no_difference(
@@ -167,4 +184,4 @@ def test_clients_habits(capsys: pytest.CaptureFixture[str]) -> None:
     assert len({body["session_id"] for body in bodies}) == 1
     assert all(body["tools"] and body["stream"] for body in bodies)
     assert bodies[2]["messages"][2] == {"role": "assistant", "content": "Well done"}
-    assert "image turns are not tried" in capsys.readouterr().out
+    assert "text only" in capsys.readouterr().out

@@ -234,7 +234,7 @@ def test_documents_as_text_and_blocks_unknown_here_as_what_they_say() -> None:
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [
-            {"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+            {"type": "image", "source": {}}]}]}, "messages[0].content[0].source.type"),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {
             "type": "base64"}}]}]}, "messages[0].content[0].source.type"),
         ({"tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),

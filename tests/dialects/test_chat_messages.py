@@ -154,7 +154,7 @@ def test_a_clients_objects_are_not_changed() -> None:
         ({"messages": [{"role": "user", "content": [3]}]}, "messages[0].content[0]"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content[0].type",
+            "messages[0].content[0].image_url",
         ),
         (
             {"messages": [{"role": "user", "content": [{"text": 3}]}]},

@@ -166,7 +166,7 @@ def test_calls_of_all_kinds_come_back() -> None:
         ({"input": []}, "input"), ({"input": 3}, "input"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-         "input[0].content[0].type"),
+         "input[0].content[0].image_url"),
         ({"background": True}, "background"),
         ({"tools": [READ], "tool_choice": {"type": "function", "name": "x"}},
          "tool_choice"),

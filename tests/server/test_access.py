@@ -5,7 +5,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from testkit.raw_http import (
     read_answer,
     request,
 )
-from testkit.servers import num_left, running_sidecar
+from testkit.servers import num_left, running_sidecar, threads_of
 
 REPO = Path(__file__).parents[2]
 CHAT = "/v1/chat/completions"
@@ -313,11 +312,15 @@ def test_short_paths_and_slashes(app: App) -> None:
         assert ask(app, request(path, chat_body())).status == 200
 
 
-def test_what_other_engines_would_serve_is_said(app: App) -> None:
-    """501 names what is missing; it is no server error."""
-    answer = ask(app, request("/v1/embeddings", b'{"input": "a"}'))
-    assert answer.status == 501
-    assert answer.json["error"]["code"] == "not_implemented"
+def test_a_model_of_another_kind_says_so(app: App) -> None:
+    """A 400 that names the model; it is no server error."""
+    for path, body in (
+        ("/v1/embeddings", b'{"input": "a"}'),
+        ("/v1/rerank", b'{"query": "a", "documents": ["b"]}'),
+    ):
+        answer = ask(app, request(path, body))
+        assert answer.status == 400
+        assert answer.json["error"]["param"] == "model"
 
 
 def test_a_client_that_does_not_read_loses_its_stream(
@@ -376,10 +379,10 @@ def test_a_hostile_chat_template_reaches_nothing(
 
 def test_connections_leave_no_threads(app: App) -> None:
     """Fifty short connections, and then as many threads as before."""
-    before = set(threading.enumerate())
+    before = threads_of(app)
     for _ in range(50):
         assert ask(app, request("/health")).status == 200
-    assert eventually(lambda: set(threading.enumerate()) <= before)
+    assert eventually(lambda: threads_of(app) <= before)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0:8080", "[::ffff:127.0.0.1]:8080"])

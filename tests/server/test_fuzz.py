@@ -27,7 +27,7 @@ from testkit.raw_http import (
     read_answer,
     request,
 )
-from testkit.servers import running_sidecar
+from testkit.servers import running_sidecar, threads_of
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {
@@ -48,11 +48,11 @@ def server(model_folder: Callable[[str], Path]) -> Iterator[App]:
 @pytest.fixture(autouse=True)
 def leaves_no_trace(server: App) -> Iterator[None]:
     """After each test: no thread more, no lease open, and a good request works."""
-    threads = set(threading.enumerate())
+    threads = threads_of(server)
     yield
     good = post(server, HELLO)
     assert (good.status, good.json["usage"]["completion_tokens"]) == (200, 4)
-    assert eventually(lambda: set(threading.enumerate()) <= threads)
+    assert eventually(lambda: threads_of(server) <= threads)
     assert server.pool.num_leases == 0
 
 

@@ -4,6 +4,7 @@ Several real models in one server: each loaded when asked for, answers as alone.
 E16 with 50 rounds, and the 500 requests of the bar: `pytest -m slow`.
 """
 
+import gc
 import itertools
 import json
 import random
@@ -305,7 +306,7 @@ def test_a_failed_load_leaves_the_memory_as_it_was(
     """E15, with real weights: it fails when all of them are there."""
     import mlx.core as mx
 
-    with serving(folder) as app:
+    with serving(folder) as app, no_collector():
         before = app.gpu.call(mx.get_active_memory)
 
         def failing(*_arguments: object) -> None:
@@ -315,7 +316,19 @@ def test_a_failed_load_leaves_the_memory_as_it_was(
         body = {"model": "sliding", "messages": TALK}
         answer = httpx.post(f"{app.url}/v1/chat/completions", json=body, timeout=120)
         assert answer.status_code == 500
-        assert app.gpu.call(mx.get_active_memory) <= before
+        # But for the random generator's state.
+        assert app.gpu.call(mx.get_active_memory) <= before + 64
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """What goes goes at once, not when Python looks for circles."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def test_models_come_and_go_while_it_runs(folder: Path, tmp_path: Path) -> None:
