@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, cast
 
 import mlx.core as mx
 
 from sidecar.config.settings import Config, ImageConfig
 from sidecar.config.sources import ConfigError
+from sidecar.core.lasting_secret import use_secret
 from sidecar.engine.batch_loop import ExtraProcessors, no_extra_processors
 from sidecar.engine.device_memory import device_memory, process_limit
 from sidecar.engine.download_progress import DownloadProgress
@@ -22,6 +23,10 @@ from sidecar.engine.kv_expiry import Expiry
 from sidecar.engine.process_memory import Admission, ProcessMemory
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import LogLimits, SessionLog
+from sidecar.kv.disk.disk_thread import Urgency
+from sidecar.kv.disk.kv_disk import KVDisk
+from sidecar.kv.disk.ports import DiskSettings
+from sidecar.kv.disk.root import DiskLimits, DiskRoot
 from sidecar.kv.eviction import Limits
 from sidecar.kv.kv_budget import KVBudget
 from sidecar.residents.catalog import Catalog, find_catalog
@@ -49,6 +54,7 @@ if TYPE_CHECKING:  # of the extra `vision`
 logger = logging.getLogger(__name__)
 
 _CACHE_SHARE = 0.25
+_GB = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +145,7 @@ def build(
 def _build_services(
     config: Config, shared: Shared, pool: ResidentPool[Held]
 ) -> Services:
-    metrics, caches = shared.metrics, CacheService(pool, shared.kept)
+    metrics, caches = shared.metrics, CacheService(pool, shared.kept, shared.disk)
     metrics.add_cache_source(caches.counters)
     metrics.kv_bytes.set_function(lambda: shared.stored.num_bytes)
     metrics.active_bytes.set_function(lambda: shared.process.active_bytes)
@@ -218,8 +224,33 @@ def _build_shared(
         DownloadProgress(tell),
         rules,
         extra_processors,
+        open_root(config),
         functools.cache(lambda: open_image_intake(config.images)),
     )
+
+
+def open_root(config: Config) -> KVDisk | None:
+    """Where KV outlives the process; None: it does not, or cannot."""
+    disk = config.disk
+    if not disk.is_on:
+        return None
+    home = Path(disk.cache_home or "~/.cache/litellm-mlx").expanduser()
+    path = Path(disk.path).expanduser() if disk.path else home / "kv-cache"
+    limits = DiskLimits(
+        int(disk.max_gb * _GB), int(disk.min_free_gb * _GB), int(disk.day_gb * _GB),
+        disk.ttl_hours * 3600,
+    )  # fmt: skip
+    restore = cast("Literal['auto', 'always', 'never']", disk.restore)
+    settings = DiskSettings(disk.min_tokens, disk.run_tokens, disk.quiet_s, restore)
+    found = KVDisk(DiskRoot(path, limits), settings)
+    try:
+        found.root.prepare()
+        use_secret(found.secret())
+    except OSError as error:
+        logger.warning("KV is not kept on the disk: %s", error)
+        return None
+    found.thread.submit(Urgency.DIGEST, found.root.clear_away)
+    return found
 
 
 def _read_rules(config: Config) -> RuleSet:

@@ -3,10 +3,10 @@
 import re
 
 from sidecar.core.requests import Message
-from sidecar.pipeline.reuse.update_note import MARK
+from sidecar.pipeline.reuse.update_note import note_mark
 from testkit.chats import system, words
 
-OPENER, CLOSER = f"<context-update {MARK}>", f"</context-update {MARK}>"
+OPENER, CLOSER = f"<context-update {note_mark()}>", f"</context-update {note_mark()}>"
 NOTE = re.compile(rf"\n\n{OPENER}\n.*?{CLOSER}", re.DOTALL)
 HEAD = f"{OPENER}\nThese values replace the ones given above.\n"
 

@@ -28,6 +28,7 @@ _ROOMS = {  # in the order in which they may import each other
     "sidecar/memory": "what conversations left, under one lifetime: no arrays",
     "sidecar/images": "images of requests: fetched, decoded, told apart",
     "sidecar/kv": "ids to KV: the radix tree and the only surgery on caches",
+    "sidecar/kv/disk": "KV that outlives the process: slots, and when they are written",
     "sidecar/volatile": "what changes in a prompt although nothing was said",
     "sidecar/output": "the model's text to reasoning, content and tool calls",
     "sidecar/infra": "logs, metrics, bounded maps",

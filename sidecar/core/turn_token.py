@@ -8,7 +8,7 @@ the client is not shown the thinking, the token carries it.
 
     mlx1.BODY.MAC    BODY = base64url(zlib(JSON {"turn", "digest"[, "text"]}))
 
-The MAC (HMAC-SHA-256, a key of this process) is checked before anything is unpacked:
+The MAC (HMAC-SHA-256, core/lasting_secret) is checked before anything is unpacked:
 what a client made up or changed costs a hash, and says nothing.
 """
 
@@ -16,12 +16,12 @@ import base64
 import hashlib
 import hmac
 import json
-import secrets
 import zlib
 from dataclasses import dataclass
 
+from sidecar.core.lasting_secret import secret_for
+
 _PREFIX = "mlx1."
-_KEY = secrets.token_bytes(32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def read_token(token: str | None) -> TurnToken | None:
 
 def _mac(body: str) -> str:
     data = body.encode("utf-8", "surrogatepass")
-    return hmac.new(_KEY, data, hashlib.sha256).hexdigest()
+    return hmac.new(secret_for("turn"), data, hashlib.sha256).hexdigest()
 
 
 def _digest(text: str) -> str:

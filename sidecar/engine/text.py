@@ -47,6 +47,14 @@ class Forecast:
         """For JSON."""
         return asdict(self)
 
+    def later(self, seconds: float) -> "Forecast":
+        """The same, begun so many seconds later."""
+        return replace(
+            self,
+            predicted_ttft_s=round(self.predicted_ttft_s + seconds, 4),
+            predicted_s=round(self.predicted_s + seconds, 4),
+        )
+
 
 class TextEngine:
     """One loaded text model and its batch loop. Safe from any thread."""
@@ -94,6 +102,11 @@ class TextEngine:
             max_context_tokens=largest,
             queued=self._admission.num_open,
         )
+
+    @property
+    def token_s(self) -> float:
+        """Seconds to compute a token of a prompt, as measured."""
+        return self._loop.pacer.rate.seconds
 
     @property
     def most_jobs(self) -> int:

@@ -9,16 +9,14 @@ The first id of an image says that it is one (core/prompt.FIRST).
 
 import hashlib
 import hmac
-import secrets
 from array import array
 from collections.abc import Sequence
 
+from sidecar.core.lasting_secret import secret_for
 from sidecar.core.prompt import FIRST, MADE, ProcessedImage, SeenImage
 from sidecar.core.requests import IMAGE_MARK
 
 _LETTERS = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
-# Marks are of this process: what stands on a web page cannot hold one.
-_SECRET = secrets.token_bytes(32)
 _LEAST_IDS = 3  # 87 bits: fewer could be the same for two images by many tries
 
 
@@ -35,7 +33,9 @@ def seen_image(
     """
     if len(processed.ids) < _LEAST_IDS:
         raise ValueError("it is too small")
-    keyed = hmac.new(_SECRET, digest.encode(), hashlib.sha256).hexdigest()
+    # What stands on a web page cannot hold a mark.
+    secret = secret_for("image")
+    keyed = hmac.new(secret, digest.encode(), hashlib.sha256).hexdigest()
     return SeenImage(
         mark=IMAGE_MARK + keyed[:32].translate(_LETTERS),
         digest=digest,

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from sidecar.core.prompt import FIRST, MADE, ModelIds
 from sidecar.infra.metrics import Counters
-from sidecar.kv import kv_layers
+from sidecar.kv import kv_layers, stored_runs
 from sidecar.kv.inspection import problems, tree_rows
 from sidecar.kv.kv_budget import KVBudget
 from sidecar.kv.kv_layers import KVLayers, Leaves
@@ -32,6 +32,7 @@ from sidecar.kv.leases import (
     take_over,
 )
 from sidecar.kv.prefix_tree import (
+    Buffer,
     Checkpoints,
     Lease,
     Match,
@@ -44,6 +45,7 @@ from sidecar.kv.prefix_tree import (
     stored_bytes,
 )
 from sidecar.kv.quantization import KVQuantization
+from sidecar.kv.stored_runs import Survey
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class PrefixStore:
         self.layers = kv_layers.kinds(empty)
         self.switched_off: set[str] = set()
         self.verify = False  # CACHE_VERIFY: derive exactness anew at each hit
+        self.on_kept: Callable[[ModelIds, Owner], None] = _nobody
         self.counters = Counters(_COUNTED)
         budget.join(self._tree, self.counters)
 
@@ -215,6 +218,7 @@ class PrefixStore:
             self._release(lease)
             shrunk = self.budget.evict()
         mx.eval(shrunk)
+        self.on_kept(ids, owner)
 
     def abandon(self, lease: Lease) -> None:
         """End a sequence whose caches are lost, with all that was lent to it."""
@@ -226,6 +230,78 @@ class PrefixStore:
             self._release(lease)
             shrunk = self.budget.evict()  # what it held back may be over the limits
         mx.eval(shrunk)
+
+    @property
+    def may_restore(self) -> bool:
+        """Whether what is stored is used at all: its tests have passed."""
+        return not self.switched_off & _ESSENTIAL
+
+    def stored_len(self, ids: ModelIds, salt: str) -> int:
+        """Tokens of a path that are stored, whether or not a prompt can use them."""
+        with self._lock:
+            return self._tree.match(ids, salt).depth
+
+    def survey(self, ids: ModelIds, salt: str) -> Survey:
+        """What of a path could be read out; any thread."""
+        with self._lock:
+            return stored_runs.survey(self._tree, ids, salt)
+
+    def read_run(self, ids: ModelIds, salt: str, start: int, layer: int) -> Leaves:
+        """
+        One layer's arrays from a depth to a path's end, not computed yet.
+
+        Raises:
+            Gone: they are not there to be read.
+        """
+        with self._lock:
+            return stored_runs.read_run(
+                self._tree, (ids, salt), start, layer, self._quantization
+            )
+
+    def state_at(self, ids: ModelIds, salt: str) -> tuple[int, KVLayers, list[Any]]:
+        """
+        Layers that can be cut, empty caches, and the checkpoint at a path's end.
+
+        Raises:
+            Gone: the path is not there to be read.
+        """
+        with self._lock:
+            num_layers = stored_runs.num_layers(self._tree, ids, salt)
+            checkpoint = (
+                stored_runs.checkpoint_at(self._tree, ids, salt)
+                if self.needs_checkpoints
+                else []
+            )
+        return num_layers, self.empty_cache(), checkpoint
+
+    def empty_cache(self, arrays: Sequence[Leaves] = ()) -> KVLayers:
+        """Empty caches for one sequence, made to take such arrays."""
+        cache = self._new_cache()
+        if self._quantization:
+            self._quantization.fresh(cache, arrays)
+        return cache
+
+    def adopt(
+        self,
+        ids: ModelIds,
+        owner: Owner,
+        runs: Sequence[Buffer],
+        checkpoint: list[Any],
+        epoch: int,
+    ) -> bool:
+        """
+        Store what was read from elsewhere; False: it reaches nothing, or was forgotten.
+
+        Args:
+            runs: of the path, each beginning where the one before it ends.
+        """
+        with self._lock:
+            if epoch != self._epoch:
+                return False
+            is_whole = stored_runs.adopt(self._tree, ids, owner, runs, checkpoint)
+            shrunk = self.budget.evict()
+        mx.eval(shrunk)
+        return is_whole
 
     def check_integrity(self) -> list[str]:
         """What is wrong with the store; empty, always."""
@@ -300,6 +376,10 @@ def _before_image(ids: ModelIds, depth: int) -> int:
     while 0 < depth < len(ids) and ids[depth] >= MADE and not ids[depth] & FIRST:
         depth -= 1
     return depth
+
+
+def _nobody(ids: ModelIds, owner: Owner) -> None:
+    """Nobody wants to know what was kept."""
 
 
 def _not_loaded() -> KVLayers:

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from sidecar.core.ports import KVStore
 from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import ClientInfo, ToolCall
@@ -26,9 +28,24 @@ from sidecar.memory.healing_store import (
     KnownTurn,
     visible_hash,
 )
+from sidecar.memory.keepsakes import (
+    Json,
+    Keepsake,
+    Keepsakes,
+    calls_json,
+    calls_of,
+    digest_of,
+    lineage_of,
+    scope_of,
+    turn_json,
+    turn_of,
+)
 from sidecar.memory.lineage import LineageIndex, LineageRecord
 from sidecar.memory.session_turn_store import TurnStore
 from sidecar.volatile.marked_message import SpanKey
+
+# Ids, salt, tokens in memory -> tokens that are held or would be brought back.
+Reach = Callable[[ModelIds, str, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +90,7 @@ class Promise:
         opening: None: the turn's ids cannot be put back.
         as_sent: whether the prompt says no more than the request does.
         epoch: of the memory when it was begun.
+        prompt: its ids and the salt of its KV: what that is written with.
     """
 
     record: LineageRecord
@@ -86,6 +104,7 @@ class Promise:
     as_sent: bool
     client: ClientInfo
     epoch: int
+    prompt: tuple[ModelIds, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +125,18 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What a `forget` let go: bytes of KV that came back, prompts, conversations."""
+    """
+    What a `forget` let go: bytes of KV that came back, prompts, conversations.
+
+    Args:
+        num_slots, disk_bytes: files of KV on the disk.
+    """
 
     kv_bytes: int = 0
     num_prompts: int = 0
     num_threads: int = 0
+    num_slots: int = 0
+    disk_bytes: int = 0
 
     def __add__(self, other: "Forgotten") -> "Forgotten":
         """Of both."""
@@ -118,6 +144,8 @@ class Forgotten:
             self.kv_bytes + other.kv_bytes,
             self.num_prompts + other.num_prompts,
             self.num_threads + other.num_threads,
+            self.num_slots + other.num_slots,
+            self.disk_bytes + other.disk_bytes,
         )
 
 
@@ -145,6 +173,8 @@ class ConversationMemory:
         self.healing = HealingStore(limits.healing_entries, limits.healing_bytes)
         self.turns = TurnStore(limits.session_idle_s)
         self.lock = threading.RLock()  # what is kept and forgotten is so in one go
+        self.keepsakes: Keepsakes | None = None  # None: nothing is written to a disk
+        self.reach: Reach = _in_memory
         self._kv = kv
         self._clear = clear
         self._decode = decode
@@ -157,8 +187,8 @@ class ConversationMemory:
             return self._kv.epoch
 
     def longest(self, ids: ModelIds, salt: str) -> int:
-        """How many tokens of a prompt are held as KV, at most all but one."""
-        return self._kv.match_len(ids, salt)
+        """How many tokens of a prompt are held as KV, or would be brought back."""
+        return self.reach(ids, salt, self._kv.match_len(ids, salt))
 
     def commit(self, promise: Promise, said: Said) -> None:
         """Remember a cleanly finished turn; nothing if all was forgotten since."""
@@ -174,10 +204,58 @@ class ConversationMemory:
             self.counters.add("turn_write_refused")
         self.healing.remember_calls(said.calls, scope)
         visible = visible_hash(said.text, said.calls)
-        if visible is None or promise.opening is None or not said.sampled:
-            return
-        ids = [promise.turn, *(call.id for call in said.calls)]
-        self.healing.record(visible, self._turn(promise, promise.opening, said), ids)
+        turn, ids = None, [promise.turn, *(call.id for call in said.calls)]
+        if visible is not None and promise.opening is not None and said.sampled:
+            turn = self._turn(promise, promise.opening, said)
+            self.healing.record(visible, turn, ids)
+        if self.keepsakes is not None:
+            told = {
+                "scope": [scope.api_key, scope.session, scope.thread],
+                "thread": [list(promise.digests), num_tokens, list(parents)],
+                "calls": calls_json(said.calls),
+                "said": turn_json(visible or "", turn, ids) if turn else None,
+            }
+            prompt, salt = promise.prompt
+            kept = Keepsake(salt, len(prompt), digest_of(prompt), promise.record, told)
+            self.keepsakes.add(promise.turn, kept)
+
+    def save(self, ids: ModelIds, salt: str) -> tuple[list[Json], np.ndarray]:
+        """
+        What was said on a path of KV and is not written yet.
+
+        Returns:
+            Turns as JSON, oldest first; canonical ids of the last one's prompt.
+        """
+        if self.keepsakes is None:
+            return [], np.empty(0, np.uint32)
+        return self.keepsakes.of_path(ids, salt)
+
+    def saved(self, kept: Sequence[Json]) -> None:
+        """These were written."""
+        if self.keepsakes is not None:
+            self.keepsakes.drop([told["turn"] for told in kept])
+
+    def load(self, kept: Sequence[Json], canonical: np.ndarray) -> None:
+        """
+        Know again what was saved with a path.
+
+        Raises:
+            KeyError, ValueError, TypeError: it is not what was saved.
+        """
+        with self.lock:
+            for told in kept:
+                self._load(told)
+            if kept:
+                self.lineage.add(lineage_of(kept[-1]["lineage"], canonical))
+
+    def _load(self, told: Json) -> None:
+        scope = scope_of(told["scope"])
+        digests, num_tokens, parents = told["thread"]
+        names = tuple(map(str, parents))
+        self.turns.advance(scope, list(map(str, digests)), int(num_tokens), names)
+        self.healing.remember_calls(calls_of(told["calls"]), scope)
+        if told["said"] is not None:
+            self.healing.record(*turn_of(told["said"]))
 
     def keep_past(self, promise: Promise) -> None:
         """
@@ -198,6 +276,7 @@ class ConversationMemory:
         with self.lock:
             self._decode = decode
             self._texts = []
+            self.reach = _in_memory
 
     def also_forget(self, clear: Callable[[], None]) -> None:
         """Name another place that holds text of conversations."""
@@ -215,6 +294,8 @@ class ConversationMemory:
             self.lineage.clear()
             self.healing.clear()
             self.turns.clear()
+            if self.keepsakes is not None:
+                self.keepsakes.clear()
             for clear in self._texts:
                 clear()
         return Forgotten(self._clear(), *found)
@@ -228,6 +309,10 @@ class ConversationMemory:
         context = promise.context.behind(promise.vanishing)
         scope = promise.record.scope
         return KnownTurn(context, scope, turn, promise.told, promise.as_sent)
+
+
+def _in_memory(ids: ModelIds, salt: str, held: int) -> int:
+    return held
 
 
 def new_turn() -> str:

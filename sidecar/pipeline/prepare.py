@@ -376,6 +376,7 @@ class Pipeline:
             as_sent=form.pins is None,
             client=reading.request.client,
             epoch=reading.epoch,
+            prompt=(answer.ids, reading.salt),
         )
 
     def _opening(

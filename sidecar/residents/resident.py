@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from sidecar.core.errors import BadRequest
 from sidecar.core.prompt import ModelIds, ModelPrompt, SeenImage
 from sidecar.core.requests import ChatRequest, ClientInfo, Message
-from sidecar.engine.text import TextEngine
+from sidecar.engine.text import Forecast, TextEngine
 from sidecar.images.text_only import note_images, refuse_images
 from sidecar.infra.metrics import HEALTHY_AT_ZERO
-from sidecar.memory.conversation_memory import ConversationMemory
+from sidecar.kv.disk.disk_cache import DiskCache
+from sidecar.kv.prefix_tree import Owner
+from sidecar.memory.conversation_memory import ConversationMemory, Forgotten
 from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
 from sidecar.pipeline.reuse.prompt_ids import check_length
 from sidecar.residents.model_entry import Held
@@ -32,6 +34,7 @@ class Resident:
         images: how it takes images; None: it takes text only.
         notes_images: UNSUPPORTED_IMAGES: tell of those it does not take.
         leave: what becomes of its conversations when the weights are gone.
+        disk: where its KV outlives the process; None: it does not.
     """
 
     engine: TextEngine
@@ -41,6 +44,7 @@ class Resident:
     leave: Callable[[], None]
     images: "ImageReader | None" = None
     notes_images: bool = False
+    disk: DiskCache | None = None
 
     @property
     def name(self) -> str:
@@ -79,6 +83,7 @@ class Resident:
             **self.pipeline.counters.snapshot(),
             **self.memory.counters.snapshot(),
             **(self.images.counters.snapshot() if self.images else _NO_IMAGES),
+            **(self.disk.counters() if self.disk else {}),
             "healing_ambiguous": self.memory.healing.num_ambiguous,
         }
 
@@ -117,6 +122,36 @@ class Resident:
         if not self.notes_images:
             refuse_images(messages, self._why_blind())
         return note_images(messages), ()
+
+    def forecast(self, prepared: PreparedPrompt, most: int | None) -> Forecast:
+        """What a prompt will cost, the time to bring some of it back included."""
+        found = self.engine.forecast(prepared.lengths, most)
+        if self.disk is None:
+            return found
+        prompt = prepared.model
+        return found.later(self.disk.restore_s(prompt.ids, prompt.salt))
+
+    def bring_back(self, prompt: ModelPrompt, is_connected: Callable[[], bool]) -> bool:
+        """
+        Have in memory what the disk holds of a prompt, if that is worth it.
+
+        Returns:
+            False: what was said of it does not hold; it is to be prepared again.
+        """
+        if self.disk is None:
+            return True
+        epoch = self.engine.store.epoch if prompt.epoch is None else prompt.epoch
+        owner = Owner(prompt.session, prompt.is_guest, prompt.own_len, prompt.salt)
+        return self.disk.bring_back(prompt.ids, owner, epoch, is_connected)
+
+    def forget(self, *, on_disk: bool) -> Forgotten:
+        """Forget all conversations, before and behind what may be on its way."""
+        disk = self.disk if on_disk else None
+        found = [disk.forget()] if disk else []
+        gone = self.memory.forget()
+        found += [disk.forget()] if disk else []
+        slots, num_bytes = map(sum, zip(*found, strict=True)) if found else (0, 0)
+        return gone + Forgotten(num_slots=slots, disk_bytes=num_bytes)
 
     def prepare_raw(
         self, prompt: str | tuple[int, ...], client: ClientInfo
@@ -173,6 +208,8 @@ class Resident:
         """Give the weights back; the bytes. A second time does nothing."""
         if self.engine.is_closed:
             return 0
+        if self.disk is not None:
+            self.disk.close()  # what it still writes needs the model
         freed = self.engine.close()
         self.leave()
         return freed

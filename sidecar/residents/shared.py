@@ -9,6 +9,7 @@ from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.process_memory import Admission, ProcessMemory
 from sidecar.infra.metrics import Metrics
+from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.kv.kv_budget import KVBudget
 from sidecar.residents.kept_memories import KeptMemories
 from sidecar.volatile.rules import RuleSet
@@ -25,6 +26,7 @@ class Shared:
     Args:
         kept: of models that are not loaded.
         rules: of volatile values. extra_processors: the test harness's.
+        disk: for KV that outlives the process; None: there is none.
         image_intake: gives the one of all models, made when it is first asked for.
     """
 
@@ -37,4 +39,5 @@ class Shared:
     download: DownloadProgress
     rules: RuleSet
     extra_processors: ExtraProcessors
+    disk: KVDisk | None
     image_intake: "functools._lru_cache_wrapper[ImageIntake]"

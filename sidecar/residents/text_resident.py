@@ -37,6 +37,7 @@ from sidecar.kv.prefix_store import PrefixStore
 from sidecar.memory.conversation_memory import ConversationMemory, MemoryLimits
 from sidecar.pipeline.prepare import Pipeline, PipelineSettings
 from sidecar.residents.detection import can_see, is_library_there, sees
+from sidecar.residents.disk import open_disk
 from sidecar.residents.kept_memories import Kept
 from sidecar.residents.model_entry import Offer
 from sidecar.residents.resident import Resident
@@ -199,7 +200,10 @@ class TextLoader:
         shares_kv = self._config.cache.share_between_keys
         images = self._images_of(model, kept.memory)
         notes = self._config.images.unsupported == "note"
-        return Resident(engine, pipeline, kept.memory, shares_kv, leave, images, notes)
+        disk = open_disk(self._shared, engine, kept)
+        return Resident(
+            engine, pipeline, kept.memory, shares_kv, leave, images, notes, disk
+        )
 
     def _give_up(
         self, model: LoadedModel, engine: TextEngine | None, kept: Kept

@@ -6,6 +6,7 @@ from urllib.parse import parse_qs, unquote
 
 from sidecar.config.settings import ServerConfig
 from sidecar.core.errors import (
+    BadRequest,
     MethodNotAllowed,
     NotFound,
     SidecarError,
@@ -234,7 +235,10 @@ class Routes:
         return json_response({"places": places})
 
     def _clear(self, request: Request) -> Response:
-        gone = self._services.caches.clear(_model(request))
+        asked = parse_qs(request.query).get("disk", ["clear"])[-1]
+        if asked not in ("clear", "keep"):
+            raise BadRequest("disk must be clear or keep", param="disk")
+        gone = self._services.caches.clear(_model(request), on_disk=asked == "clear")
         self._services.responses.clear()
         return json_response(
             {
@@ -242,6 +246,8 @@ class Routes:
                 "kv_bytes": gone.kv_bytes,
                 "prompts": gone.num_prompts,
                 "threads": gone.num_threads,
+                "disk_slots": gone.num_slots,
+                "disk_bytes": gone.disk_bytes,
             }
         )
 

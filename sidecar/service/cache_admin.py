@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.memory.conversation_memory import Forgotten
 from sidecar.memory.session_turn_store import SessionView
 from sidecar.residents.kept_memories import KeptMemories
@@ -16,12 +17,15 @@ class CacheService:
     Reports on and clears the models' caches. Any thread.
 
     Args:
-        kept: of all models, loaded or not.
+        kept: of all models, loaded or not. disk: the same, on the disk.
     """
 
-    def __init__(self, pool: ResidentPool[Held], kept: KeptMemories) -> None:
+    def __init__(
+        self, pool: ResidentPool[Held], kept: KeptMemories, disk: KVDisk | None
+    ) -> None:
         self._pool = pool
         self._kept = kept
+        self._disk = disk
 
     def report(self, name: str, *, check: bool) -> dict[str, Any]:
         """
@@ -50,6 +54,7 @@ class CacheService:
                 "sessions": [_row(view) for view in memory.turns.sessions()],
                 "tree": store.rows(),
                 "counters": resident.counters(),
+                "disk_slots": resident.disk.num_slots if resident.disk else None,
             }
             if check:
                 report["problems"] = store.check_integrity()
@@ -60,17 +65,26 @@ class CacheService:
         with self._pool.lease(name) as leased:
             return require_text(leased).pipeline.drift.rows()
 
-    def clear(self, name: str | None = None) -> Forgotten:
+    def clear(self, name: str | None = None, *, on_disk: bool = True) -> Forgotten:
         """
         Forget all KV, and all that explains it or could be put back.
 
         Args:
             name: of one model; None: of all, loaded or not.
+            on_disk: what is kept there, too.
         """
         if name is not None:
             with self._pool.lease(name) as leased:
-                return require_text(leased).memory.forget()
-        return self._kept.forget()
+                return require_text(leased).forget(on_disk=on_disk)
+        disk = self._disk if on_disk else None
+        # Before: nothing can be brought back any more. Behind: what was written since.
+        found = [disk.forget()] if disk else []
+        gone = self._kept.forget()
+        found += [disk.forget()] if disk else []
+        return gone + Forgotten(
+            num_slots=sum(slots for slots, _ in found),
+            disk_bytes=sum(num_bytes for _, num_bytes in found),
+        )
 
     def counters(self) -> dict[str, int]:
         """All cache counters of loaded models together; empty while there is none."""

@@ -100,7 +100,7 @@ class ChatService:
                 prepared = resident.prepare(request, is_connected)
             except ContextLengthExceeded as error:  # so long that it was not read whole
                 return resident.engine.forecast((error.num_tokens, 0), most)
-            return resident.engine.forecast(prepared.lengths, most)
+            return resident.forecast(prepared, most)
 
     def start_completion(
         self, request: CompletionRequest, timeout_s: float
@@ -119,6 +119,7 @@ class ChatService:
                     leased = resources.enter_context(self._pool.lease(request.model))
                     resident = require_text(leased)
                     raw, text = resident.prepare_raw(prompt, request.client)
+                    resident.bring_back(raw, _always)
                     sampling = self._sampling(resident, request)
                     choices = [PlainChoice(i) for i in range(request.options.n)]
                     run = self._run(
@@ -163,8 +164,11 @@ class ChatService:
     ) -> ChatPlan:
         prepared = resident.prepare(request, is_connected)
         most = request.options.max_tokens
-        found = resident.engine.forecast(prepared.lengths, most)
+        found = resident.forecast(prepared, most)
         _require_ttft(found, request.options.max_ttft_s)
+        if not resident.bring_back(prepared.model, is_connected):
+            prepared = resident.prepare(request, is_connected)
+            found = resident.forecast(prepared, most)
         sampling = self._sampling(resident, request)
         return ChatPlan(request, prepared.model, sampling, timeout_s, prepared, found)
 

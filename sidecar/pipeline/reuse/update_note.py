@@ -7,29 +7,35 @@ that is said again), and no value can end it early. Where the mark has got into 
 conversation all the same, nothing is said in notes.
 """
 
-import secrets
+import functools
 from collections.abc import Iterable, Sequence
 
+from sidecar.core.lasting_secret import secret_for
 from sidecar.memory.lineage import Note, Restated, stated_by
 from sidecar.pipeline.template.elements import Element, ImageSlot
 from sidecar.volatile.marked_message import Span
 
-MARK = secrets.token_hex(4)  # of this process: equal notes must stay equal
 _NONE_NOW = "(none now)"
-_HEAD = f"<context-update {MARK}>\nThese values replace the ones given above.\n"
-_TAIL = f"</context-update {MARK}>"
+
+
+@functools.cache
+def note_mark() -> str:
+    """What all notes are marked with: equal notes must stay equal."""
+    return secret_for("note").hex()[:8]
 
 
 def write_note(restated: Sequence[Restated]) -> Note:
     """The tail note that says these values; blocks first, whose lines may look so."""
     lines = sorted(map(_line, restated), key=lambda line: line.count("\n") == 1)
-    text = "\n\n" + _HEAD + "".join(lines) + _TAIL
-    return Note(text, stated_by(restated))
+    tag = f"context-update {note_mark()}"
+    head = f"\n\n<{tag}>\nThese values replace the ones given above.\n"
+    return Note(f"{head}{''.join(lines)}</{tag}>", stated_by(restated))
 
 
 def quotes_a_note(elements: Iterable[Element]) -> bool:
     """Whether a text, a value or a turn, none of them our note, has the mark of one."""
-    return any(MARK in _text_of(element) for element in elements)
+    mark = note_mark()
+    return any(mark in _text_of(element) for element in elements)
 
 
 def _text_of(element: Element) -> str:

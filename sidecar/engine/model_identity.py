@@ -1,0 +1,135 @@
+"""
+Names a model by all that its KV depends on, so that no other one's is read for it.
+
+Weights are named by the SHA-256 of their files: other weights in an old folder never
+meet the KV of the old ones, and a folder that moved keeps its own. That takes a second
+a gigabyte, once: digests are remembered by a file's identity, size and time.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from sidecar.engine.loader import LoadedModel
+from sidecar.kv.disk.durable_files import replace_private
+
+_VERSION = 2
+_SMALL = 256 << 20  # bytes that are read at once
+_LIBRARIES = ("mlx", "mlx-lm", "mlx-vlm")
+_MOST = 4096  # digests
+_CHUNK = 8 << 20
+_NAMED = ("config.json", "tokenizer.json", "tokenizer_config.json",
+          "chat_template.jinja", "preprocessor_config.json", "*.py")  # fmt: skip
+
+
+class WeightDigests:
+    """
+    The digests of weight files. Any thread.
+
+    Args:
+        file: where they are remembered.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def are_known(self, folder: Path) -> bool:
+        """Whether a model's files are remembered, or so small that it is no matter."""
+        known = self._read()
+        unknown = [f for f in _weight_files(folder) if _identity(f) not in known]
+        return sum(file.stat().st_size for file in unknown) <= _SMALL
+
+    def of(self, folder: Path) -> list[str]:
+        """
+        The digests of a model's weights, by their files' names.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+        known, found = self._read(), []
+        is_new = False
+        for file in _weight_files(folder):
+            identity = _identity(file)
+            if identity not in known:
+                known[identity], is_new = _digest(file), True
+            found.append(f"{file.name} {known[identity]}")
+        if is_new:
+            self._write(known)
+        return found
+
+    def _read(self) -> dict[str, str]:
+        with contextlib.suppress(OSError, ValueError):
+            known = json.loads(self._file.read_text())
+            if isinstance(known, dict):
+                return {str(name): str(digest) for name, digest in known.items()}
+        return {}
+
+    def _write(self, known: dict[str, str]) -> None:
+        kept = dict(list(known.items())[-_MOST:])
+        with contextlib.suppress(OSError):
+            replace_private(self._file, json.dumps(kept).encode())
+
+
+def identity_of(
+    model: LoadedModel, digests: WeightDigests
+) -> tuple[str, dict[str, Any]]:
+    """
+    A key for all that a model's KV depends on, and the same for people.
+
+    Raises:
+        OSError: its files cannot be read.
+    """
+    folder, quantization = model.folder, model.quantization
+    parts = {
+        "version": _VERSION,
+        "weights": digests.of(folder),
+        "files": list(_small_files(folder)),
+        "kv": [quantization.bits, quantization.group_size, quantization.start]
+        if quantization else None,
+        "sees": model.eyes is not None,
+        "libraries": [f"{name} {_version(name)}" for name in _LIBRARIES],
+        "device": [str(mx.default_device()), _device_name()],
+    }  # fmt: skip
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return key, {"model": model.name, **parts}
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _small_files(folder: Path) -> Iterator[str]:
+    for pattern in _NAMED:
+        for file in sorted(folder.glob(pattern)):
+            yield f"{file.name} {_digest(file)}"
+
+
+def _identity(file: Path) -> str:
+    stat = file.stat()
+    return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
+
+
+def _digest(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as data:
+        while part := data.read(_CHUNK):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "-"
+
+
+def _device_name() -> str:
+    info = mx.device_info()
+    return str(info.get("architecture") or info.get("device_name") or "")

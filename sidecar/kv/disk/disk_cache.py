@@ -1,0 +1,363 @@
+"""
+One loaded model's KV on the disk: looked up, brought back, written, forgotten.
+
+Trouble with the disk is a warning and a prompt that is computed anew; no request fails
+by it. Formats: slot_folder, cache_form. When what is written: due. The theory stands in
+docs/disk.md.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, TimeoutError
+from dataclasses import dataclass
+
+from sidecar.core.prompt import ModelIds
+from sidecar.kv.disk.disk_thread import DiskThread, Urgency
+from sidecar.kv.disk.due import Due, DueList
+from sidecar.kv.disk.ports import DiskSettings, Explained, Turn, salt_name
+from sidecar.kv.disk.root import DiskRoot, forget_all
+from sidecar.kv.disk.slot import Slot
+from sidecar.kv.disk.slot_folder import SlotFolder
+from sidecar.kv.disk.slot_index import DiskMatch, SlotIndex
+from sidecar.kv.disk.slot_reader import SlotReader, Unwanted, Wanted
+from sidecar.kv.disk.slot_writer import SlotWriter, slim
+from sidecar.kv.disk.tensor_file import Damaged
+from sidecar.kv.prefix_store import PrefixStore
+from sidecar.kv.prefix_tree import Owner
+
+logger = logging.getLogger(__name__)
+
+_PAYS = 0.8  # of the time to compute, at most, for a restore that is weighed
+_RESTORE_S = 120.0  # then the prompt is computed
+_TICK_S = 0.1
+_LOOK_EVERY_S = 1.0  # for slots of other processes
+_FLUSH_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """
+    What the disk needs of the rest of the process.
+
+    Args:
+        turn: runs on the GPU thread, in a turn between others.
+        make_room: for so many bytes, on the GPU thread; whether there is.
+        token_s: seconds to compute a token.
+        is_idle: whether no request of any model waits or runs.
+    """
+
+    thread: DiskThread
+    turn: Turn
+    make_room: Callable[[int], bool]
+    token_s: Callable[[], float]
+    is_idle: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A folder that is known, and who reads and writes there."""
+
+    folder: SlotFolder
+    reader: SlotReader
+    writer: SlotWriter
+
+
+class DiskCache:
+    """
+    Of one loaded model, until it is closed. Any thread.
+
+    Args:
+        find_folder: where its slots are; may take long, raises OSError.
+    """
+
+    def __init__(
+        self,
+        store: PrefixStore,
+        places: tuple[DiskRoot, Callable[[], SlotFolder]],
+        explained: Explained,
+        machine: Machine,
+        settings: DiskSettings,
+    ) -> None:
+        self._store = store
+        self._root, self._find_folder = places
+        self._explained = explained
+        self._machine = machine
+        self._settings = settings
+        self._index = SlotIndex()
+        self._due = DueList()
+        self._lock = threading.RLock()  # of what forgetting must not come between
+        self._epoch = 0
+        self._looked_at = 0.0
+        self._seen = 0
+        self._place: _Place | None = None
+        self._closed = threading.Event()
+        self.when_closed: Callable[[], None] = _nothing
+        store.on_kept = self._due.note
+
+    def counters(self) -> dict[str, int]:
+        """What was written, read, and left."""
+        place = self._place
+        if place is None:
+            return {}
+        return {**place.writer.counters.snapshot(), **place.reader.counters.snapshot()}
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that are known."""
+        return len(self._index)
+
+    def open(self, *, at_once: bool) -> None:
+        """
+        Learn what is there; what rests is written from then on.
+
+        Args:
+            at_once: before this returns; else on the disk's thread.
+        """
+        if at_once:
+            self._open()
+        else:
+            self._machine.thread.submit(Urgency.DIGEST, self._open)
+
+    def _open(self) -> None:
+        try:
+            folder = self._find_folder()
+        except OSError as error:
+            logger.warning("KV is not kept on the disk: %s", error)
+            return
+        turn = self._machine.turn
+        self._place = _Place(
+            folder,
+            SlotReader(self._store, folder, self._index, turn),
+            SlotWriter(
+                self._store, (self._root, folder, self._index), self._explained, turn,
+                self._settings,
+            ),
+        )  # fmt: skip
+        self._look(folder)
+        threading.Thread(target=self._watch, name="kv-due", daemon=True).start()
+
+    def longest(self, ids: ModelIds, salt: str, held: int) -> int:
+        """
+        Tokens of a prompt that are held, or would be brought back for it.
+
+        Args:
+            held: what is in memory.
+        """
+        place = self._place
+        return (
+            held if place is None else self._found(place, ids, salt, held).depth or held
+        )
+
+    def restore_s(self, ids: ModelIds, salt: str) -> float:
+        """Seconds that bringing a prompt back would take."""
+        place, held = self._place, self._store.match_len(ids, salt)
+        if place is None:
+            return 0.0
+        found = self._found(place, ids, salt, held)
+        return found.bytes_behind(held) / place.reader.rate
+
+    def bring_back(
+        self, ids: ModelIds, owner: Owner, epoch: int, is_wanted: Callable[[], bool]
+    ) -> bool:
+        """
+        Have in memory what is worth it; False: what was promised could not be held.
+
+        Args:
+            epoch: of the store, in which the prompt was made.
+            is_wanted: whether its client is still there.
+        """
+        place, held = self._place, self._store.match_len(ids, owner.salt)
+        if place is None or not self._found(place, ids, owner.salt, held).depth:
+            return True
+        until = time.monotonic() + _RESTORE_S
+        given_up = threading.Event()
+        wanted = Wanted(
+            ids, owner, epoch, self._machine.make_room, lambda: not given_up.is_set()
+        )
+        restored = self._machine.thread.submit(
+            Urgency.RESTORE, lambda: self._restore(place, wanted)
+        )
+        try:
+            while is_wanted() and time.monotonic() < until:
+                with contextlib.suppress(TimeoutError):
+                    return restored.result(_TICK_S)
+        except Unwanted:
+            return False
+        except Exception:
+            logger.exception("KV could not be brought back")
+            return False
+        finally:
+            given_up.set()
+        return False
+
+    def _restore(self, place: _Place, wanted: Wanted) -> bool:
+        """Look again: another request may have brought it, or found it damaged."""
+        salt = wanted.owner.salt
+        held = self._store.match_len(wanted.ids, salt)
+        found = self._found(place, wanted.ids, salt, held)
+        return found.depth == 0 or place.reader.restore(found, wanted)
+
+    def _found(self, place: _Place, ids: ModelIds, salt: str, held: int) -> DiskMatch:
+        """What of a prompt is to be brought back; nothing, if that does not pay."""
+        settings, most = self._settings, len(ids) - 1
+        least = held + settings.least_gain
+        if settings.restore == "never" or not self._store.may_restore or most < least:
+            return DiskMatch()
+        self._look_again(place.folder)
+        match = self._index.match(ids, salt_name(salt))
+        if self._store.needs_checkpoints:
+            match = match.state_at_most(most)
+        else:
+            match = match.at_most(most)
+        if match.depth < max(least, settings.min_tokens):
+            return DiskMatch()
+        computing_s = (match.depth - held) * self._machine.token_s()
+        reading_s = match.bytes_behind(held) / place.reader.rate
+        if settings.restore == "auto" and reading_s > _PAYS * computing_s:
+            return DiskMatch()
+        return match
+
+    def flush(self) -> None:
+        """Write all that is due, now; returns when it is written."""
+        if self._place is None:
+            return
+        written = [self._submit(due, is_last=True) for due in self._due.take(0.0)]
+        until = time.monotonic() + _FLUSH_S
+        for future in written:
+            with contextlib.suppress(TimeoutError):
+                future.result(max(0.0, until - time.monotonic()))
+
+    def close(self) -> None:
+        """Write what is due, and be asked nothing any more; repeatable."""
+        if not self._closed.is_set():
+            self.flush()
+            self._closed.set()
+            self._store.on_kept = _not_noted
+            self.when_closed()
+
+    def forget(self) -> tuple[int, int]:
+        """Delete all of it, what is being written too: slots, and their bytes."""
+        with self._lock:
+            self._epoch += 1
+            self._due.clear()
+            self._index.clear()
+            if self._place is None:
+                return 0, 0
+            try:
+                return forget_all(self._place.folder)
+            except OSError as error:
+                logger.warning("KV on the disk could not be deleted: %s", error)
+                return 0, 0
+
+    def _watch(self) -> None:
+        """Hand over what has rested long enough, or has grown too long."""
+        tick_s = min(1.0, max(_TICK_S, self._settings.quiet_s / 4))
+        while not self._closed.wait(tick_s):
+            try:
+                self._hand_over()
+            except Exception:
+                logger.exception("KV could not be handed over to the disk")
+
+    def _hand_over(self) -> None:
+        rest_s = self._settings.quiet_s
+        if not self._machine.is_idle():
+            rest_s = max(rest_s, _LOOK_EVERY_S)  # a turn's end is being told
+        for due in self._due.take(rest_s):
+            self._submit(due, is_last=False)
+        for due in self._due.waiting():
+            if self._is_long(due) and self._due.drop(due):
+                self._submit(due, is_last=False)
+
+    def _is_long(self, due: Due) -> bool:
+        """Whether it is written although it goes on."""
+        most = self._settings.run_tokens
+        if len(due.ids) < max(most, self._settings.min_tokens):
+            return False
+        found = self._store.survey(due.ids, due.owner.salt)
+        size = found.depth - self._index.match(due.ids, salt_name(due.owner.salt)).depth
+        states = found.ends[-1][2] if found.ends else 0
+        return size >= most and size * found.token_bytes >= states
+
+    def _submit(self, due: Due, *, is_last: bool) -> "Future[None]":
+        def write() -> None:
+            place = self._place
+            if place is None or self._closed.is_set():
+                return
+            try:
+                self._look(place.folder)
+                may = self._current()
+                place.writer.write(due.ids, due.owner, may, is_last=is_last)
+            except OSError as error:
+                self._root.pause(error)
+            except Exception:
+                logger.exception("KV could not be written to the disk")
+            self._root.clear_away()
+
+        return self._machine.thread.submit(Urgency.WRITE, write)
+
+    def _current(self) -> Callable[[], contextlib.AbstractContextManager[bool]]:
+        """Holds forgetting off, and says whether there was none since now."""
+        begun = self._epoch, self._store.epoch
+
+        @contextlib.contextmanager
+        def current() -> Iterator[bool]:
+            with self._lock:
+                yield begun == (self._epoch, self._store.epoch)
+
+        return current
+
+    def _look_again(self, folder: SlotFolder) -> None:
+        """At most once a second: another process may have written."""
+        now = time.monotonic()
+        if now - self._looked_at >= _LOOK_EVERY_S:
+            self._looked_at = now
+            self._look(folder)
+
+    def _look(self, folder: SlotFolder) -> None:
+        """Take in the slots that came, and drop those that went."""
+        changed = folder.changed_at()
+        with self._lock:
+            if changed == self._seen:
+                return
+            self._seen = changed
+            try:
+                there = set(folder.numbers())
+            except OSError as error:
+                logger.warning("KV on the disk cannot be looked at: %s", error)
+                return
+            for slot in self._index.slots():
+                if slot.number not in there:
+                    self._index.remove(slot.number)
+            for number in sorted(there):
+                self._take_in(folder, number)
+
+    def _take_in(self, folder: SlotFolder, number: int) -> None:
+        known = self._index.get(number)
+        try:
+            if known is not None and folder.uid_of(number) == known.uid:
+                return
+            slot = folder.read(number)
+        except FileNotFoundError:
+            return
+        except (Damaged, OSError) as error:
+            folder.put_aside(number, str(error))
+            return
+        if self._index.add(slim(slot)):
+            self._load(slot)
+
+    def _load(self, slot: Slot) -> None:
+        try:
+            self._explained.load(slot.meta["kept"], slot.canonical)
+        except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+            logger.warning("of slot %d nothing is known: %r", slot.number, error)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _not_noted(ids: ModelIds, owner: Owner) -> None:
+    pass

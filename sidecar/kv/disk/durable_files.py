@@ -1,0 +1,48 @@
+"""Files for their owner alone, and files that are on the disk itself."""
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextlib.contextmanager
+def open_private(path: Path) -> Iterator[BinaryIO]:
+    """A new file that its owner alone may read."""
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(number, "wb") as file:
+        yield file
+
+
+def replace_private(path: Path, data: bytes) -> None:
+    """Have a file hold this, or what it held before, for its owner alone."""
+    new = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with open_private(new) as file:
+            file.write(data)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def make_durable(file: BinaryIO) -> None:
+    """Have a file's bytes on the disk itself."""
+    file.flush()
+    full = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync leaves them in the drive
+    if full is not None:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(file.fileno(), full)
+            return
+    os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Have a folder's names on the disk itself."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,72 @@
+"""What all models of a process share of the disk: its root, its thread, who uses it."""
+
+import contextlib
+import logging
+import secrets
+import threading
+from pathlib import Path
+
+from sidecar.kv.disk.disk_cache import DiskCache
+from sidecar.kv.disk.disk_thread import DiskThread, disk_thread
+from sidecar.kv.disk.durable_files import replace_private
+from sidecar.kv.disk.ports import DiskSettings
+from sidecar.kv.disk.root import DiskRoot
+from sidecar.kv.disk.slot_folder import SlotFolder
+
+logger = logging.getLogger(__name__)
+
+_SECRET_BYTES = 32
+
+
+class KVDisk:
+    """KV on the disk, of all models. Any thread."""
+
+    def __init__(self, root: DiskRoot, settings: DiskSettings) -> None:
+        self.root = root
+        self.settings = settings
+        self.thread: DiskThread = disk_thread()
+        self._lock = threading.Lock()
+        self._open: list[DiskCache] = []
+
+    @property
+    def digests_file(self) -> Path:
+        """Where the digests of weights are remembered."""
+        return self.root.path / "digests.json"
+
+    def secret(self) -> bytes:
+        """
+        The secret of all marks in what is stored, made when it is first asked for.
+
+        Raises:
+            OSError: the root cannot be used.
+        """
+        file = self.root.path / "secret"
+        with SlotFolder(self.root.path).locked():
+            with contextlib.suppress(FileNotFoundError):
+                known = file.read_bytes()
+                if len(known) == _SECRET_BYTES:
+                    return known
+            made = secrets.token_bytes(_SECRET_BYTES)
+            replace_private(file, made)
+        return made
+
+    def opened(self, cache: DiskCache) -> None:
+        """Count a loaded model's among those that are told to forget."""
+        with self._lock:
+            self._open.append(cache)
+
+    def closed(self, cache: DiskCache) -> None:
+        """It writes and reads nothing any more; repeatable."""
+        with self._lock:
+            self._open = [other for other in self._open if other is not cache]
+
+    def forget(self) -> tuple[int, int]:
+        """Delete the slots of all models, loaded or not; how many, and their bytes."""
+        with self._lock:
+            caches = list(self._open)
+        found = [cache.forget() for cache in caches]
+        try:
+            found.append(self.root.forget())
+        except OSError as error:
+            logger.warning("KV on the disk could not be deleted: %s", error)
+        return sum(n for n, _ in found), sum(size for _, size in found)

@@ -1,0 +1,65 @@
+"""What KV on disk is told by the rest: settings, and who explains what is stored."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+
+from sidecar.core.prompt import ModelIds
+
+T = TypeVar("T")
+Turn = Callable[[Callable[[], Any]], Any]  # runs on the GPU thread, in a turn there
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSettings:
+    """
+    When KV is written, and when it is read back.
+
+    Args:
+        min_tokens: the shortest prompt that is written, and the shortest gain.
+        run_tokens: what a conversation writes although it goes on without a rest;
+            shorter runs are joined as they add up to it.
+        quiet_s: how long a conversation rests before it is written.
+        restore: whether reading is weighed against computing.
+    """
+
+    min_tokens: int
+    run_tokens: int
+    quiet_s: float
+    restore: Literal["auto", "always", "never"]
+
+    @property
+    def least_gain(self) -> int:
+        """Tokens that a write or a restore must be worth."""
+        return min(256, self.min_tokens)
+
+
+class Explained(Protocol):
+    """Knows what was said behind stored KV (memory/conversation_memory). Any thread."""
+
+    def save(
+        self, ids: ModelIds, salt: str
+    ) -> tuple[list[Mapping[str, Any]], np.ndarray]:
+        """
+        What is to be kept with a path, and was not yet.
+
+        Returns:
+            Turns as JSON, oldest first; canonical ids of the last one's prompt.
+        """
+
+    def saved(self, kept: Sequence[Mapping[str, Any]]) -> None:
+        """These were written; they need not be saved again."""
+
+    def load(self, kept: Sequence[Mapping[str, Any]], canonical: np.ndarray) -> None:
+        """Know again what was saved with a path."""
+
+
+def salt_name(salt: str) -> str:
+    """A name for a cache salt that does not tell it."""
+    if not salt:
+        return ""
+    text = f"litellm-mlx salt {salt}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]

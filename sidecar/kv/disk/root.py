@@ -1,0 +1,292 @@
+"""
+The folder of all models' slots: its limits, its wear, what is cleared away.
+
+The limits are of the disk, not of a process: several sidecars may share a root, so what
+is counted is counted in a file, under a lock. Clearing away goes by the files alone,
+of all models, loaded or not.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sidecar.kv.disk.durable_files import open_private, replace_private
+from sidecar.kv.disk.slot_folder import Link, SlotFolder
+
+logger = logging.getLogger(__name__)
+
+_DAY_S, _HOUR_S = 86400.0, 3600.0
+_PAUSE_S = 600.0  # after the disk said no
+_TAG = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n"
+    "# KV of conversations, written by litellm-mlx: not to be copied into backups.\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskLimits:
+    """
+    How much of the disk may be used.
+
+    Args:
+        max_bytes: of all slots. min_free_bytes: what the disk must keep free.
+        day_bytes: written in a day, 0 for no limit. ttl_s: since a slot's last use, 0
+            for ever.
+    """
+
+    max_bytes: int
+    min_free_bytes: int
+    day_bytes: int
+    ttl_s: float
+
+
+class DiskRoot:
+    """
+    The root of all slots on this machine. Any thread.
+
+    Args:
+        clock: wall-clock seconds. For tests.
+    """
+
+    def __init__(
+        self, path: Path, limits: DiskLimits, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.path = path
+        self.limits = limits
+        self._clock = clock
+        self._paused_until = 0.0
+        self._told: set[str] = set()
+
+    def prepare(self) -> None:
+        """
+        Have the folder there, for its owner alone, and out of backups and searches.
+
+        Raises:
+            OSError: it cannot be.
+        """
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.chmod(0o700)
+        for name, text in (("CACHEDIR.TAG", _TAG), (".metadata_never_index", "")):
+            with (
+                contextlib.suppress(FileExistsError),
+                open_private(self.path / name) as file,
+            ):
+                file.write(text.encode())
+        if sys.platform == "darwin":
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                subprocess.run(
+                    ["tmutil", "addexclusion", str(self.path)],
+                    capture_output=True, timeout=10, check=False,
+                )  # fmt: skip
+
+    def folder(self, key: str, told: Mapping[str, Any]) -> SlotFolder:
+        """
+        A model's folder.
+
+        Args:
+            key: of all that its KV depends on. told: the same, for people.
+        Raises:
+            OSError: it cannot be made.
+        """
+        folder = SlotFolder(self.path / key[:16])
+        folder.make()
+        with (
+            contextlib.suppress(FileExistsError),
+            open_private(folder.path / "model.json") as file,
+        ):
+            file.write(json.dumps({"key": key, **told}, indent=1).encode())
+        return folder
+
+    def folders(self) -> list[SlotFolder]:
+        """Of all models."""
+        try:
+            return [SlotFolder(p) for p in sorted(self.path.iterdir()) if p.is_dir()]
+        except OSError:
+            return []
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the disk said no a short while ago."""
+        return time.monotonic() < self._paused_until
+
+    def pause(self, error: OSError) -> None:
+        """Write nothing for ten minutes; one warning."""
+        if not self.is_paused:
+            logger.warning("KV cannot be written to the disk for now: %s", error)
+        self._paused_until = time.monotonic() + _PAUSE_S
+
+    def resume(self) -> None:
+        """Write again."""
+        self._paused_until = 0.0
+
+    def refusal(self, num_bytes: int, *, is_last: bool) -> str | None:
+        """
+        Why so many bytes may not be written now: space, budget; None: they may.
+
+        Args:
+            is_last: at the end of a run a tenth more than the day's bytes may be.
+        """
+        limits = self.limits
+        if num_bytes > limits.max_bytes:
+            return "space"
+        with contextlib.suppress(OSError):
+            if shutil.disk_usage(self.path).free - num_bytes < limits.min_free_bytes:
+                return self._tell("space", "the disk is nearly full")
+        most = limits.day_bytes * (1.1 if is_last else 1.0)
+        if limits.day_bytes and self.written_today + num_bytes > most:
+            return self._tell("budget", "KV_DISK_MAX_WRITE_GB_PER_DAY is used up")
+        return None
+
+    def _tell(self, reason: str, text: str) -> str:
+        if reason not in self._told:
+            self._told.add(reason)
+            logger.warning("KV is not written to the disk: %s", text)
+        return reason
+
+    @property
+    def written_today(self) -> int:
+        """Bytes that all processes wrote to this root today."""
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+            told = json.loads((self.path / "written.json").read_text())
+            if told.get("day") == self._today:
+                return int(told["bytes"])
+        return 0
+
+    def wrote(self, num_bytes: int) -> None:
+        """Count what was written."""
+        with contextlib.suppress(OSError), SlotFolder(self.path).locked():
+            told = {"day": self._today, "bytes": self.written_today + num_bytes}
+            replace_private(self.path / "written.json", json.dumps(told).encode())
+
+    @property
+    def _today(self) -> int:
+        return int(self._clock() // _DAY_S)
+
+    def clear_away(self) -> int:
+        """
+        Delete what is of no use: what broke off, what is too old, what is too much.
+
+        Returns:
+            Slots that are gone.
+        """
+        gone = 0
+        with self._janitor() as is_mine:
+            for folder in self.folders() if is_mine else ():
+                with contextlib.suppress(OSError):
+                    gone += self._tidy(folder)
+            if is_mine:
+                gone += self._shrink()
+        return gone
+
+    @contextlib.contextmanager
+    def _janitor(self) -> Iterator[bool]:
+        """Whether this is the only one at it."""
+        try:
+            lock = os.open(self.path / ".janitor.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
+            yield False
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield True
+        except BlockingIOError:
+            yield False
+        finally:
+            os.close(lock)
+
+    def _tidy(self, folder: SlotFolder) -> int:
+        now, gone = self._clock(), 0
+        with folder.locked():
+            links = folder.links()
+            for number in folder.files().keys() - links.keys():
+                folder.delete(number)
+            for number in sorted(set(links) - _rooted(links)):
+                folder.delete(number)
+                gone += 1
+                del links[number]
+            while self.limits.ttl_s and (
+                old := [n for n in _leaves(links)
+                        if links[n].used < now - self.limits.ttl_s]
+            ):  # fmt: skip
+                for number in old:
+                    folder.delete(number)
+                    gone += 1
+                    del links[number]
+            for path in folder.path.iterdir():
+                if path.name.startswith(".tmp-") or path.suffix == ".bad":
+                    with contextlib.suppress(OSError):
+                        if path.stat().st_mtime < now - _HOUR_S:
+                            path.unlink()
+        return gone
+
+    def _shrink(self) -> int:
+        """Under the cap: the leaf that was used longest ago goes, whoever's it is."""
+        places = {f.path: (f, f.links()) for f in self.folders()}
+        total = sum(k.num_bytes for _, links in places.values() for k in links.values())
+        gone = 0
+        while total > self.limits.max_bytes:
+            leaves = [
+                (links[n].used, path, n)
+                for path, (_, links) in places.items()
+                for n in _leaves(links)
+            ]
+            if not leaves:
+                break
+            _, path, number = min(leaves)
+            folder, links = places[path]
+            total -= links.pop(number).num_bytes
+            with contextlib.suppress(OSError), folder.locked():
+                if number in _leaves(folder.links()):
+                    folder.delete(number)
+                    gone += 1
+        return gone
+
+    def forget(self) -> tuple[int, int]:
+        """Delete all slots of all models; how many, and their bytes."""
+        slots = num_bytes = 0
+        for folder in self.folders():
+            found = forget_all(folder)
+            slots, num_bytes = slots + found[0], num_bytes + found[1]
+        return slots, num_bytes
+
+
+def forget_all(folder: SlotFolder) -> tuple[int, int]:
+    """
+    Delete all slots of a model, what is being written too; how many, and their bytes.
+
+    Raises:
+        OSError: they cannot be.
+    """
+    num_bytes = 0
+    with folder.locked():
+        numbers = folder.numbers()
+        num_bytes = sum(folder.delete(number) for number in folder.files())
+        for path in folder.path.iterdir():
+            if path.name.startswith(".tmp-") or path.suffix == ".bad":
+                path.unlink(missing_ok=True)
+    return len(numbers), num_bytes
+
+
+def _leaves(links: Mapping[int, Link]) -> list[int]:
+    """Slots that none goes on from."""
+    parents = {link.parent for link in links.values()}
+    return [number for number, link in links.items() if link.uid not in parents]
+
+
+def _rooted(links: Mapping[int, Link]) -> set[int]:
+    """Slots whose chain reaches the beginning of a prompt."""
+    found, uids = set[int](), {""}
+    while new := {n for n, k in links.items() if k.parent in uids} - found:
+        found |= new
+        uids = {links[n].uid for n in new}
+    return found

@@ -1,0 +1,90 @@
+"""A slot: a run of ids whose KV is in a file, and what was written with it."""
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sidecar.kv.disk.tensor_file import Damaged, Header
+
+VERSION = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """
+    A run of ids whose KV is in a file.
+
+    Args:
+        uid: random; a number may be given anew, this is not. parent: number and uid of
+            the slot that it goes on from, None at the beginning of a prompt.
+        at: where: at its end, or inside it. end: of the run, which begins there.
+        ids: of the run. canonical: of the last prompt in it, by which lineage is
+            looked up. meta: what else was written (disk_cache).
+        num_bytes: of the KV's file.
+    """
+
+    number: int
+    uid: str
+    parent: tuple[int, str] | None
+    at: int
+    end: int
+    ids: np.ndarray
+    canonical: np.ndarray
+    meta: Mapping[str, Any]
+    num_bytes: int
+    used: float
+
+    @property
+    def salt(self) -> str:
+        """Whose tree it stands in, not to be read back."""
+        return str(self.meta["salt"])
+
+    @property
+    def length(self) -> int:
+        """Tokens of the run."""
+        return self.end - self.at
+
+
+def parse_slot(
+    number: int,
+    header: Header,
+    text: bytes,
+    arrays: tuple[np.ndarray, np.ndarray],
+    used: float,
+) -> Slot:
+    """
+    A slot from what its small files hold.
+
+    Args:
+        header: of the file of its ids. text: its meta. arrays: ids, canonical ids.
+        used: when it was of use last, wall-clock seconds.
+    Raises:
+        Damaged, KeyError, ValueError, TypeError: it is none.
+    """
+    ids, canonical = arrays
+    told = header.metadata
+    found = sum_of(ids, canonical)
+    if zlib.crc32(text) != int(told["meta_crc32"]) or found != int(told["ids_crc32"]):
+        raise Damaged("it is not what was written")
+    meta = json.loads(text.decode("utf-8", "surrogatepass"))
+    if meta["version"] != VERSION or meta["uid"] != told["uid"]:
+        raise Damaged(f"it is of version {meta['version']}")
+    meta["_crc32"] = int(told["cache_crc32"])
+    parent = tuple(meta["parent"]) if meta["parent"] else None
+    at, end = int(meta["at"]), int(meta["end"])
+    is_sound = ids.ndim == 1 and len(ids) == end - at > 0 and (parent or at == 0)
+    if not is_sound or (parent and not (at > 0 and parent[0] < number)):
+        raise Damaged("its run is not one")
+    return Slot(
+        number, meta["uid"], parent, at, end, ids, canonical, meta,
+        int(told["cache_size"]), used,
+    )  # fmt: skip
+
+
+def sum_of(ids: np.ndarray, canonical: np.ndarray) -> int:
+    """CRC32 over the ids of a slot."""
+    return zlib.crc32(canonical.tobytes(), zlib.crc32(ids.tobytes()))

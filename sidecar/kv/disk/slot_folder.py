@@ -1,0 +1,307 @@
+"""
+One model's slots: files that appear whole or not at all, and never change.
+
+A slot is three files; the last one to appear, of its ids, makes it one. They are
+written under names of their own, made durable, and renamed under the folder's lock, so
+a process that is killed at any moment leaves the slots that were there, and perhaps
+files that nobody looks at. Only slots that no other one goes on from are deleted.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import re
+import secrets
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from sidecar.kv.disk.durable_files import make_durable, open_private, sync_folder
+from sidecar.kv.disk.slot import VERSION, Slot, parse_slot, sum_of
+from sidecar.kv.disk.tensor_file import (
+    Damaged,
+    Header,
+    TensorSpec,
+    read_header,
+    read_tensor,
+    write_tensors,
+)
+
+logger = logging.getLogger(__name__)
+
+_PARTS = {"cache": "safetensors", "meta": "json", "tokens": "safetensors"}
+_NAME = re.compile(r"slot_(\d+)_(cache|meta|tokens)\.(safetensors|json)")
+_LOCK_WAIT_S = 10.0
+_MOST_META = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A slot as the janitor sees it: who it is, whom it goes on from, its bytes."""
+
+    uid: str
+    parent: str
+    num_bytes: int
+    used: float
+
+
+@dataclass(eq=False)
+class Draft:
+    """Files of a slot that is being written; gone unless it is committed."""
+
+    paths: dict[str, Path]
+    is_done: bool = False
+    num_bytes: int = 0
+
+    def discard(self) -> None:
+        """Delete what is left of it; repeatable."""
+        for path in () if self.is_done else self.paths.values():
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+@dataclass(eq=False)
+class OpenSlot:
+    """A slot's KV, open: it can be read to the end even if it is deleted meanwhile."""
+
+    slot: Slot
+    file: BinaryIO
+    header: Header
+
+    def read(self, name: str) -> tuple[np.ndarray, str]:
+        """
+        A tensor's values and its dtype.
+
+        Raises:
+            Damaged: it is not what was written.
+        """
+        sums = self.slot.meta["crc32"]
+        values = read_tensor(self.file, self.header, name, int(sums[name]))
+        return values, self.header.places[name][0].dtype
+
+
+@dataclass(eq=False)
+class SlotFolder:
+    """A folder of slots. Any thread, any number of processes."""
+
+    path: Path
+
+    def make(self) -> None:
+        """
+        Have it there, for its owner alone.
+
+        Raises:
+            OSError: it cannot be.
+        """
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self, *, shared: bool = False) -> Iterator[None]:
+        """
+        Hold the folder's lock; the kernel lets it go when a process dies.
+
+        Raises:
+            OSError: it is held too long, or the file system has none.
+        """
+        lock = os.open(
+            self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+        try:
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            deadline = time.monotonic() + _LOCK_WAIT_S
+            while True:
+                try:
+                    fcntl.flock(lock, kind | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"{self.path.name} is locked") from None
+                    time.sleep(0.005)
+            yield
+        finally:
+            os.close(lock)
+
+    def file(self, number: int, part: str) -> Path:
+        """Where a part of a slot is."""
+        return self.path / f"slot_{number}_{part}.{_PARTS[part]}"
+
+    def files(self) -> dict[int, set[str]]:
+        """Numbers of all files of slots -> the parts that are there."""
+        found: dict[int, set[str]] = {}
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            for name in (entry.name for entry in entries):
+                match = _NAME.fullmatch(name)
+                number = int(match[1]) if match and len(match[1]) < 19 else None
+                if match and number and name == self.file(number, match[2]).name:
+                    found.setdefault(number, set()).add(match[2])
+        return found
+
+    def numbers(self) -> list[int]:
+        """Slots that are there, ascending."""
+        return sorted(n for n, parts in self.files().items() if len(parts) == 3)
+
+    def changed_at(self) -> int:
+        """Changes with what is in it; 0: it is not there."""
+        try:
+            return self.path.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    def draft(self) -> Draft:
+        """Begin a slot."""
+        stem = f".tmp-{os.getpid()}-{secrets.token_hex(6)}"
+        return Draft({part: self.path / f"{stem}-{part}" for part in _PARTS})
+
+    def commit(
+        self,
+        draft: Draft,
+        parent: Slot | None,
+        meta: Mapping[str, Any],
+        ids: np.ndarray,
+        canonical: np.ndarray,
+    ) -> Slot | None:
+        """
+        Make a slot of a draft whose KV is written; None: its parent is gone.
+
+        Args:
+            meta: at, end, crc32 (of the KV's tensors), salt, and what else there is.
+        Raises:
+            OSError: of the disk; nothing is left of it.
+        """
+        self._describe(draft, parent, meta, (ids, canonical))
+        with self.locked():
+            if parent is not None and self.uid_of(parent.number) != parent.uid:
+                return None
+            number = max(self.files(), default=0) + 1
+            for part in _PARTS:
+                draft.paths[part].rename(self.file(number, part))
+            draft.is_done = True
+            sync_folder(self.path)
+        return self.read(number)
+
+    def _describe(
+        self,
+        draft: Draft,
+        parent: Slot | None,
+        meta: Mapping[str, Any],
+        arrays: tuple[np.ndarray, np.ndarray],
+    ) -> None:
+        """Write all of a slot but its KV."""
+        uid = secrets.token_hex(16)
+        link = None if parent is None else (parent.number, parent.uid)
+        told = {
+            **meta, "version": VERSION, "uid": uid, "parent": link,
+            "bytes": draft.num_bytes, "created": time.time(),
+        }  # fmt: skip
+        text = json.dumps(told, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        with open_private(draft.paths["meta"]) as file:
+            file.write(text)
+            make_durable(file)
+        with draft.paths["cache"].open("rb") as kv:
+            header = read_header(kv)
+        sums = {
+            "uid": uid, "parent": parent.uid if parent else "",
+            "meta_crc32": str(zlib.crc32(text)),
+            "cache_crc32": str(header.crc32), "cache_size": str(header.size),
+            "ids_crc32": str(sum_of(*arrays)),
+        }  # fmt: skip
+        specs = [
+            TensorSpec("tokens", "I32", arrays[0].shape),
+            TensorSpec("canonical", "U32", arrays[1].shape),
+        ]
+        with open_private(draft.paths["tokens"]) as file:
+            write_tensors(file, specs, sums, arrays)
+            make_durable(file)
+
+    def read(self, number: int) -> Slot:
+        """
+        What a slot is, without its KV.
+
+        Raises:
+            Damaged: it is not one. OSError: it is gone, or the disk fails.
+        """
+        meta_file = self.file(number, "meta")
+        with self.file(number, "tokens").open("rb") as file:
+            header = read_header(file)
+            ids = read_tensor(file, header, "tokens", None)
+            canonical = read_tensor(file, header, "canonical", None)
+        if meta_file.stat().st_size > _MOST_META:
+            raise Damaged("its meta is too large")
+        text, used = meta_file.read_bytes(), meta_file.stat().st_mtime
+        try:
+            return parse_slot(number, header, text, (ids, canonical), used)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise Damaged(f"its meta is not one: {error!r}") from error
+
+    def open(self, slot: Slot) -> OpenSlot:
+        """
+        Open a slot's KV; hold the folder's lock.
+
+        Raises:
+            Damaged: another slot, or none, has its number now. OSError: of the disk.
+        """
+        again = self.read(slot.number)
+        if again.uid != slot.uid:
+            raise Damaged("another slot has its number now")
+        file = self.file(slot.number, "cache").open("rb", buffering=0)
+        try:
+            header = read_header(file)
+            if (header.crc32, header.size) != (again.meta["_crc32"], again.num_bytes):
+                raise Damaged("its KV is not what was written")
+        except BaseException:
+            file.close()
+            raise
+        return OpenSlot(again, file, header)
+
+    def touch(self, slot: Slot) -> None:
+        """Note that it was of use now."""
+        with contextlib.suppress(OSError):
+            os.utime(self.file(slot.number, "meta"))
+
+    def delete(self, number: int) -> int:
+        """Delete a slot; the bytes of its KV. Hold the folder's lock."""
+        freed = 0
+        for part in ("tokens", "meta", "cache"):
+            with contextlib.suppress(FileNotFoundError):
+                path = self.file(number, part)
+                freed += path.stat().st_size
+                path.unlink()
+        return freed
+
+    def put_aside(self, number: int, why: str) -> None:
+        """Make a damaged slot none; its files go later."""
+        logger.warning("KV slot %d of %s is not used: %s", number, self.path.name, why)
+        path = self.file(number, "tokens")
+        with contextlib.suppress(OSError):
+            path.rename(path.with_name(f"slot_{number}_{secrets.token_hex(4)}.bad"))
+
+    def links(self) -> dict[int, Link]:
+        """All slots, by their headers alone; what is none is not among them."""
+        found = {}
+        for number in self.numbers():
+            with contextlib.suppress(OSError, Damaged, KeyError):
+                found[number] = self._link(number)
+        return found
+
+    def _link(self, number: int) -> Link:
+        with self.file(number, "tokens").open("rb") as file:
+            told = read_header(file).metadata
+        sizes = [self.file(number, part).stat() for part in _PARTS]
+        return Link(
+            told["uid"], told["parent"], sum(stat.st_size for stat in sizes),
+            sizes[list(_PARTS).index("meta")].st_mtime,
+        )  # fmt: skip
+
+    def uid_of(self, number: int) -> str | None:
+        """Of the slot that has a number; None: there is none."""
+        try:
+            return self._link(number).uid
+        except (OSError, Damaged, KeyError):
+            return None

@@ -1,0 +1,197 @@
+"""
+What is kept of conversations beside their KV, as JSON, until it is written with it.
+
+A turn is kept by the ids of its prompt: whoever writes the KV of a path asks for the
+turns that were said on it. Ids are compared by their hash, of which a long
+conversation has many.
+"""
+
+import hashlib
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sidecar.core.prompt import ModelIds, Scope
+from sidecar.core.requests import ToolCall
+from sidecar.memory.healing_store import Context, Healed, KnownTurn
+from sidecar.memory.lineage import LineageRecord, Note, StoredSpan
+from sidecar.volatile.marked_message import SpanKey
+
+_MOST = 4096  # turns; the oldest is not written then
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Keepsake:
+    """
+    A turn that ended cleanly, as it will be written.
+
+    Args:
+        salt: of its KV. num_tokens, digest: of the ids of its prompt.
+        record: what that looked like. told: the rest, as JSON.
+    """
+
+    salt: str
+    num_tokens: int
+    digest: str
+    record: LineageRecord
+    told: Json
+
+
+class Keepsakes:
+    """Turns that were not written yet. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, Keepsake] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, turn: str, keepsake: Keepsake) -> None:
+        """Keep a turn, by its own id."""
+        with self._lock:
+            self._kept[turn] = keepsake
+            while len(self._kept) > _MOST:
+                self._kept.popitem(last=False)
+
+    def of_path(self, ids: ModelIds, salt: str) -> tuple[list[Json], np.ndarray]:
+        """
+        The turns whose prompts are beginnings of a path, oldest first.
+
+        Returns:
+            Each as JSON; the canonical ids of the last one's prompt.
+        """
+        with self._lock:
+            asked = [
+                (keepsake.num_tokens, turn, keepsake)
+                for turn, keepsake in self._kept.items()
+                if keepsake.salt == salt and keepsake.num_tokens <= len(ids)
+            ]
+        asked.sort(key=lambda item: item[0])
+        digest, done, found = hashlib.sha256(), 0, list[Json]()
+        last: LineageRecord | None = None
+        for num_tokens, turn, keepsake in asked:
+            digest.update(_packed(ids[done:num_tokens]))
+            done = num_tokens
+            if digest.hexdigest() == keepsake.digest:
+                found.append({**keepsake.told, "turn": turn})
+                last = keepsake.record
+        if last is None:
+            return [], np.empty(0, np.uint32)
+        found[-1] = {**found[-1], "lineage": lineage_json(last)}
+        return found, np.frombuffer(last.canonical, np.uint32).copy()
+
+    def drop(self, turns: Sequence[str]) -> None:
+        """These are written."""
+        with self._lock:
+            for turn in turns:
+                self._kept.pop(turn, None)
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._kept.clear()
+
+
+def digest_of(ids: ModelIds) -> str:
+    """A short name for the ids of a prompt."""
+    return hashlib.sha256(_packed(ids)).hexdigest()
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    return array("i", ids).tobytes()
+
+
+def lineage_json(record: LineageRecord) -> Json:
+    """A record without its canonical ids."""
+    spans = [[s.key, s.value, s.settled, s.sentinel] for s in record.spans]
+    notes = [[n, note.text, _values(note.stated)] for n, note in record.notes.items()]
+    return {"scope": _scope(record.scope), "spans": spans, "notes": notes}
+
+
+def lineage_of(told: Json, canonical: np.ndarray) -> LineageRecord:
+    """The record again."""
+    spans = [
+        StoredSpan(_key(key), str(value), int(settled), str(sentinel))
+        for key, value, settled, sentinel in told["spans"]
+    ]
+    notes = {int(n): Note(str(text), _stated(v)) for n, text, v in told["notes"]}
+    ids = array("I", canonical.astype(np.uint32).tobytes())
+    return LineageRecord(ids, tuple(spans), notes, scope_of(told["scope"]))
+
+
+def turn_json(visible: str, turn: KnownTurn, ids: Sequence[str]) -> Json:
+    """A turn as the model wrote it, and where."""
+    healed = turn.healed
+    return {
+        "visible": visible,
+        "ids": list(ids),
+        "context": [turn.context.canonical, turn.context.literal],
+        "scope": _scope(turn.scope),
+        "told": _values(turn.told),
+        "as_sent": turn.as_sent,
+        "healed": {
+            "header": healed.header, "raw_ids": list(healed.raw_ids),
+            "raw_text": healed.raw_text, "reasoning": healed.reasoning,
+            "vanishing": healed.vanishing, "lead": healed.lead,
+        },
+    }  # fmt: skip
+
+
+def turn_of(told: Json) -> tuple[str, KnownTurn, list[str]]:
+    """What was visible of a turn, the turn, the ids that were issued for it."""
+    healed, vanishing = told["healed"], told["healed"]["vanishing"]
+    turn = KnownTurn(
+        Context(*map(str, told["context"])),
+        scope_of(told["scope"]),
+        Healed(
+            str(healed["header"]),
+            tuple(map(int, healed["raw_ids"])),
+            str(healed["raw_text"]),
+            str(healed["reasoning"]),
+            (str(vanishing[0]), str(vanishing[1])) if vanishing else None,
+            str(healed["lead"]),
+        ),
+        _stated(told["told"]),
+        bool(told["as_sent"]),
+    )
+    return str(told["visible"]), turn, [str(issued) for issued in told["ids"]]
+
+
+def calls_json(calls: Sequence[ToolCall]) -> list[Json]:
+    """Calls as the model gave them."""
+    return [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in calls]
+
+
+def calls_of(told: Sequence[Json]) -> list[ToolCall]:
+    """The calls again."""
+    return [ToolCall(str(c["id"]), str(c["name"]), str(c["arguments"])) for c in told]
+
+
+def scope_of(told: Sequence[Any]) -> Scope:
+    """A scope again."""
+    key, session, thread = told
+    return Scope(None if key is None else str(key), str(session), str(thread))
+
+
+def _scope(scope: Scope) -> list[str | None]:
+    return [scope.api_key, scope.session, scope.thread]
+
+
+def _values(values: Mapping[SpanKey, str]) -> list[list[Any]]:
+    return [[key, value] for key, value in values.items()]
+
+
+def _stated(told: Sequence[Any]) -> dict[SpanKey, str]:
+    return {_key(key): str(value) for key, value in told}
+
+
+def _key(told: Sequence[Any]) -> SpanKey:
+    message, place, kind, nth = told
+    return int(message), int(place), str(kind), int(nth)

@@ -1,0 +1,51 @@
+"""How a loaded text model's KV gets to the disk and back."""
+
+import logging
+from collections.abc import Callable, Generator
+from typing import Any
+
+from sidecar.engine.model_identity import WeightDigests, identity_of
+from sidecar.engine.text import TextEngine
+from sidecar.kv.disk.disk_cache import DiskCache, Machine
+from sidecar.kv.disk.slot_folder import SlotFolder
+from sidecar.memory.keepsakes import Keepsakes
+from sidecar.residents.kept_memories import Kept
+from sidecar.residents.shared import Shared
+
+logger = logging.getLogger(__name__)
+
+
+def open_disk(shared: Shared, engine: TextEngine, kept: Kept) -> DiskCache | None:
+    """Know again what the disk holds of a model; None: nothing is kept there."""
+    disk, model, memory = shared.disk, engine.model, kept.memory
+    if disk is None:
+        return None
+    digests = WeightDigests(disk.digests_file)
+
+    def find_folder() -> SlotFolder:
+        key, told = identity_of(model, digests)
+        return disk.root.folder(key, told)
+
+    def turn(work: Callable[[], Any]) -> Any:
+        def steps() -> Generator[None, None, Any]:
+            yield
+            return work()
+
+        return shared.gpu.call_in_steps(steps(), is_background=False)
+
+    memory.keepsakes = memory.keepsakes or Keepsakes()
+    machine = Machine(
+        disk.thread,
+        turn,
+        shared.process.relieve,
+        lambda: engine.token_s,
+        lambda: shared.admission.num_open == 0,
+    )
+    cache = DiskCache(
+        kept.store, (disk.root, find_folder), memory, machine, disk.settings
+    )
+    memory.reach = cache.longest
+    cache.when_closed = lambda: disk.closed(cache)
+    disk.opened(cache)
+    cache.open(at_once=digests.are_known(model.folder))
+    return cache
