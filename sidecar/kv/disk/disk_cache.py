@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 _PAYS = 0.8  # of the time to compute, at most, for a restore that is weighed
 _RESTORE_S = 120.0  # then the prompt is computed
 _TICK_S = 0.1
+_TRIES = 4
 _LOOK_EVERY_S = 1.0  # for slots of other processes
 _FLUSH_S = 30.0
 
@@ -194,11 +195,19 @@ class DiskCache:
         return False
 
     def _restore(self, place: _Place, wanted: Wanted) -> bool:
-        """Look again: another request may have brought it, or found it damaged."""
-        salt = wanted.owner.salt
-        held = self._store.match_len(wanted.ids, salt)
-        found = self._found(place, wanted.ids, salt, held)
-        return found.depth == 0 or place.reader.restore(found, wanted)
+        """
+        Look again: another request may have brought it, or found it damaged.
+
+        Of a damaged chain the sound part is brought; what was promised was more.
+        """
+        salt, is_as_told = wanted.owner.salt, True
+        for _ in range(_TRIES):
+            held = self._store.match_len(wanted.ids, salt)
+            found = self._found(place, wanted.ids, salt, held)
+            if found.depth == 0 or place.reader.restore(found, wanted):
+                return is_as_told
+            is_as_told = False
+        return False
 
     def _found(self, place: _Place, ids: ModelIds, salt: str, held: int) -> DiskMatch:
         """What of a prompt is to be brought back; nothing, if that does not pay."""
@@ -344,6 +353,8 @@ class DiskCache:
             return
         except (Damaged, OSError) as error:
             folder.put_aside(number, str(error))
+            if self._place is not None:
+                self._place.reader.counters.add("disk_damaged")
             return
         if self._index.add(slim(slot)):
             self._load(slot)

@@ -117,7 +117,9 @@ class SlotIndex:
             slot = self._slots.pop(todo.pop(), None)
             if slot is None:
                 continue
-            self._below[_above(slot)].remove(slot)
+            beside = self._below.get(_above(slot), [])
+            if slot in beside:  # else its parent is gone as well
+                beside.remove(slot)
             todo += [child.number for child in self._below.pop(slot.number, ())]
 
 

@@ -1,0 +1,248 @@
+"""A process that dies at any moment leaves the slots that were there, or one more."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sidecar.kv.disk.durable_files import open_private
+from sidecar.kv.disk.root import DiskLimits, DiskRoot, forget_all
+from sidecar.kv.disk.slot import Slot
+from sidecar.kv.disk.slot_folder import SlotFolder
+from sidecar.kv.disk.tensor_file import Damaged, TensorSpec, write_tensors
+
+LIMITS = DiskLimits(1 << 40, 0, 0, 0)
+EMPTY = np.empty(0, np.uint32)
+# What of the system's calls change the disk.
+CALLS = ("os.open", "os.write", "os.rename", "os.fsync", "os.unlink", "os.utime")
+
+
+def write(folder: SlotFolder, parent: Slot | None, ids: list[int]) -> Slot:
+    """A slot whose KV is its ids, in a shape of KV."""
+    draft, at = folder.draft(), parent.end if parent else 0
+    spec = TensorSpec("0.0", "F32", (1, 1, len(ids), 2))
+    values = np.repeat(np.array(ids, np.float32), 2).reshape(spec.shape)
+    try:
+        with open_private(draft.paths["cache"]) as file:
+            sums = write_tensors(file, [spec], {}, [values])
+            draft.num_bytes = file.tell()
+        meta = {
+            "at": at, "end": at + len(ids), "salt": "", "crc32": sums,
+            "packed": [False], "scalars": {}, "keeps_end": False, "kept": [],
+        }  # fmt: skip
+        slot = folder.commit(draft, parent, meta, np.array(ids, np.int32), EMPTY)
+    finally:
+        draft.discard()
+    assert slot is not None
+    return slot
+
+
+def whole(folder: SlotFolder) -> list[list[int]]:
+    """The ids of all slots, which are the values of their KV; raises if not."""
+    found = []
+    for number in folder.numbers():
+        slot = folder.read(number)
+        with folder.locked(shared=True):
+            opened = folder.open(slot)
+        values, _ = opened.read("0.0")
+        opened.file.close()
+        ids = slot.ids.tolist()
+        assert values[0, 0, :, 0].tolist() == [float(i) for i in ids]
+        found.append(ids)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SlotFolder:
+    root = DiskRoot(tmp_path / "root", LIMITS)
+    root.prepare()
+    return root.folder("k" * 64, {})
+
+
+def test_a_slot_is_what_was_written(folder: SlotFolder) -> None:
+    first = write(folder, None, [1, 2, 3])
+    second = write(folder, first, [4, 5])
+    assert (first.number, second.number) == (1, 2)
+    assert second.parent == (1, first.uid)
+    assert whole(folder) == [[1, 2, 3], [4, 5]]
+    modes = {p.stat().st_mode & 0o777 for p in folder.path.iterdir()}
+    assert modes == {0o600}
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_one_whose_parent_went_is_none(folder: SlotFolder) -> None:
+    first = write(folder, None, [1, 2, 3])
+    with folder.locked():
+        folder.delete(first.number)
+    with pytest.raises(AssertionError):
+        write(folder, first, [4])
+    assert folder.files() == {}
+    write(folder, None, [7])  # which has its number, and is another one
+    with pytest.raises(AssertionError):
+        write(folder, first, [4])
+    with pytest.raises(Damaged, match="another slot"), folder.locked(shared=True):
+        folder.open(first)
+
+
+def test_an_open_slot_can_be_read_when_it_is_deleted(folder: SlotFolder) -> None:
+    slot = write(folder, None, [1, 2])
+    with folder.locked(shared=True):
+        opened = folder.open(slot)
+    forget_all(folder)
+    assert opened.read("0.0")[0].shape == (1, 1, 2, 2)
+    opened.file.close()
+    assert folder.files() == {}
+
+
+# Run by a process of its own: it dies before the call whose number it is told.
+_SCRIPT = """
+import os, sys
+sys.path.insert(0, {repo!r})
+from pathlib import Path
+sys.path.insert(0, {repo!r} + "/tests/disk")
+import test_slot_folder as t
+from sidecar.kv.disk.root import DiskRoot
+from sidecar.kv.disk.slot_folder import SlotFolder
+
+left, act, path = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+folder = SlotFolder(path)
+first = folder.read(1)
+
+def deadly(real):
+    def call(*args, **more):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), 9)
+        return real(*args, **more)
+    return call
+
+for name in t.CALLS:
+    module, _, function = name.partition(".")
+    setattr(os, function, deadly(getattr(os, function)))
+if act == "commit":
+    t.write(folder, first, [4, 5])
+elif act == "delete":
+    with folder.locked():
+        folder.delete(2)
+elif act == "forget":
+    t.forget_all(folder)
+else:
+    t.DiskRoot(path.parent, t.DiskLimits(1, 0, 0, 0)).clear_away()
+print("done", left)
+"""
+
+
+def die(folder: SlotFolder, act: str, before_call: int) -> bool:
+    """Act in a process that is killed before some call; whether it got to its end."""
+    repo = str(Path(__file__).resolve().parents[2])
+    ended = subprocess.run(
+        [sys.executable, "-c", _SCRIPT.format(repo=repo), str(before_call), act,
+         str(folder.path)],
+        cwd=repo, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
+    return ended.returncode == 0
+
+
+@pytest.mark.parametrize("act", ["commit", "delete", "forget", "janitor"])
+def test_a_death_before_any_call(act: str, folder: SlotFolder) -> None:
+    """What is there is whole; the next act works; leftovers are cleared away."""
+    allowed = {
+        "commit": [[[1, 2, 3], [8]], [[1, 2, 3], [8], [4, 5]]],
+        "delete": [[[1, 2, 3], [8]], [[1, 2, 3]]],
+        "forget": [[[1, 2, 3], [8]], [[1, 2, 3]], [[8]], []],
+        "janitor": [[[1, 2, 3], [8]], [[1, 2, 3]], []],
+    }[act]
+    number, is_whole = 0, False
+    while not is_whole:
+        forget_all(folder)
+        first = write(folder, None, [1, 2, 3])
+        write(folder, first, [8])
+        is_whole = die(folder, act, number)
+        assert whole(folder) in allowed
+        tidy(folder)
+        assert whole(folder) in allowed or whole(folder) == []
+        complete = {n for n, parts in folder.files().items() if len(parts) == 3}
+        assert complete == set(folder.files())
+        write(folder, None, [9])
+        assert whole(folder)[-1] == [9]
+        number += 1
+    assert number > 3, "no call was seen"
+
+
+def tidy(folder: SlotFolder) -> None:
+    """The janitor, an hour later: nothing that broke off is left."""
+    for path in folder.path.iterdir():
+        if path.name.startswith(".tmp-"):
+            os.utime(path, (0, 0))
+    DiskRoot(folder.path.parent, LIMITS).clear_away()
+    assert not [p for p in folder.path.iterdir() if p.name.startswith(".tmp-")]
+
+
+def test_the_oldest_leaf_goes_whatever_its_model(tmp_path: Path) -> None:
+    """Of chains the ends go first; a model that is not loaded is no exception."""
+    root = DiskRoot(tmp_path, LIMITS)
+    root.prepare()
+    one, other = root.folder("1" * 64, {}), root.folder("2" * 64, {})
+    for number, folder in enumerate((one, other)):
+        first = write(folder, None, [1] * 500)
+        second = write(folder, first, [2] * 500)
+        for slot in (first, second):
+            at = 1000 * (number + 1)
+            os.utime(folder.file(slot.number, "meta"), (at, at))
+    sizes = sum(k.num_bytes for f in (one, other) for k in f.links().values())
+    for left in ([2, 1], [2, 0], [1, 0], [0, 0]):
+        least = sizes * sum(left) // 4 + 100
+        DiskRoot(tmp_path, DiskLimits(least, 0, 0, 0)).clear_away()
+        assert [len(other.numbers()), len(one.numbers())] == left
+
+
+def test_what_nobody_used_for_a_day_goes(tmp_path: Path) -> None:
+    day = DiskLimits(1 << 40, 0, 0, 86400)
+    root = DiskRoot(tmp_path, day, clock=lambda: 200_000.0)
+    root.prepare()
+    folder = root.folder("1" * 64, {})
+    first = write(folder, None, [1])
+    second = write(folder, first, [2])
+    third = write(folder, first, [3])
+    for slot, used in ((first, 10.0), (second, 20.0), (third, 150_000.0)):
+        os.utime(folder.file(slot.number, "meta"), (used, used))
+    assert root.clear_away() == 1
+    assert whole(folder) == [[1], [3]]  # what a younger one goes on from stays
+
+
+def test_a_days_budget_is_of_all_processes(tmp_path: Path) -> None:
+    now = [86400.0 * 100]
+    limits = DiskLimits(1 << 40, 0, 1000, 0)
+    roots = [DiskRoot(tmp_path, limits, clock=lambda: now[0]) for _ in range(2)]
+    roots[0].prepare()
+    roots[0].wrote(600)
+    assert roots[1].refusal(400, is_last=False) is None
+    assert roots[1].refusal(401, is_last=False) == "budget"
+    assert roots[1].refusal(500, is_last=True) is None
+    assert roots[1].refusal(501, is_last=True) == "budget"
+    now[0] += 86400
+    assert roots[1].refusal(1000, is_last=False) is None
+
+
+def test_a_full_disk_is_not_filled(tmp_path: Path) -> None:
+    root = DiskRoot(tmp_path, DiskLimits(1 << 40, 1 << 60, 0, 0))
+    root.prepare()
+    assert root.refusal(1, is_last=True) == "space"
+    small = DiskRoot(tmp_path, DiskLimits(100, 0, 0, 0))
+    assert small.refusal(101, is_last=True) == "space"
+
+
+def test_the_root_keeps_out_of_copies(tmp_path: Path) -> None:
+    root = DiskRoot(tmp_path / "kv", LIMITS)
+    for _ in range(2):
+        root.prepare()
+    tag = (root.path / "CACHEDIR.TAG").read_text()
+    assert tag.startswith("Signature: 8a477f597d28d172789f06886806bc55")
+    assert (root.path / ".metadata_never_index").exists()
+    assert root.path.stat().st_mode & 0o777 == 0o700
