@@ -21,6 +21,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 AUDIO = {"moonshine": "stt", "whisper": "stt", "soprano": "tts"}
 RATE = 16_000
 _LETTERS = " abcdefghijklmnopqrstuvwxyz.,!?'"
+_FEW_LETTERS = " etaoin."  # of what is spoken: one in five of its tokens ends a segment
 _SPOKEN = ("[STOP]", "[TEXT]", "[START]", "[UNK]")
 _TIMES = tuple(f"<|{step * 0.02:.2f}|>" for step in range(1501))
 _HEARD = (
@@ -119,7 +120,7 @@ def _whisper(out: Path) -> tuple[Any, Mapping[str, Any]]:
 def _soprano(out: Path) -> tuple[Any, Mapping[str, Any]]:
     from mlx_audio.tts.models.soprano import soprano
 
-    vocab = _write_tokenizer(out, _SPOKEN)
+    vocab = _write_tokenizer(out, _SPOKEN, letters=_FEW_LETTERS, end="[TEXT]")
     config = {
         "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128,
         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
@@ -134,10 +135,13 @@ def _soprano(out: Path) -> tuple[Any, Mapping[str, Any]]:
 def _write_tokenizer(
     out: Path,
     special: tuple[str, ...],
+    *,
     tokenizer_class: str = "PreTrainedTokenizerFast",
+    letters: str = _LETTERS,
+    end: str | None = None,
 ) -> dict[str, int]:
     """One of letters; the last special tokens are the last ids."""
-    vocab = {token: index for index, token in enumerate((*_LETTERS, *special))}
+    vocab = {token: index for index, token in enumerate((*letters, *special))}
     unknown = special[-1] if special[-1] == "[UNK]" else special[0]
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -145,7 +149,7 @@ def _write_tokenizer(
     tokenizer.save(str(out / "tokenizer.json"))
     settings = {
         "tokenizer_class": tokenizer_class, "pad_token": special[0],
-        "eos_token": special[0], "bos_token": special[0], "unk_token": unknown,
+        "eos_token": end or special[0], "bos_token": special[0], "unk_token": unknown,
     }  # fmt: skip
     (out / "tokenizer_config.json").write_text(json.dumps(settings))
     return vocab

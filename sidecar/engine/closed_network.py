@@ -27,8 +27,9 @@ _LEADS_OUT = frozenset((
     "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "subprocess.Popen",
     "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty",
 ))  # fmt: skip
-# Paths: /ORG/NAME/resolve/... of files, /api/models/ORG/NAME of lists of them.
-_REPOSITORY = re.compile(r"/(?:api/models/)?([\w.-]+/[\w.-]+)(?:/|$)")
+_REPOSITORY = re.compile(
+    r"/api/models/(?P<listed>[\w.-]+/[\w.-]+)|/(?P<file>[\w.-]+/[\w.-]+)/resolve/"
+)
 
 
 class _Thread(threading.local):
@@ -58,14 +59,24 @@ def closed_network() -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        if wanted:
-            raise NotFetched(
-                f"it needs {wanted[0]}, which is not in its folder, and nothing is "
-                "fetched for it"
-            ) from error
-        raise
+        if not wanted or not _comes_of_it(error):
+            raise
+        what = next((name for name in wanted if "/" in name), wanted[0])
+        raise NotFetched(
+            f"it needs {what}, which is not in its folder, and nothing is fetched"
+        ) from error
     finally:
         _thread.wanted = before
+
+
+def _comes_of_it(error: BaseException) -> bool:
+    """Whether what a library raises is what it made of a refusal."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, (NotFetched, OfflineModeIsEnabled)):
+            return True
+        found = found.__cause__ or found.__context__
+    return False
 
 
 @functools.cache
@@ -96,5 +107,6 @@ def _refuse(request: httpx.Request) -> None:
     if _thread.wanted is None:
         return
     found = _REPOSITORY.match(request.url.path)
-    _thread.wanted.append(found[1] if found else request.url.path[:200])
+    name = (found["listed"] or found["file"]) if found else "a server"
+    _thread.wanted.append(name)
     raise OfflineModeIsEnabled(f"{request.url.path[:200]} is not fetched")
