@@ -1,6 +1,5 @@
 """What cannot be loaded says why; nothing is fetched, and no stranger's code is run."""
 
-import importlib.util
 import json
 import shutil
 import socket
@@ -41,11 +40,7 @@ def listed(url: str) -> dict[str, Any]:
 def test_without_the_library_it_is_unavailable(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec",
-        lambda name, *more: None if name == "mlx_audio" else find(name, *more),
-    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "mlx_audio", None)
     with running_sidecar(settings(models)) as app:
         entry = listed(app.url)["moonshine"]
         assert (entry["kind"], entry["state"]) == ("stt", "unavailable")
@@ -58,11 +53,7 @@ def test_without_the_library_it_is_unavailable(
 def test_a_default_model_without_its_library_says_so(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec",
-        lambda name, *more: None if name == "mlx_audio" else find(name, *more),
-    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "mlx_audio", None)
     named = {"MODEL_PATH": str(models / "moonshine")}
     with running_sidecar(named, ready=False) as app:
         answer = transcribe(app, sound_file(tones(1)), model="local")
