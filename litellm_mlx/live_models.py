@@ -110,10 +110,16 @@ class LiveModels:
             router.upsert_deployment(
                 Deployment(
                     model_name=entry["model_name"],
-                    litellm_params=LiteLLM_Params(**entry["litellm_params"]),
+                    litellm_params=LiteLLM_Params(**self._keyed(entry)),
                     model_info=ModelInfo(**entry["model_info"]),
                 )
             )
             kept.add(entry["model_info"]["id"])
         for gone in ours - kept:
             router.delete_deployment(gone)
+
+    def _keyed(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """Only in a config's entries LiteLLM replaces os.environ/NAME by its value."""
+        params: dict[str, Any] = entry["litellm_params"]
+        key = self._settings.api_key
+        return {**params, "api_key": key} if key and "api_key" in params else params

@@ -41,6 +41,7 @@ from sidecar.residents.shared import Shared
 from sidecar.server.connection import Handler
 from sidecar.server.listener import Listener
 from sidecar.server.router import Routes, Services
+from sidecar.service.audio import AudioService
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.chat import ChatService
 from sidecar.service.encodings import EncodingService
@@ -161,6 +162,7 @@ def _build_services(
         ModelService(pool, vitals),
         caches,
         EncodingService(pool, config.server.timeout_embeddings_s),
+        AudioService(pool, config.server.timeout_audio_s),
         StoredResponses(),
         metrics,
     )

@@ -48,6 +48,7 @@ def running_proxy(
     port: int | None = None,
     own: Mapping[str, Any] | None = None,
     keepalive_s: float = 15.0,
+    sidecar_key: str | None = None,
 ) -> Iterator[Proxy]:
     """
     A proxy for a sidecar, set up as the launcher does it; ended at the end.
@@ -58,17 +59,22 @@ def running_proxy(
         port: where to listen; any free one by default.
         own: what the user's config says beside the shipped one; a list is added to.
         keepalive_s: longest silence of a stream.
+        sidecar_key: the sidecar's MLX_API_KEY, if it has one.
     """
     port = port or free_port()
     config = folder / "config.yaml"
-    upstream = Upstream(f"{sidecar_url}/v1", _REQUEST_S, keepalive_s)
-    write_config(config, _config(sidecar_url, upstream, more or {}, own or {}))
+    upstream = Upstream(
+        f"{sidecar_url}/v1", _REQUEST_S, keepalive_s, has_key=sidecar_key is not None
+    )
+    secret = {} if sidecar_key is None else {"MLX_API_KEY": sidecar_key}
+    settings = _config(sidecar_url, upstream, more or {}, own or {}, sidecar_key)
+    write_config(config, settings)
     command = [str(Path(sys.executable).with_name("litellm")), "--config", str(config)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
     log = folder / "proxy.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, cwd=folder, env=_env(folder), stdout=output, stderr=output
+            command, cwd=folder, env=_env(folder) | secret, stdout=output, stderr=output
         )
     try:
         with _clients(f"http://127.0.0.1:{port}", log) as proxy:
@@ -107,6 +113,7 @@ def _config(
     upstream: Upstream,
     more: Mapping[str, str],
     own: Mapping[str, Any],
+    sidecar_key: str | None,
 ) -> dict[str, Any]:
     user = read_user_config(REPO / "litellm_config.yaml", required=True)
     for name, value in own.items():
@@ -114,7 +121,8 @@ def _config(
             user[name] = [*(user.get(name) or []), *value]
         else:
             user[name] = {**(user.get(name) or {}), **value}
-    answer = httpx.get(f"{sidecar_url}/v1/models", trust_env=False)
+    key = {"Authorization": f"Bearer {sidecar_key}"} if sidecar_key else {}
+    answer = httpx.get(f"{sidecar_url}/v1/models", headers=key, trust_env=False)
     config = build_config(
         user, parse_models(answer.json()), upstream, permit_no_key=True
     )

@@ -27,6 +27,7 @@ _ROOMS = {  # in the order in which they may import each other
     "sidecar/engine": "one text model on the GPU thread; how it is found and loaded",
     "sidecar/memory": "what conversations left, under one lifetime: no arrays",
     "sidecar/images": "images of requests: fetched, decoded, told apart",
+    "sidecar/audio": "sound files: read in windows, written as they come",
     "sidecar/kv": "ids to KV: the radix tree and the only surgery on caches",
     "sidecar/kv/disk": "KV that outlives the process: slots, and when they are written",
     "sidecar/volatile": "what changes in a prompt although nothing was said",

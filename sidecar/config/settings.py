@@ -109,6 +109,9 @@ class ServerConfig:
     timeout_embeddings_s: float = setting(
         120.0, "TIMEOUT_EMBEDDINGS_SECONDS", number(1, 86400),
         "Longest time of a request for embeddings or reranking.")
+    timeout_audio_s: float = setting(
+        300.0, "TIMEOUT_AUDIO_SECONDS", number(1, 86400),
+        "Longest time of a request for speech or a transcription.")
     timeout_completions_s: float = setting(
         600.0, "TIMEOUT_COMPLETIONS_SECONDS", number(1, 86400),
         "How long a raw completion may take in all.")

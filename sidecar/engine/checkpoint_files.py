@@ -182,6 +182,15 @@ def weights_fault(folder: Path) -> str | None:
     return next((fault for fault in faults if fault), None)
 
 
+def named_weights_fault(folder: Path) -> str | None:
+    """The same where weights may have any name; whatever index there is counts."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        return "it has no weights (*.safetensors); download it again"
+    faults = (weights_fault(folder), *map(safetensors_fault, files))
+    return next((fault for fault in faults if fault), None)
+
+
 def _expected(folder: Path, files: Sequence[Path]) -> set[str]:
     """Names of the weight files that the index, or the files' own numbers, promise."""
     try:

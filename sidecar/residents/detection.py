@@ -18,6 +18,7 @@ from typing import Any
 from sidecar.engine.checkpoint_files import tensor_names
 
 Kind = str  # of a row: llm, vlm, ocr, embedding, reranker, stt, tts
+AUDIO_KINDS = ("stt", "tts")
 
 _ENCODER_TYPES = frozenset(("bert", "xlm-roberta", "modernbert"))
 _ENCODERS = ("BertModel", "XLMRobertaModel", "ModernBertModel")
@@ -111,6 +112,8 @@ def missing_library(kind: Kind, folder: Path, config: Mapping[str, Any]) -> str 
     is_encoder = kind in ("embedding", "reranker") and not writes_text
     if is_encoder and not is_library_there():
         return "it needs mlx-vlm: install litellm-mlx[vision]"
+    if kind in AUDIO_KINDS and importlib.util.find_spec("mlx_audio") is None:
+        return "it needs mlx-audio: install litellm-mlx[audio]"
     return None
 
 
@@ -169,6 +172,7 @@ def _is_ocr(found: Evidence) -> bool:
 
 _TEXT_LOADER = "sidecar.residents.text_resident:TextLoader"
 _ENCODER_LOADER = "sidecar.residents.encoder_loader:EncoderLoader"
+_AUDIO_LOADER = "sidecar.residents.audio_loader:AudioLoader"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +195,8 @@ class Row:
 ROWS: tuple[Row, ...] = (
     Row("reranker", _is_reranker, _ENCODER_LOADER),
     Row("embedding", _is_embedding, _ENCODER_LOADER),
-    Row("stt", _audio("stt", _STT_TYPES)),
-    Row("tts", _audio("tts", _TTS_TYPES)),
+    Row("stt", _audio("stt", _STT_TYPES), _AUDIO_LOADER),
+    Row("tts", _audio("tts", _TTS_TYPES), _AUDIO_LOADER),
     Row("ocr", _is_ocr, _TEXT_LOADER),
     Row("vlm", _is_vlm, _TEXT_LOADER),
     Row("llm", lambda found: True, _TEXT_LOADER),

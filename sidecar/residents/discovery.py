@@ -23,6 +23,7 @@ from sidecar.engine.checkpoint_files import (
     Stamp,
     config_fault,
     context_len,
+    named_weights_fault,
     names_fault,
     read_config,
     sizes_fault,
@@ -33,6 +34,7 @@ from sidecar.engine.checkpoint_files import (
 from sidecar.engine.checkpoint_files import stamp as files_stamp
 from sidecar.engine.model_source import knows_architecture
 from sidecar.residents.detection import (
+    AUDIO_KINDS,
     Kind,
     is_library_there,
     kind_of,
@@ -194,7 +196,8 @@ def _read(found: Found, named: _Named) -> Found:
         return replace(found, state="broken", reason=_words(folder, "broken"))
     # The name it was found by tells what it is, not the folder a link leads to.
     kind = kind_of(named.folder, config)
-    found = replace(found, kind=kind, size_bytes=_size(folder))
+    size = _all_bytes(folder) if kind in AUDIO_KINDS else _size(folder)
+    found = replace(found, kind=kind, size_bytes=size)
     found = replace(found, takes_images=_takes_images(kind))
     if fault := missing_library(kind, named.folder, config):
         return replace(found, state="unavailable", reason=fault)
@@ -219,6 +222,9 @@ def _takes_images(kind: Kind) -> bool:
 
 def _judged(found: Found, folder: Path) -> Found:
     """With what keeps it from being loaded, as far as its files show it."""
+    if found.kind in AUDIO_KINDS:
+        fault = named_weights_fault(folder)
+        return replace(found, state="incomplete", reason=fault) if fault else found
     files = [entry.name for entry in folder.iterdir() if entry.is_file()]
     is_text = found.kind in ("llm", "vlm", "ocr")
     if is_text and (fault := config_fault(folder, knows_architecture)):
@@ -240,5 +246,6 @@ def _size(folder: Path) -> int:
 
 
 def _all_bytes(folder: Path) -> int:
-    """Of weights by other names than mlx-lm's: encoders, audio."""
-    return sum(os.stat(file).st_size for file in folder.glob("*.safetensors"))
+    """Of weights by other names than mlx-lm's: encoders; audio, with its codecs."""
+    files = (*folder.glob("*.safetensors"), *folder.glob("*/*.safetensors"))
+    return sum(os.stat(file).st_size for file in files)

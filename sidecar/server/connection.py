@@ -20,6 +20,7 @@ from sidecar.core.errors import (
 from sidecar.core.ports import StreamEncoder
 from sidecar.infra.logs import request_id as request_id_var
 from sidecar.server import access
+from sidecar.server.form_body import FORM_PATHS
 from sidecar.server.listener import Listener
 from sidecar.server.messages import (
     EventStream,
@@ -159,7 +160,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         method = "GET" if self.command == "HEAD" else self.command
         endpoint, tail = self.server.routes.find(method, path)
         with BodyShare(self.server.bodies) as share:
-            body = self._read_body(headers, share)
+            body = self._read_body(headers, share, is_form=path in FORM_PATHS)
             is_urgent = self.server.routes.is_urgent(path)
             if not self.server.places.begin(self.connection, is_urgent=is_urgent):
                 raise Unavailable("too many requests at once", retry_after_s=1)
@@ -174,12 +175,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
             else:
                 self._write(response)
 
-    def _read_body(self, headers: dict[str, str], share: BodyShare) -> bytes:
+    def _read_body(
+        self, headers: dict[str, str], share: BodyShare, *, is_form: bool
+    ) -> bytes:
         head = BodyHead(headers.get("content-length"), headers.get("transfer-encoding"))
         self._reader.allow(_BODY_GAP_S, _BODY_S)
         limit = self.server.config.max_body_mb << 20
         body = read_body(self._stream, head, limit, share.grow)
-        share.weigh(body)
+        if is_form:  # not JSON: its file is held twice
+            share.grow(len(body))
+        else:
+            share.weigh(body)
         return body
 
     def _stream_events(self, stream: EventStream) -> None:
@@ -187,9 +193,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._is_chunked = self.request_version != "HTTP/1.0"
             self.close_connection = self.close_connection or not self._is_chunked
             headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-            self._send_head(
-                200, "text/event-stream; charset=utf-8", {**headers, **stream.headers}
-            )
+            self._send_head(200, stream.content_type, {**headers, **stream.headers})
             self._encoder = stream.encoder
             writer = StreamWriter(
                 self._write_chunk,
@@ -216,9 +220,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         try:
             if self._headers_sent:
                 self.close_connection = True
-                if self._encoder is not None:
-                    self._write_chunk(self._encoder.failed(error))
-                self._end_chunks()
+                last = self._encoder.failed(error) if self._encoder else b""
+                if last:  # else what was sent must not look whole
+                    self._write_chunk(last)
+                    self._end_chunks()
                 self._count(error.status_hint)
             else:
                 self._write_error(error)

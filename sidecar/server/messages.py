@@ -68,6 +68,7 @@ class EventStream:
         events: what the encoder knows, Idle for an idle moment. SidecarError ends it.
         close: called once, however it ends.
         usage: what is known before the first event.
+        content_type: of what the encoder makes.
     """
 
     encoder: StreamEncoder
@@ -75,6 +76,7 @@ class EventStream:
     close: Callable[[], None]
     usage: Usage = Usage(0, 0, 0, 0)
     headers: Mapping[str, str] = field(default_factory=dict)
+    content_type: str = "text/event-stream; charset=utf-8"
 
 
 Endpoint = Callable[[Request], Response | EventStream]

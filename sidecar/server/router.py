@@ -27,6 +27,7 @@ from sidecar.dialects.problem import CONTENT_TYPE, problem
 from sidecar.engine.text import Forecast
 from sidecar.infra.metrics import Metrics
 from sidecar.server import access
+from sidecar.server.audio_routes import AudioRoutes
 from sidecar.server.chat_routes import ChatRoutes
 from sidecar.server.messages import (
     Endpoint,
@@ -37,6 +38,7 @@ from sidecar.server.messages import (
     json_response,
 )
 from sidecar.server.model_routes import PREFIX, ModelRoutes
+from sidecar.service.audio import AudioService
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.chat import ChatService
 from sidecar.service.encodings import EncodingService
@@ -46,6 +48,7 @@ from sidecar.service.stored_responses import StoredResponses
 _URGENT = ("/", "/health", "/metrics")
 _ALSO_WITHOUT_V1 = (
     "/models", "/chat/completions", "/completions", "/embeddings", "/rerank",
+    "/audio/speech", "/audio/transcriptions",
 )  # fmt: skip
 _URGENT_BELOW = ("/admin/", "/v1/cancel/")
 
@@ -58,6 +61,7 @@ class Services:
     models: ModelService
     caches: CacheService
     encodings: EncodingService
+    audio: AudioService
     responses: StoredResponses
     metrics: Metrics
 
@@ -77,7 +81,7 @@ class Routes:
     def __init__(self, services: Services, config: ServerConfig) -> None:
         self._services = services
         self._config = config
-        routes = ChatRoutes(services.chat, config)
+        routes, audio = ChatRoutes(services.chat, config), AudioRoutes(services.audio)
         self._models = models = ModelRoutes(services.models)
         self._dialects = dialects_of(services)
         self._table: dict[str, dict[str, Endpoint]] = {
@@ -91,6 +95,8 @@ class Routes:
             },
             "/v1/embeddings": {"POST": self._embeddings},
             "/v1/rerank": {"POST": self._rerank},
+            "/v1/audio/speech": {"POST": audio.speech},
+            "/v1/audio/transcriptions": {"POST": audio.transcription},
             "/admin/models": {"GET": self._admin(models.all)},
             "/admin/models/status": {"GET": self._admin(models.status)},
             "/admin/models/rescan": {"POST": self._admin(models.rescan)},

@@ -12,7 +12,7 @@ import pytest
 
 from sidecar.config.settings import ModelConfig
 from sidecar.core.errors import ModelNotFound
-from sidecar.residents import discovery
+from sidecar.residents import detection, discovery
 from sidecar.residents.catalog import Catalog, find_catalog
 from sidecar.residents.detection import kind_of
 from sidecar.residents.discovery import Found, discover
@@ -266,11 +266,15 @@ def test_names_can_be_given_and_kept_back(tmp_path: Path) -> None:
         names.resolve("qwen-c")
 
 
-def test_kinds_without_an_engine_are_listed_and_say_so(tmp_path: Path) -> None:
-    model(tmp_path / "kokoro", {"model_type": "kokoro"})
+def test_kinds_without_an_engine_are_listed_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = detection.Row("parrot", lambda found: found.model_type == "parrot")
+    monkeypatch.setattr(detection, "ROWS", (own, *detection.ROWS))
+    model(tmp_path / "polly", {"model_type": "parrot"})
     offer = catalog(tmp_path).offers[1]
     assert offer.state == "unavailable"
-    assert "tts models are not served" in str(offer.fault)
+    assert "parrot models are not served" in str(offer.fault)
 
 
 def test_what_needs_a_library_says_which(
@@ -278,6 +282,8 @@ def test_what_needs_a_library_says_which(
 ) -> None:
     """An encoder, that is; a decoder that embeds needs none beside mlx-lm."""
     monkeypatch.setitem(sys.modules, "mlx_vlm", None)
+    monkeypatch.setitem(sys.modules, "mlx_audio", None)
+    model(tmp_path / "kokoro", {"model_type": "kokoro"})
     encoder = {"architectures": ["BertModel"], "model_type": "bert"}
     decoder = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
     model(tmp_path / "bge", encoder)
@@ -285,6 +291,8 @@ def test_what_needs_a_library_says_which(
     by_id = {offer.id: offer for offer in catalog(tmp_path).offers}
     assert by_id["bge"].state == "unavailable"
     assert "litellm-mlx[vision]" in str(by_id["bge"].fault)
+    assert by_id["kokoro"].state == "unavailable"
+    assert "litellm-mlx[audio]" in str(by_id["kokoro"].fault)
     assert by_id["qwen3-embed"].state == "unloaded"
 
 

@@ -1,0 +1,76 @@
+"""How a model that hears or speaks becomes a resident."""
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from typing import cast
+
+from sidecar.config.settings import Config
+from sidecar.core.errors import ModelLoadFailed
+from sidecar.engine.audio_model import AudioKind, AudioModel, read_audio_model
+from sidecar.engine.checkpoint_files import sizes_fault
+from sidecar.engine.gpu_thread import load_thread
+from sidecar.engine.hearing import Hearing
+from sidecar.engine.model_place import folder_of
+from sidecar.residents.audio_resident import (
+    AudioResident,
+    HearingResident,
+    SpeakingResident,
+)
+from sidecar.residents.detection import missing_library
+from sidecar.residents.model_entry import Offer
+from sidecar.residents.shared import Shared
+
+logger = logging.getLogger(__name__)
+
+
+class AudioLoader:
+    """Makes residents of models of sound; `load` on any thread but the GPU's."""
+
+    def __init__(self, config: Config, shared: Shared) -> None:
+        self._shared = shared
+        self._trust = config.model.trust_remote_code
+
+    def load(self, offer: Offer, tell: Callable[[str], None]) -> AudioResident:
+        """
+        Read a model; its first computation is the first request's.
+
+        Raises:
+            ModelLoadFailed: with the reason.
+        """
+        shared, started, name = self._shared, time.monotonic(), offer.id
+        tell("weights_loading")
+        folder = folder_of(offer.place)
+        if folder is None:
+            raise ModelLoadFailed(f"model {name} cannot be loaded: it has no folder")
+        fault = missing_library(offer.kind, folder, {}) or sizes_fault(folder)
+        if fault:
+            raise ModelLoadFailed(f"model {name} cannot be loaded: {fault}")
+        kind = cast(AudioKind, offer.kind)
+        read = functools.partial(read_audio_model, kind, folder, trust=self._trust)
+        try:
+            model = AudioModel(load_thread().call(read), shared.gpu)
+        except (Exception, SystemExit) as error:
+            reason = str(error).strip().replace(str(folder), name)[:300]
+            message = f"model {name} cannot be loaded: {reason or type(error).__name__}"
+            raise ModelLoadFailed(message) from error
+        shared.gpu.call(shared.process.sample)
+        seconds = time.monotonic() - started
+        shared.metrics.model_load_s.observe(seconds)
+        shared.metrics.model_bytes.labels(name).set(model.num_bytes)
+        logger.info("loaded model=%s kind=%s seconds=%.1f", name, kind, seconds)
+        return _resident(kind, name, model, functools.partial(_leave, shared, name))
+
+
+def _resident(
+    kind: AudioKind, name: str, model: AudioModel, leave: Callable[[], None]
+) -> AudioResident:
+    if kind == "tts":
+        return SpeakingResident(name, model, leave)
+    return HearingResident(name, model, leave, Hearing(model).rate())
+
+
+def _leave(shared: Shared, name: str) -> None:
+    shared.gpu.call(shared.process.sample)
+    shared.metrics.model_bytes.remove(name)

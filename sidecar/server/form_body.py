@@ -1,0 +1,87 @@
+"""Forms with files (multipart/form-data), parsed by python-multipart, in memory."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sidecar.core.errors import BadRequest
+
+FORM_PATHS = ("/v1/audio/transcriptions", "/audio/transcriptions")
+_MOST_PARTS = 64
+_MOST_FIELD_BYTES = 1 << 16
+_MOST_HEADERS, _MOST_HEADER_BYTES = 8, 4096  # of a part
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """
+    A parsed form.
+
+    Args:
+        fields: texts by name; of equal names the last.
+        files: contents by name.
+    """
+
+    fields: dict[str, str] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+def parse_form(content_type: str, body: bytes) -> Form:
+    """
+    Parse a whole body.
+
+    Args:
+        content_type: the header, with its boundary.
+    Raises:
+        BadRequest: it is no such form, is broken off, or has too many parts.
+    """
+    from python_multipart import create_form_parser
+    from python_multipart.exceptions import FormParserError
+
+    if not content_type.lower().startswith("multipart/form-data"):
+        raise BadRequest("the body must be a form: Content-Type multipart/form-data")
+    parts, config = _Parts(), {
+        "MAX_MEMORY_FILE_SIZE": len(body) + 1,  # never into a file of its own
+        "MAX_HEADER_COUNT": _MOST_HEADERS,
+        "MAX_HEADER_SIZE": _MOST_HEADER_BYTES,
+        "UPLOAD_ERROR_ON_BAD_CTE": True,
+    }  # fmt: skip
+    headers = {"Content-Type": content_type.encode("latin-1", "replace")}
+    try:
+        parser = create_form_parser(headers, parts.on_field, parts.on_file, config)
+        parser.write(body)
+        parser.finalize()
+    except (FormParserError, ValueError, AssertionError) as error:
+        raise BadRequest("the body is not a whole form") from error
+    return parts.form
+
+
+class _Parts:
+    """Takes the parts as they are parsed."""
+
+    def __init__(self) -> None:
+        self.form = Form()
+        self._num_parts = 0
+
+    def on_field(self, part: Any) -> None:
+        self._count()
+        name, value = _text(part.field_name), part.value or b""
+        if len(value) > _MOST_FIELD_BYTES:
+            told = name[:64]
+            raise BadRequest(
+                f"{told} must have at most {_MOST_FIELD_BYTES} bytes", param=told
+            )
+        self.form.fields[name] = _text(value)
+
+    def on_file(self, part: Any) -> None:
+        self._count()
+        self.form.files[_text(part.field_name)] = part.file_object.getvalue()
+        part.close()
+
+    def _count(self) -> None:
+        self._num_parts += 1
+        if self._num_parts > _MOST_PARTS:
+            raise BadRequest(f"a form must have at most {_MOST_PARTS} parts")
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")

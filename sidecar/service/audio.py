@@ -1,0 +1,195 @@
+"""Speech and transcriptions: lease, compute piece by piece, give back."""
+
+import contextlib
+import itertools
+import time
+import unicodedata
+from collections.abc import Callable, Generator, Iterator, Sequence
+
+import numpy as np
+
+from sidecar.audio.recording import Recording
+from sidecar.audio.sentences import pieces
+from sidecar.audio.sound_writer import CONTENT_TYPES, SoundWriter, default_format
+from sidecar.core.audio import (
+    SoundFormat,
+    SpeechRequest,
+    Transcript,
+    TranscriptionRequest,
+    TranscriptPart,
+)
+from sidecar.core.errors import (
+    BadRequest,
+    GenerationFailed,
+    RequestCancelled,
+    RequestTimeout,
+)
+from sidecar.engine.speaking import Spoken
+from sidecar.residents.audio_resident import HearingResident, SpeakingResident
+from sidecar.residents.model_entry import Held
+from sidecar.residents.pool import ResidentPool
+
+_UNNAMED = ("", "default", "local")
+
+
+class SpeechRun:
+    """
+    A text that is being spoken, with the model's lease: close it. One thread.
+
+    Args:
+        content_type: of the sound file that it becomes.
+        is_whole: whether it is short enough, or of a format, to be sent in one.
+        parts: bytes of the file, each computed when it is asked for.
+    """
+
+    def __init__(
+        self,
+        content_type: str,
+        is_whole: bool,
+        parts: Iterator[bytes],
+        close: Callable[[], None],
+    ) -> None:
+        self.content_type = content_type
+        self.is_whole = is_whole
+        self.parts = parts
+        self.close = close
+
+
+class AudioService:
+    """Answers requests for speech and transcriptions. Any thread."""
+
+    def __init__(self, pool: ResidentPool[Held], timeout_s: float) -> None:
+        self._pool = pool
+        self._timeout_s = timeout_s
+
+    def transcribe(
+        self, request: TranscriptionRequest, is_connected: Callable[[], bool]
+    ) -> Transcript:
+        """
+        Write down what is said in a recording, window by window.
+
+        Raises:
+            SidecarError: unknown model, or one of another kind; no sound; too late.
+        """
+        recording = Recording(request.file)
+        with self._pool.lease(self._named(request.model, "stt")) as model:
+            hearing = _hearing(model)
+            check = self._check(is_connected)
+            texts: list[str] = []
+            parts: list[TranscriptPart] = []
+            language, end_s = request.language or "", 0.0
+            for window in recording.windows(hearing.rate):
+                check()
+                heard = hearing.hear(
+                    window.samples, request.language, request.prompt,
+                    request.temperature,
+                )  # fmt: skip
+                start_s, end_s = window.start_s, window.start_s + window.seconds
+                texts.append(heard.text)
+                language = language or heard.language
+                parts += [
+                    TranscriptPart(start_s + p.start_s, start_s + p.end_s, p.text)
+                    for p in heard.parts
+                ] or [TranscriptPart(start_s, end_s, heard.text)]
+        return Transcript(joined(texts), tuple(parts), language, end_s)
+
+    def speak(
+        self, request: SpeechRequest, is_connected: Callable[[], bool]
+    ) -> SpeechRun:
+        """
+        Begin to speak; the first segment is there when it returns.
+
+        Raises:
+            SidecarError: unknown model, or one of another kind; no such voice; late.
+        """
+        with contextlib.ExitStack() as held:
+            name = self._named(request.model, "tts")
+            speaking = _speaking(held.enter_context(self._pool.lease(name)))
+            speaking.check(request.speed)
+            texts, check = pieces(request.text), self._check(is_connected)
+            check()
+            segments = _segments(speaking, request, texts, check)
+            held.callback(segments.close)
+            first = next(segments, None)
+            if first is None:
+                raise GenerationFailed("the model gives no sound for this text")
+            form = request.form or default_format(first.rate)
+            is_whole = form == "flac" or len(texts) == 1
+            all_segments = itertools.chain((first,), segments)
+            if is_whole:
+                body = _whole(form, list(all_segments))
+                return SpeechRun(CONTENT_TYPES[form], True, iter((body,)), lambda: None)
+            writer = SoundWriter(form, first.rate)
+            written = _written(writer, all_segments)
+            return SpeechRun(CONTENT_TYPES[form], False, written, held.pop_all().close)
+
+    def _named(self, name: str, kind: str) -> str:
+        """The model that is meant where none is named: the only one of its kind."""
+        if name not in _UNNAMED:
+            return name
+        found = [e.id for e in self._pool.entries() if e.kind == kind and e.is_usable]
+        return found[0] if len(found) == 1 else name
+
+    def _check(self, is_connected: Callable[[], bool]) -> Callable[[], None]:
+        """What ends the work between two pieces."""
+        deadline = time.monotonic() + self._timeout_s
+
+        def check() -> None:
+            if not is_connected():
+                raise RequestCancelled("the client closed the connection")
+            if time.monotonic() > deadline:
+                raise RequestTimeout(f"it took longer than {self._timeout_s:g} s")
+
+        return check
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Texts of windows as one: with a space where their script has any."""
+    whole = ""
+    for text in filter(None, map(str.strip, texts)):
+        is_wide = whole and unicodedata.east_asian_width(whole[-1]) in "WF"
+        whole += text if not whole or is_wide else f" {text}"
+    return whole
+
+
+def _segments(
+    speaking: SpeakingResident,
+    request: SpeechRequest,
+    texts: Sequence[str],
+    check: Callable[[], None],
+) -> Generator[Spoken, None, None]:
+    for text in texts:
+        with contextlib.closing(
+            speaking.speak(text, request.voice, request.speed)
+        ) as spoken:
+            for segment in spoken:
+                yield segment
+                check()
+
+
+def _written(writer: SoundWriter, segments: Iterator[Spoken]) -> Iterator[bytes]:
+    for segment in segments:
+        yield writer.add(segment.samples)
+    yield writer.end()
+
+
+def _whole(form: SoundFormat, segments: Sequence[Spoken]) -> bytes:
+    writer = SoundWriter(form, segments[0].rate, is_whole=True)
+    samples = np.concatenate([segment.samples for segment in segments])
+    return writer.add(samples) + writer.end()
+
+
+def _hearing(model: Held) -> HearingResident:
+    if isinstance(model, HearingResident):
+        return model
+    raise _of_another_kind(model, "/v1/audio/transcriptions")
+
+
+def _speaking(model: Held) -> SpeakingResident:
+    if isinstance(model, SpeakingResident):
+        return model
+    raise _of_another_kind(model, "/v1/audio/speech")
+
+
+def _of_another_kind(model: Held, path: str) -> BadRequest:
+    return BadRequest(f"{model.name} is no model that answers {path}", param="model")
