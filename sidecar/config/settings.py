@@ -351,7 +351,7 @@ class LogConfig:
 # All that people set, in the order in which they read it.
 SECTIONS = (
     ModelConfig, ServerConfig, LauncherConfig, GenerationConfig, EngineConfig,
-    CacheConfig, ImageConfig, LogConfig,
+    CacheConfig, DiskConfig, ImageConfig, LogConfig,
 )  # fmt: skip
 
 
