@@ -37,6 +37,7 @@ class SeeingTotals(Totals):
     Args:
         images: in all prompts. reused_images: whose KV was stored. anthropic: requests
             in that form. mixed: steps of rows with images beside rows without.
+        retreats: matches that would have ended within an image.
     """
 
     seeing: int = 0  # requests with images
@@ -46,6 +47,7 @@ class SeeingTotals(Totals):
     mixed: int = 0
     swapped: int = 0
     cleared: int = 0
+    retreats: int = 0
 
 
 class SeeingPlayer(Player):
@@ -60,9 +62,10 @@ class SeeingPlayer(Player):
 
     def play(self, ops: Sequence[Op]) -> list[Any]:
         """All ops in order; what was violated."""
-        before = self._rig.num_mixed
+        before = self._rig.num_mixed, self._rig.num_retreats
         found = super().play(ops)
-        self.totals.mixed += self._rig.num_mixed - before
+        self.totals.mixed += self._rig.num_mixed - before[0]
+        self.totals.retreats += self._rig.num_retreats - before[1]
         return found
 
     def _act(self, op: Op, chance: random.Random) -> None:
@@ -77,6 +80,9 @@ class SeeingPlayer(Player):
             return
         if op.name in seeing.ALTERING:
             talk = self._cast.pick(chance)
+            others = [t for t in self._cast.talks if seeing.looks(t.messages)]
+            if others and talk not in others:
+                talk = chance.choice(others)
             before = seeing.looks(talk.messages)
             seeing.alter(talk, op.name, chance)
             if not can_be_asked(talk):
@@ -85,6 +91,12 @@ class SeeingPlayer(Player):
             self._send([self._request(talk, op, chance)])
             return
         super()._act(op, chance)
+        if op.name.startswith("cancel") and chance.random() < 0.7 and not self.found:
+            again = Op("retry", f"{op.seed}/again")  # as clients do it, at once
+            if chance.random() < 0.3:
+                seeing.alter(self._latest, "swap", chance)
+            if can_be_asked(self._latest):
+                self._send([self._request(self._latest, again, chance)])
 
     def _beside(self, op: Op, chance: random.Random) -> list[Request]:
         """Rows with images and rows without, some of them of one beginning."""
@@ -96,11 +108,11 @@ class SeeingPlayer(Player):
         talking.ask(blind, chance)
         requests = [self._request(talk, op, chance) for talk in (*talks, blind)]
         for request in requests:
-            request.max_tokens = chance.randint(5, 12)
+            request.max_tokens = chance.randint(12, 20)
         return requests
 
     def _request(self, talk: Talk, op: Op, chance: random.Random) -> Request:
-        request = super()._request(talk, op, chance)
+        request, self._latest = super()._request(talk, op, chance), talk
         nth = chance.randint(1, 2)
         if op.name == "cancel_look":
             request.trap = Trap("look", nth, "cancel")

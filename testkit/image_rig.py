@@ -99,12 +99,12 @@ class SeeingRig(Rig):
     def _watched_head(self) -> LastRows:
         eyes = self.engine.model.eyes
         assert eyes is not None
-        get, prepare = eyes.memo.get, self.pipeline.prepare
+        memo, prepare = eyes.memo, self.pipeline.prepare
 
         def looked(*args: Any) -> Any:
             if self._loop.prefills.current is not None:
                 self._spring(self._loop.prefills.current.job, "look")
-            return get(*args)
+            return type(memo).get(memo, *args)
 
         def counted(*args: Any) -> Any:
             try:
@@ -114,7 +114,7 @@ class SeeingRig(Rig):
                     self.num_prepared += 1
                     self._more.notify_all()
 
-        eyes.memo.get = looked  # type: ignore[method-assign]
+        memo.get = looked  # type: ignore[method-assign]
         self.pipeline.prepare = counted  # type: ignore[method-assign]
         return LastRows(None)
 
@@ -132,6 +132,11 @@ class SeeingRig(Rig):
         with self._more:
             self._more.wait_for(lambda: self.num_prepared >= due, _DEADLINE_S)
         go.set()
+
+    @property
+    def num_retreats(self) -> int:
+        """Matches that would have ended within an image."""
+        return int(self.store.counters.snapshot()["vlm_retreat"])
 
     def clear(self) -> None:
         """As people do it."""

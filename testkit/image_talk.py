@@ -20,8 +20,9 @@ from testkit.oracle_talk import OPS, Op, Say, Spoken, Talk, words
 from testkit.pictures import encoded, picture
 
 Json = dict[str, Any]
-# The first two give as many pads in another shape, the next two as well.
-SIZES = ((96, 64), (64, 96), (64, 64), (128, 32), (48, 80))
+# The first two give as many pads in another shape, so do the next two, of which chunks
+# of the rig end within.
+SIZES = ((96, 64), (64, 96), (160, 96), (96, 160), (48, 80))
 SEEDS = 4  # pictures of each size
 FORMS = ("PNG", "PNG", "BMP")  # files of the same pixels
 # What stands for images in the prompts of the families, in marks, and in what people
@@ -203,12 +204,19 @@ SEEING_OPS = {
     "swap": 16, "resize": 4, "unsee": 5, "double": 3, "move": 4, "beside": 8,
     "clear": 3, "cancel_look": 4, "crash_look": 2,
 }  # fmt: skip
+# Two of each sequence's, in turn: so few sequences hold all that images are about.
+_DUE = (
+    ("swap", "beside"), ("cancel_prefill", "clear"), ("tool", "swap"),
+    ("cancel_look", "move"), ("beside", "unsee"), ("branch", "swap"),
+    ("resize", "double"),
+)  # fmt: skip
 
 
 def plan_seeing(seed: str, length: int) -> list[Op]:
-    """The ops of one sequence."""
+    """The ops of one sequence; its number is behind the last slash of the seed."""
     chance = random.Random(seed)
     names = chance.choices(list(SEEING_OPS), list(SEEING_OPS.values()), k=length)
+    names[-2:] = _DUE[int(seed.rpartition("/")[2]) % len(_DUE)]
     return [Op(name, f"{seed}/{number}") for number, name in enumerate(names)]
 
 

@@ -15,13 +15,13 @@ import pytest
 
 from testkit.image_oracle import SEEING, SeeingTotals
 from testkit.image_rig import SeeingRig, running_seeing_rig
-from testkit.image_talk import SEEING_OPS, plan_seeing
+from testkit.image_talk import ALTERING, SEEING_OPS, plan_seeing
 from testkit.oracle_play import play_many
 from testkit.tiny_vision import SEEING as KINDS
 
 LENGTH = 5
 # Sequences of a CI run by kind: positions on three axes, checkpoints, a window.
-SEQUENCES = {"seeing": 9, "seeing-hybrid": 9, "seeing-sliding": 9}
+SEQUENCES = {"seeing": 7, "seeing-hybrid": 7, "seeing-sliding": 7}
 _SLOW_REQUESTS = 2800
 _SLOW_LENGTH = 10
 
@@ -37,9 +37,13 @@ def _seeds(kind: str) -> list[str]:
     return [f"ci/{kind}/{number}" for number in range(SEQUENCES[kind])]
 
 
-def test_a_run_has_every_kind_of_op() -> None:
-    seeds = [seed for kind in SEQUENCES for seed in _seeds(kind)]
-    assert {op.name for s in seeds for op in plan_seeing(s, LENGTH)} == set(SEEING_OPS)
+@pytest.mark.parametrize("kind", SEQUENCES)
+def test_a_run_has_all_that_is_done_to_images(kind: str) -> None:
+    """A long run has every op there is."""
+    played = {op.name for seed in _seeds(kind) for op in plan_seeing(seed, LENGTH)}
+    assert {*ALTERING, "beside", "clear", "cancel_look", "tool", "branch"} <= played
+    long = {op.name for n in range(60) for op in plan_seeing(f"1/{kind}/{n}", 10)}
+    assert long == set(SEEING_OPS)
 
 
 @pytest.mark.parametrize("kind", SEQUENCES)
@@ -52,7 +56,7 @@ def test_no_picture_is_taken_for_another(kind: str, folder: Path) -> None:
     # The run is worth something: all that is to be checked did happen.
     assert totals.cached_tokens > totals.prompt_tokens / 3
     assert totals.seeing > totals.requests / 2
-    assert totals.reused_images > totals.images / 4
+    assert totals.reused_images > totals.images / 6
     for number in ("swapped", "anthropic", "cancelled", "spliced", "mixed"):
         assert getattr(totals, number) > 0, number
 
@@ -76,3 +80,4 @@ def test_two_thousand_requests_show_no_difference(folder: Path) -> None:
     print(f"all: {total}")
     assert total.requests >= wanted
     assert total.mismatches == 0
+    assert total.retreats > 0
