@@ -76,7 +76,8 @@ class SeeingPlayer(Player):
             self._memory = Memory()
             self.totals.cleared += 1
         if op.name == "beside":
-            self._send(self._beside(op, chance))
+            with self._rig.together():
+                self._send(self._beside(op, chance))
             return
         if op.name in seeing.ALTERING:
             talk = self._cast.pick(chance)
@@ -108,7 +109,7 @@ class SeeingPlayer(Player):
         talking.ask(blind, chance)
         requests = [self._request(talk, op, chance) for talk in (*talks, blind)]
         for request in requests:
-            request.max_tokens = chance.randint(12, 20)
+            request.max_tokens = chance.randint(8, 16)
         return requests
 
     def _request(self, talk: Talk, op: Op, chance: random.Random) -> Request:

@@ -19,10 +19,12 @@ import numpy as np
 from mlx_vlm.utils import load_model, load_processor, process_inputs
 
 from sidecar.app import App
+from sidecar.engine import turns
 from sidecar.engine.job import Job
 from sidecar.engine.sampling import LogitsProcessor
 from testkit.image_talk import Look, pixels_of
 from testkit.oracle_rig import SETTINGS, JobTap, LastRows, Rig
+from testkit.oracle_script import Script as OracleScript
 from testkit.servers import held_gpu, running_sidecar
 from testkit.tiny_models import BUILTIN
 
@@ -94,6 +96,9 @@ class SeeingRig(Rig):
         self.num_prepared = 0
         self.num_mixed = 0  # steps of rows with images beside rows without
         super().__init__(app, jobs, folder)
+        opened, closed = "<think>\n", "\n</think>\n\n"
+        ids = (tuple(self._ids_of(opened)), tuple(self._ids_of(closed)))
+        self.script = OracleScript(opened, closed, *ids)
         self.library: Library = app.gpu.call(lambda: Library(folder))
 
     def _watched_head(self) -> LastRows:
@@ -127,6 +132,15 @@ class SeeingRig(Rig):
             releaser.start()
             yield
             releaser.join(_DEADLINE_S)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """No row decodes while a prompt waits: so all are in one batch."""
+        share, turns._DECODE_SHARE = turns._DECODE_SHARE, 0.0
+        try:
+            yield
+        finally:
+            turns._DECODE_SHARE = share
 
     def _release(self, due: int, go: threading.Event) -> None:
         with self._more:
