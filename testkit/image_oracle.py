@@ -92,12 +92,16 @@ class SeeingPlayer(Player):
             self._send([self._request(talk, op, chance)])
             return
         super()._act(op, chance)
-        if op.name.startswith("cancel") and chance.random() < 0.7 and not self.found:
-            again = Op("retry", f"{op.seed}/again")  # as clients do it, at once
-            if chance.random() < 0.3:
-                seeing.alter(self._latest, "swap", chance)
-            if can_be_asked(self._latest):
-                self._send([self._request(self._latest, again, chance)])
+        if op.name.startswith("cancel") and not self.found:
+            self._again(op, chance)
+
+    def _again(self, op: Op, chance: random.Random) -> None:
+        """What was cancelled is asked at once again, as clients do it; mostly so."""
+        talk = self._latest
+        if op.name != "cancel_within" and chance.random() < 0.5:
+            seeing.alter(talk, "swap", chance)
+        if can_be_asked(talk):
+            self._send([self._request(talk, Op("retry", f"{op.seed}/again"), chance)])
 
     def _beside(self, op: Op, chance: random.Random) -> list[Request]:
         """Rows with images and rows without, some of them of one beginning."""
@@ -117,6 +121,8 @@ class SeeingPlayer(Player):
         nth = chance.randint(1, 2)
         if op.name == "cancel_look":
             request.trap = Trap("look", nth, "cancel")
+        elif op.name == "cancel_within":
+            request.trap = Trap("within", 1, "cancel")
         elif op.name == "crash_look":
             request.trap = Trap("look", nth, "fail")
         return request
@@ -125,7 +131,7 @@ class SeeingPlayer(Player):
         talking.ask(talk, chance)
         last = talk.messages[-1]
         assert isinstance(last, Say)
-        if chance.random() < _BESIDE:
+        if chance.random() < _BESIDE or self._op.name == "cancel_within":
             last = seeing.with_pictures(last, chance)
         if chance.random() < 0.1:
             last = seeing.with_markup(last, chance)

@@ -167,6 +167,14 @@ class SeeingRig(Rig):
         )
         return found
 
+    def on_chunk(self, num_tokens: int) -> None:
+        """A prompt's chunk of so many tokens is about to be computed."""
+        super().on_chunk(num_tokens)
+        if (prefill := self._loop.prefills.current) is not None:
+            end, placed = prefill.done + num_tokens, prefill.job.spec.prompt.images
+            if any(one.start < end < one.end for one in placed):
+                self._spring(prefill.job, "within")
+
     def _on_row(self, job: Job, choice: int) -> list[LogitsProcessor]:
         def note(_tokens: mx.array, logits: mx.array) -> mx.array:
             seeing = {bool(r.job.spec.prompt.images) for r in self._loop._rows.values()}

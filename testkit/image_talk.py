@@ -200,13 +200,13 @@ def tamed(messages: list[Spoken], chance: random.Random) -> None:
 
 ALTERING = ("swap", "resize", "unsee", "double", "move")
 SEEING_OPS = {
-    **OPS, "append": 24, "cancel_prefill": 12, "volatile": 6, "session": 3, "new": 7, "tool": 10, "evict": 8,
+    **OPS, "append": 24, "volatile": 6, "session": 3, "new": 7, "tool": 10, "evict": 8,
     "swap": 16, "resize": 4, "unsee": 5, "double": 3, "move": 4, "beside": 8,
-    "clear": 3, "cancel_look": 4, "crash_look": 2,
+    "clear": 3, "cancel_look": 4, "cancel_within": 8, "crash_look": 2,
 }  # fmt: skip
 # Two of each sequence's, in turn: so few sequences hold all that images are about.
 _DUE = (
-    ("swap", "beside"), ("cancel_prefill", "clear"), ("tool", "swap"),
+    ("swap", "beside"), ("cancel_within", "clear"), ("tool", "swap"),
     ("cancel_look", "move"), ("beside", "unsee"), ("branch", "swap"),
     ("resize", "double"),
 )  # fmt: skip

@@ -75,7 +75,7 @@ class _Spy:
 
     def __call__(self, ids: mx.array, cache: Any = None, **told: Any) -> mx.array:
         if ids.shape[1] > 1:
-            self._rig.on_chunk()
+            self._rig.on_chunk(ids.shape[1])
         return self._model(ids, cache=cache, **told)
 
     def __getattr__(self, name: str) -> Any:
@@ -239,8 +239,8 @@ class Rig:
 
         return [take]
 
-    def on_chunk(self) -> None:
-        """A prompt's chunk is about to be computed."""
+    def on_chunk(self, num_tokens: int) -> None:
+        """A prompt's chunk of so many tokens is about to be computed."""
         if self._loop.prefills.current is not None:
             self._spring(self._loop.prefills.current.job, "chunk")
 

@@ -209,7 +209,7 @@ FAULTS = (
     Fault(positions_behind_images_one_on, kinds=("seeing", "seeing-hybrid")),
     Fault(an_image_embedded_as_one_before_it, kinds=ALL),
     Fault(pixels_of_another_image),
-    Fault(a_match_that_ends_within_an_image, "II", ops=("cancel_prefill",)),
+    Fault(a_match_that_ends_within_an_image, "II", ops=("cancel_within",)),
     Fault(images_in_the_places_of_each_other, "II"),
 )
 CASES = [

@@ -41,7 +41,7 @@ def _seeds(kind: str) -> list[str]:
 def test_a_run_has_all_that_is_done_to_images(kind: str) -> None:
     """A long run has every op there is."""
     played = {op.name for seed in _seeds(kind) for op in plan_seeing(seed, LENGTH)}
-    assert {*ALTERING, "beside", "clear", "cancel_look", "tool", "branch"} <= played
+    assert {*ALTERING, "beside", "clear", "cancel_within", "tool", "branch"} <= played
     long = {op.name for n in range(60) for op in plan_seeing(f"1/{kind}/{n}", 10)}
     assert long == set(SEEING_OPS)
 
