@@ -76,6 +76,6 @@ def _told(
 ) -> list[str]:
     shortest = shrink(rig, ops, script)
     return [
-        *(f"{v.invariant} after {v.op.name}: {v.detail}" for v in found),
+        *(f"{v.invariant} after {v.op.name} {v.op.seed}: {v.detail}" for v in found),
         "shrunk to: " + ", ".join(f"{op.name} {op.seed}" for op in shortest),
     ]
