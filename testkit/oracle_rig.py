@@ -32,7 +32,7 @@ from testkit.servers import running_sidecar
 from testkit.tiny_models import make_model
 
 BUDGET = 24 << 20  # of told conversations some dozens fit
-_SETTINGS = {
+SETTINGS = {
     "PREFILL_STEP_SIZE": "48",  # prompts take several chunks
     "PROMPT_CACHE_MAX_BYTES": str(BUDGET),
     "SNAPSHOT_BOUNDARY_MIN_GAP_TOKENS": "32",
@@ -73,16 +73,16 @@ class _Spy:
         self._model = model
         self._rig = rig
 
-    def __call__(self, ids: mx.array, cache: Any = None) -> mx.array:
+    def __call__(self, ids: mx.array, cache: Any = None, **told: Any) -> mx.array:
         if ids.shape[1] > 1:
-            self._rig.on_chunk()
-        return self._model(ids, cache=cache)
+            self._rig.on_chunk(ids.shape[1])
+        return self._model(ids, cache=cache, **told)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
 
-class _LastRows:
+class LastRows:
     """An output layer that can be told to leave out all but the last rows."""
 
     def __init__(self, layer: Any) -> None:
@@ -137,22 +137,29 @@ class Rig:
 
         self.pipeline.prepare = prepared  # type: ignore[method-assign]
         self.store.restore = restored  # type: ignore[method-assign]
-        owner = getattr(self.model, "language_model", self.model)
-        self._head = owner.lm_head = _LastRows(owner.lm_head)
+        self._head = self._watched_head()
         # The loaded model is frozen for everybody else.
         object.__setattr__(self.engine.model, "model", _Spy(self.model, self))
+
+    def _watched_head(self) -> "LastRows":
+        owner = getattr(self.model, "language_model", self.model)
+        owner.lm_head = LastRows(owner.lm_head)
+        return owner.lm_head
 
     # Requests
 
     def post(
-        self, body: dict[str, Any], trap: Trap | None = None
+        self,
+        body: dict[str, Any],
+        trap: Trap | None = None,
+        path: str = "/v1/chat/completions",
     ) -> tuple[httpx.Response, Seen | None]:
         """Send a chat request; what came, and what was seen of it inside."""
         request_id = f"r{next(self._numbers)}"
         if trap:
             self._traps[request_id] = trap
         response = self._http.post(
-            "/v1/chat/completions", json=body, headers={"X-Request-ID": request_id}
+            path, json=body, headers={"X-Request-ID": request_id}
         )
         with self._lock:
             self._traps.pop(request_id, None)
@@ -232,8 +239,8 @@ class Rig:
 
         return [take]
 
-    def on_chunk(self) -> None:
-        """A prompt's chunk is about to be computed."""
+    def on_chunk(self, num_tokens: int) -> None:
+        """A prompt's chunk of so many tokens is about to be computed."""
         if self._loop.prefills.current is not None:
             self._spring(self._loop.prefills.current.job, "chunk")
 
@@ -286,7 +293,7 @@ def running_rig(
     model = make_model(out, kind, hidden=32, write_tokenizer=write)
     tap = JobTap()
     with running_sidecar(
-        {"MODEL_PATH": str(model), **_SETTINGS, **settings}, tap
+        {"MODEL_PATH": str(model), **SETTINGS, **settings}, tap
     ) as app:
         rig = Rig(app, tap, model, row)
         try:

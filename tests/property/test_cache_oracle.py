@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from testkit.oracle import Player, Totals, play_many
+from testkit.oracle import Player, Totals
+from testkit.oracle_play import play_many
 from testkit.oracle_rig import Rig, running_rig
 from testkit.oracle_talk import OPS, plan
 from testkit.real_templates import FAMILIES
