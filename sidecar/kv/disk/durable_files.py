@@ -19,13 +19,22 @@ def open_private(path: Path) -> Iterator[BinaryIO]:
 
 def replace_private(path: Path, data: bytes) -> None:
     """Have a file hold this, or what it held before, for its owner alone."""
-    new = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    new = path.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(6)}-{path.name}")
     try:
         with open_private(new) as file:
             file.write(data)
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)
+
+
+def clear_broken_off(folder: Path, before: float) -> None:
+    """Delete what was being written, or put aside, before a time."""
+    for path in folder.iterdir():
+        if path.name.startswith(".tmp-") or path.suffix == ".bad":
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
 
 
 def make_durable(file: BinaryIO) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import math
 import os
 import shutil
 import subprocess
@@ -20,7 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sidecar.kv.disk.durable_files import open_private, replace_private
+from sidecar.kv.disk.durable_files import (
+    clear_broken_off,
+    open_private,
+    replace_private,
+)
 from sidecar.kv.disk.slot_folder import Link, SlotFolder
 
 logger = logging.getLogger(__name__)
@@ -186,6 +191,8 @@ class DiskRoot:
                     gone += self._tidy(folder)
             if is_mine:
                 gone += self._shrink()
+                with contextlib.suppress(OSError):
+                    clear_broken_off(self.path, self._clock() - _HOUR_S)
         return gone
 
     @contextlib.contextmanager
@@ -222,11 +229,7 @@ class DiskRoot:
                     folder.delete(number)
                     gone += 1
                     del links[number]
-            for path in folder.path.iterdir():
-                if path.name.startswith(".tmp-") or path.suffix == ".bad":
-                    with contextlib.suppress(OSError):
-                        if path.stat().st_mtime < now - _HOUR_S:
-                            path.unlink()
+            clear_broken_off(folder.path, now - _HOUR_S)
         return gone
 
     def _shrink(self) -> int:
@@ -271,9 +274,7 @@ def forget_all(folder: SlotFolder) -> tuple[int, int]:
     with folder.locked():
         numbers = folder.numbers()
         num_bytes = sum(folder.delete(number) for number in folder.files())
-        for path in folder.path.iterdir():
-            if path.name.startswith(".tmp-") or path.suffix == ".bad":
-                path.unlink(missing_ok=True)
+        clear_broken_off(folder.path, math.inf)
     return len(numbers), num_bytes
 
 
