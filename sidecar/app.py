@@ -236,15 +236,13 @@ def open_root(config: Config) -> KVDisk | None:
     disk = config.disk
     if not disk.is_on:
         return None
-    home = Path(disk.cache_home or "~/.cache/litellm-mlx").expanduser()
-    path = Path(disk.path).expanduser() if disk.path else home / "kv-cache"
     limits = DiskLimits(
         int(disk.max_gb * _GB), int(disk.min_free_gb * _GB), int(disk.day_gb * _GB),
         disk.ttl_hours * 3600,
     )  # fmt: skip
     restore = cast("Literal['auto', 'always', 'never']", disk.restore)
     settings = DiskSettings(disk.min_tokens, disk.run_tokens, disk.quiet_s, restore)
-    found = KVDisk(DiskRoot(path, limits), settings)
+    found = KVDisk(DiskRoot(disk.root, limits), settings)
     try:
         found.root.prepare()
         use_secret(found.secret())

@@ -302,6 +302,12 @@ class DiskConfig:
         choice("auto", "always", "never"),
         "Whether reading back is weighed against computing anew, as measured.")
 
+    @property
+    def root(self) -> Path:
+        """The folder of all models' files."""
+        home = Path(self.cache_home or "~/.cache/litellm-mlx").expanduser()
+        return Path(self.path).expanduser() if self.path else home / "kv-cache"
+
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:

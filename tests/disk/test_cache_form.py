@@ -23,7 +23,6 @@ from sidecar.kv.disk.cache_form import (
     bits_of,
     describe,
     restore_states,
-    run_names,
     shapes_of,
     to_numpy,
 )
@@ -129,12 +128,10 @@ def read_back(path: Path, fresh: list[Any], form: Any) -> list[Any]:
             name: as_type(mx.array(read_tensor(file, header, name, None)), spec.dtype)
             for name, (spec, _) in header.places.items()
         }
-    is_packed = [len(run) > 2 for run in form.runs]
-    names = run_names(fresh, is_packed=is_packed)
+    names = [[spec.name for spec in run] for run in form.runs]
     sliceable = [a for a in atoms(fresh) if is_sliceable_atom(a)]
     for atom, named in zip(sliceable, names, strict=True):
-        there = [arrays[n] for n in named if n not in form.scalars]
-        set_leaves(atom, there, TOKENS)
+        set_leaves(atom, [arrays[name] for name in named], TOKENS)
     restored = iter(restore_states(fresh, form.scalars, arrays))
     for atom in atoms(fresh):
         if not is_sliceable_atom(atom):

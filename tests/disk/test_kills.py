@@ -60,7 +60,8 @@ def kill_some(kind: str, count: int, model: Path, root: Path, cold: Cold) -> int
     """Kill so many; tokens that were brought back after it."""
     answers = {ids: cold(kind, ids) for ids in talks()}
     chance = random.Random(f"kills {kind}")
-    with kept_sidecar(root, model, KV_DISK_RUN_TOKENS="150") as app:
+    # This one reads and clears away only: what it wrote would be on its way.
+    with kept_sidecar(root, model, KV_DISK_RUN_TOKENS="1000000") as app:
         for number in range(count):
             with worker(root, model, f"{kind} {number}") as process:
                 try:

@@ -33,6 +33,7 @@ def write(folder: SlotFolder, parent: Slot | None, ids: list[int]) -> Slot:
         meta = {
             "at": at, "end": at + len(ids), "salt": "", "crc32": sums,
             "packed": [False], "scalars": {}, "keeps_end": False, "kept": [],
+            "runs": [["0.0"]], "classes": ["KVCache"],
         }  # fmt: skip
         slot = folder.commit(draft, parent, meta, np.array(ids, np.int32), EMPTY)
     finally:

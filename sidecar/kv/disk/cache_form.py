@@ -208,23 +208,6 @@ def _unflatten(like: Any, place: str, values: Mapping[str, Any]) -> Any:
     raise KeyError(place)
 
 
-def run_names(fresh: KVLayers, *, is_packed: Sequence[bool]) -> list[list[str]]:
-    """
-    Names of the arrays of each layer that can be cut.
-
-    Args:
-        is_packed: of each of them, whether its values are quantised.
-    """
-    packed, found = iter(is_packed), []
-    for index, layer in enumerate(fresh):
-        for place, atom in _named(str(index), layer, {}):
-            if is_sliceable_atom(atom):
-                sides = (f"{place}.0", f"{place}.1")
-                parts = [f"{s}.{n}" for s in sides for n in range(3)]
-                found.append(parts if next(packed) else list(sides))
-    return found
-
-
 def shapes_of(leaves: Sequence[mx.array], num_tokens: int) -> list[Shape]:
     """Dtype and shape of a layer's arrays, cut to so many tokens."""
     return [

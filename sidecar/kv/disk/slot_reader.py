@@ -16,7 +16,7 @@ import numpy as np
 
 from sidecar.core.prompt import ModelIds
 from sidecar.infra.metrics import Counters
-from sidecar.kv.disk.cache_form import as_type, restore_states, run_names
+from sidecar.kv.disk.cache_form import as_type, restore_states
 from sidecar.kv.disk.ports import Turn
 from sidecar.kv.disk.slot import Slot
 from sidecar.kv.disk.slot_folder import OpenSlot, SlotFolder
@@ -154,16 +154,11 @@ class SlotReader:
         return parts
 
     def _read(self, group: Sequence[_Part], is_wanted: Callable[[], bool]) -> _Read:
-        meta = group[0].opened.slot.meta
-        packed = meta["packed"]
-        with _faults_of(group[0].opened.slot):
-            names = run_names(self._store.empty_cache(), is_packed=packed)
         layers: _Read = []
-        for named in names:
+        for named in group[0].opened.slot.meta["runs"]:
             if not is_wanted():
                 raise Unwanted
-            there = [name for name in named if name not in meta["scalars"]]
-            layers.append([_joined(group, name) for name in there])
+            layers.append([_joined(group, name) for name in named])
         return layers
 
     def _state(self, opened: OpenSlot) -> dict[str, tuple[mx.array, str]]:
@@ -172,11 +167,8 @@ class SlotReader:
             return {}
         slot = opened.slot
         with _faults_of(slot):
-            fresh = self._store.empty_cache()
-            runs = run_names(fresh, is_packed=slot.meta["packed"])
-            skipped = {name for layer in runs for name in layer} | {
-                *slot.meta["scalars"]
-            }
+            runs = {name for layer in slot.meta["runs"] for name in layer}
+            skipped = runs | {*slot.meta["scalars"]}
             names = [name for name in opened.header.places if name not in skipped]
             return {name: _array(*opened.read(name)) for name in names}
 

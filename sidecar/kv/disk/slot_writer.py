@@ -97,7 +97,8 @@ class SlotWriter:
             is_last: the process ends: short runs are written too.
         """
         found = self._store.survey(ids, owner.salt)
-        if not self._is_worth(found, owner) or self._root.is_paused:
+        is_worth = self._is_worth(found, owner, is_last=is_last)
+        if not is_worth or self._root.is_paused:
             return
         least = 1 if is_last else self._settings.least_gain
         for end, keeps_end in self._ends(found, least):
@@ -119,10 +120,12 @@ class SlotWriter:
             self._refused.add(text)
             logger.warning("%s", text)
 
-    def _is_worth(self, found: Survey, owner: Owner) -> bool:
-        if found.depth < self._settings.min_tokens or found.is_superseded:
+    def _is_worth(self, found: Survey, owner: Owner, *, is_last: bool) -> bool:
+        if found.depth < self._settings.min_tokens:
             return False
-        if owner.is_guest:
+        if found.is_superseded and not is_last:
+            return False
+        if owner.is_guest and not is_last:  # it may be over before it would pay
             self.counters.add("disk_skipped_guest")
             return False
         day = self._root.limits.day_bytes
@@ -190,6 +193,8 @@ class SlotWriter:
         return {
             "at": start, "end": len(ids), "crc32": sums, "packed": packed,
             "salt": salt_name(salt), "scalars": dict(form.scalars),
+            "runs": [[spec.name for spec in run] for run in form.runs],
+            "classes": form.classes,
         }  # fmt: skip
 
     def _commit(

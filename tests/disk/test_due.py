@@ -1,0 +1,57 @@
+"""What is written when: after a rest, or when it has grown long."""
+
+from sidecar.core.prompt import ModelIds
+from sidecar.kv.disk.due import DueList
+from sidecar.kv.prefix_tree import Owner
+
+MINE = Owner("s", salt="mine")
+
+
+def ids(*values: int) -> ModelIds:
+    return ModelIds(values)
+
+
+def test_a_conversation_rests_before_it_is_due() -> None:
+    now = [100.0]
+    due = DueList(lambda: now[0])
+    due.note(ids(1, 2), MINE)
+    now[0] += 19
+    assert due.take(20) == []
+    now[0] += 1
+    assert [d.ids for d in due.take(20)] == [(1, 2)]
+    assert due.take(0) == []
+
+
+def test_what_goes_on_is_not_due_before_it_rests_again() -> None:
+    now = [0.0]
+    due = DueList(lambda: now[0])
+    due.note(ids(1, 2), MINE)
+    now[0] = 19
+    due.note(ids(1, 2, 3), MINE)
+    now[0] = 38
+    assert due.take(20) == []
+    now[0] = 39
+    assert [d.ids for d in due.take(20)] == [(1, 2, 3)]
+
+
+def test_siblings_and_other_keys_are_due_by_themselves() -> None:
+    due = DueList(lambda: 0.0)
+    due.note(ids(1, 2), MINE)
+    due.note(ids(1, 3), MINE)
+    due.note(ids(1, 2, 3), Owner("s", salt="another"))
+    assert len(due.take(0)) == 3
+
+
+def test_who_is_dropped_is_dropped_once() -> None:
+    due = DueList(lambda: 0.0)
+    due.note(ids(1), MINE)
+    (one,) = due.waiting()
+    assert due.drop(one)
+    assert not due.drop(one)
+
+
+def test_the_list_has_a_bound() -> None:
+    due = DueList(lambda: 0.0)
+    for number in range(1000):
+        due.note(ids(number), MINE)
+    assert len(due) == 256
