@@ -50,9 +50,7 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench disk", description=__doc__)
-    parser.add_argument(
-        "--model", help="a folder; a random model is made if it is none"
-    )
+    parser.add_argument("--model", help="a folder; where it has none, one is made")
     parser.add_argument("--large", action="store_true", help="8 B, for a GPU")
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192])
     parser.add_argument("--rounds", type=int, default=3)
