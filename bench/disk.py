@@ -29,6 +29,7 @@ from sidecar.core.requests import GenerationOptions, SamplingParams
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Token
 from sidecar.engine.sampling import Sampling, settle
 from sidecar.residents.resident import Resident
+from testkit.servers import wait_ready
 
 _WAIT_S = 600.0
 
@@ -70,11 +71,25 @@ def _serving(model: Path, root: Path) -> Iterator[App]:
     app = build(load_config(flags, Path("/nonexistent"), {}))
     thread = serve_in_thread(app)
     try:
+        wait_ready(app.url, _WAIT_S)
+        _wait_open(app)
         yield app
     finally:
         app.stop_listening()
         app.close()
         thread.join(60)
+
+
+def _wait_open(app: App) -> None:
+    """The digest of the weights is made once: a second a gigabyte."""
+    with _leased(app) as resident:
+        disk, started = resident.disk, time.monotonic()
+        assert disk is not None
+        while not disk.is_open:
+            assert time.monotonic() - started < _WAIT_S
+            time.sleep(0.1)
+        seconds = time.monotonic() - started
+    sys.stdout.write(f"weights digested {seconds:.1f} s after the load\n")
 
 
 @contextmanager

@@ -19,14 +19,13 @@ from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv.disk.cache_form import (
     NotWritable,
-    as_type,
-    bits_of,
     describe,
     restore_states,
     shapes_of,
     to_numpy,
 )
-from sidecar.kv.disk.tensor_file import read_header, read_tensor, write_tensors
+from sidecar.kv.disk.open_slot import bits_of
+from sidecar.kv.disk.tensor_file import write_tensors
 from sidecar.kv.kv_layers import (
     atoms,
     is_quantized,
@@ -122,12 +121,7 @@ def cast(cache: list[Any], dtype: mx.Dtype) -> None:
 
 def read_back(path: Path, fresh: list[Any], form: Any) -> list[Any]:
     """The cache of a file."""
-    with path.open("rb") as file:
-        header = read_header(file)
-        arrays = {
-            name: as_type(mx.array(read_tensor(file, header, name, None)), spec.dtype)
-            for name, (spec, _) in header.places.items()
-        }
+    arrays: Any = mx.load(str(path), format="safetensors")
     names = [[spec.name for spec in run] for run in form.runs]
     sliceable = [a for a in atoms(fresh) if is_sliceable_atom(a)]
     for atom, named in zip(sliceable, names, strict=True):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sidecar.kv.disk.durable_files import open_private
+from sidecar.kv.disk.open_slot import OpenSlot
 from sidecar.kv.disk.root import DiskLimits, DiskRoot, forget_all
 from sidecar.kv.disk.slot import Slot
 from sidecar.kv.disk.slot_folder import SlotFolder
@@ -49,12 +50,18 @@ def whole(folder: SlotFolder) -> list[list[int]]:
         slot = folder.read(number)
         with folder.locked(shared=True):
             opened = folder.open(slot)
-        values, _ = opened.read("0.0")
-        opened.file.close()
+        values = read_all(opened)
         ids = slot.ids.tolist()
         assert values[0, 0, :, 0].tolist() == [float(i) for i in ids]
         found.append(ids)
     return found
+
+
+def read_all(opened: OpenSlot) -> np.ndarray:
+    """The KV, checked."""
+    values = np.array(opened.read("0.0"))
+    opened.check()
+    return values
 
 
 @pytest.fixture
@@ -94,8 +101,7 @@ def test_an_open_slot_can_be_read_when_it_is_deleted(folder: SlotFolder) -> None
     with folder.locked(shared=True):
         opened = folder.open(slot)
     forget_all(folder)
-    assert opened.read("0.0")[0].shape == (1, 1, 2, 2)
-    opened.file.close()
+    assert read_all(opened).shape == (1, 1, 2, 2)
     assert folder.files() == {}
 
 

@@ -19,7 +19,8 @@ from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.engine import model_identity
 from sidecar.kv.disk import slot_folder, slot_writer
 from sidecar.kv.disk.disk_cache import DiskCache
-from sidecar.kv.disk.slot_folder import OpenSlot
+from sidecar.kv.disk.disk_thread import Urgency, disk_thread
+from sidecar.kv.disk.open_slot import OpenSlot
 from testkit.jobs import random_ids, run
 from testkit.kept_kv import ask, disk_counts, flush, kept_sidecar, leased, said, slots
 from testkit.tiny_models import make_model
@@ -179,7 +180,7 @@ def test_a_restore_that_nobody_waits_for(
                 )
                 assert waiting.result(60) is False
                 go.set()
-            disk.flush()  # behind it on the disk's thread
+            disk_thread().submit(Urgency.DIGEST, bool).result(60)  # behind it
             assert len(reads) == 2  # keys and values of one of two layers
             assert resident.engine.store.num_bytes == 0
 

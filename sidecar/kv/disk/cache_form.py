@@ -16,8 +16,9 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import CacheList, QuantizedKVCache
 
+from sidecar.kv.disk.open_slot import bits_of
 from sidecar.kv.disk.tensor_file import Damaged, TensorSpec
-from sidecar.kv.kv_layers import KVLayers, atoms, is_sliceable_atom
+from sidecar.kv.kv_layers import KVLayers, is_sliceable_atom
 
 RUN_FORMAT = "litellm-mlx-run 1"
 _DTYPES = {
@@ -25,7 +26,6 @@ _DTYPES = {
     mx.int16: "I16", mx.uint32: "U32", mx.int32: "I32", mx.uint64: "U64",
     mx.int64: "I64", mx.float16: "F16", mx.bfloat16: "BF16", mx.float32: "F32",
 }  # fmt: skip
-_BITS = {mx.bfloat16: mx.uint16}  # what NumPy has no word for
 Scalar = int | float | bool | str | None
 Shape = tuple[mx.Dtype, tuple[int, ...]]
 
@@ -215,25 +215,9 @@ def shapes_of(leaves: Sequence[mx.array], num_tokens: int) -> list[Shape]:
     ]  # fmt: skip
 
 
-def num_sliceable(fresh: KVLayers) -> int:
-    """Layers that can be cut."""
-    return sum(map(is_sliceable_atom, atoms(fresh)))
-
-
-def bits_of(array: mx.array) -> mx.array:
-    """The same bytes, of a type that NumPy knows; not computed yet."""
-    bits = _BITS.get(array.dtype)
-    return array.view(bits) if bits is not None else array
-
-
 def to_numpy(array: mx.array) -> np.ndarray:
     """An evaluated array's values, without a copy where that can be."""
     return np.asarray(array)
-
-
-def as_type(bits: mx.array, dtype: str) -> mx.array:
-    """What was read, as the type it was written as; not computed yet."""
-    return bits.view(mx.bfloat16) if dtype == "BF16" else bits
 
 
 def _spec(name: str, array: mx.array) -> TensorSpec:

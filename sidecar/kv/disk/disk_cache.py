@@ -106,6 +106,11 @@ class DiskCache:
         return {**place.writer.counters.snapshot(), **place.reader.counters.snapshot()}
 
     @property
+    def is_open(self) -> bool:
+        """Whether its folder is known, and what is in it."""
+        return self._place is not None
+
+    @property
     def num_slots(self) -> int:
         """Slots that are known."""
         return len(self._index)

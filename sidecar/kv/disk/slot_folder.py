@@ -19,15 +19,15 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from sidecar.kv.disk.durable_files import make_durable, open_private, sync_folder
+from sidecar.kv.disk.open_slot import OpenSlot, open_kv
 from sidecar.kv.disk.slot import VERSION, Slot, parse_slot, sum_of
 from sidecar.kv.disk.tensor_file import (
     Damaged,
-    Header,
     TensorSpec,
     read_header,
     read_tensor,
@@ -65,26 +65,6 @@ class Draft:
         for path in () if self.is_done else self.paths.values():
             with contextlib.suppress(OSError):
                 path.unlink()
-
-
-@dataclass(eq=False)
-class OpenSlot:
-    """A slot's KV, open: it can be read to the end even if it is deleted meanwhile."""
-
-    slot: Slot
-    file: BinaryIO
-    header: Header
-
-    def read(self, name: str) -> tuple[np.ndarray, str]:
-        """
-        A tensor's values and its dtype.
-
-        Raises:
-            Damaged: it is not what was written.
-        """
-        sums = self.slot.meta["crc32"]
-        values = read_tensor(self.file, self.header, name, int(sums[name]))
-        return values, self.header.places[name][0].dtype
 
 
 @dataclass(eq=False)
@@ -250,15 +230,12 @@ class SlotFolder:
         again = self.read(slot.number)
         if again.uid != slot.uid:
             raise Damaged("another slot has its number now")
-        file = self.file(slot.number, "cache").open("rb", buffering=0)
-        try:
+        path = self.file(slot.number, "cache")
+        with path.open("rb") as file:
             header = read_header(file)
-            if (header.crc32, header.size) != (again.meta["_crc32"], again.num_bytes):
-                raise Damaged("its KV is not what was written")
-        except BaseException:
-            file.close()
-            raise
-        return OpenSlot(again, file, header)
+        if (header.crc32, header.size) != (again.meta["_crc32"], again.num_bytes):
+            raise Damaged("its KV is not what was written")
+        return open_kv(path, again)
 
     def touch(self, slot: Slot) -> None:
         """Note that it was of use now."""

@@ -1,8 +1,9 @@
 """
 Brings a path back from the disk: read, checked, joined, and handed to the store.
 
-All of it happens on the disk's thread; the GPU thread only takes the finished arrays,
-in one short turn. What is damaged is put aside, and is a miss from then on.
+Reading and checking happen on the disk's thread; the GPU thread joins the runs of a
+layer, a short turn each, and takes the whole in one more. What is damaged is put aside,
+and is a miss from then on.
 """
 
 import contextlib
@@ -12,23 +13,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from sidecar.core.prompt import ModelIds
 from sidecar.infra.metrics import Counters
-from sidecar.kv.disk.cache_form import as_type, restore_states
+from sidecar.kv.disk.cache_form import restore_states
+from sidecar.kv.disk.open_slot import OpenSlot
 from sidecar.kv.disk.ports import Turn
 from sidecar.kv.disk.slot import Slot
-from sidecar.kv.disk.slot_folder import OpenSlot, SlotFolder
+from sidecar.kv.disk.slot_folder import SlotFolder
 from sidecar.kv.disk.slot_index import DiskMatch, SlotIndex
 from sidecar.kv.disk.tensor_file import Damaged
-from sidecar.kv.kv_layers import KVLayers
+from sidecar.kv.kv_layers import KVLayers, Leaves
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.kv.prefix_tree import Buffer, Owner
 
 _SMOOTHING = 0.3
 _FIRST_RATE = 1e9  # bytes a second
-_Read = list[list[tuple[mx.array, str]]]  # of each layer, its arrays and dtypes
+_State = tuple[Slot, dict[str, mx.array]]  # whose it is, by name
+_Runs = list[tuple[int, int, list[Leaves]]]  # from a depth to another: all layers
 
 
 class Unwanted(Exception):
@@ -61,6 +63,12 @@ class _Part:
     start: int
     end: int
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all that the slot has."""
+        slot = self.opened.slot
+        return (self.start, self.end) == (slot.at, slot.end)
+
 
 class SlotReader:
     """Of one model. The disk's thread only, but for `rate`."""
@@ -87,28 +95,22 @@ class SlotReader:
         ids, owner = ModelIds(wanted.ids[: match.depth]), wanted.owner
         start = min(self._store.stored_len(ids, owner.salt), match.depth)
         started = time.perf_counter()
-        with contextlib.ExitStack() as files:
-            try:
-                parts = self._open(match, start, files)
-                num_bytes = sum(part.opened.slot.num_bytes for part in parts)
-                if not self._turn(lambda: wanted.make_room(num_bytes)):
-                    return False
-                read = [
-                    (group, self._read(group, wanted.is_wanted))
-                    for group in _alike(parts)
-                ]
-                last = parts[-1].opened.slot
-                state = (last, self._state(parts[-1].opened))
-            except _Faulty as fault:
-                self._give_up(fault)
+        try:
+            parts = self._open(match, start)
+            num_bytes = sum(part.opened.slot.num_bytes for part in parts)
+            if not self._turn(lambda: wanted.make_room(num_bytes)):
                 return False
+            runs, state = self._load(parts, wanted.is_wanted)
+        except _Faulty as fault:
+            self._give_up(fault)
+            return False
         seconds = time.perf_counter() - started
         self.rate += _SMOOTHING * (num_bytes / max(seconds, 1e-6) - self.rate)
         try:
-            if not self._turn(lambda: self._hand_over(wanted, ids, read, state)):
+            if not self._turn(lambda: self._hand_over(wanted, ids, runs, state)):
                 return False
         except Damaged as error:
-            self._give_up(_Faulty(last, error))
+            self._give_up(_Faulty(match.chain[-1], error))
             return False
         for used in match.chain:
             self._folder.touch(used)
@@ -122,24 +124,15 @@ class SlotReader:
         self,
         wanted: Wanted,
         ids: ModelIds,
-        read: Sequence[tuple[list[_Part], _Read]],
-        state: tuple[Slot, dict[str, tuple[mx.array, str]]],
+        runs: _Runs,
+        state: _State,
     ) -> bool:
         """On the GPU thread: what was read becomes the store's."""
-        runs = [
-            Buffer(
-                [[as_type(*array) for array in layer] for layer in layers],
-                group[0].start, group[-1].end - group[0].start,
-            )
-            for group, layers in read
-        ]  # fmt: skip
+        buffers = [Buffer(layers, start, end - start) for start, end, layers in runs]
         checkpoint = self._checkpoint(*state, len(ids))
-        mx.eval([array for run in runs for layer in run.arrays for array in layer])
-        return self._store.adopt(ids, wanted.owner, runs, checkpoint, wanted.epoch)
+        return self._store.adopt(ids, wanted.owner, buffers, checkpoint, wanted.epoch)
 
-    def _open(
-        self, match: DiskMatch, start: int, files: contextlib.ExitStack
-    ) -> list[_Part]:
+    def _open(self, match: DiskMatch, start: int) -> list[_Part]:
         """Open all that is needed at once: none can be deleted in between."""
         ends = [slot.at for slot in match.chain[1:]] + [match.depth]
         parts = []
@@ -149,38 +142,75 @@ class SlotReader:
                     continue
                 with _faults_of(slot):
                     opened = self._folder.open(slot)
-                files.callback(opened.file.close)
                 parts.append(_Part(opened, max(start, slot.at), max(start, end)))
         return parts
 
-    def _read(self, group: Sequence[_Part], is_wanted: Callable[[], bool]) -> _Read:
-        layers: _Read = []
+    def _load(
+        self, parts: Sequence[_Part], is_wanted: Callable[[], bool]
+    ) -> tuple[_Runs, _State]:
+        """Read all of it; what is returned was what was written."""
+        runs = [
+            (group[0].start, group[-1].end, self._read(group, is_wanted))
+            for group in _alike(parts)
+        ]
+        state = self._state(parts[-1].opened)
+        for part in parts:
+            with _faults_of(part.opened.slot):
+                part.opened.check()
+        return runs, state
+
+    def _read(
+        self, group: Sequence[_Part], is_wanted: Callable[[], bool]
+    ) -> list[Leaves]:
+        layers = []
         for named in group[0].opened.slot.meta["runs"]:
             if not is_wanted():
                 raise Unwanted
-            layers.append([_joined(group, name) for name in named])
+            parts = [[_tokens(part, name) for part in group] for name in named]
+            layers.append(self._joined(group, parts))
         return layers
 
-    def _state(self, opened: OpenSlot) -> dict[str, tuple[mx.array, str]]:
+    def _joined(
+        self, group: Sequence[_Part], parts: Sequence[Sequence[mx.array]]
+    ) -> Leaves:
+        """A layer's arrays over several slots, tokens on the axis before the last."""
+        if len(group) == 1 and group[0].is_whole:
+            return [array for (array,) in parts]
+
+        if any(len({array.dtype for array in same}) > 1 for same in parts):
+            raise _Faulty(group[-1].opened.slot, Damaged("it is of another type"))
+
+        def join() -> Leaves:
+            joined = [
+                mx.concatenate(
+                    [_cut(a, p) for a, p in zip(same, group, strict=True)], -2
+                )
+                for same in parts
+            ]
+            mx.eval(joined)
+            return joined
+
+        leaves: Leaves = self._turn(join)
+        return leaves
+
+    def _state(self, opened: OpenSlot) -> _State:
         """All arrays of the layers that cannot be cut."""
-        if not self._store.needs_checkpoints:
-            return {}
         slot = opened.slot
+        if not self._store.needs_checkpoints:
+            return slot, {}
         with _faults_of(slot):
             runs = {name for layer in slot.meta["runs"] for name in layer}
             skipped = runs | {*slot.meta["scalars"]}
-            names = [name for name in opened.header.places if name not in skipped]
-            return {name: _array(*opened.read(name)) for name in names}
+            names = [name for name in opened.arrays if name not in skipped]
+            return slot, {name: opened.read(name) for name in names}
 
     def _checkpoint(
-        self, slot: Slot, state: dict[str, tuple[mx.array, str]], depth: int
+        self, slot: Slot, arrays: dict[str, mx.array], depth: int
     ) -> list[Any]:
         if not self._store.needs_checkpoints:
             return []
-        arrays = {name: as_type(*value) for name, value in state.items()}
         fresh: KVLayers = self._store.empty_cache()
         found = restore_states(fresh, slot.meta["scalars"], arrays)
-        mx.eval(list(arrays.values()))
         counted = [a for a in found if getattr(a, "keys", None) is not None]
         if any(int(a.offset) != depth for a in counted if hasattr(a, "offset")):
             raise Damaged("its state is of another depth")
@@ -223,23 +253,16 @@ def _alike(parts: Sequence[_Part]) -> list[list[_Part]]:
     return groups
 
 
-def _array(values: np.ndarray, dtype: str) -> tuple[mx.array, str]:
-    return mx.array(values), dtype  # a copy, made here and not on the GPU thread
+def _tokens(part: _Part, name: str) -> mx.array:
+    """One array of a slot's layer, read whole."""
+    slot = part.opened.slot
+    with _faults_of(slot):
+        array = part.opened.read(name)
+        if array.ndim < 2 or array.shape[-2] != slot.length:
+            raise Damaged(f"{name} has the shape {array.shape}")
+    return array
 
 
-def _joined(group: Sequence[_Part], name: str) -> tuple[mx.array, str]:
-    """One array of a layer over several slots, tokens on the axis before the last."""
-    read, dtypes = [], set()
-    for part in group:
-        slot = part.opened.slot
-        with _faults_of(slot):
-            values, dtype = part.opened.read(name)
-            if values.ndim < 2 or values.shape[-2] != slot.length:
-                raise Damaged(f"{name} has the shape {values.shape}")
-            dtypes.add(dtype)
-            if len(dtypes) > 1:
-                raise Damaged(f"{name} is of another type than before")
-            read.append(values[..., part.start - slot.at : part.end - slot.at, :])
-    with _faults_of(group[-1].opened.slot):
-        whole = read[0] if len(read) == 1 else np.concatenate(read, axis=-2)
-        return _array(np.ascontiguousarray(whole), dtypes.pop())
+def _cut(array: mx.array, part: _Part) -> mx.array:
+    at = part.opened.slot.at
+    return array[..., part.start - at : part.end - at, :]

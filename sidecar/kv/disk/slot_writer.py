@@ -22,12 +22,12 @@ from sidecar.infra.metrics import Counters
 from sidecar.kv.disk.cache_form import (
     Form,
     NotWritable,
-    bits_of,
     describe,
     shapes_of,
     to_numpy,
 )
 from sidecar.kv.disk.durable_files import make_durable, open_private
+from sidecar.kv.disk.open_slot import bits_of
 from sidecar.kv.disk.ports import DiskSettings, Explained, Turn, salt_name
 from sidecar.kv.disk.root import DiskRoot
 from sidecar.kv.disk.slot import Slot
