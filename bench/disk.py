@@ -85,9 +85,7 @@ def _wait_open(app: App) -> None:
     with _leased(app) as resident:
         disk, started = resident.disk, time.monotonic()
         assert disk is not None
-        while not disk.is_open:
-            assert time.monotonic() - started < _WAIT_S
-            time.sleep(0.1)
+        assert disk.wait_open(_WAIT_S)
         seconds = time.monotonic() - started
     sys.stdout.write(f"weights digested {seconds:.1f} s after the load\n")
 

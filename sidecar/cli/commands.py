@@ -8,6 +8,7 @@ TOOLS = {
     "probe": ("probe", "ask a running server like an agent; is enough reused?"),
     "diff-turns": ("diff_turns", "where two prompts of a session log first differ"),
     "inspect-cache": ("inspect_cache", "the tree of a running server, and what drifts"),
+    "kv": ("kv", "KV on the disk: list, verify, export, import, forget"),
     "selftest": ("selftest", "warm equals cold, tried on a model"),
 }
 

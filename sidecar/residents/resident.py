@@ -11,6 +11,7 @@ from sidecar.engine.text import Forecast, TextEngine
 from sidecar.images.text_only import note_images, refuse_images
 from sidecar.infra.metrics import HEALTHY_AT_ZERO
 from sidecar.kv.disk.disk_cache import DiskCache
+from sidecar.kv.disk.ports import READING, WRITING
 from sidecar.kv.prefix_tree import Owner
 from sidecar.memory.conversation_memory import ConversationMemory, Forgotten
 from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # of the extra `vision`
     from sidecar.images.reader import ImageReader
 
 
+_NO_DISK = dict.fromkeys((*WRITING, *READING), 0)
 _NO_IMAGES = {"images_seen": 0, "images_decoded": 0}
 
 
@@ -83,6 +85,7 @@ class Resident:
             **self.pipeline.counters.snapshot(),
             **self.memory.counters.snapshot(),
             **(self.images.counters.snapshot() if self.images else _NO_IMAGES),
+            **_NO_DISK,
             **(self.disk.counters() if self.disk else {}),
             "healing_ambiguous": self.memory.healing.num_ambiguous,
         }

@@ -87,7 +87,7 @@ def written(path: Path, fresh: list[Any], cache: list[Any], *, is_root: bool) ->
     arrays = [to_numpy(bits_of(a)) for run in runs for a in run]
     with path.open("wb") as file:
         write_tensors(
-            file, form.specs, form.metadata({}, is_root=is_root),
+            file, form.specs, form.metadata(is_root=is_root),
             [*arrays, *form.rest()],
         )  # fmt: skip
     return form

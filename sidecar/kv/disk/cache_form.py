@@ -53,23 +53,30 @@ class Form:
     @property
     def specs(self) -> list[TensorSpec]:
         """Of all tensors in a file, in order."""
-        scalars = [_spec(n, _scalar_array(v)) for n, v in self.scalars.items()]
-        states = [_spec(name, array) for name, array in self.states.items()]
+        scalars = [spec_of(n, scalar_array(v)) for n, v in self.scalars.items()]
+        states = [spec_of(name, array) for name, array in self.states.items()]
         return [*(spec for run in self.runs for spec in run), *states, *scalars]
 
-    def metadata(self, note: Mapping[str, str], *, is_root: bool) -> dict[str, str]:
+    def metadata(self, *, is_root: bool) -> dict[str, str]:
         """What a file says besides: to mlx-lm, if it may read it."""
         if not is_root:
-            return {"format": RUN_FORMAT, **note}
-        kinds = ["", *((n, _kind(v)) for n, v in self.scalars.items())]
-        return dict(tree_flatten([dict(note), list(self.classes), kinds]))
+            return {"format": RUN_FORMAT}
+        return metadata_of(self.classes, self.scalars)
 
     def rest(self) -> Iterator[np.ndarray]:
         """The arrays behind the runs, in the order of `specs`."""
         for array in self.states.values():
             yield to_numpy(bits_of(array))
         for value in self.scalars.values():
-            yield to_numpy(_scalar_array(value))
+            yield to_numpy(scalar_array(value))
+
+
+def metadata_of(
+    classes: Sequence[str], scalars: Mapping[str, Scalar]
+) -> dict[str, str]:
+    """What mlx-lm's `save_prompt_cache` says beside the arrays."""
+    kinds = ["", *((name, _kind(value)) for name, value in scalars.items())]
+    return dict(tree_flatten([{}, list(classes), kinds]))
 
 
 def describe(
@@ -220,7 +227,8 @@ def to_numpy(array: mx.array) -> np.ndarray:
     return np.asarray(array)
 
 
-def _spec(name: str, array: mx.array) -> TensorSpec:
+def spec_of(name: str, array: mx.array) -> TensorSpec:
+    """How an array is written."""
     return TensorSpec(name, _DTYPES[array.dtype], tuple(array.shape))
 
 
@@ -230,7 +238,7 @@ def _kind(value: Scalar) -> str:
     return "string" if isinstance(value, str) else "scalar"
 
 
-def _scalar_array(value: Scalar) -> mx.array:
+def scalar_array(value: Scalar) -> mx.array:
     """As `save_prompt_cache` writes it."""
     if value is None:
         return mx.array([])

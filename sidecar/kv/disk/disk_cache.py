@@ -110,6 +110,13 @@ class DiskCache:
         """Whether its folder is known, and what is in it."""
         return self._place is not None
 
+    def wait_open(self, timeout_s: float) -> bool:
+        """Wait until it is open, at most so many seconds; whether it is."""
+        until = time.monotonic() + timeout_s
+        while not self.is_open and time.monotonic() < until:
+            self._closed.wait(_TICK_S)
+        return self.is_open
+
     @property
     def num_slots(self) -> int:
         """Slots that are known."""

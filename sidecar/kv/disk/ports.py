@@ -9,6 +9,13 @@ import numpy as np
 
 from sidecar.core.prompt import ModelIds
 
+WRITING = (
+    "disk_bytes_written", "disk_skipped_guest", "disk_skipped_single",
+    "disk_skipped_budget", "disk_skipped_space",
+)  # fmt: skip
+READING = (
+    "disk_bytes_read", "disk_tokens_restored", "disk_restored", "disk_damaged",
+)  # fmt: skip
 T = TypeVar("T")
 Turn = Callable[[Callable[[], Any]], Any]  # runs on the GPU thread, in a turn there
 

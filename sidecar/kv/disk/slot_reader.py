@@ -18,7 +18,7 @@ from sidecar.core.prompt import ModelIds
 from sidecar.infra.metrics import Counters
 from sidecar.kv.disk.cache_form import restore_states
 from sidecar.kv.disk.open_slot import OpenSlot
-from sidecar.kv.disk.ports import Turn
+from sidecar.kv.disk.ports import READING, Turn
 from sidecar.kv.disk.slot import Slot
 from sidecar.kv.disk.slot_folder import SlotFolder
 from sidecar.kv.disk.slot_index import DiskMatch, SlotIndex
@@ -81,9 +81,7 @@ class SlotReader:
         self._index = index
         self._turn = turn
         self.rate = _FIRST_RATE  # bytes a second
-        self.counters = Counters((
-            "disk_bytes_read", "disk_tokens_restored", "disk_restored", "disk_damaged",
-        ))  # fmt: skip
+        self.counters = Counters(READING)
 
     def restore(self, match: DiskMatch, wanted: Wanted) -> bool:
         """

@@ -28,7 +28,13 @@ from sidecar.kv.disk.cache_form import (
 )
 from sidecar.kv.disk.durable_files import make_durable, open_private
 from sidecar.kv.disk.open_slot import bits_of
-from sidecar.kv.disk.ports import DiskSettings, Explained, Turn, salt_name
+from sidecar.kv.disk.ports import (
+    WRITING,
+    DiskSettings,
+    Explained,
+    Turn,
+    salt_name,
+)
 from sidecar.kv.disk.root import DiskRoot
 from sidecar.kv.disk.slot import Slot
 from sidecar.kv.disk.slot_folder import Draft, SlotFolder
@@ -71,10 +77,7 @@ class SlotWriter:
         self._turn = turn
         self._settings = settings
         self._refused: set[str] = set()
-        self.counters = Counters((
-            "disk_bytes_written", "disk_skipped_guest", "disk_skipped_single",
-            "disk_skipped_budget", "disk_skipped_space",
-        ))  # fmt: skip
+        self.counters = Counters(WRITING)
 
     def unsaved(self, ids: ModelIds, salt: str) -> int:
         """Tokens of a path that are stored, and not on the disk."""
@@ -185,7 +188,7 @@ class SlotWriter:
         form, packed = self._form(ids, salt, start)
         with open_private(draft.paths["cache"]) as file:
             sums = write_tensors(
-                file, form.specs, form.metadata({}, is_root=start == 0),
+                file, form.specs, form.metadata(is_root=start == 0),
                 self._arrays(form, ids, salt, start),
             )  # fmt: skip
             make_durable(file)
