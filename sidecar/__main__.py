@@ -34,7 +34,7 @@ _FLAGS = (  # group, flag, variable
     ("server", "--port", "MLX_PORT"),
     ("engine", "--max-kv-size", "MAX_KV_SIZE"),
     ("engine", "--max-concurrent-requests", "MAX_CONCURRENT_REQUESTS"),
-    ("engine", "--cache-bytes", "PROMPT_CACHE_MAX_BYTES"),
+    ("cache", "--cache-bytes", "PROMPT_CACHE_MAX_BYTES"),
     ("log", "--log-level", "LOG_LEVEL"),
 )
 

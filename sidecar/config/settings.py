@@ -183,7 +183,7 @@ class EngineConfig:
     max_cache_gb: float = setting(8.0, "MAX_CACHE_SIZE_GB", number(0, 4096),
         "What MLX keeps of freed memory.", "MLX_SERVER_MAX_CACHE_SIZE_GB")
     max_kv_size: int = setting(196608, "MAX_KV_SIZE", integer(16, 1 << 24),
-        "Most tokens of context, if the model has as many.")
+        "Most tokens of a context.")
     default_max_tokens: int | None = setting(
         None, "DEFAULT_MAX_TOKENS", integer(1, 1 << 24),
         "Longest answer where a request does not say.",
