@@ -7,6 +7,7 @@ It says `ready` when it begins. What it is asked, and what it says to that, foll
 `talks`: a parent that knows the answers can tell whether any is wrong.
 """
 
+import os
 import random
 import sys
 from pathlib import Path
@@ -63,13 +64,14 @@ def act(app: App, chance: random.Random) -> None:
 
 
 def main(root: Path, model: Path, seed: str) -> None:
-    """Act for ever."""
+    """Act until somebody kills it, or its parent is gone."""
     chance = random.Random(seed)
     # So small that ends are joined and old ones leave all the time.
     more = {"KV_DISK_RUN_TOKENS": "150", "KV_DISK_MAX_SIZE_GB": "0.003"}
     with kept_sidecar(root, model, **more) as app:
         print("ready", flush=True)
-        while True:
+        parent = os.getppid()
+        while os.getppid() == parent:  # else nobody would end it
             act(app, chance)
 
 
