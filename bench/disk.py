@@ -141,7 +141,8 @@ def _compare(app: App, length: int, rounds: int) -> None:
         cold, warm, written = [], [], []
         for number in range(rounds):
             ids = _ids(f"{length} {number}", length)
-            resident.forget(on_disk=True)
+            disk.forget()
+            resident.memory.forget()
             cold.append(_first_token_s(resident, ids))
             started = time.perf_counter()
             disk.flush()
@@ -163,7 +164,8 @@ def _beside_a_stream(app: App, length: int) -> None:
     with _leased(app) as resident:
         disk = resident.disk
         assert disk is not None
-        resident.forget(on_disk=True)
+        disk.forget()
+        resident.memory.forget()
         ids = _ids("beside", length)
 
         def write() -> None:

@@ -38,7 +38,7 @@ def lose_memory(app: App) -> None:
         assert disk._place is not None
         with disk._lock:
             disk._index.clear()
-            disk._seen = 0
+            disk._seen, disk._stamps = 0, {}
         disk._look(disk._place.folder)
 
 
@@ -51,6 +51,7 @@ def act(app: App, chance: random.Random) -> None:
         assert disk is not None
         if what < 0.5:
             outcome = ask(app, prompt, 4)
+            disk.flush()
             more = ModelIds(prompt + said(outcome) + random_ids(chance.random(), 80))
             ask(app, more, 4)
             disk.flush()
@@ -60,7 +61,8 @@ def act(app: App, chance: random.Random) -> None:
         elif what < 0.95:
             disk._root.clear_away()
         else:
-            resident.forget(on_disk=True)
+            disk.forget()
+            resident.memory.forget()
 
 
 def main(root: Path, model: Path, seed: str) -> None:

@@ -55,5 +55,5 @@ def restart(rig: Rig, disk: DiskCache) -> None:
     with disk._lock:
         disk._due.clear()
         disk._index.clear()
-        disk._seen = 0
+        disk._seen, disk._stamps = 0, {}
     disk._look(place.folder)

@@ -25,7 +25,7 @@ from sidecar.config.sources import ConfigError
 from sidecar.core.errors import SidecarError
 from sidecar.kv.disk.disk_thread import Urgency, disk_thread
 from sidecar.kv.disk.prompt_cache_file import export_chain, read_prompt_cache
-from sidecar.kv.disk.root import DiskLimits, DiskRoot
+from sidecar.kv.disk.root import DiskLimits, DiskRoot, model_of
 from sidecar.kv.disk.slot import Slot
 from sidecar.kv.disk.slot_folder import SlotFolder
 from sidecar.kv.disk.tensor_file import Damaged
@@ -80,21 +80,13 @@ def _folders(root: Path) -> list[SlotFolder]:
 
 def _list(root: Path) -> int:
     for folder in _folders(root):
-        sys.stdout.write(f"{folder.path.name}  {_model_of(folder)}\n")
+        sys.stdout.write(f"{folder.path.name}  {model_of(folder)}\n")
         for number in folder.numbers():
             try:
                 sys.stdout.write(f"  {_line(folder.read(number))}\n")
             except Damaged as error:
                 sys.stdout.write(f"  {number:6}  damaged: {error}\n")
     return 0
-
-
-def _model_of(folder: SlotFolder) -> str:
-    try:
-        told = json.loads((folder.path / "model.json").read_text())
-        return str(told.get("model", "?"))
-    except (OSError, ValueError, AttributeError):
-        return "?"
 
 
 def _line(slot: Slot) -> str:

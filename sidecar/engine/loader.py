@@ -320,6 +320,11 @@ def _describe(
     )
 
 
+def is_as_loaded(model: LoadedModel) -> bool:
+    """Whether its folder's files are those that it was read from."""
+    return f" {_stamp(model.folder)} " in model.key
+
+
 def _stamp(folder: Path) -> str:
     """Other weights have other KV."""
     return hashlib.sha256(repr(stamp(folder)).encode()).hexdigest()[:16]

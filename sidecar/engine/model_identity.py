@@ -16,7 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from sidecar.engine.loader import LoadedModel
+from sidecar.engine.loader import LoadedModel, is_as_loaded
 from sidecar.kv.disk.durable_files import replace_private
 
 _VERSION = 2
@@ -24,8 +24,8 @@ _SMALL = 256 << 20  # bytes that are read at once
 _LIBRARIES = ("mlx", "mlx-lm", "mlx-vlm")
 _MOST = 4096  # digests
 _CHUNK = 8 << 20
-_NAMED = ("config.json", "tokenizer.json", "tokenizer_config.json",
-          "chat_template.jinja", "preprocessor_config.json", "*.py")  # fmt: skip
+_NAMED = ("*.json", "*.jinja", "*.py", "*.model", "*.txt")
+_NOT_NAMED = ("generation_config.json", "model.safetensors.index.json")
 
 
 class WeightDigests:
@@ -83,7 +83,7 @@ def identity_of(
     A key for all that a model's KV depends on, and the same for people.
 
     Raises:
-        OSError: its files cannot be read.
+        OSError: its files cannot be read, or are not those that were loaded.
     """
     folder, quantization = model.folder, model.quantization
     parts = {
@@ -96,6 +96,8 @@ def identity_of(
         "libraries": [f"{name} {_version(name)}" for name in _LIBRARIES],
         "device": [str(mx.default_device()), _device_name()],
     }  # fmt: skip
+    if not is_as_loaded(model):
+        raise OSError(f"the files of {model.name} changed since they were loaded")
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return key, {"model": model.name, **parts}
 
@@ -107,7 +109,8 @@ def _weight_files(folder: Path) -> list[Path]:
 def _small_files(folder: Path) -> Iterator[str]:
     for pattern in _NAMED:
         for file in sorted(folder.glob(pattern)):
-            yield f"{file.name} {_digest(file)}"
+            if file.name not in _NOT_NAMED and file.is_file():
+                yield f"{file.name} {_digest(file)}"
 
 
 def _identity(file: Path) -> str:

@@ -22,7 +22,7 @@ from sidecar.memory.healing_store import Context, Healed, KnownTurn
 from sidecar.memory.lineage import LineageRecord, Note, StoredSpan
 from sidecar.volatile.marked_message import SpanKey
 
-_MOST = 4096  # turns; the oldest is not written then
+_MOST, _MOST_BYTES = 4096, 64 << 20  # turns; the oldest is not written then
 Json = Mapping[str, Any]
 
 
@@ -49,6 +49,7 @@ class Keepsakes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, Keepsake] = OrderedDict()
+        self._num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -57,8 +58,10 @@ class Keepsakes:
         """Keep a turn, by its own id."""
         with self._lock:
             self._kept[turn] = keepsake
-            while len(self._kept) > _MOST:
-                self._kept.popitem(last=False)
+            self._num_bytes += keepsake.record.num_bytes
+            while len(self._kept) > _MOST or self._num_bytes > _MOST_BYTES:
+                _, gone = self._kept.popitem(last=False)
+                self._num_bytes -= gone.record.num_bytes
 
     def of_path(self, ids: ModelIds, salt: str) -> tuple[list[Json], np.ndarray]:
         """
@@ -90,13 +93,14 @@ class Keepsakes:
     def drop(self, turns: Sequence[str]) -> None:
         """These are written."""
         with self._lock:
-            for turn in turns:
-                self._kept.pop(turn, None)
+            for gone in filter(None, (self._kept.pop(turn, None) for turn in turns)):
+                self._num_bytes -= gone.record.num_bytes
 
     def clear(self) -> None:
         """Forget all."""
         with self._lock:
             self._kept.clear()
+            self._num_bytes = 0
 
 
 def digest_of(ids: ModelIds) -> str:

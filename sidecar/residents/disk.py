@@ -45,6 +45,7 @@ def open_disk(shared: Shared, engine: TextEngine, kept: Kept) -> DiskCache | Non
         kept.store, (disk.root, find_folder), memory, machine, disk.settings
     )
     memory.reach = cache.longest
+    cache.model = model.name
     cache.when_closed = lambda: disk.closed(cache)
     disk.opened(cache)
     cache.open(at_once=digests.are_known(model.folder))

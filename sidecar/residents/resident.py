@@ -13,7 +13,7 @@ from sidecar.infra.metrics import HEALTHY_AT_ZERO
 from sidecar.kv.disk.disk_cache import DiskCache
 from sidecar.kv.disk.ports import READING, WRITING
 from sidecar.kv.prefix_tree import Owner
-from sidecar.memory.conversation_memory import ConversationMemory, Forgotten
+from sidecar.memory.conversation_memory import ConversationMemory
 from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
 from sidecar.pipeline.reuse.prompt_ids import check_length
 from sidecar.residents.model_entry import Held
@@ -146,15 +146,6 @@ class Resident:
         epoch = self.engine.store.epoch if prompt.epoch is None else prompt.epoch
         owner = Owner(prompt.session, prompt.is_guest, prompt.own_len, prompt.salt)
         return self.disk.bring_back(prompt.ids, owner, epoch, is_connected)
-
-    def forget(self, *, on_disk: bool) -> Forgotten:
-        """Forget all conversations, before and behind what may be on its way."""
-        disk = self.disk if on_disk else None
-        found = [disk.forget()] if disk else []
-        gone = self.memory.forget()
-        found += [disk.forget()] if disk else []
-        slots, num_bytes = map(sum, zip(*found, strict=True)) if found else (0, 0)
-        return gone + Forgotten(num_slots=slots, disk_bytes=num_bytes)
 
     def prepare_raw(
         self, prompt: str | tuple[int, ...], client: ClientInfo

@@ -1,8 +1,11 @@
 """A look into the cache: the tree, the memory of turns, what drifts."""
 
+import contextlib
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+from sidecar.core.errors import Unavailable
 from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.memory.conversation_memory import Forgotten
 from sidecar.memory.session_turn_store import SessionView
@@ -72,15 +75,32 @@ class CacheService:
         Args:
             name: of one model; None: of all, loaded or not.
             on_disk: what is kept there, too.
+        Raises:
+            Unavailable: what is on the disk could not be deleted.
         """
-        if name is not None:
-            with self._pool.lease(name) as leased:
-                return require_text(leased).forget(on_disk=on_disk)
+        if name is None:
+            return self._forget(None, self._kept.forget, on_disk=on_disk)
+        with self._pool.lease(name) as leased:
+            resident = require_text(leased)
+            return self._forget(resident.name, resident.memory.forget, on_disk=on_disk)
+
+    def _forget(
+        self, model: str | None, forget: Callable[[], Forgotten], *, on_disk: bool
+    ) -> Forgotten:
+        """Of the memory, and of the disk before and behind it."""
         disk = self._disk if on_disk else None
-        # Before: nothing can be brought back any more. Behind: what was written since.
-        found = [disk.forget()] if disk else []
-        gone = self._kept.forget()
-        found += [disk.forget()] if disk else []
+        found = []
+        with contextlib.suppress(OSError):  # it is tried once more
+            # Before: nothing can be brought back any more.
+            found += [disk.forget(model)] if disk else []
+        gone = forget()
+        try:
+            # Behind: what was written since.
+            found += [disk.forget(model)] if disk else []
+        except OSError as error:
+            raise Unavailable(
+                f"what is in memory is forgotten, the disk is not: {error}"
+            ) from error
         return gone + Forgotten(
             num_slots=sum(slots for slots, _ in found),
             disk_bytes=sum(num_bytes for _, num_bytes in found),

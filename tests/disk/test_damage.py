@@ -53,7 +53,7 @@ class Kept:
                 shutil.rmtree(self.root)
                 shutil.copytree(self.whole, self.root)
                 disk._index.clear()
-                disk._seen = 0
+                disk._seen, disk._stamps = 0, {}
 
     def look(self) -> None:
         """Take in what is there."""

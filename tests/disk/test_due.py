@@ -54,4 +54,4 @@ def test_the_list_has_a_bound() -> None:
     due = DueList(lambda: 0.0)
     for number in range(1000):
         due.note(ids(number), MINE)
-    assert len(due) == 256
+    assert len(due) == 64

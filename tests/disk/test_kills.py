@@ -23,6 +23,7 @@ import pytest
 from sidecar.app import App
 from sidecar.core.prompt import ModelIds
 from testkit.disk_worker import lose_memory, talks
+from testkit.jobs import random_ids
 from testkit.kept_kv import ask, disk_counts, kept_sidecar, leased, said
 
 REPO = Path(__file__).parents[2]
@@ -59,6 +60,10 @@ def worker(root: Path, model: Path, seed: str) -> Iterator[subprocess.Popen[str]
 def kill_some(kind: str, count: int, model: Path, root: Path, cold: Cold) -> int:
     """Kill so many; tokens that were brought back after it."""
     answers = {ids: cold(kind, ids) for ids in talks()}
+    # And on from where the worker's answers end: there all layers have a state.
+    for ids in talks():
+        later = ModelIds(ids + answers[ids][:4] + random_ids(5, 10))
+        answers[later] = cold(kind, later)
     chance = random.Random(f"kills {kind}")
     # This one reads and clears away only: what it wrote would be on its way.
     with kept_sidecar(root, model, KV_DISK_RUN_TOKENS="1000000") as app:

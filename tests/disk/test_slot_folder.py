@@ -13,8 +13,8 @@ from sidecar.kv.disk.durable_files import open_private
 from sidecar.kv.disk.open_slot import OpenSlot
 from sidecar.kv.disk.root import DiskLimits, DiskRoot, forget_all
 from sidecar.kv.disk.slot import Slot
-from sidecar.kv.disk.slot_folder import SlotFolder
-from sidecar.kv.disk.tensor_file import Damaged, TensorSpec, write_tensors
+from sidecar.kv.disk.slot_folder import Replaced, SlotFolder
+from sidecar.kv.disk.tensor_file import TensorSpec, write_tensors
 
 LIMITS = DiskLimits(1 << 40, 0, 0, 0)
 EMPTY = np.empty(0, np.uint32)
@@ -36,7 +36,8 @@ def write(folder: SlotFolder, parent: Slot | None, ids: list[int]) -> Slot:
             "packed": [False], "scalars": {}, "keeps_end": False, "kept": [],
             "runs": [["0.0"]], "classes": ["KVCache"],
         }  # fmt: skip
-        slot = folder.commit(draft, parent, meta, np.array(ids, np.int32), EMPTY)
+        folder.describe(draft, parent, meta, (np.array(ids, np.int32), EMPTY))
+        slot = folder.commit(draft, parent)
     finally:
         draft.discard()
     assert slot is not None
@@ -68,7 +69,7 @@ def read_all(opened: OpenSlot) -> np.ndarray:
 def folder(tmp_path: Path) -> SlotFolder:
     root = DiskRoot(tmp_path / "root", LIMITS)
     root.prepare()
-    return root.folder("k" * 64, {})
+    return root.folder("f" * 64, {})
 
 
 def test_a_slot_is_what_was_written(folder: SlotFolder) -> None:
@@ -92,7 +93,7 @@ def test_one_whose_parent_went_is_none(folder: SlotFolder) -> None:
     write(folder, None, [7])  # which has its number, and is another one
     with pytest.raises(AssertionError):
         write(folder, first, [4])
-    with pytest.raises(Damaged, match="another slot"), folder.locked(shared=True):
+    with pytest.raises(Replaced, match="another slot"), folder.locked(shared=True):
         folder.open(first)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import logging
+import os
 import shutil
 import threading
 import time
@@ -21,6 +22,7 @@ from sidecar.kv.disk import slot_folder, slot_writer
 from sidecar.kv.disk.disk_cache import DiskCache
 from sidecar.kv.disk.disk_thread import Urgency, disk_thread
 from sidecar.kv.disk.open_slot import OpenSlot
+from sidecar.kv.disk.root import DiskRoot
 from testkit.jobs import random_ids, run
 from testkit.kept_kv import ask, disk_counts, flush, kept_sidecar, leased, said, slots
 from testkit.tiny_models import make_model
@@ -354,3 +356,168 @@ def test_a_lock_that_is_held_too_long(
             flush(app)
         assert slots(tmp_path) == []
         assert "is locked" in caplog.text
+
+
+def test_weights_that_were_replaced_before_they_were_known(
+    tmp_path: Path, cold: Cold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest is of what was loaded, or there is none: nothing is kept."""
+    monkeypatch.setattr(model_identity, "_SMALL", 0)
+    go, digest = threading.Event(), model_identity._digest
+
+    def slow(file: Path) -> str:
+        assert go.wait(60)
+        return digest(file)
+
+    model, ids = make_model(tmp_path / "m", "dense"), random_ids(1, 100)
+    monkeypatch.setattr(model_identity, "_digest", slow)
+    with kept_sidecar(tmp_path / "kv", model) as app:
+        said(ask(app, ids))
+        data = bytearray((model / "model.safetensors").read_bytes())
+        data[-5000:] = bytes(5000)
+        (model / "new").write_bytes(data)
+        (model / "new").replace(model / "model.safetensors")
+        go.set()
+        assert not disk_of(app).wait_open(2.0)
+    assert slots(tmp_path / "kv") == []
+
+
+def test_a_clear_that_cannot_reach_the_disk_says_so(
+    model_folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """503; and once it can, it does."""
+    monkeypatch.setattr(slot_folder, "_LOCK_WAIT_S", 0.05)
+    with kept_sidecar(tmp_path, model_folder("dense")) as app:
+        ask(app, random_ids(1, 100))
+        flush(app)
+        place = disk_of(app)._place
+        assert place is not None
+        for query in ("", f"?model={app.pool.entries()[0].id}"):
+            url = f"{app.url}/admin/cache/clear{query}"
+            with place.folder.locked():
+                answer = httpx.post(url, timeout=60)
+                assert answer.status_code == 503
+                assert "disk" in answer.text
+            assert slots(tmp_path)
+        assert httpx.post(url, timeout=60).json()["disk_slots"] == 1
+        assert slots(tmp_path) == []
+
+
+def test_a_model_is_cleared_before_its_folder_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids = make_model(tmp_path / "m", "dense"), random_ids(1, 100)
+    with kept_sidecar(tmp_path / "kv", model) as app:
+        ask(app, ids)
+    assert slots(tmp_path / "kv")
+    monkeypatch.setattr(model_identity, "_SMALL", -1)
+    go, find = threading.Event(), model_identity.identity_of
+
+    def slow(*args: Any) -> Any:
+        assert go.wait(60)
+        return find(*args)
+
+    monkeypatch.setattr("sidecar.residents.disk.identity_of", slow)
+    with kept_sidecar(tmp_path / "kv", model) as app:
+        disk_of(app).forget()
+        go.set()
+        assert disk_of(app).wait_open(60.0)
+        assert slots(tmp_path / "kv") == []
+        assert ask(app, ids).cached == 0
+
+
+def test_a_slow_lock_is_no_damage(
+    model_folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt is computed, and the slot is there the next time."""
+    ids = random_ids(1, 100)
+    with kept_sidecar(tmp_path, model_folder("dense")) as app:
+        ask(app, ids)
+        flush(app)
+        lose_kv(app)
+        monkeypatch.setattr(slot_folder, "_LOCK_WAIT_S", 0.05)
+        place = disk_of(app)._place
+        assert place is not None
+        with place.folder.locked():
+            assert ask(app, ids).cached == 0
+        assert slots(tmp_path)
+        assert disk_counts(app)["disk_damaged"] == 0
+
+
+def test_a_number_that_was_given_anew(
+    model_folder: ModelFolder, cold: Cold, tmp_path: Path
+) -> None:
+    """Another process cleared, and wrote: its slot stays, and is not read for ours."""
+    ids, others = random_ids(1, 100), random_ids(2, 100)
+    with (
+        kept_sidecar(tmp_path, model_folder("dense")) as one,
+        kept_sidecar(tmp_path, model_folder("dense")) as other,
+    ):
+        ask(one, ids)
+        flush(one)
+        lose_kv(one)
+        disk_of(other).forget()
+        ask(other, others)
+        flush(other)
+        disk_of(one)._looked_at = time.monotonic() + 60  # it has not looked since
+        assert said(ask(one, ids)) == cold("dense", ids)
+        assert disk_counts(one)["disk_damaged"] == 0
+        assert len(slots(tmp_path)) == 1
+
+
+def test_what_is_forgotten_in_the_middle_of_a_write(
+    model_folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its last byte and its becoming a slot: it becomes none."""
+    with kept_sidecar(tmp_path, model_folder("dense")) as app:
+        ask(app, random_ids(1, 100))
+        disk, describe = disk_of(app), slot_folder.SlotFolder.describe
+
+        def forgetting(*args: Any) -> None:
+            describe(*args)
+            with monkeypatch.context() as patch:  # of this process: not its files
+                patch.setattr("sidecar.kv.disk.disk_cache.forget_all", lambda _: (0, 0))
+                disk.forget()
+
+        monkeypatch.setattr(slot_folder.SlotFolder, "describe", forgetting)
+        flush(app)
+        assert slots(tmp_path) == []
+        assert not list(tmp_path.rglob(".tmp-*"))
+
+
+def test_files_of_others_are_let_be(model_folder: ModelFolder, tmp_path: Path) -> None:
+    """A root in a folder of the user's: nothing of it is touched."""
+    root = tmp_path / "photos"
+    (root / "2025").mkdir(parents=True)
+    root.chmod(0o755)
+    names = ["sector.bad", ".tmp-mine", "2025/copy.bad", "2025/.tmp-1-abc"]
+    for name in names:
+        (root / name).write_text("mine")
+        os.utime(root / name, (0, 0))
+    with kept_sidecar(root, model_folder("dense")) as app:
+        ask(app, random_ids(1, 100))
+        flush(app)
+        httpx.post(f"{app.url}/admin/cache/clear", timeout=60)
+    assert [name for name in names if not (root / name).exists()] == []
+    assert root.stat().st_mode & 0o777 == 0o755
+    assert not (root / "2025" / ".lock").exists()
+
+
+def test_a_janitor_that_fails_keeps_no_model(
+    model_folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is unloaded gives its weights back, whatever the disk says."""
+    with kept_sidecar(tmp_path, model_folder("dense")) as app:
+        ask(app, random_ids(1, 100))
+        with leased(app) as resident:
+            engine = resident.engine
+        with monkeypatch.context() as patch:
+            patch.setattr(DiskRoot, "_shrink", _refused)
+            name = app.pool.entries()[0].id
+            answer = httpx.post(f"{app.url}/admin/models/{name}/unload", timeout=60)
+        assert answer.json()["freed_bytes"] > 0
+        assert engine.is_closed
+
+
+def _refused(*_: Any) -> int:
+    raise PermissionError("lost+found")

@@ -93,8 +93,11 @@ class DiskCache:
         self._epoch = 0
         self._looked_at = 0.0
         self._seen = 0
+        self._stamps: dict[int, tuple[int, int]] = {}  # of the slots that were taken in
+        self._is_forgotten = False  # before its folder was known
         self._place: _Place | None = None
         self._closed = threading.Event()
+        self.model = ""  # what it is called
         self.when_closed: Callable[[], None] = _nothing
         store.on_kept = self._due.note
 
@@ -127,29 +130,34 @@ class DiskCache:
         Learn what is there; what rests is written from then on.
 
         Args:
-            at_once: before this returns; else on the disk's thread.
+            at_once: before this returns; else on a thread of its own.
         """
         if at_once:
             self._open()
         else:
-            self._machine.thread.submit(Urgency.DIGEST, self._open)
+            # On a thread of its own: a restore of another model must not wait for it.
+            threading.Thread(target=self._open, name="kv-digest", daemon=True).start()
 
     def _open(self) -> None:
         try:
             folder = self._find_folder()
         except OSError as error:
             logger.warning("KV is not kept on the disk: %s", error)
+            self._store.on_kept = _not_noted
             return
         turn = self._machine.turn
-        self._place = _Place(
-            folder,
-            SlotReader(self._store, folder, self._index, turn),
-            SlotWriter(
-                self._store, (self._root, folder, self._index), self._explained, turn,
-                self._settings,
-            ),
-        )  # fmt: skip
-        self._look(folder)
+        with self._lock:
+            if self._is_forgotten:
+                self._forget_all(folder)
+            self._place = _Place(
+                folder,
+                SlotReader(self._store, folder, self._index, turn),
+                SlotWriter(
+                    self._store, (self._root, folder, self._index), self._explained,
+                    turn, self._settings,
+                ),
+            )  # fmt: skip
+            self._look(folder)
         threading.Thread(target=self._watch, name="kv-due", daemon=True).start()
 
     def longest(self, ids: ModelIds, salt: str, held: int) -> int:
@@ -183,9 +191,10 @@ class DiskCache:
             is_wanted: whether its client is still there.
         """
         place, held = self._place, self._store.match_len(ids, owner.salt)
-        if place is None or not self._found(place, ids, owner.salt, held).depth:
+        found = self._found(place, ids, owner.salt, held) if place else DiskMatch()
+        if place is None or not found.depth:
             return True
-        until = time.monotonic() + _RESTORE_S
+        until = time.monotonic() + self._patience_s(found.depth - held)
         given_up = threading.Event()
         wanted = Wanted(
             ids, owner, epoch, self._machine.make_room, lambda: not given_up.is_set()
@@ -205,6 +214,12 @@ class DiskCache:
         finally:
             given_up.set()
         return False
+
+    def _patience_s(self, num_tokens: int) -> float:
+        """How long a restore may take: where it is weighed, as long as computing."""
+        if self._settings.restore == "always":
+            return _RESTORE_S
+        return min(_RESTORE_S, max(_TICK_S, num_tokens * self._machine.token_s()))
 
     def _restore(self, place: _Place, wanted: Wanted) -> bool:
         """
@@ -245,11 +260,12 @@ class DiskCache:
         """Write all that is due, now; returns when it is written."""
         if self._place is None:
             return
-        written = [self._submit(due, is_last=True) for due in self._due.take(0.0)]
-        until = time.monotonic() + _FLUSH_S
-        for future in written:
-            with contextlib.suppress(TimeoutError):
-                future.result(max(0.0, until - time.monotonic()))
+        for due in self._due.take(0.0):
+            self._submit(due, is_last=True)
+        # Behind all writes that are on their way, those of before too.
+        ended = self._machine.thread.submit(Urgency.WRITE, _nothing)
+        with contextlib.suppress(TimeoutError):
+            ended.result(_FLUSH_S)
 
     def close(self) -> None:
         """Write what is due, and be asked nothing any more; repeatable."""
@@ -260,18 +276,27 @@ class DiskCache:
             self.when_closed()
 
     def forget(self) -> tuple[int, int]:
-        """Delete all of it, what is being written too: slots, and their bytes."""
+        """
+        Delete all of it, what is being written too: slots, and their bytes.
+
+        Raises:
+            OSError: they cannot be.
+        """
         with self._lock:
             self._epoch += 1
             self._due.clear()
             self._index.clear()
+            self._stamps, self._seen = {}, 0
             if self._place is None:
+                self._is_forgotten = True
                 return 0, 0
-            try:
-                return forget_all(self._place.folder)
-            except OSError as error:
-                logger.warning("KV on the disk could not be deleted: %s", error)
-                return 0, 0
+            return forget_all(self._place.folder)
+
+    def _forget_all(self, folder: SlotFolder) -> None:
+        try:
+            forget_all(folder)
+        except OSError as error:
+            logger.warning("KV on the disk could not be deleted: %s", error)
 
     def _watch(self) -> None:
         """Hand over what has rested long enough, or has grown too long."""
@@ -311,11 +336,13 @@ class DiskCache:
                 self._look(place.folder)
                 may = self._current()
                 place.writer.write(due.ids, due.owner, may, is_last=is_last)
+                self._root.clear_away()
+            except FileNotFoundError as error:  # another process has forgotten all
+                logger.info("KV was not written: %s", error)
             except OSError as error:
                 self._root.pause(error)
             except Exception:
                 logger.exception("KV could not be written to the disk")
-            self._root.clear_away()
 
         return self._machine.thread.submit(Urgency.WRITE, write)
 
@@ -331,11 +358,16 @@ class DiskCache:
         return current
 
     def _look_again(self, folder: SlotFolder) -> None:
-        """At most once a second: another process may have written."""
+        """At most once a second: another process may have written. No waiting."""
         now = time.monotonic()
-        if now - self._looked_at >= _LOOK_EVERY_S:
-            self._looked_at = now
-            self._look(folder)
+        if now - self._looked_at >= _LOOK_EVERY_S and self._lock.acquire(
+            blocking=False
+        ):
+            try:
+                self._looked_at = now
+                self._look(folder)
+            finally:
+                self._lock.release()
 
     def _look(self, folder: SlotFolder) -> None:
         """Take in the slots that came, and drop those that went."""
@@ -345,27 +377,26 @@ class DiskCache:
                 return
             self._seen = changed
             try:
-                there = set(folder.numbers())
+                there = folder.stamps()
             except OSError as error:
                 logger.warning("KV on the disk cannot be looked at: %s", error)
                 return
             for slot in self._index.slots():
-                if slot.number not in there:
+                if there.get(slot.number) != self._stamps.get(slot.number):
                     self._index.remove(slot.number)
+            self._stamps = there
             for number in sorted(there):
-                self._take_in(folder, number)
+                if self._index.get(number) is None:
+                    self._take_in(folder, number)
 
     def _take_in(self, folder: SlotFolder, number: int) -> None:
-        known = self._index.get(number)
         try:
-            if known is not None and folder.uid_of(number) == known.uid:
-                return
             slot = folder.read(number)
-        except FileNotFoundError:
+        except OSError as error:  # gone, or not to be read now
+            logger.info("KV slot %d cannot be read: %s", number, error)
             return
-        except (Damaged, OSError) as error:
-            folder.put_aside(number, str(error))
-            if self._place is not None:
+        except Damaged as error:
+            if folder.put_aside(number, None, str(error)) and self._place is not None:
                 self._place.reader.counters.add("disk_damaged")
             return
         if self._index.add(slim(slot)):

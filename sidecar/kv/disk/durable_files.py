@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,10 +29,13 @@ def replace_private(path: Path, data: bytes) -> None:
         new.unlink(missing_ok=True)
 
 
+_OURS = re.compile(r"\.tmp-\d+-[0-9a-f]{12}-.+|slot_\d+_[0-9a-f]{8}\.bad")
+
+
 def clear_broken_off(folder: Path, before: float) -> None:
     """Delete what was being written, or put aside, before a time."""
     for path in folder.iterdir():
-        if path.name.startswith(".tmp-") or path.suffix == ".bad":
+        if _OURS.fullmatch(path.name):
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < before:
                     path.unlink()

@@ -1,7 +1,6 @@
 """What all models of a process share of the disk: its root, its thread, who uses it."""
 
 import contextlib
-import logging
 import secrets
 import threading
 from pathlib import Path
@@ -12,8 +11,6 @@ from sidecar.kv.disk.durable_files import replace_private
 from sidecar.kv.disk.ports import DiskSettings
 from sidecar.kv.disk.root import DiskRoot
 from sidecar.kv.disk.slot_folder import SlotFolder
-
-logger = logging.getLogger(__name__)
 
 _SECRET_BYTES = 32
 
@@ -60,13 +57,17 @@ class KVDisk:
         with self._lock:
             self._open = [other for other in self._open if other is not cache]
 
-    def forget(self) -> tuple[int, int]:
-        """Delete the slots of all models, loaded or not; how many, and their bytes."""
+    def forget(self, model: str | None = None) -> tuple[int, int]:
+        """
+        Delete the slots of all models, loaded or not; how many, and their bytes.
+
+        Args:
+            model: of this one alone, however it was set up.
+        Raises:
+            OSError: some cannot be.
+        """
         with self._lock:
-            caches = list(self._open)
+            caches = [c for c in self._open if model in (None, c.model)]
         found = [cache.forget() for cache in caches]
-        try:
-            found.append(self.root.forget())
-        except OSError as error:
-            logger.warning("KV on the disk could not be deleted: %s", error)
+        found.append(self.root.forget(model))
         return sum(n for n, _ in found), sum(size for _, size in found)

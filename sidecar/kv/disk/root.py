@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from sidecar.kv.disk.slot_folder import Link, SlotFolder
 
 logger = logging.getLogger(__name__)
 
+_FOLDER = re.compile(r"[0-9a-f]{16}")
 _DAY_S, _HOUR_S = 86400.0, 3600.0
 _PAUSE_S = 600.0  # after the disk said no
 _TAG = (
@@ -79,8 +81,8 @@ class DiskRoot:
         Raises:
             OSError: it cannot be.
         """
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path.chmod(0o700)
+        if not self.path.is_dir():  # one that is there is its owner's to open or close
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, text in (("CACHEDIR.TAG", _TAG), (".metadata_never_index", "")):
             with (
                 contextlib.suppress(FileExistsError),
@@ -113,9 +115,13 @@ class DiskRoot:
         return folder
 
     def folders(self) -> list[SlotFolder]:
-        """Of all models."""
+        """Of all models: those that were made here, whatever else is beside them."""
         try:
-            return [SlotFolder(p) for p in sorted(self.path.iterdir()) if p.is_dir()]
+            return [
+                SlotFolder(path)
+                for path in sorted(self.path.iterdir())
+                if _FOLDER.fullmatch(path.name) and (path / "model.json").is_file()
+            ]
         except OSError:
             return []
 
@@ -204,10 +210,12 @@ class DiskRoot:
             yield False
             return
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield True
-        except BlockingIOError:
-            yield False
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_mine = True
+            except OSError:  # another one's, or the file system has no locks
+                is_mine = False
+            yield is_mine
         finally:
             os.close(lock)
 
@@ -254,13 +262,35 @@ class DiskRoot:
                     gone += 1
         return gone
 
-    def forget(self) -> tuple[int, int]:
-        """Delete all slots of all models; how many, and their bytes."""
+    def forget(self, model: str | None = None) -> tuple[int, int]:
+        """
+        Delete all slots of all models, or of one; how many, and their bytes.
+
+        Raises:
+            OSError: some cannot be; the others are gone.
+        """
         slots = num_bytes = 0
+        failed: OSError | None = None
         for folder in self.folders():
-            found = forget_all(folder)
+            if model is not None and model_of(folder) != model:
+                continue
+            try:
+                found = forget_all(folder)
+            except OSError as error:
+                failed = error
+                continue
             slots, num_bytes = slots + found[0], num_bytes + found[1]
+        if failed is not None:
+            raise failed
         return slots, num_bytes
+
+
+def model_of(folder: SlotFolder) -> str:
+    """What the model of a folder is called; "" if nobody says."""
+    try:
+        return str(json.loads((folder.path / "model.json").read_text())["model"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
 
 
 def forget_all(folder: SlotFolder) -> tuple[int, int]:

@@ -42,6 +42,10 @@ _LOCK_WAIT_S = 10.0
 _MOST_META = 256 << 20
 
 
+class Replaced(Exception):
+    """A slot that was there is not any more; another may have its number."""
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A slot as the janitor sees it: who it is, whom it goes on from, its bytes."""
@@ -127,6 +131,20 @@ class SlotFolder:
         """Slots that are there, ascending."""
         return sorted(n for n, parts in self.files().items() if len(parts) == 3)
 
+    def stamps(self) -> dict[int, tuple[int, int]]:
+        """
+        Of each slot what changes if another one takes its number.
+
+        Raises:
+            OSError: it cannot be looked at.
+        """
+        found = {}
+        for number in self.numbers():
+            with contextlib.suppress(FileNotFoundError):
+                stat = self.file(number, "tokens").stat()
+                found[number] = (stat.st_ino, stat.st_mtime_ns)
+        return found
+
     def changed_at(self) -> int:
         """Changes with what is in it; 0: it is not there."""
         try:
@@ -139,23 +157,13 @@ class SlotFolder:
         stem = f".tmp-{os.getpid()}-{secrets.token_hex(6)}"
         return Draft({part: self.path / f"{stem}-{part}" for part in _PARTS})
 
-    def commit(
-        self,
-        draft: Draft,
-        parent: Slot | None,
-        meta: Mapping[str, Any],
-        ids: np.ndarray,
-        canonical: np.ndarray,
-    ) -> Slot | None:
+    def commit(self, draft: Draft, parent: Slot | None) -> Slot | None:
         """
-        Make a slot of a draft whose KV is written; None: its parent is gone.
+        Make a slot of a draft that is written whole; None: its parent is gone.
 
-        Args:
-            meta: at, end, crc32 (of the KV's tensors), salt, and what else there is.
         Raises:
             OSError: of the disk; nothing is left of it.
         """
-        self._describe(draft, parent, meta, (ids, canonical))
         with self.locked():
             if parent is not None and self.uid_of(parent.number) != parent.uid:
                 return None
@@ -166,14 +174,22 @@ class SlotFolder:
             sync_folder(self.path)
         return self.read(number)
 
-    def _describe(
+    def describe(
         self,
         draft: Draft,
         parent: Slot | None,
         meta: Mapping[str, Any],
         arrays: tuple[np.ndarray, np.ndarray],
     ) -> None:
-        """Write all of a slot but its KV."""
+        """
+        Write all of a slot but its KV, which is written.
+
+        Args:
+            meta: at, end, crc32 (of the KV's tensors), salt, and what else there is.
+            arrays: its ids; the canonical ids of the last prompt in it.
+        Raises:
+            OSError: of the disk.
+        """
         uid = secrets.token_hex(16)
         link = None if parent is None else (parent.number, parent.uid)
         told = {
@@ -225,11 +241,12 @@ class SlotFolder:
         Open a slot's KV; hold the folder's lock.
 
         Raises:
-            Damaged: another slot, or none, has its number now. OSError: of the disk.
+            Replaced: another slot has its number now. Damaged: it is not what was
+            written. OSError: it is gone, or the disk fails.
         """
         again = self.read(slot.number)
         if again.uid != slot.uid:
-            raise Damaged("another slot has its number now")
+            raise Replaced("another slot has its number now")
         path = self.file(slot.number, "cache")
         with path.open("rb") as file:
             header = read_header(file)
@@ -252,12 +269,28 @@ class SlotFolder:
                 path.unlink()
         return freed
 
-    def put_aside(self, number: int, why: str) -> None:
-        """Make a damaged slot none; its files go later."""
-        logger.warning("KV slot %d of %s is not used: %s", number, self.path.name, why)
+    def put_aside(self, number: int, uid: str | None, why: str) -> bool:
+        """
+        Make a damaged slot none; its files go later.
+
+        Args:
+            uid: of the one that is meant; None: what has the number cannot be read.
+        Returns:
+            Whether it was; another may have its number by now, and stays.
+        """
         path = self.file(number, "tokens")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self.locked():
+            if uid is None:
+                with contextlib.suppress(Damaged):
+                    self.read(number)
+                    return False
+            elif self.uid_of(number) != uid:
+                return False
             path.rename(path.with_name(f"slot_{number}_{secrets.token_hex(4)}.bad"))
+            logger.warning("KV slot %d of %s is put aside: %s", number,
+                           self.path.name, why)  # fmt: skip
+            return True
+        return False
 
     def links(self) -> dict[int, Link]:
         """All slots, by their headers alone; what is none is not among them."""

@@ -13,6 +13,8 @@ import numpy as np
 
 from sidecar.kv.disk.slot import Slot
 
+_HEAD = 16  # ids by which most beginnings are told apart
+
 
 @dataclass(frozen=True, slots=True)
 class DiskMatch:
@@ -99,7 +101,8 @@ class SlotIndex:
             return best
         asked = np.asarray(ids, np.int64)
         with self._lock:
-            starts = (s for s in self._below.get(None, ()) if s.salt == salt)
+            roots = self._below.get(None, ())
+            starts = (s for s in roots if s.salt == salt and _begins(s, asked))
             todo: list[tuple[Slot, tuple[Slot, ...]]] = [(s, ()) for s in starts]
             while todo:
                 slot, before = todo.pop()
@@ -142,3 +145,9 @@ def _common(run: np.ndarray, asked: np.ndarray) -> int:
     size = min(len(run), len(asked))
     differs = run[:size] != asked[:size]
     return int(differs.argmax()) if differs.any() else size
+
+
+def _begins(slot: Slot, asked: np.ndarray) -> bool:
+    """Whether the first ids are the same; the others are compared then."""
+    size = min(_HEAD, slot.length, len(asked))
+    return bool((slot.ids[:size] == asked[:size]).all())

@@ -7,6 +7,7 @@ and is a miss from then on.
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,12 +21,14 @@ from sidecar.kv.disk.cache_form import restore_states
 from sidecar.kv.disk.open_slot import OpenSlot
 from sidecar.kv.disk.ports import READING, Turn
 from sidecar.kv.disk.slot import Slot
-from sidecar.kv.disk.slot_folder import SlotFolder
+from sidecar.kv.disk.slot_folder import Replaced, SlotFolder
 from sidecar.kv.disk.slot_index import DiskMatch, SlotIndex
 from sidecar.kv.disk.tensor_file import Damaged
 from sidecar.kv.kv_layers import KVLayers, Leaves
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.kv.prefix_tree import Buffer, Owner
+
+logger = logging.getLogger(__name__)
 
 _SMOOTHING = 0.3
 _FIRST_RATE = 1e9  # bytes a second
@@ -218,10 +221,12 @@ class SlotReader:
         """A damaged slot is none any more; one that is gone is forgotten."""
         slot, cause = fault.slot, fault.cause
         self._index.remove(slot.number)
-        if isinstance(cause, FileNotFoundError):
-            return
-        self.counters.add("disk_damaged")
-        self._folder.put_aside(slot.number, str(cause))
+        if isinstance(cause, Damaged) and self._folder.put_aside(
+            slot.number, slot.uid, str(cause)
+        ):
+            self.counters.add("disk_damaged")
+        else:
+            logger.info("KV could not be brought back: %s", cause)
 
 
 class _Faulty(Exception):
@@ -235,7 +240,9 @@ class _Faulty(Exception):
 def _faults_of(slot: Slot) -> Any:
     try:
         yield
-    except (Damaged, OSError, KeyError, ValueError, TypeError, MemoryError) as error:
+    except (KeyError, ValueError, TypeError) as error:
+        raise _Faulty(slot, Damaged(f"it is no slot: {error!r}")) from error
+    except (Damaged, Replaced, OSError, RuntimeError) as error:  # mlx: of the disk
         raise _Faulty(slot, error) from error
 
 

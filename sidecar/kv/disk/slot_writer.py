@@ -213,13 +213,15 @@ class SlotWriter:
         kept, canonical = self._explained.save(ids, salt)
         before, canonical_before = self._kept_of(run.replaced)
         whole = {**meta, "keeps_end": keeps_end, "kept": [*before, *kept]}
+        arrays = (
+            np.array(ids[run.start :], np.int32),
+            canonical if kept else canonical_before,
+        )
+        self._folder.describe(draft, run.parent, whole, arrays)
         with may() as is_current:
             if not is_current:
                 return None
-            slot = self._folder.commit(
-                draft, run.parent, whole, np.array(ids[run.start :], np.int32),
-                canonical if kept else canonical_before,
-            )  # fmt: skip
+            slot = self._folder.commit(draft, run.parent)
         if slot is not None:
             self._explained.saved(kept)
         elif run.parent is not None:
