@@ -6,9 +6,9 @@ window ends where it is quietest in its last seconds, so that no word is cut in 
 """
 
 import io
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ _READ_AS = (*FORMATS, "WAVEX", "RF64")
 _LEAST_S = 0.1
 _SEARCHED_S = 5.0  # at a window's end, for its quietest place
 _FRAME_S = 0.1
+_MOST_DENOMINATOR = 1000
 _MOST_RATE, _LEAST_RATE, _MOST_CHANNELS = 384_000, 4_000, 16
 
 
@@ -131,8 +132,9 @@ def _resampled(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
     if rate != wanted:
         from scipy.signal import resample_poly
 
-        shared = math.gcd(rate, wanted)
-        samples = resample_poly(samples, wanted // shared, rate // shared)
+        # Of two odd rates the exact ratio takes a filter of millions of taps.
+        ratio = Fraction(wanted, rate).limit_denominator(_MOST_DENOMINATOR)
+        samples = resample_poly(samples, ratio.numerator, ratio.denominator)
     samples = np.asarray(samples, np.float32)
     return np.pad(samples, (0, max(0, least - len(samples))))
 

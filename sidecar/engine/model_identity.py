@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from sidecar.engine.loader import LoadedModel, is_as_loaded
-from sidecar.kv.disk.durable_files import replace_private
+from sidecar.kv.disk.durable_files import read_private, replace_private
 
 _VERSION = 2
 _SMALL = 256 << 20  # bytes that are read at once
@@ -64,8 +64,8 @@ class WeightDigests:
         return found
 
     def _read(self) -> dict[str, str]:
-        with contextlib.suppress(OSError, ValueError):
-            known = json.loads(self._file.read_text())
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            known = json.loads(read_private(self._file))
             if isinstance(known, dict):
                 return {str(name): str(digest) for name, digest in known.items()}
         return {}

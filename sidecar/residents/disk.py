@@ -6,7 +6,8 @@ from typing import Any
 
 from sidecar.engine.model_identity import WeightDigests, identity_of
 from sidecar.engine.text import TextEngine
-from sidecar.kv.disk.disk_cache import DiskCache, Machine
+from sidecar.kv.disk.disk_cache import DiskCache
+from sidecar.kv.disk.ports import Machine
 from sidecar.kv.disk.slot_folder import SlotFolder
 from sidecar.memory.keepsakes import Keepsakes
 from sidecar.residents.kept_memories import Kept

@@ -36,6 +36,7 @@ def parse_form(content_type: str, body: bytes) -> Form:
     """
     from python_multipart import create_form_parser
     from python_multipart.exceptions import FormParserError
+    from python_multipart.multipart import parse_options_header
 
     if not content_type.lower().startswith("multipart/form-data"):
         raise BadRequest("the body must be a form: Content-Type multipart/form-data")
@@ -50,6 +51,9 @@ def parse_form(content_type: str, body: bytes) -> Form:
         parser = create_form_parser(headers, parts.on_field, parts.on_file, config)
         parser.write(body)
         parser.finalize()
+        _, told = parse_options_header(content_type)
+        if not body.rstrip().endswith(b"--" + told.get(b"boundary", b"") + b"--"):
+            raise ValueError("it is broken off")
     except (FormParserError, ValueError, AssertionError) as error:
         raise BadRequest("the body is not a whole form") from error
     return parts.form

@@ -162,9 +162,11 @@ def _segments(
         with contextlib.closing(
             speaking.speak(text, request.voice, request.speed)
         ) as spoken:
-            for segment in spoken:
+            while True:
+                check()  # before a turn of the GPU is waited for
+                if (segment := next(spoken, None)) is None:
+                    break
                 yield segment
-                check()
 
 
 def _written(writer: SoundWriter, segments: Iterator[Spoken]) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from sidecar.audio.recording import FORMATS, Recording
+from sidecar.audio.recording import FORMATS, Recording, _resampled
 from sidecar.core.errors import BadRequest
 from testkit.tiny_audio import RATE, sound_file, tones
 
@@ -94,3 +94,13 @@ def test_a_file_that_is_cut_off_is_read_as_far_as_it_goes_or_refused() -> None:
             with contextlib.suppress(BadRequest):
                 windows = list(Recording(data[:size]).windows(RATE))
                 assert sum(w.seconds for w in windows) <= 5.2
+
+
+def test_an_odd_rate_costs_what_an_even_one_does() -> None:
+    """383,999 a second has no factor in common with 16,000."""
+    one = _resampled(np.sin(np.arange(383_999) / 50, dtype=np.float32), 383_999, 16_000)
+    other = _resampled(
+        np.sin(np.arange(384_000) / 50, dtype=np.float32), 384_000, 16_000
+    )
+    assert abs(len(one) - len(other)) <= 1
+    assert np.abs(one[100:15_900] - other[100:15_900]).max() < 0.05

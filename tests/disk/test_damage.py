@@ -6,6 +6,7 @@ Whatever became of its files: a miss or the right answer, and never a failed req
 flips one bit of 5,000 bytes, and cuts files at 500 places.
 """
 
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,6 +17,9 @@ import pytest
 
 from sidecar.app import App
 from sidecar.core.prompt import ModelIds
+from sidecar.kv.disk.root import forget_all
+from sidecar.kv.disk.slot_folder import SlotFolder
+from sidecar.kv.disk.tensor_file import Damaged
 from testkit.jobs import random_ids
 from testkit.kept_kv import (
     ask,
@@ -190,3 +194,50 @@ def test_thousands_of_flips(kept: Kept) -> None:
 @pytest.mark.timeout(0)
 def test_hundreds_of_cuts(kept: Kept) -> None:
     assert cut_some(kept, 500 // len(KINDS) + 1, "many") > 0
+
+
+@pytest.mark.parametrize("part", ["tokens", "meta", "cache"])
+def test_a_pipe_in_a_slots_place(part: str, kept: Kept) -> None:
+    """Whoever reads one waits for ever: it is no slot."""
+    kept.put_back()
+    (file,) = kept.root.glob(f"*/slot_1_{part}.*")
+    file.unlink()
+    os.mkfifo(file)
+    kept.check()
+
+
+@pytest.mark.parametrize("name", ["digests.json", "written.json"])
+@pytest.mark.parametrize(
+    "words", ["[" * 200_000, '{"day": 1, "bytes": 1e400}', "7", "\udcff", None]
+)
+def test_small_files_that_are_none(
+    name: str, words: str | None, model_folder: ModelFolder, cold: Cold, tmp_path: Path
+) -> None:
+    """Deep, odd, no text, or a pipe: answers, and slots, all the same."""
+    tmp_path.mkdir(exist_ok=True)
+    if words is None:
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(words.encode("utf-8", "surrogateescape"))
+    ids = random_ids(1, 100)
+    with kept_sidecar(tmp_path, model_folder("dense")) as app:
+        assert said(ask(app, ids)) == cold("dense", ids)
+        flush(app)
+    assert slots(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["salt", "runs", "packed", "crc32", "kept"])
+def test_a_meta_that_lacks_something(name: str, kept: Kept) -> None:
+    """With sums that fit: it was written by another hand."""
+    kept.put_back()
+    folder = SlotFolder(kept.files()[0].parent)
+    slot = folder.read(1)
+    forget_all(folder)
+    meta = {k: v for k, v in slot.meta.items() if k not in (name, "_crc32")}
+    draft = folder.draft()
+    shutil.copy(kept.whole / folder.path.name / "slot_1_cache.safetensors",
+                draft.paths["cache"])  # fmt: skip
+    folder.describe(draft, None, meta, (slot.ids, slot.canonical))
+    with pytest.raises(Damaged):
+        folder.commit(draft, None)
+    assert kept.check() == 0

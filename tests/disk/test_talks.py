@@ -120,7 +120,7 @@ def files_with(root: Path, ids: list[int], text: str) -> list[Path]:
     wanted, found = np.array(ids), []
     for file in slots(root):
         with file.open("rb") as data:
-            tokens = read_tensor(data, read_header(data), "tokens", None)
+            tokens = read_tensor(data, read_header(data), "tokens")
         windows = np.lib.stride_tricks.sliding_window_view(tokens, len(ids))
         if (windows == wanted).all(axis=1).any():
             found.append(file)

@@ -81,7 +81,7 @@ def test_a_disk_that_says_no(
         ask(app, ids)
         flush(app)
         assert slots(tmp_path) == []  # it rests from trying
-        disk_of(app)._root.resume()
+        disk_of(app)._root._paused_until = 0.0
         ask(app, ModelIds(ids + random_ids(8, 40)))
         flush(app)
         assert slots(tmp_path)

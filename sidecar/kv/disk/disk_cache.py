@@ -15,9 +15,9 @@ from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass
 
 from sidecar.core.prompt import ModelIds
-from sidecar.kv.disk.disk_thread import DiskThread, Urgency
+from sidecar.kv.disk.disk_thread import Urgency
 from sidecar.kv.disk.due import Due, DueList
-from sidecar.kv.disk.ports import DiskSettings, Explained, Turn, salt_name
+from sidecar.kv.disk.ports import DiskSettings, Explained, Machine, salt_name
 from sidecar.kv.disk.root import DiskRoot, forget_all
 from sidecar.kv.disk.slot import Slot
 from sidecar.kv.disk.slot_folder import SlotFolder
@@ -36,25 +36,6 @@ _TICK_S = 0.1
 _TRIES = 4
 _LOOK_EVERY_S = 1.0  # for slots of other processes
 _FLUSH_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """
-    What the disk needs of the rest of the process.
-
-    Args:
-        turn: runs on the GPU thread, in a turn between others.
-        make_room: for so many bytes, on the GPU thread; whether there is.
-        token_s: seconds to compute a token.
-        is_idle: whether no request of any model waits or runs.
-    """
-
-    thread: DiskThread
-    turn: Turn
-    make_room: Callable[[int], bool]
-    token_s: Callable[[], float]
-    is_idle: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +122,7 @@ class DiskCache:
     def _open(self) -> None:
         try:
             folder = self._find_folder()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - the model serves without it
             logger.warning("KV is not kept on the disk: %s", error)
             self._store.on_kept = _not_noted
             return

@@ -1,4 +1,4 @@
-"""Which conversations are to be written to the disk, and when."""
+"""Which conversations are to be written to the disk, and since when they rest."""
 
 import threading
 import time

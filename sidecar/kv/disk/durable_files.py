@@ -5,6 +5,7 @@ import fcntl
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +19,20 @@ def open_private(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
+def read_private(path: Path) -> bytes:
+    """
+    What a small file holds.
+
+    Raises:
+        OSError: it cannot be read, or is no file: a pipe would never end.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(f"{path.name} is no file")
+        return file.read(_MOST_BYTES)
+
+
 def replace_private(path: Path, data: bytes) -> None:
     """Have a file hold this, or what it held before, for its owner alone."""
     new = path.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(6)}-{path.name}")
@@ -29,6 +44,7 @@ def replace_private(path: Path, data: bytes) -> None:
         new.unlink(missing_ok=True)
 
 
+_MOST_BYTES = 16 << 20
 _OURS = re.compile(r"\.tmp-\d+-[0-9a-f]{12}-.+|slot_\d+_[0-9a-f]{8}\.bad")
 
 

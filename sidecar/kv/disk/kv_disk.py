@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sidecar.kv.disk.disk_cache import DiskCache
 from sidecar.kv.disk.disk_thread import DiskThread, disk_thread
-from sidecar.kv.disk.durable_files import replace_private
+from sidecar.kv.disk.durable_files import read_private, replace_private
 from sidecar.kv.disk.ports import DiskSettings
 from sidecar.kv.disk.root import DiskRoot
 from sidecar.kv.disk.slot_folder import SlotFolder
@@ -40,7 +40,7 @@ class KVDisk:
         file = self.root.path / "secret"
         with SlotFolder(self.root.path).locked():
             with contextlib.suppress(FileNotFoundError):
-                known = file.read_bytes()
+                known = read_private(file)
                 if len(known) == _SECRET_BYTES:
                     return known
             made = secrets.token_bytes(_SECRET_BYTES)

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 
 from sidecar.core.prompt import ModelIds
+from sidecar.kv.disk.disk_thread import DiskThread
 
 WRITING = (
     "disk_bytes_written", "disk_skipped_guest", "disk_skipped_single",
@@ -42,6 +43,25 @@ class DiskSettings:
     def least_gain(self) -> int:
         """Tokens that a write or a restore must be worth."""
         return min(256, self.min_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """
+    What the disk needs of the rest of the process.
+
+    Args:
+        turn: runs on the GPU thread, in a turn between others.
+        make_room: for so many bytes, on the GPU thread; whether there is.
+        token_s: seconds to compute a token.
+        is_idle: whether no request of any model waits or runs.
+    """
+
+    thread: DiskThread
+    turn: Turn
+    make_room: Callable[[int], bool]
+    token_s: Callable[[], float]
+    is_idle: Callable[[], bool]
 
 
 class Explained(Protocol):

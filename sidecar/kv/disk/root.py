@@ -25,6 +25,7 @@ from typing import Any
 from sidecar.kv.disk.durable_files import (
     clear_broken_off,
     open_private,
+    read_private,
     replace_private,
 )
 from sidecar.kv.disk.slot_folder import Link, SlotFolder
@@ -32,6 +33,9 @@ from sidecar.kv.disk.slot_folder import Link, SlotFolder
 logger = logging.getLogger(__name__)
 
 _FOLDER = re.compile(r"[0-9a-f]{16}")
+_NO_WORDS = (
+    ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError,
+)  # fmt: skip
 _DAY_S, _HOUR_S = 86400.0, 3600.0
 _PAUSE_S = 600.0  # after the disk said no
 _TAG = (
@@ -136,10 +140,6 @@ class DiskRoot:
             logger.warning("KV cannot be written to the disk for now: %s", error)
         self._paused_until = time.monotonic() + _PAUSE_S
 
-    def resume(self) -> None:
-        """Write again."""
-        self._paused_until = 0.0
-
     def refusal(self, num_bytes: int, *, is_last: bool) -> str | None:
         """
         Why so many bytes may not be written now: space, budget; None: they may.
@@ -167,8 +167,8 @@ class DiskRoot:
     @property
     def written_today(self) -> int:
         """Bytes that all processes wrote to this root today."""
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-            told = json.loads((self.path / "written.json").read_text())
+        with contextlib.suppress(OSError, *_NO_WORDS):
+            told = json.loads(read_private(self.path / "written.json"))
             if told.get("day") == self._today:
                 return int(told["bytes"])
         return 0
@@ -288,8 +288,8 @@ class DiskRoot:
 def model_of(folder: SlotFolder) -> str:
     """What the model of a folder is called; "" if nobody says."""
     try:
-        return str(json.loads((folder.path / "model.json").read_text())["model"])
-    except (OSError, ValueError, TypeError, KeyError):
+        return str(json.loads(read_private(folder.path / "model.json"))["model"])
+    except (OSError, *_NO_WORDS):
         return ""
 
 

@@ -11,6 +11,10 @@ import numpy as np
 from sidecar.kv.disk.tensor_file import Damaged, Header
 
 VERSION = 2
+_HELD = {
+    "salt": str, "crc32": dict, "scalars": dict, "packed": list, "runs": list,
+    "classes": list, "kept": list, "keeps_end": bool,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +77,8 @@ def parse_slot(
     meta = json.loads(text.decode("utf-8", "surrogatepass"))
     if meta["version"] != VERSION or meta["uid"] != told["uid"]:
         raise Damaged(f"it is of version {meta['version']}")
+    if missing := [n for n, kind in _HELD.items() if not isinstance(meta[n], kind)]:
+        raise Damaged(f"of its meta {missing[0]} is not what it should be")
     meta["_crc32"] = int(told["cache_crc32"])
     parent = tuple(meta["parent"]) if meta["parent"] else None
     at, end = int(meta["at"]), int(meta["end"])

@@ -38,8 +38,9 @@ logger = logging.getLogger(__name__)
 
 _PARTS = {"cache": "safetensors", "meta": "json", "tokens": "safetensors"}
 _NAME = re.compile(r"slot_(\d+)_(cache|meta|tokens)\.(safetensors|json)")
+_NO_META = (KeyError, ValueError, TypeError, AttributeError, RecursionError)
 _LOCK_WAIT_S = 10.0
-_MOST_META = 256 << 20
+_MOST_WORDS = 256 << 20
 
 
 class Replaced(Exception):
@@ -120,7 +121,8 @@ class SlotFolder:
         """Numbers of all files of slots -> the parts that are there."""
         found: dict[int, set[str]] = {}
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
-            for name in (entry.name for entry in entries):
+            # Whoever reads a pipe waits for ever.
+            for name in (e.name for e in entries if e.is_file(follow_symlinks=False)):
                 match = _NAME.fullmatch(name)
                 number = int(match[1]) if match and len(match[1]) < 19 else None
                 if match and number and name == self.file(number, match[2]).name:
@@ -226,14 +228,14 @@ class SlotFolder:
         meta_file = self.file(number, "meta")
         with self.file(number, "tokens").open("rb") as file:
             header = read_header(file)
-            ids = read_tensor(file, header, "tokens", None)
-            canonical = read_tensor(file, header, "canonical", None)
-        if meta_file.stat().st_size > _MOST_META:
-            raise Damaged("its meta is too large")
+            if max(header.size, meta_file.stat().st_size) > _MOST_WORDS:
+                raise Damaged("its ids or its meta are too large")
+            ids = read_tensor(file, header, "tokens")
+            canonical = read_tensor(file, header, "canonical")
         text, used = meta_file.read_bytes(), meta_file.stat().st_mtime
         try:
             return parse_slot(number, header, text, (ids, canonical), used)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
+        except _NO_META as error:
             raise Damaged(f"its meta is not one: {error!r}") from error
 
     def open(self, slot: Slot) -> OpenSlot:
