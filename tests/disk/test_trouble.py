@@ -216,7 +216,7 @@ def test_two_servers_on_one_root(
         ids = random_ids(1, 200)
         ask(one, ids)
         flush(one)
-        time.sleep(1.1)  # how often a folder is looked at
+        disk_of(other)._looked_at = 0.0  # a second later
         assert ask(other, ModelIds(ids + random_ids(2, 20))).cached >= 200
         talks = [random_ids(seed, 150 + seed) for seed in range(6)]
         answers = [cold("dense", talk) for talk in talks]
@@ -521,3 +521,33 @@ def test_a_janitor_that_fails_keeps_no_model(
 
 def _refused(*_: Any) -> int:
     raise PermissionError("lost+found")
+
+
+def test_a_disk_that_hangs_costs_no_more_than_computing(
+    model_folder: ModelFolder,
+    cold: Cold,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The prompt is computed then, and less is expected of the disk."""
+    ids, go = random_ids(1, 300), threading.Event()
+    more = {"KV_DISK_RESTORE": "auto"}
+    with kept_sidecar(tmp_path, model_folder("dense"), **more) as app:
+        ask(app, ids)
+        flush(app)
+        lose_kv(app)
+        place = disk_of(app)._place
+        assert place is not None
+        place.reader.rate = 1e12
+
+        def hang(*_: Any) -> Any:
+            assert go.wait(100)
+            raise OSError(errno.EIO, "the disk")
+
+        monkeypatch.setattr(OpenSlot, "read", hang)
+        started = time.monotonic()
+        asked = ModelIds(ids + random_ids(2, 20))
+        assert said(ask(app, asked)) == cold("dense", asked)
+        assert time.monotonic() - started < 60
+        assert place.reader.rate == 5e11
+        go.set()

@@ -149,9 +149,9 @@ class DiskCache:
             held: what is in memory.
         """
         place = self._place
-        return (
-            held if place is None else self._found(place, ids, salt, held).depth or held
-        )
+        if place is None:
+            return held
+        return self._found(place, ids, salt, held).depth or held
 
     def restore_s(self, ids: ModelIds, salt: str) -> float:
         """Seconds that bringing a prompt back would take."""
@@ -194,6 +194,8 @@ class DiskCache:
             return False
         finally:
             given_up.set()
+        if is_wanted():  # it was late: a disk that hangs is not asked for ever
+            place.reader.was_slow()
         return False
 
     def _patience_s(self, num_tokens: int) -> float:

@@ -86,6 +86,10 @@ class SlotReader:
         self.rate = _FIRST_RATE  # bytes a second
         self.counters = Counters(READING)
 
+    def was_slow(self) -> None:
+        """Somebody gave up waiting: what is expected of the disk is halved."""
+        self.rate /= 2
+
     def restore(self, match: DiskMatch, wanted: Wanted) -> bool:
         """
         Have the store hold a path, as deep as a match is; whether it does.
