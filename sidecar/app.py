@@ -249,7 +249,7 @@ def open_root(config: Config) -> KVDisk | None:
     except OSError as error:
         logger.warning("KV is not kept on the disk: %s", error)
         return None
-    found.thread.submit(Urgency.DIGEST, found.root.clear_away)
+    found.thread.submit(Urgency.TIDY, found.root.clear_away)
     return found
 
 

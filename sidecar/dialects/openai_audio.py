@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from sidecar.core.audio import (
+    MOST_CHARACTERS,
     SoundFormat,
     SpeechRequest,
     TextFormat,
@@ -14,7 +15,6 @@ from sidecar.core.audio import (
 from sidecar.core.errors import BadRequest, ValidationFailed
 from sidecar.dialects.fields import Fields
 
-MOST_CHARACTERS = 4096  # of a text that is spoken
 _MOST_PROMPT = 4096
 # A library takes it for a file's name, too: no path fits this.
 _VOICE = re.compile(r"\w[\w ,+-]{0,63}")

@@ -258,21 +258,18 @@ class PrefixStore:
                 self._tree, (ids, salt), start, layer, self._quantization
             )
 
-    def state_at(self, ids: ModelIds, salt: str) -> tuple[int, KVLayers, list[Any]]:
+    def state_at(self, ids: ModelIds, salt: str) -> tuple[int, list[Any]]:
         """
-        Layers that can be cut, empty caches, and the checkpoint at a path's end.
+        How many layers can be cut, and the checkpoint of the others at a path's end.
 
         Raises:
             Gone: the path is not there to be read.
         """
         with self._lock:
             num_layers = stored_runs.num_layers(self._tree, ids, salt)
-            checkpoint = (
-                stored_runs.checkpoint_at(self._tree, ids, salt)
-                if self.needs_checkpoints
-                else []
-            )
-        return num_layers, self.empty_cache(), checkpoint
+            if not self.needs_checkpoints:
+                return num_layers, []
+            return num_layers, stored_runs.checkpoint_at(self._tree, ids, salt)
 
     def empty_cache(self, arrays: Sequence[Leaves] = ()) -> KVLayers:
         """Empty caches for one sequence, made to take such arrays."""

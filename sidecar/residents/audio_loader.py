@@ -13,6 +13,7 @@ from sidecar.engine.checkpoint_files import sizes_fault
 from sidecar.engine.gpu_thread import load_thread
 from sidecar.engine.hearing import Hearing
 from sidecar.engine.model_place import folder_of
+from sidecar.engine.speaking import Speaking
 from sidecar.residents.audio_resident import (
     AudioResident,
     HearingResident,
@@ -20,7 +21,7 @@ from sidecar.residents.audio_resident import (
 )
 from sidecar.residents.detection import missing_library
 from sidecar.residents.model_entry import Offer
-from sidecar.residents.shared import Shared
+from sidecar.residents.shared import Shared, not_loaded
 
 logger = logging.getLogger(__name__)
 
@@ -52,25 +53,17 @@ class AudioLoader:
         try:
             model = AudioModel(load_thread().call(read), shared.gpu)
         except (Exception, SystemExit) as error:
-            reason = str(error).strip().replace(str(folder), name)[:300]
-            message = f"model {name} cannot be loaded: {reason or type(error).__name__}"
-            raise ModelLoadFailed(message) from error
+            raise not_loaded(name, folder, error) from error
         shared.gpu.call(shared.process.sample)
-        seconds = time.monotonic() - started
-        shared.metrics.model_load_s.observe(seconds)
-        shared.metrics.model_bytes.labels(name).set(model.num_bytes)
+        seconds = shared.note_loaded(name, model.num_bytes, started)
         logger.info("loaded model=%s kind=%s seconds=%.1f", name, kind, seconds)
-        return _resident(kind, name, model, functools.partial(_leave, shared, name))
+        return _resident(kind, name, model, functools.partial(shared.note_left, name))
 
 
 def _resident(
     kind: AudioKind, name: str, model: AudioModel, leave: Callable[[], None]
 ) -> AudioResident:
     if kind == "tts":
-        return SpeakingResident(name, model, leave)
-    return HearingResident(name, model, leave, Hearing(model).rate())
-
-
-def _leave(shared: Shared, name: str) -> None:
-    shared.gpu.call(shared.process.sample)
-    shared.metrics.model_bytes.remove(name)
+        return SpeakingResident(name, model, leave, Speaking(model))
+    hearing = Hearing(model)
+    return HearingResident(name, model, leave, hearing, hearing.rate())

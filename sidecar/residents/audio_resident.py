@@ -1,16 +1,13 @@
 """Loaded models of sound: one that writes down what is said, one that speaks."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
+from sidecar.core.audio import MOST_CHARACTERS
 from sidecar.engine.audio_model import AudioModel
-from sidecar.engine.hearing import Heard, Hearing
-from sidecar.engine.speaking import Speaking, Spoken
-
-_MOST_CHARACTERS = 4096
+from sidecar.engine.hearing import Hearing
+from sidecar.engine.speaking import Speaking
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class AudioResident:
     @property
     def max_context(self) -> int:
         """Most characters of text that go in."""
-        return _MOST_CHARACTERS
+        return MOST_CHARACTERS
 
     @property
     def num_bytes(self) -> int:
@@ -61,46 +58,12 @@ class HearingResident(AudioResident):
         rate: samples a second that it hears.
     """
 
+    hearing: Hearing
     rate: int
-
-    def hear(
-        self,
-        samples: np.ndarray,
-        language: str | None,
-        prompt: str | None,
-        temperature: float | None,
-    ) -> Heard:
-        """
-        Write down one window of at most 30 seconds.
-
-        Args:
-            samples: (n,) float32 at `rate`.
-        Raises:
-            BadRequest: the model does not know the language.
-        """
-        return Hearing(self.model).hear(samples, language, prompt, temperature)
 
 
 @dataclass(frozen=True)
 class SpeakingResident(AudioResident):
     """Speaks texts."""
 
-    def check(self, speed: float | None) -> None:
-        """
-        Refuse what it cannot do, before anything is computed.
-
-        Raises:
-            BadRequest: it speaks at one speed.
-        """
-        Speaking(self.model).check(speed)
-
-    def speak(
-        self, text: str, voice: str | None, speed: float | None
-    ) -> Generator[Spoken, None, None]:
-        """
-        Segments of speech, each computed when it is asked for; close it.
-
-        Raises:
-            BadRequest: it cannot do this voice.
-        """
-        return Speaking(self.model).speak(text, voice, speed)
+    speaking: Speaking

@@ -27,7 +27,7 @@ from sidecar.engine.reachable_arrays import evaluate_in_slices
 from sidecar.residents.detection import Evidence
 from sidecar.residents.encoder_resident import EncoderResident
 from sidecar.residents.model_entry import Offer
-from sidecar.residents.shared import Shared
+from sidecar.residents.shared import Shared, not_loaded
 
 logger = logging.getLogger(__name__)
 
@@ -61,19 +61,11 @@ class EncoderLoader:
         try:
             tokenizer, encoder = self._read(offer.kind, folder, is_pair=is_pair)
         except (Exception, SystemExit) as error:
-            reason = str(error).replace(str(folder), name)[:300] or type(error).__name__
-            message = f"model {name} cannot be loaded: {reason}"
-            raise ModelLoadFailed(message) from error
+            raise not_loaded(name, folder, error) from error
         shared.gpu.call(shared.process.sample)
-        seconds = time.monotonic() - started
-        shared.metrics.model_load_s.observe(seconds)
-        shared.metrics.model_bytes.labels(name).set(encoder.num_bytes)
+        seconds = shared.note_loaded(name, encoder.num_bytes, started)
         logger.info("loaded model=%s kind=%s seconds=%.1f", name, offer.kind, seconds)
-
-        def leave() -> None:
-            shared.gpu.call(shared.process.sample)
-            shared.metrics.model_bytes.remove(name)
-
+        leave = functools.partial(shared.note_left, name)
         return EncoderResident(
             name, offer.kind, EncoderTurns(encoder, shared.gpu, self._stall_s),
             tokenizer, _most_tokens(config, tokenizer), encoder.num_bytes,

@@ -1,9 +1,12 @@
 """What all models of a process share."""
 
 import functools
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.batch_loop import ExtraProcessors
 from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.gpu_thread import GpuThread
@@ -16,6 +19,9 @@ from sidecar.volatile.rules import RuleSet
 
 if TYPE_CHECKING:  # of the extra `vision`
     from sidecar.images.reader import ImageIntake
+
+
+_MOST_REASON = 300  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +47,29 @@ class Shared:
     extra_processors: ExtraProcessors
     disk: KVDisk | None
     image_intake: "functools._lru_cache_wrapper[ImageIntake]"
+
+    def note_loaded(self, name: str, num_bytes: int, started: float) -> float:
+        """
+        Count a model among those that are loaded.
+
+        Args:
+            num_bytes: of its weights. started: when its load began (time.monotonic).
+        Returns:
+            The seconds it took.
+        """
+        seconds = time.monotonic() - started
+        self.metrics.model_load_s.observe(seconds)
+        self.metrics.model_bytes.labels(name).set(num_bytes)
+        return seconds
+
+    def note_left(self, name: str) -> None:
+        """A model's weights are gone."""
+        self.gpu.call(self.process.sample)
+        self.metrics.model_bytes.remove(name)
+
+
+def not_loaded(name: str, folder: Path, error: BaseException) -> ModelLoadFailed:
+    """What a library says of a load that failed, without a path of this machine."""
+    reason = str(error).strip().replace(str(folder), name)[:_MOST_REASON]
+    told = reason or type(error).__name__
+    return ModelLoadFailed(f"model {name} cannot be loaded: {told}")

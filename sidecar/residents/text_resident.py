@@ -90,8 +90,7 @@ class TextLoader:
         except BaseException:
             self._give_up(model, engine, kept)
             raise
-        shared.metrics.model_load_s.observe(time.monotonic() - started)
-        shared.metrics.model_bytes.labels(model.name).set(model.num_bytes)
+        shared.note_loaded(model.name, model.num_bytes, started)
         logger.info("ready to reuse %s", resident.start_line())
         return resident
 
@@ -189,8 +188,7 @@ class TextLoader:
         def leave() -> None:
             if model.eyes is not None:
                 model.eyes.memo.forget()
-            self._shared.gpu.call(self._shared.process.sample)
-            self._shared.metrics.model_bytes.remove(model.name)
+            self._shared.note_left(model.name)
             if self._config.model.unload_keeps_kv:
                 self._shared.kept.keep(model.key, kept, dict(engine.selftest))
             else:

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import time
 import unicodedata
 from collections.abc import Callable, Generator, Iterator, Sequence
 
@@ -21,15 +20,12 @@ from sidecar.core.audio import (
 from sidecar.core.errors import (
     BadRequest,
     GenerationFailed,
-    RequestCancelled,
-    RequestTimeout,
 )
-from sidecar.engine.speaking import Spoken
+from sidecar.engine.speaking import Speaking, Spoken
 from sidecar.residents.audio_resident import HearingResident, SpeakingResident
 from sidecar.residents.model_entry import Held
 from sidecar.residents.pool import ResidentPool
-
-_UNNAMED = ("", "default", "local")
+from sidecar.service.tasks import ending, meant
 
 
 class SpeechRun:
@@ -72,15 +68,15 @@ class AudioService:
             SidecarError: unknown model, or one of another kind; no sound; too late.
         """
         recording = Recording(request.file)
-        with self._pool.lease(self._named(request.model, "stt")) as model:
-            hearing = _hearing(model)
-            check = self._check(is_connected)
+        with self._pool.lease(meant(self._pool, request.model, "stt")) as model:
+            resident = _hearing(model)
+            check = ending(is_connected, self._timeout_s)
             texts: list[str] = []
             parts: list[TranscriptPart] = []
             language, end_s = request.language or "", 0.0
-            for window in recording.windows(hearing.rate):
+            for window in recording.windows(resident.rate):
                 check()
-                heard = hearing.hear(
+                heard = resident.hearing.hear(
                     window.samples, request.language, request.prompt,
                     request.temperature,
                 )  # fmt: skip
@@ -103,10 +99,10 @@ class AudioService:
             SidecarError: unknown model, or one of another kind; no such voice; late.
         """
         with contextlib.ExitStack() as held:
-            name = self._named(request.model, "tts")
-            speaking = _speaking(held.enter_context(self._pool.lease(name)))
+            name = meant(self._pool, request.model, "tts")
+            speaking = _speaking(held.enter_context(self._pool.lease(name))).speaking
             speaking.check(request.speed)
-            texts, check = pieces(request.text), self._check(is_connected)
+            texts, check = pieces(request.text), ending(is_connected, self._timeout_s)
             check()
             segments = _segments(speaking, request, texts, check)
             held.callback(segments.close)
@@ -123,25 +119,6 @@ class AudioService:
             written = _written(writer, all_segments)
             return SpeechRun(CONTENT_TYPES[form], False, written, held.pop_all().close)
 
-    def _named(self, name: str, kind: str) -> str:
-        """The model that is meant where none is named: the only one of its kind."""
-        if name not in _UNNAMED:
-            return name
-        found = [e.id for e in self._pool.entries() if e.kind == kind and e.is_usable]
-        return found[0] if len(found) == 1 else name
-
-    def _check(self, is_connected: Callable[[], bool]) -> Callable[[], None]:
-        """What ends the work between two pieces."""
-        deadline = time.monotonic() + self._timeout_s
-
-        def check() -> None:
-            if not is_connected():
-                raise RequestCancelled("the client closed the connection")
-            if time.monotonic() > deadline:
-                raise RequestTimeout(f"it took longer than {self._timeout_s:g} s")
-
-        return check
-
 
 def joined(texts: Sequence[str]) -> str:
     """Texts of windows as one: with a space where their script has any."""
@@ -153,7 +130,7 @@ def joined(texts: Sequence[str]) -> str:
 
 
 def _segments(
-    speaking: SpeakingResident,
+    speaking: Speaking,
     request: SpeechRequest,
     texts: Sequence[str],
     check: Callable[[], None],

@@ -1,17 +1,15 @@
 """Vectors of texts, and scores of documents: lease, encode, give back."""
 
-import time
 from collections.abc import Callable
 
 import numpy as np
 
-from sidecar.core.errors import BadRequest, RequestCancelled, RequestTimeout
+from sidecar.core.errors import BadRequest
 from sidecar.core.requests import EmbeddingRequest, RerankRequest
 from sidecar.residents.encoder_resident import EncoderResident
 from sidecar.residents.model_entry import Held
 from sidecar.residents.pool import ResidentPool
-
-_UNNAMED = ("", "default", "local")
+from sidecar.service.tasks import ending, meant
 
 
 class EncodingService:
@@ -30,10 +28,11 @@ class EncodingService:
         Raises:
             SidecarError: unknown model, or one of another kind; too long; too late.
         """
-        with self._pool.lease(self._named(request.model, "embedding")) as model:
+        with self._pool.lease(meant(self._pool, request.model, "embedding")) as model:
             vectors, num_tokens = _encoder(model, "/v1/embeddings").embed(
-                request.inputs, self._check(is_connected), truncates=request.truncates
-            )
+                request.inputs, ending(is_connected, self._timeout_s),
+                truncates=request.truncates,
+            )  # fmt: skip
         width, wanted = vectors.shape[1], request.dimensions
         if wanted is None or wanted == width:
             return vectors, num_tokens
@@ -55,30 +54,11 @@ class EncodingService:
         Raises:
             SidecarError: unknown model, or one of another kind; too long; too late.
         """
-        with self._pool.lease(self._named(request.model, "reranker")) as model:
+        with self._pool.lease(meant(self._pool, request.model, "reranker")) as model:
             return _encoder(model, "/v1/rerank").score(
                 request.query, request.documents, request.instruction,
-                self._check(is_connected),
+                ending(is_connected, self._timeout_s),
             )  # fmt: skip
-
-    def _named(self, name: str, kind: str) -> str:
-        """The model that is meant where none is named: the only one of its kind."""
-        if name not in _UNNAMED:
-            return name
-        found = [e.id for e in self._pool.entries() if e.kind == kind and e.is_usable]
-        return found[0] if len(found) == 1 else name
-
-    def _check(self, is_connected: Callable[[], bool]) -> Callable[[], None]:
-        """What ends the work between two batches."""
-        deadline = time.monotonic() + self._timeout_s
-
-        def check() -> None:
-            if not is_connected():
-                raise RequestCancelled("the client closed the connection")
-            if time.monotonic() > deadline:
-                raise RequestTimeout(f"it took longer than {self._timeout_s:g} s")
-
-        return check
 
 
 def _encoder(model: Held, path: str) -> EncoderResident:

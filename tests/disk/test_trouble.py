@@ -182,7 +182,7 @@ def test_a_restore_that_nobody_waits_for(
                 )
                 assert waiting.result(60) is False
                 go.set()
-            disk_thread().submit(Urgency.DIGEST, bool).result(60)  # behind it
+            disk_thread().submit(Urgency.TIDY, bool).result(60)  # behind it
             assert len(reads) == 2  # keys and values of one of two layers
             assert resident.engine.store.num_bytes == 0
 
@@ -281,7 +281,7 @@ def test_a_long_talk_without_a_rest(model_folder: ModelFolder, tmp_path: Path) -
         ids, disk = random_ids(0, 50), disk_of(app)
         for turn in range(20):
             ids = ModelIds(ids + said(ask(app, ids, 4)) + random_ids(turn + 1, 60))
-            disk._hand_over()
+            disk._hand_over.look()
         disk.flush()
         with leased(app) as resident:
             token_bytes = resident.engine.guard.model.kv_bytes(1)
@@ -308,10 +308,8 @@ def test_a_talk_that_rests_at_each_turn(
         assert files <= 1.15 * len(ids) * token_bytes
 
 
-def test_weights_that_are_not_known_yet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until their digest is made nothing is read or written; then it is."""
+def hold_digests(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Weights are not known before the event is set, however small they are."""
     monkeypatch.setattr(model_identity, "_SMALL", 0)
     go, digest = threading.Event(), model_identity._digest
 
@@ -319,16 +317,22 @@ def test_weights_that_are_not_known_yet(
         assert go.wait(60)
         return digest(file)
 
-    model, ids = make_model(tmp_path / "m", "dense"), random_ids(1, 100)
     monkeypatch.setattr(model_identity, "_digest", slow)
+    return go
+
+
+def test_weights_that_are_not_known_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until their digest is made nothing is read or written; then it is."""
+    digest = model_identity._digest
+    go = hold_digests(monkeypatch)
+    model, ids = make_model(tmp_path / "m", "dense"), random_ids(1, 100)
     with kept_sidecar(tmp_path / "kv", model) as app:
         said(ask(app, ids))
         assert disk_of(app)._place is None
         go.set()
-        deadline = time.monotonic() + 60
-        while disk_of(app)._place is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert disk_of(app).wait_open(60.0)
         flush(app)
         assert slots(tmp_path / "kv")
     go.clear()  # they are remembered: no digest is made of the weights
@@ -362,15 +366,8 @@ def test_weights_that_were_replaced_before_they_were_known(
     tmp_path: Path, cold: Cold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The digest is of what was loaded, or there is none: nothing is kept."""
-    monkeypatch.setattr(model_identity, "_SMALL", 0)
-    go, digest = threading.Event(), model_identity._digest
-
-    def slow(file: Path) -> str:
-        assert go.wait(60)
-        return digest(file)
-
+    go = hold_digests(monkeypatch)
     model, ids = make_model(tmp_path / "m", "dense"), random_ids(1, 100)
-    monkeypatch.setattr(model_identity, "_digest", slow)
     with kept_sidecar(tmp_path / "kv", model) as app:
         said(ask(app, ids))
         data = bytearray((model / "model.safetensors").read_bytes())

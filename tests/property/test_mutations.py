@@ -25,6 +25,7 @@ from sidecar.pipeline.reuse import best_form, pinned_values, prompt_ids
 from testkit.oracle import Player
 from testkit.oracle_rig import Rig, running_rig
 from testkit.oracle_talk import Op, plan
+from testkit.planted import patched
 
 MakeRig = Callable[[str], Rig]
 _LENGTH = 8
@@ -61,17 +62,6 @@ def _only(ops: list[Op], names: Sequence[str]) -> list[Op]:
         op if op.name in names else Op(instead[number % len(instead)], op.seed)
         for number, op in enumerate(ops)
     ]
-
-
-@contextlib.contextmanager
-def patched(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace an attribute by what `make` makes of it."""
-    original = owner.__dict__[name]
-    setattr(owner, name, make(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 # The faults

@@ -25,6 +25,7 @@ from testkit.image_oracle import SeeingPlayer
 from testkit.image_rig import SeeingRig, running_seeing_rig
 from testkit.image_talk import plan_seeing
 from testkit.oracle_talk import Op
+from testkit.planted import patched
 
 MakeRig = Callable[[str], SeeingRig]
 _LENGTH = 6
@@ -57,16 +58,6 @@ def _only(ops: Sequence[Op], names: Sequence[str]) -> list[Op]:
     """Plain requests and these: what shows a fault comes sooner."""
     instead = ["append", *names]
     return [Op(instead[n % len(instead)], op.seed) for n, op in enumerate(ops)]
-
-
-@contextmanager
-def patched(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    original = owner.__dict__[name]
-    setattr(owner, name, make(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 # The faults

@@ -2,8 +2,8 @@
 One loaded model's KV on the disk: looked up, brought back, written, forgotten.
 
 Trouble with the disk is a warning and a prompt that is computed anew; no request fails
-by it. Formats: slot_folder, cache_form. When what is written: due. The theory stands in
-docs/disk.md.
+by it. Formats: slot_folder, cache_form. When what is written: hand_over. The theory
+stands in docs/disk.md.
 """
 
 import contextlib
@@ -11,12 +11,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import TimeoutError
 from dataclasses import dataclass
 
 from sidecar.core.prompt import ModelIds
 from sidecar.kv.disk.disk_thread import Urgency
-from sidecar.kv.disk.due import Due, DueList
+from sidecar.kv.disk.due import Due
+from sidecar.kv.disk.hand_over import HandOver
 from sidecar.kv.disk.ports import DiskSettings, Explained, Machine, salt_name
 from sidecar.kv.disk.root import DiskRoot, forget_all
 from sidecar.kv.disk.slot import Slot
@@ -35,7 +36,6 @@ _RESTORE_S = 120.0  # then the prompt is computed
 _TICK_S = 0.1
 _TRIES = 4
 _LOOK_EVERY_S = 1.0  # for slots of other processes
-_FLUSH_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class DiskCache:
         self._machine = machine
         self._settings = settings
         self._index = SlotIndex()
-        self._due = DueList()
+        self._hand_over = HandOver(store, self._index, machine, settings, self._write)
         self._lock = threading.RLock()  # of what forgetting must not come between
         self._epoch = 0
         self._looked_at = 0.0
@@ -80,7 +80,7 @@ class DiskCache:
         self._closed = threading.Event()
         self.model = ""  # what it is called
         self.when_closed: Callable[[], None] = _nothing
-        store.on_kept = self._due.note
+        store.on_kept = self._hand_over.due.note
 
     def counters(self) -> dict[str, int]:
         """What was written, read, and left."""
@@ -139,7 +139,7 @@ class DiskCache:
                 ),
             )  # fmt: skip
             self._look(folder)
-        threading.Thread(target=self._watch, name="kv-due", daemon=True).start()
+        self._hand_over.start()
 
     def longest(self, ids: ModelIds, salt: str, held: int) -> int:
         """
@@ -241,20 +241,15 @@ class DiskCache:
 
     def flush(self) -> None:
         """Write all that is due, now; returns when it is written."""
-        if self._place is None:
-            return
-        for due in self._due.take(0.0):
-            self._submit(due, is_last=True)
-        # Behind all writes that are on their way, those of before too.
-        ended = self._machine.thread.submit(Urgency.WRITE, _nothing)
-        with contextlib.suppress(TimeoutError):
-            ended.result(_FLUSH_S)
+        if self._place is not None:
+            self._hand_over.flush()
 
     def close(self) -> None:
         """Write what is due, and be asked nothing any more; repeatable."""
         if not self._closed.is_set():
             self.flush()
             self._closed.set()
+            self._hand_over.close()
             self._store.on_kept = _not_noted
             self.when_closed()
 
@@ -267,7 +262,7 @@ class DiskCache:
         """
         with self._lock:
             self._epoch += 1
-            self._due.clear()
+            self._hand_over.due.clear()
             self._index.clear()
             self._stamps, self._seen = {}, 0
             if self._place is None:
@@ -281,53 +276,21 @@ class DiskCache:
         except OSError as error:
             logger.warning("KV on the disk could not be deleted: %s", error)
 
-    def _watch(self) -> None:
-        """Hand over what has rested long enough, or has grown too long."""
-        tick_s = min(1.0, max(_TICK_S, self._settings.quiet_s / 4))
-        while not self._closed.wait(tick_s):
-            try:
-                self._hand_over()
-            except Exception:
-                logger.exception("KV could not be handed over to the disk")
-
-    def _hand_over(self) -> None:
-        rest_s = self._settings.quiet_s
-        if not self._machine.is_idle():
-            rest_s = max(rest_s, _LOOK_EVERY_S)  # a turn's end is being told
-        for due in self._due.take(rest_s):
-            self._submit(due, is_last=False)
-        for due in self._due.waiting():
-            if self._is_long(due) and self._due.drop(due):
-                self._submit(due, is_last=False)
-
-    def _is_long(self, due: Due) -> bool:
-        """Whether it is written although it goes on."""
-        most = self._settings.run_tokens
-        if len(due.ids) < max(most, self._settings.min_tokens):
-            return False
-        found = self._store.survey(due.ids, due.owner.salt)
-        size = found.depth - self._index.match(due.ids, salt_name(due.owner.salt)).depth
-        states = found.ends[-1][2] if found.ends else 0
-        return size >= most and size * found.token_bytes >= states
-
-    def _submit(self, due: Due, *, is_last: bool) -> "Future[None]":
-        def write() -> None:
-            place = self._place
-            if place is None or self._closed.is_set():
-                return
-            try:
-                self._look(place.folder)
-                may = self._current()
-                place.writer.write(due.ids, due.owner, may, is_last=is_last)
-                self._root.clear_away()
-            except FileNotFoundError as error:  # another process has forgotten all
-                logger.info("KV was not written: %s", error)
-            except OSError as error:
-                self._root.pause(error)
-            except Exception:
-                logger.exception("KV could not be written to the disk")
-
-        return self._machine.thread.submit(Urgency.WRITE, write)
+    def _write(self, due: Due, *, is_last: bool) -> None:
+        place = self._place
+        if place is None or self._closed.is_set():
+            return
+        try:
+            self._look(place.folder)
+            may = self._current()
+            place.writer.write(due.ids, due.owner, may, is_last=is_last)
+            self._root.clear_away()
+        except FileNotFoundError as error:  # another process has forgotten all
+            logger.info("KV was not written: %s", error)
+        except OSError as error:
+            self._root.pause(error)
+        except Exception:
+            logger.exception("KV could not be written to the disk")
 
     def _current(self) -> Callable[[], contextlib.AbstractContextManager[bool]]:
         """Holds forgetting off, and says whether there was none since now."""

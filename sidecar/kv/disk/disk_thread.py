@@ -23,7 +23,7 @@ class Urgency(enum.IntEnum):
 
     RESTORE = 0
     WRITE = 1
-    DIGEST = 2
+    TIDY = 2
 
 
 @functools.cache

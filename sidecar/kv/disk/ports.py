@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -17,7 +17,6 @@ WRITING = (
 READING = (
     "disk_bytes_read", "disk_tokens_restored", "disk_restored", "disk_damaged",
 )  # fmt: skip
-T = TypeVar("T")
 Turn = Callable[[Callable[[], Any]], Any]  # runs on the GPU thread, in a turn there
 
 

@@ -117,7 +117,7 @@ def read_prompt_cache(store: PrefixStore, file: Path, ids: tuple[int, ...]) -> i
     Store a prompt cache of mlx-lm's under its ids; on the GPU thread.
 
     Args:
-        ids: of all its tokens, or of its beginning where all layers can be cut.
+        ids: of all its tokens.
     Returns:
         Tokens that are stored.
     Raises:

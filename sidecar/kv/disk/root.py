@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,13 +190,17 @@ class DiskRoot:
         Returns:
             Slots that are gone.
         """
-        gone = 0
+        gone, left = 0, list[tuple[SlotFolder, dict[int, Link]]]()
         with self._janitor() as is_mine:
             for folder in self.folders() if is_mine else ():
-                with contextlib.suppress(OSError):
-                    gone += self._tidy(folder)
+                try:
+                    num_gone, links = self._tidy(folder)
+                except OSError:  # in use for long: it is counted as it is
+                    num_gone, links = 0, folder.links()
+                gone += num_gone
+                left.append((folder, links))
             if is_mine:
-                gone += self._shrink()
+                gone += self._shrink(left)
                 with contextlib.suppress(OSError):
                     clear_broken_off(self.path, self._clock() - _HOUR_S)
         return gone
@@ -219,7 +223,8 @@ class DiskRoot:
         finally:
             os.close(lock)
 
-    def _tidy(self, folder: SlotFolder) -> int:
+    def _tidy(self, folder: SlotFolder) -> tuple[int, dict[int, Link]]:
+        """How many slots are gone, and what is left."""
         now, gone = self._clock(), 0
         with folder.locked():
             links = folder.links()
@@ -238,11 +243,11 @@ class DiskRoot:
                     gone += 1
                     del links[number]
             clear_broken_off(folder.path, now - _HOUR_S)
-        return gone
+        return gone, links
 
-    def _shrink(self) -> int:
+    def _shrink(self, left: Sequence[tuple[SlotFolder, dict[int, Link]]]) -> int:
         """Under the cap: the leaf that was used longest ago goes, whoever's it is."""
-        places = {f.path: (f, f.links()) for f in self.folders()}
+        places = {folder.path: (folder, links) for folder, links in left}
         total = sum(k.num_bytes for _, links in places.values() for k in links.values())
         gone = 0
         while total > self.limits.max_bytes:

@@ -38,7 +38,7 @@ from sidecar.kv.disk.ports import (
 from sidecar.kv.disk.root import DiskRoot
 from sidecar.kv.disk.slot import Slot
 from sidecar.kv.disk.slot_folder import Draft, SlotFolder
-from sidecar.kv.disk.slot_index import SlotIndex
+from sidecar.kv.disk.slot_index import DiskMatch, SlotIndex
 from sidecar.kv.disk.tensor_file import Damaged, write_tensors
 from sidecar.kv.kv_layers import Leaves, is_quantized
 from sidecar.kv.prefix_store import PrefixStore
@@ -78,11 +78,6 @@ class SlotWriter:
         self._settings = settings
         self._refused: set[str] = set()
         self.counters = Counters(WRITING)
-
-    def unsaved(self, ids: ModelIds, salt: str) -> int:
-        """Tokens of a path that are stored, and not on the disk."""
-        saved = self._index.match(ids, salt_name(salt)).depth
-        return max(0, self._store.survey(ids, salt).depth - saved)
 
     def write(
         self,
@@ -158,7 +153,7 @@ class SlotWriter:
         known = self._index.match(ids, salt_name(owner.salt))
         if len(ids) - known.depth < least:
             return
-        run = self._run(ids, owner.salt)
+        run = self._run(len(ids), known)
         states = sum(size for depth, _, size in found.ends if depth == len(ids))
         about = (len(ids) - run.start) * found.token_bytes + states
         if reason := self._root.refusal(about, is_last=is_last):
@@ -228,14 +223,13 @@ class SlotWriter:
             self._index.remove(run.parent.number)
         return slot
 
-    def _run(self, ids: ModelIds, salt: str) -> _Run:
+    def _run(self, end: int, known: DiskMatch) -> _Run:
         """
         Where the new slot begins: behind what is there, or with the short ends of it.
 
         Each token is written anew at most once: a run that has grown to its length
         stays as it is.
         """
-        known = self._index.match(ids, salt_name(salt))
         if not known.chain:
             return _Run(None, 0, ())
         start, replaced = known.depth, list[Slot]()
@@ -246,7 +240,7 @@ class SlotWriter:
                 break
             replaced.append(slot)
             start = slot.at
-        if len(ids) - start < self._settings.run_tokens:
+        if end - start < self._settings.run_tokens:
             start, replaced = known.depth, []
         if not replaced:
             return _Run(known.chain[-1], start, ())
@@ -258,7 +252,7 @@ class SlotWriter:
         """What the file will hold, by the shapes of what is stored."""
 
         def look() -> tuple[Form, list[bool]]:
-            num_layers, _, checkpoint = self._store.state_at(ids, salt)
+            num_layers, checkpoint = self._store.state_at(ids, salt)
             if self._store.needs_checkpoints and not checkpoint:
                 raise Gone("its checkpoint is gone")
             layers = [
