@@ -27,8 +27,7 @@ from sidecar.kv.disk.disk_thread import Urgency
 from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.kv.disk.ports import DiskSettings
 from sidecar.kv.disk.root import DiskLimits, DiskRoot
-from sidecar.kv.eviction import Limits
-from sidecar.kv.kv_budget import KVBudget
+from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.residents.catalog import Catalog, find_catalog
 from sidecar.residents.kept_memories import KeptMemories
 from sidecar.residents.loading import loader

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sidecar.core.prompt import ModelIds
+from sidecar.core.forgetting import Epochs, Whose
+from sidecar.core.prompt import ModelIds, Scope
 from sidecar.core.requests import (
     ChatRequest,
     ClientInfo,
@@ -44,19 +45,28 @@ class StoredPrompts:
 
     def __init__(self) -> None:
         self.sequences: list[tuple[int, ...]] = []
-        self.epoch = 0
+        self._epochs = Epochs()
+
+    @property
+    def epoch(self) -> int:
+        """How often something was forgotten."""
+        return self._epochs.now
 
     def add(self, ids: Sequence[int]) -> None:
         """Keep a sequence."""
         self.sequences.append(tuple(ids))
 
-    def new_epoch(self) -> None:
+    def new_epoch(self, whose: Whose | None) -> None:
         """What is stored is still there."""
-        self.epoch += 1
+        self._epochs.end(whose)
 
-    def clear(self) -> int:
-        """Keep none."""
-        self.epoch += 1
+    def is_current(self, epoch: int, scope: Scope | None) -> bool:
+        """Whether nothing of a conversation was forgotten since."""
+        return self._epochs.is_current(epoch, scope)
+
+    def forget(self, whose: Whose | None) -> int:
+        """Keep none: nobody knows whose they are."""
+        self._epochs.end(whose)
         self.sequences.clear()
         return 0
 
@@ -138,7 +148,7 @@ class Chats:
         self.store = StoredPrompts()
         self.settings = replace(SETTINGS, **settings)
         self.memory = ConversationMemory(
-            self.store, self.store.clear, self.tokenizer.decode, kind, limits or LIMITS
+            self.store, self.store.forget, self.tokenizer.decode, kind, limits or LIMITS
         )
         self.pipeline = Pipeline(
             self.tokenizer, "<think>", rules or load_rules(None, policy),

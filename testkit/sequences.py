@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from sidecar.core.prompt import ModelIds
+from sidecar.core.prompt import ModelIds, Scope
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import Limits
@@ -20,6 +20,11 @@ T = TypeVar("T")
 Work = Callable[[KVLayers, Sequence[int], int, int], None]
 ROOMY = Limits(max_bytes=1 << 30, max_leaves=1000)
 NOBODY = Owner()
+
+
+def owned(session: str, **more: Any) -> Owner:
+    """Of a session that a client without a key named."""
+    return Owner(Scope(None, session, ""), **more)
 
 
 def on_gpu(test: Callable[..., T]) -> Callable[..., T]:

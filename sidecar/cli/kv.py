@@ -5,7 +5,7 @@ Looks at KV on the disk, checks it, and takes prompt caches of mlx-lm in and out
     mlx-sidecar kv verify
     mlx-sidecar kv export SLOT FILE      a chain as one file for mlx-lm, ids beside it
     mlx-sidecar kv import FILE IDS       the other way; IDS: a JSON list
-    mlx-sidecar kv forget
+    mlx-sidecar kv forget [--session NAME] [--key ID]      of no server that runs
 
 Settings are read as the server reads them: KV_DISK_PATH, and for `import` MODEL_PATH.
 A slot is named FOLDER/NUMBER, as `list` shows it.
@@ -23,6 +23,8 @@ from sidecar.app import App, build
 from sidecar.config.settings import Config, load_config
 from sidecar.config.sources import ConfigError
 from sidecar.core.errors import SidecarError
+from sidecar.core.forgetting import Whose
+from sidecar.core.requests import short_id
 from sidecar.kv.disk.disk_thread import Urgency, disk_thread
 from sidecar.kv.disk.prompt_cache_file import export_chain, read_prompt_cache
 from sidecar.kv.disk.root import DiskLimits, DiskRoot, model_of
@@ -46,7 +48,7 @@ def main(argv: list[str]) -> int:
             "verify": lambda: _verify(config.disk.root),
             "export": lambda: _export(config.disk.root, options.slot, options.file),
             "import": lambda: _import(config, options.file, options.ids),
-            "forget": lambda: _forget(config.disk.root),
+            "forget": lambda: _forget(config.disk.root, options),
         }
         return acts[options.act]()
     except ConfigError as error:
@@ -63,8 +65,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     acts = parser.add_subparsers(dest="act", required=True)
-    for name in ("list", "verify", "forget"):
+    for name in ("list", "verify"):
         acts.add_parser(name)
+    forget = acts.add_parser("forget")
+    forget.add_argument("--session", help="of this one alone, as /admin/cache has it")
+    forget.add_argument("--key", help="of this key's id alone, as /admin/cache has it")
     export = acts.add_parser("export")
     export.add_argument("slot", help="FOLDER/NUMBER")
     export.add_argument("file", type=Path, help="what must not exist")
@@ -174,7 +179,11 @@ def _take_in(app: App, file: Path, ids: tuple[int, ...]) -> int:
     return 0
 
 
-def _forget(root: Path) -> int:
-    slots, num_bytes = DiskRoot(root, DiskLimits(0, 0, 0, 0)).forget()
+def _forget(root: Path, options: argparse.Namespace) -> int:
+    whose = None
+    if options.session is not None or options.key is not None:
+        whose = Whose(short_id(options.session), short_id(options.key))
+    disk = DiskRoot(root, DiskLimits(0, 0, 0, 0))
+    slots, num_bytes = disk.forget(whose=whose)
     sys.stdout.write(f"{slots} slots, {num_bytes / 1e6:.1f} MB\n")
     return 0

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from sidecar.core.errors import SidecarError
 from sidecar.core.events import Event, Usage
-from sidecar.core.prompt import ModelIds
+from sidecar.core.forgetting import Whose
+from sidecar.core.prompt import ModelIds, Scope
 from sidecar.core.requests import ChatRequest
 
 
@@ -86,16 +87,24 @@ class KVStore(Protocol):
     """
     Where a model's KV is, for who holds none of it. Any thread.
 
-    An epoch ends when all is forgotten: what was begun before gets nothing any more,
-    and leaves nothing.
+    An epoch ends when something is forgotten: what was begun before, of whoever it was
+    forgotten, gets nothing any more, and leaves nothing.
     """
 
     @property
     def epoch(self) -> int:
-        """How often all was forgotten."""
+        """How often something was forgotten."""
 
-    def new_epoch(self) -> None:
-        """Begin another; what is stored is still there until it is cleared."""
+    def new_epoch(self, whose: Whose | None) -> None:
+        """
+        Begin another; what is stored is still there until it is cleared.
+
+        Args:
+            whose: conversations that are forgotten; None: all.
+        """
+
+    def is_current(self, epoch: int, scope: Scope | None) -> bool:
+        """Whether nothing of a conversation was forgotten since an epoch."""
 
     def match_len(self, model_ids: ModelIds, salt: str) -> int:
         """Tokens of the longest stored prefix, at most all but one."""

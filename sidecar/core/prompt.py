@@ -54,6 +54,13 @@ class ChatTokenizer(Protocol):
         """Render messages (transformers' own, in jinja's sandbox)."""
 
 
+def before_image(ids: Sequence[int], depth: int) -> int:
+    """Where the image begins that a prompt cut there would end within; else there."""
+    while 0 < depth < len(ids) and ids[depth] >= MADE and not ids[depth] & FIRST:
+        depth -= 1
+    return depth
+
+
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """
@@ -210,7 +217,7 @@ class ModelPrompt:
         ids: what it reads, and the key of its KV.
         boundaries: places worth a checkpoint, ascending.
         is_guest: a helper call beside the session's main thread.
-        session: whose conversation it is, for caps and logs.
+        scope: whose conversation it is; None: nobody's.
         own_len: tokens up to the end of the first turn that the model wrote for this
             conversation; 0: none is known.
         salt: what is stored under another cache salt is not for it.
@@ -221,11 +228,16 @@ class ModelPrompt:
     ids: ModelIds
     boundaries: tuple[Boundary, ...] = ()
     is_guest: bool = False
-    session: str = ""
+    scope: Scope | None = None
     own_len: int = 0
     salt: str = ""
     epoch: int | None = None
     images: tuple[PlacedImage, ...] = ()
+
+    @property
+    def session(self) -> str:
+        """What its conversation is called; "": nothing."""
+        return self.scope.session if self.scope else ""
 
     @property
     def read_ids(self) -> tuple[int, ...]:

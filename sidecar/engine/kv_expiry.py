@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from sidecar.engine.gpu_thread import GpuThread
-from sidecar.kv.kv_budget import KVBudget
+from sidecar.kv.eviction import KVBudget
 
 logger = logging.getLogger(__name__)
 

@@ -59,7 +59,7 @@ class Prefill:
     def owner(self) -> Owner:
         """Whose KV this is."""
         prompt = self.job.spec.prompt
-        return Owner(prompt.session, prompt.is_guest, prompt.own_len, prompt.salt)
+        return Owner(prompt.scope, prompt.is_guest, prompt.own_len, prompt.salt)
 
     @property
     def done_ids(self) -> ModelIds:

@@ -32,8 +32,7 @@ from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import settle
 from sidecar.engine.self_test_images import ImageRuns
 from sidecar.kv import kv_layers
-from sidecar.kv.eviction import Limits
-from sidecar.kv.kv_budget import KVBudget
+from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.kv_layers import KVLayers
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.kv.prefix_tree import Owner
@@ -201,7 +200,7 @@ class Runs:
         try:
             yield store
         finally:
-            store.clear()
+            store.forget()
 
     def _serve(
         self, store: PrefixStore, ids: ModelIds, edges: Sequence[int]

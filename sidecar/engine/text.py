@@ -145,7 +145,7 @@ class TextEngine:
 
     def clear(self) -> int:
         """Forget the stored KV; the bytes that came back."""
-        return self._gpu.call(self.store.clear)
+        return self._gpu.call(self.store.forget)
 
     def is_allowed(self, name: str) -> bool:
         """Whether a way is used: no test of it failed or is still to come."""

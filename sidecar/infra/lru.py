@@ -82,6 +82,14 @@ class Lru(Generic[K, V]):
         with self._lock:
             self._drop(key)
 
+    def pop_if(self, is_gone: Callable[[K, V], bool]) -> list[K]:
+        """Forget some entries; their keys."""
+        with self._lock:
+            keys = [key for key, value in self._entries.items() if is_gone(key, value)]
+            for key in keys:
+                self._drop(key)
+        return keys
+
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:

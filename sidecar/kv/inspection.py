@@ -29,7 +29,7 @@ def tree_rows(tree: RadixTree) -> list[dict[str, Any]]:
             "idle_s": round(time.monotonic() - node.touched, 1),
             "guest": node.is_guest,
             "superseded": node.is_superseded,
-            "session": node.session,
+            "session": node.session[1],
         }
         for node in nodes
     ]

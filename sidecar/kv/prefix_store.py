@@ -14,11 +14,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from sidecar.core.prompt import FIRST, MADE, ModelIds
+from sidecar.core.forgetting import Epochs, Whose
+from sidecar.core.prompt import ModelIds, Scope, before_image
 from sidecar.infra.metrics import Counters
 from sidecar.kv import kv_layers, stored_runs
+from sidecar.kv.eviction import KVBudget
 from sidecar.kv.inspection import problems, tree_rows
-from sidecar.kv.kv_budget import KVBudget
 from sidecar.kv.kv_layers import KVLayers, Leaves
 from sidecar.kv.leases import (
     add_checkpoints,
@@ -28,6 +29,7 @@ from sidecar.kv.leases import (
     mark,
     owned_from,
     release_held,
+    shrink,
     supersede,
     take_over,
 )
@@ -77,7 +79,7 @@ class PrefixStore:
         self._new_cache = new_cache
         self._tree = RadixTree()
         self._lock = budget.lock
-        self._epoch = 0
+        self._epochs = Epochs()
         empty = new_cache()
         self._all_sliceable = kv_layers.is_sliceable(empty)
         self.layers = kv_layers.kinds(empty)
@@ -118,13 +120,18 @@ class PrefixStore:
 
     @property
     def epoch(self) -> int:
-        """How often all was forgotten; any thread."""
-        return self._epoch
+        """How often something was forgotten; any thread."""
+        return self._epochs.now
 
-    def new_epoch(self) -> None:
-        """What was begun before gets nothing and leaves nothing; any thread."""
+    def new_epoch(self, whose: Whose | None = None) -> None:
+        """What was begun before leaves nothing; any thread."""
         with self._lock:
-            self._epoch += 1
+            self._epochs.end(whose)
+
+    def is_current(self, epoch: int, scope: Scope | None) -> bool:
+        """Whether nothing of a conversation was forgotten since; any thread."""
+        with self._lock:
+            return self._epochs.is_current(epoch, scope)
 
     def restore(
         self, model_ids: ModelIds, salt: str = "", epoch: int | None = None
@@ -135,7 +142,7 @@ class PrefixStore:
         Args:
             epoch: in which the prompt was begun; None: now.
         """
-        lease = Lease(epoch=self._epoch if epoch is None else epoch)
+        lease = Lease(epoch=self.epoch if epoch is None else epoch)
         try:
             return self._restore(model_ids, salt, lease)
         except Exception:
@@ -146,7 +153,7 @@ class PrefixStore:
     def _restore(self, model_ids: ModelIds, salt: str, lease: Lease) -> Restored:
         cache = self._new_cache()
         with self._lock:
-            if lease.epoch != self._epoch:
+            if not self._epochs.is_current(lease.epoch, None):
                 return Restored(cache, 0, lease)
             match = self._tree.match(model_ids, salt)
             length = self._usable(match, model_ids)
@@ -174,9 +181,11 @@ class PrefixStore:
 
     def register(self, lease: Lease, ids: ModelIds, owner: Owner) -> None:
         """Show the path of a running sequence, so that others can copy from it."""
-        if lease.live is None or not ids or lease.epoch != self._epoch:
+        if lease.live is None or not ids:
             return
         with self._lock:
+            if not self._epochs.is_current(lease.epoch, owner.scope):
+                return
             node = self._tree.grow(ids, owner.salt, buffer=None, lent_to=lease)
             if node is not None:
                 mark(node, owner)
@@ -199,7 +208,9 @@ class PrefixStore:
         """
         if lease.is_over:
             return
-        if lease.epoch != self._epoch:
+        if not self.is_current(lease.epoch, owner.scope):
+            ids, checkpoints = self._lent(lease, ids, owner.salt), {}
+        if not ids:
             self.abandon(lease)
             return
         held = kv_layers.depth(cache)
@@ -293,7 +304,7 @@ class PrefixStore:
             runs: of the path, each beginning where the one before it ends.
         """
         with self._lock:
-            if epoch != self._epoch:
+            if not self._epochs.is_current(epoch, owner.scope):
                 return False
             is_whole = stored_runs.adopt(self._tree, ids, owner, runs, checkpoint)
             shrunk = self.budget.evict()
@@ -317,16 +328,20 @@ class PrefixStore:
         """Be under the common limits no more, with all that is stored."""
         self.budget.leave(self._tree)
 
-    def clear(self) -> int:
+    def forget(self, whose: Whose | None = None) -> int:
         """
-        Forget everything; the bytes that came back.
+        Forget everything, or some conversations; the bytes that came back.
 
-        Sequences that run keep their own arrays, and give nothing of them back.
+        Sequences that run keep their own arrays, and give nothing of them back but
+        what was lent to them by others.
         """
         before = mx.get_active_memory()
         with self._lock:
-            self._epoch += 1
-            self._tree.clear()
+            self._epochs.end(whose)
+            buffers = self._tree.disown(whose.covers if whose else None)
+            shrunk = [a for buffer in buffers for a in shrink(self._tree, buffer)]
+        mx.eval(shrunk)
+        del buffers, shrunk
         mx.clear_cache()
         return max(0, before - mx.get_active_memory())
 
@@ -335,20 +350,29 @@ class PrefixStore:
         if depth <= 0 or self.switched_off & _ESSENTIAL:
             return 0
         if self._quantization and depth < self._quantization.start:
-            depth = min(depth, _plain_len(match))
-        depth = _before_image(ids, depth)
+            depth = min(depth, match.plain_len)
+        depth = before_image(ids, depth)
         if self._all_sliceable or depth <= 0:
             return depth
         node = match.checkpoint_at_most(depth)
-        while node and (whole := _before_image(ids, node.end)) < node.end:
+        while node and (whole := before_image(ids, node.end)) < node.end:
             node = match.checkpoint_at_most(whole)
         return node.end if node else 0
 
     def _note_loss(self, ids: ModelIds, depth: int, length: int) -> None:
-        self.counters.add("vlm_retreat", int(_before_image(ids, depth) < depth))
+        self.counters.add("vlm_retreat", int(before_image(ids, depth) < depth))
         if length < depth and not self._all_sliceable:
             self.counters.add("hybrid_trim_miss", int(length == 0))
             self.counters.add("hybrid_trim_miss_tokens", depth - length)
+
+    def _lent(self, lease: Lease, ids: ModelIds, salt: str) -> ModelIds:
+        """What of a path that was forgotten others have lent, and go on from."""
+        with self._lock:
+            if not self._epochs.is_current(lease.epoch, None):
+                return ModelIds(())
+            match = self._tree.match(ids, salt)
+            ends = [n.end for n in match.nodes if n.lent_to is lease]
+        return ModelIds(ids[: max(ends, default=0)])
 
     def _release(self, lease: Lease) -> None:
         lease.is_over = True
@@ -368,27 +392,9 @@ class PrefixStore:
         return arrays
 
 
-def _before_image(ids: ModelIds, depth: int) -> int:
-    """Where the image begins that a match would end within; else that depth."""
-    while 0 < depth < len(ids) and ids[depth] >= MADE and not ids[depth] & FIRST:
-        depth -= 1
-    return depth
-
-
 def _nobody(ids: ModelIds, owner: Owner) -> None:
     """Nobody wants to know what was kept."""
 
 
 def _not_loaded() -> KVLayers:
     raise RuntimeError("the model is not loaded")
-
-
-def _plain_len(match: Match) -> int:
-    """
-    Tokens whose KV is surely in full: what is computed behind so few reads no other.
-
-    What is lent counts as quantised: its sequence may pass the start at any step.
-    """
-    nodes = match.nodes
-    worse = (n.start for n in nodes if n.buffer is None or not n.buffer.is_plain)
-    return min([match.depth, *worse])

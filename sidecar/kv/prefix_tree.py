@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sidecar.core.prompt import ModelIds
+from sidecar.core.prompt import ModelIds, Scope
 from sidecar.kv.kv_layers import (
     KVLayers,
     Leaves,
@@ -90,7 +90,7 @@ class Node:
     hits: int = 0
     is_guest: bool = False
     is_superseded: bool = False  # its conversation went on from before its end
-    session: str = ""
+    scope: Scope | None = None  # whose it is
     checkpoint_rank: int = 9
     number: int = field(default_factory=lambda: next(_numbers))
 
@@ -98,6 +98,12 @@ class Node:
     def end(self) -> int:
         """Depth at its end."""
         return self.start + len(self.ids)
+
+    @property
+    def session(self) -> tuple[str | None, str]:
+        """The key and the name of its session."""
+        scope = self.scope
+        return (scope.api_key, scope.session) if scope else (None, "")
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -145,7 +151,7 @@ class Owner:
         salt: whoever has another one finds nothing of it.
     """
 
-    session: str = ""
+    scope: Scope | None = None
     is_guest: bool = False
     own_len: int = 0
     salt: str = ""
@@ -166,6 +172,17 @@ class Match:
 
     nodes: tuple[Node, ...]
     depth: int
+
+    @property
+    def plain_len(self) -> int:
+        """
+        Tokens whose KV is surely in full: what is computed behind them reads no other.
+
+        What is lent counts as quantised: its sequence may pass the start at any step.
+        """
+        nodes = self.nodes
+        worse = (n.start for n in nodes if n.buffer is None or not n.buffer.is_plain)
+        return min([self.depth, *worse])
 
     def checkpoint_at_most(self, depth: int) -> Node | None:
         """The deepest node on the path with a checkpoint no deeper than `depth`."""
@@ -228,7 +245,7 @@ class RadixTree:
             hits=node.hits,
             is_guest=node.is_guest,
             is_superseded=node.is_superseded,
-            session=node.session,
+            scope=node.scope,
         )
         node.parent.children[upper.ids[0]] = upper
         node.ids, node.start, node.parent = node.ids[at:], depth, upper
@@ -276,11 +293,30 @@ class RadixTree:
             each.parent, each.children = None, {}
         return dropped
 
-    def clear(self) -> None:
-        """Drop all nodes."""
-        for root in list(self.roots.values()):
-            for child in list(root.children.values()):
+    def disown(self, is_gone: Callable[[Scope | None], bool] | None) -> set[Buffer]:
+        """
+        Drop the nodes of some conversations; what others go on from is theirs then.
+
+        Args:
+            is_gone: None: all nodes, whosever they are.
+        Returns:
+            The buffers of which others may hold a part.
+        """
+        if is_gone is None:
+            for child in [c for r in self.roots.values() for c in r.children.values()]:
                 self.drop(child)
+            return set()
+        buffers = set[Buffer]()
+        for node in reversed(list(self.nodes())):  # children before their parents
+            if not is_gone(node.scope):
+                continue
+            if node.children:
+                node.scope = next(iter(node.children.values())).scope
+                continue
+            if node.buffer is not None:
+                buffers.add(node.buffer)
+            self.drop(node)
+        return buffers
 
     def nodes(self) -> Iterator[Node]:
         """All nodes but the roots."""

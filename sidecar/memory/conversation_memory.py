@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sidecar.core.forgetting import Whose
 from sidecar.core.ports import KVStore
 from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import ClientInfo, ToolCall
@@ -154,14 +155,15 @@ class ConversationMemory:
     The memory of one loaded model. Any thread.
 
     Args:
-        kv: where the KV is. clear: lets go of it; the bytes that came back.
+        kv: where the KV is. clear: lets go of some of it, or of all (None); the bytes
+            that came back.
         decode: ids -> text. model_key: what lineage is valid for.
     """
 
     def __init__(
         self,
         kv: KVStore,
-        clear: Callable[[], int],
+        clear: Callable[[Whose | None], int],
         decode: Callable[[Sequence[int]], str],
         model_key: str,
         limits: MemoryLimits,
@@ -182,7 +184,7 @@ class ConversationMemory:
 
     @property
     def epoch(self) -> int:
-        """How often all was forgotten; what is read behind it is of that epoch."""
+        """How often something was forgotten; what is read now is of that epoch."""
         with self.lock:
             return self._kv.epoch
 
@@ -245,7 +247,7 @@ class ConversationMemory:
         with self.lock:
             for told in kept:
                 self._load(told)
-            if kept:
+            if kept and "lineage" in kept[-1]:
                 self.lineage.add(lineage_of(kept[-1]["lineage"], canonical))
 
     def _load(self, told: Json) -> None:
@@ -269,7 +271,7 @@ class ConversationMemory:
 
     def is_current(self, promise: Promise) -> bool:
         """Whether nothing was forgotten since a prompt was begun."""
-        return promise.epoch == self.epoch
+        return self._kv.is_current(promise.epoch, promise.record.scope)
 
     def attach(self, decode: Callable[[Sequence[int]], str]) -> None:
         """Serve the same model, loaded again; other places are to be named anew."""
@@ -282,23 +284,22 @@ class ConversationMemory:
         """Name another place that holds text of conversations."""
         self._texts.append(clear)
 
-    def forget(self) -> Forgotten:
+    def forget(self, whose: Whose | None = None) -> Forgotten:
         """
-        Forget everything, at once: KV, lineage, turns, conversations.
+        Forget everything, or some conversations: KV, lineage, turns, threads, at once.
 
-        What was begun before goes on, and leaves nothing behind.
+        What was begun before goes on, and leaves nothing behind. What other
+        conversations said of these, or go on from, stays theirs.
         """
         with self.lock:
-            self._kv.new_epoch()
-            found = len(self.lineage), self.turns.num_threads
-            self.lineage.clear()
-            self.healing.clear()
-            self.turns.clear()
+            self._kv.new_epoch(whose)
+            found = self.lineage.forget(whose), self.turns.forget(whose)
+            self.healing.forget(whose)
             if self.keepsakes is not None:
-                self.keepsakes.clear()
+                self.keepsakes.forget(whose)
             for clear in self._texts:
                 clear()
-        return Forgotten(self._clear(), *found)
+        return Forgotten(self._clear(whose), *found)
 
     def _turn(self, promise: Promise, opening: Opening, said: Said) -> KnownTurn:
         raw = (*opening.lead_ids, *said.sampled)

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sidecar.core.forgetting import Whose
 from sidecar.core.json_bytes import load_json
 from sidecar.core.prompt import Scope, is_implicit
 from sidecar.core.requests import Message, Tool, ToolCall, call_key
@@ -148,10 +149,9 @@ class HealingStore:
         self._max_bytes = max_bytes
         self._turns: OrderedDict[_Place, list[KnownTurn]] = OrderedDict()
         self._num_bytes = 0
-        self._calls: Lru[str, ToolCall] = Lru(
-            4 * max_entries, max_bytes, lambda key, call: 200 + len(call.arguments)
+        self._calls: Lru[str, tuple[ToolCall, Scope]] = Lru(
+            4 * max_entries, max_bytes, lambda key, known: 400 + len(known[0].arguments)
         )
-        self._scopes: Lru[str, Scope] = Lru(4 * max_entries, max_bytes, _weigh_scope)
         self._by_id: Lru[str, tuple[str, KnownTurn]] = Lru(
             4 * max_entries, max_bytes, lambda key, item: item[1].num_bytes
         )
@@ -184,8 +184,7 @@ class HealingStore:
     def remember_calls(self, calls: Sequence[ToolCall], scope: Scope) -> None:
         """Keep what the model gave: clients add default arguments to their echo."""
         for call in calls:
-            self._calls.put(call_key(call.id), call)
-            self._scopes.put(call_key(call.id), scope)
+            self._calls.put(call_key(call.id), (call, scope))
 
     def continued(
         self, marked: Sequence[MarkedMessage], api_key: str | None, session: str
@@ -198,9 +197,10 @@ class HealingStore:
         """
         for index, item in enumerate(marked):
             for call in item.message.tool_calls:
-                scope = self._scopes.get(call_key(call.id)) if call.id else None
-                if scope is None or scope.api_key != api_key:
+                known = self._calls.get(call_key(call.id)) if call.id else None
+                if known is None or known[1].api_key != api_key:
                     continue
+                scope = known[1]
                 both_unnamed = is_implicit(scope.session) and is_implicit(session)
                 if scope.session == session or both_unnamed:
                     return index, scope
@@ -222,13 +222,18 @@ class HealingStore:
         is_whole = known_visible == visible and turn.scope.api_key == api_key
         return turn if is_whole else None
 
-    def clear(self) -> None:
-        """Forget everything."""
+    def forget(self, whose: Whose | None) -> None:
+        """Forget everything, or some conversations."""
+        is_gone = whose.covers if whose else lambda _: True
         with self._lock:
-            self._turns.clear()
-            self._num_bytes = 0
-        for known in (self._calls, self._scopes, self._by_id):
-            known.clear()
+            for place, turns in list(self._turns.items()):
+                gone = [turn for turn in turns if is_gone(turn.scope)]
+                self._num_bytes -= sum(turn.num_bytes for turn in gone)
+                self._turns[place] = [t for t in turns if not is_gone(t.scope)]
+                if not self._turns[place]:
+                    del self._turns[place]
+        self._calls.pop_if(lambda _, known: is_gone(known[1]))
+        self._by_id.pop_if(lambda _, item: is_gone(item[1].scope))
 
     def visible_hash(self, message: Message, defaults: Defaults) -> str | None:
         """The visible hash of an echoed message, by what the model gave."""
@@ -237,7 +242,7 @@ class HealingStore:
 
     def _as_given(self, echoed: ToolCall, defaults: Defaults) -> ToolCall:
         """What the model gave, if the client did no more than add defaults."""
-        known = self._calls.get(call_key(echoed.id))
+        known, _ = self._calls.get(call_key(echoed.id)) or (None, None)
         if known is None or known.name != echoed.name:
             return echoed
         is_same = _extends(echoed, known, defaults.get(echoed.name, {}))
@@ -278,10 +283,6 @@ class HealingStore:
         ):
             _, gone = self._turns.popitem(last=False)
             self._num_bytes -= sum(turn.num_bytes for turn in gone)
-
-
-def _weigh_scope(key: str, scope: Scope) -> int:
-    return 200
 
 
 def _same_place(a: KnownTurn, b: KnownTurn) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from sidecar.core.forgetting import Whose
 from sidecar.core.prompt import ModelIds, Scope
 from sidecar.core.requests import ToolCall
 from sidecar.memory.healing_store import Context, Healed, KnownTurn
@@ -91,16 +92,20 @@ class Keepsakes:
         return found, np.frombuffer(last.canonical, np.uint32).copy()
 
     def drop(self, turns: Sequence[str]) -> None:
-        """These are written."""
+        """Keep these no more: they are written, or forgotten."""
         with self._lock:
             for gone in filter(None, (self._kept.pop(turn, None) for turn in turns)):
                 self._num_bytes -= gone.record.num_bytes
 
-    def clear(self) -> None:
-        """Forget all."""
+    def forget(self, whose: Whose | None) -> None:
+        """Forget all, or some conversations."""
         with self._lock:
-            self._kept.clear()
-            self._num_bytes = 0
+            turns = [
+                turn
+                for turn, keepsake in self._kept.items()
+                if whose is None or whose.covers(keepsake.record.scope)
+            ]
+        self.drop(turns)
 
 
 def digest_of(ids: ModelIds) -> str:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sidecar.core.forgetting import Whose
 from sidecar.core.prompt import CanonicalIds, Scope
 from sidecar.volatile.marked_message import SpanKey
 
@@ -196,13 +197,20 @@ class LineageIndex:
             if id(record) in self._records:
                 self._records.move_to_end(id(record))
 
-    def clear(self) -> None:
-        """Forget everything."""
+    def forget(self, whose: Whose | None) -> int:
+        """Forget everything, or some conversations; how many records went."""
         with self._lock:
-            self._records.clear()
-            self._blocks.clear()
-            self._threads.clear()
-            self._num_bytes = 0
+            before = len(self._records)
+            if whose is None:
+                self._records.clear()
+                self._blocks.clear()
+                self._threads.clear()
+                self._num_bytes = 0
+                return before
+            for record in list(self._records.values()):
+                if whose.covers(record.scope):
+                    self._remove(record)
+            return before - len(self._records)
 
     def _by_block(self, hashes: array[int], most: int) -> list[LineageRecord]:
         found: dict[int, LineageRecord] = {}

@@ -14,6 +14,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sidecar.core.forgetting import Whose
 from sidecar.core.prompt import IMPLICIT, Scope
 from sidecar.volatile.marked_message import MarkedMessage, canonical_text
 
@@ -46,11 +47,13 @@ class SessionView:
     A session as it is shown.
 
     Args:
+        api_key: the id of its client's key.
         num_messages, num_tokens: of the last conversation of its longest thread.
         parents: the sessions that it came from, the nearest first; at most 8.
     """
 
     session: str
+    api_key: str | None
     num_threads: int
     num_messages: int
     num_tokens: int
@@ -157,7 +160,7 @@ class TurnStore:
             for named, threads in sessions.items()
         }
         views = [
-            _view(threads, named[1], _ancestors(named, parents))
+            _view(threads, named, _ancestors(named, parents))
             for named, threads in sessions.items()
         ]
         return sorted(views, key=lambda view: view.idle_s)
@@ -168,10 +171,17 @@ class TurnStore:
         with self._lock:
             return len(self._threads)
 
-    def clear(self) -> None:
-        """Forget everything."""
+    def forget(self, whose: Whose | None) -> int:
+        """Forget everything, or some conversations; how many threads went."""
         with self._lock:
-            self._threads.clear()
+            gone = [
+                key
+                for key in self._threads
+                if whose is None or whose.covers(Scope(*key))
+            ]
+            for key in gone:
+                del self._threads[key]
+        return len(gone)
 
     def _shrink(self) -> None:
         num_digests = sum(thread.weight for thread in self._threads.values())
@@ -220,12 +230,13 @@ def implicit_session(canonical: Sequence[int]) -> str:
 
 
 def _view(
-    threads: Sequence[_Thread], session: str, parents: tuple[str, ...]
+    threads: Sequence[_Thread], named: _Named, parents: tuple[str, ...]
 ) -> SessionView:
     main = max(threads, key=lambda thread: thread.num_tokens)
     idle_s = time.monotonic() - max(thread.touched for thread in threads)
+    key, session = named
     return SessionView(
-        session, len(threads), len(main.digests), main.num_tokens, idle_s, parents
+        session, key, len(threads), len(main.digests), main.num_tokens, idle_s, parents
     )
 
 

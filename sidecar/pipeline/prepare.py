@@ -347,7 +347,7 @@ class Pipeline:
             assembled.ids,
             rank_boundaries(assembled.boundaries, found.marked),
             self.memory.turns.is_guest(scope, len(assembled.ids)),
-            scope.session,
+            scope,
             end_of_message(assembled.boundaries, question.first_own),
             reading.salt,
             reading.epoch,

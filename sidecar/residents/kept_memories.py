@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from sidecar.core.forgetting import Whose
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.memory.conversation_memory import ConversationMemory, Forgotten
 
@@ -64,12 +65,15 @@ class KeptMemories:
             self._lent = [other for other in self._lent if other is not lent]
         _forget(lent)
 
-    def forget(self) -> Forgotten:
-        """Forget all of it, what is lent too."""
+    def forget(self, whose: Whose | None = None) -> Forgotten:
+        """Forget all of it, or some conversations, what is lent too."""
         with self._lock:
             gone, lent = list(self._kept.values()), list(self._lent)
-            self._kept.clear()
-        found = [*map(_forget, gone), *(kept.memory.forget() for kept in lent)]
+            if whose is None:
+                self._kept.clear()
+            else:
+                gone, lent = [], [*gone, *lent]
+        found = [*map(_forget, gone), *(kept.memory.forget(whose) for kept in lent)]
         return sum(found, Forgotten())
 
 

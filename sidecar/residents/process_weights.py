@@ -9,7 +9,7 @@ from sidecar.core.errors import InsufficientMemory
 from sidecar.engine.checkpoint_files import told_bytes
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.process_memory import Admission, ProcessMemory
-from sidecar.kv.kv_budget import KVBudget
+from sidecar.kv.eviction import KVBudget
 
 _MOST_OF_PROCESS = 0.95  # the rest is for what computes
 _PRESSED_AT = 0.95

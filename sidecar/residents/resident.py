@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sidecar.core.errors import BadRequest
-from sidecar.core.prompt import ModelIds, ModelPrompt, SeenImage
+from sidecar.core.prompt import ModelIds, ModelPrompt, Scope, SeenImage
 from sidecar.core.requests import ChatRequest, ClientInfo, Message
 from sidecar.engine.text import Forecast, TextEngine
 from sidecar.images.text_only import note_images, refuse_images
@@ -144,7 +144,7 @@ class Resident:
         if self.disk is None:
             return True
         epoch = self.engine.store.epoch if prompt.epoch is None else prompt.epoch
-        owner = Owner(prompt.session, prompt.is_guest, prompt.own_len, prompt.salt)
+        owner = Owner(prompt.scope, prompt.is_guest, prompt.own_len, prompt.salt)
         return self.disk.bring_back(prompt.ids, owner, epoch, is_connected)
 
     def prepare_raw(
@@ -164,7 +164,8 @@ class Resident:
             ids = ModelIds(prompt)
             text = self.engine.model.tokenizer.decode(list(prompt))
         salt, epoch = self._salt(client), self.memory.epoch
-        return ModelPrompt(ids, salt=salt, epoch=epoch), text
+        scope = Scope(client.api_key_id, client.session or "", "")
+        return ModelPrompt(ids, scope=scope, salt=salt, epoch=epoch), text
 
     def _salt(self, client: ClientInfo) -> str:
         """

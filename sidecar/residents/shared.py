@@ -13,7 +13,7 @@ from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.process_memory import Admission, ProcessMemory
 from sidecar.infra.metrics import Metrics
 from sidecar.kv.disk.kv_disk import KVDisk
-from sidecar.kv.kv_budget import KVBudget
+from sidecar.kv.eviction import KVBudget
 from sidecar.residents.kept_memories import KeptMemories
 from sidecar.volatile.rules import RuleSet
 

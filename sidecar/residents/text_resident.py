@@ -172,8 +172,8 @@ class TextLoader:
             store = PrefixStore(shared.stored, model.new_cache, model.quantization)
             store.verify = cache.verify
             memory = ConversationMemory(
-                store, lambda: shared.gpu.call(store.clear), model.tokenizer.decode,
-                model.key, memory_limits(cache),
+                store, lambda whose: shared.gpu.call(lambda: store.forget(whose)),
+                model.tokenizer.decode, model.key, memory_limits(cache),
             )  # fmt: skip
             return Kept(store, memory)
 

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs, unquote
+from urllib.parse import unquote
 
 from sidecar.config.settings import ServerConfig
 from sidecar.core.errors import (
-    BadRequest,
     MethodNotAllowed,
     NotFound,
     SidecarError,
@@ -28,6 +27,7 @@ from sidecar.engine.text import Forecast
 from sidecar.infra.metrics import Metrics
 from sidecar.server import access
 from sidecar.server.audio_routes import AudioRoutes
+from sidecar.server.cache_routes import CacheRoutes
 from sidecar.server.chat_routes import ChatRoutes
 from sidecar.server.messages import (
     Endpoint,
@@ -83,6 +83,7 @@ class Routes:
         self._config = config
         routes, audio = ChatRoutes(services.chat, config), AudioRoutes(services.audio)
         self._models = models = ModelRoutes(services.models)
+        caches = CacheRoutes(services.caches, services.responses)
         self._dialects = dialects_of(services)
         self._table: dict[str, dict[str, Endpoint]] = {
             "/": {"GET": self._health},
@@ -100,9 +101,10 @@ class Routes:
             "/admin/models": {"GET": self._admin(models.all)},
             "/admin/models/status": {"GET": self._admin(models.status)},
             "/admin/models/rescan": {"POST": self._admin(models.rescan)},
-            "/admin/cache": {"GET": self._admin(self._cache)},
-            "/admin/cache/drift": {"GET": self._admin(self._drift)},
-            "/admin/cache/clear": {"POST": self._admin(self._clear)},
+            "/admin/cache": {"GET": self._admin(caches.report)},
+            "/admin/cache/drift": {"GET": self._admin(caches.drift)},
+            "/admin/cache/clear": {"POST": self._admin(caches.clear)},
+            "/admin/cache/forget": {"POST": self._admin(caches.forget)},
         }
         for path, dialect in self._dialects.items():
             self._table[path] = {"POST": routes.create(dialect)}
@@ -230,41 +232,9 @@ class Routes:
 
         return guarded
 
-    def _cache(self, request: Request) -> Response:
-        asked = parse_qs(request.query).get("check", [])
-        check = bool({"1", "true"} & set(asked))
-        name = _model(request) or ""
-        return json_response(self._services.caches.report(name, check=check))
-
-    def _drift(self, request: Request) -> Response:
-        places = self._services.caches.drift(_model(request) or "")
-        return json_response({"places": places})
-
-    def _clear(self, request: Request) -> Response:
-        asked = parse_qs(request.query).get("disk", ["clear"])[-1]
-        if asked not in ("clear", "keep"):
-            raise BadRequest("disk must be clear or keep", param="disk")
-        gone = self._services.caches.clear(_model(request), on_disk=asked == "clear")
-        self._services.responses.clear()
-        return json_response(
-            {
-                "cleared": True,
-                "kv_bytes": gone.kv_bytes,
-                "prompts": gone.num_prompts,
-                "threads": gone.num_threads,
-                "disk_slots": gone.num_slots,
-                "disk_bytes": gone.disk_bytes,
-            }
-        )
-
     def _metrics(self, request: Request) -> Response:
         metrics = self._services.metrics
         return Response(metrics.exposition(), content_type=metrics.content_type)
-
-
-def _model(request: Request) -> str | None:
-    """`?model=NAME`."""
-    return next(iter(parse_qs(request.query).get("model", [])), None)
 
 
 def _forecast(found: Forecast) -> dict[str, Any]:

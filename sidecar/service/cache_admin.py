@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sidecar.core.errors import Unavailable
+from sidecar.core.forgetting import Whose
 from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.memory.conversation_memory import Forgotten
 from sidecar.memory.session_turn_store import SessionView
@@ -68,43 +69,29 @@ class CacheService:
         with self._pool.lease(name) as leased:
             return require_text(leased).pipeline.drift.rows()
 
-    def clear(self, name: str | None = None, *, on_disk: bool = True) -> Forgotten:
+    def clear(
+        self,
+        name: str | None = None,
+        whose: Whose | None = None,
+        *,
+        on_disk: bool = True,
+    ) -> Forgotten:
         """
-        Forget all KV, and all that explains it or could be put back.
+        Forget KV, and all that explains it or could be put back.
 
         Args:
             name: of one model; None: of all, loaded or not.
+            whose: conversations; None: all.
             on_disk: what is kept there, too.
         Raises:
             Unavailable: what is on the disk could not be deleted.
         """
+        disk = self._disk if on_disk else None
         if name is None:
-            return self._forget(None, self._kept.forget, on_disk=on_disk)
+            return _forget(disk, None, whose, self._kept.forget)
         with self._pool.lease(name) as leased:
             resident = require_text(leased)
-            return self._forget(resident.name, resident.memory.forget, on_disk=on_disk)
-
-    def _forget(
-        self, model: str | None, forget: Callable[[], Forgotten], *, on_disk: bool
-    ) -> Forgotten:
-        """Of the memory, and of the disk before and behind it."""
-        disk = self._disk if on_disk else None
-        found = []
-        with contextlib.suppress(OSError):  # it is tried once more
-            # Before: nothing can be brought back any more.
-            found += [disk.forget(model)] if disk else []
-        gone = forget()
-        try:
-            # Behind: what was written since.
-            found += [disk.forget(model)] if disk else []
-        except OSError as error:
-            raise Unavailable(
-                f"what is in memory is forgotten, the disk is not: {error}"
-            ) from error
-        return gone + Forgotten(
-            num_slots=sum(slots for slots, _ in found),
-            disk_bytes=sum(num_bytes for _, num_bytes in found),
-        )
+            return _forget(disk, resident.name, whose, resident.memory.forget)
 
     def counters(self) -> dict[str, int]:
         """All cache counters of loaded models together; empty while there is none."""
@@ -114,9 +101,35 @@ class CacheService:
         return dict(counts)
 
 
+def _forget(
+    disk: KVDisk | None,
+    model: str | None,
+    whose: Whose | None,
+    forget: Callable[[Whose | None], Forgotten],
+) -> Forgotten:
+    """Of the memory, and of the disk before and behind it."""
+    found = []
+    with contextlib.suppress(OSError):  # it is tried once more
+        # Before: nothing can be brought back any more.
+        found += [disk.forget(model, whose)] if disk else []
+    gone = forget(whose)
+    try:
+        # Behind: what was written since.
+        found += [disk.forget(model, whose)] if disk else []
+    except OSError as error:
+        raise Unavailable(
+            f"what is in memory is forgotten, the disk is not: {error}"
+        ) from error
+    return gone + Forgotten(
+        num_slots=sum(slots for slots, _ in found),
+        disk_bytes=sum(num_bytes for _, num_bytes in found),
+    )
+
+
 def _row(view: SessionView) -> dict[str, Any]:
     return {
         "session": view.session,
+        "key": view.api_key,
         "threads": view.num_threads,
         "messages": view.num_messages,
         "tokens": view.num_tokens,

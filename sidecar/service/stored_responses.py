@@ -9,6 +9,8 @@ from typing import Any
 import orjson
 
 from sidecar.core.errors import NotFound, PayloadTooLarge, PreviousResponseNotFound
+from sidecar.core.forgetting import Epochs, Whose
+from sidecar.core.prompt import Scope, is_implicit
 from sidecar.infra.lru import Lru
 
 _MOST_RESPONSES = 256
@@ -22,6 +24,7 @@ class _Stored:
     # As bytes: objects of small lists take twenty times as much.
     body: bytes
     items: bytes  # what it was asked and what it answered
+    scope: Scope
     stored_at: float
 
     @property
@@ -51,13 +54,13 @@ class StoredResponses:
     def __init__(self) -> None:
         self._of_keys: dict[str | None, _OfKey] = {}
         self._lock = threading.Lock()
-        self._epoch = 0
+        self._epochs = Epochs()
 
     @property
     def epoch(self) -> int:
-        """How often all was forgotten."""
+        """How often something was forgotten."""
         with self._lock:
-            return self._epoch
+            return self._epochs.now
 
     def put(
         self,
@@ -65,18 +68,21 @@ class StoredResponses:
         items: Sequence[Any],
         body: dict[str, Any],
         epoch: int | None = None,
+        session: str | None = None,
     ) -> None:
         """
         Keep a complete response.
 
         Args:
             items: all of its input.
-            epoch: in which it was asked for; one that has ended keeps nothing.
+            epoch: in which it was asked for; what was forgotten since is not kept.
+            session: as the client named it.
         """
+        scope = Scope(key_id, session or "", "")
         whole = orjson.dumps([*items, *body["output"]])
-        stored = _Stored(orjson.dumps(body), whole, time.monotonic())
+        stored = _Stored(orjson.dumps(body), whole, scope, time.monotonic())
         with self._lock:
-            if epoch is not None and epoch != self._epoch:
+            if epoch is not None and not self._epochs.is_current(epoch, scope):
                 return
             own = self._of_keys.setdefault(key_id, _OfKey())
             own.responses.put(body["id"], stored)
@@ -109,11 +115,22 @@ class StoredResponses:
         self.get(key_id, response_id)
         self._of(key_id).responses.pop(response_id)
 
-    def clear(self) -> None:
-        """Forget everything."""
+    def forget(self, whose: Whose | None = None) -> None:
+        """
+        Forget everything, or some conversations.
+
+        Of a session that no client named, nobody knows which responses are its own: all
+        without a name go.
+        """
+        if whose is not None and is_implicit(whose.session or ""):
+            whose = Whose("", whose.api_key)
         with self._lock:
-            self._epoch += 1
-            self._of_keys.clear()
+            self._epochs.end(whose)
+            if whose is None:
+                self._of_keys.clear()
+                return
+            for own in self._of_keys.values():
+                own.responses.pop_if(lambda _, stored: whose.covers(stored.scope))
 
     def resolve(
         self, key_id: str | None, previous: object, items: Sequence[Any]

@@ -335,7 +335,7 @@ class TestStoredResponses:
 
     def test_clearing_leaves_nothing(self) -> None:
         store, whole = self.stored()
-        store.clear()
+        store.forget()
         with pytest.raises(PreviousResponseNotFound):
             store.resolve("key", whole["id"], [])
 

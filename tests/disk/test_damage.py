@@ -17,7 +17,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.core.prompt import ModelIds
-from sidecar.kv.disk.root import forget_all
+from sidecar.kv.disk.forgetting import forget_all
 from sidecar.kv.disk.slot_folder import SlotFolder
 from sidecar.kv.disk.tensor_file import Damaged
 from testkit.jobs import random_ids

@@ -2,9 +2,9 @@
 
 from sidecar.core.prompt import ModelIds
 from sidecar.kv.disk.due import DueList
-from sidecar.kv.prefix_tree import Owner
+from testkit.sequences import owned
 
-MINE = Owner("s", salt="mine")
+MINE = owned("s", salt="mine")
 
 
 def ids(*values: int) -> ModelIds:
@@ -38,7 +38,7 @@ def test_siblings_and_other_keys_are_due_by_themselves() -> None:
     due = DueList(lambda: 0.0)
     due.note(ids(1, 2), MINE)
     due.note(ids(1, 3), MINE)
-    due.note(ids(1, 2, 3), Owner("s", salt="another"))
+    due.note(ids(1, 2, 3), owned("s", salt="another"))
     assert len(due.take(0)) == 3
 
 

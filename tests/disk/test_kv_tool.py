@@ -81,6 +81,8 @@ def test_a_chain_goes_out_and_comes_in(
 
     asked = ModelIds((*whole, 7))
     assert tuple(gpu_thread().call(go_on)) == cold(kind, asked)
+    assert tool(kind, "forget", "--session", "nobody's") == 0
+    assert slots(root)
     assert tool(kind, "forget") == 0
     assert slots(root) == []
     assert tool(kind, "import", str(file), f"{file}.ids.json") == 0

@@ -4,14 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from sidecar.core.forgetting import Whose
 from sidecar.kv.disk.durable_files import open_private
+from sidecar.kv.disk.forgetting import forget_all, forget_some
 from sidecar.kv.disk.open_slot import OpenSlot
-from sidecar.kv.disk.root import DiskLimits, DiskRoot, forget_all
+from sidecar.kv.disk.root import DiskLimits, DiskRoot
 from sidecar.kv.disk.slot import Slot
 from sidecar.kv.disk.slot_folder import Replaced, SlotFolder
 from sidecar.kv.disk.tensor_file import TensorSpec, write_tensors
@@ -22,8 +25,10 @@ EMPTY = np.empty(0, np.uint32)
 CALLS = ("os.open", "os.write", "os.rename", "os.fsync", "os.unlink", "os.utime")
 
 
-def write(folder: SlotFolder, parent: Slot | None, ids: list[int]) -> Slot:
-    """A slot whose KV is its ids, in a shape of KV."""
+def write(
+    folder: SlotFolder, parent: Slot | None, ids: list[int], session: str = ""
+) -> Slot:
+    """A slot whose KV is its ids, in a shape of KV; a session's, if one is named."""
     draft, at = folder.draft(), parent.end if parent else 0
     spec = TensorSpec("0.0", "F32", (1, 1, len(ids), 2))
     values = np.repeat(np.array(ids, np.float32), 2).reshape(spec.shape)
@@ -33,7 +38,9 @@ def write(folder: SlotFolder, parent: Slot | None, ids: list[int]) -> Slot:
             draft.num_bytes = file.tell()
         meta = {
             "at": at, "end": at + len(ids), "salt": "", "crc32": sums,
-            "packed": [False], "scalars": {}, "keeps_end": False, "kept": [],
+            "packed": [False], "scalars": {}, "keeps_end": False,
+            "kept": [{"scope": [None, session, "t"], "turn": session, "lineage": 1}],
+            "owner": [None, session, "t"] if session else None,
             "runs": [["0.0"]], "classes": ["KVCache"],
         }  # fmt: skip
         folder.describe(draft, parent, meta, (np.array(ids, np.int32), EMPTY))
@@ -81,6 +88,39 @@ def test_a_slot_is_what_was_written(folder: SlotFolder) -> None:
     modes = {p.stat().st_mode & 0o777 for p in folder.path.iterdir()}
     assert modes == {0o600}
     assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_another_goes_on_from_is_its_own(folder: SlotFolder) -> None:
+    """Its ids and KV; what was said there is gone, and what nobody goes on from."""
+    first = write(folder, None, [1, 2, 3], "one")
+    write(folder, write(folder, first, [4], "one"), [5], "one")
+    write(folder, first, [8], "another")
+    os.utime(folder.file(1, "meta"), (1000, 1000))
+    slots, num_bytes = forget_some(folder, Whose("one"))
+    assert slots == 2
+    assert num_bytes > 0
+    assert whole(folder) == [[1, 2, 3], [8]]
+    left = [folder.read(number) for number in folder.numbers()]
+    assert [slot.owner and slot.owner.session for slot in left] == ["another"] * 2
+    assert [len(slot.meta["kept"]) for slot in left] == [0, 1]
+    assert left[0].used == 1000
+    assert "one" not in folder.file(1, "meta").read_text()
+    assert forget_some(folder, Whose("one")) == (0, 0)
+    assert forget_some(folder, Whose(api_key="k")) == (0, 0)
+    assert forget_some(folder, Whose("another"))[0] == 2
+    assert folder.files() == {}
+
+
+def test_what_another_goes_on_from_within_goes_whole(folder: SlotFolder) -> None:
+    """The rest of it is nobody else's, and a slot is never cut."""
+    first = write(folder, None, [1, 2, 3], "one")
+    branch = write(folder, replace(first, end=2), [8], "another")
+    write(folder, branch, [9], "another")
+    write(folder, None, [7], "another")
+    assert branch.at == 2
+    assert forget_some(folder, Whose("one"))[0] == 3
+    assert whole(folder) == [[7]]
+    assert folder.files().keys() == {4}
 
 
 def test_one_whose_parent_went_is_none(folder: SlotFolder) -> None:
@@ -139,6 +179,8 @@ elif act == "delete":
         folder.delete(2)
 elif act == "forget":
     t.forget_all(folder)
+elif act == "forget one":
+    t.forget_some(folder, t.Whose("one"))
 else:
     t.DiskRoot(path.parent, t.DiskLimits(1, 0, 0, 0)).clear_away()
 print("done", left)
@@ -157,20 +199,21 @@ def die(folder: SlotFolder, act: str, before_call: int) -> bool:
     return ended.returncode == 0
 
 
-@pytest.mark.parametrize("act", ["commit", "delete", "forget", "janitor"])
+@pytest.mark.parametrize("act", ["commit", "delete", "forget", "forget one", "janitor"])
 def test_a_death_before_any_call(act: str, folder: SlotFolder) -> None:
     """What is there is whole; the next act works; leftovers are cleared away."""
     allowed = {
         "commit": [[[1, 2, 3], [8]], [[1, 2, 3], [8], [4, 5]]],
         "delete": [[[1, 2, 3], [8]], [[1, 2, 3]]],
         "forget": [[[1, 2, 3], [8]], [[1, 2, 3]], [[8]], []],
+        "forget one": [[[1, 2, 3], [8]], [[8]]],  # the second one is another's
         "janitor": [[[1, 2, 3], [8]], [[1, 2, 3]], []],
     }[act]
     number, is_whole = 0, False
     while not is_whole:
         forget_all(folder)
-        first = write(folder, None, [1, 2, 3])
-        write(folder, first, [8])
+        first = write(folder, None, [1, 2, 3], "one")
+        write(folder, first, [8], "another")
         is_whole = die(folder, act, number)
         assert whole(folder) in allowed
         tidy(folder)

@@ -168,6 +168,43 @@ def test_what_is_forgotten_does_not_come_back(when: str, tmp_path: Path) -> None
         assert (cached(url) > 0) is kept
 
 
+@pytest.mark.parametrize("when", ["at rest", "while it waits"])
+def test_one_conversation_is_forgotten(when: str, tmp_path: Path) -> None:
+    """No file holds a word of it; the other's comes back once it was used again."""
+    root = tmp_path / "kv"
+    more = {"KV_DISK_QUIET_SECONDS": "0" if when == "at rest" else "86400"}
+    more["KV_DISK_RUN_TOKENS"] = "4096"
+
+    def ask(url: str, session: str, text: str) -> int:
+        said = [
+            {"role": "system", "content": "word " * 200},
+            {"role": "user", "content": f"It is {text} {'more ' * 80}"},
+        ]
+        body = {"model": "local", "max_tokens": 5, "temperature": 0, "messages": said,
+                "session_id": session}  # fmt: skip
+        told = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120).json()
+        return int(told["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    with process(tmp_path / "a", root, **more) as url:
+        for number, (session, text) in enumerate([("one", PHRASE), ("other", "sun")]):
+            ask(url, session, text)
+            if when == "at rest":
+                wait_until(lambda least=number: len(slots(root)) > least)
+        assert bool(files_with(root, planted_ids(), PHRASE)) is (when == "at rest")
+        forget = f"{url}/admin/cache/forget"
+        told = httpx.post(forget, json={"session": "one"}, timeout=60).json()
+        assert told["threads"] == 1
+        for word in (PHRASE, '"one"'):
+            assert files_with(root, planted_ids(), word) == []
+        assert ask(url, "other", "sun") > 250
+    assert slots(root)
+    for word in (PHRASE, '"one"'):
+        assert files_with(root, planted_ids(), word) == []
+    with process(tmp_path / "b", root, **more) as url:
+        assert ask(url, "other", "sun") > 250
+        assert 150 < ask(url, "one", PHRASE) < 250
+
+
 def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():

@@ -11,8 +11,7 @@ from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.kv_expiry import Expiry
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv import eviction
-from sidecar.kv.eviction import Limits
-from sidecar.kv.kv_budget import KVBudget
+from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.prefix_store import PrefixStore
 from testkit.clock import Clock
 from testkit.raw_http import eventually
@@ -57,7 +56,7 @@ def test_it_wakes_when_something_expires_and_not_before(
     model = tiny_model("dense")
     store = PrefixStore(KVBudget(Limits(1 << 30, ttl_s=100)), model.new_cache)
     Expiry(store.budget, gpu, waits)
-    assert waits.next() == 100
+    assert waits.next() == pytest.approx(100)
     gpu.call(lambda: run(store, some_ids(1, 50)))
     clock.advance(60)
     gpu.call(lambda: run(store, some_ids(2, 50)))
@@ -68,7 +67,9 @@ def test_it_wakes_when_something_expires_and_not_before(
     assert store.match_len((*some_ids(2, 50), 1)) == 50
     clock.advance(60)
     waits.go_on()
-    assert waits.next() == 100, "empty: what comes now has all of its time before it"
+    assert waits.next() == pytest.approx(100), (
+        "empty: what comes now has all of its time before it"
+    )
     assert store.num_bytes == 0
 
 

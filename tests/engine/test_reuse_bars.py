@@ -162,11 +162,11 @@ def test_streams_that_share_prefixes_say_what_each_says_alone(
     with leased_engine(served.app) as engine:
         alone = []
         for ids in prompts:
-            served.app.gpu.call(engine.store.clear)
+            served.app.gpu.call(engine.store.forget)
             alone.append(run(engine, ids, 16))
         assert all(outcome.cached == 0 for outcome in alone)
         for warm in (False, True):
-            served.app.gpu.call(engine.store.clear)
+            served.app.gpu.call(engine.store.forget)
             if warm:
                 run(engine, prefix, 4)
             together = _run_together(engine, prompts * 2)

@@ -11,16 +11,15 @@ import pytest
 
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv import eviction, kv_layers
-from sidecar.kv.eviction import Limits
-from sidecar.kv.kv_budget import KVBudget
+from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.prefix_store import PrefixStore
-from sidecar.kv.prefix_tree import Node, Owner, eviction_score
-from testkit.sequences import ROOMY, Running, joined, on_gpu, run
+from sidecar.kv.prefix_tree import Node, eviction_score
+from testkit.sequences import ROOMY, Running, joined, on_gpu, owned, run
 from testkit.sequences import some_ids as ids_of
 from testkit.told_kv import HEADS, WIDTH, faults
 
 TinyModel = Callable[[str], LoadedModel]
-MAIN, GUEST = Owner("main"), Owner("main", is_guest=True)
+MAIN, GUEST = owned("main"), owned("main", is_guest=True)
 # Told KV of the dense model: 2 layers, keys and values, fp32.
 TOKEN_BYTES = 2 * 2 * HEADS * WIDTH * 4
 
@@ -320,7 +319,7 @@ def test_a_session_holds_sixteen_checkpoints_the_worthiest(
     assert {rank for rank, _ in held} == {0, 1, 2, 3}
     assert [depth for rank, depth in held if rank < 3] == [10, 20, 399]
     # a second session has its own sixteen
-    other = Running(store, ids_of(2, 400), Owner("other"))
+    other = Running(store, ids_of(2, 400), owned("other"))
     other.prefill(*stops).finish()
     assert len(checkpoints(store)) == 32
 
@@ -330,7 +329,7 @@ def test_all_sessions_together_hold_sixty_four(make_store: MakeStore) -> None:
     store = make_store("hybrid")
     stops = [(10, 0), *((d, 3) for d in range(20, 180, 10))]
     for number in range(6):
-        owner = Owner(f"s{number}")
+        owner = owned(f"s{number}")
         Running(store, ids_of(number, 200), owner).prefill(*stops).finish()
     held = Counter(rank for rank, _ in checkpoints(store))
     assert 60 <= sum(held.values()) <= 64

@@ -6,14 +6,13 @@ import pytest
 
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.loader import LoadedModel
-from sidecar.kv.eviction import Limits
-from sidecar.kv.kv_budget import KVBudget
+from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.kv.prefix_tree import Owner
-from testkit.sequences import Running, joined, on_gpu
+from testkit.sequences import Running, joined, on_gpu, owned
 from testkit.sequences import some_ids as ids_of
 
-MAIN, GUEST = Owner("main"), Owner("main", is_guest=True)
+MAIN, GUEST = owned("main"), owned("main", is_guest=True)
 SYSTEM_LEN = 40
 END_OF_TURN = ModelIds((3001, 3002))  # what a template puts behind an answer
 
@@ -53,7 +52,7 @@ class Talk:
         kept = joined(self.ids, END_OF_TURN, ids_of(self._seed, 12))
         has_own_turn = len(self.ids) > SYSTEM_LEN
         own_len = SYSTEM_LEN + 22 if has_own_turn else 0
-        owner = Owner(self._owner.session, self._owner.is_guest, own_len)
+        owner = Owner(self._owner.scope, self._owner.is_guest, own_len)
         prompt = joined(kept, ids_of(-self._seed, 30))
         sequence = Running(self._store, prompt, owner)
         sequence.prefill((SYSTEM_LEN, 0), (len(kept), 1))
@@ -117,10 +116,10 @@ def test_an_edited_last_message_is_a_small_loss(store: PrefixStore) -> None:
 def test_idle_sessions_leave_room_for_one_that_is_used(store: PrefixStore) -> None:
     """Twenty took all there is; what a live one needs for a step back still stays."""
     for seed in range(1, 21):
-        idle = Talk(store, seed, Owner(f"idle {seed}"))
+        idle = Talk(store, seed, owned(f"idle {seed}"))
         idle.turn(by_user=True)
         idle.turn(by_user=True)
-    live = Talk(store, 40, Owner("live"))
+    live = Talk(store, 40, owned("live"))
     places = []
     for _ in range(4):
         live.turn(by_user=True)
@@ -159,7 +158,7 @@ def test_who_goes_back_to_an_older_end_makes_it_the_one_in_use(
     store: PrefixStore,
 ) -> None:
     """Only behind the model's own first turn: before it they are two conversations."""
-    shared, own = ids_of(1, 60), Owner("main", own_len=40)
+    shared, own = ids_of(1, 60), owned("main", own_len=40)
     first, second = joined(shared, ids_of(2, 30)), joined(shared, ids_of(3, 31))
     for prompt in (first, second):
         Running(store, prompt, own).prefill().decode(ids_of(4, 1)).finish()
@@ -168,7 +167,7 @@ def test_who_goes_back_to_an_older_end_makes_it_the_one_in_use(
     Running(store, again, own).prefill().decode(ids_of(6, 1)).finish()
     assert superseded_ends(store) == {90, 92}
     stranger = joined(ids_of(1, 30), ids_of(7, 50))
-    Running(store, stranger, Owner("main", own_len=35)).prefill().finish()
+    Running(store, stranger, owned("main", own_len=35)).prefill().finish()
     assert superseded_ends(store) == {90, 92}
 
 
@@ -209,7 +208,7 @@ def test_what_parts_right_behind_the_first_own_turn_is_superseded(
         )
         trunk = ids_of(1, 50)
         Running(store, joined(trunk, ids_of(2, 20))).prefill().finish()
-        owner = Owner("main", own_len=own_len)
+        owner = owned("main", own_len=own_len)
         Running(store, joined(trunk, ids_of(3, 20)), owner).prefill().finish()
-        (old,) = [n for n in store._tree.leaves() if n.session != "main"]
+        (old,) = [n for n in store._tree.leaves() if n.session != (None, "main")]
         assert old.is_superseded is is_superseded

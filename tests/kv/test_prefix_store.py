@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache
 
+from sidecar.core.forgetting import Whose
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv import kv_layers
-from sidecar.kv.kv_budget import KVBudget
+from sidecar.kv.eviction import KVBudget
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.kv.prefix_tree import Owner
-from testkit.sequences import ROOMY, Running, forward, joined, on_gpu, run
+from testkit.sequences import ROOMY, Running, forward, joined, on_gpu, owned, run
 from testkit.sequences import some_ids as ids_of
 from testkit.told_kv import faults
 
@@ -532,7 +533,7 @@ def test_clearing_forgets_all_and_spares_what_runs(store: PrefixStore) -> None:
     run(store, ids_of(1, 100))
     running = Running(store, joined(ids_of(1, 100), ids_of(2, 9))).prefill()
     stored = store.num_bytes
-    assert store.clear() >= stored
+    assert store.forget() >= stored
     assert store.num_bytes == 0
     assert store.match_len(ids_of(1, 100)) == 0
     running.decode(ids_of(3, 4))
@@ -550,7 +551,7 @@ def test_what_was_begun_before_a_clearing_gets_and_shows_nothing(
 ) -> None:
     """It restores nothing, its path is not registered, and it gives nothing back."""
     begun = store.epoch
-    store.clear()
+    store.forget()
     run(store, ids_of(1, 100))
     late = store.restore(joined(ids_of(1, 100), ids_of(2, 9)), epoch=begun)
     assert late.cached_len == 0
@@ -576,6 +577,45 @@ def test_what_ends_between_an_epoch_and_its_clearing_leaves_the_store_sound(
 
 
 @on_gpu
+def test_one_conversation_is_forgotten(store: PrefixStore) -> None:
+    """What another goes on from stays, and is its own then."""
+    common, one, other = ids_of(1, 60), owned("one"), owned("other")
+    first, second = joined(common, ids_of(2, 40)), joined(common, ids_of(3, 40))
+    for ids, owner in ((first, one), (second, other)):
+        Running(store, ids, owner).prefill().finish()
+    before = store.num_bytes
+    store.forget(Whose("one"))
+    assert store.num_bytes < before
+    assert store.match_len(first) == 60
+    assert store.match_len(joined(second, (7,))) == 99
+    store.forget(Whose("other"))
+    assert store.rows() == []
+    assert store.num_bytes == 0
+    assert_sound(store)
+
+
+@on_gpu
+@pytest.mark.parametrize("is_forgotten", [True, False])
+def test_what_runs_of_a_forgotten_conversation_leaves_nothing(
+    store: PrefixStore, is_forgotten: bool
+) -> None:
+    """But what it was lent by others, who lose nothing."""
+    theirs = ids_of(1, 60)
+    Running(store, theirs, owned("other")).prefill().finish()
+    mine = joined(theirs[:-1], ids_of(2, 40))
+    running = Running(store, mine, owned("one"))
+    store.register(running.lease, mine, running.owner)
+    running.prefill()
+    store.forget(Whose("one" if is_forgotten else "nobody"))
+    running.decode(ids_of(4, 3)).finish()
+    assert store.stored_len(theirs, "") == 59
+    assert (store.stored_len(mine, "") == 59) is is_forgotten
+    sessions = {row["session"] for row in store.rows()}
+    assert sessions == ({"other"} if is_forgotten else {"one", "other"})
+    assert_sound(store)
+
+
+@on_gpu
 @pytest.mark.parametrize("how", ["clear", "fail"])
 def test_memory_comes_back_at_once(store: PrefixStore, how: str) -> None:
     """Nodes know their parents and children: a cycle waits for the collector."""
@@ -589,10 +629,10 @@ def test_memory_comes_back_at_once(store: PrefixStore, how: str) -> None:
     del nodes
     gc.disable()
     try:
-        store.clear() if how == "clear" else running.fail()
+        store.forget() if how == "clear" else running.fail()
         if how == "clear":
             running.finish()
-            store.clear()
+            store.forget()
         assert store.num_bytes == 0 == len(list(store.rows()))
         assert [ref() for ref in held if ref() is not None] == []
     finally:

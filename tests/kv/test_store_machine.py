@@ -26,12 +26,11 @@ from sidecar.core.prompt import ModelIds
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv import kv_layers
-from sidecar.kv.eviction import Limits
-from sidecar.kv.kv_budget import KVBudget
+from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.kv_layers import KVLayers
 from sidecar.kv.prefix_store import PrefixStore
-from sidecar.kv.prefix_tree import Node, Owner, path_to
-from testkit.sequences import Running, joined, some_ids
+from sidecar.kv.prefix_tree import Node, path_to
+from testkit.sequences import Running, joined, owned, some_ids
 from testkit.told_kv import digests, faults, leaf_faults
 
 TinyModel = Callable[[str], LoadedModel]
@@ -92,7 +91,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _start(self, prompt: ModelIds, how: "How") -> None:
         """Restore and prefill, as far as it comes; maybe it is answered at once."""
         said = self.store.match_len(prompt)
-        sequence = Running(self.store, prompt, Owner("s", how.is_guest))
+        sequence = Running(self.store, prompt, owned("s", is_guest=how.is_guest))
         assert sequence.cached_len == said
         shared = max((_common(c, prompt) for c in self.computed), default=0)
         assert said <= min(shared, len(prompt) - 1)
@@ -152,7 +151,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.computed)
     @rule()
     def clear(self) -> None:
-        self.store.clear()
+        self.store.forget()
         self.is_lossless = False
 
     @precondition(lambda self: self.computed)

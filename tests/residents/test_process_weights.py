@@ -8,8 +8,7 @@ from sidecar.config.settings import EngineConfig
 from sidecar.core.errors import InsufficientMemory
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.process_memory import Admission, Demand
-from sidecar.kv.eviction import Limits
-from sidecar.kv.kv_budget import KVBudget
+from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.residents.process_weights import ProcessWeights
 
 

@@ -155,3 +155,112 @@ def test_a_response_that_was_being_made_is_not_kept(app: App) -> None:
     late = json.loads(first.removeprefix("data: "))["response"]["id"]
     for name in (kept, late):
         assert httpx.get(f"{url}/{name}", timeout=60).status_code == 404
+
+
+def talk(app: App, session: str, key: str = "") -> tuple[list[dict[str, str]], int]:
+    """A turn, its answer and a question behind it; how much of it all is cached."""
+    asked = [SYSTEM, {"role": "user", "content": f"{session}: What is it?"}]
+    message, _ = say_in(app, session, key, asked)
+    following = [*asked, {"role": "assistant", "content": message["content"]}]
+    return [*following, {"role": "user", "content": "and?"}], len(message["content"])
+
+
+def say_in(
+    app: App, session: str, key: str, messages: list[dict[str, str]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The message of an answer, and all that was told."""
+    body = {
+        "model": "local", "messages": messages, "max_tokens": 400, "temperature": 0,
+        "session_id": session, "chat_template_kwargs": {"enable_thinking": True},
+        "x_mlx": {"key": key} if key else {},
+    }  # fmt: skip
+    answer = httpx.post(f"{app.url}/v1/chat/completions", json=body, timeout=120)
+    told = answer.json()
+    return told["choices"][0]["message"], told
+
+
+def foretold(app: App, session: str, key: str, messages: list[Any]) -> int:
+    """How much of a prompt would be reused."""
+    body = {"model": "local", "messages": messages, "session_id": session,
+            "x_mlx": {"key": key} if key else {}}  # fmt: skip
+    told = httpx.post(f"{app.url}/v1/cache/probe", json=body, timeout=60).json()
+    return int(told["cached_tokens"])
+
+
+def forget(app: App, **whose: str) -> dict[str, Any]:
+    answer = httpx.post(f"{app.url}/admin/cache/forget", json=whose, timeout=60)
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+@pytest.mark.parametrize("by", ["session", "key"])
+def test_one_conversation_is_forgotten_and_the_other_goes_on(app: App, by: str) -> None:
+    """KV, thoughts, session: the other's turn is as warm as ever."""
+    clear(app)
+    names = [("one", "key-1"), ("other", "key-2")]
+    (mine, _), (theirs, _) = [talk(app, *name) for name in names]
+    before = [foretold(app, *names[0], mine), foretold(app, *names[1], theirs)]
+    told = forget(app, **({"session": "one"} if by == "session" else {"key": "key-1"}))
+    assert told["forgotten"] is True
+    assert told["threads"] == told["prompts"] == 1
+    assert told["kv_bytes"] > 0
+    report = httpx.get(f"{app.url}/admin/cache?check=1", timeout=60).json()
+    assert report["problems"] == []
+    assert [(r["session"], r["key"]) for r in report["sessions"]] == [names[1]]
+    assert {row["session"] for row in report["tree"]} == {"other"}
+    after = [foretold(app, *names[0], mine), foretold(app, *names[1], theirs)]
+    assert after[1] == before[1]
+    assert after[0] < before[0] - 10  # what both began with is the other's
+    with app.pool.lease("local") as resident:
+        places = resident.memory.healing._turns.values()
+    assert {turn.scope.session for turns in places for turn in turns} == {"other"}
+    assert forget(app, session="one")["kv_bytes"] == 0
+
+
+def test_what_runs_of_it_leaves_nothing_and_of_another_all(app: App) -> None:
+    clear(app)
+    with held_gpu(app) as go, ThreadPoolExecutor(3) as pool:
+        talks = [pool.submit(talk, app, name) for name in ("one", "other")]
+        with app.pool.lease("local") as resident:
+            assert eventually(lambda: resident.engine._admission.num_open == 2, 60)
+            begun = resident.engine.store.epoch
+        forgetting = pool.submit(forget, app, session="one")
+        assert eventually(lambda: resident.engine.store.epoch != begun, 60)
+        go.set()
+        for said in talks:
+            said.result()
+        forgetting.result()
+    report = httpx.get(f"{app.url}/admin/cache?check=1", timeout=60).json()
+    assert report["problems"] == []
+    assert [row["session"] for row in report["sessions"]] == ["other"]
+    assert {row["session"] for row in report["tree"]} == {"other"}
+
+
+def test_a_stored_response_of_it_is_gone(app: App) -> None:
+    url, kept = f"{app.url}/v1/responses", []
+    for session in ("one", "other", None):
+        body = {"model": "local", "input": "Hi.", "max_output_tokens": 4}
+        headers = {"session-id": session} if session else {}
+        answer = httpx.post(url, json=body, headers=headers, timeout=120)
+        kept.append(answer.json()["id"])
+    forget(app, session="one")
+    found = [httpx.get(f"{url}/{name}", timeout=60).status_code for name in kept]
+    assert found == [404, 200, 200]
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({}, "session"), ([], "body"), ({"session": 7}, "session"),
+        ({"session": ""}, "session"), ({"all": True}, "all"),
+        ({"key": None}, "session"),
+    ],
+)  # fmt: skip
+def test_who_is_forgotten_must_be_said(app: App, body: Any, named: str) -> None:
+    """Nothing is forgotten by mistake."""
+    say(app, ASKED)
+    answer = httpx.post(f"{app.url}/admin/cache/forget", json=body, timeout=60)
+    assert answer.status_code == 400
+    assert named in answer.json()["detail"]
+    assert say(app, ASKED)[1] > 100

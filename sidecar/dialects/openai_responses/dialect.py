@@ -24,7 +24,7 @@ class StoredItems(Protocol):
 
     @property
     def epoch(self) -> int:
-        """How often all was forgotten."""
+        """How often something was forgotten."""
 
     def put(
         self,
@@ -32,8 +32,9 @@ class StoredItems(Protocol):
         items: Sequence[Any],
         body: dict[str, Any],
         epoch: int | None = None,
+        session: str | None = None,
     ) -> None:
-        """Keep a complete response, with all of its input; nothing of a past epoch."""
+        """Keep a complete response, with its input, unless it was forgotten since."""
 
     def resolve(
         self, key_id: str | None, previous: object, items: Sequence[Any]
@@ -61,8 +62,8 @@ class ResponsesCall:
 
     def _remember(self, response: ResponseObject) -> None:
         if self.delivery.is_stored:
-            body = response.as_dict()
-            self.stored.put(self.key_id, self.delivery.items, body, self.epoch)
+            body, session = response.as_dict(), self.chat.client.session
+            self.stored.put(self.key_id, self.delivery.items, body, self.epoch, session)
 
 
 class OpenAIResponses:

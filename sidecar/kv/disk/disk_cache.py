@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError
 from dataclasses import dataclass
 
-from sidecar.core.prompt import ModelIds
+from sidecar.core.forgetting import Whose
+from sidecar.core.prompt import ModelIds, Scope
 from sidecar.kv.disk.disk_thread import Urgency
 from sidecar.kv.disk.due import Due
+from sidecar.kv.disk.forgetting import forget, forget_all, forget_some
 from sidecar.kv.disk.hand_over import HandOver
 from sidecar.kv.disk.ports import DiskSettings, Explained, Machine, salt_name
-from sidecar.kv.disk.root import DiskRoot, forget_all
+from sidecar.kv.disk.root import DiskRoot
 from sidecar.kv.disk.slot import Slot
 from sidecar.kv.disk.slot_folder import SlotFolder
 from sidecar.kv.disk.slot_index import DiskMatch, SlotIndex
@@ -35,6 +37,7 @@ _PAYS = 0.8  # of the time to compute, at most, for a restore that is weighed
 _RESTORE_S = 120.0  # then the prompt is computed
 _TICK_S = 0.1
 _TRIES = 4
+_FORGET_S = 60.0
 _LOOK_EVERY_S = 1.0  # for slots of other processes
 
 
@@ -75,7 +78,7 @@ class DiskCache:
         self._looked_at = 0.0
         self._seen = 0
         self._stamps: dict[int, tuple[int, int]] = {}  # of the slots that were taken in
-        self._is_forgotten = False  # before its folder was known
+        self._forgotten: list[Whose | None] = []  # before its folder was known
         self._place: _Place | None = None
         self._closed = threading.Event()
         self.model = ""  # what it is called
@@ -128,8 +131,7 @@ class DiskCache:
             return
         turn = self._machine.turn
         with self._lock:
-            if self._is_forgotten:
-                self._forget_all(folder)
+            self._forget_before(folder)
             self._place = _Place(
                 folder,
                 SlotReader(self._store, folder, self._index, turn),
@@ -253,26 +255,40 @@ class DiskCache:
             self._store.on_kept = _not_noted
             self.when_closed()
 
-    def forget(self) -> tuple[int, int]:
+    def forget(self, whose: Whose | None = None) -> tuple[int, int]:
         """
-        Delete all of it, what is being written too: slots, and their bytes.
+        Delete all of it, or some conversations; slots, and their bytes.
+
+        What is being written or brought back of these comes to nothing.
 
         Raises:
-            OSError: they cannot be.
+            OSError: they cannot be deleted.
         """
+        self._hand_over.due.forget(whose)
         with self._lock:
-            self._epoch += 1
-            self._hand_over.due.clear()
-            self._index.clear()
-            self._stamps, self._seen = {}, 0
-            if self._place is None:
-                self._is_forgotten = True
+            place = self._place
+            if place is None:
+                self._forgotten.append(whose)
                 return 0, 0
-            return forget_all(self._place.folder)
+            if whose is None:
+                self._epoch += 1
+                self._index.clear()
+                self._stamps, self._seen = {}, 0
+                return forget_all(place.folder)
 
-    def _forget_all(self, folder: SlotFolder) -> None:
+        def act() -> tuple[int, int]:
+            found = forget_some(place.folder, whose)
+            self._look(place.folder)
+            return found
+
+        # On the disk's thread nothing of it is read or written meanwhile.
+        return self._machine.thread.submit(Urgency.RESTORE, act).result(_FORGET_S)
+
+    def _forget_before(self, folder: SlotFolder) -> None:
+        """What was forgotten while nobody knew where it is."""
         try:
-            forget_all(folder)
+            for whose in self._forgotten:
+                forget(folder, whose)
         except OSError as error:
             logger.warning("KV on the disk could not be deleted: %s", error)
 
@@ -282,7 +298,7 @@ class DiskCache:
             return
         try:
             self._look(place.folder)
-            may = self._current()
+            may = self._current(due.owner.scope)
             place.writer.write(due.ids, due.owner, may, is_last=is_last)
             self._root.clear_away()
         except FileNotFoundError as error:  # another process has forgotten all
@@ -292,14 +308,17 @@ class DiskCache:
         except Exception:
             logger.exception("KV could not be written to the disk")
 
-    def _current(self) -> Callable[[], contextlib.AbstractContextManager[bool]]:
-        """Holds forgetting off, and says whether there was none since now."""
-        begun = self._epoch, self._store.epoch
+    def _current(
+        self, scope: Scope | None
+    ) -> Callable[[], contextlib.AbstractContextManager[bool]]:
+        """Holds forgetting off, and says whether there was none of it since now."""
+        begun, epoch = self._epoch, self._store.epoch
 
         @contextlib.contextmanager
         def current() -> Iterator[bool]:
             with self._lock:
-                yield begun == (self._epoch, self._store.epoch)
+                is_current = self._store.is_current(epoch, scope)
+                yield is_current and begun == self._epoch
 
         return current
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sidecar.core.forgetting import Whose
 from sidecar.core.prompt import ModelIds
 from sidecar.kv.prefix_tree import Owner
 
@@ -63,10 +64,14 @@ class DueList:
             self._due = [other for other in self._due if other is not due]
         return is_there
 
-    def clear(self) -> None:
-        """Forget all."""
+    def forget(self, whose: Whose | None = None) -> None:
+        """Forget all, or some conversations."""
         with self._lock:
-            self._due = []
+            self._due = [
+                due
+                for due in self._due
+                if whose is not None and not whose.covers(due.owner.scope)
+            ]
 
 
 def _goes_on(old: Due, new: Due) -> bool:

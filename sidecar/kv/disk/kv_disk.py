@@ -5,6 +5,7 @@ import secrets
 import threading
 from pathlib import Path
 
+from sidecar.core.forgetting import Whose
 from sidecar.kv.disk.disk_cache import DiskCache
 from sidecar.kv.disk.disk_thread import DiskThread, disk_thread
 from sidecar.kv.disk.durable_files import read_private, replace_private
@@ -57,17 +58,20 @@ class KVDisk:
         with self._lock:
             self._open = [other for other in self._open if other is not cache]
 
-    def forget(self, model: str | None = None) -> tuple[int, int]:
+    def forget(
+        self, model: str | None = None, whose: Whose | None = None
+    ) -> tuple[int, int]:
         """
         Delete the slots of all models, loaded or not; how many, and their bytes.
 
         Args:
             model: of this one alone, however it was set up.
+            whose: conversations that are forgotten; None: all.
         Raises:
             OSError: some cannot be.
         """
         with self._lock:
             caches = [c for c in self._open if model in (None, c.model)]
-        found = [cache.forget() for cache in caches]
-        found.append(self.root.forget(model))
+        found = [cache.forget(whose) for cache in caches]
+        found.append(self.root.forget(model, whose))
         return sum(n for n, _ in found), sum(size for _, size in found)

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import json
 import logging
-import math
 import os
 import re
 import shutil
@@ -22,12 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sidecar.core.forgetting import Whose
 from sidecar.kv.disk.durable_files import (
     clear_broken_off,
     open_private,
     read_private,
     replace_private,
 )
+from sidecar.kv.disk.forgetting import forget
 from sidecar.kv.disk.slot_folder import Link, SlotFolder
 
 logger = logging.getLogger(__name__)
@@ -267,10 +268,14 @@ class DiskRoot:
                     gone += 1
         return gone
 
-    def forget(self, model: str | None = None) -> tuple[int, int]:
+    def forget(
+        self, model: str | None = None, whose: Whose | None = None
+    ) -> tuple[int, int]:
         """
-        Delete all slots of all models, or of one; how many, and their bytes.
+        Delete slots of all models, or of one; how many, and their bytes.
 
+        Args:
+            whose: conversations that are forgotten; None: all.
         Raises:
             OSError: some cannot be; the others are gone.
         """
@@ -280,7 +285,7 @@ class DiskRoot:
             if model is not None and model_of(folder) != model:
                 continue
             try:
-                found = forget_all(folder)
+                found = forget(folder, whose)
             except OSError as error:
                 failed = error
                 continue
@@ -296,21 +301,6 @@ def model_of(folder: SlotFolder) -> str:
         return str(json.loads(read_private(folder.path / "model.json"))["model"])
     except (OSError, *_NO_WORDS):
         return ""
-
-
-def forget_all(folder: SlotFolder) -> tuple[int, int]:
-    """
-    Delete all slots of a model, what is being written too; how many, and their bytes.
-
-    Raises:
-        OSError: they cannot be.
-    """
-    num_bytes = 0
-    with folder.locked():
-        numbers = folder.numbers()
-        num_bytes = sum(folder.delete(number) for number in folder.files())
-        clear_broken_off(folder.path, math.inf)
-    return len(numbers), num_bytes
 
 
 def _leaves(links: Mapping[int, Link]) -> list[int]:

@@ -2,15 +2,18 @@
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sidecar.kv.disk.tensor_file import Damaged, Header
+from sidecar.core.prompt import Scope
+from sidecar.kv.disk.durable_files import make_durable, open_private
+from sidecar.kv.disk.tensor_file import Damaged, Header, TensorSpec, write_tensors
 
-VERSION = 2
+VERSION = 3
 _HELD = {
     "salt": str, "crc32": dict, "scalars": dict, "packed": list, "runs": list,
     "classes": list, "kept": list, "keeps_end": bool,
@@ -48,6 +51,11 @@ class Slot:
         return str(self.meta["salt"])
 
     @property
+    def owner(self) -> Scope | None:
+        """Whose conversation ended there; None: nobody's."""
+        return scope_of(self.meta["owner"]) if self.meta["owner"] else None
+
+    @property
     def length(self) -> int:
         """Tokens of the run."""
         return self.end - self.at
@@ -79,6 +87,9 @@ def parse_slot(
         raise Damaged(f"it is of version {meta['version']}")
     if missing := [n for n, kind in _HELD.items() if not isinstance(meta[n], kind)]:
         raise Damaged(f"of its meta {missing[0]} is not what it should be")
+    for scope in (meta["owner"], *(turn["scope"] for turn in meta["kept"])):
+        if scope is not None:
+            scope_of(scope)
     meta["_crc32"] = int(told["cache_crc32"])
     parent = tuple(meta["parent"]) if meta["parent"] else None
     at, end = int(meta["at"]), int(meta["end"])
@@ -89,6 +100,50 @@ def parse_slot(
         number, meta["uid"], parent, at, end, ids, canonical, meta,
         int(told["cache_size"]), used,
     )  # fmt: skip
+
+
+def scope_of(told: Sequence[str | None]) -> Scope:
+    """A scope, from JSON."""
+    key, session, thread = told
+    return Scope(None if key is None else str(key), str(session), str(thread))
+
+
+def scope_json(scope: Scope | None) -> list[str | None] | None:
+    """A scope, as JSON."""
+    return [scope.api_key, scope.session, scope.thread] if scope else None
+
+
+def write_words(
+    paths: Mapping[str, Path],
+    told: Mapping[str, Any],
+    arrays: tuple[np.ndarray, np.ndarray],
+    cache: tuple[int, int],
+) -> None:
+    """
+    Write all of a slot but its KV, durably.
+
+    Args:
+        paths: of its meta and of its tokens. told: its whole meta.
+        arrays: its ids, canonical ids. cache: CRC32 of its KV's header, and its size.
+    Raises:
+        OSError: of the disk.
+    """
+    text = json.dumps(told, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    with open_private(paths["meta"]) as file:
+        file.write(text)
+        make_durable(file)
+    sums = {
+        "uid": told["uid"], "parent": told["parent"][1] if told["parent"] else "",
+        "meta_crc32": str(zlib.crc32(text)), "cache_crc32": str(cache[0]),
+        "cache_size": str(cache[1]), "ids_crc32": str(sum_of(*arrays)),
+    }  # fmt: skip
+    specs = [
+        TensorSpec("tokens", "I32", arrays[0].shape),
+        TensorSpec("canonical", "U32", arrays[1].shape),
+    ]
+    with open_private(paths["tokens"]) as file:
+        write_tensors(file, specs, sums, arrays)
+        make_durable(file)
 
 
 def sum_of(ids: np.ndarray, canonical: np.ndarray) -> int:

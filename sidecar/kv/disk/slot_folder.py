@@ -9,13 +9,11 @@ files that nobody looks at. Only slots that no other one goes on from are delete
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import re
 import secrets
 import time
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from sidecar.kv.disk.durable_files import make_durable, open_private, sync_folder
+from sidecar.kv.disk.durable_files import sync_folder
 from sidecar.kv.disk.open_slot import OpenSlot, open_kv
-from sidecar.kv.disk.slot import VERSION, Slot, parse_slot, sum_of
+from sidecar.kv.disk.slot import VERSION, Slot, parse_slot, write_words
 from sidecar.kv.disk.tensor_file import (
     Damaged,
-    TensorSpec,
     read_header,
     read_tensor,
-    write_tensors,
 )
 
 logger = logging.getLogger(__name__)
@@ -187,7 +183,8 @@ class SlotFolder:
         Write all of a slot but its KV, which is written.
 
         Args:
-            meta: at, end, crc32 (of the KV's tensors), salt, and what else there is.
+            meta: at, end, crc32 (of the KV's tensors), salt, owner, and what else
+                there is.
             arrays: its ids; the canonical ids of the last prompt in it.
         Raises:
             OSError: of the disk.
@@ -198,25 +195,38 @@ class SlotFolder:
             **meta, "version": VERSION, "uid": uid, "parent": link,
             "bytes": draft.num_bytes, "created": time.time(),
         }  # fmt: skip
-        text = json.dumps(told, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        with open_private(draft.paths["meta"]) as file:
-            file.write(text)
-            make_durable(file)
         with draft.paths["cache"].open("rb") as kv:
             header = read_header(kv)
-        sums = {
-            "uid": uid, "parent": parent.uid if parent else "",
-            "meta_crc32": str(zlib.crc32(text)),
-            "cache_crc32": str(header.crc32), "cache_size": str(header.size),
-            "ids_crc32": str(sum_of(*arrays)),
-        }  # fmt: skip
-        specs = [
-            TensorSpec("tokens", "I32", arrays[0].shape),
-            TensorSpec("canonical", "U32", arrays[1].shape),
-        ]
-        with open_private(draft.paths["tokens"]) as file:
-            write_tensors(file, specs, sums, arrays)
-            make_durable(file)
+        write_words(draft.paths, told, arrays, (header.crc32, header.size))
+
+    def retell(
+        self, slot: Slot, told: Mapping[str, Any], canonical: np.ndarray
+    ) -> None:
+        """
+        Say anew what is known of a slot; hold the folder's lock.
+
+        A process that is killed meanwhile leaves the slot as it was, as it is told, or
+        none: its KV without words, which the janitor takes.
+
+        Args:
+            told: fields of its meta that change. canonical: see Slot.
+        Raises:
+            OSError: of the disk.
+        """
+        draft = self.draft()
+        meta = {name: v for name, v in slot.meta.items() if not name.startswith("_")}
+        try:
+            write_words(
+                draft.paths, {**meta, **told}, (slot.ids, canonical),
+                (slot.meta["_crc32"], slot.num_bytes),
+            )  # fmt: skip
+            os.utime(draft.paths["meta"], (slot.used, slot.used))
+            self.file(slot.number, "tokens").unlink()
+            for part in ("meta", "tokens"):
+                draft.paths[part].rename(self.file(slot.number, part))
+            sync_folder(self.path)
+        finally:
+            draft.discard()
 
     def read(self, number: int) -> Slot:
         """
