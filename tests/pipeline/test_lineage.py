@@ -126,7 +126,7 @@ def test_touching_a_record_that_left_does_not_bring_it_back() -> None:
     known = index()
     gone = record(blocks(1))
     known.add(gone)
-    known.clear()
+    known.forget(None)
     known.touch(gone)
     assert (len(known), found(known, blocks(1))) == (0, [])
 
@@ -226,7 +226,7 @@ def test_long_values_count() -> None:
         known.add(one)
         assert known.num_bytes <= 10_000_000
     assert len(known) == 2
-    known.clear()
+    known.forget(None)
     assert (len(known), known.num_bytes) == (0, 0)
 
 

@@ -71,7 +71,7 @@ def test_a_step_that_stalls_ends_the_answer(
     expected = texts(ask(watched))
     with watched.pool.lease("local") as served:
         served.engine.clear()
-        served.memory.lineage.clear()
+        served.memory.lineage.forget(None)
     steps = 0
 
     def pause(num_tokens: int) -> float:
@@ -101,7 +101,7 @@ def test_a_prefill_that_stalls_ends_the_answer(
     expected = texts(ask(watched))
     with watched.pool.lease("local") as served:
         served.engine.clear()
-        served.memory.lineage.clear()
+        served.memory.lineage.forget(None)
     chunks = 0
 
     def pause(num_tokens: int) -> float:
