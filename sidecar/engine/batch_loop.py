@@ -288,7 +288,9 @@ class BatchLoop:
         chunk = self.pacer.chunk_len(beside_streams=beside_streams)
         chunk = self.guard.fitting_chunk(prefill.done, chunk)
         end = prefill.end_of_chunk(chunk)
-        if prefill.look(end):
+        if unseen := prefill.unseen(end):
+            self._make_room(prefill, self.guard.images([unseen]).total)
+            prefill.look(end)
             mx.clear_cache()
             return
         needed = self.guard.model.peak_bytes(end, end - prefill.done)

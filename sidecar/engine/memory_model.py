@@ -7,7 +7,7 @@ context that fits now follows, before anything is allocated.
 """
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -85,6 +85,38 @@ class MemoryModel:
         return low
 
 
+@dataclass(frozen=True, slots=True)
+class TowerCost:
+    """
+    Of an image, by the number of ids that stand for it.
+
+    Args:
+        per_id, per_pair: bytes while the tower runs, for each id and for each two of
+            them (attention that is not fused). kept: bytes of what it gives, an id.
+        id_s: seconds, an id.
+    """
+
+    per_id: float
+    per_pair: float
+    kept: float
+    id_s: float
+
+    def peak_bytes(self, num_ids: int) -> int:
+        """Most that is in use while the tower runs, pixels included."""
+        return int(_SAFETY * (self.per_id * num_ids + self.per_pair * num_ids**2))
+
+    def demand(self, images: Sequence[int]) -> Demand:
+        """
+        Of images that are looked at one after another.
+
+        Args:
+            images: the numbers of their ids.
+        """
+        if not images:
+            return NOTHING
+        return Demand(int(self.kept * sum(images)), self.peak_bytes(max(images)))
+
+
 Fitted = tuple[MemoryModel, float]
 
 
@@ -160,12 +192,19 @@ class MemoryGuard:
     The process's memory as one model's prompts see it.
 
     Args:
-        model: what this model's prompts take.
+        model: what this model's prompts take. tower: what its images take besides;
+            None: it takes text only.
     """
 
-    def __init__(self, model: MemoryModel, process: ProcessMemory) -> None:
+    def __init__(
+        self,
+        model: MemoryModel,
+        process: ProcessMemory,
+        tower: TowerCost | None = None,
+    ) -> None:
         self.model = model
         self.process = process
+        self.tower = tower
 
     def largest_context(
         self, most: int, others: Demand = NOTHING, num_copies: int = 1
@@ -174,17 +213,30 @@ class MemoryGuard:
         free_bytes = self.process.free_bytes
         return self.model.largest_context(free_bytes, most, others, num_copies)
 
-    def demand(self, length: int, num_copies: int, most: int, others: Demand) -> Demand:
+    def images(self, lengths: Sequence[int]) -> Demand:
+        """What images take that are still to be looked at, by the number of ids."""
+        return self.tower.demand(lengths) if self.tower else NOTHING
+
+    def demand(
+        self,
+        length: int,
+        num_copies: int,
+        most: int,
+        others: Demand,
+        images: Demand = NOTHING,
+    ) -> Demand:
         """
         What a prompt of that length takes.
 
         Raises:
             InsufficientMemory: it does not fit beside the others.
         """
-        if length >= self.largest_context(most, others, num_copies):
-            why = self.refusal(length, num_copies, most, others)
+        if length >= self.largest_context(most, others + images, num_copies):
+            why = self.refusal(length, num_copies, most, others + images)
+            if images.total:
+                why += f"; {images.total >> 20} MiB of it are for its images"
             raise InsufficientMemory(why, param="messages", retry_after_s=5)
-        return self.model.demand(length, num_copies)
+        return self.model.demand(length, num_copies) + images
 
     def refusal(
         self, length: int, num_copies: int, most: int, others: Demand = NOTHING

@@ -93,17 +93,19 @@ class Prefill:
                 raise ValueError("this model takes text only")
             self._looking = Looking(eyes, prompt)
 
-    def look(self, end: int) -> bool:
-        """The tower for one image before a depth; whether there was one to look at."""
+    def unseen(self, end: int) -> int:
+        """How many ids the next image before a depth has, that is to be looked at."""
         placed = self._looking.unseen(self.done, end) if self._looking else None
-        if self._looking is None or placed is None:
-            return False
+        return placed.end - placed.start if placed else 0
+
+    def look(self, end: int) -> None:
+        """The tower for one image before a depth, if its pixels are there."""
+        placed = self._looking.unseen(self.done, end) if self._looking else None
         started = time.perf_counter()
-        if self._looking.look(placed):
+        if self._looking and placed and self._looking.look(placed):
             self._note_progress()
             seconds = time.perf_counter() - started
             logger.debug("looked at an image seconds=%.3f", seconds)
-        return True
 
     def sight(self, end: int) -> Sight | None:
         """What the model is told of the next ids, up to a depth, besides them."""

@@ -18,7 +18,7 @@ from sidecar.kv import kv_layers
 
 R = TypeVar("R")
 Steps = Generator[None, None, R]
-_SAMPLE = (96, 128, 3)
+_SAMPLE = (96, 128)  # height, width
 
 
 class ImageRuns:
@@ -91,11 +91,12 @@ class _Kept:
         return self._pixels
 
 
-def sample_image(eyes: Eyes, seed: int) -> SeenImage:
+def sample_image(eyes: Eyes, seed: int, size: tuple[int, int] = _SAMPLE) -> SeenImage:
     """A picture of noise, to try a model's eyes on."""
     from PIL import Image
 
-    noise = np.random.default_rng(seed).integers(0, 256, _SAMPLE, dtype=np.uint8)
+    chance = np.random.default_rng(seed)
+    noise = chance.integers(0, 256, (*size, 3), dtype=np.uint8)
     picture = Image.fromarray(noise)
     processed = eyes.processor.process(picture)
     digest = hashlib.sha256(picture.tobytes()).hexdigest()

@@ -131,12 +131,31 @@ class TextEngine:
         job = Job(self._admit(prompt, sampling, options))
         length, num_copies = len(job.spec.model_ids), job.spec.n
 
+        images = self.guard.images(self._unseen(job.spec.prompt))
+
         def demand(others: Demand) -> Demand:
-            return self.guard.demand(length, num_copies, self.max_context, others)
+            longest = self.max_context
+            return self.guard.demand(length, num_copies, longest, others, images)
 
         self._admission.admit(job, demand)
         self._gpu.post(lambda: self._loop.prefills.add(job))
         return job
+
+    def look_s(self, prompt: ModelPrompt) -> float:
+        """Seconds that its images will take that are still to be looked at."""
+        tower = self.guard.tower
+        return tower.id_s * sum(self._unseen(prompt)) if tower else 0.0
+
+    def _unseen(self, prompt: ModelPrompt) -> list[int]:
+        """Numbers of ids of the images behind what is stored, without features."""
+        if not prompt.images or self.model.eyes is None:
+            return []
+        held, memo = self.store.match_len(prompt.ids, prompt.salt), self.model.eyes.memo
+        return [
+            placed.end - placed.start
+            for placed in prompt.images
+            if placed.end > held and not memo.has(placed.image, prompt.salt)
+        ]
 
     def release(self, job: Job) -> None:
         """Give the job's place back; it is cancelled if it still runs."""

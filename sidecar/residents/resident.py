@@ -17,6 +17,7 @@ from sidecar.memory.conversation_memory import ConversationMemory
 from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
 from sidecar.pipeline.reuse.prompt_ids import check_length
 from sidecar.residents.model_entry import Held
+from sidecar.residents.ocr import with_prompt
 
 if TYPE_CHECKING:  # of the extra `vision`
     from sidecar.images.reader import ImageReader
@@ -37,6 +38,7 @@ class Resident:
         notes_images: UNSUPPORTED_IMAGES: tell of those it does not take.
         leave: what becomes of its conversations when the weights are gone.
         disk: where its KV outlives the process; None: it does not.
+        ocr: what it is asked where a client sends a picture alone; "": nothing.
     """
 
     engine: TextEngine
@@ -47,6 +49,7 @@ class Resident:
     images: "ImageReader | None" = None
     notes_images: bool = False
     disk: DiskCache | None = None
+    ocr: str = ""
 
     @property
     def name(self) -> str:
@@ -121,6 +124,7 @@ class Resident:
         if not any(message.images for message in messages):
             return messages, ()
         if self.images is not None and self.takes_images:
+            messages = with_prompt(messages, self.ocr) if self.ocr else messages
             return self.images.read(messages, salt, is_connected)
         if not self.notes_images:
             refuse_images(messages, self._why_blind())
@@ -129,6 +133,7 @@ class Resident:
     def forecast(self, prepared: PreparedPrompt, most: int | None) -> Forecast:
         """What a prompt will cost, the time to bring some of it back included."""
         found = self.engine.forecast(prepared.lengths, most)
+        found = found.later(self.engine.look_s(prepared.model))
         if self.disk is None:
             return found
         prompt = prepared.model

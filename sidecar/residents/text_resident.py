@@ -26,11 +26,12 @@ from sidecar.engine.loader import (
     read_model,
     run_to_end,
 )
-from sidecar.engine.memory_model import MemoryGuard, fit_memory
+from sidecar.engine.memory_model import MemoryGuard, TowerCost, fit_memory
 from sidecar.engine.model_place import ModelSource
 from sidecar.engine.model_source import find_model
 from sidecar.engine.self_test import LOAD_S, SelfTest, prove
 from sidecar.engine.text import TextEngine
+from sidecar.engine.tower_cost import fit_tower
 from sidecar.engine.vision import FeatureMemo
 from sidecar.engine.warm_up import warm_up
 from sidecar.kv.prefix_store import PrefixStore
@@ -40,6 +41,7 @@ from sidecar.residents.detection import can_see, is_library_there, sees
 from sidecar.residents.disk import open_disk
 from sidecar.residents.kept_memories import Kept
 from sidecar.residents.model_entry import Offer
+from sidecar.residents.ocr import ocr_prompt
 from sidecar.residents.resident import Resident
 from sidecar.residents.shared import Shared
 from sidecar.volatile.rules import RuleSet
@@ -157,12 +159,22 @@ class TextLoader:
         fitted, rate_s = shared.gpu.call_in_steps(
             fit_memory(model, config.prefill_step_size)
         )
-        guard = MemoryGuard(fitted, shared.process)
+        guard = MemoryGuard(fitted, shared.process, self._tower_of(model))
         loop = BatchLoop(
             model, store, config, guard, shared.admission, rate_s,
             shared.extra_processors,
         )  # fmt: skip
         return TextEngine(model, loop, store, shared.gpu, config)
+
+    def _tower_of(self, model: LoadedModel) -> TowerCost | None:
+        """What its images take; None: it takes none, as its self-test will find."""
+        if model.eyes is None:
+            return None
+        try:
+            return self._shared.gpu.call_in_steps(fit_tower(model.eyes))
+        except Exception as error:  # noqa: BLE001 - whatever an architecture raises
+            logger.warning("its images could not be measured: %r", error)
+            return None
 
     def _memory_of(self, model: LoadedModel) -> Kept:
         """What this model's conversations left, or room for what they will."""
@@ -199,8 +211,9 @@ class TextLoader:
         images = self._images_of(model, kept.memory)
         notes = self._config.images.unsupported == "note"
         disk = open_disk(self._shared, engine, kept)
+        ocr = ocr_prompt(read_config(model.folder) or {})
         return Resident(
-            engine, pipeline, kept.memory, shares_kv, leave, images, notes, disk
+            engine, pipeline, kept.memory, shares_kv, leave, images, notes, disk, ocr
         )
 
     def _give_up(

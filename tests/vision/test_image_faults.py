@@ -158,7 +158,7 @@ def pixels_of_another_image() -> AbstractContextManager[None]:
 
 
 def a_match_that_ends_within_an_image() -> AbstractContextManager[None]:
-    return patched(prefix_store, "_before_image", lambda _: lambda ids, depth: depth)
+    return patched(prefix_store, "before_image", lambda _: lambda ids, depth: depth)
 
 
 def images_in_the_places_of_each_other() -> AbstractContextManager[None]:
