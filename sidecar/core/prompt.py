@@ -61,6 +61,12 @@ def before_image(ids: Sequence[int], depth: int) -> int:
     return depth
 
 
+def behind_images(ids: Sequence[int]) -> int:
+    """The depth behind the last image of a prompt; 0: it has none."""
+    made = (at for at in range(len(ids), 0, -1) if ids[at - 1] >= MADE)
+    return next(made, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """

@@ -11,8 +11,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from sidecar.core.prompt import ModelPrompt, PlacedImage
-from sidecar.engine.vision import Eyes, Features, Sight
+from sidecar.core.prompt import ModelPrompt, PlacedImage, behind_images
+from sidecar.engine.vision import TOKEN_TYPES, Eyes, Features, Sight
 
 _PATIENCE_S = 0.005  # of the GPU thread with an image that is being decoded
 
@@ -30,6 +30,8 @@ class Looking:
         due = sum(image.read_ids.count(eyes.pad) for image in images)
         if self._ids.count(eyes.pad) != due:
             raise ValueError("the prompt has pads that are no image's")
+        # In one pass up to there, where what an image is reads itself.
+        self.whole_until = 0 if eyes.is_causal else behind_images(prompt.ids)
         self._positions, self.shift = eyes.model.positions(self._ids, images)
 
     def unseen(self, start: int, end: int) -> PlacedImage | None:
@@ -66,6 +68,9 @@ class Looking:
         for placed in self._images:
             if placed.end <= end:  # all of it is KV now
                 self._features.pop(placed.start, None)
+        if start < self.whole_until:
+            pads = np.array([self._ids[start:end]]) == self._eyes.pad
+            embedded[TOKEN_TYPES] = mx.array(pads.astype(np.int32))
         positions = self._positions
         if positions is None:
             return Sight(embedded)

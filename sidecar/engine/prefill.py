@@ -68,6 +68,9 @@ class Prefill:
 
     def end_of_chunk(self, chunk_len: int) -> int:
         """Where the next chunk ends."""
+        whole = self._looking.whole_until if self._looking else 0
+        if self.done < whole:
+            return whole
         end = min(self.done + chunk_len, self.target)
         following = next((s.depth for s in self.stops if s.depth > self.done), end)
         return min(end, following)
@@ -92,6 +95,8 @@ class Prefill:
             if eyes is None:
                 raise ValueError("this model takes text only")
             self._looking = Looking(eyes, prompt)
+            if 0 < self.done < self._looking.whole_until:
+                raise ValueError("its images are to be computed in one pass")
 
     def unseen(self, end: int) -> int:
         """How many ids the next image before a depth has, that is to be looked at."""

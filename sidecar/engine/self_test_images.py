@@ -12,7 +12,7 @@ from sidecar.core.prompt import ModelIds, ModelPrompt, Pixels, PlacedImage, Seen
 from sidecar.engine.array_distance import Difference, logits_distance, rounding_of
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.looking import Looking
-from sidecar.engine.vision import Eyes
+from sidecar.engine.vision import TOKEN_TYPES, Eyes
 from sidecar.images.seen import seen_image
 from sidecar.kv import kv_layers
 
@@ -60,7 +60,8 @@ class ImageRuns:
         looking.look(placed)
         cache, ids, start = self._model.new_cache(), prompt.read_ids, 0
         middle = (placed.start + placed.end) // 2
-        for end in (placed.start - 5, middle, placed.end + 3, len(ids)):
+        ends = (placed.start - 5, middle, placed.end + 3, len(ids))
+        for end in (e for e in ends if e >= looking.whole_until):
             sight = looking.sight(start, end)
             logits = self._model.forward(mx.array([ids[start:end]]), cache, sight)
             mx.eval(logits)
@@ -110,6 +111,8 @@ def as_library(eyes: Eyes, prompt: ModelPrompt) -> mx.array:
     (placed,) = prompt.images
     found = model.embedded(prompt.read_ids, placed.image)
     told = {name: value for name, value in found.items() if value is not None}
+    if not eyes.is_causal:
+        told[TOKEN_TYPES] = mx.array([[int(i == eyes.pad) for i in prompt.read_ids]])
     ids = mx.array([prompt.read_ids])
     output = model.whole.language_model(ids, cache=model.make_cache(), **told)
     logits: mx.array = output.logits[:, -1]

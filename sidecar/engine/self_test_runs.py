@@ -196,7 +196,7 @@ class Runs:
         budget = KVBudget(Limits(1 << 40))
         store = PrefixStore(budget, self._model.new_cache, self._quantization)
         if not lend:
-            store.switch_off("lend")
+            store.switched_off.add("lend")
         try:
             yield store
         finally:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sidecar.config.settings import EngineConfig
 from sidecar.core.errors import BadRequest, ContextLengthExceeded
-from sidecar.core.prompt import ModelPrompt
+from sidecar.core.prompt import ModelPrompt, behind_images
 from sidecar.core.requests import GenerationOptions
 from sidecar.engine.batch_loop import BatchLoop
 from sidecar.engine.gpu_thread import GpuThread
@@ -131,7 +131,7 @@ class TextEngine:
         job = Job(self._admit(prompt, sampling, options))
         length, num_copies = len(job.spec.model_ids), job.spec.n
 
-        images = self.guard.images(self._unseen(job.spec.prompt))
+        images = self._images(job.spec.prompt)
 
         def demand(others: Demand) -> Demand:
             longest = self.max_context
@@ -145,6 +145,16 @@ class TextEngine:
         """Seconds that its images will take that are still to be looked at."""
         tower = self.guard.tower
         return tower.id_s * sum(self._unseen(prompt)) if tower else 0.0
+
+    def _images(self, prompt: ModelPrompt) -> Demand:
+        """What its images take beyond a text of that length."""
+        found, eyes = self.guard.images(self._unseen(prompt)), self.model.eyes
+        if eyes is None or eyes.is_causal:
+            return found
+        last = behind_images(prompt.ids)
+        if self.store.match_len(prompt.ids, prompt.salt) >= last:
+            return found
+        return found + Demand(0, self.guard.model.peak_bytes(last, last))
 
     def _unseen(self, prompt: ModelPrompt) -> list[int]:
         """Numbers of ids of the images behind what is stored, without features."""
@@ -175,10 +185,9 @@ class TextEngine:
         (self._forbidden.discard if is_allowed else self._forbidden.add)(name)
         if name == "batch":
             self._loop.may_batch(is_allowed)
-        elif is_allowed:
-            self.store.switch_on(name)
         else:
-            self.store.switch_off(name)
+            off = self.store.switched_off
+            (off.discard if is_allowed else off.add)(name)
 
     @property
     def is_idle(self) -> bool:

@@ -23,6 +23,7 @@ from sidecar.engine.image_processor import LibraryProcessor
 from sidecar.infra.lru import Lru
 from sidecar.kv.kv_layers import KVLayers, atoms
 
+TOKEN_TYPES = "mm_token_type_ids"  # 1 where an image stands
 _AXES = 3  # time, height, width
 _SHARED_CLASSES = ("KVCache", "RotatingKVCache", "CacheList")
 # What a model may give for an image's run besides its embeddings, one row a token.
@@ -240,11 +241,14 @@ class Eyes:
 
     Args:
         processor: gives images their ids and arrays. memo: of its tower.
+        is_causal: False: the ids of an image read each other, which the library
+            computes in one pass from a prompt's beginning to its last image only.
     """
 
     model: SeeingModel
     processor: LibraryProcessor
     memo: FeatureMemo
+    is_causal: bool = True
 
     @property
     def pad(self) -> int:
@@ -280,11 +284,27 @@ def open_eyes(
     Raises:
         ValueError: images of this architecture are not taken, with the reason.
     """
-    language = getattr(model.whole.language_model, "config", None)
-    asked = [
+    return Eyes(
+        model, LibraryProcessor(*parts, trust=trust), memo, _is_causal(model.whole)
+    )
+
+
+def _is_causal(whole: Any) -> bool:
+    """
+    Whether ids of an image read only what stands before them.
+
+    Raises:
+        ValueError: they do not, and the library is not told where images are.
+    """
+    language = whole.language_model
+    asked = {
         getattr(one, "use_bidirectional_attention", None)
-        for one in (language, getattr(model.whole, "config", None))
-    ]
-    if any(asked):
+        for one in (getattr(language, "config", None), getattr(whole, "config", None))
+    } - {None, False}
+    if not asked:
+        return True
+    inner = getattr(language, "model", None)
+    told = inspect.signature(type(inner).__call__).parameters if inner else {}
+    if asked != {"vision"} or TOKEN_TYPES not in told:
         raise ValueError("its attention within images is not causal")
-    return Eyes(model, LibraryProcessor(*parts, trust=trust), memo)
+    return False

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from sidecar.core.forgetting import Epochs, Whose
-from sidecar.core.prompt import ModelIds, Scope, before_image
+from sidecar.core.prompt import ModelIds, Scope, before_image, behind_images
 from sidecar.infra.metrics import Counters
 from sidecar.kv import kv_layers, stored_runs
 from sidecar.kv.eviction import KVBudget
@@ -83,19 +83,12 @@ class PrefixStore:
         empty = new_cache()
         self._all_sliceable = kv_layers.is_sliceable(empty)
         self.layers = kv_layers.kinds(empty)
-        self.switched_off: set[str] = set()
+        self.switched_off: set[str] = set()  # ways of reuse: not tested yet, or failed
+        self.whole_images = False  # a prompt is of use from behind its last image only
         self.verify = False  # CACHE_VERIFY: derive exactness anew at each hit
         self.on_kept: Callable[[ModelIds, Owner], None] = _nobody
         self.counters = Counters(_COUNTED)
         budget.join(self._tree, self.counters)
-
-    def switch_off(self, path: str) -> None:
-        """Do without a way of reuse that failed its test, or is not tested yet."""
-        self.switched_off.add(path)
-
-    def switch_on(self, path: str) -> None:
-        """Use a way of reuse again."""
-        self.switched_off.discard(path)
 
     def rows(self) -> list[dict[str, Any]]:
         """The tree as rows for people."""
@@ -247,11 +240,6 @@ class PrefixStore:
         """Whether what is stored is used at all: its tests have passed."""
         return not self.switched_off & _ESSENTIAL
 
-    def stored_len(self, ids: ModelIds, salt: str) -> int:
-        """Tokens of a path that are stored, whether or not a prompt can use them."""
-        with self._lock:
-            return self._tree.match(ids, salt).depth
-
     def survey(self, ids: ModelIds, salt: str) -> Survey:
         """What of a path could be read out; any thread."""
         with self._lock:
@@ -351,16 +339,25 @@ class PrefixStore:
             return 0
         if self._quantization and depth < self._quantization.start:
             depth = min(depth, match.plain_len)
-        depth = before_image(ids, depth)
+        depth = self._legal(ids, depth)
         if self._all_sliceable or depth <= 0:
             return depth
         node = match.checkpoint_at_most(depth)
-        while node and (whole := before_image(ids, node.end)) < node.end:
-            node = match.checkpoint_at_most(whole)
+        while node and (legal := self._legal(ids, node.end)) < node.end:
+            node = match.checkpoint_at_most(legal)
         return node.end if node else 0
 
+    def _legal(self, ids: ModelIds, depth: int) -> int:
+        """Where a prompt may be gone on from, as far as its images say."""
+        legal = before_image(ids, depth)
+        return legal if legal >= self.least_depth(ids) else 0
+
+    def least_depth(self, ids: ModelIds) -> int:
+        """Where it may be gone on from at the earliest; any thread."""
+        return behind_images(ids) if self.whole_images else 0
+
     def _note_loss(self, ids: ModelIds, depth: int, length: int) -> None:
-        self.counters.add("vlm_retreat", int(before_image(ids, depth) < depth))
+        self.counters.add("vlm_retreat", int(self._legal(ids, depth) < depth))
         if length < depth and not self._all_sliceable:
             self.counters.add("hybrid_trim_miss", int(length == 0))
             self.counters.add("hybrid_trim_miss_tokens", depth - length)

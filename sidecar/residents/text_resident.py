@@ -191,6 +191,7 @@ class TextLoader:
 
         kept = shared.kept.lend(model.key, make)
         kept.store.attach(model.new_cache)
+        kept.store.whole_images = bool(model.eyes and not model.eyes.is_causal)
         kept.memory.attach(model.tokenizer.decode)
         return kept
 

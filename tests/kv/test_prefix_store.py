@@ -608,8 +608,8 @@ def test_what_runs_of_a_forgotten_conversation_leaves_nothing(
     running.prefill()
     store.forget(Whose("one" if is_forgotten else "nobody"))
     running.decode(ids_of(4, 3)).finish()
-    assert store.stored_len(theirs, "") == 59
-    assert (store.stored_len(mine, "") == 59) is is_forgotten
+    assert store.survey(theirs, "").depth == 59
+    assert (store.survey(mine, "").depth == 59) is is_forgotten
     sessions = {row["session"] for row in store.rows()}
     assert sessions == ({"other"} if is_forgotten else {"one", "other"})
     assert_sound(store)

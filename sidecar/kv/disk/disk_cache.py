@@ -233,7 +233,8 @@ class DiskCache:
             match = match.state_at_most(most)
         else:
             match = match.at_most(most)
-        if match.depth < max(least, settings.min_tokens):
+        least = max(least, settings.min_tokens, self._store.least_depth(ids))
+        if match.depth < least:
             return DiskMatch()
         computing_s = (match.depth - held) * self._machine.token_s()
         reading_s = match.bytes_behind(held) / place.reader.rate

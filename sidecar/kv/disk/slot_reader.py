@@ -98,7 +98,7 @@ class SlotReader:
             Unwanted: the request is gone.
         """
         ids, owner = ModelIds(wanted.ids[: match.depth]), wanted.owner
-        start = min(self._store.stored_len(ids, owner.salt), match.depth)
+        start = min(self._store.survey(ids, owner.salt).depth, match.depth)
         started = time.perf_counter()
         try:
             parts = self._open(match, start)
