@@ -5,7 +5,7 @@ Looks at KV on the disk, checks it, and takes prompt caches of mlx-lm in and out
     mlx-sidecar kv verify
     mlx-sidecar kv export SLOT FILE      a chain as one file for mlx-lm, ids beside it
     mlx-sidecar kv import FILE IDS       the other way; IDS: a JSON list
-    mlx-sidecar kv forget [--session NAME] [--key ID]      of no server that runs
+    mlx-sidecar kv forget [--session NAME] [--key ID]      a server keeps its memory
 
 Settings are read as the server reads them: KV_DISK_PATH, and for `import` MODEL_PATH.
 A slot is named FOLDER/NUMBER, as `list` shows it.
@@ -182,7 +182,10 @@ def _take_in(app: App, file: Path, ids: tuple[int, ...]) -> int:
 def _forget(root: Path, options: argparse.Namespace) -> int:
     whose = None
     if options.session is not None or options.key is not None:
-        whose = Whose(short_id(options.session), short_id(options.key))
+        key = short_id(options.key)
+        whose = Whose(short_id(options.session), key, any_key=key is None)
+    if not root.is_dir():
+        raise _Refused(f"there is no folder {root}: KV_DISK_PATH says where KV is")
     disk = DiskRoot(root, DiskLimits(0, 0, 0, 0))
     slots, num_bytes = disk.forget(whose=whose)
     sys.stdout.write(f"{slots} slots, {num_bytes / 1e6:.1f} MB\n")

@@ -15,18 +15,20 @@ class Whose:
 
     Args:
         session: as the client named it, or as it was made here; None: any.
-        api_key: the id of a client's key (ClientInfo); None: any, and none.
+        api_key: the id of a client's key (ClientInfo); None: of clients without one.
+        any_key: whatever the key is.
     """
 
     session: str | None = None
     api_key: str | None = None
+    any_key: bool = False
 
     def covers(self, scope: Scope | None) -> bool:
         """Whether a conversation is among them; nobody's is not."""
         if scope is None:
             return False
         is_session = self.session is None or self.session == scope.session
-        return is_session and (self.api_key is None or self.api_key == scope.api_key)
+        return is_session and (self.any_key or self.api_key == scope.api_key)
 
 
 class Epochs:

@@ -232,23 +232,28 @@ class MemoryGuard:
             InsufficientMemory: it does not fit beside the others.
         """
         if length >= self.largest_context(most, others + images, num_copies):
-            why = self.refusal(length, num_copies, most, others + images)
-            if images.total:
-                why += f"; {images.total >> 20} MiB of it are for its images"
+            why = self.refusal(length, num_copies, most, others, images)
             raise InsufficientMemory(why, param="messages", retry_after_s=5)
         return self.model.demand(length, num_copies) + images
 
     def refusal(
-        self, length: int, num_copies: int, most: int, others: Demand = NOTHING
+        self,
+        length: int,
+        num_copies: int,
+        most: int,
+        others: Demand = NOTHING,
+        images: Demand = NOTHING,
     ) -> str:
         """Say of a prompt that does not fit what it needs, and what would."""
-        needed = self.model.demand(length, num_copies).total
+        needed = (self.model.demand(length, num_copies) + images).total
+        own = images.total >> 20
+        share = f" ({own} of them for its images)" if own else ""
         left = max(0, self.process.free_bytes - others.held)
-        largest = self.largest_context(most, others, num_copies)
+        largest = self.largest_context(most, others + images, num_copies)
         return (
-            f"a prompt of {length} tokens needs {needed >> 20} MiB, and {left >> 20} "
-            f"MiB of {self.process.limit_bytes >> 20} MiB are left: the largest "
-            f"context that fits now is {largest} tokens"
+            f"a prompt of {length} tokens needs {needed >> 20} MiB{share}, and "
+            f"{left >> 20} MiB of {self.process.limit_bytes >> 20} MiB are left: the "
+            f"largest context that fits now is {largest} tokens"
         )
 
     def fitting_chunk(self, depth: int, chunk_len: int) -> int:

@@ -183,7 +183,7 @@ def _is_quantized(node: Node) -> bool:
 def mark(node: Node, owner: Owner) -> None:
     """Note who used a node, and when."""
     node.touched = time.monotonic()
-    node.scope = node.scope or owner.scope
+    node.used_by(owner.scope)
     if node.hits == 0 and not node.children:
         node.is_guest = owner.is_guest
 
@@ -218,6 +218,6 @@ def add_checkpoints(
             continue
         kv_layers.own_checkpoint(layers)
         node.checkpoint, node.checkpoint_rank = layers, rank
-        node.scope = owner.scope
+        node.used_by(owner.scope)
         num_new += 1
     return num_new

@@ -10,6 +10,7 @@ they are copied. Sequences that run register their path, and others may copy fro
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -201,8 +202,10 @@ class PrefixStore:
         """
         if lease.is_over:
             return
-        if not self.is_current(lease.epoch, owner.scope):
+        is_current = self.is_current(lease.epoch, owner.scope)
+        if not is_current:
             ids, checkpoints = self._lent(lease, ids, owner.salt), {}
+            owner = replace(owner, scope=None)
         if not ids:
             self.abandon(lease)
             return
@@ -211,6 +214,8 @@ class PrefixStore:
             raise ValueError(f"caches hold {held} tokens, not {len(ids)}")
         with self._lock:
             arrays = kv_layers.sliceable_leaves(cache)
+            if not is_current:  # what is behind it is not kept as room
+                arrays = [kv_layers.cut(a, 0, len(ids)) for a in arrays]
             is_plain = not any(map(kv_layers.is_quantized, arrays))
             start = owned_from(self._tree, lease, ids, owner.salt, is_plain=is_plain)
         buffer = take_over(arrays, start, len(ids))
@@ -320,8 +325,7 @@ class PrefixStore:
         """
         Forget everything, or some conversations; the bytes that came back.
 
-        Sequences that run keep their own arrays, and give nothing of them back but
-        what was lent to them by others.
+        Sequences that run give nothing back but what others had lent them.
         """
         before = mx.get_active_memory()
         with self._lock:

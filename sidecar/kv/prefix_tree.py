@@ -8,7 +8,7 @@ of ids on the path to it, always.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from sidecar.core.prompt import ModelIds, Scope
@@ -21,6 +21,8 @@ from sidecar.kv.kv_layers import (
 )
 
 _numbers = itertools.count()
+
+_MOST_USERS = 16  # sessions of a node that are remembered
 
 
 @dataclass(eq=False)
@@ -90,7 +92,7 @@ class Node:
     hits: int = 0
     is_guest: bool = False
     is_superseded: bool = False  # its conversation went on from before its end
-    scope: Scope | None = None  # whose it is
+    users: dict[Scope, None] = field(default_factory=dict)  # sessions, oldest first
     checkpoint_rank: int = 9
     number: int = field(default_factory=lambda: next(_numbers))
 
@@ -101,9 +103,15 @@ class Node:
 
     @property
     def session(self) -> tuple[str | None, str]:
-        """The key and the name of its session."""
-        scope = self.scope
-        return (scope.api_key, scope.session) if scope else (None, "")
+        """The key and the name of the first session that used it."""
+        return next(((u.api_key, u.session) for u in self.users), (None, ""))
+
+    def used_by(self, scope: Scope | None) -> None:
+        """Note whose prompt it is a part of; of many the oldest are let go."""
+        if scope is not None:
+            self.users[replace(scope, thread="")] = None
+        while len(self.users) > _MOST_USERS:
+            self.users.pop(next(iter(self.users)))
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -245,7 +253,7 @@ class RadixTree:
             hits=node.hits,
             is_guest=node.is_guest,
             is_superseded=node.is_superseded,
-            scope=node.scope,
+            users=dict(node.users),
         )
         node.parent.children[upper.ids[0]] = upper
         node.ids, node.start, node.parent = node.ids[at:], depth, upper
@@ -293,7 +301,7 @@ class RadixTree:
             each.parent, each.children = None, {}
         return dropped
 
-    def disown(self, is_gone: Callable[[Scope | None], bool] | None) -> set[Buffer]:
+    def disown(self, is_gone: Callable[[Scope], bool] | None) -> set[Buffer]:
         """
         Drop the nodes of some conversations; what others go on from is theirs then.
 
@@ -308,10 +316,10 @@ class RadixTree:
             return set()
         buffers = set[Buffer]()
         for node in reversed(list(self.nodes())):  # children before their parents
-            if not is_gone(node.scope):
-                continue
-            if node.children:
-                node.scope = next(iter(node.children.values())).scope
+            gone = [user for user in node.users if is_gone(user)]
+            for user in gone:
+                del node.users[user]
+            if node.users or node.children or not gone:
                 continue
             if node.buffer is not None:
                 buffers.add(node.buffer)

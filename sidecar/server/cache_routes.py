@@ -3,7 +3,7 @@
 from typing import Any
 from urllib.parse import parse_qs
 
-from sidecar.core.errors import BadRequest
+from sidecar.core.errors import BadRequest, Unavailable
 from sidecar.core.forgetting import Whose
 from sidecar.core.requests import short_id
 from sidecar.dialects.fields import Fields
@@ -34,19 +34,24 @@ class CacheRoutes:
 
     def clear(self, request: Request) -> Response:
         """POST /admin/cache/clear; `?disk=keep` leaves what is on the disk."""
-        asked = parse_qs(request.query).get("disk", ["clear"])[-1]
-        if asked not in ("clear", "keep"):
-            raise BadRequest("disk must be clear or keep", param="disk")
-        self._responses.forget()
-        gone = self._caches.clear(_model(request), on_disk=asked == "clear")
-        return json_response({"cleared": True, **_told(gone)})
+        return json_response({"cleared": True, **self._forget(request, None)})
 
     def forget(self, request: Request) -> Response:
         """POST /admin/cache/forget: the conversations of a session, or of a key."""
         whose = _whose(request.json())
+        return json_response({"forgotten": True, **self._forget(request, whose)})
+
+    def _forget(self, request: Request, whose: Whose | None) -> dict[str, int]:
+        asked = parse_qs(request.query).get("disk", ["clear"])[-1]
+        if asked not in ("clear", "keep"):
+            raise BadRequest("disk must be clear or keep", param="disk")
+        try:
+            gone = self._caches.clear(_model(request), whose, on_disk=asked == "clear")
+        except Unavailable:  # of the memory it is forgotten
+            self._responses.forget(whose)
+            raise
         self._responses.forget(whose)
-        gone = self._caches.clear(_model(request), whose)
-        return json_response({"forgotten": True, **_told(gone)})
+        return _told(gone)
 
 
 def _whose(body: Any) -> Whose:
@@ -59,7 +64,9 @@ def _whose(body: Any) -> Whose:
     named = {n: fields.required_text(n) for n in _WHOSE if body.get(n) is not None}
     if not named:
         raise BadRequest("session or key must say whose", param="session")
-    return Whose(short_id(named.get("session")), short_id(named.get("key")))
+    # "key": null is what the report says of conversations without one.
+    session, key = (short_id(named.get(name)) for name in _WHOSE)
+    return Whose(session, key, any_key="key" not in body)
 
 
 def _model(request: Request) -> str | None:

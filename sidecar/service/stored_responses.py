@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -123,7 +123,7 @@ class StoredResponses:
         without a name go.
         """
         if whose is not None and is_implicit(whose.session or ""):
-            whose = Whose("", whose.api_key)
+            whose = replace(whose, session="")
         with self._lock:
             self._epochs.end(whose)
             if whose is None:

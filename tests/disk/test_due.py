@@ -13,7 +13,7 @@ def ids(*values: int) -> ModelIds:
 
 def test_a_conversation_rests_before_it_is_due() -> None:
     now = [100.0]
-    due = DueList(lambda: now[0])
+    due = DueList(clock=lambda: now[0])
     due.note(ids(1, 2), MINE)
     now[0] += 19
     assert due.take(20) == []
@@ -24,7 +24,7 @@ def test_a_conversation_rests_before_it_is_due() -> None:
 
 def test_what_goes_on_is_not_due_before_it_rests_again() -> None:
     now = [0.0]
-    due = DueList(lambda: now[0])
+    due = DueList(clock=lambda: now[0])
     due.note(ids(1, 2), MINE)
     now[0] = 19
     due.note(ids(1, 2, 3), MINE)
@@ -35,7 +35,7 @@ def test_what_goes_on_is_not_due_before_it_rests_again() -> None:
 
 
 def test_siblings_and_other_keys_are_due_by_themselves() -> None:
-    due = DueList(lambda: 0.0)
+    due = DueList(clock=lambda: 0.0)
     due.note(ids(1, 2), MINE)
     due.note(ids(1, 3), MINE)
     due.note(ids(1, 2, 3), owned("s", salt="another"))
@@ -43,7 +43,7 @@ def test_siblings_and_other_keys_are_due_by_themselves() -> None:
 
 
 def test_who_is_dropped_is_dropped_once() -> None:
-    due = DueList(lambda: 0.0)
+    due = DueList(clock=lambda: 0.0)
     due.note(ids(1), MINE)
     (one,) = due.waiting()
     assert due.drop(one)
@@ -51,7 +51,7 @@ def test_who_is_dropped_is_dropped_once() -> None:
 
 
 def test_the_list_has_a_bound() -> None:
-    due = DueList(lambda: 0.0)
+    due = DueList(clock=lambda: 0.0)
     for number in range(1000):
         due.note(ids(number), MINE)
     assert len(due) == 64

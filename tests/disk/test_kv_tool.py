@@ -155,3 +155,24 @@ def test_damage_is_found(
     file.write_bytes(data)
     assert tool("dense", "verify") == 1
     assert "1 slots, 1 damaged" in capsys.readouterr().out
+
+
+def test_no_folder_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistyped path; and what is behind a link is somebody else's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KV_DISK_PATH", str(tmp_path / "nowhere"))
+    assert main(["forget"]) == 1
+    assert "there is no folder" in capsys.readouterr().err
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "model.json").write_text("{}")
+    (foreign / "slot_1_meta.json").write_text("mine")
+    root = tmp_path / "kv"
+    root.mkdir()
+    (root / "0123456789abcdef").symlink_to(foreign)
+    monkeypatch.setenv("KV_DISK_PATH", str(root))
+    assert main(["forget"]) == 0
+    left = sorted(path.name for path in foreign.iterdir())
+    assert left == ["model.json", "slot_1_meta.json"]

@@ -17,7 +17,7 @@ from sidecar.kv.disk.open_slot import OpenSlot
 from sidecar.kv.disk.root import DiskLimits, DiskRoot
 from sidecar.kv.disk.slot import Slot
 from sidecar.kv.disk.slot_folder import Replaced, SlotFolder
-from sidecar.kv.disk.tensor_file import TensorSpec, write_tensors
+from sidecar.kv.disk.tensor_file import Damaged, TensorSpec, write_tensors
 
 LIMITS = DiskLimits(1 << 40, 0, 0, 0)
 EMPTY = np.empty(0, np.uint32)
@@ -72,6 +72,17 @@ def read_all(opened: OpenSlot) -> np.ndarray:
     return values
 
 
+def readable(folder: SlotFolder) -> list[list[int]]:
+    """The same, without what says of itself that it is none."""
+    for number in folder.numbers():
+        try:
+            folder.read(number)
+        except Damaged:
+            with folder.locked():
+                folder.delete(number)
+    return whole(folder)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> SlotFolder:
     root = DiskRoot(tmp_path / "root", LIMITS)
@@ -111,16 +122,62 @@ def test_what_another_goes_on_from_is_its_own(folder: SlotFolder) -> None:
     assert folder.files() == {}
 
 
-def test_what_another_goes_on_from_within_goes_whole(folder: SlotFolder) -> None:
-    """The rest of it is nobody else's, and a slot is never cut."""
+def test_what_another_goes_on_from_within_is_cut(folder: SlotFolder) -> None:
+    """The rest of it is nobody else's; a state that cannot be cut goes whole."""
     first = write(folder, None, [1, 2, 3], "one")
     branch = write(folder, replace(first, end=2), [8], "another")
     write(folder, branch, [9], "another")
-    write(folder, None, [7], "another")
+    write(folder, replace(first, end=1), [7], "third")
     assert branch.at == 2
+    assert forget_some(folder, Whose("one"))[0] == 0
+    assert whole(folder) == [[1, 2], [8], [9], [7]]
+    assert "one" not in folder.file(1, "meta").read_text()
+    assert folder.read(1).num_bytes == folder.file(1, "cache").stat().st_size
+    with pytest.raises(Replaced), folder.locked(shared=True):
+        folder.open(first)
+    assert forget_some(folder, Whose("another"))[0] == 2
+    assert whole(folder) == [[1], [7]]
+    assert folder.files().keys() == {1, 4}
+
+
+def test_one_that_cannot_be_cut_goes_with_all_behind_it(folder: SlotFolder) -> None:
+    first = write(folder, None, [1, 2, 3], "one")
+    write(folder, replace(first, end=2), [8], "another")
+    file = folder.file(1, "cache")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert forget_some(folder, Whose("one"))[0] == 2
+    assert folder.files() == {}
+
+
+def test_what_cannot_be_read_is_forgotten_with_it(folder: SlotFolder) -> None:
+    """Nobody knows whose a damaged slot was, or what broke off; the others go on."""
+    write(folder, None, [1], "one")
+    write(folder, None, [2], "another")
+    write(folder, None, [3], "one")
+    write(folder, None, [4], "another")
+    folder.file(3, "meta").write_text(folder.file(3, "meta").read_text()[:-2])
+    folder.file(4, "tokens").unlink()
+    (folder.path / ".tmp-1-0123456789ab-meta").write_text("one")
     assert forget_some(folder, Whose("one"))[0] == 3
-    assert whole(folder) == [[7]]
-    assert folder.files().keys() == {4}
+    assert whole(folder) == [[2]]
+    assert folder.files().keys() == {2}
+    assert not list(folder.path.glob(".tmp-*"))
+
+
+def test_on_a_full_disk_it_goes_whole(
+    folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its words could not be taken out of it."""
+    write(folder, write(folder, None, [1], "one"), [2], "another")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sidecar.kv.disk.slot_folder.write_words", full)
+    assert forget_some(folder, Whose("one"))[0] == 2
+    assert folder.files() == {}
 
 
 def test_one_whose_parent_went_is_none(folder: SlotFolder) -> None:
@@ -179,7 +236,7 @@ elif act == "delete":
         folder.delete(2)
 elif act == "forget":
     t.forget_all(folder)
-elif act == "forget one":
+elif act in ("forget one", "cut"):
     t.forget_some(folder, t.Whose("one"))
 else:
     t.DiskRoot(path.parent, t.DiskLimits(1, 0, 0, 0)).clear_away()
@@ -206,6 +263,7 @@ def test_a_death_before_any_call(act: str, folder: SlotFolder) -> None:
         "commit": [[[1, 2, 3], [8]], [[1, 2, 3], [8], [4, 5]]],
         "delete": [[[1, 2, 3], [8]], [[1, 2, 3]]],
         "forget": [[[1, 2, 3], [8]], [[1, 2, 3]], [[8]], []],
+        "cut": [[[1, 2, 3], [8]], [[8]], [[1, 2], [8]]],  # which goes on from within
         "forget one": [[[1, 2, 3], [8]], [[8]]],  # the second one is another's
         "janitor": [[[1, 2, 3], [8]], [[1, 2, 3]], []],
     }[act]
@@ -213,9 +271,13 @@ def test_a_death_before_any_call(act: str, folder: SlotFolder) -> None:
     while not is_whole:
         forget_all(folder)
         first = write(folder, None, [1, 2, 3], "one")
-        write(folder, first, [8], "another")
+        write(folder, replace(first, end=2 if act == "cut" else 3), [8], "another")
         is_whole = die(folder, act, number)
-        assert whole(folder) in allowed
+        assert readable(folder) in allowed
+        if act in ("forget one", "cut"):
+            forget_some(folder, Whose("one"))
+            words = (f.read_bytes() for f in folder.path.iterdir() if f.is_file())
+            assert not any(b'"one"' in text for text in words)
         tidy(folder)
         assert whole(folder) in allowed or whole(folder) == []
         complete = {n for n, parts in folder.files().items() if len(parts) == 3}

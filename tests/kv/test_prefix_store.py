@@ -579,15 +579,15 @@ def test_what_ends_between_an_epoch_and_its_clearing_leaves_the_store_sound(
 @on_gpu
 def test_one_conversation_is_forgotten(store: PrefixStore) -> None:
     """What another goes on from stays, and is its own then."""
-    common, one, other = ids_of(1, 60), owned("one"), owned("other")
-    first, second = joined(common, ids_of(2, 40)), joined(common, ids_of(3, 40))
+    common, one, other = ids_of(1, 600), owned("one"), owned("other")
+    first, second = joined(common, ids_of(2, 400)), joined(common, ids_of(3, 400))
     for ids, owner in ((first, one), (second, other)):
         Running(store, ids, owner).prefill().finish()
     before = store.num_bytes
     store.forget(Whose("one"))
-    assert store.num_bytes < before
-    assert store.match_len(first) == 60
-    assert store.match_len(joined(second, (7,))) == 99
+    assert store.num_bytes < 0.85 * before, "of 1,400 tokens 400 are gone"
+    assert store.match_len(first) == 600
+    assert store.match_len(joined(second, (7,))) == 999
     store.forget(Whose("other"))
     assert store.rows() == []
     assert store.num_bytes == 0
@@ -595,23 +595,41 @@ def test_one_conversation_is_forgotten(store: PrefixStore) -> None:
 
 
 @on_gpu
+def test_what_two_have_said_alike_is_both_of_theirs(store: PrefixStore) -> None:
+    """To its very end: whoever goes last takes it along."""
+    ids = ids_of(1, 60)
+    for session in ("one", "other"):
+        Running(store, ids, owned(session)).prefill().finish()
+    store.forget(Whose("one"))
+    assert store.match_len(joined(ids, (7,))) == 59
+    store.forget(Whose("other"))
+    assert store.rows() == []
+    assert_sound(store)
+
+
+@on_gpu
 @pytest.mark.parametrize("is_forgotten", [True, False])
+@every_kind
 def test_what_runs_of_a_forgotten_conversation_leaves_nothing(
-    store: PrefixStore, is_forgotten: bool
+    kind: str, is_forgotten: bool, tiny_model: TinyModel
 ) -> None:
-    """But what it was lent by others, who lose nothing."""
+    """No checkpoint either; but what it was lent by others, who lose nothing."""
+    store = PrefixStore(KVBudget(ROOMY), tiny_model(kind).new_cache)
     theirs = ids_of(1, 60)
-    Running(store, theirs, owned("other")).prefill().finish()
-    mine = joined(theirs[:-1], ids_of(2, 40))
+    Running(store, theirs, owned("other")).prefill((59, 1)).finish()
+    before = store.num_bytes
+    mine = joined(theirs[:-1], ids_of(2, 400))
     running = Running(store, mine, owned("one"))
+    assert running.cached_len == 59
     store.register(running.lease, mine, running.owner)
-    running.prefill()
+    running.prefill((200, 1))
     store.forget(Whose("one" if is_forgotten else "nobody"))
     running.decode(ids_of(4, 3)).finish()
-    assert store.survey(theirs, "").depth == 59
+    assert store.match_len(theirs) == 59
     assert (store.survey(mine, "").depth == 59) is is_forgotten
-    sessions = {row["session"] for row in store.rows()}
-    assert sessions == ({"other"} if is_forgotten else {"one", "other"})
+    assert (store.num_bytes <= before) is is_forgotten
+    users = {user.session for n in store._tree.nodes() for user in n.users}
+    assert users == ({"other"} if is_forgotten else {"one", "other"})
     assert_sound(store)
 
 

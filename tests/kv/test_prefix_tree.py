@@ -70,7 +70,8 @@ def test_a_split_keeps_the_checkpoint_below_and_the_rest_on_both() -> None:
     node = tree.grow((1, 2, 3, 4), buffer=None, lent_to=lease)
     assert node is not None
     node.checkpoint, node.touched, node.hits = ["state"], 5.0, 3
-    node.scope, node.is_guest = Scope(None, "s", ""), True
+    node.used_by(Scope(None, "s", "t"))
+    node.is_guest = True
     node.leases.add(lease)
     lease.nodes.append(node)
     upper = tree.split(node, 1)

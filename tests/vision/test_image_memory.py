@@ -73,7 +73,7 @@ def test_one_that_does_not_fit_is_refused_and_nothing_is_left(app: App) -> None:
             app.gpu.call(process.sample)
             refused = post(app, shown(1, 1400))
             assert refused.status_code == 503
-            assert "MiB of it are for its images" in refused.json()["detail"]
+            assert "of them for its images)" in refused.json()["detail"]
             assert post(app, [{"role": "user", "content": "word " * 500}]).is_success
         finally:
             process.limit_bytes = limit

@@ -237,6 +237,29 @@ def test_what_runs_of_it_leaves_nothing_and_of_another_all(app: App) -> None:
     assert {row["session"] for row in report["tree"]} == {"other"}
 
 
+def test_a_row_of_the_report_names_those_without_a_key(app: App) -> None:
+    """Another key's session of the same name stays."""
+    clear(app)
+    for key in ("", "key-2"):
+        talk(app, "one", key)
+    body = {"session": "one", "key": None}
+    url = f"{app.url}/admin/cache/forget"
+    assert httpx.post(url, json=body, timeout=60).json()["threads"] == 1
+    report = httpx.get(f"{app.url}/admin/cache", timeout=60).json()
+    assert [(r["session"], r["key"]) for r in report["sessions"]] == [("one", "key-2")]
+
+
+def test_of_a_model_that_is_not_there_nothing_is_forgotten(app: App) -> None:
+    body = {"model": "local", "input": "Hi.", "max_output_tokens": 4}
+    headers = {"session-id": "kept"}
+    url = f"{app.url}/v1/responses"
+    name = httpx.post(url, json=body, headers=headers, timeout=120).json()["id"]
+    forgetting = f"{app.url}/admin/cache/forget?model=nope"
+    answer = httpx.post(forgetting, json={"session": "kept"}, timeout=60)
+    assert answer.status_code == 404
+    assert httpx.get(f"{url}/{name}", timeout=60).status_code == 200
+
+
 def test_a_stored_response_of_it_is_gone(app: App) -> None:
     url, kept = f"{app.url}/v1/responses", []
     for session in ("one", "other", None):

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError
 from dataclasses import dataclass
+from pathlib import Path
 
 from sidecar.core.forgetting import Whose
-from sidecar.core.prompt import ModelIds, Scope
+from sidecar.core.prompt import ModelIds
 from sidecar.kv.disk.disk_thread import Urgency
 from sidecar.kv.disk.due import Due
 from sidecar.kv.disk.forgetting import forget, forget_all, forget_some
@@ -103,6 +104,11 @@ class DiskCache:
         while not self.is_open and time.monotonic() < until:
             self._closed.wait(_TICK_S)
         return self.is_open
+
+    @property
+    def folders(self) -> set[Path]:
+        """Where its slots are, as far as that is known."""
+        return {self._place.folder.path} if self._place else set()
 
     @property
     def num_slots(self) -> int:
@@ -287,11 +293,11 @@ class DiskCache:
 
     def _forget_before(self, folder: SlotFolder) -> None:
         """What was forgotten while nobody knew where it is."""
-        try:
-            for whose in self._forgotten:
+        for whose in self._forgotten:
+            try:
                 forget(folder, whose)
-        except OSError as error:
-            logger.warning("KV on the disk could not be deleted: %s", error)
+            except OSError as error:
+                logger.warning("KV on the disk could not be deleted: %s", error)
 
     def _write(self, due: Due, *, is_last: bool) -> None:
         place = self._place
@@ -299,7 +305,7 @@ class DiskCache:
             return
         try:
             self._look(place.folder)
-            may = self._current(due.owner.scope)
+            may = self._current(due)
             place.writer.write(due.ids, due.owner, may, is_last=is_last)
             self._root.clear_away()
         except FileNotFoundError as error:  # another process has forgotten all
@@ -310,15 +316,15 @@ class DiskCache:
             logger.exception("KV could not be written to the disk")
 
     def _current(
-        self, scope: Scope | None
+        self, due: Due
     ) -> Callable[[], contextlib.AbstractContextManager[bool]]:
-        """Holds forgetting off, and says whether there was none of it since now."""
-        begun, epoch = self._epoch, self._store.epoch
+        """Holds forgetting off, and says whether there was none of it since."""
+        begun = self._epoch
 
         @contextlib.contextmanager
         def current() -> Iterator[bool]:
             with self._lock:
-                is_current = self._store.is_current(epoch, scope)
+                is_current = self._store.is_current(due.epoch, due.owner.scope)
                 yield is_current and begun == self._epoch
 
         return current

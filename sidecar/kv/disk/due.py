@@ -14,11 +14,12 @@ _MOST = 64  # conversations; the one that rests longest is written or not at all
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A path that a sequence left, and when."""
+    """A path that a sequence left, when, and in which epoch of the store."""
 
     ids: ModelIds
     owner: Owner
     since: float
+    epoch: int = 0
 
 
 class DueList:
@@ -26,10 +27,15 @@ class DueList:
     Ends of conversations that rest. Any thread.
 
     Args:
-        clock: seconds. For tests.
+        epoch: of the store, now. clock: seconds. For tests.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        epoch: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._epoch = epoch
         self._clock = clock
         self._lock = threading.Lock()
         self._due: list[Due] = []
@@ -39,7 +45,7 @@ class DueList:
 
     def note(self, ids: ModelIds, owner: Owner) -> None:
         """A sequence left this path; what it went on from is not an end any more."""
-        new = Due(ids, owner, self._clock())
+        new = Due(ids, owner, self._clock(), self._epoch())
         with self._lock:
             self._due = [old for old in self._due if not _goes_on(old, new)]
             self._due = [*self._due, new][-_MOST:]

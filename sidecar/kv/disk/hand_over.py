@@ -48,7 +48,7 @@ class HandOver:
         self._settings = settings
         self._write = write
         self._closed = threading.Event()
-        self.due = DueList()
+        self.due = DueList(lambda: store.epoch)
 
     def start(self) -> None:
         """Look again and again, on a thread of its own."""

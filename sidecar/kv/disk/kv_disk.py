@@ -72,6 +72,16 @@ class KVDisk:
         """
         with self._lock:
             caches = [c for c in self._open if model in (None, c.model)]
-        found = [cache.forget(whose) for cache in caches]
-        found.append(self.root.forget(model, whose))
+        found, done = list[tuple[int, int]](), set[Path]()
+        failed: OSError | None = None
+        for cache in caches:
+            try:
+                found.append(cache.forget(whose))
+                done |= cache.folders
+            except OSError as error:  # what can be forgotten is
+                failed = error
+                done |= cache.folders
+        found.append(self.root.forget(model, whose, done))
+        if failed is not None:
+            raise failed
         return sum(n for n, _ in found), sum(size for _, size in found)

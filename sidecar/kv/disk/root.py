@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,9 @@ class DiskRoot:
             return [
                 SlotFolder(path)
                 for path in sorted(self.path.iterdir())
-                if _FOLDER.fullmatch(path.name) and (path / "model.json").is_file()
+                if _FOLDER.fullmatch(path.name)
+                and not path.is_symlink()
+                and (path / "model.json").is_file()
             ]
         except OSError:
             return []
@@ -269,20 +271,25 @@ class DiskRoot:
         return gone
 
     def forget(
-        self, model: str | None = None, whose: Whose | None = None
+        self,
+        model: str | None = None,
+        whose: Whose | None = None,
+        but: Collection[Path] = (),
     ) -> tuple[int, int]:
         """
         Delete slots of all models, or of one; how many, and their bytes.
 
         Args:
             whose: conversations that are forgotten; None: all.
+            but: folders where that is done.
         Raises:
             OSError: some cannot be; the others are gone.
         """
         slots = num_bytes = 0
         failed: OSError | None = None
         for folder in self.folders():
-            if model is not None and model_of(folder) != model:
+            is_meant = model in (None, model_of(folder))
+            if not is_meant or folder.path in but:
                 continue
             try:
                 found = forget(folder, whose)

@@ -87,9 +87,9 @@ def parse_slot(
         raise Damaged(f"it is of version {meta['version']}")
     if missing := [n for n, kind in _HELD.items() if not isinstance(meta[n], kind)]:
         raise Damaged(f"of its meta {missing[0]} is not what it should be")
-    for scope in (meta["owner"], *(turn["scope"] for turn in meta["kept"])):
-        if scope is not None:
-            scope_of(scope)
+    owner = [meta["owner"]] if meta["owner"] is not None else []
+    for scope in (*owner, *(turn["scope"] for turn in meta["kept"])):
+        scope_of(scope)
     meta["_crc32"] = int(told["cache_crc32"])
     parent = tuple(meta["parent"]) if meta["parent"] else None
     at, end = int(meta["at"]), int(meta["end"])
@@ -105,6 +105,8 @@ def parse_slot(
 def scope_of(told: Sequence[str | None]) -> Scope:
     """A scope, from JSON."""
     key, session, thread = told
+    if not isinstance(told, list) or not isinstance(session, str):
+        raise TypeError("it is no scope")
     return Scope(None if key is None else str(key), str(session), str(thread))
 
 
@@ -144,6 +146,11 @@ def write_words(
     with open_private(paths["tokens"]) as file:
         write_tensors(file, specs, sums, arrays)
         make_durable(file)
+
+
+def sum_of_bytes(array: np.ndarray) -> int:
+    """CRC32 over an array's bytes."""
+    return zlib.crc32(np.ascontiguousarray(array).tobytes())
 
 
 def sum_of(ids: np.ndarray, canonical: np.ndarray) -> int:

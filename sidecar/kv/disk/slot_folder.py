@@ -1,10 +1,11 @@
 """
-One model's slots: files that appear whole or not at all, and never change.
+One model's slots: files that appear whole or not at all, and change to forget only.
 
 A slot is three files; the last one to appear, of its ids, makes it one. They are
 written under names of their own, made durable, and renamed under the folder's lock, so
 a process that is killed at any moment leaves the slots that were there, and perhaps
-files that nobody looks at. Only slots that no other one goes on from are deleted.
+files that nobody looks at. Only slots that no other one goes on from are deleted. What
+is forgotten of a slot is taken out of it by files that are written anew.
 """
 
 import contextlib
@@ -200,29 +201,36 @@ class SlotFolder:
         write_words(draft.paths, told, arrays, (header.crc32, header.size))
 
     def retell(
-        self, slot: Slot, told: Mapping[str, Any], canonical: np.ndarray
+        self,
+        slot: Slot,
+        told: Mapping[str, Any],
+        arrays: tuple[np.ndarray, np.ndarray],
+        draft: Draft | None = None,
     ) -> None:
         """
         Say anew what is known of a slot; hold the folder's lock.
 
         A process that is killed meanwhile leaves the slot as it was, as it is told, or
-        none: its KV without words, which the janitor takes.
+        none: its files do not agree until the last one, of its ids, is there.
 
         Args:
-            told: fields of its meta that change. canonical: see Slot.
+            told: fields of its meta that change. arrays: its ids; canonical ids.
+            draft: with other KV; None: that stays.
         Raises:
             OSError: of the disk.
         """
-        draft = self.draft()
+        parts = ("meta", "tokens") if draft is None else tuple(_PARTS)
+        draft = draft or self.draft()
         meta = {name: v for name, v in slot.meta.items() if not name.startswith("_")}
         try:
-            write_words(
-                draft.paths, {**meta, **told}, (slot.ids, canonical),
-                (slot.meta["_crc32"], slot.num_bytes),
-            )  # fmt: skip
+            cache = slot.meta["_crc32"], slot.num_bytes
+            if "cache" in parts:
+                with draft.paths["cache"].open("rb") as kv:
+                    header = read_header(kv)
+                cache = header.crc32, header.size
+            write_words(draft.paths, {**meta, **told}, arrays, cache)
             os.utime(draft.paths["meta"], (slot.used, slot.used))
-            self.file(slot.number, "tokens").unlink()
-            for part in ("meta", "tokens"):
+            for part in parts:
                 draft.paths[part].rename(self.file(slot.number, part))
             sync_folder(self.path)
         finally:
@@ -257,7 +265,7 @@ class SlotFolder:
             written. OSError: it is gone, or the disk fails.
         """
         again = self.read(slot.number)
-        if again.uid != slot.uid:
+        if (again.uid, again.end) != (slot.uid, slot.end):
             raise Replaced("another slot has its number now")
         path = self.file(slot.number, "cache")
         with path.open("rb") as file:
