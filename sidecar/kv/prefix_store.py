@@ -202,8 +202,7 @@ class PrefixStore:
         """
         if lease.is_over:
             return
-        is_current = self.is_current(lease.epoch, owner.scope)
-        if not is_current:
+        if not (is_current := self.is_current(lease.epoch, owner.scope)):
             ids, checkpoints = self._lent(lease, ids, owner.salt), {}
             owner = replace(owner, scope=None)
         if not ids:
