@@ -25,6 +25,27 @@ class Scope:
     session: str
     thread: str
 
+    def as_json(self) -> list[str | None]:
+        """It, for a file."""
+        return [self.api_key, self.session, self.thread]
+
+
+def scope_of(told: object) -> Scope:
+    """
+    A scope from a file.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if not isinstance(told, list):
+        raise TypeError("a scope is a list")
+    key, session, thread = told
+    if not (isinstance(session, str) and isinstance(thread, str)):
+        raise TypeError("a session and a thread are names")
+    if not isinstance(key, str | None):
+        raise TypeError("a key is a name")
+    return Scope(key, session, thread)
+
 
 def is_implicit(session: str) -> bool:
     """Whether a session id was made here."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from sidecar.core.forgetting import Whose
 from sidecar.core.ports import KVStore
-from sidecar.core.prompt import ModelIds
+from sidecar.core.prompt import ModelIds, scope_of
 from sidecar.core.requests import ClientInfo, ToolCall
 from sidecar.infra.metrics import Counters
 from sidecar.memory.healing_store import (
@@ -37,7 +37,6 @@ from sidecar.memory.keepsakes import (
     calls_of,
     digest_of,
     lineage_of,
-    scope_of,
     turn_json,
     turn_of,
 )
@@ -212,7 +211,7 @@ class ConversationMemory:
             self.healing.record(visible, turn, ids)
         if self.keepsakes is not None:
             told = {
-                "scope": [scope.api_key, scope.session, scope.thread],
+                "scope": scope.as_json(),
                 "thread": [list(promise.digests), num_tokens, list(parents)],
                 "calls": calls_json(said.calls),
                 "said": turn_json(visible or "", turn, ids) if turn else None,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sidecar.core.forgetting import Whose
-from sidecar.core.prompt import ModelIds, Scope
+from sidecar.core.prompt import ModelIds, scope_of
 from sidecar.core.requests import ToolCall
 from sidecar.memory.healing_store import Context, Healed, KnownTurn
 from sidecar.memory.lineage import LineageRecord, Note, StoredSpan
@@ -121,7 +121,7 @@ def lineage_json(record: LineageRecord) -> Json:
     """A record without its canonical ids."""
     spans = [[s.key, s.value, s.settled, s.sentinel] for s in record.spans]
     notes = [[n, note.text, _values(note.stated)] for n, note in record.notes.items()]
-    return {"scope": _scope(record.scope), "spans": spans, "notes": notes}
+    return {"scope": record.scope.as_json(), "spans": spans, "notes": notes}
 
 
 def lineage_of(told: Json, canonical: np.ndarray) -> LineageRecord:
@@ -142,7 +142,7 @@ def turn_json(visible: str, turn: KnownTurn, ids: Sequence[str]) -> Json:
         "visible": visible,
         "ids": list(ids),
         "context": [turn.context.canonical, turn.context.literal],
-        "scope": _scope(turn.scope),
+        "scope": turn.scope.as_json(),
         "told": _values(turn.told),
         "as_sent": turn.as_sent,
         "healed": {
@@ -181,16 +181,6 @@ def calls_json(calls: Sequence[ToolCall]) -> list[Json]:
 def calls_of(told: Sequence[Json]) -> list[ToolCall]:
     """The calls again."""
     return [ToolCall(str(c["id"]), str(c["name"]), str(c["arguments"])) for c in told]
-
-
-def scope_of(told: Sequence[Any]) -> Scope:
-    """A scope again."""
-    key, session, thread = told
-    return Scope(None if key is None else str(key), str(session), str(thread))
-
-
-def _scope(scope: Scope) -> list[str | None]:
-    return [scope.api_key, scope.session, scope.thread]
 
 
 def _values(values: Mapping[SpanKey, str]) -> list[list[Any]]:

@@ -10,6 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+# what reading a file's JSON raises that somebody else wrote, or damaged
+MALFORMED = (
+    ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError,
+)  # fmt: skip
+
 
 @contextlib.contextmanager
 def open_private(path: Path) -> Iterator[BinaryIO]:

@@ -9,13 +9,14 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from sidecar.core.forgetting import Whose
+from sidecar.core.prompt import scope_of
 from sidecar.kv.disk.cache_form import RUN_FORMAT, metadata_of, scalar_array, to_numpy
 from sidecar.kv.disk.durable_files import (
     clear_broken_off,
     make_durable,
     open_private,
 )
-from sidecar.kv.disk.slot import Slot, scope_of, sum_of_bytes
+from sidecar.kv.disk.slot import Slot, sum_of_bytes
 from sidecar.kv.disk.slot_folder import Draft, SlotFolder
 from sidecar.kv.disk.tensor_file import (
     Damaged,

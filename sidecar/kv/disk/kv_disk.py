@@ -77,10 +77,9 @@ class KVDisk:
         for cache in caches:
             try:
                 found.append(cache.forget(whose))
-                done |= cache.folders
             except OSError as error:  # what can be forgotten is
                 failed = error
-                done |= cache.folders
+            done |= cache.folders
         found.append(self.root.forget(model, whose, done))
         if failed is not None:
             raise failed

@@ -23,6 +23,7 @@ from typing import Any
 
 from sidecar.core.forgetting import Whose
 from sidecar.kv.disk.durable_files import (
+    MALFORMED,
     clear_broken_off,
     open_private,
     read_private,
@@ -34,9 +35,6 @@ from sidecar.kv.disk.slot_folder import Link, SlotFolder
 logger = logging.getLogger(__name__)
 
 _FOLDER = re.compile(r"[0-9a-f]{16}")
-_NO_WORDS = (
-    ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError,
-)  # fmt: skip
 _DAY_S, _HOUR_S = 86400.0, 3600.0
 _PAUSE_S = 600.0  # after the disk said no
 _TAG = (
@@ -170,7 +168,7 @@ class DiskRoot:
     @property
     def written_today(self) -> int:
         """Bytes that all processes wrote to this root today."""
-        with contextlib.suppress(OSError, *_NO_WORDS):
+        with contextlib.suppress(OSError, *MALFORMED):
             told = json.loads(read_private(self.path / "written.json"))
             if told.get("day") == self._today:
                 return int(told["bytes"])
@@ -306,7 +304,7 @@ def model_of(folder: SlotFolder) -> str:
     """What the model of a folder is called; "" if nobody says."""
     try:
         return str(json.loads(read_private(folder.path / "model.json"))["model"])
-    except (OSError, *_NO_WORDS):
+    except (OSError, *MALFORMED):
         return ""
 
 

@@ -2,14 +2,14 @@
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sidecar.core.prompt import Scope
+from sidecar.core.prompt import Scope, scope_of
 from sidecar.kv.disk.durable_files import make_durable, open_private
 from sidecar.kv.disk.tensor_file import Damaged, Header, TensorSpec, write_tensors
 
@@ -100,19 +100,6 @@ def parse_slot(
         number, meta["uid"], parent, at, end, ids, canonical, meta,
         int(told["cache_size"]), used,
     )  # fmt: skip
-
-
-def scope_of(told: Sequence[str | None]) -> Scope:
-    """A scope, from JSON."""
-    key, session, thread = told
-    if not isinstance(told, list) or not isinstance(session, str):
-        raise TypeError("it is no scope")
-    return Scope(None if key is None else str(key), str(session), str(thread))
-
-
-def scope_json(scope: Scope | None) -> list[str | None] | None:
-    """A scope, as JSON."""
-    return [scope.api_key, scope.session, scope.thread] if scope else None
 
 
 def write_words(

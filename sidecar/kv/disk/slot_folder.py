@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from sidecar.kv.disk.durable_files import sync_folder
+from sidecar.kv.disk.durable_files import MALFORMED, sync_folder
 from sidecar.kv.disk.open_slot import OpenSlot, open_kv
 from sidecar.kv.disk.slot import VERSION, Slot, parse_slot, write_words
 from sidecar.kv.disk.tensor_file import (
@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 _PARTS = {"cache": "safetensors", "meta": "json", "tokens": "safetensors"}
 _NAME = re.compile(r"slot_(\d+)_(cache|meta|tokens)\.(safetensors|json)")
-_NO_META = (KeyError, ValueError, TypeError, AttributeError, RecursionError)
 _LOCK_WAIT_S = 10.0
 _MOST_WORDS = 256 << 20
 
@@ -253,7 +252,7 @@ class SlotFolder:
         text, used = meta_file.read_bytes(), meta_file.stat().st_mtime
         try:
             return parse_slot(number, header, text, (ids, canonical), used)
-        except _NO_META as error:
+        except MALFORMED as error:
             raise Damaged(f"its meta is not one: {error!r}") from error
 
     def open(self, slot: Slot) -> OpenSlot:

@@ -36,7 +36,7 @@ from sidecar.kv.disk.ports import (
     salt_name,
 )
 from sidecar.kv.disk.root import DiskRoot
-from sidecar.kv.disk.slot import Slot, scope_json
+from sidecar.kv.disk.slot import Slot
 from sidecar.kv.disk.slot_folder import Draft, SlotFolder
 from sidecar.kv.disk.slot_index import DiskMatch, SlotIndex
 from sidecar.kv.disk.tensor_file import Damaged, write_tensors
@@ -162,7 +162,7 @@ class SlotWriter:
         started, draft = time.monotonic(), self._folder.draft()
         try:
             told = self._write_kv(draft, ids, owner.salt, run.start)
-            told["owner"] = scope_json(owner.scope)
+            told["owner"] = owner.scope.as_json() if owner.scope else None
             slot = self._commit(draft, run, ids, owner.salt, (told, keeps_end, may))
         finally:
             draft.discard()
