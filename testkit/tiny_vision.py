@@ -18,6 +18,7 @@ from mlx_vlm.utils import get_model_and_args, update_module_configs
 from tokenizers import AddedToken, Tokenizer
 
 from testkit.tiny_models import BUILTIN, RECURRENT, WINDOW, mute
+from tools import tiny_checkpoints
 
 Config = dict[str, Any]
 _QWEN = {
@@ -63,6 +64,19 @@ def make_seeing(out: Path, kind: str, *, hidden: int = 64, large: bool = False) 
     mx.save_safetensors(str(out / "model.safetensors"), weights, {"format": "mlx"})
     (out / "config.json").write_text(json.dumps(config))
     (out / "generation_config.json").write_text(json.dumps({"do_sample": False}))
+    return out
+
+
+def make_bidirectional(out: Path) -> Path:
+    """
+    Write the folder of a tiny Gemma 4 of which the parts of an image read each other.
+
+    mlx-vlm computes its prompts in one pass up to the last image.
+    """
+    tiny_checkpoints.make_seeing(out, "gemma4")
+    config = json.loads((out / "config.json").read_text())
+    config["text_config"]["use_bidirectional_attention"] = "vision"
+    (out / "config.json").write_text(json.dumps(config))
     return out
 
 
@@ -278,4 +292,5 @@ _KINDS: Mapping[
     "seeing-hybrid": (_qwen35_vl, _QWEN, lambda: _qwen_processor("Qwen3VLProcessor")),
     "seeing-sliding": (_gemma3, _GEMMA, _gemma_processor),
 }
+BIDIRECTIONAL = "seeing-bidirectional"
 SEEING: Sequence[str] = tuple(_KINDS)

@@ -3,50 +3,24 @@
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from sidecar.app import App
+from testkit.image_chats import WORDS, ask, assert_same, said, tower_runs, user
 from testkit.kept_kv import flush, kept_sidecar, slots
 from testkit.pictures import data_url, image_part, picture
-from testkit.tiny_vision import SEEING
+from testkit.tiny_vision import BIDIRECTIONAL, SEEING
 
 Json = dict[str, Any]
 # Turns as the client sends them: so a cold prompt is the warm one.
 AS_SENT = {"CACHE_SPLICE": "false"}
-WORDS = "tell me what can be seen in here, piece by piece, and why it is so. " * 6
-
-
-def ask(app: App, talk: list[Json]) -> Json:
-    body = {"messages": talk, "max_tokens": 8, "temperature": 0, "logprobs": True}
-    answer = httpx.post(f"{app.url}/v1/chat/completions", json=body, timeout=120)
-    assert answer.status_code == 200, answer.text
-    found: Json = answer.json()
-    return found
-
-
-def tower_runs(app: App) -> int:
-    with app.pool.lease("default") as model:
-        assert model.engine.model.eyes is not None
-        return int(model.engine.model.eyes.memo.num_runs)
-
-
-def values(answer: Json) -> list[float]:
-    return [token["logprob"] for token in answer["choices"][0]["logprobs"]["content"]]
 
 
 def turn(number: int, seed: int | None = None) -> Json:
-    parts: list[Json] = [{"type": "text", "text": f"turn {number}. {WORDS}"}]
+    parts: list[str | Json] = [f"turn {number}. {WORDS}"]
     if seed is not None:
         parts.append(image_part(seed))
-    return {
-        "role": "user",
-        "content": [*parts, {"type": "text", "text": "what is it?"}],
-    }
-
-
-def said(answer: Json) -> Json:
-    return {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}
+    return user(*parts, "what is it?")
 
 
 class Talk:
@@ -66,7 +40,7 @@ class Talk:
         return answer
 
 
-@pytest.mark.parametrize("kind", SEEING)
+@pytest.mark.parametrize("kind", [*SEEING, BIDIRECTIONAL])
 def test_only_its_new_tail_is_computed(kind: str, folder: Path, tmp_path: Path) -> None:
     """And all is said as in a process that never ended."""
     whole, broken = Talk(), Talk()
@@ -86,11 +60,10 @@ def test_only_its_new_tail_is_computed(kind: str, folder: Path, tmp_path: Path) 
         assert expected > 100 or number == 0
     assert slots(tmp_path / "kv")
     for one, other in zip(whole.answers, broken.answers, strict=True):
-        assert one["choices"][0]["message"] == other["choices"][0]["message"]
-        assert values(one) == pytest.approx(values(other), abs=2e-4)
+        assert_same(one, other)
 
 
-@pytest.mark.parametrize("kind", SEEING)
+@pytest.mark.parametrize("kind", [*SEEING, BIDIRECTIONAL])
 def test_another_image_is_not_taken_for_it(
     kind: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -104,7 +77,7 @@ def test_another_image_is_not_taken_for_it(
         assert runs >= 1
     with kept_sidecar(tmp_path / "other", folder / kind, **AS_SENT) as app:
         cold = ask(app, [turn(0, 2)])
-    assert values(warm) == pytest.approx(values(cold), abs=2e-4)
+    assert_same(warm, cold)
     files = (f for f in (tmp_path / "kv").rglob("*") if f.is_file())
     pixels = data_url(picture(1)).encode()[100:160]
     assert not any(pixels in file.read_bytes() for file in files)
