@@ -10,6 +10,7 @@ import pytest
 
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv import kv_layers
+from sidecar.kv.disk.slot_reader import SlotReader
 from sidecar.kv.kv_layers import KVLayers, Leaves
 
 _BLOCK = 16
@@ -78,6 +79,17 @@ def stale_checkpoint() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kv_layers, "take_checkpoint", previous)
+        yield
+
+
+@contextlib.contextmanager
+def shifted_slot() -> Iterator[None]:
+    """What was read of the disk is whole, and handed over one position too far."""
+
+    def shift(joined: Callable[..., Leaves]) -> Callable[..., Leaves]:
+        return lambda *told: [mx.roll(a, 1, axis=-2) for a in joined(*told)]
+
+    with patched(SlotReader, "_joined", shift):
         yield
 
 

@@ -3,7 +3,7 @@
 from tools.sweep_architectures import row, run_apart, text_architectures
 from tools.tiny_seeing import seeing_architectures
 
-_WAYS = ["chunks", "restore", "lend", "trim", "branch", "checkpoint", "batch"]
+_WAYS = ["chunks", "restore", "lend", "trim", "branch", "checkpoint", "disk", "batch"]
 
 
 def test_it_finds_what_there_is() -> None:

@@ -30,6 +30,7 @@ from sidecar.engine.decode_batch import Lanes, batch_of_one
 from sidecar.engine.job import JobSpec
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import settle
+from sidecar.engine.self_test_disk import Shelf
 from sidecar.engine.self_test_images import ImageRuns
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import KVBudget, Limits
@@ -68,6 +69,7 @@ class Runs:
             ("trim", lambda: self._warm((48, 96), self._ids[:80])),
             ("branch", self._branch),
             ("checkpoint", lambda: self._warm((64, 96), self._ids[:120])),
+            ("disk", self._disk),
             ("batch", self._batch),
         ]
         if self._quantization:  # its rows run alone, and what is rounded hangs on when
@@ -116,6 +118,23 @@ class Runs:
                 longer = ModelIds((*ids, *self._ids[:5]))
                 found.append((yield from self._compare(store, longer, (64, len(ids)))))
         return max(found, key=lambda d: (d.moved, d.computed))
+
+    def _disk(self) -> Steps[Difference]:
+        """A prompt of two slots, read by a store that never saw it."""
+        ids = ModelIds(self._ids[:96])
+        with (
+            self._store(lend=False) as before,
+            self._store(lend=False) as after,
+            Shelf() as shelf,
+        ):
+            for end in (64, 96):
+                yield from self._serve(before, ModelIds(ids[:end]), (64, end))
+                shelf.write(before, ModelIds(ids[:end]))
+                yield
+            shelf.read(after, ids)
+            yield
+            longer = ModelIds((*ids, *self._ids[:5]))
+            return (yield from self._compare(after, longer, (64, 96)))
 
     def _compare(
         self, store: PrefixStore, ids: ModelIds, edges: Sequence[int]

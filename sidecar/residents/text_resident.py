@@ -84,9 +84,10 @@ class TextLoader:
             engine.check_splitter()
             tell("selftest")
             if self._config.cache.selftest == "on_load":
-                shared.gpu.call_in_steps(
-                    prove(engine, SelfTest(model), LOAD_S, kept.tested)
-                )
+                test = SelfTest(model)
+                if shared.disk is None:
+                    test.skip("disk")
+                shared.gpu.call_in_steps(prove(engine, test, LOAD_S, kept.tested))
             resident = self._resident_of(engine, kept, model)
             shared.gpu.call(shared.process.sample)
         except BaseException:

@@ -187,6 +187,17 @@ class Secretive(ArraysCache):
         self.seen = 0
 
 
+class Untold(ArraysCache):
+    """Says what it holds, and cannot be told it (as mlx-lm's deepseek_v41)."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    @property
+    def state(self) -> Any:
+        return self.cache
+
+
 def test_a_layer_of_a_models_own_comes_back(tmp_path: Path) -> None:
     """The model makes it, with what its constructor wants; the state is put in."""
 
@@ -206,6 +217,10 @@ def test_a_layer_that_is_more_than_it_tells_is_not_written(tmp_path: Path) -> No
         layer[0], layer.seen = mx.zeros((1, 2)), 5
         with pytest.raises(NotWritable, match="Secretive"):
             written(tmp_path / "kv", [Secretive()], [layer], is_root=True)
+        layer = Untold()
+        layer[0] = mx.zeros((1, 2))
+        with pytest.raises(NotWritable, match="Untold"):
+            written(tmp_path / "kv", [Untold()], [layer], is_root=True)
 
     gpu_thread().call(check)
 

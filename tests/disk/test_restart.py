@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.prompt import ModelIds
+from testkit import planted
 from testkit.jobs import random_ids
 from testkit.kept_kv import ask, disk_counts, flush, kept_sidecar, leased, said, slots
 from testkit.tiny_models import make_model
@@ -38,6 +39,34 @@ def test_a_conversation_goes_on(
             before = ModelIds(ids + answer)
             ids = longer(before, 10 + turn, 50)
     assert slots(tmp_path)
+
+
+def test_a_model_that_fails_its_test_of_the_disk_does_without(
+    model_folder: ModelFolder, cold: Cold, tmp_path: Path
+) -> None:
+    """It reads nothing of it and writes nothing, until it has passed again."""
+    ids, asked = random_ids(1, 200), longer(random_ids(1, 200), 2, 40)
+    root, model, tested = tmp_path, model_folder("dense"), {"CACHE_SELFTEST": "on_load"}
+    with kept_sidecar(root, model, **tested) as app, leased(app) as resident:
+        assert resident.engine.selftest["disk"] == "ok"
+        ask(app, ids)
+        flush(app)
+    there = slots(root)
+    assert there
+    with (
+        planted.shifted_slot(),
+        kept_sidecar(root, model, **tested) as app,
+        leased(app) as resident,
+    ):
+        assert resident.failed_tests == ("disk",)
+        outcome = ask(app, asked)
+        assert (outcome.cached, said(outcome)) == (0, cold("dense", asked))
+        flush(app)
+        assert slots(root) == there
+    with kept_sidecar(root, model, **tested) as app:
+        outcome = ask(app, asked)
+        assert outcome.cached >= len(ids) - 1
+        assert said(outcome) == cold("dense", asked)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -74,7 +74,7 @@ def test_wrong_kv_in_one_layer_is_found(
 ) -> None:
     with fault():
         found = failed(results_of(model_folder(kind), dtype))
-    assert {"restore", "lend", "trim", "branch", "checkpoint"} == found
+    assert {"restore", "lend", "trim", "branch", "checkpoint", "disk"} == found
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
@@ -95,6 +95,15 @@ def test_a_stale_checkpoint_is_found(
     with planted.stale_checkpoint():
         found = failed(results_of(model_folder(kind), dtype))
     assert {"trim", "branch", "checkpoint"} <= found
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_what_the_disk_gives_back_wrong_is_found(
+    kind: str, model_folder: ModelFolder
+) -> None:
+    """All else is used."""
+    with planted.shifted_slot():
+        assert failed(results_of(model_folder(kind), mx.float32)) == {"disk"}
 
 
 def test_a_prompt_that_is_not_restored_proves_nothing(

@@ -15,7 +15,9 @@ from testkit.jobs import finish, leased_engine, random_ids, run, submit
 from testkit.servers import running_sidecar
 
 ModelFolder = Callable[[str], Path]
-_WAYS = {"chunks", "restore", "lend", "trim", "branch", "checkpoint", "batch"}
+_WAYS = {
+    "chunks", "restore", "lend", "trim", "branch", "checkpoint", "disk", "batch",
+}  # fmt: skip
 _WAIT_S = 120.0
 
 

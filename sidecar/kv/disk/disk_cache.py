@@ -231,7 +231,8 @@ class DiskCache:
         """What of a prompt is to be brought back; nothing, if that does not pay."""
         settings, most = self._settings, len(ids) - 1
         least = held + settings.least_gain
-        if settings.restore == "never" or not self._store.may_restore or most < least:
+        may = settings.restore != "never" and self._store.may_restore
+        if not may or self._is_off or most < least:
             return DiskMatch()
         self._look_again(place.folder)
         match = self._index.match(ids, salt_name(salt))
@@ -247,6 +248,11 @@ class DiskCache:
         if settings.restore == "auto" and reading_s > _PAYS * computing_s:
             return DiskMatch()
         return match
+
+    @property
+    def _is_off(self) -> bool:
+        """Whether the model's self-test of it has failed, or is still to come."""
+        return "disk" in self._store.switched_off
 
     def flush(self) -> None:
         """Write all that is due, now; returns when it is written."""
@@ -301,7 +307,7 @@ class DiskCache:
 
     def _write(self, due: Due, *, is_last: bool) -> None:
         place = self._place
-        if place is None or self._closed.is_set():
+        if place is None or self._closed.is_set() or self._is_off:
             return
         try:
             self._look(place.folder)
