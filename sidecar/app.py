@@ -23,7 +23,6 @@ from sidecar.engine.kv_expiry import Expiry
 from sidecar.engine.process_memory import Admission, ProcessMemory
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import LogLimits, SessionLog
-from sidecar.kv.disk.disk_thread import Urgency
 from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.kv.disk.ports import DiskSettings
 from sidecar.kv.disk.root import DiskLimits, DiskRoot
@@ -106,6 +105,8 @@ class App:
         has_ended = self.pool.close()
         if self.shared.image_intake.cache_info().currsize:
             self.shared.image_intake().close()
+        if self.shared.disk is not None:
+            self.shared.disk.close()
         self.shared.kept.forget()
         return has_ended
 
@@ -231,9 +232,14 @@ def _build_shared(
 
 
 def open_root(config: Config) -> KVDisk | None:
-    """Where KV outlives the process; None: it does not, or cannot."""
+    """Where KV outlives the process; None: it does not."""
     disk = config.disk
     if not disk.is_on:
+        if DiskRoot(disk.root, DiskLimits(0, 0, 0, 0)).folders():
+            logger.warning(
+                "KV of earlier runs lies in %s and is not used; nobody deletes it but "
+                "`mlx-sidecar kv forget`", disk.root,
+            )  # fmt: skip
         return None
     limits = DiskLimits(
         int(disk.max_gb * _GB), int(disk.min_free_gb * _GB), int(disk.day_gb * _GB),
@@ -247,8 +253,9 @@ def open_root(config: Config) -> KVDisk | None:
         use_secret(found.secret())
     except OSError as error:
         logger.warning("KV is not kept on the disk: %s", error)
-        return None
-    found.thread.submit(Urgency.TIDY, found.root.clear_away)
+        found.is_usable = False
+        return found
+    found.start()
     return found
 
 

@@ -5,7 +5,9 @@ Looks at KV on the disk, checks it, and takes prompt caches of mlx-lm in and out
     mlx-sidecar kv verify
     mlx-sidecar kv export SLOT FILE      a chain as one file for mlx-lm, ids beside it
     mlx-sidecar kv import FILE IDS       the other way; IDS: a JSON list
-    mlx-sidecar kv forget [--session NAME] [--key ID]      a server keeps its memory
+    mlx-sidecar kv forget [--session NAME] [--key ID | --no-key]
+
+A server that runs keeps its memory: there it is POST /admin/cache/forget.
 
 Settings are read as the server reads them: KV_DISK_PATH, and for `import` MODEL_PATH.
 A slot is named FOLDER/NUMBER, as `list` shows it.
@@ -24,6 +26,7 @@ from sidecar.config.settings import Config, load_config
 from sidecar.config.sources import ConfigError
 from sidecar.core.errors import SidecarError
 from sidecar.core.forgetting import Whose
+from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import short_id
 from sidecar.kv.disk.disk_thread import Urgency, disk_thread
 from sidecar.kv.disk.prompt_cache_file import export_chain, read_prompt_cache
@@ -69,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
         acts.add_parser(name)
     forget = acts.add_parser("forget")
     forget.add_argument("--session", help="of this one alone, as /admin/cache has it")
-    forget.add_argument("--key", help="of this key's id alone, as /admin/cache has it")
+    whose = forget.add_mutually_exclusive_group()
+    whose.add_argument("--key", help="of this key's id alone, as /admin/cache has it")
+    whose.add_argument("--no-key", action="store_true", help="of those without one")
     export = acts.add_parser("export")
     export.add_argument("slot", help="FOLDER/NUMBER")
     export.add_argument("file", type=Path, help="what must not exist")
@@ -79,8 +84,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _root(path: Path) -> DiskRoot:
+    if not path.is_dir():
+        raise _Refused(f"there is no folder {path}: KV_DISK_PATH says where KV is")
+    return DiskRoot(path, DiskLimits(0, 0, 0, 0))
+
+
 def _folders(root: Path) -> list[SlotFolder]:
-    return DiskRoot(root, DiskLimits(0, 0, 0, 0)).folders()
+    return _root(root).folders()
 
 
 def _list(root: Path) -> int:
@@ -132,11 +143,11 @@ def _checked(folder: SlotFolder, number: int) -> Callable[[], None]:
 def _export(root: Path, name: str, file: Path) -> int:
     place, _, number = name.rpartition("/")
     folder = next((f for f in _folders(root) if f.path.name == place), None)
-    if folder is None or not number.isdigit():
+    asked = next((n for n in folder.numbers() if str(n) == number), 0) if folder else 0
+    if folder is None or not asked:
         raise _Refused(f"there is no slot {name}; `kv list` shows them")
     if file.exists():
         raise _Refused(f"{file} is there already")
-    asked = int(number)
     length = (
         disk_thread()
         .submit(Urgency.RESTORE, lambda: export_chain(folder, asked, file))
@@ -155,6 +166,9 @@ def _import(config: Config, file: Path, ids_file: Path) -> int:
         raise _Refused(f"{ids_file} is no JSON") from error
     if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
         raise _Refused(f"{ids_file} must hold a list of token ids")
+    if len(ids) < config.disk.min_tokens:
+        least = f"KV_DISK_MIN_PREFIX_TOKENS is {config.disk.min_tokens}"
+        raise _Refused(f"{len(ids)} tokens are too few: {least}")
     app = build(replace(config, server=replace(config.server, port=0)))
     try:
         return _take_in(app, file, tuple(ids))
@@ -169,24 +183,27 @@ def _take_in(app: App, file: Path, ids: tuple[int, ...]) -> int:
         disk, store = resident.disk, resident.engine.store
         if disk is None or not disk.wait_open(3600.0):
             raise _Refused("KV cannot be kept on the disk here")
+        size = resident.engine.model.vocab_size
+        if ids and max(ids) >= size:
+            raise _Refused(f"the model has no token {max(ids)}, only {size}")
 
         def adopt() -> int:
             return read_prompt_cache(store, file, ids)
 
         length: Any = app.gpu.call(adopt)
         disk.flush()
+        if disk.num_written(ModelIds(ids)) < length:
+            raise _Refused(f"{length} tokens were read, and not written: see above")
     sys.stdout.write(f"{length} tokens are on the disk\n")
     return 0
 
 
 def _forget(root: Path, options: argparse.Namespace) -> int:
     whose = None
-    if options.session is not None or options.key is not None:
+    if options.session is not None or options.key is not None or options.no_key:
         key = short_id(options.key)
-        whose = Whose(short_id(options.session), key, any_key=key is None)
-    if not root.is_dir():
-        raise _Refused(f"there is no folder {root}: KV_DISK_PATH says where KV is")
-    disk = DiskRoot(root, DiskLimits(0, 0, 0, 0))
-    slots, num_bytes = disk.forget(whose=whose)
+        is_any = key is None and not options.no_key
+        whose = Whose(short_id(options.session), key, any_key=is_any)
+    slots, num_bytes = _root(root).forget(whose=whose)
     sys.stdout.write(f"{slots} slots, {num_bytes / 1e6:.1f} MB\n")
     return 0

@@ -84,7 +84,7 @@ class Keepsakes:
             digest.update(_packed(ids[done:num_tokens]))
             done = num_tokens
             if digest.hexdigest() == keepsake.digest:
-                found.append({**keepsake.told, "turn": turn})
+                found.append({**keepsake.told, "turn": turn, "depth": num_tokens})
                 last = keepsake.record
         if last is None:
             return [], np.empty(0, np.uint32)

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 def open_disk(shared: Shared, engine: TextEngine, kept: Kept) -> DiskCache | None:
     """Know again what the disk holds of a model; None: nothing is kept there."""
     disk, model, memory = shared.disk, engine.model, kept.memory
-    if disk is None:
+    if disk is None or not disk.is_usable:
         return None
     digests = WeightDigests(disk.digests_file)
 

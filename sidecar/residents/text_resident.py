@@ -85,7 +85,7 @@ class TextLoader:
             tell("selftest")
             if self._config.cache.selftest == "on_load":
                 test = SelfTest(model)
-                if shared.disk is None:
+                if shared.disk is None or not shared.disk.is_usable:
                     test.skip("disk")
                 shared.gpu.call_in_steps(prove(engine, test, LOAD_S, kept.tested))
             resident = self._resident_of(engine, kept, model)

@@ -62,7 +62,7 @@ def _whose(body: Any) -> Whose:
             param=unknown[0][:64],
         )
     named = {n: fields.required_text(n) for n in _WHOSE if body.get(n) is not None}
-    if not named:
+    if not named and "key" not in body:
         raise BadRequest("session or key must say whose", param="session")
     # "key": null is what the report says of conversations without one.
     session, key = (short_id(named.get(name)) for name in _WHOSE)

@@ -14,6 +14,7 @@ from sidecar.core import lasting_secret
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loader import LoadedModel
+from sidecar.kv.disk.root import DiskRoot
 from testkit.jobs import random_ids
 from testkit.kept_kv import ask, disk_settings, flush, kept_sidecar, said, slots
 
@@ -67,6 +68,8 @@ def test_a_chain_goes_out_and_comes_in(
     assert "2 slots, 0 damaged" in capsys.readouterr().out
     file = tmp_path / "out.safetensors"
     assert tool(kind, "export", f"{folder}/2", str(file)) == 0
+    for written in (file, Path(f"{file}.ids.json")):
+        assert written.stat().st_mode & 0o777 == 0o600
     told = json.loads(Path(f"{file}.ids.json").read_text())
     assert tuple(told) == whole
 
@@ -118,11 +121,39 @@ def test_a_file_that_mlx_lm_wrote_comes_in(
         assert said(outcome) == cold("dense", asked)
 
 
+def test_what_is_not_written_is_not_said_to_be(
+    tool: Callable[..., int],
+    tiny_model: Callable[[str], LoadedModel],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A disk that must keep more free than it has."""
+    ids, file = random_ids(1, 130), tmp_path / "stock.safetensors"
+
+    def write() -> None:
+        model = tiny_model("dense").model
+        cache = make_prompt_cache(model)
+        mx.eval(model(mx.array([ids]), cache=cache))
+        save_prompt_cache(str(file), cache)
+
+    gpu_thread().call(write)
+    (tmp_path / "ids.json").write_text(json.dumps(ids))
+    monkeypatch.setattr(DiskRoot, "refusal", lambda *_, **__: "space")
+    assert tool("dense", "import", str(file), str(tmp_path / "ids.json")) == 1
+    told = capsys.readouterr()
+    assert "not written" in told.err
+    assert told.out == ""
+
+
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
         (("export", "nowhere/1", "out"), "there is no slot nowhere/1"),
         (("export", "x", "out"), "there is no slot x"),
+        (("export", "nowhere/\u00b2", "out"), "there is no slot nowhere/"),
+        (("import", "missing", "far.json"), "the model has no token 1000000000"),
+        (("import", "missing", "short.json"), "KV_DISK_MIN_PREFIX_TOKENS is 32"),
         (("import", "missing", "ids.json"), "no prompt cache"),
         (("import", "missing", "bad.json"), "must hold a list"),
         (("import", "missing", "none.json"), "none.json"),
@@ -135,7 +166,10 @@ def test_what_cannot_be_done_is_said(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "ids.json").write_text("[1, 2]")
+    (tmp_path / "kv").mkdir()
+    (tmp_path / "ids.json").write_text(json.dumps([1, 2] * 16))
+    (tmp_path / "far.json").write_text(json.dumps([1, 10**9] * 16))
+    (tmp_path / "short.json").write_text("[1, 2]")
     (tmp_path / "bad.json").write_text('{"a": 1}')
     assert tool("dense", *argv) == 1
     assert reason in capsys.readouterr().err
@@ -163,8 +197,9 @@ def test_no_folder_is_no_success(
     """A mistyped path; and what is behind a link is somebody else's."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KV_DISK_PATH", str(tmp_path / "nowhere"))
-    assert main(["forget"]) == 1
-    assert "there is no folder" in capsys.readouterr().err
+    for argv in (["forget"], ["list"], ["verify"], ["export", "a/1", "out"]):
+        assert main(argv) == 1
+        assert "there is no folder" in capsys.readouterr().err
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "model.json").write_text("{}")

@@ -4,20 +4,37 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sidecar.core.forgetting import Whose
+from sidecar.core.prompt import Scope
+from sidecar.kv.disk import kv_disk
 from sidecar.kv.disk.durable_files import open_private
 from sidecar.kv.disk.forgetting import forget_all, forget_some
+from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.kv.disk.open_slot import OpenSlot
+from sidecar.kv.disk.ports import DiskSettings
+from sidecar.kv.disk.prompt_cache_file import export_chain
 from sidecar.kv.disk.root import DiskLimits, DiskRoot
-from sidecar.kv.disk.slot import Slot
+from sidecar.kv.disk.slot import STATELESS, WITH_STATE, Slot, write_words
 from sidecar.kv.disk.slot_folder import Replaced, SlotFolder
-from sidecar.kv.disk.tensor_file import Damaged, TensorSpec, write_tensors
+from sidecar.kv.disk.slot_index import SlotIndex
+from sidecar.kv.disk.tensor_file import (
+    Damaged,
+    Header,
+    TensorSpec,
+    header_bytes,
+    read_header,
+    read_tensor,
+    write_tensors,
+)  # fmt: skip
+from testkit.raw_http import eventually
 
 LIMITS = DiskLimits(1 << 40, 0, 0, 0)
 EMPTY = np.empty(0, np.uint32)
@@ -26,29 +43,53 @@ CALLS = ("os.open", "os.write", "os.rename", "os.fsync", "os.unlink", "os.utime"
 
 
 def write(
-    folder: SlotFolder, parent: Slot | None, ids: list[int], session: str = ""
+    folder: SlotFolder,
+    parent: Slot | None,
+    ids: list[int],
+    session: str = "",
+    **more: Any,
 ) -> Slot:
-    """A slot whose KV is its ids, in a shape of KV; a session's, if one is named."""
+    """
+    A slot whose KV is its ids, in a shape of KV; a session's, if one is named.
+
+    Args:
+        more: fields of its meta. `canonical`: its canonical ids; with a state it has a
+            tensor that cannot be cut.
+    """
     draft, at = folder.draft(), parent.end if parent else 0
-    spec = TensorSpec("0.0", "F32", (1, 1, len(ids), 2))
-    values = np.repeat(np.array(ids, np.float32), 2).reshape(spec.shape)
+    canonical = np.array(more.pop("canonical", []), np.uint32)
+    specs = [
+        TensorSpec("0.0", "F32", (1, 1, len(ids), 2)),
+        TensorSpec("0.2", "I32", ()),
+    ]
+    values = np.repeat(np.array(ids, np.float32), 2).reshape(specs[0].shape)
+    arrays = [values, np.array(len(ids), np.int32)]
+    if more.get("state", STATELESS) == WITH_STATE:
+        specs.append(TensorSpec("1.0", "F32", (1, 2)))
+        arrays.append(np.zeros((1, 2), np.float32))
     try:
         with open_private(draft.paths["cache"]) as file:
-            sums = write_tensors(file, [spec], {}, [values])
+            sums = write_tensors(file, specs, {}, arrays)
             draft.num_bytes = file.tell()
         meta = {
             "at": at, "end": at + len(ids), "salt": "", "crc32": sums,
-            "packed": [False], "scalars": {}, "keeps_end": False,
-            "kept": [{"scope": [None, session, "t"], "turn": session, "lineage": 1}],
+            "packed": [False], "scalars": {"0.2": len(ids)}, "keeps_end": False,
+            "kept": [said(session, at + len(ids))], "state": STATELESS,
             "owner": [None, session, "t"] if session else None,
-            "runs": [["0.0"]], "classes": ["KVCache"],
+            "runs": [["0.0"]], "classes": ["KVCache"], **more,
         }  # fmt: skip
-        folder.describe(draft, parent, meta, (np.array(ids, np.int32), EMPTY))
+        folder.describe(draft, parent, meta, (np.array(ids, np.int32), canonical))
         slot = folder.commit(draft, parent)
     finally:
         draft.discard()
     assert slot is not None
     return slot
+
+
+def said(session: str, depth: int) -> dict[str, Any]:
+    """A turn of a session's, whose prompt ended there."""
+    scope = [None, session, "t"]
+    return {"scope": scope, "turn": session, "lineage": 1, "depth": depth}
 
 
 def whole(folder: SlotFolder) -> list[list[int]]:
@@ -115,7 +156,7 @@ def test_what_another_goes_on_from_is_its_own(folder: SlotFolder) -> None:
     assert [slot.owner and slot.owner.session for slot in left] == ["another"] * 2
     assert [len(slot.meta["kept"]) for slot in left] == [0, 1]
     assert left[0].used == 1000
-    assert "one" not in folder.file(1, "meta").read_text()
+    assert '"one"' not in folder.file(1, "meta").read_text()
     assert forget_some(folder, Whose("one")) == (0, 0)
     assert forget_some(folder, Whose(api_key="k")) == (0, 0)
     assert forget_some(folder, Whose("another"))[0] == 2
@@ -131,7 +172,7 @@ def test_what_another_goes_on_from_within_is_cut(folder: SlotFolder) -> None:
     assert branch.at == 2
     assert forget_some(folder, Whose("one"))[0] == 0
     assert whole(folder) == [[1, 2], [8], [9], [7]]
-    assert "one" not in folder.file(1, "meta").read_text()
+    assert '"one"' not in folder.file(1, "meta").read_text()
     assert folder.read(1).num_bytes == folder.file(1, "cache").stat().st_size
     with pytest.raises(Replaced), folder.locked(shared=True):
         folder.open(first)
@@ -140,12 +181,159 @@ def test_what_another_goes_on_from_within_is_cut(folder: SlotFolder) -> None:
     assert folder.files().keys() == {1, 4}
 
 
+def test_what_another_said_in_it_stays(folder: SlotFolder) -> None:
+    """Up to there it is theirs, although the slot bears the forgotten one's name."""
+    kept = [said("another", 2), said("one", 4)]
+    write(folder, None, [1, 2, 3, 4], "one", kept=kept, canonical=[7, 7])
+    assert forget_some(folder, Whose("one")) == (0, 0)
+    assert whole(folder) == [[1, 2]]
+    left = folder.read(1)
+    assert left.owner == Scope(None, "another", "t")
+    assert left.meta["keeps_end"]
+    assert left.meta["kept"] == [
+        {"scope": [None, "another", "t"], "turn": "another", "depth": 2}
+    ]
+    assert left.canonical.size == 0
+    assert forget_some(folder, Whose("another"))[0] == 1
+
+
+def test_what_was_said_at_its_end_leaves_no_ids(folder: SlotFolder) -> None:
+    """Those of the prompt as it is looked up were the forgotten one's."""
+    kept = [said("another", 2), said("one", 3)]
+    write(folder, None, [1, 2, 3], "another", kept=kept, canonical=[7, 8, 9])
+    write(folder, None, [1, 2, 4], "another", kept=kept[::-1], canonical=[7, 8])
+    assert forget_some(folder, Whose("one")) == (0, 0)
+    stripped, other = folder.read(1), folder.read(2)
+    assert stripped.canonical.size == 0
+    assert "lineage" not in stripped.meta["kept"][-1]
+    assert other.canonical.tolist() == [7, 8]
+    assert "lineage" in other.meta["kept"][-1]
+
+
+def test_what_is_cut_says_how_long_it_is(folder: SlotFolder) -> None:
+    """To mlx-lm as well, which reads it by the number beside its arrays."""
+    first = write(folder, None, [1, 2, 3], "one")
+    write(folder, replace(first, end=2), [8], "another")
+    forget_some(folder, Whose("one"))
+    assert folder.read(1).meta["scalars"]["0.2"] == 2
+    with folder.file(1, "cache").open("rb") as file:
+        header = read_header(file)
+        assert int(read_tensor(file, header, "0.2")) == 2
+    assert header.metadata["1.0"] == "KVCache"
+
+
+def test_a_state_that_cannot_be_cut_goes_alone(folder: SlotFolder) -> None:
+    """What others go on from stays; no prompt may end there any more."""
+    first = write(folder, None, [1, 2, 3], "one", state=WITH_STATE)
+    write(folder, replace(first, end=2), [8, 9], "another", state=WITH_STATE)
+    assert forget_some(folder, Whose("one")) == (0, 0)
+    assert whole(folder) == [[1, 2], [8, 9]]
+    cut = folder.read(1)
+    assert not cut.is_end
+    with folder.file(1, "cache").open("rb") as file:
+        assert set(read_header(file).places) == {"0.0", "0.2"}
+    index = SlotIndex()
+    assert all(index.add(folder.read(number)) for number in (1, 2))
+    match = index.match([1, 2, 8, 9], "")
+    assert (match.depth, match.state_at_most(4).depth) == (4, 4)
+    assert match.state_at_most(3).depth == 0
+    with pytest.raises(Damaged, match="cannot go on from"):
+        export_chain(folder, 1, folder.path.parent / "out")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"uid": [1]}, {"parent": [0, [1]]},
+        {"crc32": {"0.0": "1"}}, {"crc32": []}, {"runs": [1, 2]}, {"runs": [[1]]},
+        {"at": "0"}, {"at": 1e999}, {"end": None}, {"classes": [[]]}, {"kept": [1]},
+        {"kept": [{}]}, {"kept": [{"scope": [None, "one", "t"], "depth": "2"}]},
+        {"owner": ["one"]}, {"owner": {"a": 1}}, {"scalars": {"0.2": [1]}},
+        {"packed": [[]]}, {"state": None}, {"salt": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_slot_that_says_what_none_says_is_damaged(
+    odd: dict[str, Any], folder: SlotFolder
+) -> None:
+    """With sums that are right: nobody who lists, clears or forgets stumbles."""
+    slot = write(folder, None, [1, 2], "one")
+    write(folder, None, [3], "another")
+    header = read_header_of(folder.file(1, "cache"))
+    meta = {name: v for name, v in slot.meta.items() if not name.startswith("_")}
+    draft = folder.draft()
+    told = {**meta, "parent": None, **odd}
+    arrays = (slot.ids, slot.canonical)
+    write_words(draft.paths, told, arrays, (header.crc32, header.size))
+    for part in ("meta", "tokens"):
+        draft.paths[part].rename(folder.file(1, part))
+    with pytest.raises(Damaged):
+        folder.read(1)
+    tidy(folder)
+    assert forget_some(folder, Whose("nobody"))[0] in (0, 1)
+    assert whole(folder) == [[3]]
+
+
+def read_header_of(path: Path) -> Header:
+    with path.open("rb") as file:
+        return read_header(file)
+
+
+def test_shapes_that_no_array_has_are_damage(folder: SlotFolder) -> None:
+    """Of none of whose numbers anything is there, so the sizes are right."""
+    for shape in ([0, 2**70], [0, *[1] * 80]):
+        write(folder, None, [1])
+        file = folder.file(1, "tokens")
+        header = read_header_of(file)
+        metadata = dict(header.metadata)
+        specs = [TensorSpec("tokens", "I32", (1,)),
+                 TensorSpec("canonical", "U32", tuple(shape))]  # fmt: skip
+        file.write_bytes(header_bytes(specs, metadata) + b"\1\0\0\0")
+        with pytest.raises(Damaged, match="has the shape"):
+            folder.read(1)
+        assert forget_some(folder, Whose("one"))[0] == 1
+
+
+def test_numbers_do_not_run_out_unseen(folder: SlotFolder) -> None:
+    """What has a slot's name and is none takes its number; above there are no slots."""
+    (folder.path / "slot_4_cache.safetensors").mkdir()
+    assert write(folder, None, [1]).number == 5
+    (folder.path / f"slot_{10**18}_meta.json").write_text("{}")
+    assert write(folder, None, [2]).number == 6
+    (folder.path / f"slot_{10**12}_meta.json").write_text("{}")
+    with pytest.raises(OSError, match="has a slot"):
+        write(folder, None, [3])
+    assert not list(folder.path.glob(".tmp-*"))
+    forget_all(folder)
+    assert write(folder, None, [4]).number == 5
+
+
+def test_the_janitor_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nobody asks anything any more."""
+    monkeypatch.setattr(kv_disk, "_LEAST_PAUSE_S", 0.02)
+    now = time.time()
+    root = DiskRoot(tmp_path, DiskLimits(1 << 40, 0, 0, 0.1), clock=lambda: now)
+    root.prepare()
+    folder = root.folder("1" * 64, {})
+    disk = KVDisk(root, DiskSettings(1, 1, 0, "auto"))
+    disk.start()
+    try:
+        write(folder, None, [1])
+        assert not eventually(lambda: not folder.numbers(), 0.2)
+        now += 10
+        assert eventually(lambda: not folder.numbers(), 60)
+    finally:
+        disk.close()
+
+
 def test_one_that_cannot_be_cut_goes_with_all_behind_it(folder: SlotFolder) -> None:
     first = write(folder, None, [1, 2, 3], "one")
     write(folder, replace(first, end=2), [8], "another")
     file = folder.file(1, "cache")
     data = bytearray(file.read_bytes())
-    data[-1] ^= 1
+    data[-6] ^= 1  # behind it is how long it is
     file.write_bytes(data)
     assert forget_some(folder, Whose("one"))[0] == 2
     assert folder.files() == {}

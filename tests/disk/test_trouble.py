@@ -400,6 +400,48 @@ def test_a_clear_that_cannot_reach_the_disk_says_so(
         assert slots(tmp_path) == []
 
 
+def test_a_root_that_could_not_be_used_is_told_to_forget(
+    model_folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been read-only when the process began; what lies there still does."""
+    model = model_folder("dense")
+    with kept_sidecar(tmp_path, model) as app:
+        ask(app, random_ids(1, 100))
+        flush(app)
+
+    def refused(_: DiskRoot) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(DiskRoot, "prepare", refused)
+    with kept_sidecar(tmp_path, model) as app:
+        with leased(app) as resident:
+            assert resident.disk is None
+        url = f"{app.url}/admin/cache/clear"
+        with monkeypatch.context() as patch:
+            patch.setattr("sidecar.kv.disk.forgetting.forget_all", _refused)
+            assert httpx.post(url, timeout=60).status_code == 503
+        assert slots(tmp_path)
+        assert httpx.post(url, timeout=60).json()["disk_slots"] == 1
+    assert slots(tmp_path) == []
+
+
+def test_a_root_that_is_not_used_is_told_of(
+    model_folder: ModelFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With KV_DISK_PERSISTENCE off nobody looks at what lies there."""
+    model = model_folder("dense")
+    with kept_sidecar(tmp_path, model) as app:
+        ask(app, random_ids(1, 100))
+        flush(app)
+    with (
+        caplog.at_level(logging.WARNING),
+        kept_sidecar(tmp_path, model, KV_DISK_PERSISTENCE="false"),
+    ):
+        pass
+    assert f"lies in {tmp_path} and is not used" in caplog.text
+    assert slots(tmp_path)
+
+
 def test_a_model_is_cleared_before_its_folder_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,6 +255,16 @@ def test_a_row_of_the_report_names_those_without_a_key(app: App) -> None:
     assert [(r["session"], r["key"]) for r in report["sessions"]] == [("one", "key-2")]
 
 
+def test_all_without_a_key_are_forgotten_together(app: App) -> None:
+    clear(app)
+    for session, key in (("one", ""), ("two", ""), ("one", "key-2")):
+        talk(app, session, key)
+    url = f"{app.url}/admin/cache/forget"
+    assert httpx.post(url, json={"key": None}, timeout=60).json()["threads"] == 2
+    report = httpx.get(f"{app.url}/admin/cache", timeout=60).json()
+    assert [(r["session"], r["key"]) for r in report["sessions"]] == [("one", "key-2")]
+
+
 def test_of_a_model_that_is_not_there_nothing_is_forgotten(app: App) -> None:
     body = {"model": "local", "input": "Hi.", "max_output_tokens": 4}
     headers = {"session-id": "kept"}
@@ -283,7 +293,7 @@ def test_a_stored_response_of_it_is_gone(app: App) -> None:
     [
         ({}, "session"), ([], "body"), ({"session": 7}, "session"),
         ({"session": ""}, "session"), ({"all": True}, "all"),
-        ({"key": None}, "session"),
+        ({"session": None}, "session"),
     ],
 )  # fmt: skip
 def test_who_is_forgotten_must_be_said(app: App, body: Any, named: str) -> None:

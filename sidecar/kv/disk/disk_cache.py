@@ -83,7 +83,7 @@ class DiskCache:
         self._place: _Place | None = None
         self._closed = threading.Event()
         self.model = ""  # what it is called
-        self.when_closed: Callable[[], None] = _nothing
+        self.when_closed: Callable[[], None] = lambda: None
         store.on_kept = self._hand_over.due.note
 
     def counters(self) -> dict[str, int]:
@@ -114,6 +114,10 @@ class DiskCache:
     def num_slots(self) -> int:
         """Slots that are known."""
         return len(self._index)
+
+    def num_written(self, ids: ModelIds) -> int:
+        """Tokens of a prompt of nobody's that are there."""
+        return self._index.match(ids, "").depth
 
     def open(self, *, at_once: bool) -> None:
         """
@@ -290,9 +294,11 @@ class DiskCache:
                 return forget_all(place.folder)
 
         def act() -> tuple[int, int]:
-            found = forget_some(place.folder, whose)
-            self._look(place.folder)
-            return found
+            try:
+                return forget_some(place.folder, whose)
+            finally:
+                self._seen = 0  # a clock that ticks slowly shows no change
+                self._look(place.folder)
 
         # On the disk's thread nothing of it is read or written meanwhile.
         return self._machine.thread.submit(Urgency.RESTORE, act).result(_FORGET_S)
@@ -359,9 +365,10 @@ class DiskCache:
             except OSError as error:
                 logger.warning("KV on the disk cannot be looked at: %s", error)
                 return
-            for slot in self._index.slots():
-                if there.get(slot.number) != self._stamps.get(slot.number):
-                    self._index.remove(slot.number)
+            for number in [slot.number for slot in self._index.slots()]:
+                stamp = there.get(number)  # of one that was written here none is known
+                if stamp is None or stamp != self._stamps.get(number):
+                    self._index.remove(number)
             self._stamps = there
             for number in sorted(there):
                 if self._index.get(number) is None:
@@ -385,10 +392,6 @@ class DiskCache:
             self._explained.load(slot.meta["kept"], slot.canonical)
         except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
             logger.warning("of slot %d nothing is known: %r", slot.number, error)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _not_noted(ids: ModelIds, owner: Owner) -> None:

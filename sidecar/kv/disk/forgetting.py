@@ -12,11 +12,12 @@ from sidecar.core.forgetting import Whose
 from sidecar.core.prompt import scope_of
 from sidecar.kv.disk.cache_form import RUN_FORMAT, metadata_of, scalar_array, to_numpy
 from sidecar.kv.disk.durable_files import (
+    MALFORMED,
     clear_broken_off,
     make_durable,
     open_private,
 )
-from sidecar.kv.disk.slot import Slot, sum_of_bytes
+from sidecar.kv.disk.slot import STATE_GONE, STATELESS, Slot, sum_of_bytes
 from sidecar.kv.disk.slot_folder import Draft, SlotFolder
 from sidecar.kv.disk.tensor_file import (
     Damaged,
@@ -103,23 +104,41 @@ def _keep(
     try:
         if not whose.covers(slot.owner):
             return _strip(folder, slot, whose, slot.meta["owner"])
-        if not heirs:
+        end, owner = max(_claims(slot, whose, heirs), key=_depth, default=(0, None))
+        if not end:
             return None
-        heir = max(heirs, key=lambda other: other.at)
-        if heir.at == slot.end:
-            return _strip(folder, slot, whose, heir.meta["owner"])
-        return _shorten(folder, slot, whose, heir)
-    except (Damaged, OSError) as error:  # a full disk: better nothing than these words
+        if end == slot.end:
+            return _strip(folder, slot, whose, owner)
+        return _shorten(folder, slot, whose, end, owner)
+    except (Damaged, OSError, *MALFORMED) as error:
+        # On a full disk: better nothing than these words.
         logger.warning("KV slot %d goes whole: %s", slot.number, error)
         return None
 
 
-def _shorten(folder: SlotFolder, slot: Slot, whose: Whose, heir: Slot) -> Slot:
-    """Keep what stands before an heir."""
-    draft, told = _cut_kv(folder, slot, heir.at)
+def _claims(
+    slot: Slot, whose: Whose, heirs: Sequence[Slot]
+) -> Iterator[tuple[int, Any]]:
+    """Up to where others need a slot, and who: they go on from it, or spoke in it."""
+    yield from ((heir.at, heir.meta["owner"]) for heir in heirs)
+    if slot.meta["state"] == STATELESS:  # else nothing can end within it
+        for told in _others(slot, whose):
+            if (depth := min(told["depth"], slot.end)) > slot.at:
+                yield depth, told["scope"]
+
+
+def _depth(claim: tuple[int, Any]) -> int:
+    return claim[0]
+
+
+def _shorten(
+    folder: SlotFolder, slot: Slot, whose: Whose, end: int, owner: Any
+) -> Slot:
+    """Keep what stands before a depth, as another's."""
+    draft, told = _cut_kv(folder, slot, end)
     kept = [_without_lineage(t) for t in _others(slot, whose)]
-    words = {"kept": kept, "owner": heir.meta["owner"], "keeps_end": True}
-    ids = slot.ids[: heir.at - slot.at]
+    words = {"kept": kept, "owner": owner, "keeps_end": True}
+    ids = slot.ids[: end - slot.at]
     folder.retell(slot, {**told, **words}, (ids, _NOTHING), draft)
     return folder.read(slot.number)
 
@@ -159,35 +178,41 @@ def _cut_kv(folder: SlotFolder, slot: Slot, end: int) -> tuple[Draft, dict[str, 
     """
     Write the KV of a slot's first part; hold the folder's lock.
 
+    Layers that cannot be cut have a state at its end alone, which goes.
+
     Args:
         end: depth behind its last token, inside the slot.
     Returns:
         A draft that holds it; what of the slot's meta is another then.
     Raises:
-        Damaged: it cannot be cut, or is not what was written. OSError: of the disk.
+        Damaged: it is not what was written. OSError: of the disk.
     """
     keep, draft = end - slot.at, folder.draft()
     runs = set(itertools.chain.from_iterable(slot.meta["runs"]))
     scalars = {**slot.meta["scalars"], **dict.fromkeys(_offsets(slot), keep)}
+    state = STATELESS if slot.meta["state"] == STATELESS else STATE_GONE
     metadata = (
-        {"format": RUN_FORMAT} if slot.parent
+        {"format": RUN_FORMAT} if slot.parent or state == STATE_GONE
         else metadata_of(tuple(slot.meta["classes"]), scalars)
     )  # fmt: skip
     try:
         with folder.file(slot.number, "cache").open("rb") as kv:
             header = read_header(kv)
-            if header.places.keys() - runs - scalars.keys():
-                raise Damaged("some of its layers cannot be cut")
-            specs = [_cut_spec(spec, keep, runs) for spec, _ in header.places.values()]
+            specs = [
+                _cut_spec(spec, keep, runs)
+                for name, (spec, _) in header.places.items()
+                if name in runs or name in scalars
+            ]
             with open_private(draft.paths["cache"]) as file:
-                arrays = _arrays(kv, header, slot, (keep, runs, scalars))
+                names = [spec.name for spec in specs]
+                arrays = _arrays(kv, header, slot, names, (keep, runs, scalars))
                 sums = write_tensors(file, specs, metadata, arrays)
                 make_durable(file)
                 draft.num_bytes = file.tell()
     except BaseException:
         draft.discard()
         raise
-    return draft, {"end": end, "crc32": sums, "scalars": scalars,
+    return draft, {"end": end, "crc32": sums, "scalars": scalars, "state": state,
                    "bytes": draft.num_bytes}  # fmt: skip
 
 
@@ -208,10 +233,11 @@ def _arrays(
     kv: BinaryIO,
     header: Header,
     slot: Slot,
+    names: Sequence[str],
     what: tuple[int, set[str], Mapping[str, Any]],
 ) -> Iterator[np.ndarray]:
     keep, runs, scalars = what
-    for name in header.places:
+    for name in names:
         if name not in runs:
             yield to_numpy(scalar_array(scalars[name]))
             continue

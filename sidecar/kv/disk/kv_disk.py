@@ -1,19 +1,21 @@
 """What all models of a process share of the disk: its root, its thread, who uses it."""
 
 import contextlib
+import math
 import secrets
 import threading
 from pathlib import Path
 
 from sidecar.core.forgetting import Whose
 from sidecar.kv.disk.disk_cache import DiskCache
-from sidecar.kv.disk.disk_thread import DiskThread, disk_thread
+from sidecar.kv.disk.disk_thread import DiskThread, Urgency, disk_thread
 from sidecar.kv.disk.durable_files import read_private, replace_private
 from sidecar.kv.disk.ports import DiskSettings
 from sidecar.kv.disk.root import DiskRoot
 from sidecar.kv.disk.slot_folder import SlotFolder
 
 _SECRET_BYTES = 32
+_LEAST_PAUSE_S, _MOST_PAUSE_S = 1.0, 3600.0  # between two looks of the janitor's
 
 
 class KVDisk:
@@ -22,9 +24,27 @@ class KVDisk:
     def __init__(self, root: DiskRoot, settings: DiskSettings) -> None:
         self.root = root
         self.settings = settings
+        self.is_usable = True  # else it is only told to forget
         self.thread: DiskThread = disk_thread()
         self._lock = threading.Lock()
         self._open: list[DiskCache] = []
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Clear away what is of no use: now, and again and again until it is closed."""
+        threading.Thread(target=self._tidy, name="kv-janitor", daemon=True).start()
+
+    def close(self) -> None:
+        """Clear nothing away any more; repeatable."""
+        self._closed.set()
+
+    def _tidy(self) -> None:
+        ttl_s = self.root.limits.ttl_s or math.inf
+        pause_s = min(_MOST_PAUSE_S, max(_LEAST_PAUSE_S, ttl_s / 10))
+        while True:
+            self.thread.submit(Urgency.TIDY, self.root.clear_away)
+            if self._closed.wait(pause_s):
+                return
 
     @property
     def digests_file(self) -> Path:

@@ -17,6 +17,7 @@ from sidecar.kv.disk.cache_form import (
     spec_of,
     to_numpy,
 )
+from sidecar.kv.disk.durable_files import open_private, replace_private
 from sidecar.kv.disk.open_slot import OpenSlot, bits_of
 from sidecar.kv.disk.slot import Slot
 from sidecar.kv.disk.slot_folder import SlotFolder
@@ -39,6 +40,8 @@ def export_chain(folder: SlotFolder, number: int, file: Path) -> int:
     with folder.locked(shared=True):
         chain = [folder.open(slot) for slot in chain_of(folder, number)]
     last = chain[-1].slot
+    if not last.is_end:
+        raise Damaged(f"slot {number} ends where its model cannot go on from")
     runs = {name: _joined(chain, name) for layer in last.meta["runs"] for name in layer}
     scalars = dict(last.meta["scalars"])
     for layer in last.meta["runs"]:
@@ -51,11 +54,11 @@ def export_chain(folder: SlotFolder, number: int, file: Path) -> int:
     specs = [spec_of(name, array) for name, array in arrays.items()]
     metadata = metadata_of(last.meta["classes"], scalars)
     try:
-        with file.open("xb") as out:
+        with open_private(file) as out:
             data = (to_numpy(bits_of(array)) for array in arrays.values())
             write_tensors(out, specs, metadata, data)
         ids = np.concatenate([_ids(chain, index) for index in range(len(chain))])
-        Path(f"{file}.ids.json").write_text(json.dumps(ids.tolist()))
+        replace_private(Path(f"{file}.ids.json"), json.dumps(ids.tolist()).encode())
     except BaseException:
         with contextlib.suppress(OSError):
             file.unlink()

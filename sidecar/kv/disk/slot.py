@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,16 @@ from sidecar.core.prompt import Scope, scope_of
 from sidecar.kv.disk.durable_files import make_durable, open_private
 from sidecar.kv.disk.tensor_file import Damaged, Header, TensorSpec, write_tensors
 
-VERSION = 3
+VERSION = 4
 _HELD = {
-    "salt": str, "crc32": dict, "scalars": dict, "packed": list, "runs": list,
-    "classes": list, "kept": list, "keeps_end": bool,
+    "uid": str, "salt": str, "at": int, "end": int, "crc32": dict, "scalars": dict,
+    "packed": list, "runs": list, "classes": list, "kept": list, "keeps_end": bool,
+    "state": str,
 }  # fmt: skip
+# Layers that cannot be cut: there are none; their state at its end; it went with that.
+STATELESS, WITH_STATE, STATE_GONE = "none", "at its end", "lost"
+_HELD_WITHIN = {"packed": bool, "runs": list, "classes": str, "kept": dict}
+_SCALAR = (int, float, str, type(None))  # a bool is an int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +61,11 @@ class Slot:
         return scope_of(self.meta["owner"]) if self.meta["owner"] else None
 
     @property
+    def is_end(self) -> bool:
+        """Whether all that a prompt needs is there that ends where it does."""
+        return bool(self.meta["state"] != STATE_GONE)
+
+    @property
     def length(self) -> int:
         """Tokens of the run."""
         return self.end - self.at
@@ -85,14 +95,13 @@ def parse_slot(
     meta = json.loads(text.decode("utf-8", "surrogatepass"))
     if meta["version"] != VERSION or meta["uid"] != told["uid"]:
         raise Damaged(f"it is of version {meta['version']}")
-    if missing := [n for n, kind in _HELD.items() if not isinstance(meta[n], kind)]:
-        raise Damaged(f"of its meta {missing[0]} is not what it should be")
-    owner = [meta["owner"]] if meta["owner"] is not None else []
-    for scope in (*owner, *(turn["scope"] for turn in meta["kept"])):
-        scope_of(scope)
+    if odd := next(_odd(meta), None):
+        raise Damaged(f"of its meta {odd} is not what it should be")
     meta["_crc32"] = int(told["cache_crc32"])
-    parent = tuple(meta["parent"]) if meta["parent"] else None
-    at, end = int(meta["at"]), int(meta["end"])
+    parent = _parent_of(meta["parent"])
+    if told["parent"] != (parent[1] if parent else ""):
+        raise Damaged("its files do not agree whom it goes on from")
+    at, end = meta["at"], meta["end"]
     is_sound = ids.ndim == 1 and len(ids) == end - at > 0 and (parent or at == 0)
     if not is_sound or (parent and not (at > 0 and parent[0] < number)):
         raise Damaged("its run is not one")
@@ -100,6 +109,33 @@ def parse_slot(
         number, meta["uid"], parent, at, end, ids, canonical, meta,
         int(told["cache_size"]), used,
     )  # fmt: skip
+
+
+def _odd(meta: Mapping[str, Any]) -> Iterator[str]:
+    """Names of what is not of the kind that it should be."""
+    yield from (n for n, kind in _HELD.items() if not isinstance(meta[n], kind))
+    for name, kind in _HELD_WITHIN.items():
+        if not all(isinstance(value, kind) for value in meta[name]):
+            yield name
+    if not all(isinstance(n, str) for run in meta["runs"] for n in run):
+        yield "runs"
+    if not all(isinstance(total, int) for total in meta["crc32"].values()):
+        yield "crc32"
+    if not all(isinstance(value, _SCALAR) for value in meta["scalars"].values()):
+        yield "scalars"
+    if not all(isinstance(turn["depth"], int) for turn in meta["kept"]):
+        yield "kept"
+    owner = [meta["owner"]] if meta["owner"] is not None else []
+    for scope in (*owner, *(turn["scope"] for turn in meta["kept"])):
+        scope_of(scope)
+
+
+def _parent_of(told: object) -> tuple[int, str] | None:
+    if told is None:
+        return None
+    if not (isinstance(told, list) and [*map(type, told)] == [int, str]):
+        raise Damaged("of its meta parent is not what it should be")
+    return told[0], told[1]
 
 
 def write_words(

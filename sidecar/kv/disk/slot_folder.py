@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _PARTS = {"cache": "safetensors", "meta": "json", "tokens": "safetensors"}
 _NAME = re.compile(r"slot_(\d+)_(cache|meta|tokens)\.(safetensors|json)")
+_MOST_SLOTS = 10**12  # numbers above are nobody's
 _LOCK_WAIT_S = 10.0
 _MOST_WORDS = 256 << 20
 
@@ -116,14 +117,21 @@ class SlotFolder:
     def files(self) -> dict[int, set[str]]:
         """Numbers of all files of slots -> the parts that are there."""
         found: dict[int, set[str]] = {}
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
-            # Whoever reads a pipe waits for ever.
-            for name in (e.name for e in entries if e.is_file(follow_symlinks=False)):
-                match = _NAME.fullmatch(name)
-                number = int(match[1]) if match and len(match[1]) < 19 else None
-                if match and number and name == self.file(number, match[2]).name:
-                    found.setdefault(number, set()).add(match[2])
+        for number, part, is_file in self._named():
+            if is_file:  # whoever reads a pipe waits for ever
+                found.setdefault(number, set()).add(part)
         return found
+
+    def _named(self) -> Iterator[tuple[int, str, bool]]:
+        """What has the name of a slot's file: number, part, whether it is a file."""
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            for entry in entries:
+                match = _NAME.fullmatch(entry.name)
+                number = int(match[1]) if match and len(match[1]) < 19 else 0
+                if not match or not 0 < number <= _MOST_SLOTS:
+                    continue
+                if entry.name == self.file(number, match[2]).name:
+                    yield number, match[2], entry.is_file(follow_symlinks=False)
 
     def numbers(self) -> list[int]:
         """Slots that are there, ascending."""
@@ -165,7 +173,9 @@ class SlotFolder:
         with self.locked():
             if parent is not None and self.uid_of(parent.number) != parent.uid:
                 return None
-            number = max(self.files(), default=0) + 1
+            number = 1 + max((taken for taken, *_ in self._named()), default=0)
+            if number > _MOST_SLOTS:  # it would be in no list, and never forgotten
+                raise OSError(f"{self.path.name} has a slot {_MOST_SLOTS}")
             for part in _PARTS:
                 draft.paths[part].rename(self.file(number, part))
             draft.is_done = True
@@ -323,6 +333,8 @@ class SlotFolder:
         with self.file(number, "tokens").open("rb") as file:
             told = read_header(file).metadata
         sizes = [self.file(number, part).stat() for part in _PARTS]
+        if not (isinstance(told["uid"], str) and isinstance(told["parent"], str)):
+            raise Damaged("it does not say who it is")
         return Link(
             told["uid"], told["parent"], sum(stat.st_size for stat in sizes),
             sizes[list(_PARTS).index("meta")].st_mtime,

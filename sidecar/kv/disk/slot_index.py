@@ -39,7 +39,7 @@ class DiskMatch:
         for number in range(len(self.chain), 0, -1):
             slot = self.chain[number - 1]
             followed = self.chain[number].at if number < len(self.chain) else self.depth
-            if slot.end <= min(depth, followed):
+            if slot.is_end and slot.end <= min(depth, followed):
                 return DiskMatch(self.chain[:number], slot.end)
         return DiskMatch()
 

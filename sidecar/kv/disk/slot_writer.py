@@ -17,7 +17,7 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 
-from sidecar.core.prompt import ModelIds
+from sidecar.core.prompt import ModelIds, Scope
 from sidecar.infra.metrics import Counters
 from sidecar.kv.disk.cache_form import (
     Form,
@@ -36,7 +36,7 @@ from sidecar.kv.disk.ports import (
     salt_name,
 )
 from sidecar.kv.disk.root import DiskRoot
-from sidecar.kv.disk.slot import Slot
+from sidecar.kv.disk.slot import STATELESS, WITH_STATE, Slot
 from sidecar.kv.disk.slot_folder import Draft, SlotFolder
 from sidecar.kv.disk.slot_index import DiskMatch, SlotIndex
 from sidecar.kv.disk.tensor_file import Damaged, write_tensors
@@ -153,7 +153,7 @@ class SlotWriter:
         known = self._index.match(ids, salt_name(owner.salt))
         if len(ids) - known.depth < least:
             return
-        run = self._run(len(ids), known)
+        run = self._run(len(ids), known, owner.scope)
         states = sum(size for depth, _, size in found.ends if depth == len(ids))
         about = (len(ids) - run.start) * found.token_bytes + states
         if reason := self._root.refusal(about, is_last=is_last):
@@ -194,6 +194,7 @@ class SlotWriter:
             "salt": salt_name(salt), "scalars": dict(form.scalars),
             "runs": [[spec.name for spec in run] for run in form.runs],
             "classes": form.classes,
+            "state": WITH_STATE if self._store.needs_checkpoints else STATELESS,
         }  # fmt: skip
 
     def _commit(
@@ -224,12 +225,12 @@ class SlotWriter:
             self._index.remove(run.parent.number)
         return slot
 
-    def _run(self, end: int, known: DiskMatch) -> _Run:
+    def _run(self, end: int, known: DiskMatch, scope: Scope | None) -> _Run:
         """
         Where the new slot begins: behind what is there, or with the short ends of it.
 
         Each token is written anew at most once: a run that has grown to its length
-        stays as it is.
+        stays as it is. So does another session's: it ends there, and may be forgotten.
         """
         if not known.chain:
             return _Run(None, 0, ())
@@ -238,6 +239,8 @@ class SlotWriter:
             below = [s for s in self._index.children(slot) if s not in replaced]
             is_short = slot.length < self._settings.run_tokens
             if slot.end != start or below or not is_short or slot.meta["keeps_end"]:
+                break
+            if not _is_one(slot.owner, scope):
                 break
             replaced.append(slot)
             start = slot.at
@@ -309,6 +312,13 @@ class SlotWriter:
                     self._folder.delete(slot.number)
                     del links[slot.number]
                     self._index.remove(slot.number)
+
+
+def _is_one(one: Scope | None, other: Scope | None) -> bool:
+    """Whether two are of one session."""
+    if one is None or other is None:
+        return one is other
+    return (one.api_key, one.session) == (other.api_key, other.session)
 
 
 def slim(slot: Slot) -> Slot:

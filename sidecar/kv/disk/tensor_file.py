@@ -146,12 +146,15 @@ def read_tensor(file: BinaryIO, header: Header, name: str) -> np.ndarray:
     A tensor's values (of bfloat16 the bits).
 
     Raises:
-        Damaged: it is not there.
+        Damaged: it is not there, or no array can be like it.
     """
     if name not in header.places:
         raise Damaged(f"{name} is missing")
     spec, begin = header.places[name]
-    array = np.empty(spec.shape, DTYPES[spec.dtype])
+    try:
+        array = np.empty(spec.shape, DTYPES[spec.dtype])
+    except ValueError as error:  # none of its numbers are there, and too many told
+        raise Damaged(f"{name} has the shape {spec.shape}"[:200]) from error
     if array.size:
         data = memoryview(array.reshape(-1)).cast("B")
         file.seek(begin)

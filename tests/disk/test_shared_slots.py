@@ -1,0 +1,127 @@
+"""Conversations that share slots: forgetting one takes nothing from the others."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sidecar.app import App
+from testkit.kept_kv import flush, kept_sidecar, slots
+
+Json = dict[str, Any]
+ModelFolder = Callable[[str], Path]
+Fill = Callable[[App], list[Json]]
+KINDS = ["dense", "hybrid", "sliding"]
+SYSTEM = {"role": "system", "content": f"You help. {'word ' * 150}"}
+
+
+def user(text: str) -> Json:
+    return {"role": "user", "content": text}
+
+
+def ask(app: App, session: str, talk: list[Json]) -> Json:
+    body = {
+        "messages": talk, "max_tokens": 8, "temperature": 0, "session_id": session,
+    }  # fmt: skip
+    found: Json = httpx.post(
+        f"{app.url}/v1/chat/completions", json=body, timeout=120
+    ).json()
+    return found
+
+
+def said(answer: Json) -> Json:
+    return {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}
+
+
+def cached(answer: Json) -> int:
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def forget(app: App, session: str) -> None:
+    url = f"{app.url}/admin/cache/forget"
+    assert httpx.post(url, json={"session": session}, timeout=60).is_success
+
+
+def common_system(app: App) -> list[Json]:
+    """They part a few tokens behind the system prompt, within what `gone` said."""
+    ask(app, "gone", [SYSTEM, user(f"It is about heliotrope {'more ' * 40}")])
+    flush(app)
+    talk = [SYSTEM, user(f"It is the sun and moon {'else ' * 40}")]
+    talk += [said(ask(app, "stay", talk)), user("and?")]
+    flush(app)
+    return talk
+
+
+def fork(app: App) -> list[Json]:
+    """`gone` goes on from what `stay` said, and is longer."""
+    talk = [SYSTEM, user(f"It is the sun {'more ' * 40}")]
+    talk.append(said(ask(app, "stay", talk)))
+    flush(app)
+    ask(app, "gone", [*talk, user(f"It is heliotrope {'more ' * 60}")])
+    flush(app)
+    return [*talk, user("and?")]
+
+
+@pytest.mark.parametrize("run_tokens", ["64", "4096"])
+@pytest.mark.parametrize("fill", [common_system, fork])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_others_prompts_are_as_warm_as_before(
+    kind: str, fill: Fill, run_tokens: str, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """After a restart, as after one before which nothing was forgotten."""
+    root, whole, model = tmp_path / "kv", tmp_path / "whole", model_folder(kind)
+    more = {"KV_DISK_RUN_TOKENS": run_tokens}
+    with kept_sidecar(root, model, **more) as app:
+        talk = fill(app)
+    shutil.copytree(root, whole)
+    with kept_sidecar(whole, model, **more) as app:
+        expected = ask(app, "stay", talk)
+    with kept_sidecar(root, model, **more) as app:
+        forget(app, "gone")
+    assert not [f for f in root.glob("*/*meta.json") if '"gone"' in f.read_text()]
+    with kept_sidecar(root, model, **more) as app:
+        found = ask(app, "stay", talk)
+    assert cached(found) >= cached(expected) - 8  # `gone` began with the same words
+    assert cached(found) > 200
+    assert said(found) == said(expected)
+
+
+@pytest.fixture(params=["dense", "hybrid"])
+def app(
+    request: pytest.FixtureRequest, model_folder: ModelFolder, tmp_path: Path
+) -> Iterator[App]:
+    folder = model_folder(request.param)
+    with kept_sidecar(tmp_path, folder, KV_DISK_RESTORE="never") as app:
+        yield app
+
+
+def test_what_is_forgotten_is_not_foretold(app: App, tmp_path: Path) -> None:
+    """Nor do its slots, which are gone, stand in the way of what others write."""
+    talk = [SYSTEM, user("It is heliotrope")]
+    ask(app, "gone", talk)
+    flush(app)
+    assert slots(tmp_path)
+    forget(app, "gone")
+    assert slots(tmp_path) == []
+    report = httpx.get(f"{app.url}/admin/cache", timeout=60).json()
+    assert report["disk_slots"] == 0
+    ask(app, "stay", [SYSTEM, user("It is the sun")])
+    flush(app)
+    assert slots(tmp_path)
+
+
+def test_a_fork_leaves_the_end_it_went_on_from(
+    model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """Where layers cannot be cut its state is there alone."""
+    more = {"KV_DISK_RUN_TOKENS": "64"}
+    with kept_sidecar(tmp_path, model_folder("hybrid"), **more) as app:
+        talk = fork(app)
+    assert [path.name for path in slots(tmp_path)] == [
+        f"slot_{number}_tokens.safetensors" for number in (1, 2, 3)
+    ]
+    with kept_sidecar(tmp_path, model_folder("hybrid"), **more) as app:
+        assert cached(ask(app, "stay", talk)) > 200
