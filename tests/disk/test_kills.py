@@ -22,8 +22,8 @@ import pytest
 
 from sidecar.app import App
 from sidecar.core.prompt import ModelIds
+from sidecar.kv.disk.slot_index import SlotIndex
 from testkit.disk_worker import lose_memory, talks
-from testkit.jobs import random_ids
 from testkit.kept_kv import ask, disk_counts, kept_sidecar, leased, said
 
 REPO = Path(__file__).parents[2]
@@ -60,10 +60,6 @@ def worker(root: Path, model: Path, seed: str) -> Iterator[subprocess.Popen[str]
 def kill_some(kind: str, count: int, model: Path, root: Path, cold: Cold) -> int:
     """Kill so many; tokens that were brought back after it."""
     answers = {ids: cold(kind, ids) for ids in talks()}
-    # And on from where the worker's answers end: there all layers have a state.
-    for ids in talks():
-        later = ModelIds(ids + answers[ids][:4] + random_ids(5, 10))
-        answers[later] = cold(kind, later)
     chance = random.Random(f"kills {kind}")
     # This one reads and clears away only: what it wrote would be on its way.
     with kept_sidecar(root, model, KV_DISK_RUN_TOKENS="1000000") as app:
@@ -77,6 +73,7 @@ def kill_some(kind: str, count: int, model: Path, root: Path, cold: Cold) -> int
                     pytest.fail(f"it ended: {process.communicate()[1]}")
                 process.wait(60)
             check(app, answers)
+            check_ends(app, lambda ids: cold(kind, ids), chance)
         return disk_counts(app)["disk_tokens_restored"]
 
 
@@ -108,6 +105,30 @@ def check(app: App, answers: dict[ModelIds, tuple[int, ...]]) -> None:
     assert root_names - KEPT == set()
 
 
+def check_ends(
+    app: App, cold: Callable[[ModelIds], tuple[int, ...]], chance: random.Random
+) -> None:
+    """Where a slot ends all layers have a state: one goes on from there, rightly."""
+    lose_memory(app)
+    with leased(app) as resident:
+        assert resident.disk is not None
+        ends = paths(resident.disk._index)
+    for path in chance.sample(ends, min(2, len(ends))):
+        asked = ModelIds((*path, 7))
+        outcome = ask(app, asked)
+        assert said(outcome) == cold(asked)
+        assert outcome.cached == len(path)
+
+
+def paths(index: SlotIndex) -> list[tuple[int, ...]]:
+    """The ids of all prompts that end where a slot does."""
+    found: dict[int, tuple[int, ...]] = {}
+    for slot in index.slots():  # a parent's number is lower
+        before = found[slot.parent[0]][: slot.at] if slot.parent else ()
+        found[slot.number] = (*before, *slot.ids.tolist())
+    return list(found.values())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_process(
     kind: str, model_folder: ModelFolder, cold: Cold, tmp_path: Path
@@ -123,5 +144,5 @@ def test_hundreds_of_killed_processes(
 ) -> None:
     count = int(os.environ.get("DISK_KILLS", "1000")) // len(KINDS) + 1
     restored = kill_some(kind, count, model_folder(kind), tmp_path / "kv", cold)
-    print(f"\n{kind}: {count} killed, {restored} tokens brought back")
+    print(f"\n{kind}: {count} killed, {restored} tokens brought back", flush=True)
     assert restored > 0
