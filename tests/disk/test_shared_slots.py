@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from sidecar.app import App
+from sidecar.kv.disk.slot_folder import SlotFolder
 from testkit.kept_kv import flush, kept_sidecar, slots
 
 Json = dict[str, Any]
@@ -98,8 +99,13 @@ def app(
         yield app
 
 
-def test_what_is_forgotten_is_not_foretold(app: App, tmp_path: Path) -> None:
+@pytest.mark.parametrize("clock", ["fine", "coarse"])
+def test_what_is_forgotten_is_not_foretold(
+    clock: str, app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor do its slots, which are gone, stand in the way of what others write."""
+    if clock == "coarse":  # the folder's time of change shows no deletion
+        monkeypatch.setattr(SlotFolder, "changed_at", lambda _: 7)
     talk = [SYSTEM, user("It is heliotrope")]
     ask(app, "gone", talk)
     flush(app)
