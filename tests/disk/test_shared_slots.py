@@ -66,6 +66,15 @@ def fork(app: App) -> list[Json]:
     return [*talk, user("and?")]
 
 
+def fork_of_what_was_not_written(app: App) -> list[Json]:
+    """All of it is written as what `gone` said."""
+    talk = [SYSTEM, user(f"It is the sun {'more ' * 40}")]
+    talk.append(said(ask(app, "stay", talk)))
+    ask(app, "gone", [*talk, user(f"It is heliotrope {'more ' * 60}")])
+    flush(app)
+    return [*talk, user("and?")]
+
+
 @pytest.mark.parametrize("run_tokens", ["64", "4096"])
 @pytest.mark.parametrize("fill", [common_system, fork])
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,6 +97,32 @@ def test_the_others_prompts_are_as_warm_as_before(
     assert cached(found) >= cached(expected) - 8  # `gone` began with the same words
     assert cached(found) > 200
     assert said(found) == said(expected)
+
+
+@pytest.mark.parametrize(("kind", "least"), [("dense", 200), ("hybrid", 150)])
+def test_what_another_went_on_from_is_not_all_theirs(
+    kind: str, least: int, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """Where layers cannot be cut it is warm to the last state before."""
+    with kept_sidecar(tmp_path, model_folder(kind)) as app:
+        talk = fork_of_what_was_not_written(app)
+        forget(app, "gone")
+    with kept_sidecar(tmp_path, model_folder(kind)) as app:
+        assert cached(ask(app, "stay", talk)) >= least
+
+
+def test_a_name_that_changes_each_turn_makes_no_endless_chain(
+    model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """Some of the slots are joined with what goes on from them."""
+    talk: list[Json] = [SYSTEM]
+    with kept_sidecar(tmp_path, model_folder("dense"), KV_DISK_RUN_TOKENS="64") as app:
+        for number in range(44):
+            talk.append(user(f"{number} is the number"))
+            talk.append(said(ask(app, f"session {number}", talk)))
+            flush(app)
+        assert len(slots(tmp_path)) < 40
+        assert cached(ask(app, "last", [*talk, user("and?")])) > 1000
 
 
 @pytest.fixture(params=["dense", "hybrid"])

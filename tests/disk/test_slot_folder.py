@@ -241,6 +241,22 @@ def test_a_state_that_cannot_be_cut_goes_alone(folder: SlotFolder) -> None:
         export_chain(folder, 1, folder.path.parent / "out")
 
 
+def test_what_others_said_in_a_slot_that_goes_needs_what_is_before(
+    folder: SlotFolder,
+) -> None:
+    """Within it nothing can end, so theirs ends where it began."""
+    more = {"state": WITH_STATE}
+    first = write(folder, None, [1, 2], "one", kept=[], **more)
+    kept = [said("another", 4), said("one", 5)]
+    write(folder, first, [3, 4, 5], "one", kept=kept, **more)
+    write(folder, None, [9], "one", kept=[said("one", 1)], **more)
+    assert forget_some(folder, Whose("one"))[0] == 2
+    assert whole(folder) == [[1, 2]]
+    left = folder.read(1)
+    assert left.is_end
+    assert left.owner == Scope(None, "another", "t")
+
+
 @pytest.mark.parametrize(
     "odd",
     [

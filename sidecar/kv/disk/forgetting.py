@@ -31,6 +31,7 @@ from sidecar.kv.disk.tensor_file import (
 logger = logging.getLogger(__name__)
 
 _NOTHING = np.empty(0, np.uint32)
+_Claim = tuple[int, Any]  # a depth, and whose: a scope as JSON
 
 
 def forget(folder: SlotFolder, whose: Whose | None) -> tuple[int, int]:
@@ -73,6 +74,7 @@ def forget_some(folder: SlotFolder, whose: Whose) -> tuple[int, int]:
     gone, num_bytes = 0, 0
     failed: OSError | None = None
     below: dict[str, list[Slot]] = {}  # uid of a slot -> those that go on from it
+    spoken: dict[str, list[_Claim]] = {}  # the same -> by what goes and was others' too
     with folder.locked():
         clear_broken_off(folder.path, math.inf)
         for number in sorted(folder.files(), reverse=True):  # a parent's is lower
@@ -85,8 +87,12 @@ def forget_some(folder: SlotFolder, whose: Whose) -> tuple[int, int]:
             except OSError as error:
                 failed = error
                 continue
-            left = _keep(folder, slot, whose, below.get(slot.uid, []))
+            claims = (below.get(slot.uid, []), spoken.get(slot.uid, []))
+            left = _keep(folder, slot, whose, claims)
             if left is None:
+                if slot.parent is not None:
+                    said = [(slot.at, told["scope"]) for told in _others(slot, whose)]
+                    spoken.setdefault(slot.parent[1], []).extend(said)
                 for other in _chain(slot, below):
                     num_bytes += folder.delete(other.number)
                     gone += 1
@@ -98,13 +104,16 @@ def forget_some(folder: SlotFolder, whose: Whose) -> tuple[int, int]:
 
 
 def _keep(
-    folder: SlotFolder, slot: Slot, whose: Whose, heirs: Sequence[Slot]
+    folder: SlotFolder,
+    slot: Slot,
+    whose: Whose,
+    claims: tuple[Sequence[Slot], Sequence[_Claim]],
 ) -> Slot | None:
     """What stays of a slot for those who go on from it; None: nothing."""
     try:
         if not whose.covers(slot.owner):
             return _strip(folder, slot, whose, slot.meta["owner"])
-        end, owner = max(_claims(slot, whose, heirs), key=_depth, default=(0, None))
+        end, owner = max(_claims(slot, whose, *claims), key=_depth, default=(0, None))
         if not end:
             return None
         if end == slot.end:
@@ -117,17 +126,19 @@ def _keep(
 
 
 def _claims(
-    slot: Slot, whose: Whose, heirs: Sequence[Slot]
-) -> Iterator[tuple[int, Any]]:
+    slot: Slot, whose: Whose, heirs: Sequence[Slot], spoken: Sequence[_Claim]
+) -> Iterator[_Claim]:
     """Up to where others need a slot, and who: they go on from it, or spoke in it."""
     yield from ((heir.at, heir.meta["owner"]) for heir in heirs)
-    if slot.meta["state"] == STATELESS:  # else nothing can end within it
-        for told in _others(slot, whose):
-            if (depth := min(told["depth"], slot.end)) > slot.at:
-                yield depth, told["scope"]
+    here = [(told["depth"], told["scope"]) for told in _others(slot, whose)]
+    for depth, scope in (*spoken, *here):
+        if depth > slot.at and slot.meta["state"] == STATELESS:
+            yield min(depth, slot.end), scope
+        elif depth == slot.end and slot.is_end:  # else nothing can end within it
+            yield depth, scope
 
 
-def _depth(claim: tuple[int, Any]) -> int:
+def _depth(claim: _Claim) -> int:
     return claim[0]
 
 

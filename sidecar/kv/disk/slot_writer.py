@@ -48,6 +48,7 @@ from sidecar.kv.stored_runs import Gone, Survey
 logger = logging.getLogger(__name__)
 
 MayCommit = Callable[[], contextlib.AbstractContextManager[bool]]
+_MOST_ENDS = 32  # of other sessions' slots in a chain: a name that changes each turn
 _BRANCHES = 0  # rank of a checkpoint behind which conversations part (core.prompt)
 
 
@@ -230,7 +231,8 @@ class SlotWriter:
         Where the new slot begins: behind what is there, or with the short ends of it.
 
         Each token is written anew at most once: a run that has grown to its length
-        stays as it is. So does another session's: it ends there, and may be forgotten.
+        stays as it is. So does another session's: it ends there, and may be forgotten;
+        unless there are so many that a chain of them would grow without end.
         """
         if not known.chain:
             return _Run(None, 0, ())
@@ -240,7 +242,7 @@ class SlotWriter:
             is_short = slot.length < self._settings.run_tokens
             if slot.end != start or below or not is_short or slot.meta["keeps_end"]:
                 break
-            if not _is_one(slot.owner, scope):
+            if len(known.chain) < _MOST_ENDS and not _is_one(slot.owner, scope):
                 break
             replaced.append(slot)
             start = slot.at
