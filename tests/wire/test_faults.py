@@ -237,16 +237,20 @@ def test_the_router_falls_back_meanwhile(launched: Launcher) -> None:
     """What is asked while the sidecar is down goes to the cloud."""
     pid = launched.pid_of("sidecar", launched.port)
     assert pid is not None
-    os.kill(pid, signal.SIGKILL)
     body = {"model": "local", "messages": [{"role": "user", "content": "Who are you?"}]}
-    for stream in (False, True):
-        with httpx.stream(
-            "POST", f"{launched.url}/v1/chat/completions",
-            json={**body, "stream": stream}, timeout=240,
-        ) as answer:  # fmt: skip
-            assert answer.status_code == 200
-            assert answer.headers["x-litellm-model-group"] == "cloud"
-            assert "built-in demo model" in _text_of(answer)
+    launched.process.send_signal(signal.SIGSTOP)  # nobody brings it back meanwhile
+    try:
+        os.kill(pid, signal.SIGKILL)
+        for stream in (False, True):
+            with httpx.stream(
+                "POST", f"{launched.url}/v1/chat/completions",
+                json={**body, "stream": stream}, timeout=240,
+            ) as answer:  # fmt: skip
+                assert answer.status_code == 200
+                assert answer.headers["x-litellm-model-group"] == "cloud"
+                assert "built-in demo model" in _text_of(answer)
+    finally:
+        launched.process.send_signal(signal.SIGCONT)
     assert eventually(lambda: launched.pid_of("sidecar", launched.port) != pid)
 
 
