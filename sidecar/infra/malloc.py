@@ -7,6 +7,7 @@ glibc gives large ones back to the system and faults them in again, page by page
 """
 
 import ctypes
+import gc
 import logging
 import platform
 import time
@@ -44,7 +45,14 @@ def keep_freed_pages() -> bool:
 
 
 def give_back_freed_pages() -> None:
-    """Return what is freed and kept to the system; nothing where there is no glibc."""
+    """
+    Return what nobody needs to the system; for a process that has nothing to do.
+
+    Garbage in circles goes first: models that were unloaded leave tokenizers in some,
+    and Python looks for those the more seldom, the more objects there are. Where there
+    is no glibc that is all.
+    """
+    gc.collect()
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 
