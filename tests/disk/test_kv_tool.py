@@ -95,15 +95,11 @@ def test_a_chain_goes_out_and_comes_in(
         assert said(outcome) == cold(kind, asked)
 
 
-def test_a_file_that_mlx_lm_wrote_comes_in(
-    tool: Callable[..., int],
-    model_folder: ModelFolder,
-    cold: Cold,
-    tiny_model: Callable[[str], LoadedModel],
-    tmp_path: Path,
-) -> None:
-    """Its arrays have room behind what is in them."""
-    ids, file = random_ids(1, 130), tmp_path / "stock.safetensors"
+def stock_cache(
+    tiny_model: Callable[[str], LoadedModel], folder: Path
+) -> tuple[ModelIds, Path]:
+    """A prompt's ids, in `ids.json` too, and mlx-lm's own file of its KV."""
+    ids, file = random_ids(1, 130), folder / "stock.safetensors"
 
     def write() -> None:
         model = tiny_model("dense").model
@@ -112,7 +108,19 @@ def test_a_file_that_mlx_lm_wrote_comes_in(
         save_prompt_cache(str(file), cache)
 
     gpu_thread().call(write)
-    (tmp_path / "ids.json").write_text(json.dumps(ids))
+    (folder / "ids.json").write_text(json.dumps(ids))
+    return ids, file
+
+
+def test_a_file_that_mlx_lm_wrote_comes_in(
+    tool: Callable[..., int],
+    model_folder: ModelFolder,
+    cold: Cold,
+    tiny_model: Callable[[str], LoadedModel],
+    tmp_path: Path,
+) -> None:
+    """Its arrays have room behind what is in them."""
+    ids, file = stock_cache(tiny_model, tmp_path)
     assert tool("dense", "import", str(file), str(tmp_path / "ids.json")) == 0
     asked = ModelIds(ids + random_ids(2, 20))
     with kept_sidecar(tmp_path / "kv", model_folder("dense")) as app:
@@ -129,16 +137,7 @@ def test_what_is_not_written_is_not_said_to_be(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A disk that must keep more free than it has."""
-    ids, file = random_ids(1, 130), tmp_path / "stock.safetensors"
-
-    def write() -> None:
-        model = tiny_model("dense").model
-        cache = make_prompt_cache(model)
-        mx.eval(model(mx.array([ids]), cache=cache))
-        save_prompt_cache(str(file), cache)
-
-    gpu_thread().call(write)
-    (tmp_path / "ids.json").write_text(json.dumps(ids))
+    _, file = stock_cache(tiny_model, tmp_path)
     monkeypatch.setattr(DiskRoot, "refusal", lambda *_, **__: "space")
     assert tool("dense", "import", str(file), str(tmp_path / "ids.json")) == 1
     told = capsys.readouterr()
