@@ -1,11 +1,12 @@
 """
 A stream while another model is loaded: what its reader waits between two tokens.
 
-    python -m bench loading [--megabytes 420] [--rounds 3]
+    python -m bench loading [--megabytes 420 | --model FOLDER] [--rounds 3]
 
 One sidecar, two models. The small one streams; meanwhile the large one is asked for,
 loaded, and unloaded again: its weights from a file, its rope one whose tables stay lazy
-(llama3). Idle and loading stretches alternate in one run, and are compared by it.
+(llama3); or it is a model of yours. Idle and loading stretches alternate in one run and
+are compared by it.
 """
 
 import argparse
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
     options = _parser().parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
-        _make_models(root / "models", options.megabytes << 20)
+        _make_models(root / "models", options.megabytes << 20, options.model)
         setup = Setup(root / "models" / "small", None, Path(__file__).parents[1], root)
         command = "python -m sidecar --port {port} --model {model} --model-dir "
         with peer_server(setup, "sidecar", command + str(root / "models")) as port:
@@ -50,12 +51,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench loading", description=__doc__
     )
     parser.add_argument("--megabytes", type=int, default=420, help="of the large model")
+    parser.add_argument("--model", type=Path, help="to load instead of one made here")
     parser.add_argument("--rounds", type=int, default=3)
     return parser
 
 
-def _make_models(folder: Path, num_bytes: int) -> None:
+def _make_models(folder: Path, num_bytes: int, given: Path | None) -> None:
     make_model(folder / "small", "dense", layers=4, hidden=128)
+    if given is not None:
+        (folder / "large").symlink_to(given.resolve())
+        return
     layers = max(1, num_bytes // _LAYER_BYTES)
     large = make_model(folder / "large", "dense", layers=layers, hidden=_WIDTH)
     config = json.loads((large / "config.json").read_text())
