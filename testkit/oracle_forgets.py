@@ -3,19 +3,28 @@
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import httpx
 
 from sidecar.core.prompt import ModelIds
 from sidecar.kv.disk.slot import Slot
 from sidecar.kv.prefix_tree import path_to
-from testkit.oracle import Request, Seen
+from testkit.oracle import Request, Seen, Totals
 from testkit.oracle_restarts import RestartingPlayer
 from testkit.oracle_rig import Rig
 from testkit.oracle_talk import Op
 
 _OFTEN = 0.3  # of the ops, a forgetting before
 _SAME_WORDS = 16  # the forgotten may have been the first to say what others say too
+
+
+@dataclass
+class ForgetTotals(Totals):
+    """What was forgotten; and of the others' prompts, how many were there, and are."""
+
+    forgettings: int = 0
+    kept: int = 0
 
 
 class ForgettingPlayer(RestartingPlayer):
@@ -30,8 +39,7 @@ class ForgettingPlayer(RestartingPlayer):
         super().__init__(rig)
         self._speaker: str | None = None
         self._said: dict[str, list[ModelIds]] = defaultdict(list)
-        self.num_forgotten = 0
-        self.num_kept = 0  # sequences of others that were warm, and are
+        self.totals: ForgetTotals = ForgetTotals()
 
     def _act(self, op: Op, chance: random.Random) -> None:
         dice = random.Random(f"forget {op}")
@@ -49,7 +57,7 @@ class ForgettingPlayer(RestartingPlayer):
         url = f"{self._rig.app.url}/admin/cache/forget"
         answer = httpx.post(url, json={"session": session}, timeout=60)
         self._expect(answer.is_success, "forget", answer.text[:300])
-        self.num_forgotten += 1
+        self.totals.forgettings += 1
         known = {ids[:end] for all_of in self._said.values() for ids in all_of
                  for end in range(len(ids) + 1)}  # fmt: skip
         for where, ids in self._stored():
@@ -59,7 +67,7 @@ class ForgettingPlayer(RestartingPlayer):
         after = self._warmth()
         for said, had in before.items():
             if had >= len(said) - 2:  # else it is another's, that they have in common
-                self.num_kept += 1
+                self.totals.kept += 1
                 is_kept = after[said] >= had - _SAME_WORDS
                 detail = f"{had} before, {after[said]} behind, of {len(said)}"
                 self._expect(is_kept, "warm", detail)
