@@ -39,6 +39,7 @@ class ForgettingPlayer(RestartingPlayer):
         super().__init__(rig)
         self._speaker: str | None = None
         self._said: dict[str, list[ModelIds]] = defaultdict(list)
+        self._said_at: dict[ModelIds, int] = {}  # how many restarts there had been
         self.totals: ForgetTotals = ForgetTotals()
 
     def _act(self, op: Op, chance: random.Random) -> None:
@@ -53,7 +54,7 @@ class ForgettingPlayer(RestartingPlayer):
 
     def _forget(self, session: str) -> None:
         self._said.pop(session, None)
-        before = self._warmth()
+        before, held = self._warmth(), self._held()
         url = f"{self._rig.app.url}/admin/cache/forget"
         answer = httpx.post(url, json={"session": session}, timeout=60)
         self._expect(answer.is_success, "forget", answer.text[:300])
@@ -64,13 +65,22 @@ class ForgettingPlayer(RestartingPlayer):
             # What is fed for a stop token stands in no answer.
             is_known = ids[:-1] in known
             self._expect(is_known, "forget", f"{where}: {self._rig.text(list(ids))!r}")
-        after = self._warmth()
-        for said, had in before.items():
-            if had >= len(said) - 2:  # else it is another's, that they have in common
+        self._expect_kept(before, self._warmth())
+        self._expect_kept(held, self._held())
+
+    def _expect_kept(self, had: dict[ModelIds, int], has: dict[ModelIds, int]) -> None:
+        for said, depth in had.items():
+            if depth >= len(said) - 2:  # else it is another's, that they have in common
                 self.totals.kept += 1
-                is_kept = after[said] >= had - _SAME_WORDS
-                detail = f"{had} before, {after[said]} behind, of {len(said)}"
+                is_kept = has[said] >= depth - _SAME_WORDS
+                detail = f"{depth} before, {has[said]} behind, of {len(said)}"
                 self._expect(is_kept, "warm", detail)
+
+    def _held(self) -> dict[ModelIds, int]:
+        """How much of what the others said is in memory; theirs, not brought back."""
+        said = {ids for all_of in self._said.values() for ids in all_of}
+        lately = {ids for ids in said if self._said_at[ids] == self.num_restarts}
+        return {ids: self._rig.store.match_len(ids) for ids in lately}
 
     def _warmth(self) -> dict[ModelIds, int]:
         """How much of what the others said is there, in memory or on the disk."""
@@ -101,7 +111,9 @@ class ForgettingPlayer(RestartingPlayer):
     def _note_computed(self, ids: Sequence[int]) -> None:
         super()._note_computed(ids)
         if self._speaker is not None:
-            self._said[self._speaker].append(ModelIds(tuple(ids)))
+            said = ModelIds(tuple(ids))
+            self._said[self._speaker].append(said)
+            self._said_at[said] = self.num_restarts
 
 
 def _path(slot: Slot, slots: dict[int, Slot]) -> list[int]:
