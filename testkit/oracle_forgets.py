@@ -3,17 +3,17 @@
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx
 
 from sidecar.core.prompt import ModelIds
 from sidecar.kv.disk.slot import Slot
 from sidecar.kv.prefix_tree import path_to
-from testkit.oracle import Request, Seen, Totals
+from testkit.oracle import Request, Seen, Totals, can_be_asked
 from testkit.oracle_restarts import RestartingPlayer
 from testkit.oracle_rig import Rig
-from testkit.oracle_talk import Op
+from testkit.oracle_talk import Op, Talk
 
 _OFTEN = 0.3  # of the ops, a forgetting before
 _SAME_WORDS = 16  # the forgotten may have been the first to say what others say too
@@ -38,12 +38,15 @@ class ForgettingPlayer(RestartingPlayer):
     def __init__(self, rig: Rig) -> None:
         super().__init__(rig)
         self._speaker: str | None = None
-        self._said: dict[str, list[ModelIds]] = defaultdict(list)
-        self._said_at: dict[ModelIds, int] = {}  # how many restarts there had been
+        self._said: dict[str, set[ModelIds]] = defaultdict(set)
+        # What is not lost since -> how many restarts there had been.
+        self._warm: dict[tuple[str, ModelIds], int] = {}
         self.totals: ForgetTotals = ForgetTotals()
 
     def _act(self, op: Op, chance: random.Random) -> None:
         dice = random.Random(f"forget {op}")
+        if self._cast.talks and dice.random() < _OFTEN:
+            self._say_the_same(op, dice)
         named = sorted({t.session for t in self._cast.talks if t.session})
         if named and dice.random() < _OFTEN:
             self._rig.settle()
@@ -52,45 +55,69 @@ class ForgettingPlayer(RestartingPlayer):
             self._forget(dice.choice(named))
         super()._act(op, chance)
 
+    def _say_the_same(self, op: Op, dice: random.Random) -> None:
+        """Somebody else asks what was asked before, or a part of it."""
+        talk = self._cast.pick(dice)
+        asked = [
+            n for n in range(1, len(talk.messages) + 1) if can_be_asked(_cut(talk, n))
+        ]
+        if asked:
+            same = replace(
+                _cut(talk, dice.choice(asked)), session=f"t{dice.randrange(3)}"
+            )
+            self._cast.talks.append(same)
+            self._send([self._request(same, replace(op, name="append"), dice)])
+
     def _forget(self, session: str) -> None:
         self._said.pop(session, None)
-        before, held = self._warmth(), self._held()
+        self._warm = {key: at for key, at in self._warm.items() if key[0] != session}
+        anywhere, in_memory = self._depths(), self._depths_in_memory()
         url = f"{self._rig.app.url}/admin/cache/forget"
         answer = httpx.post(url, json={"session": session}, timeout=60)
         self._expect(answer.is_success, "forget", answer.text[:300])
         self.totals.forgettings += 1
+        self._expect_unknown()
+        self._expect_kept(anywhere, self._depths())
+        self._expect_kept(in_memory, self._depths_in_memory())
+        whole = {ids for ids, depth in anywhere.items() if _is_whole(ids, depth)}
+        # The others may be said again, by somebody else, whose they are then.
+        self._warm = {key: at for key, at in self._warm.items() if key[1] in whole}
+
+    def _expect_unknown(self) -> None:
+        """Nothing is there that nobody who is left has said."""
         known = {ids[:end] for all_of in self._said.values() for ids in all_of
                  for end in range(len(ids) + 1)}  # fmt: skip
         for where, ids in self._stored():
             # What is fed for a stop token stands in no answer.
             is_known = ids[:-1] in known
             self._expect(is_known, "forget", f"{where}: {self._rig.text(list(ids))!r}")
-        self._expect_kept(before, self._warmth())
-        self._expect_kept(held, self._held())
 
     def _expect_kept(self, had: dict[ModelIds, int], has: dict[ModelIds, int]) -> None:
-        for said, depth in had.items():
-            if depth >= len(said) - 2:  # else it is another's, that they have in common
+        for ids, depth in had.items():
+            if _is_whole(ids, depth):
                 self.totals.kept += 1
-                is_kept = has[said] >= depth - _SAME_WORDS
-                detail = f"{depth} before, {has[said]} behind, of {len(said)}"
+                is_kept = has[ids] >= depth - _SAME_WORDS
+                detail = f"{depth} before, {has[ids]} behind, of {len(ids)}"
                 self._expect(is_kept, "warm", detail)
 
-    def _held(self) -> dict[ModelIds, int]:
-        """How much of what the others said is in memory; theirs, not brought back."""
-        said = {ids for all_of in self._said.values() for ids in all_of}
-        lately = {ids for ids in said if self._said_at[ids] == self.num_restarts}
-        return {ids: self._rig.store.match_len(ids) for ids in lately}
-
-    def _warmth(self) -> dict[ModelIds, int]:
+    def _depths(self) -> dict[ModelIds, int]:
         """How much of what the others said is there, in memory or on the disk."""
         found = {}
-        for ids in {ids for all_of in self._said.values() for ids in all_of}:
+        for _, ids in self._warm:
             match = self._disk._index.match(ids, "")
             if self._rig.store.needs_checkpoints:
                 match = match.state_at_most(len(ids))
             found[ids] = max(self._rig.store.match_len(ids), match.depth)
         return found
+
+    def _depths_in_memory(self) -> dict[ModelIds, int]:
+        """The same, of what was not brought back for somebody else."""
+        now = self.num_restarts
+        return {
+            ids: self._rig.store.match_len(ids)
+            for (_, ids), at in self._warm.items()
+            if at == now
+        }
 
     def _stored(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         for node in self._rig.app.gpu.call(lambda: list(self._rig.store._tree.nodes())):
@@ -112,8 +139,16 @@ class ForgettingPlayer(RestartingPlayer):
         super()._note_computed(ids)
         if self._speaker is not None:
             said = ModelIds(tuple(ids))
-            self._said[self._speaker].append(said)
-            self._said_at[said] = self.num_restarts
+            self._said[self._speaker].add(said)
+            self._warm[self._speaker, said] = self.num_restarts
+
+
+def _is_whole(ids: ModelIds, depth: int) -> bool:
+    return depth >= len(ids) - 2
+
+
+def _cut(talk: Talk, length: int) -> Talk:
+    return replace(talk, messages=talk.messages[:length])
 
 
 def _path(slot: Slot, slots: dict[int, Slot]) -> list[int]:

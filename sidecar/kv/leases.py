@@ -162,7 +162,7 @@ def attach(
     tree: RadixTree, lease: Lease, ids: ModelIds, buffer: Buffer, owner: Owner
 ) -> None:
     """Put a sequence's arrays under its path; drop what it did not get to compute."""
-    for node in tree.match(ids, owner.salt).nodes:
+    for node in tree.path_of(ids, owner.salt):
         is_better = _is_quantized(node) and buffer.is_plain
         is_held = buffer.start <= node.start and node.end <= buffer.end
         if is_held and (node.lent_to is lease or is_better):

@@ -237,6 +237,13 @@ class RadixTree:
         last = match.nodes[-1]
         return last if last.end == depth else self.split(last, depth)
 
+    def path_of(self, ids: tuple[int, ...], salt: str = "") -> Sequence[Node]:
+        """The nodes of what is there of a path; the last one ends where that does."""
+        match = self.match(ids, salt)
+        if not match.nodes or match.nodes[-1].end == match.depth:
+            return match.nodes
+        return (*match.nodes[:-1], self.split(match.nodes[-1], match.depth))
+
     def split(self, node: Node, depth: int) -> Node:
         """Cut a node in two at a depth inside it; the upper part is returned."""
         at = depth - node.start
