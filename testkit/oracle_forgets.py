@@ -38,6 +38,7 @@ class ForgettingPlayer(RestartingPlayer):
     def __init__(self, rig: Rig) -> None:
         super().__init__(rig)
         self._speaker: str | None = None
+        self._is_answered = False
         self._said: dict[str, set[ModelIds]] = defaultdict(set)
         # What is not lost since -> how many restarts there had been.
         self._warm: dict[tuple[str, ModelIds], int] = {}
@@ -69,8 +70,11 @@ class ForgettingPlayer(RestartingPlayer):
             self._send([self._request(same, replace(op, name="append"), dice)])
 
     def _forget(self, session: str) -> None:
-        self._said.pop(session, None)
+        theirs = self._said.pop(session, set())
         self._warm = {key: at for key, at in self._warm.items() if key[0] != session}
+        if self._rig.store.needs_checkpoints:
+            # An end that two have said is of the one who said it last (docs/disk.md).
+            self._warm = {k: at for k, at in self._warm.items() if k[1] not in theirs}
         anywhere, in_memory = self._depths(), self._depths_in_memory()
         url = f"{self._rig.app.url}/admin/cache/forget"
         answer = httpx.post(url, json={"session": session}, timeout=60)
@@ -132,6 +136,7 @@ class ForgettingPlayer(RestartingPlayer):
         self, request: Request, response: httpx.Response, seen: Seen | None
     ) -> None:
         self._speaker = request.talk.scope
+        self._is_answered = response.status_code == httpx.codes.OK
         super()._check(request, response, seen)
         self._speaker = None
 
@@ -140,11 +145,12 @@ class ForgettingPlayer(RestartingPlayer):
         if self._speaker is not None:
             said = ModelIds(tuple(ids))
             self._said[self._speaker].add(said)
-            self._warm[self._speaker, said] = self.num_restarts
+            if self._is_answered:  # else not all of it is computed
+                self._warm[self._speaker, said] = self.num_restarts
 
 
 def _is_whole(ids: ModelIds, depth: int) -> bool:
-    return depth >= len(ids) - 2
+    return depth >= len(ids) - 1
 
 
 def _cut(talk: Talk, length: int) -> Talk:

@@ -132,10 +132,10 @@ def adopt(
             return False
         if run.end > depth:
             tree.grow(ModelIds(ids[: run.end]), owner.salt, buffer=run, lent_to=None)
-    match = tree.match(ids, owner.salt)
-    if match.depth < len(ids):
+    path = tree.path_of(ids, owner.salt)
+    if not path or path[-1].end < len(ids):
         return False
-    for node in match.nodes:
+    for node in path:
         mark(node, owner)
     if checkpoint:
         add_checkpoints(tree, ids, {len(ids): (1, checkpoint)}, owner)

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenizers import Tokenizer
 
 from sidecar.app import App
 from sidecar.kv.disk.slot_folder import SlotFolder
@@ -16,6 +17,7 @@ Json = dict[str, Any]
 ModelFolder = Callable[[str], Path]
 Fill = Callable[[App], list[Json]]
 KINDS = ["dense", "hybrid", "sliding"]
+BUILTIN = Path(__file__).parents[2] / "sidecar" / "builtin_model"
 SYSTEM = {"role": "system", "content": f"You help. {'word ' * 150}"}
 
 
@@ -44,6 +46,14 @@ def cached(answer: Json) -> int:
 def forget(app: App, session: str) -> None:
     url = f"{app.url}/admin/cache/forget"
     assert httpx.post(url, json={"session": session}, timeout=60).is_success
+
+
+def written(root: Path) -> str:
+    """What all slots say."""
+    tokenizer = Tokenizer.from_file(str(BUILTIN / "tokenizer.json"))
+    folders = [SlotFolder(path.parent) for path in slots(root)]
+    runs = [f.read(number).ids.tolist() for f in folders for number in f.numbers()]
+    return "\n".join(map(tokenizer.decode, runs))
 
 
 def common_system(app: App) -> list[Json]:
@@ -97,6 +107,28 @@ def test_the_others_prompts_are_as_warm_as_before(
     assert cached(found) >= cached(expected) - 8  # `gone` began with the same words
     assert cached(found) > 200
     assert said(found) == said(expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_said_its_beginning_keeps_nothing_of_a_forgotten_talk(
+    kind: str, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """Though what they said was written with the end of it."""
+    talk = [SYSTEM, user(f"It is the sun {'more ' * 40}")]
+    with kept_sidecar(tmp_path, model_folder(kind)) as app:
+        gone = [*talk, said(ask(app, "gone", talk))]
+        flush(app)
+        gone.append(user(f"It is heliotrope {'more ' * 40}"))
+        gone.append(said(ask(app, "gone", gone)))
+        flush(app)
+        ask(app, "stay", talk)
+        ask(app, "gone", [*gone, user("and?")])
+        flush(app)
+        assert "heliotrope" in written(tmp_path)
+        forget(app, "gone")
+        assert "heliotrope" not in written(tmp_path)
+    with kept_sidecar(tmp_path, model_folder(kind)) as app:
+        assert cached(ask(app, "stay", [*talk, user("and?")])) > 150
 
 
 @pytest.mark.parametrize(("kind", "least"), [("dense", 200), ("hybrid", 150)])

@@ -608,6 +608,26 @@ def test_what_two_have_said_alike_is_both_of_theirs(store: PrefixStore) -> None:
 
 
 @on_gpu
+@pytest.mark.parametrize("how", ["said", "brought back"])
+def test_what_others_said_alone_is_not_of_those_who_said_its_beginning(
+    how: str, store: PrefixStore
+) -> None:
+    """However the stored runs were cut before."""
+    common, owner = ids_of(1, 60), owned("other")
+    whole = joined(common, ids_of(2, 40))
+    Running(store, whole, owned("one")).prefill().finish()
+    if how == "said":
+        Running(store, common, owner).prefill().finish()
+    else:
+        assert store.adopt(common, owner, [], [], store.epoch)
+    store.forget(Whose("one"))
+    kept = 59 if how == "said" else 60  # nobody computed what follows its last id
+    assert store.survey(whole, "").depth == kept
+    assert store.match_len(joined(common, (7,))) == kept
+    assert_sound(store)
+
+
+@on_gpu
 @pytest.mark.parametrize("is_forgotten", [True, False])
 @every_kind
 def test_what_runs_of_a_forgotten_conversation_leaves_nothing(

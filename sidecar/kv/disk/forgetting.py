@@ -91,8 +91,9 @@ def forget_some(folder: SlotFolder, whose: Whose) -> tuple[int, int]:
             left = _keep(folder, slot, whose, claims)
             if left is None:
                 if slot.parent is not None:
-                    said = [(slot.at, told["scope"]) for told in _others(slot, whose)]
-                    spoken.setdefault(slot.parent[1], []).extend(said)
+                    said = [*claims[1], *_spoken(slot, whose)]
+                    before = [(min(depth, slot.at), scope) for depth, scope in said]
+                    spoken.setdefault(slot.parent[1], []).extend(before)
                 for other in _chain(slot, below):
                     num_bytes += folder.delete(other.number)
                     gone += 1
@@ -130,12 +131,16 @@ def _claims(
 ) -> Iterator[_Claim]:
     """Up to where others need a slot, and who: they go on from it, or spoke in it."""
     yield from ((heir.at, heir.meta["owner"]) for heir in heirs)
-    here = [(told["depth"], told["scope"]) for told in _others(slot, whose)]
-    for depth, scope in (*spoken, *here):
+    for depth, scope in (*spoken, *_spoken(slot, whose)):
         if depth > slot.at and slot.meta["state"] == STATELESS:
             yield min(depth, slot.end), scope
         elif depth == slot.end and slot.is_end:  # else nothing can end within it
             yield depth, scope
+
+
+def _spoken(slot: Slot, whose: Whose) -> list[_Claim]:
+    """Up to where others have said what was written with a slot, before it as well."""
+    return [(told["depth"], told["scope"]) for told in _others(slot, whose)]
 
 
 def _depth(claim: _Claim) -> int:
