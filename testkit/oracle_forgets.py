@@ -136,7 +136,9 @@ class ForgettingPlayer(RestartingPlayer):
         self, request: Request, response: httpx.Response, seen: Seen | None
     ) -> None:
         self._speaker = request.talk.scope
-        self._is_answered = response.status_code == httpx.codes.OK
+        # A turn that a stop string cut is nobody's to go on from.
+        is_cut = "stop" in request.extra
+        self._is_answered = response.status_code == httpx.codes.OK and not is_cut
         super()._check(request, response, seen)
         self._speaker = None
 
@@ -145,7 +147,7 @@ class ForgettingPlayer(RestartingPlayer):
         if self._speaker is not None:
             said = ModelIds(tuple(ids))
             self._said[self._speaker].add(said)
-            if self._is_answered:  # else not all of it is computed
+            if self._is_answered:  # else not all of it is computed, or remembered
                 self._warm[self._speaker, said] = self.num_restarts
 
 
