@@ -51,9 +51,10 @@ class ForgettingPlayer(RestartingPlayer):
         named = sorted({t.session for t in self._cast.talks if t.session})
         if named and dice.random() < _OFTEN:
             self._rig.settle()
-            if dice.random() < 0.7:
+            is_written = dice.random() < 0.7
+            if is_written:
                 self._disk.flush()
-            self._forget(dice.choice(named))
+            self._forget(dice.choice(named), is_written=is_written)
         super()._act(op, chance)
 
     def _say_the_same(self, op: Op, dice: random.Random) -> None:
@@ -69,7 +70,7 @@ class ForgettingPlayer(RestartingPlayer):
             self._cast.talks.append(same)
             self._send([self._request(same, replace(op, name="append"), dice)])
 
-    def _forget(self, session: str) -> None:
+    def _forget(self, session: str, *, is_written: bool) -> None:
         theirs = self._said.pop(session, set())
         self._warm = {key: at for key, at in self._warm.items() if key[0] != session}
         if self._rig.store.needs_checkpoints:
@@ -81,7 +82,8 @@ class ForgettingPlayer(RestartingPlayer):
         self._expect(answer.is_success, "forget", answer.text[:300])
         self.totals.forgettings += 1
         self._expect_unknown()
-        self._expect_kept(anywhere, self._depths())
+        if is_written:  # else a write on its way may join the ends of a talk
+            self._expect_kept(anywhere, self._depths())
         self._expect_kept(in_memory, self._depths_in_memory())
         whole = {ids for ids, depth in anywhere.items() if _is_whole(ids, depth)}
         # The others may be said again, by somebody else, whose they are then.
