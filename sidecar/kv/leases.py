@@ -168,12 +168,17 @@ def attach(
         if is_held and (node.lent_to is lease or is_better):
             node.buffer, node.lent_to = buffer, None
         mark(node, owner)
-    for node in [n for n in tree.nodes() if n.lent_to is lease]:
-        if node.parent is not None and node.parent.lent_to is not lease:
-            tree.drop(node)
+    drop_lent(tree, lease)
     grown = tree.grow(ids, owner.salt, buffer=buffer, lent_to=None)
     if grown is not None:
         mark(grown, owner)
+
+
+def drop_lent(tree: RadixTree, lease: Lease) -> None:
+    """Drop what is still lent to a sequence: it does not come back."""
+    for node in [n for n in tree.nodes() if n.lent_to is lease]:
+        if node.parent is not None and node.parent.lent_to is not lease:
+            tree.drop(node)
 
 
 def _is_quantized(node: Node) -> bool:

@@ -26,6 +26,7 @@ from sidecar.kv.leases import (
     add_checkpoints,
     attach,
     copy_path,
+    drop_lent,
     lend,
     mark,
     owned_from,
@@ -226,15 +227,13 @@ class PrefixStore:
             self._release(lease)
             shrunk = self.budget.evict()
         mx.eval(shrunk)
-        self.on_kept(ids, owner)
+        if is_current:  # else it is others', who ended before
+            self.on_kept(ids, owner)
 
     def abandon(self, lease: Lease) -> None:
         """End a sequence whose caches are lost, with all that was lent to it."""
         with self._lock:
-            lost = [n for n in self._tree.nodes() if n.lent_to is lease]
-            for node in lost:
-                if node.parent is not None and node.parent.lent_to is not lease:
-                    self._tree.drop(node)
+            drop_lent(self._tree, lease)
             self._release(lease)
             shrunk = self.budget.evict()  # what it held back may be over the limits
         mx.eval(shrunk)

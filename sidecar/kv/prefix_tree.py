@@ -326,6 +326,9 @@ class RadixTree:
             gone = [user for user in node.users if is_gone(user)]
             for user in gone:
                 del node.users[user]
+            if gone and not node.users:  # it is theirs who go on from it, if anyone
+                for heir in [u for c in node.children.values() for u in c.users]:
+                    node.used_by(heir)
             if node.users or node.children or not gone:
                 continue
             if node.buffer is not None:

@@ -1,10 +1,12 @@
 """What is written when: after a rest, or when it has grown long."""
 
+from sidecar.core.forgetting import Whose
 from sidecar.core.prompt import ModelIds
 from sidecar.kv.disk.due import DueList
 from testkit.sequences import owned
 
 MINE = owned("s", salt="mine")
+SCOPES = {name: owned(name).scope for name in "abcd"}
 
 
 def ids(*values: int) -> ModelIds:
@@ -40,6 +42,20 @@ def test_siblings_and_other_keys_are_due_by_themselves() -> None:
     due.note(ids(1, 3), MINE)
     due.note(ids(1, 2, 3), owned("s", salt="another"))
     assert len(due.take(0)) == 3
+
+
+def test_what_another_went_on_from_is_due_again_where_that_is_forgotten() -> None:
+    due = DueList(clock=lambda: 0.0)
+    for length, session in ((1, "a"), (2, "b"), (3, "c"), (4, "c"), (5, "d")):
+        due.note(ids(*range(length)), owned(session))
+    assert len(due) == 1
+    due.forget(Whose("d"))
+    assert [(d.owner.scope, len(d.ids)) for d in due.waiting()] == [(SCOPES["c"], 4)]
+    due.forget(Whose("b"))
+    due.forget(Whose("c"))
+    assert [(d.owner.scope, len(d.ids)) for d in due.waiting()] == [(SCOPES["a"], 1)]
+    due.forget(Whose("a"))
+    assert due.waiting() == []
 
 
 def test_who_is_dropped_is_dropped_once() -> None:

@@ -143,6 +143,21 @@ def test_what_another_went_on_from_is_not_all_theirs(
         assert cached(ask(app, "stay", talk)) >= least
 
 
+@pytest.mark.parametrize(("kind", "least"), [("dense", 200), ("hybrid", 150)])
+def test_what_was_to_be_written_of_others_is(
+    kind: str, least: int, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    """Though the forgotten one went on from it, and was to be written instead."""
+    talk = [SYSTEM, user(f"It is the sun {'more ' * 40}")]
+    with kept_sidecar(tmp_path, model_folder(kind)) as app:
+        talk.append(said(ask(app, "stay", talk)))
+        ask(app, "gone", [*talk, user(f"It is heliotrope {'more ' * 60}")])
+        forget(app, "gone")
+    assert "heliotrope" not in written(tmp_path)
+    with kept_sidecar(tmp_path, model_folder(kind)) as app:
+        assert cached(ask(app, "stay", [*talk, user("and?")])) >= least
+
+
 def test_a_name_that_changes_each_turn_makes_no_endless_chain(
     model_folder: ModelFolder, tmp_path: Path
 ) -> None:

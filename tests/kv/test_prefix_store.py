@@ -11,6 +11,7 @@ import pytest
 from mlx_lm.models.cache import ArraysCache
 
 from sidecar.core.forgetting import Whose
+from sidecar.core.prompt import ModelIds
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import KVBudget
@@ -617,14 +618,50 @@ def test_what_others_said_alone_is_not_of_those_who_said_its_beginning(
     whole = joined(common, ids_of(2, 40))
     Running(store, whole, owned("one")).prefill().finish()
     if how == "said":
-        Running(store, common, owner).prefill().finish()
+        prompt = ModelIds(common[:50])
+        Running(store, prompt, owner).prefill().decode(common[50:]).finish()
     else:
         assert store.adopt(common, owner, [], [], store.epoch)
     store.forget(Whose("one"))
-    kept = 59 if how == "said" else 60  # nobody computed what follows its last id
-    assert store.survey(whole, "").depth == kept
-    assert store.match_len(joined(common, (7,))) == kept
+    assert store.survey(whole, "").depth == 60
+    assert store.match_len(joined(common, (7,))) == 60
     assert_sound(store)
+
+
+@on_gpu
+@pytest.mark.parametrize("forgotten", [["heir"], ["heir", "first"], ["first", "heir"]])
+def test_whoever_is_forgotten_while_one_goes_on_from_another(
+    forgotten: list[str], store: PrefixStore
+) -> None:
+    """Nothing stays that is nobody's, and nothing of it is heard of at its end."""
+    ended: list[object] = []
+    store.on_kept = lambda _ids, owner: ended.append(owner.scope)
+    first = ids_of(1, 60)
+    Running(store, first, owned("first")).prefill().finish()
+    running = Running(store, joined(first[:-1], ids_of(2, 40)), owned("heir")).prefill()
+    for name in forgotten:
+        store.forget(Whose(name))
+    running.decode(ids_of(3, 3)).finish()
+    assert ended == [owned("first").scope]
+    assert store.survey(first, "").depth == (0 if "first" in forgotten else 59)
+    users = {user.session for n in store._tree.nodes() for user in n.users}
+    assert users == {"first"} - set(forgotten)
+    assert_sound(store)
+
+
+@on_gpu
+def test_what_very_many_began_with_goes_with_the_last_of_them(
+    store: PrefixStore,
+) -> None:
+    """Though not all of their names are kept with it."""
+    common, names = ids_of(1, 60), [f"s{number}" for number in range(20)]
+    for number, name in enumerate(names, 2):
+        ids = joined(common, (number,), ids_of(number, 5))
+        Running(store, ids, owned(name)).prefill().finish()
+    for name in reversed(names):
+        assert store.match_len(joined(common, (1, 1))) == 60
+        store.forget(Whose(name))
+    assert store.rows() == []
 
 
 @on_gpu

@@ -1,25 +1,34 @@
 """Which conversations are to be written to the disk, and since when they rest."""
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sidecar.core.forgetting import Whose
 from sidecar.core.prompt import ModelIds
 from sidecar.kv.prefix_tree import Owner
 
 _MOST = 64  # conversations; the one that rests longest is written or not at all
+_MOST_OTHERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A path that a sequence left, when, and in which epoch of the store."""
+    """
+    A path that a sequence left, when, and in which epoch of the store.
+
+    Args:
+        others: ends on it of other conversations, the deepest first: due again where
+            this one is forgotten.
+    """
 
     ids: ModelIds
     owner: Owner
     since: float
     epoch: int = 0
+    others: tuple["Due", ...] = ()
 
 
 class DueList:
@@ -47,8 +56,16 @@ class DueList:
         """A sequence left this path; what it went on from is not an end any more."""
         new = Due(ids, owner, self._clock(), self._epoch())
         with self._lock:
-            self._due = [old for old in self._due if not _goes_on(old, new)]
-            self._due = [*self._due, new][-_MOST:]
+            before = [old for old in self._due if _goes_on(old, new)]
+            others = [
+                replace(due, others=())
+                for due in itertools.chain.from_iterable(map(_with_others, before))
+                if _speaker(due) != _speaker(new)
+            ]
+            others.sort(key=lambda due: -len(due.ids))
+            new = replace(new, others=tuple(others[:_MOST_OTHERS]))
+            kept = [due for due in self._due if due not in before]
+            self._due = [*kept, new][-_MOST:]
 
     def take(self, quiet_s: float) -> list[Due]:
         """Those that have rested so long, taken off the list."""
@@ -71,13 +88,27 @@ class DueList:
         return is_there
 
     def forget(self, whose: Whose | None = None) -> None:
-        """Forget all, or some conversations."""
+        """Forget all, or some conversations; what others said in these stays due."""
         with self._lock:
-            self._due = [
-                due
-                for due in self._due
-                if whose is not None and not whose.covers(due.owner.scope)
-            ]
+            due, self._due = self._due, []
+            for each in due if whose is not None else ():
+                found = [d for d in _with_others(each) if not _is_gone(d, whose)]
+                if found:
+                    self._due.append(replace(found[0], others=tuple(found[1:])))
+
+
+def _is_gone(due: Due, whose: Whose | None) -> bool:
+    return whose is None or whose.covers(due.owner.scope)
+
+
+def _with_others(due: Due) -> tuple[Due, ...]:
+    """An end, and those on its path."""
+    return due, *due.others
+
+
+def _speaker(due: Due) -> tuple[str | None, str] | None:
+    scope = due.owner.scope
+    return (scope.api_key, scope.session) if scope else None
 
 
 def _goes_on(old: Due, new: Due) -> bool:
