@@ -56,7 +56,9 @@ class DueList:
         """A sequence left this path; what it went on from is not an end any more."""
         new = Due(ids, owner, self._clock(), self._epoch())
         with self._lock:
-            before = [old for old in self._due if _goes_on(old, new)]
+            before, kept = list[Due](), list[Due]()
+            for old in self._due:
+                (before if _goes_on(old, new) else kept).append(old)
             others = [
                 replace(due, others=())
                 for due in itertools.chain.from_iterable(map(_with_others, before))
@@ -64,7 +66,6 @@ class DueList:
             ]
             others.sort(key=lambda due: -len(due.ids))
             new = replace(new, others=tuple(others[:_MOST_OTHERS]))
-            kept = [due for due in self._due if due not in before]
             self._due = [*kept, new][-_MOST:]
 
     def take(self, quiet_s: float) -> list[Due]:
