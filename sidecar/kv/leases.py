@@ -174,6 +174,17 @@ def attach(
         mark(grown, owner)
 
 
+def lent_by_others(
+    tree: RadixTree, lease: Lease, ids: ModelIds, salt: str
+) -> tuple[ModelIds, Owner]:
+    """What of a path is lent to a sequence, and who used its end last."""
+    lent = [n for n in tree.match(ids, salt).nodes if n.lent_to is lease]
+    if not lent:
+        return ModelIds(()), Owner(salt=salt)
+    user = next(reversed(lent[-1].users), None)
+    return ModelIds(ids[: lent[-1].end]), Owner(user, salt=salt)
+
+
 def drop_lent(tree: RadixTree, lease: Lease) -> None:
     """Drop what is still lent to a sequence: it does not come back."""
     for node in [n for n in tree.nodes() if n.lent_to is lease]:

@@ -10,7 +10,6 @@ they are copied. Sequences that run register their path, and others may copy fro
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -28,6 +27,7 @@ from sidecar.kv.leases import (
     copy_path,
     drop_lent,
     lend,
+    lent_by_others,
     mark,
     owned_from,
     release_held,
@@ -204,8 +204,7 @@ class PrefixStore:
         if lease.is_over:
             return
         if not (is_current := self.is_current(lease.epoch, owner.scope)):
-            ids, checkpoints = self._lent(lease, ids, owner.salt), {}
-            owner = replace(owner, scope=None)
+            (ids, owner), checkpoints = self._lent(lease, ids, owner.salt), {}
         if not ids:
             self.abandon(lease)
             return
@@ -227,7 +226,7 @@ class PrefixStore:
             self._release(lease)
             shrunk = self.budget.evict()
         mx.eval(shrunk)
-        if is_current:  # else it is others', who ended before
+        if owner.scope or is_current:
             self.on_kept(ids, owner)
 
     def abandon(self, lease: Lease) -> None:
@@ -364,14 +363,12 @@ class PrefixStore:
             self.counters.add("hybrid_trim_miss", int(length == 0))
             self.counters.add("hybrid_trim_miss_tokens", depth - length)
 
-    def _lent(self, lease: Lease, ids: ModelIds, salt: str) -> ModelIds:
-        """What of a path that was forgotten others have lent, and go on from."""
+    def _lent(self, lease: Lease, ids: ModelIds, salt: str) -> tuple[ModelIds, Owner]:
+        """What of a path that was forgotten others have lent, and whose it is."""
         with self._lock:
             if not self._epochs.is_current(lease.epoch, None):
-                return ModelIds(())
-            match = self._tree.match(ids, salt)
-            ends = [n.end for n in match.nodes if n.lent_to is lease]
-        return ModelIds(ids[: max(ends, default=0)])
+                return ModelIds(()), Owner(salt=salt)
+            return lent_by_others(self._tree, lease, ids, salt)
 
     def _release(self, lease: Lease) -> None:
         lease.is_over = True

@@ -1,8 +1,14 @@
 """What is written when: after a rest, or when it has grown long."""
 
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
 from sidecar.core.forgetting import Whose
 from sidecar.core.prompt import ModelIds
-from sidecar.kv.disk.due import DueList
+from sidecar.kv.disk.due import Due, DueList
+from sidecar.kv.disk.hand_over import HandOver
+from sidecar.kv.disk.slot_index import SlotIndex
 from testkit.sequences import owned
 
 MINE = owned("s", salt="mine")
@@ -62,8 +68,35 @@ def test_who_is_dropped_is_dropped_once() -> None:
     due = DueList(clock=lambda: 0.0)
     due.note(ids(1), MINE)
     (one,) = due.waiting()
+    due.forget(Whose("another"))
     assert due.drop(one)
     assert not due.drop(one)
+
+
+def test_what_others_said_is_written_where_its_end_was_forgotten_meanwhile() -> None:
+    written: list[str] = []
+    gone: list[object] = []
+
+    def write(due: Due, *, is_last: bool) -> None:
+        assert due.owner.scope is not None
+        written.append(due.owner.scope.session)
+        gone.append(SCOPES["b"])  # while it is being written
+
+    store: Any = SimpleNamespace(
+        epoch=0, is_current=lambda _epoch, scope: scope not in gone
+    )
+    now: Any = SimpleNamespace(submit=lambda _urgency, act: (act(), Future())[1])
+    machine: Any = SimpleNamespace(thread=now, is_idle=lambda: True)
+    settings: Any = SimpleNamespace(quiet_s=0.0)
+    hand_over = HandOver(store, SlotIndex(), machine, settings, write)
+    for length, session in ((1, "a"), (2, "b"), (3, "c")):
+        hand_over.due.note(ids(*range(length)), owned(session))
+    hand_over.look()
+    assert written == ["c"], "nobody forgot that"
+    for length, session in ((1, "a"), (2, "b")):
+        hand_over.due.note(ids(*range(length)), owned(session))
+    hand_over.look()
+    assert written == ["c", "b", "a"]
 
 
 def test_the_list_has_a_bound() -> None:

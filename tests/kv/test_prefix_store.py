@@ -633,16 +633,21 @@ def test_what_others_said_alone_is_not_of_those_who_said_its_beginning(
 def test_whoever_is_forgotten_while_one_goes_on_from_another(
     forgotten: list[str], store: PrefixStore
 ) -> None:
-    """Nothing stays that is nobody's, and nothing of it is heard of at its end."""
-    ended: list[object] = []
-    store.on_kept = lambda _ids, owner: ended.append(owner.scope)
+    """Nothing stays that is nobody's; what stays is heard of as the other's."""
+    ended: list[tuple[int, str]] = []
+
+    def note(ids: ModelIds, owner: Owner) -> None:
+        assert owner.scope is not None
+        ended.append((len(ids), owner.scope.session))
+
+    store.on_kept = note
     first = ids_of(1, 60)
     Running(store, first, owned("first")).prefill().finish()
     running = Running(store, joined(first[:-1], ids_of(2, 40)), owned("heir")).prefill()
     for name in forgotten:
         store.forget(Whose(name))
     running.decode(ids_of(3, 3)).finish()
-    assert ended == [owned("first").scope]
+    assert ended == [(59, "first")] * (1 if "first" in forgotten else 2)
     assert store.survey(first, "").depth == (0 if "first" in forgotten else 59)
     users = {user.session for n in store._tree.nodes() for user in n.users}
     assert users == {"first"} - set(forgotten)

@@ -84,8 +84,9 @@ class DueList:
     def drop(self, due: Due) -> bool:
         """Take one off the list; False: it is not there any more."""
         with self._lock:
-            is_there = due in self._due
-            self._due = [other for other in self._due if other is not due]
+            kept = [other for other in self._due if other is not due]
+            is_there = len(kept) < len(self._due)
+            self._due = kept
         return is_there
 
     def forget(self, whose: Whose | None = None) -> None:
@@ -93,9 +94,11 @@ class DueList:
         with self._lock:
             due, self._due = self._due, []
             for each in due if whose is not None else ():
-                found = [d for d in _with_others(each) if not _is_gone(d, whose)]
-                if found:
-                    self._due.append(replace(found[0], others=tuple(found[1:])))
+                left = [d for d in _with_others(each) if not _is_gone(d, whose)]
+                if len(left) > len(each.others):
+                    self._due.append(each)
+                elif left:
+                    self._due.append(replace(left[0], others=tuple(left[1:])))
 
 
 def _is_gone(due: Due, whose: Whose | None) -> bool:

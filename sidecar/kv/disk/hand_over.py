@@ -101,13 +101,20 @@ class HandOver:
 
         def write() -> None:
             if self._is_long(due) and self.due.drop(due):
-                self._write(due, is_last=False)
+                self._write_of(due, is_last=False)
 
         self._machine.thread.submit(Urgency.WRITE, write)
 
     def _submit(self, due: Due, *, is_last: bool) -> "Future[None]":
-        write = functools.partial(self._write, due, is_last=is_last)
+        write = functools.partial(self._write_of, due, is_last=is_last)
         return self._machine.thread.submit(Urgency.WRITE, write)
+
+    def _write_of(self, due: Due, *, is_last: bool) -> None:
+        """Have it written; if it was forgotten meanwhile, what others said of it."""
+        self._write(due, is_last=is_last)
+        if not self._store.is_current(due.epoch, due.owner.scope):
+            for other in due.others:
+                self._write(other, is_last=is_last)
 
 
 def _nothing() -> None:
