@@ -17,6 +17,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.core.prompt import ModelIds
+from sidecar.kv.disk.disk_thread import Urgency
 from sidecar.kv.disk.forgetting import forget_all
 from sidecar.kv.disk.slot_folder import SlotFolder
 from sidecar.kv.disk.tensor_file import Damaged
@@ -53,11 +54,16 @@ class Kept:
             resident.memory.forget()
             disk = resident.disk
             assert disk is not None
-            with disk._lock:
-                shutil.rmtree(self.root)
-                shutil.copytree(self.whole, self.root)
-                disk._index.clear()
-                disk._seen, disk._stamps = 0, {}
+
+            def act() -> None:
+                with disk._lock:
+                    shutil.rmtree(self.root)
+                    shutil.copytree(self.whole, self.root)
+                    disk._index.clear()
+                    disk._seen, disk._stamps = 0, {}
+
+            # On the disk's thread nothing is written into what is being deleted.
+            disk._machine.thread.submit(Urgency.RESTORE, act).result(60)
 
     def look(self) -> None:
         """Take in what is there."""
