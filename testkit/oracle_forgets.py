@@ -10,8 +10,8 @@ import httpx
 from sidecar.core.prompt import ModelIds
 from sidecar.kv.disk.slot import Slot
 from sidecar.kv.prefix_tree import path_to
-from testkit.oracle import Request, Seen, Totals, can_be_asked
-from testkit.oracle_restarts import RestartingPlayer
+from testkit.oracle import Request, Seen, can_be_asked
+from testkit.oracle_restarts import RestartingPlayer, RestartTotals
 from testkit.oracle_rig import Rig
 from testkit.oracle_talk import Op, Talk
 
@@ -20,7 +20,7 @@ _SAME_WORDS = 16  # the forgotten may have been the first to say what others say
 
 
 @dataclass
-class ForgetTotals(Totals):
+class ForgetTotals(RestartTotals):
     """What was forgotten; and of the others' prompts, how many were there, and are."""
 
     forgettings: int = 0

@@ -1,7 +1,9 @@
 """Plays the oracle fuzzer's sequences, and makes what fails small."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from testkit.oracle import Player, Totals, Violation
@@ -69,6 +71,27 @@ def play_many(
             ]
         on_sequence(seed, totals)
     return totals, []
+
+
+def play_share(
+    play: Callable[[str, Path, list[str]], Totals],
+    total: Totals,
+    kind: str,
+    num_kinds: int,
+    folder: Path,
+) -> None:
+    """
+    Add to `total` until it is one kind's share of ORACLE_REQUESTS (2,000).
+
+    Args:
+        play: sequences of a kind, on a server in a folder of its own.
+    """
+    seed, number = os.environ.get("ORACLE_SEED", "1"), 0
+    wanted = int(os.environ.get("ORACLE_REQUESTS", "2000")) // num_kinds + 1
+    while total.requests < wanted:
+        seeds = [f"{seed}/{kind}/{number + i}" for i in range(20)]
+        total.add(play(kind, folder / str(number), seeds))
+        number += 20
 
 
 def _told(

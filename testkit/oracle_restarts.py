@@ -1,12 +1,35 @@
 """The oracle fuzzer's player on a server that is restarted between requests."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
+from sidecar.core import lasting_secret
 from sidecar.kv.disk.disk_cache import DiskCache
-from testkit.oracle import Player, Violation
-from testkit.oracle_rig import Rig
+from testkit.kept_kv import disk_settings
+from testkit.oracle import Player, Totals, Violation
+from testkit.oracle_rig import Rig, running_rig
 from testkit.oracle_talk import Op
+
+
+@contextmanager
+def kept_rig(folder: Path, kind: str, run_tokens: int) -> Iterator[Rig]:
+    """
+    A rig whose server keeps KV on the disk; marks are as before when it ends.
+
+    Args:
+        run_tokens: few, so that chains are long and ends are joined.
+    """
+    before = lasting_secret._secret
+    asked = disk_settings(folder / "kv", folder, KV_DISK_RUN_TOKENS=str(run_tokens))
+    del asked["MODEL_PATH"]
+    try:
+        with running_rig(folder, kind, **asked) as rig:
+            yield rig
+    finally:
+        lasting_secret.use_secret(before)
 
 
 def disk_of(rig: Rig) -> DiskCache:
@@ -15,6 +38,13 @@ def disk_of(rig: Rig) -> DiskCache:
         disk: DiskCache | None = served.disk
     assert disk is not None
     return disk
+
+
+@dataclass
+class RestartTotals(Totals):
+    """And how many tokens came from the disk."""
+
+    restored: int = 0
 
 
 class RestartingPlayer(Player):
@@ -27,6 +57,7 @@ class RestartingPlayer(Player):
 
     def __init__(self, rig: Rig) -> None:
         super().__init__(rig)
+        self.totals: RestartTotals = RestartTotals()
         self._disk = disk_of(rig)
         self.num_restarts = 0
 

@@ -30,6 +30,11 @@ class Scope:
         return [self.api_key, self.session, self.thread]
 
 
+def speaker_of(scope: Scope | None) -> tuple[str | None, str] | None:
+    """A scope's key and session, whatever the thread; None: nobody's."""
+    return (scope.api_key, scope.session) if scope else None
+
+
 def scope_of(told: object) -> Scope:
     """
     A scope from a file.

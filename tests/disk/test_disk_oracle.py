@@ -6,51 +6,43 @@ Any sequence of requests with restarts in between, against a model without a cac
 plays ORACLE_REQUESTS (2,000) of them on models of each kind.
 """
 
-import os
 from pathlib import Path
 
 import pytest
 
-from sidecar.core import lasting_secret
-from testkit.kept_kv import disk_settings
-from testkit.oracle import Totals
-from testkit.oracle_play import Script, play_many
-from testkit.oracle_restarts import RestartingPlayer, disk_of
-from testkit.oracle_rig import running_rig
+from testkit.oracle_play import Script, play_many, play_share
+from testkit.oracle_restarts import (
+    RestartingPlayer,
+    RestartTotals,
+    disk_of,
+    kept_rig,
+)
 from testkit.oracle_talk import plan
 
 KINDS = ("dense", "hybrid", "sliding")
 LENGTH = 6
-SCRIPT = Script(RestartingPlayer, plan)
+SCRIPT = Script(RestartingPlayer, plan, RestartTotals)
 
 
-def settings(root: Path) -> dict[str, str]:
-    """Short runs, so that chains are long and ends are joined."""
-    asked = disk_settings(root, root, KV_DISK_RUN_TOKENS="150")
-    return {name: value for name, value in asked.items() if name != "MODEL_PATH"}
-
-
-def play(kind: str, folder: Path, seeds: list[str]) -> tuple[Totals, int, list[str]]:
-    """Sequences; the totals, tokens that came from the disk, what was wrong."""
-    before = lasting_secret._secret
-    try:
-        with running_rig(folder, kind, **settings(folder / "kv")) as rig:
-            totals, report = play_many(rig, seeds, LENGTH, script=SCRIPT)
-            counts = disk_of(rig).counters()
-        assert counts["disk_damaged"] == 0
-        return totals, counts["disk_tokens_restored"], report
-    finally:
-        lasting_secret.use_secret(before)
+def play(kind: str, folder: Path, seeds: list[str]) -> RestartTotals:
+    """Sequences; the totals, of which none is wrong."""
+    with kept_rig(folder, kind, run_tokens=150) as rig:
+        totals, report = play_many(rig, seeds, LENGTH, script=SCRIPT)
+        counts = disk_of(rig).counters()
+    assert counts["disk_damaged"] == 0
+    assert not report, "\n".join(report)
+    assert isinstance(totals, RestartTotals)
+    totals.restored = counts["disk_tokens_restored"]
+    return totals
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_restarts_change_nothing(kind: str, tmp_path: Path) -> None:
     seeds = [f"disk/{kind}/{number}" for number in range(8)]
-    totals, restored, report = play(kind, tmp_path, seeds)
-    print(f"\n{kind}: restored={restored} {totals}")
-    assert report == []
+    totals = play(kind, tmp_path, seeds)
+    print(f"\n{kind}: {totals}")
     assert totals.mismatches == 0
-    assert restored > 1000
+    assert totals.restored > 1000
     assert totals.spliced > 0
 
 
@@ -58,14 +50,7 @@ def test_restarts_change_nothing(kind: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("kind", KINDS)
 def test_thousands_of_requests(kind: str, tmp_path: Path) -> None:
-    seed = os.environ.get("ORACLE_SEED", "1")
-    wanted = int(os.environ.get("ORACLE_REQUESTS", "2000")) // len(KINDS) + 1
-    total, from_disk, number = Totals(), 0, 0
-    while total.requests < wanted:
-        seeds = [f"{seed}/{kind}/{number + i}" for i in range(20)]
-        totals, restored, report = play(kind, tmp_path / str(number), seeds)
-        assert not report, "\n".join(report)
-        total.add(totals)
-        number, from_disk = number + 20, from_disk + restored
-    print(f"\n{kind}: restored={from_disk} {total}")
+    total = RestartTotals()
+    play_share(play, total, kind, len(KINDS), tmp_path)
+    print(f"\n{kind}: {total}")
     assert total.mismatches == 0

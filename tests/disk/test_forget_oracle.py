@@ -6,16 +6,13 @@ Any sequence of requests, restarts and forgettings, against a model without a ca
 plays ORACLE_REQUESTS (2,000) of them on models of each kind.
 """
 
-import os
 from pathlib import Path
 
 import pytest
 
-from sidecar.core import lasting_secret
-from testkit.kept_kv import disk_settings
 from testkit.oracle_forgets import ForgettingPlayer, ForgetTotals
-from testkit.oracle_play import Script, play_many
-from testkit.oracle_rig import running_rig
+from testkit.oracle_play import Script, play_many, play_share
+from testkit.oracle_restarts import kept_rig
 from testkit.oracle_talk import plan
 
 KINDS = ("dense", "hybrid", "sliding")
@@ -24,15 +21,9 @@ SCRIPT = Script(ForgettingPlayer, plan, ForgetTotals)
 
 
 def play(kind: str, folder: Path, seeds: list[str]) -> ForgetTotals:
-    """Play sequences on slots that are short, so that they are joined and cut."""
-    before = lasting_secret._secret
-    asked = disk_settings(folder / "kv", folder, KV_DISK_RUN_TOKENS="64")
-    del asked["MODEL_PATH"]
-    try:
-        with running_rig(folder, kind, **asked) as rig:
-            totals, report = play_many(rig, seeds, LENGTH, script=SCRIPT)
-    finally:
-        lasting_secret.use_secret(before)
+    """Sequences; the totals, of which none is wrong."""
+    with kept_rig(folder, kind, run_tokens=64) as rig:
+        totals, report = play_many(rig, seeds, LENGTH, script=SCRIPT)
     assert not report, "\n".join(report)
     assert isinstance(totals, ForgetTotals)
     return totals
@@ -52,12 +43,7 @@ def test_nothing_of_the_forgotten_and_all_of_the_others(
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("kind", KINDS)
 def test_thousands_of_requests(kind: str, tmp_path: Path) -> None:
-    seed = os.environ.get("ORACLE_SEED", "1")
-    wanted = int(os.environ.get("ORACLE_REQUESTS", "2000")) // len(KINDS) + 1
-    total, number = ForgetTotals(), 0
-    while total.requests < wanted:
-        seeds = [f"{seed}/{kind}/{number + i}" for i in range(20)]
-        total.add(play(kind, tmp_path / str(number), seeds))
-        number += 20
+    total = ForgetTotals()
+    play_share(play, total, kind, len(KINDS), tmp_path)
     print(f"\n{kind}: {total}")
     assert total.mismatches == 0

@@ -12,12 +12,12 @@ from tokenizers import Tokenizer
 from sidecar.app import App
 from sidecar.kv.disk.slot_folder import SlotFolder
 from testkit.kept_kv import flush, kept_sidecar, slots
+from testkit.tiny_models import BUILTIN
 
 Json = dict[str, Any]
 ModelFolder = Callable[[str], Path]
 Fill = Callable[[App], list[Json]]
 KINDS = ["dense", "hybrid", "sliding"]
-BUILTIN = Path(__file__).parents[2] / "sidecar" / "builtin_model"
 SYSTEM = {"role": "system", "content": f"You help. {'word ' * 150}"}
 
 

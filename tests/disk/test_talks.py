@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from sidecar.kv.disk.tensor_file import read_header, read_tensor
 from testkit.kept_kv import disk_settings, slots
 from testkit.process import sidecar_process
+from testkit.tiny_models import BUILTIN
 
 Message = dict[str, Any]
-BUILTIN = Path(__file__).parents[2] / "sidecar" / "builtin_model"
 SYSTEM = "You help.\nCurrent time: 2026-11-23 {clock}\n" + "word " * 300
 QUESTIONS = ("Who are you?", "What can you do?", "Is that all?", "And then?")
 PHRASE = "heliotrope"

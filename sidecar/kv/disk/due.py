@@ -1,13 +1,12 @@
 """Which conversations are to be written to the disk, and since when they rest."""
 
-import itertools
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sidecar.core.forgetting import Whose
-from sidecar.core.prompt import ModelIds
+from sidecar.core.prompt import ModelIds, speaker_of
 from sidecar.kv.prefix_tree import Owner
 
 _MOST = 64  # conversations; the one that rests longest is written or not at all
@@ -61,8 +60,9 @@ class DueList:
                 (before if _goes_on(old, new) else kept).append(old)
             others = [
                 replace(due, others=())
-                for due in itertools.chain.from_iterable(map(_with_others, before))
-                if _speaker(due) != _speaker(new)
+                for old in before
+                for due in (old, *old.others)
+                if speaker_of(due.owner.scope) != speaker_of(owner.scope)
             ]
             others.sort(key=lambda due: -len(due.ids))
             new = replace(new, others=tuple(others[:_MOST_OTHERS]))
@@ -93,26 +93,15 @@ class DueList:
         """Forget all, or some conversations; what others said in these stays due."""
         with self._lock:
             due, self._due = self._due, []
-            for each in due if whose is not None else ():
-                left = [d for d in _with_others(each) if not _is_gone(d, whose)]
-                if len(left) > len(each.others):
+            if whose is None:
+                return
+            for each in due:
+                ends = (each, *each.others)
+                left = [end for end in ends if not whose.covers(end.owner.scope)]
+                if len(left) == len(ends):
                     self._due.append(each)
                 elif left:
                     self._due.append(replace(left[0], others=tuple(left[1:])))
-
-
-def _is_gone(due: Due, whose: Whose | None) -> bool:
-    return whose is None or whose.covers(due.owner.scope)
-
-
-def _with_others(due: Due) -> tuple[Due, ...]:
-    """An end, and those on its path."""
-    return due, *due.others
-
-
-def _speaker(due: Due) -> tuple[str | None, str] | None:
-    scope = due.owner.scope
-    return (scope.api_key, scope.session) if scope else None
 
 
 def _goes_on(old: Due, new: Due) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 
-from sidecar.core.prompt import ModelIds, Scope
+from sidecar.core.prompt import ModelIds, Scope, speaker_of
 from sidecar.infra.metrics import Counters
 from sidecar.kv.disk.cache_form import (
     Form,
@@ -242,7 +242,8 @@ class SlotWriter:
             is_short = slot.length < self._settings.run_tokens
             if slot.end != start or below or not is_short or slot.meta["keeps_end"]:
                 break
-            if len(known.chain) < _MOST_ENDS and not _is_one(slot.owner, scope):
+            is_another = speaker_of(slot.owner) != speaker_of(scope)
+            if is_another and len(known.chain) < _MOST_ENDS:
                 break
             replaced.append(slot)
             start = slot.at
@@ -314,13 +315,6 @@ class SlotWriter:
                     self._folder.delete(slot.number)
                     del links[slot.number]
                     self._index.remove(slot.number)
-
-
-def _is_one(one: Scope | None, other: Scope | None) -> bool:
-    """Whether two are of one session."""
-    if one is None or other is None:
-        return one is other
-    return (one.api_key, one.session) == (other.api_key, other.session)
 
 
 def slim(slot: Slot) -> Slot:
