@@ -52,6 +52,7 @@ _WHO_ASKS = ("session", "key", "key_checked", "user_agent")
 _KEY_NAMES = (
     "user_api_key_hash", "user_api_key", "user_api_key_user_id", "user_api_key_team_id",
 )  # fmt: skip
+_SESSION_HEADERS = ("session-id", "session_id")  # Codex; LiteLLM reads others
 _MAX_TTFT = "mlx_max_ttft_s"
 _MOST_HEADER_CHARS = 16 * 1024
 
@@ -160,9 +161,10 @@ def _session(client: ClientRequest, litellm_params: Json) -> object:
     # LiteLLM takes the trace id for a session where there is none: new each turn.
     session = litellm_params.get("litellm_session_id")
     trace_id = str(client.headers.get("traceparent", "")).split("-")[1:2]
-    if session is None or [session] == trace_id:
-        return client.body.get("prompt_cache_key")
-    return session
+    if session is not None and [session] != trace_id:
+        return session
+    named = (client.headers.get(name) for name in _SESSION_HEADERS)
+    return next(filter(None, named), None)
 
 
 def _key_name(litellm_params: Json) -> str | None:

@@ -11,7 +11,15 @@ NOTE = re.compile(rf"\n\n{OPENER}\n.*?{CLOSER}", re.DOTALL)
 HEAD = f"{OPENER}\nThese values replace the ones given above.\n"
 
 
+PLACE = re.compile(r" \((?:system|user|tool) message(?: \d+)?\)(?=:)")
+
+
 def notes(text: str) -> list[str]:
+    """What each tail note says, in order; without where each value stood."""
+    return [PLACE.sub("", note) for note in notes_with_places(text)]
+
+
+def notes_with_places(text: str) -> list[str]:
     """What each tail note says, in order."""
     return [
         note.strip().removeprefix(HEAD).removesuffix(CLOSER)

@@ -156,7 +156,8 @@ class ConversationMemory:
     Args:
         kv: where the KV is. clear: lets go of some of it, or of all (None); the bytes
             that came back.
-        decode: ids -> text. model_key: what lineage is valid for.
+        decode: ids -> text. lineage_key: names what lineage is valid for: the model,
+            and the rules by which its values were found.
     """
 
     def __init__(
@@ -164,12 +165,14 @@ class ConversationMemory:
         kv: KVStore,
         clear: Callable[[Whose | None], int],
         decode: Callable[[Sequence[int]], str],
-        model_key: str,
+        lineage_key: str,
         limits: MemoryLimits,
     ) -> None:
         self.counters = Counters(("turn_write_refused",))
         self.lineage = LineageIndex(
-            model_key, limits.record_ttl_s, use_blocks=limits.use_block_index
+            lineage_key,
+            limits.record_ttl_s,
+            use_blocks=limits.use_block_index,
         )
         self.healing = HealingStore(limits.healing_entries, limits.healing_bytes)
         self.turns = TurnStore(limits.session_idle_s)
@@ -178,6 +181,7 @@ class ConversationMemory:
         self.reach: Reach = _in_memory
         self._kv = kv
         self._clear = clear
+        self._lineage_key = lineage_key
         self._decode = decode
         self._texts: list[Callable[[], None]] = []
 
@@ -212,6 +216,7 @@ class ConversationMemory:
         if self.keepsakes is not None:
             told = {
                 "scope": scope.as_json(),
+                "lineage_key": self._lineage_key,
                 "thread": [list(promise.digests), num_tokens, list(parents)],
                 "calls": calls_json(said.calls),
                 "said": turn_json(visible or "", turn, ids) if turn else None,
@@ -246,7 +251,9 @@ class ConversationMemory:
         with self.lock:
             for told in kept:
                 self._load(told)
-            if kept and "lineage" in kept[-1]:
+            if not kept or "lineage" not in kept[-1]:
+                return
+            if kept[-1].get("lineage_key") == self._lineage_key:
                 self.lineage.add(lineage_of(kept[-1]["lineage"], canonical))
 
     def _load(self, told: Json) -> None:

@@ -119,7 +119,10 @@ def _packed(ids: Sequence[int]) -> bytes:
 
 def lineage_json(record: LineageRecord) -> Json:
     """A record without its canonical ids."""
-    spans = [[s.key, s.value, s.settled, s.sentinel] for s in record.spans]
+    spans = [
+        [s.key, s.value, s.settled, s.sentinel, s.was_sent_answered]
+        for s in record.spans
+    ]
     notes = [[n, note.text, _values(note.stated)] for n, note in record.notes.items()]
     return {"scope": record.scope.as_json(), "spans": spans, "notes": notes}
 
@@ -127,8 +130,8 @@ def lineage_json(record: LineageRecord) -> Json:
 def lineage_of(told: Json, canonical: np.ndarray) -> LineageRecord:
     """The record again."""
     spans = [
-        StoredSpan(_key(key), str(value), int(settled), str(sentinel))
-        for key, value, settled, sentinel in told["spans"]
+        StoredSpan(_key(key), str(value), int(settled), str(sentinel), bool(was_sent))
+        for key, value, settled, sentinel, was_sent in told["spans"]
     ]
     notes = {int(n): Note(str(text), _stated(v)) for n, text, v in told["notes"]}
     ids = array("I", canonical.astype(np.uint32).tobytes())

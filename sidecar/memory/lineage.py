@@ -56,13 +56,15 @@ class StoredSpan:
 
     Args:
         value: what stood in M. settled: see reuse/prompt_ids.Canonical.
-        sentinel: what stands for it in C.
+        sentinel: what stands for it in C. was_sent_answered: the client itself sent a
+            value there, in a message with an answer behind it.
     """
 
     key: SpanKey
     value: str
     settled: int
     sentinel: str = ""
+    was_sent_answered: bool = False
 
 
 @dataclass(eq=False)

@@ -318,6 +318,7 @@ class Pipeline:
         is_named = client.session is not None or continued is not None
         return Question(
             layout.elements, found, scope, self._frames.header_tokens(reading.frame),
+            roles,
             first_own=min(own, default=None),
             is_own=is_named or recalled.is_proved,
             is_proved=layout.is_proved,

@@ -185,9 +185,12 @@ class TextLoader:
             store = PrefixStore(shared.stored, model.new_cache, model.quantization)
             store.verify = cache.verify
             memory = ConversationMemory(
-                store, lambda whose: shared.gpu.call(lambda: store.forget(whose)),
-                model.tokenizer.decode, model.key, memory_limits(cache),
-            )  # fmt: skip
+                store,
+                lambda whose: shared.gpu.call(lambda: store.forget(whose)),
+                model.tokenizer.decode,
+                f"{model.key} {shared.rules.digest}",
+                memory_limits(cache),
+            )
             return Kept(store, memory)
 
         kept = shared.kept.lend(model.key, make)

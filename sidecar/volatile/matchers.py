@@ -295,7 +295,7 @@ def _fits(inside: str, begins: str, grammar: str | None) -> bool:
     if not inside.lstrip("\n").startswith(begins):
         return False
     inside = inside.strip()
-    return grammar is None or GRAMMARS[grammar](inside) == len(inside)
+    return grammar is None or _is_all(inside, grammar)
 
 
 def paragraph(text: str, *, first: Sequence[str], after_end: int | None) -> list[Range]:
@@ -328,19 +328,25 @@ def lines_while(text: str, *, first: str, grammar: str) -> list[Range]:
 
 
 def lines_until(
-    text: str, *, first: str, stop: str, inside: bool = False
+    text: str, *, first: str, stop: str, inside: bool = False, grammar: str = ""
 ) -> list[Range]:
     """
     From a line that starts with `first` up to a line that starts with `stop`.
 
-    `inside`: from behind the first line.
+    `inside`: from behind the first line. `grammar`: of all that stands there.
     """
     start = next(_starts(text, first), None)
     if start is None:
         return []
     start = _end_of_line(text, start) if inside else start
     end = next(_starts(text, stop, start), None)
-    return [] if end is None else [(start, end)]
+    if end is None or (grammar and not _is_all(text[start:end], grammar)):
+        return []
+    return [(start, end)]
+
+
+def _is_all(text: str, grammar: str) -> bool:
+    return GRAMMARS[grammar](text) == len(text)
 
 
 def enclosed(text: str, *, opener: str, closer: str) -> list[Range]:

@@ -1,6 +1,8 @@
 """The rules of rules.toml: loading, checking, policies."""
 
 import bisect
+import functools
+import hashlib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -11,6 +13,8 @@ from typing import Any, Literal, get_args
 from sidecar.volatile import matchers
 
 Action = Literal["pin", "restate", "stop", "drop", "off"]
+Shared = Literal["", "always", "opaque_id", "same_commit"]
+Past = Literal["", "answered", "newest"]
 BUILTIN_FILE = Path(__file__).parent / "rules.toml"
 _ROLES = ("system", "user")
 _REQUIRED = ("kind", "where", "shape", "policy", "evidence", "matches", "passes")
@@ -28,18 +32,20 @@ class Policy:
     Args:
         differ, gone, new: the value differs from the stored one, is not there any
             more, was not there before.
-        shared: another thread of the same key may lend its value; needs_folder: if a
-            line before both names the same folder.
+        shared: when another thread of the same key may lend its value; "": never.
         tells: it says who asks, where or what: two requests in which it differs are
             not of one conversation for their equal words.
+        last_counts: an earlier one is not said again behind a later one.
+        past: in which messages a value that is gone may stay; "": in all.
     """
 
     differ: Action
     gone: Action
     new: Action
-    shared: bool = False
-    needs_folder: bool = False
+    shared: Shared = ""
     tells: bool = False
+    last_counts: bool = False
+    past: Past = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +66,10 @@ class Rule:
 EDGE_POLICY = Policy("pin", "pin", "pin")
 TAIL_POLICY = Policy("stop", "stop", "stop")
 NOTE_POLICY = Policy("stop", "pin", "stop")
+UNKNOWN_POLICY = Policy("stop", "stop", "stop", tells=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RuleSet:
     """All rules in force, and the policy of each kind."""
 
@@ -75,8 +82,14 @@ class RuleSet:
         return bool(find(vanishing, role, text))
 
     def policy(self, kind: str) -> Policy:
-        """The policy of a kind, built-in kinds included."""
-        return self.policies[kind]
+        """The policy of a kind, built-in kinds included; one that is gone: stop."""
+        return self.policies.get(kind, UNKNOWN_POLICY)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Names the rules: what older ones found in a prompt is not paired by them."""
+        told = repr((self.rules, sorted(self.policies.items())))
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def load_rules(
@@ -130,7 +143,7 @@ def _read(file: Path) -> list[Rule]:
 
 def _rule(entry: dict[str, Any], name: str) -> Rule:
     _check_form(entry, name)
-    extra = ("sentinel", "shared", "vanishes")
+    extra = ("sentinel", "shared", "vanishes", "last_counts", "past")
     arguments = {k: v for k, v in entry.items() if k not in (*_REQUIRED, *extra)}
     rule = Rule(
         kind=entry["kind"],
@@ -198,12 +211,19 @@ def _policy(entry: Mapping[str, Any], name: str) -> Policy:
         raise RuleError(f"{name}: policy: drop and off are for all three or for none")
     if differ == "drop" and entry["where"] != ["system"]:
         raise RuleError(f"{name}: policy: only what stands in system text is dropped")
-    shared = entry.get("shared", False)
-    if shared not in (True, False, "same_folder"):
-        raise RuleError(f'{name}: shared must be true, false or "same_folder"')
-    return Policy(
-        differ, gone, new, bool(shared), shared == "same_folder", tells=not shared
-    )
+    shared: Any = entry.get("shared", False)
+    if isinstance(shared, bool):
+        shared = "always" if shared else ""
+    if shared not in get_args(Shared):
+        raise RuleError(
+            f'{name}: shared must be true, false, "opaque_id" or "same_commit"'
+        )
+    past = entry.get("past", "")
+    if past not in get_args(Past):
+        raise RuleError(f'{name}: past must be "answered" or "newest"')
+    last_counts = bool(entry.get("last_counts", False))
+    tells = not shared
+    return Policy(differ, gone, new, shared, tells, last_counts, past)
 
 
 def find(

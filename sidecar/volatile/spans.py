@@ -34,13 +34,15 @@ def normalise(messages: Sequence[Message], ruleset: RuleSet | None) -> list[Mess
     What never was content leaves: blank assistant text, telemetry lines.
 
     Args:
-        ruleset: None leaves telemetry where it is.
+        ruleset: None leaves all as it was sent.
     """
+    if ruleset is None:
+        return list(messages)
     cleaned = []
     for message in messages:
         if message.role == "assistant" and _is_blank(message):
             message = replace(message, parts=())
-        elif ruleset is not None and message.role == "system":
+        elif message.role == "system":
             message = replace(message, parts=_without_telemetry(message, ruleset))
         cleaned.append(message)
     return cleaned

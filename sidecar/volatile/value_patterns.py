@@ -1,6 +1,8 @@
 """Grammars of values: text -> length of the value at its start, or 0."""
 
+import functools
 import re
+import zoneinfo
 from collections.abc import Callable
 
 _MOST_CLOCK_CHARS = 64
@@ -12,15 +14,27 @@ _RUNTIME = re.compile(
 # Of chat services and mail. No words: a stranger's orders would stand in their place
 # in the prompts of others.
 _MESSAGE_ID = re.compile(r"[!-~]{1,256}")
+# Digits or hex, behind at most four letters: too short for an order.
+_OPAQUE_ID = re.compile(
+    r"[A-Za-z]{0,4}[-_:.]?(?=[^0-9]*[0-9])[0-9a-f][0-9a-f.:_-]{0,63}"
+)
 _CLOCK_END = re.compile(r"\.(?=\s|$)|$")
-_TIME = r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:\s?[AaPp]\.?[Mm]\.?)?"
+_TIME = r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:\s?[AaPp]\.?[Mm]\.?)?"
+_SHORT_ZONE = (  # of the zone database, in use today; they are words of a few letters
+    "(?:UTC|GMT|ACDT|ACST|ADT|AEDT|AEST|AKDT|AKST|AST|AWST|BST|CAT|CDT|CEST|CET|CST|"
+    "EAT|EDT|EEST|EET|EST|HDT|HKT|HST|IDT|IST|JST|KST|MDT|MSK|MST|NDT|NST|NZDT|NZST|"
+    "PDT|PKT|PST|SAST|SST|WAT|WEST|WET|WIB|WIT|WITA)"
+)
 _ZONE = (
-    r"(?:\s?(?:\(?(?:UTC|GMT|[A-Z]{2,5})\)?(?:[+-]\d{1,2}(?::?\d{2})?)?"
-    r"|[+-]\d{2}:?\d{2}|Z|\([A-Za-z_]+/[A-Za-z_/]+\)))?"
+    rf"(?:\s?(?:\(?{_SHORT_ZONE}\)?(?:[+-]\d{{1,2}}(?::?\d{{2}})?)?"
+    r"|[+-]\d{2}:?\d{2}|Z|\((?P<zone>[A-Za-z_/-]{1,40})\)))?"
 )
 _ISO = r"\d{4}-\d{2}-\d{2}(?:[T ]" + _TIME + r")?"
-_DAY = r"(?:Mon|Tues?|Wednes|Thurs?|Fri|Satur|Sun|Wed|Thu|Sat)(?:day)?"
-_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Sept|Oct|Nov|Dec)[a-z]*"
+_DAY = r"(?:(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
+_MONTH = (
+    r"(?:January|February|March|April|May|June|July|August|September|October|November"
+    r"|December|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)"
+)
 _DATE = (
     rf"(?:{_DAY},?\s+)?(?:{_MONTH}\s+\d{{1,2}}(?:st|nd|rd|th)?|\d{{1,2}}\s+{_MONTH})"
     r"(?:,?\s+\d{4})?"
@@ -49,8 +63,13 @@ _GIT_FILE = re.compile(
     rf"(?:[MTADRCU?!]{{1,2}}| [MTADRCU?!]|[MTADRCU] ) {_GIT_PATH}(?: -> {_GIT_PATH})?"
     r"|\(clean\)"
 )
+_GIT_STATE = re.compile(
+    r"(?i:working tree clean|not a git repository|no commits yet)\.?"
+)
 _GIT_CUT = re.compile(r"\.\.\. \(truncated because it exceeds .*")
 _GIT_COMMIT = re.compile(r"[0-9a-f]{7,40} .*")
+_GIT_HEAD_COMMIT = re.compile(r"^(?:git: )?([0-9a-f]{7,40}) ", re.MULTILINE)
+_GIT_USER = re.compile(r"^Git user: .*$", re.MULTILINE)
 _GIT_PARTS = {"Status:": (_GIT_FILE, _GIT_CUT), "Recent commits:": (_GIT_COMMIT,)}
 
 
@@ -69,9 +88,16 @@ def _clock_size(text: str) -> int:
     text = text[: _MOST_CLOCK_CHARS + 1]
     for match in reversed([*_CLOCK_END.finditer(text)]):
         value = text[: match.start()].rstrip()
-        if len(value) <= _MOST_CLOCK_CHARS and _CLOCK.fullmatch(value):
+        found = _CLOCK.fullmatch(value) if len(value) <= _MOST_CLOCK_CHARS else None
+        if found and (found["zone"] is None or found["zone"] in _zones()):
             return len(value)
     return 0
+
+
+@functools.cache
+def _zones() -> frozenset[str]:
+    """The names of the zone database, such as Europe/Rome."""
+    return frozenset(zoneinfo.available_timezones())
 
 
 def _date_sentence_size(text: str) -> int:
@@ -112,10 +138,39 @@ def _git_status_size(text: str) -> int:
     return size
 
 
+def _git_lines_size(text: str) -> int:
+    """All of a text if each line is one that git prints of a repository's state."""
+    patterns = (_GIT_STATE, _GIT_FIELD, _GIT_FILE, _GIT_CUT, _GIT_COMMIT)
+    lines = text.split("\n", _MOST_GIT_LINES)
+    are_known = all(
+        not line or line in _GIT_PARTS or any(p.fullmatch(line) for p in patterns)
+        for line in lines
+    )
+    return len(text) if are_known else 0
+
+
+def is_opaque_id(value: str) -> bool:
+    """Whether an id is short and holds no words: digits or hex, behind a short name."""
+    return _OPAQUE_ID.fullmatch(value) is not None
+
+
+def is_same_commit(one: str, other: str) -> bool:
+    """Whether two git statuses name the same head commit, and the same user of git."""
+    heads = [_GIT_HEAD_COMMIT.search(status) for status in (one, other)]
+    users = [_GIT_USER.search(status) for status in (one, other)]
+    commits = {head[1] if head else None for head in heads}
+    return (
+        None not in commits
+        and len(commits) == 1
+        and len({user[0] if user else "" for user in users}) == 1
+    )
+
+
 GRAMMARS: dict[str, Callable[[str], int]] = {
     "runtime": _runtime_size,
     "message_id": _message_id_size,
     "clock": _clock_size,
     "date_sentence": _date_sentence_size,
     "git_status": _git_status_size,
+    "git_lines": _git_lines_size,
 }

@@ -59,15 +59,14 @@ def test_a_string_and_instructions() -> None:
 
 @pytest.mark.parametrize(
     ("body", "headers", "source"),
-    [({"prompt_cache_key": "s"}, {}, "body.prompt_cache_key"),
-     ({"client_metadata": {"session_id": "s"}}, {}, "client_metadata.session_id"),
+    [({"client_metadata": {"session_id": "s"}}, {}, "client_metadata.session_id"),
      ({"prompt_cache_key": "c"}, {"session_id": "s"}, "header session_id"),
      ({"session_id": "s"}, {"session-id": "h"}, "body.session_id")],
 )  # fmt: skip
 def test_which_field_named_the_session(
     body: Json, headers: dict[str, str], source: str
 ) -> None:
-    """Codex' header before the key of its cache; the body's own id before both."""
+    """Codex' header, never the key of its cache; the body's own id before both."""
     whole = {"model": "m", "input": "hi", **body}
     request, _ = parse_responses(whole, input_items(whole), "r", headers)
     assert request.client.session == "s"

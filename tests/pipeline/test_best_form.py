@@ -17,7 +17,15 @@ from testkit.chats import (
     user,
     words,
 )
-from testkit.volatile import CLOSER, block, clock, notes, project, without_notes
+from testkit.volatile import (
+    CLOSER,
+    block,
+    clock,
+    notes,
+    notes_with_places,
+    project,
+    without_notes,
+)
 
 
 def ask_id(value: str) -> Message:
@@ -165,8 +173,8 @@ def test_a11_a_value_that_comes_back_is_said_again() -> None:
         assert turn.reused >= kept - 2
         kept = turn.kept
         talk.append(turn.said.echo)
-    said = ["current time: 10:06\n", "current time: 10:05\n"]
-    assert notes(turn.text) == said
+    assert notes(turn.text) == ["current time: 10:06\n", "current time: 10:05\n"]
+    said = notes_with_places(turn.text)
     first, second = (turn.text.index(note) for note in said)
     assert turn.text.index("Question 1") < first < turn.text.index("Question 2")
     assert turn.text.index("Question 2") < second < turn.text.index("Question 3")

@@ -9,7 +9,7 @@ import pytest
 from sidecar.core.prompt import Scope
 from sidecar.core.requests import Message, ToolCall
 from sidecar.memory.lineage import Restated
-from sidecar.pipeline.reuse.pinned_values import lender
+from sidecar.pipeline.reuse.pinned_values import Loan, lender
 from sidecar.pipeline.reuse.update_note import note_mark, write_note
 from sidecar.volatile.rules import RuleSet, load_rules
 from testkit.chats import (
@@ -34,13 +34,14 @@ from testkit.volatile import (
 )
 
 GIT = "gitStatus: This is the status.\nCurrent branch: "
+COMMITS = "\nRecent commits:\n81fd826 Start"
 TOLD = "You are in a group chat.\n", "\nActivation: you were mentioned.\n"
 
 
 def claude(branch: str, cwd: str = "/home/a") -> Message:
     """Claude Code's system text: the folder before the status."""
     about = f"{words(60)}\nWorking directory: {cwd}\n{words(20, 1)}"
-    return system(about, f"{GIT}{branch}\n{words(80, 2)}")
+    return system(about, f"{GIT}{branch}\n{COMMITS}\n{words(80, 2)}")
 
 
 def claw(block_text: str, *told: str) -> Message:
@@ -163,7 +164,7 @@ def test_a_status_without_its_folder_before_it_is_not_lent() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "shared"),
-    [("current_time", True), ("git_status", True), ("folder_tree", True),
+    [("current_time", True), ("git_status", True), ("folder_tree", False),
      ("inbound_context", False), ("message_id", True), ("note", False),
      ("conversation_info", False), ("activation", False), ("edge_ws", False)],
 )  # fmt: skip
@@ -178,14 +179,16 @@ def test_only_some_kinds_go_from_thread_to_thread(kind: str, shared: bool) -> No
         (Scope("other", "s", "t"), False),
         (Scope(None, "s", "t"), False),
     ):
-        assert lender(other, here, policy)(kind, True) is lends
+        loan = Loan(kind, f"a1{COMMITS}", f"b2{COMMITS}", has_folder=True)
+        loan = replace(loan, stored="a1") if kind == "message_id" else loan
+        assert lender(other, here, policy)(loan) is lends
 
 
 def test_the_shared_kinds_tell_nothing_of_who_asks() -> None:
     """A note is never lent: it may say anything."""
     policies = load_rules().policies
     shared = {kind for kind, policy in policies.items() if policy.shared}
-    assert shared == {"current_time", "git_status", "folder_tree", "message_id"}
+    assert shared == {"current_time", "git_status", "message_id"}
 
 
 def follow(
@@ -475,15 +478,17 @@ def test_a_note_says_one_line_per_value_and_blocks_whole() -> None:
     key: Mapping[str, Any] = {"t": (0, 5, "current_time", 0), "b": (0, 9, "a_b", 0)}
     note = write_note(
         [Restated(key["t"], 0, "10:05"), Restated(key["t"], 1, ""),
-         Restated(key["b"], 0, "\none\n\ntwo\n")]
+         Restated(key["b"], 0, "\none\n\ntwo\n")],
+        ["system", "user", "user"],
     )  # fmt: skip
     assert note.text == (
         f"\n\n{OPENER}\nThese values replace the ones given above.\n"
-        "a b:\none\n\ntwo\ncurrent time: 10:05\ncurrent time #2: (none now)\n"
+        "a b (system message):\none\n\ntwo\ncurrent time (system message): 10:05\n"
+        "current time #2 (system message): (none now)\n"
         f"{CLOSER}"
     )
     assert NOTE.fullmatch(note.text)
-    assert write_note([]).stated == {}
+    assert write_note([], []).stated == {}
 
 
 # Hostile and odd text
@@ -556,7 +561,7 @@ def test_a_status_is_lent_behind_a_line_that_names_a_folder(line: str) -> None:
 
     def told(branch: str) -> Message:
         return system(f"{words(60)}\n{line}\n{words(20, 1)}",
-                      f"{GIT}{branch}\n{words(80, 2)}")  # fmt: skip
+                      f"{GIT}{branch}\n{COMMITS}\n{words(80, 2)}")  # fmt: skip
 
     chats.turn([told("alpha"), user("hi")], "Hm.", Client("one"))
     prompt = chats.ask([told("beta"), user("go")], Client("two"))

@@ -51,7 +51,7 @@ def test_the_first_words_of_two_people_share_no_context() -> None:
     assert "Alice" not in prompt.text
     assert prompt.text.count("of Bob") == 1
     assert chats.reuse(prompt) > 150  # up to the context
-    assert "current time: 10:06" in prompt.text
+    assert "current time (system message): 10:06" in prompt.text
 
 
 def test_equal_greetings_do_not_lend_their_thinking() -> None:
@@ -172,7 +172,7 @@ def test_notes_of_a_chat_stay_in_it() -> None:
     history = [user("hi"), assistant("Hello!"), user("go")]
     second = chats.turn([told("Alice", "10:06"), *history], "Fine.", NOBODY)
     assert second.reused >= first.kept - 2
-    assert "current time: 10:06" in second.text
+    assert "current time (system message): 10:06" in second.text
     prompt = chats.ask([told("Bob", "10:07"), *history], NOBODY)
     assert "Alice" not in prompt.text
     assert "10:06" not in prompt.text
@@ -189,7 +189,7 @@ def test_ids_that_mean_nothing_are_pinned_before_the_first_answer() -> None:
     asked = [system(f"{ORDERS}\n{other}\n{words(200, 1)}"), user("hi")]
     prompt = chats.ask(asked, NOBODY)
     assert chats.reuse(prompt) > 400
-    assert "message_id: bb22" in prompt.text
+    assert "message_id (system message): bb22" in prompt.text
 
 
 def test_a_turn_before_a_value_that_was_not_there_is_another_chats() -> None:

@@ -145,10 +145,4 @@ def _client(body: dict[str, Any], headers: Mapping[str, str]) -> ClientInfo:
     metadata = body.get("client_metadata")
     inner = metadata.get("session_id") if isinstance(metadata, dict) else None
     named = {f"header {name}": headers.get(name) for name in _SESSION_HEADERS}
-    return client.with_session(
-        {
-            **named,
-            "client_metadata.session_id": inner,
-            "body.prompt_cache_key": body.get("prompt_cache_key"),
-        }
-    )
+    return client.with_session({**named, "client_metadata.session_id": inner})

@@ -15,7 +15,7 @@ from sidecar.memory.lineage import (
 from sidecar.memory.session_turn_store import Change
 from sidecar.pipeline.reuse import pinned_values
 from sidecar.pipeline.reuse.first_difference import first_divergence, key_delta_chars
-from sidecar.pipeline.reuse.pinned_values import Pins, put_back
+from sidecar.pipeline.reuse.pinned_values import Pins, Walk, put_back
 from sidecar.pipeline.reuse.prompt_ids import Assembled, Canonical, model_ids
 from sidecar.pipeline.reuse.update_note import most_for_notes, quotes_a_note, write_note
 from sidecar.pipeline.template.elements import Element, Splice
@@ -33,6 +33,7 @@ class Question:
     A request as far as reuse is concerned.
 
     Args:
+        roles: of its messages.
         first_own: index of the first message that the model wrote for it, if known.
         is_own: its thread is its own by more than equal words.
         is_proved: the substitution proof holds (template/elements).
@@ -42,9 +43,21 @@ class Question:
     canonical: Canonical
     scope: Scope
     header_tokens: int
+    roles: Sequence[str]
     first_own: int | None = None
     is_own: bool = True
     is_proved: bool = True
+
+    @property
+    def spans(self) -> list[Span]:
+        """Its volatile stretches, in order."""
+        return [e for e in self.elements if isinstance(e, Span)]
+
+    @property
+    def answered_before(self) -> int:
+        """The index of its last answer: the messages before have one behind them."""
+        answers = (i for i, role in enumerate(self.roles) if role == "assistant")
+        return max(answers, default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +149,9 @@ class ReuseChooser:
             return best
         most_tokens = min(most_tokens, plain.length + most_for_notes(plain.length))
         seen: set[object] = set()
+        walk = self._walk(question, [record for record, _ in found])
         for record, shared_len in found:
-            pins = self._walk(question, record, shared_len)
+            pins = self._pins(question, walk, record, shared_len)
             shape = (tuple(pins.values.items()), pins.restated)
             if pins.is_empty or shape in seen:
                 continue
@@ -163,15 +177,29 @@ class ReuseChooser:
         strict_len = longest(form.assembled.ids)
         return Answer(form, strict_len, strict_len, None)
 
-    def _walk(self, question: Question, record: LineageRecord, shared: int) -> Pins:
-        spans = [e for e in question.elements if isinstance(e, Span)]
-        policy = self._ruleset.policy
+    def _walk(self, question: Question, known: Sequence[LineageRecord]) -> Walk:
+        sent_answered = {
+            span.key
+            for record in known
+            if record.scope == question.scope
+            for span in record.spans
+            if span.was_sent_answered
+        }
+        return Walk(
+            question.spans,
+            question.canonical.settled,
+            self._ruleset.policy,
+            question.answered_before,
+            sent_answered,
+        )
+
+    def _pins(
+        self, question: Question, walk: Walk, record: LineageRecord, shared: int
+    ) -> Pins:
         lends = pinned_values.lender(
-            record.scope, question.scope, policy, is_proved=question.is_own
+            record.scope, question.scope, walk.policy, is_proved=question.is_own
         )
-        return pinned_values.choose(
-            spans, question.canonical.settled, (record, shared), policy, lends
-        )
+        return pinned_values.choose(walk, (record, shared), lends)
 
     def _form(
         self, question: Question, chosen: tuple[Pins, LineageRecord] | None
@@ -186,10 +214,18 @@ class ReuseChooser:
             values, notes = dict(pins.values), dict(pins.notes)
             settled |= {s.key: s.settled for s in record.spans if s.key not in settled}
             if pins.restated:
-                _add_note(elements, pins, values, notes)
+                note = write_note(pins.restated, question.roles)
+                _add_note(elements, note, values, notes)
         assembled = model_ids(elements, values, self._encoder, question.header_tokens)
+        answered = question.answered_before
         stands = tuple(
-            StoredSpan(e.key, values.get(e.key, e.value), settled[e.key], e.sentinel)
+            StoredSpan(
+                e.key,
+                values.get(e.key, e.value),
+                settled[e.key],
+                e.sentinel,
+                was_sent_answered=bool(e.value) and e.message < answered,
+            )
             for e in elements
             if isinstance(e, Span)
         )
@@ -198,16 +234,15 @@ class ReuseChooser:
 
 def _add_note(
     elements: Sequence[Element],
-    pins: Pins,
+    note: Note,
     values: dict[SpanKey, str],
     notes: dict[int, Note],
 ) -> None:
-    """Say the restated values at the end of the last user or tool message."""
+    """Put a note at the end of the last user or tool message."""
     slots = [e for e in elements if isinstance(e, Span) and e.kind == "note"]
     if not slots:
         return
     slot = slots[-1]
-    note = write_note(pins.restated)
     notes[slot.message] = note
     values[slot.key] = note.text
 

@@ -8,7 +8,7 @@ both prompts are canonically equal; each pair is pinned, restated, or ends the w
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.prompt import Scope
@@ -16,6 +16,7 @@ from sidecar.memory.lineage import LineageRecord, Note, Restated, stated_by
 from sidecar.pipeline.template.elements import Element, ImageSlot, Splice
 from sidecar.volatile.marked_message import Span, SpanKey
 from sidecar.volatile.rules import Action, Policy
+from sidecar.volatile.value_patterns import is_opaque_id, is_same_commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,45 @@ class Pins:
 
 
 @dataclass(frozen=True, slots=True)
+class Loan:
+    """
+    A value that a record may lend to a request.
+
+    Args:
+        stored: the record's value; own: the request's at the same place, "" if it has
+            none. has_folder: a line that names a folder stands before it.
+    """
+
+    kind: str
+    stored: str = ""
+    own: str = ""
+    has_folder: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """
+    What a walk needs to know of a request, whatever the record.
+
+    Args:
+        spans: the request's, in order; settled: their depths in C.
+        answered_before: messages before this index have an answer behind them.
+        sent_answered: spans that the client itself has sent in answered messages.
+    """
+
+    spans: Sequence[Span]
+    settled: Mapping[SpanKey, int]
+    policy: Callable[[str], Policy]
+    answered_before: int = 1 << 30
+    sent_answered: Collection[SpanKey] = ()
+
+    @property
+    def last_note(self) -> int:
+        """The last message that a note may stand in; -1: there is none."""
+        return max((s.message for s in self.spans if s.kind == "note"), default=-1)
+
+
+@dataclass(frozen=True, slots=True)
 class _Pair:
     """
     A span as the request has it and as the record has it.
@@ -64,27 +104,56 @@ class _Pair:
     ordinal: int
     is_typed: bool
 
+    @property
+    def loan(self) -> Loan:
+        """What the record would lend for it."""
+        has_folder = self.span is not None and self.span.has_folder
+        return Loan(self.key[2], self.stored, self.own, has_folder)
+
 
 def choose(
-    spans: Sequence[Span],
-    settled: Mapping[SpanKey, int],
+    walk: Walk,
     shared: tuple[LineageRecord, int],
-    policy: Callable[[str], Policy],
-    may_lend: Callable[[str, bool], bool],
+    may_lend: Callable[[Loan], bool],
 ) -> Pins:
     """
     Walk the pairs of a request and a record.
 
     Args:
-        spans: the request's, in order; settled: their depths in C.
         shared: the record, and the number of canonical ids common to both.
-        may_lend: whether the record may lend values of a kind to this request, told
-            whether a working directory stands before the span.
+        may_lend: whether the record may lend a value to this request.
     """
     record, shared_len = shared
-    pairs = _pairs(spans, settled, record, shared_len)
-    last_note = max((s.message for s in spans if s.kind == "note"), default=-1)
-    taken, stopped_by = _take(pairs, record, last_note, (policy, may_lend))
+    pairs = _pairs(walk.spans, walk.settled, record, shared_len)
+    taken, stopped_by = _take(pairs, record, walk, may_lend)
+    pins = _settle(taken, record, walk, stopped_by)
+    while (key := _superseded(pins, walk)) is not None:
+        taken = taken[: [pair.key for pair in taken].index(key)]
+        pins = _settle(taken, record, walk, key[2])
+    return pins
+
+
+def _superseded(pins: Pins, walk: Walk) -> SpanKey | None:
+    """
+    The first span whose value a note would say behind a newer one of its kind.
+
+    A clock or an id is true of its place; of several in a prompt the last one is now.
+    """
+    last = {s.kind: s.key for s in walk.spans if s.value}
+    said = {item.key for item in pins.restated}
+    older = [
+        key
+        for key in said
+        if walk.policy(key[2]).last_counts and last.get(key[2], key) not in said
+    ]
+    return min(older, default=None)
+
+
+def _settle(
+    taken: Sequence[_Pair], record: LineageRecord, walk: Walk, stopped_by: str | None
+) -> Pins:
+    """The pins of the pairs taken, and what must be said again because of them."""
+    policy, last_note = walk.policy, walk.last_note
     notes = {pair.key[0]: record.notes[pair.key[0]] for pair in taken if _is_note(pair)}
     restated = _to_restate(taken, notes, policy)
     if last_note in notes:  # it was asked before, and is asked again
@@ -106,16 +175,17 @@ def choose(
 def _take(
     pairs: Sequence[_Pair],
     record: LineageRecord,
-    last_note: int,
-    rules: tuple[Callable[[str], Policy], Callable[[str, bool], bool]],
+    walk: Walk,
+    may_lend: Callable[[Loan], bool],
 ) -> tuple[list[_Pair], str | None]:
     """The pairs up to the first that must not be pinned, and the kind of that one."""
-    policy, may_lend = rules
     taken: list[_Pair] = []
     known: set[SpanKey] = set()
     for pair in pairs:
-        action = _action(pair, policy)
-        is_sayable = action != "restate" or pair.key[0] <= last_note
+        action = _action(pair, walk.policy)
+        if action == "pin" and not pair.own and not _may_stay(pair, walk):
+            action = "stop"
+        is_sayable = action != "restate" or pair.key[0] <= walk.last_note
         lends = action is None or _lends(pair, record, may_lend)
         # A note whose values are not all walked would state what nobody takes back.
         stated = record.notes[pair.key[0]].stated if _is_note(pair) else ()
@@ -125,6 +195,15 @@ def _take(
         taken.append(pair)
         known.add(pair.key)
     return taken, None
+
+
+def _may_stay(pair: _Pair, walk: Walk) -> bool:
+    """Whether a value that is gone now was left out by the client, not by its user."""
+    past = walk.policy(pair.key[2]).past
+    if not past:
+        return True
+    was_kept = past == "newest" and pair.key in walk.sent_answered
+    return pair.key[0] < walk.answered_before and not was_kept
 
 
 def _pairs(
@@ -181,13 +260,14 @@ def _is_note(pair: _Pair) -> bool:
 
 
 def _lends(
-    pair: _Pair, record: LineageRecord, may_lend: Callable[[str, bool], bool]
+    pair: _Pair, record: LineageRecord, may_lend: Callable[[Loan], bool]
 ) -> bool:
     """Whether the record may lend a pair's value; a note: all that it states."""
     note = record.notes.get(pair.key[0]) if pair.key[2] == "note" else None
-    if note is not None and may_lend("note", False):
-        return all(may_lend(kind, False) for _, _, kind, _ in note.stated)
-    return may_lend(pair.key[2], pair.span is not None and pair.span.has_folder)
+    if note is not None and may_lend(Loan("note")):
+        stated = note.stated.items()
+        return all(may_lend(Loan(kind, value)) for (_, _, kind, _), value in stated)
+    return may_lend(pair.loan)
 
 
 def lender(
@@ -196,27 +276,36 @@ def lender(
     policy: Callable[[str], Policy],
     *,
     is_proved: bool = True,
-) -> Callable[[str, bool], bool]:
+) -> Callable[[Loan], bool]:
     """
-    Which kinds a record may lend to a request.
+    Which values a record may lend to a request.
 
-    All within a thread; between threads of one key only the shared kinds, and what
-    is of a project only behind its working directory; between keys none. Within a
-    thread that equal words alone tell, the shared kinds and what was said of them.
+    All within a thread; between threads of one key only those of the shared kinds that
+    tell nothing of who asks (rules.toml); between keys none. Within a thread that
+    equal words alone tell, those and what was said of them.
     """
     if record.api_key != request.api_key:
-        return lambda kind, has_folder: False
+        return lambda loan: False
     is_own = (record.session, record.thread) == (request.session, request.thread)
     if is_own and is_proved:
-        return lambda kind, has_folder: True
+        return lambda loan: True
 
-    def lends(kind: str, has_folder: bool) -> bool:
-        of_kind = policy(kind)
+    def lends(loan: Loan) -> bool:
+        of_kind = policy(loan.kind)
         if of_kind.shared:
-            return has_folder or not of_kind.needs_folder
+            return _is_of_nobody(loan, of_kind)
         return is_own and not of_kind.tells
 
     return lends
+
+
+def _is_of_nobody(loan: Loan, policy: Policy) -> bool:
+    """Whether a value of a shared kind tells nothing that the request does not know."""
+    if policy.shared == "opaque_id":
+        return not loan.stored or is_opaque_id(loan.stored)
+    if policy.shared == "same_commit":
+        return loan.has_folder and is_same_commit(loan.stored, loan.own)
+    return True
 
 
 def put_back(elements: Sequence[Element], gone: Sequence[SpanKey]) -> list[Element]:

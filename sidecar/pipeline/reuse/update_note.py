@@ -24,9 +24,15 @@ def note_mark() -> str:
     return secret_for("note").hex()[:8]
 
 
-def write_note(restated: Sequence[Restated]) -> Note:
-    """The tail note that says these values; blocks first, whose lines may look so."""
-    lines = sorted(map(_line, restated), key=lambda line: line.count("\n") == 1)
+def write_note(restated: Sequence[Restated], roles: Sequence[str]) -> Note:
+    """
+    The tail note that says these values; blocks first, whose lines may look so.
+
+    Args:
+        roles: of the prompt's messages: each value is named by where it stood.
+    """
+    said = [_line(item, _place(item.key[0], roles)) for item in restated]
+    lines = sorted(said, key=lambda line: line.count("\n") == 1)
     tag = f"context-update {note_mark()}"
     head = f"\n\n<{tag}>\nThese values replace the ones given above.\n"
     return Note(f"{head}{''.join(lines)}</{tag}>", stated_by(restated))
@@ -55,10 +61,18 @@ def most_for_notes(plain_len: int) -> int:
     return max(plain_len // 10, 2048)
 
 
-def _line(item: Restated) -> str:
+def _place(message: int, roles: Sequence[str]) -> str:
+    """A message in words, such as "user message 2"; of a role's only one no number."""
+    role = roles[message]
+    number = f" {roles[: message + 1].count(role)}" if roles.count(role) > 1 else ""
+    return f"{role} message{number}"
+
+
+def _line(item: Restated, place: str) -> str:
     kind = item.key[2]
     label = kind if kind == "message_id" else kind.replace("_", " ")
     if item.ordinal:
         label += f" #{item.ordinal + 1}"
+    label += f" ({place})"
     value = item.value.strip("\n") or _NONE_NOW
     return f"{label}:{chr(10) if chr(10) in value else ' '}{value}\n"
