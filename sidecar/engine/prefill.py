@@ -9,6 +9,7 @@ took; then it is the long one's turn again, which so keeps half of the time at l
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ from sidecar.kv.prefix_tree import Lease, Owner
 logger = logging.getLogger(__name__)
 
 _RECENT_TOKENS = 2048
+_BEFORE_PARTING = 64  # tokens: a line or two
 
 
 @dataclass(eq=False)
@@ -136,8 +138,8 @@ def begin(job: Job, store: PrefixStore, min_gap: int) -> Prefill:
     if store.needs_checkpoints:
         places = job.spec.prompt.boundaries
         if restored.shared_len - restored.cached_len >= min_gap:
-            # Two prompts part here, inside a message: a third may do so as well.
-            places = tuple(sorted({*places, Boundary(restored.shared_len, 0)}, key=_at))
+            parting = places_of_parting(places, restored.shared_len)
+            places = tuple(sorted({*places, *parting}, key=_at))
         stops = plan_stops(places, restored.cached_len, len(ids), min_gap)
     prefill = Prefill(
         job, restored.cache, restored.cached_len, restored.lease,
@@ -145,6 +147,21 @@ def begin(job: Job, store: PrefixStore, min_gap: int) -> Prefill:
     )  # fmt: skip
     prefill.lease.live = lambda: prefill.cache
     return prefill
+
+
+def places_of_parting(places: Sequence[Boundary], depth: int) -> set[Boundary]:
+    """
+    Where two prompts part inside a message, and where a third may part from both.
+
+    It may well do so a little earlier (another day of the same month), or within the
+    same message somewhere: so there is one before the parting, and one at the end of
+    the last message before it.
+    """
+    message_end = max(
+        (place.depth for place in places if place.depth < depth), default=0
+    )
+    earlier = max(message_end, depth - _BEFORE_PARTING)
+    return {Boundary(at, 0) for at in (message_end, earlier, depth) if at > 0}
 
 
 def plan_stops(

@@ -9,7 +9,7 @@ States and what leaves them:
     REASONING --tool opener--> HOLD
     HOLD      --close tag--> CONTENT (the held text was reasoning: a quoted call)
     HOLD      --end--> a complete call: tool buffer; anything else: reasoning
-    CONTENT   --open tag--> REASONING
+    CONTENT   --open tag, not quoted and in no code--> REASONING
     CONTENT   --tool opener--> TOOL (to the end)
 
 The result does not depend on how the text was cut into pieces: text is held back
@@ -23,6 +23,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 Kind = Literal["reasoning", "content"]
+_FENCES = ("```", "~~~")
+_HEAD_CHARS = 8  # of a line: enough to tell a fence
+_QUOTES = "\"'`\u201c\u2018\u00ab"
 StartMode = Literal["on", "off", "undecided"]
 Span = tuple[Kind, str]
 
@@ -64,6 +67,37 @@ def _never_complete(_text: str) -> bool:
     return False
 
 
+class _EndOfContent:
+    """Where in a Markdown text its end is, as far as a tag there may be quoted."""
+
+    def __init__(self) -> None:
+        self._head = ""  # how the last line begins
+        self._last = ""  # the last character
+        self._is_fenced = False
+        self._is_inline_code = False
+
+    @property
+    def is_quoted(self) -> bool:
+        """Whether a tag that stands here is spoken of."""
+        is_code = self._is_fenced or self._is_inline_code
+        return is_code or (self._last != "" and self._last in _QUOTES)
+
+    def move(self, text: str) -> None:
+        """Go to the end of more text."""
+        first, *others = text.split("\n")
+        self._go_on(first)
+        for line in others:
+            self._is_fenced ^= self._head.startswith(_FENCES)
+            self._head, self._is_inline_code = "", False
+            self._go_on(line)
+        self._last = text[-1:] or self._last
+
+    def _go_on(self, line: str) -> None:
+        self._head = (self._head + line).lstrip()[:_HEAD_CHARS]
+        is_odd = line.count("`") % 2 == 1
+        self._is_inline_code ^= is_odd
+
+
 class StreamSplitter:
     """
     Splits one generation. Not thread-safe.
@@ -96,6 +130,7 @@ class StreamSplitter:
         self._held: list[str] = []  # HOLD: what is known to hold no close tag
         self._held_space = ""  # white space that ends the content so far
         self._tool: list[str] | None = None
+        self._end = _EndOfContent()
 
     @property
     def is_reasoning(self) -> bool:
@@ -212,8 +247,12 @@ class StreamSplitter:
             )
         before, rest = self._buffer[: match.start()], self._buffer[match.start() :]
         spans = self._emit_content(before)
-        if self._open.fullmatch(match.group()):
-            self._buffer = rest[len(match.group()) :]
+        tag = match.group()
+        if self._open.fullmatch(tag) and self._end.is_quoted:
+            spans += self._emit_content(tag)  # the answer speaks of the tag
+            self._buffer = rest[len(tag) :]
+        elif self._open.fullmatch(tag):
+            self._buffer = rest[len(tag) :]
             self._step = self._reasoning
         else:
             self._buffer, self._tool = "", [rest]
@@ -234,6 +273,7 @@ class StreamSplitter:
         return iter(self._emit_content(free))
 
     def _emit_content(self, text: str) -> list[Span]:
+        self._end.move(text)
         text = self._held_space + text
         shown = text.rstrip()
         self._held_space = text[len(shown) :]

@@ -10,8 +10,9 @@ import contextlib
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sidecar.core.errors import RequestCancelled, RequestTimeout, SidecarError
@@ -31,6 +32,7 @@ from sidecar.engine.sampling import Sampling
 from sidecar.engine.text import Forecast
 from sidecar.infra.metrics import Metrics
 from sidecar.memory.conversation_memory import Said
+from sidecar.memory.healing_store import visible_hash
 from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
 from sidecar.service.choice import Choice
 
@@ -243,6 +245,25 @@ class Run:
         return usage
 
 
+@dataclass(slots=True)
+class _Shown:
+    """What the client was sent of one choice."""
+
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    @property
+    def visible(self) -> str | None:
+        """By what a client's echo of it is known."""
+        return visible_hash("".join(self.text), self.calls)
+
+    def said(self, sampled: tuple[int, ...]) -> Said:
+        """It, with the ids that may be put back."""
+        text, reasoning = "".join(self.text), "".join(self.reasoning)
+        return Said(text, reasoning, tuple(self.calls), sampled)
+
+
 class _Progress:
     """What has come of a run so far."""
 
@@ -250,9 +271,7 @@ class _Progress:
         self._cached_len = 0
         self._num_sampled: dict[int, int] = {}  # by choice
         self._first_token_at: float | None = None
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[ToolCall] = []
+        self._shown: dict[int, _Shown] = defaultdict(_Shown)  # by choice
         self._sampled: tuple[int, ...] = ()
         self._is_spoiled = False
 
@@ -273,16 +292,14 @@ class _Progress:
                 self._sampled = event.token_ids
 
     def show(self, events: Sequence[Event]) -> None:
-        """Note what the client is sent of its first choice."""
+        """Note what the client is sent."""
         for event in events:
-            if getattr(event, "choice", 0) != 0:
-                continue
             if isinstance(event, TextDelta):
-                self._text.append(event.text)
+                self._shown[event.choice].text.append(event.text)
             elif isinstance(event, ReasoningDelta):
-                self._reasoning.append(event.text)
+                self._shown[event.choice].reasoning.append(event.text)
             elif isinstance(event, ToolCallDelta):
-                self._calls.append(event.call)
+                self._shown[event.choice].calls.append(event.call)
 
     def usage(self, plan: Plan, choices: Sequence[Choice]) -> Usage:
         """Tokens until now."""
@@ -295,10 +312,12 @@ class _Progress:
 
     def receipt(self, job: Job, outcome: str, usage: Usage) -> Receipt:
         """How it ended."""
-        text, reasoning = "".join(self._text), "".join(self._reasoning)
-        said = Said(text, reasoning, tuple(self._calls), self._sampled)
-        first = self._first_token_at
-        ttft_s = None if first is None else first - job.submitted
+        first, *others = [self._shown[n] for n in sorted({0, *self._shown})]
+        # Of two choices that look alike nobody can tell which one is gone on from.
+        is_alone = first.visible not in [other.visible for other in others]
+        said = first.said(self._sampled if is_alone else ())
+        began = self._first_token_at
+        ttft_s = None if began is None else began - job.submitted
         seconds = time.monotonic() - job.submitted
         return Receipt(outcome, usage, said, self._is_spoiled, ttft_s, seconds)
 

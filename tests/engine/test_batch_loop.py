@@ -16,8 +16,9 @@ from sidecar.core.errors import (
     GenerationFailed,
     Unavailable,
 )
-from sidecar.core.prompt import ModelIds
+from sidecar.core.prompt import Boundary, ModelIds
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
+from sidecar.engine.prefill import places_of_parting
 from sidecar.engine.sampling import LogitsProcessor
 from sidecar.engine.text import TextEngine
 from testkit.jobs import (
@@ -213,6 +214,30 @@ def test_prompts_that_part_inside_a_message_leave_a_checkpoint_there(
     for prompt in prompts[:2]:
         run(engine, prompt, 2)
     assert run(engine, prompts[2], 2).cached == len(shared)
+
+
+def test_a_third_prompt_that_parts_a_little_earlier_begins_there_as_well(
+    engine: TextEngine,
+) -> None:
+    """One token earlier; a model that can be cut goes on from there."""
+    shared = random_ids(95, 700)
+    tails = [random_ids(96 + n, 40) for n in range(3)]
+    for prompt in (ModelIds((*shared, *tail)) for tail in tails[:2]):
+        run(engine, prompt, 2)
+    earlier = ModelIds((*shared[:-1], *tails[2]))
+    assert run(engine, earlier, 2).cached >= len(shared) - 64
+
+
+@pytest.mark.parametrize(
+    ("message_ends", "depths"),
+    [((), {636, 700}), ((100,), {100, 636, 700}), ((100, 690), {690, 700})],
+)
+def test_where_prompts_part_there_are_checkpoints_before_it(
+    message_ends: tuple[int, ...], depths: set[int]
+) -> None:
+    """At the last message's end, a little before the parting, and at it."""
+    ends = tuple(Boundary(depth, 3) for depth in (*message_ends, 900))
+    assert {place.depth for place in places_of_parting(ends, 700)} == depths
 
 
 def test_cancelled_in_prefill_frees_the_engine_within_a_chunk(

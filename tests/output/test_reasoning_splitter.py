@@ -54,6 +54,11 @@ ROWS = {
     "20": Row("off", " \n\t  "),
     "21": Row("on", "  \n", "  \n"),
     "22": Row("undecided", "plain answer", "", "plain answer"),
+    "24": Row("on", "r</think>Use `<think>` for it.", "r", "Use `<think>` for it."),
+    "25": Row("on", 'r</think>A "<think>" opens.', "r", 'A "<think>" opens.'),
+    "26": Row("off", "So:\n```\n<think>\n```\n.", "", "So:\n```\n<think>\n```\n."),
+    "27": Row("on", "r</think>a `b`\n<think>c</think> d", "rc", "a `b`\nd"),
+    "28": Row("off", "`a <think> b` c<think>d", "d", "`a <think> b` c"),
     "23": Row("undecided", "\n<think>r</think>a", "r", "a"),
 }
 

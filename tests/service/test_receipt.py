@@ -125,6 +125,19 @@ def test_an_error_is_told_as_one_and_leaves_nothing(
     assert len(chats.memory.lineage) == 0
 
 
+def test_of_two_choices_that_look_alike_none_is_put_back() -> None:
+    """Whoever goes on from the second one is not given the first one's thinking."""
+    ran = Ran(Chats(), num_choices=2)
+    ran.job.emit(Token(0, "Seen.", None))
+    ran.job.emit(Token(1, "Seen.", None))
+    ran.job.emit(ChoiceEnded(1, "", "stop", None, (7,)))
+    ran.job.emit(ChoiceEnded(0, "", "stop", None, ran.ids))
+    list(ran.run.events())
+    ran.run.close()
+    (receipt,) = ran.receipts
+    assert (receipt.said.text, receipt.said.sampled) == ("Seen.", ())
+
+
 def test_only_the_first_choice_is_remembered() -> None:
     """The others are tries at the same turn."""
     ran = Ran(Chats(), num_choices=2)
