@@ -21,6 +21,7 @@ from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.gpu_thread import GpuThread, gpu_thread
 from sidecar.engine.kv_expiry import Expiry
 from sidecar.engine.process_memory import Admission, ProcessMemory
+from sidecar.engine.proved_models import ProvedModels
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import LogLimits, SessionLog
 from sidecar.kv.disk.kv_disk import KVDisk
@@ -225,6 +226,7 @@ def _build_shared(
         Metrics(),
         DownloadProgress(tell),
         rules,
+        ProvedModels(config.disk.home / "proved-models.json"),
         extra_processors,
         open_root(config),
         functools.cache(lambda: open_image_intake(config.images)),

@@ -89,6 +89,7 @@ class Request:
         return {
             "messages": [m.entry() for m in self.messages],
             **({"session_id": self.talk.session} if self.talk.session else {}),
+            "prompt_cache_key": "team",  # a bucket that all share: it names nobody
             "max_tokens": self.max_tokens,
             "enable_thinking": self.talk.thinking,
             **self.extra,

@@ -174,7 +174,7 @@ def value_of(kind: str, chance: random.Random) -> str:
     block = f'```json\n{{"chat": "c{chance.randint(0, 999)}"}}\n```\n\n'
     values = {
         "billing_header": f"x-anthropic-billing-header: cc=2.1; cch=a{number};\n",
-        "current_time": f"10:{10 + number}",
+        "current_time": f"10:{10 + number}" + chance.choice(["", " (Europe/Rome)"]),
         "inbound_context": "## Inbound Context (trusted metadata)\n" + block,
         "git_status": f"gitStatus: This is the status.\nM a{number}.py",
         "folder_tree": (
@@ -186,7 +186,7 @@ def value_of(kind: str, chance: random.Random) -> str:
             f"{number} May.\n</system-reminder>\n"
         ),
         "conversation_info": "Sender (untrusted metadata):\n" + block,
-        "message_id": f"m{number}",
+        "message_id": chance.choice([f"m{number}", f"m{number}", f"order_of_{number}"]),
         "subagent_runtime": f"{number}m{number}s",
     }
     if kind in ("inbound_context", "date_reminder") and chance.random() < 0.3:
@@ -229,6 +229,8 @@ def question(chance: random.Random, *, is_first: bool) -> Say:
         parts += ["<system-reminder>\n", slot("folder_tree"), "</system-reminder>\n"]
     if chance.random() < 0.1:
         parts.append(slot("date_reminder"))
+    if chance.random() < 0.25:
+        parts += ["Current time: ", slot("current_time"), "\n"]
     if chance.random() < 0.4:
         parts += ['{"message_id": "', slot("message_id"), '"}\n']
     parts.append(words(chance, 25))

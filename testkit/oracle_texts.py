@@ -23,11 +23,16 @@ RESTATED = {
 }  # fmt: skip
 _SILENT = ("edge_ws", "tail_ws", "note")
 _LABELS = [k if k == "message_id" else k.replace("_", " ") for k in sorted(RESTATED)]
-_STATEMENT = re.compile(rf"^(({'|'.join(_LABELS)})(?: #\d+)?):[ \n]", re.M)
+_STATEMENT = re.compile(
+    rf"^(({'|'.join(_LABELS)})(?: #\d+)? \([a-z]+ message(?: \d+)?\)):[ \n]", re.M
+)
 _NONE_NOW = "(none now)"
 # Lent between threads. What is of a project only behind its folder: nobody names one.
 _SHARED = {"current_time", "message_id"}
-_OF_NOBODY = {*_SHARED, "git_status", "folder_tree"}
+_OF_NOBODY = {*_SHARED, "git_status"}
+# Of several in a prompt the last one is now: none is said again behind a later one.
+_LAST_COUNTS = _SHARED
+_HAS_WORDS = re.compile(r"[A-Za-z]{5}|[A-Za-z][_-][A-Za-z]|_")
 _IN_LINE = {*_SHARED, "subagent_runtime"}  # something stands for it in any case
 
 
@@ -57,12 +62,12 @@ class Memory:
         said = as_said(messages)
         scope = _scope(scope, said)
         for place in Expected(said, lambda _: "").places:
-            whose = "" if place.kind in _SHARED else scope
+            whose = "" if _is_lent(place) else scope
             self.values[whose, place.kind].add(place.own)
 
     def known(self, scope: str, kind: str) -> set[str]:
         """Values that a record may lend to this thread."""
-        return self.values["" if kind in _SHARED else scope, kind]
+        return self.values["", kind] | self.values[scope, kind]
 
     def note_turn(
         self, asked: "Asked", messages: Sequence[Spoken], visible: str, body: Body
@@ -136,7 +141,8 @@ def read(
         if isinstance(item, Echo)
     }
     found = expected.read(text, values, bodies)
-    told = [found.fault] if found.fault else list(_unsaid(found, values))
+    roles = [message.role for message in said]
+    told = [found.fault] if found.fault else list(_unsaid(found, values, roles))
     told += _misplaced(asked, said, memory)
     return Reading(tuple(told), found.opening, found.is_whole)
 
@@ -180,23 +186,35 @@ def _text(message: Spoken, shown: Callable[[Slot], str]) -> object:
     return text if message.role == "tool" else text.strip()
 
 
-def _unsaid(found: Found, values: Callable[[Place], set[str]]) -> Iterator[str]:
+def _is_lent(place: Place) -> bool:
+    """Whether another conversation may be given a value: no words, nobody's."""
+    is_id = place.kind == "message_id"
+    return place.kind in _SHARED and not (is_id and _HAS_WORDS.search(place.own))
+
+
+def _unsaid(
+    found: Found, values: Callable[[Place], set[str]], roles: Sequence[str]
+) -> Iterator[str]:
     """
     Values of the client's that the prompt, read to its end, does not give.
 
-    And what its notes say that nobody said, or that was said last anyway.
+    And what its notes say that nobody said, or that was said last anyway, or that is
+    older than what stands before it.
     """
     last: dict[str, str] = {}
     own: dict[str, str] = {}
+    newest: dict[str, str] = {}  # the last label of a kind that has a value
     lent: dict[str, set[str]] = defaultdict(set)
     counts: dict[str, int] = defaultdict(int)
     for place, value in found.values:
         if place.kind == "note":
-            yield from _misstated(value, last, lent)
+            yield from _misstated(value, last, lent, newest)
         elif place.kind in RESTATED:
-            label = _label(place.kind, counts[place.kind])
+            label = _label(place, counts[place.kind], roles)
             counts[place.kind] += 1
             last[label], own[label] = _norm(value), _norm(place.own)
+            if place.kind in _LAST_COUNTS and place.own:
+                newest[place.kind] = label
             lent[label] = {_norm(v) for v in (*values(place), place.own)}
         elif place.kind not in _SILENT and place.own and value != place.own:
             yield f"{place.kind} reads {value!r}, said {place.own!r}"
@@ -206,7 +224,10 @@ def _unsaid(found: Found, values: Callable[[Place], set[str]]) -> Iterator[str]:
 
 
 def _misstated(
-    note: str, last: dict[str, str], lent: dict[str, set[str]]
+    note: str,
+    last: dict[str, str],
+    lent: dict[str, set[str]],
+    newest: dict[str, str],
 ) -> Iterator[str]:
     """Take in what a note states; what is wrong about it."""
     if not note:
@@ -217,6 +238,11 @@ def _misstated(
         yield f"a note says {note!r}"
     if not starts:
         return
+    labels = {match[1] for match in starts}
+    for match in starts:
+        kind = match[2].replace(" ", "_")
+        if newest.get(kind, match[1]) not in labels:
+            yield f"a note says {match[1]} behind {newest[kind]}, which is newer"
     ends = [*(match.start() for match in starts[1:]), len(inside)]
     for match, end in zip(starts, ends, strict=True):
         label, value = match[1], _norm(inside[match.end() : end])
@@ -233,6 +259,10 @@ def _norm(value: str) -> str:
     return "" if value == _NONE_NOW else value
 
 
-def _label(kind: str, ordinal: int) -> str:
+def _label(place: Place, ordinal: int, roles: Sequence[str]) -> str:
+    kind, role = place.kind, roles[place.message]
     name = kind if kind == "message_id" else kind.replace("_", " ")
-    return f"{name} #{ordinal + 1}" if ordinal else name
+    name += f" #{ordinal + 1}" if ordinal else ""
+    is_only = roles.count(role) == 1
+    number = "" if is_only else f" {roles[: place.message + 1].count(role)}"
+    return f"{name} ({role} message{number})"

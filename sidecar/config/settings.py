@@ -240,8 +240,10 @@ class CacheConfig:
         "TOML with rules of your own for volatile values.", shown="none")
     pin_min_gain: int = setting(64, "CACHE_PIN_MIN_GAIN", integer(1, 1 << 20),
         "Tokens that a pin must gain.")
-    selftest: str = setting("on_load", "CACHE_SELFTEST", choice("on_load", "off"),
-        "Whether a model proves at load that reuse changes nothing.")
+    selftest: str = setting(
+        "background", "CACHE_SELFTEST", choice("background", "on_load", "off"),
+        "When a model proves that reuse changes nothing: between the first requests "
+        "(a way of reuse is not used before), or at its load, which then waits.")
     verify: bool = setting(False, "CACHE_VERIFY", boolean,
         "Whether each hit is proved anew.")
     use_block_index: bool = setting(True, "CACHE_USE_BLOCK_INDEX", boolean,
@@ -305,8 +307,12 @@ class DiskConfig:
     @property
     def root(self) -> Path:
         """The folder of all models' files."""
-        home = Path(self.cache_home or "~/.cache/litellm-mlx").expanduser()
-        return Path(self.path).expanduser() if self.path else home / "kv-cache"
+        return Path(self.path).expanduser() if self.path else self.home / "kv-cache"
+
+    @property
+    def home(self) -> Path:
+        """The folder of files that outlive a run."""
+        return Path(self.cache_home or "~/.cache/litellm-mlx").expanduser()
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,28 +85,35 @@ def identity_of(
     Raises:
         OSError: its files cannot be read, or are not those that were loaded.
     """
-    folder, quantization = model.folder, model.quantization
     parts = {
         "version": _VERSION,
-        "weights": digests.of(folder),
-        "files": list(_small_files(folder)),
-        "kv": [quantization.bits, quantization.group_size, quantization.start]
-        if quantization else None,
-        "sees": model.eyes is not None,
-        "libraries": [f"{name} {_version(name)}" for name in _LIBRARIES],
-        "device": [str(mx.default_device()), _device_name()],
-    }  # fmt: skip
+        "weights": digests.of(model.folder),
+        "files": list(small_files(model.folder)),
+        **platform_parts(model),
+    }
     if not is_as_loaded(model):
         raise OSError(f"the files of {model.name} changed since they were loaded")
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return key, {"model": model.name, **parts}
 
 
+def platform_parts(model: LoadedModel) -> dict[str, Any]:
+    """On what a model's arithmetic hangs beside its own files."""
+    kv = model.quantization
+    return {
+        "kv": [kv.bits, kv.group_size, kv.start] if kv else None,
+        "sees": model.eyes is not None,
+        "libraries": [f"{name} {_version(name)}" for name in _LIBRARIES],
+        "device": [str(mx.default_device()), _device_name()],
+    }
+
+
 def _weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-def _small_files(folder: Path) -> Iterator[str]:
+def small_files(folder: Path) -> Iterator[str]:
+    """The other files of a model that change what it computes, with their digests."""
     for pattern in _NAMED:
         for file in sorted(folder.glob(pattern)):
             if file.name not in _NOT_NAMED and file.is_file():

@@ -8,11 +8,11 @@ used; what does not fit into the time of a load is proved between the first requ
 
 import logging
 import math
+import random
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import mlx.core as mx
@@ -47,7 +47,8 @@ class SelfTest:
     """The tests of one model, done one by one; GPU thread only."""
 
     def __init__(self, model: LoadedModel) -> None:
-        self._left = Runs(model).paths()
+        self._all = Runs(model).paths()
+        self._left = list(self._all)
         self.results: list[PathResult] = []
 
     @property
@@ -58,6 +59,10 @@ class SelfTest:
     def skip(self, name: str) -> None:
         """Do not try a way."""
         self._left = [(other, run) for other, run in self._left if other != name]
+
+    def restore(self, name: str) -> None:
+        """Try a way after all, behind those that are left."""
+        self._left += [path for path in self._all if path[0] == name]
 
     def advance(self) -> Generator[None, None, PathResult]:
         """Run the next test; it yields after each of its computations."""
@@ -94,6 +99,7 @@ class Proof(Errand):
 
     Args:
         tell: takes each result. is_idle: whether no request runs.
+        last: what is to be done between requests besides, when all is proved.
     """
 
     def __init__(
@@ -101,21 +107,25 @@ class Proof(Errand):
         test: SelfTest,
         tell: Callable[[PathResult], None],
         is_idle: Callable[[], bool],
+        last: Generator[None, None, None] | None = None,
     ) -> None:
         self._test = test
         self._tell = tell
         self._is_idle = is_idle
+        self._rest = last
         self._running: Generator[None, None, PathResult] | None = None
         self._last = time.monotonic()
 
     def has_work(self) -> bool:
         """Whether something is left and nobody waits, or has been let go first."""
         if not self._test.pending and self._running is None:
-            return False
+            return self._rest is not None and self._is_idle()
         return self._is_idle() or time.monotonic() - self._last > _PATIENCE_S
 
     def interrupt(self, *, beside_streams: bool) -> bool:
         """The next computation of the next test."""
+        if self._running is None and not self._test.pending:
+            return self._advance_rest()
         if self._running is None:
             self._running = self._test.advance()
         try:
@@ -126,6 +136,15 @@ class Proof(Errand):
             self._tell(end.value)
         return True
 
+    def _advance_rest(self) -> bool:
+        if self._rest is None:
+            return False
+        try:
+            next(self._rest)
+        except StopIteration:
+            self._rest = None
+        return True
+
     def run_for(self, seconds: float) -> Generator[None, None, None]:
         """Do the tests that can be begun in that time."""
         started = time.monotonic()
@@ -133,36 +152,77 @@ class Proof(Errand):
             self._tell((yield from self._test.advance()))
 
 
-def prove(
-    engine: TextEngine,
-    test: SelfTest,
-    load_s: float,
-    known: Mapping[str, str] = MappingProxyType({}),
-) -> Generator[None, None, None]:
+def _ignore(passed: Sequence[str]) -> None:
+    """Nobody remembers it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProofPlan:
     """
-    Use each way of reuse from when its test has passed on; in turns on the GPU thread.
+    When a model's tests are done, and what is known of them.
 
     Args:
         load_s: the tests begun within that time are waited for; the others run
             between requests.
-        known: how they went when this process had the same model before.
+        outcomes: how they went when this process had the same model before.
+        remembered: those that have passed on this machine; one of them is done again.
+        last: what is to be done between requests when all is proved.
+        note: takes the ways that have passed, whenever one more is known.
     """
+
+    load_s: float
+    outcomes: Mapping[str, str] = field(default_factory=dict)
+    remembered: Sequence[str] = ()
+    last: Generator[None, None, None] | None = None
+    note: Callable[[Sequence[str]], None] = _ignore
+
+    def outcome(self, name: str) -> str | None:
+        """How a test went before; None: that is not known."""
+        if self.outcomes.get(name) in ("ok", "failed"):
+            return self.outcomes[name]
+        return "ok" if name in self.remembered else None
+
+    def sample(self) -> str | None:
+        """The one of the remembered tests that is done again."""
+        names = [name for name in self.remembered if name not in self.outcomes]
+        return random.choice(names) if names else None
+
+
+def prove(
+    engine: TextEngine, test: SelfTest, plan: ProofPlan
+) -> Generator[None, None, None]:
+    """Use each way of reuse from when its test has passed on; in turns of the GPU."""
 
     def take(result: PathResult) -> None:
         engine.selftest[result.name] = result.outcome
         engine.allow(result.name, is_allowed=result.outcome == "ok")
+        if result.outcome != "ok" and result.name in plan.remembered:
+            logger.warning("what was remembered of this model is proved anew")
+            _distrust(engine, test, plan.remembered)
+        passed = [name for name, outcome in engine.selftest.items() if outcome == "ok"]
+        plan.note([name for name in passed if name != "splitter"])
 
+    sample = plan.sample()
     for name in test.pending:
-        settled = known.get(name) if known.get(name) in ("ok", "failed") else None
-        engine.allow(name, is_allowed=settled == "ok")
-        engine.selftest[name] = settled or "pending"
-        if settled:
+        outcome = plan.outcome(name)
+        engine.allow(name, is_allowed=outcome == "ok")
+        engine.selftest[name] = outcome or "pending"
+        if outcome and name != sample:
             test.skip(name)
-    proof = Proof(test, take, lambda: engine.is_idle)
-    yield from proof.run_for(load_s)
+    proof = Proof(test, take, lambda: engine.is_idle, plan.last)
+    yield from proof.run_for(plan.load_s)
     if test.pending:
-        logger.warning(
-            "selftest goes on between requests, these are not used until then: %s",
-            ", ".join(test.pending),
-        )
+        logger.info(
+            "selftest goes on between requests: %s%s", ", ".join(test.pending),
+            "" if sample else "; these ways of reuse are not used until then",
+        )  # fmt: skip
     engine.work_between(proof)
+
+
+def _distrust(engine: TextEngine, test: SelfTest, names: Sequence[str]) -> None:
+    """Prove ways anew before they are used again."""
+    for name in names:
+        if engine.selftest.get(name) == "ok":
+            engine.allow(name, is_allowed=False)
+            engine.selftest[name] = "pending"
+            test.restore(name)

@@ -11,6 +11,7 @@ from sidecar.engine.batch_loop import ExtraProcessors
 from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.process_memory import Admission, ProcessMemory
+from sidecar.engine.proved_models import ProvedModels
 from sidecar.infra.metrics import Metrics
 from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.kv.eviction import KVBudget
@@ -31,7 +32,8 @@ class Shared:
 
     Args:
         kept: of models that are not loaded.
-        rules: of volatile values. extra_processors: the test harness's.
+        rules: of volatile values. proved: what is known of models on this machine.
+        extra_processors: the test harness's.
         disk: for KV that outlives the process; None: there is none.
         image_intake: gives the one of all models, made when it is first asked for.
     """
@@ -44,6 +46,7 @@ class Shared:
     metrics: Metrics
     download: DownloadProgress
     rules: RuleSet
+    proved: ProvedModels
     extra_processors: ExtraProcessors
     disk: KVDisk | None
     image_intake: "functools._lru_cache_wrapper[ImageIntake]"

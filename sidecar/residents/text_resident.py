@@ -8,7 +8,7 @@ thread.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,8 @@ from sidecar.engine.loader import (
 from sidecar.engine.memory_model import MemoryGuard, TowerCost, fit_memory
 from sidecar.engine.model_place import ModelSource
 from sidecar.engine.model_source import find_model
-from sidecar.engine.self_test import LOAD_S, SelfTest, prove
+from sidecar.engine.proved_models import ProvedModel, key_of
+from sidecar.engine.self_test import LOAD_S, ProofPlan, SelfTest, prove
 from sidecar.engine.text import TextEngine
 from sidecar.engine.tower_cost import fit_tower
 from sidecar.engine.vision import FeatureMemo
@@ -78,16 +79,11 @@ class TextLoader:
         kept = self._memory_of(model)
         engine: TextEngine | None = None
         try:
-            engine = self._engine_of(model, kept.store)
-            tell("warm_up")
-            shared.gpu.call_in_steps(warm_up(model))
+            known = self._known(model) or self._measured(model)
+            engine = self._engine_of(model, kept.store, known)
             engine.check_splitter()
             tell("selftest")
-            if self._config.cache.selftest == "on_load":
-                test = SelfTest(model)
-                if shared.disk is None or not shared.disk.is_usable:
-                    test.skip("disk")
-                shared.gpu.call_in_steps(prove(engine, test, LOAD_S, kept.tested))
+            self._prove(engine, kept, known)
             resident = self._resident_of(engine, kept, model)
             shared.gpu.call(shared.process.sample)
         except BaseException:
@@ -155,17 +151,56 @@ class TextLoader:
             memory.also_forget(forget)
         return reader
 
-    def _engine_of(self, model: LoadedModel, store: PrefixStore) -> TextEngine:
+    def _known(self, model: LoadedModel) -> ProvedModel | None:
+        """What was measured and proved of a model on this machine before."""
+        if self._config.cache.selftest != "background":
+            return None
+        return self._shared.proved.find(self._key(model))
+
+    def _key(self, model: LoadedModel) -> str:
+        return key_of(model, self._config.engine.prefill_step_size)
+
+    def _measured(self, model: LoadedModel) -> ProvedModel:
+        """What its prompts and images take, tried on the device."""
+        step_size = self._config.engine.prefill_step_size
+        fitted = self._shared.gpu.call_in_steps(fit_memory(model, step_size))
+        return ProvedModel(*fitted, self._tower_of(model))
+
+    def _engine_of(
+        self, model: LoadedModel, store: PrefixStore, known: ProvedModel
+    ) -> TextEngine:
         config, shared = self._config.engine, self._shared
-        fitted, rate_s = shared.gpu.call_in_steps(
-            fit_memory(model, config.prefill_step_size)
-        )
-        guard = MemoryGuard(fitted, shared.process, self._tower_of(model))
+        guard = MemoryGuard(known.memory, shared.process, known.tower)
         loop = BatchLoop(
-            model, store, config, guard, shared.admission, rate_s,
+            model,
+            store,
+            config,
+            guard,
+            shared.admission,
+            known.token_s,
             shared.extra_processors,
-        )  # fmt: skip
+        )
         return TextEngine(model, loop, store, shared.gpu, config)
+
+    def _prove(self, engine: TextEngine, kept: Kept, known: ProvedModel) -> None:
+        """Have each way of reuse tried, and every kernel used once."""
+        shared, model, when = self._shared, engine.model, self._config.cache.selftest
+        test = SelfTest(model)
+        if shared.disk is None or not shared.disk.is_usable:
+            test.skip("disk")
+        if when == "background":
+            key = self._key(model)
+
+            def note(passed: Sequence[str]) -> None:
+                shared.proved.keep(key, replace(known, passed=passed))
+
+            plan = ProofPlan(0.0, kept.tested, known.passed, warm_up(model), note)
+            shared.gpu.call_in_steps(prove(engine, test, plan))
+            return
+        shared.gpu.call_in_steps(warm_up(model))
+        if when == "on_load":
+            plan = ProofPlan(LOAD_S, kept.tested)
+            shared.gpu.call_in_steps(prove(engine, test, plan))
 
     def _tower_of(self, model: LoadedModel) -> TowerCost | None:
         """What its images take; None: it takes none, as its self-test will find."""

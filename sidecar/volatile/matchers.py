@@ -113,12 +113,12 @@ def line_pattern(text: str, *, pattern: str) -> list[Range]:
 
 
 def line_value(text: str, *, prefixes: Sequence[str], grammar: str) -> list[Range]:
-    """The value behind a prefix at the start of a line, if it fits the grammar."""
+    """The value behind a prefix that begins a line, if it fits the grammar."""
     any_prefix = "|".join(map(re.escape, prefixes))
-    begins = _pattern(f"^(?:{any_prefix})", re.IGNORECASE | re.MULTILINE)
+    begins = _pattern(rf"^[ \t]*(?={any_prefix})", re.IGNORECASE | re.MULTILINE)
     found = []
     for match in islice(begins.finditer(text), MOST_PLACES):
-        at = match.start()
+        at = match.end()
         content = _content(text, (at, _end_of_line(text, at)))
         for prefix in prefixes:
             if content[: len(prefix)].lower() != prefix.lower():

@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loader import run_to_end
-from sidecar.engine.self_test import Proof, SelfTest, prove
+from sidecar.engine.self_test import Proof, ProofPlan, SelfTest, prove
 from testkit import planted
 from testkit.jobs import finish, leased_engine, random_ids, run, submit
 from testkit.servers import running_sidecar
@@ -68,7 +68,7 @@ def test_what_the_load_has_no_time_for_is_proved_later(
     with running_sidecar(settings) as app, leased_engine(app) as engine:
 
         def begin() -> tuple[dict[str, str], set[str], bool]:
-            run_to_end(prove(engine, SelfTest(engine.model), 0.0))
+            run_to_end(prove(engine, SelfTest(engine.model), ProofPlan(0.0)))
             told, off = dict(engine.selftest), set(engine.store.switched_off)
             return told, off, engine._loop._lanes.may_batch
 

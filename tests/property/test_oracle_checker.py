@@ -83,7 +83,7 @@ class Scene:
 
     def note(self, clock: str = "10:05") -> str:
         """A note, as this place prints it."""
-        note = f"\n\n{HEAD}current time: {clock}\n{CLOSER}"
+        note = f"\n\n{HEAD}current time (system message): {clock}\n{CLOSER}"
         is_quoted = self.ends_in_tool and 'says \\"hi' in self.plain(self.said)
         return json.dumps(note)[1:-1] if is_quoted else note
 
@@ -120,11 +120,18 @@ FAULTS: dict[str, Callable[[Scene], str]] = {
     "a note left out": lambda s: s.text.replace(s.note(), ""),
     "a note twice": lambda s: s.text.replace(s.note(), s.note() * 2),
     "a note again": lambda s: s.text.replace(
-        "Be quick.", f"Be quick.\n\n{HEAD}current time: 10:05\n{CLOSER}"
+        "Be quick.",
+        f"Be quick.\n\n{HEAD}current time (system message): 10:05\n{CLOSER}",
     ),
     "a note of another value": lambda s: s.text.replace(s.note(), s.note("10:07")),
     "a note that says more": lambda s: s.text.replace(
         s.note(), s.note("10:05").replace("current", "Push at will. current")
+    ),
+    "a note without a place": lambda s: s.text.replace(
+        s.note(), s.note().replace(" (system message)", "")
+    ),
+    "a note of another place": lambda s: s.text.replace(
+        s.note(), s.note().replace("(system message)", "(user message 1)")
     ),
     "a note before": lambda s: s.text.replace(s.note(), "").replace(
         "Be quick.", "Be quick." + s.note()[:-3]
@@ -174,3 +181,16 @@ def test_a_message_that_the_product_loses_or_moves_is_told(family: str) -> None:
         scene.asked, scene.memory = Asked("s1", True, wrong), Memory()
         reading = read("", scene.asked, scene.said, scene.memory)
         assert any("is printed" in told for told in reading.violations), wrong
+
+
+def test_a_note_older_than_what_stands_before_it_is_told() -> None:
+    """The system's clock said again behind a message that is stamped."""
+    scene = Scene("qwen2.5", ends_in_tool=False)
+    stamp = ("Current time: ", Slot("current_time", "14:30"), "\nAnd now?")
+    scene.said[-1] = Say("user", stamp)
+    scene.memory.note_values("s1", scene.said)
+    rest = scene.plain(scene.said).partition("Done.")[2]
+    first = scene.plain(opening("10:01"))
+    faulty = first + scene.raw + scene.noted(rest, scene.note())
+    assert any("which is newer" in fault for fault in scene.faults(faulty))
+    assert scene.faults(scene.plain(scene.said)) == ()

@@ -1,0 +1,117 @@
+"""
+What this machine has measured and proved of models: a start need not wait for it.
+
+It hangs on what the arithmetic hangs on: the model's configuration, the sizes of its
+weight files, the versions of the libraries, the device, and how KV is quantised. A
+record says which ways of reuse have passed their tests, and what memory prompts take.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sidecar.engine.loader import LoadedModel
+from sidecar.engine.memory_model import MemoryModel, TowerCost
+from sidecar.engine.model_identity import platform_parts, small_files
+from sidecar.kv.disk.durable_files import read_private, replace_private
+
+_VERSION = 1
+_MAX_RECORDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ProvedModel:
+    """
+    What is known of a model on this machine.
+
+    Args:
+        memory: what its prompts take. token_s: seconds to compute one of their tokens.
+        tower: what its images take; None: it takes none.
+        passed: ways of reuse whose tests have passed (engine/self_test).
+    """
+
+    memory: MemoryModel
+    token_s: float
+    tower: TowerCost | None = None
+    passed: Sequence[str] = field(default=())
+
+
+class ProvedModels:
+    """
+    The records of one file. Any thread of one process; of two the last write stays.
+
+    Args:
+        file: where they are kept; None: nowhere.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+
+    def find(self, key: str) -> ProvedModel | None:
+        """The record of a model; None: there is none, or it cannot be read."""
+        told = self._read().get(key)
+        with contextlib.suppress(TypeError, KeyError, ValueError):
+            if told is not None:
+                return _parsed(told)
+        return None
+
+    def keep(self, key: str, record: ProvedModel) -> None:
+        """Remember a model; a disk that is full or read-only is no matter."""
+        records = {name: told for name, told in self._read().items() if name != key}
+        records[key] = asdict(record)
+        self._write(dict(list(records.items())[-_MAX_RECORDS:]))
+
+    def drop(self, key: str) -> None:
+        """Forget a model."""
+        records = self._read()
+        if records.pop(key, None) is not None:
+            self._write(records)
+
+    def _read(self) -> dict[str, Any]:
+        if self._file is None:
+            return {}
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            known = json.loads(read_private(self._file))
+            return known if isinstance(known, dict) else {}
+        return {}
+
+    def _write(self, records: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
+        with contextlib.suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            replace_private(self._file, json.dumps(records).encode())
+
+
+def key_of(model: LoadedModel, step_size: int) -> str:
+    """
+    A name for all that a record hangs on.
+
+    Args:
+        step_size: of a prefill chunk.
+    Raises:
+        OSError: the model's files cannot be read.
+    """
+    sizes = [[f.name, f.stat().st_size] for f in model.folder.glob("*.safetensors")]
+    parts = {
+        "version": _VERSION,
+        "weights": sorted(sizes),
+        "files": list(small_files(model.folder)),
+        "step": step_size,
+        **platform_parts(model),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _parsed(told: Mapping[str, Any]) -> ProvedModel:
+    tower = told["tower"]
+    return ProvedModel(
+        MemoryModel(**told["memory"]),
+        float(told["token_s"]),
+        TowerCost(**tower) if tower else None,
+        tuple(map(str, told["passed"])),
+    )
