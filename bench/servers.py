@@ -54,6 +54,15 @@ def sidecar(setup: Setup) -> Iterator[int]:
 
 
 @contextlib.contextmanager
+def starting_sidecar(setup: Setup) -> Iterator[int]:
+    """A sidecar as it comes, ready or not; its port."""
+    port = _free_port()
+    arguments = ["-m", "sidecar", "--port", str(port), "--model", str(setup.model)]
+    with _process(setup, "sidecar", arguments, setup.tree):
+        yield port
+
+
+@contextlib.contextmanager
 def mlx_lm_server(setup: Setup) -> Iterator[int]:
     """A listening mlx_lm.server; its port. The first request waits for its load."""
     port = _free_port()

@@ -70,8 +70,9 @@ class ModelConfig:
         "Idle seconds after which a model leaves. 0: never.")
     settings_path: str | None = setting(None, "MODEL_SETTINGS_PATH", place,
         "JSON with settings of single models; it beats the environment.", shown="none")
-    load_wait_s: float = setting(30.0, "LOAD_WAIT_SECONDS", number(0, 3600),
-        "How long a request waits for a model that is being loaded; then 503.")
+    load_wait_s: float = setting(900.0, "LOAD_WAIT_SECONDS", number(0, 3600),
+        "How long a request waits for a model that is being loaded, if its own time "
+        "limit is not shorter; then 503.")
     load_thread: str = setting("own", "MODEL_LOAD_THREAD", choice("own", "gpu"),
         "Where weights are read; `gpu`: between the steps of running streams.")
     unload_keeps_kv: bool = setting(True, "UNLOAD_KEEPS_KV", boolean,

@@ -24,6 +24,13 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
+class Loading:
+    """The model that is to answer is being loaded: a step of it has begun."""
+
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReasoningDelta:
     """A piece of the model's thinking."""
 
@@ -85,7 +92,8 @@ class Finished:
 
 
 Event = (
-    Idle
+    Loading
+    | Idle
     | ReasoningDelta
     | ReasoningEnded
     | TextDelta

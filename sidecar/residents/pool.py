@@ -10,6 +10,7 @@ model counts as gone when its bytes are measured to be back.
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 _RETRY_FAILED_S = 60.0
 _WATCH_S = 1.0
+_UNLOAD_WAIT_S = 30.0  # for leases of a model that has to leave
 _RESCAN_S = 10.0  # between two looks that nobody asked for
 
 
@@ -139,13 +141,35 @@ class ResidentPool(Generic[E]):
             elif entry.resident is None and not entry.offer.fault:
                 self._worker.wish(entry)
 
+    def is_loaded(self, name: str, patience_s: float) -> bool:
+        """
+        Have a model loaded if it is not; whether it is there, or failed, within a time.
+
+        Raises:
+            ModelNotFound, ModelLoadFailed, ModelTooLarge: as `lease`.
+        """
+        entry = self._entry(name)
+        with self._worker.changed:
+            self._check_loadable(entry)
+            self._worker.wish(entry)
+        steps = self.watch_load(name, patience_s)
+        return any(step and step[0] in ("ready", "error") for step in steps)
+
     @contextlib.contextmanager
-    def lease(self, name: str, most_wait_s: float | None = None) -> Iterator[E]:
+    def lease(
+        self,
+        name: str,
+        most_wait_s: float | None = None,
+        *,
+        time_left_s: float = math.inf,
+    ) -> Iterator[E]:
         """
         Hold a model for the length of a request; it is loaded if it has to be.
 
         Args:
-            most_wait_s: what the request bears, if less than LOAD_WAIT_SECONDS.
+            most_wait_s: what the request bears, if less than LOAD_WAIT_SECONDS: it is
+                refused at once if the load is expected to take longer.
+            time_left_s: until the request's own time limit.
         Raises:
             ModelNotFound: no served model has that name.
             TooSlow: its load will take longer than that; it goes on all the same.
@@ -154,7 +178,7 @@ class ResidentPool(Generic[E]):
             ModelLoadFailed: its load failed.
         """
         entry = self._entry(name)
-        resident = self._take(entry, most_wait_s)
+        resident = self._take(entry, most_wait_s, time_left_s)
         try:
             yield resident
         finally:
@@ -163,9 +187,11 @@ class ResidentPool(Generic[E]):
                 entry.last_access = self._worker.clock()
                 self._worker.changed.notify_all()
 
-    def _take(self, entry: Entry[E], most_wait_s: float | None) -> E:
+    def _take(
+        self, entry: Entry[E], most_wait_s: float | None, time_left_s: float
+    ) -> E:
         """Wait until it is loaded, and count a lease."""
-        wait_s = self._limits.load_wait_s
+        wait_s = min(self._limits.load_wait_s, time_left_s)
         deadline = self._worker.clock() + min(wait_s, most_wait_s or wait_s)
         with self._worker.changed:
             self._check_loadable(entry)
@@ -252,13 +278,14 @@ class ResidentPool(Generic[E]):
         Let a model go now; the bytes that came back.
 
         Args:
-            force: wait for its leases, at most LOAD_WAIT_SECONDS, while nobody new
-                gets one; and take a pinned one.
+            force: wait for its leases, at most 30 s, while nobody new gets one; and
+                take a pinned one.
         Raises:
             ModelPinned, ModelBusy: not without `force`; or still busy.
         """
         entry = self._entry(name)
-        deadline = self._worker.clock() + self._limits.load_wait_s
+        wait_s = min(self._limits.load_wait_s, _UNLOAD_WAIT_S)
+        deadline = self._worker.clock() + wait_s
         with self._worker.changed:
             if entry.resident is None:
                 return 0
@@ -332,7 +359,8 @@ class ResidentPool(Generic[E]):
                 failure = entry.failure
                 is_new = step and step != told
                 if not is_new:
-                    self._worker.changed.wait(_WATCH_S)
+                    left = deadline - self._worker.clock()
+                    self._worker.changed.wait(min(_WATCH_S, max(0.0, left)))
             if not step or not is_new:
                 yield None
                 continue

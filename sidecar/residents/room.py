@@ -59,7 +59,7 @@ class PoolLimits:
 
     max_models: int = 0
     headroom: float = 0.25
-    load_wait_s: float = 30.0
+    load_wait_s: float = 900.0
     settle_s: float = 10.0
     ttl_s: float = 0.0
     preload: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from sidecar.config.settings import ServerConfig
 from sidecar.core.errors import Forbidden, Unauthorized
 
-_OPEN_PATHS = ("/health",)
+_OPEN_PATHS = ("/health", "/ready")
 # The second is this machine's in its own containers, and nobody's to rebind.
 _OWN_NAMES = ("localhost", "host.docker.internal")
 # Images, scripts and links of a page bring no Origin; browsers say this of them.

@@ -1,9 +1,10 @@
 """A chat in any dialect: parse -> run -> stream, or collect -> whole."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from sidecar.config.settings import ServerConfig
+from sidecar.core.events import Event
 from sidecar.core.ports import Call, Dialect, RequestFacts
 from sidecar.core.requests import ChatRequest
 from sidecar.engine.text import Forecast
@@ -18,6 +19,7 @@ from sidecar.server.messages import (
     streamed,
 )
 from sidecar.service.chat import ChatService
+from sidecar.service.turn import Run
 
 
 class ChatRoutes:
@@ -32,15 +34,31 @@ class ChatRoutes:
 
         def endpoint(request: Request) -> Response | EventStream:
             call, asked = _parse(dialect, request)
-            running = self._chat.start_chat(
-                asked, self._config.timeout_chat_s, request.is_connected
-            )
+            if asked.is_streamed and not self._chat.is_loaded(asked):
+                events = self._when_loaded(asked, request)
+                return EventStream(call.encoder(), events, events.close)
+            running = self._start(asked, request)
             if asked.is_streamed:
                 return streamed(call.encoder(), running)
             body = call.whole(collect(running, request))
             return json_response(body, headers=running.plan.headers)
 
         return endpoint
+
+    def _start(self, asked: ChatRequest, request: Request) -> Run:
+        longest_s = self._config.timeout_chat_s
+        return self._chat.start_chat(asked, longest_s, request.is_connected)
+
+    def _when_loaded(
+        self, asked: ChatRequest, request: Request
+    ) -> Generator[Event, None, None]:
+        """Tell of the load, then answer: what is refused now ends the stream."""
+        yield from self._chat.loading(asked.model, self._config.timeout_chat_s)
+        running = self._start(asked, request)
+        try:
+            yield from running.events()
+        finally:
+            running.close()
 
     def forecast(
         self, dialect: Dialect, said: Callable[[Forecast], dict[str, Any]]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sidecar.core.errors import BadRequest, SidecarError
-from sidecar.core.events import Event, Idle, Usage
+from sidecar.core.events import Event, Idle, Loading, Usage
 from sidecar.core.json_bytes import dump_bytes, load_bytes
 from sidecar.core.ports import StreamEncoder
 from sidecar.service.completion import CompletionRun
@@ -151,7 +151,9 @@ class StreamWriter:
         self._send(stream.encoder.started(stream.usage))
         for event in stream.events:
             self._check_client()
-            if not isinstance(event, Idle):
+            if isinstance(event, Loading):
+                self._send(b": loading the model: %s\n\n" % event.step.encode())
+            elif not isinstance(event, Idle):
                 self._send(stream.encoder.event(event))
             elif time.monotonic() - self._last_write >= self._keepalive_s:
                 self._send(stream.encoder.ping())

@@ -45,7 +45,7 @@ from sidecar.service.encodings import EncodingService
 from sidecar.service.models import ModelService
 from sidecar.service.stored_responses import StoredResponses
 
-_URGENT = ("/", "/health", "/metrics")
+_URGENT = ("/", "/health", "/ready", "/metrics")
 _ALSO_WITHOUT_V1 = (
     "/models", "/chat/completions", "/completions", "/embeddings", "/rerank",
     "/audio/speech", "/audio/transcriptions",
@@ -88,6 +88,7 @@ class Routes:
         self._table: dict[str, dict[str, Endpoint]] = {
             "/": {"GET": self._health},
             "/health": {"GET": self._health},
+            "/ready": {"GET": self._ready},
             "/v1/models": {"GET": models.list},
             "/v1/completions": {"POST": self._completion},
             "/v1/cache/probe": {"POST": routes.forecast(OpenAIChat(), _forecast)},
@@ -224,6 +225,13 @@ class Routes:
         status = 200 if health.is_well else 503
         proof = access.proof(self._config.instance_secret, request.headers)
         return json_response(body, status, proof)
+
+    def _ready(self, request: Request) -> Response:
+        """Whether a request would be answered without waiting for a load."""
+        health = self._services.models.health()
+        headers = {} if health.is_ready else {"Retry-After": "2"}
+        status = 200 if health.is_ready else 503
+        return json_response({"status": health.status}, status, headers)
 
     def _admin(self, endpoint: Endpoint) -> Endpoint:
         def guarded(request: Request) -> Response | EventStream:

@@ -58,6 +58,10 @@ class AudioService:
         self._pool = pool
         self._timeout_s = timeout_s
 
+    def _lease(self, model: str, kind: str) -> contextlib.AbstractContextManager[Held]:
+        name = meant(self._pool, model, kind)
+        return self._pool.lease(name, time_left_s=self._timeout_s)
+
     def transcribe(
         self, request: TranscriptionRequest, is_connected: Callable[[], bool]
     ) -> Transcript:
@@ -68,7 +72,7 @@ class AudioService:
             SidecarError: unknown model, or one of another kind; no sound; too late.
         """
         recording = Recording(request.file)
-        with self._pool.lease(meant(self._pool, request.model, "stt")) as model:
+        with self._lease(request.model, "stt") as model:
             resident = _hearing(model)
             check = ending(is_connected, self._timeout_s)
             texts: list[str] = []
@@ -99,8 +103,8 @@ class AudioService:
             SidecarError: unknown model, or one of another kind; no such voice; late.
         """
         with contextlib.ExitStack() as held:
-            name = meant(self._pool, request.model, "tts")
-            speaking = _speaking(held.enter_context(self._pool.lease(name))).speaking
+            leased = held.enter_context(self._lease(request.model, "tts"))
+            speaking = _speaking(leased).speaking
             speaking.check(request.speed)
             texts, check = pieces(request.text), ending(is_connected, self._timeout_s)
             check()

@@ -4,10 +4,11 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from sidecar.config.settings import GenerationConfig
 from sidecar.core.errors import BadRequest, ContextLengthExceeded, TooSlow
+from sidecar.core.events import Event, Idle, Loading
 from sidecar.core.requests import ChatRequest, CompletionRequest
 from sidecar.core.turn_token import make_token
 from sidecar.engine.sampling import Sampling, settle
@@ -29,6 +30,7 @@ from sidecar.service.request_log import RequestLog
 from sidecar.service.turn import ChatPlan, Plan, Receipt, Run, count, remember
 
 _EARLY_CANCEL_S = 30.0
+_LOAD_PATIENCE_S = 1.0  # how long a stream waits for a load before it begins
 _Named = tuple[str | None, str]  # the sender's key, the request id it chose
 
 
@@ -70,7 +72,8 @@ class ChatService:
         """
         with contextlib.ExitStack() as resources:
             soon_s = request.options.max_ttft_s
-            leased = resources.enter_context(self._pool.lease(request.model, soon_s))
+            lease = self._pool.lease(request.model, soon_s, time_left_s=timeout_s)
+            leased = resources.enter_context(lease)
             resident = require_text(leased)
             plan = self._plan(resident, request, timeout_s, is_connected)
             syntax = resident.engine.model.syntax
@@ -88,6 +91,24 @@ class ChatService:
             )  # fmt: skip
         log.started(run.max_tokens)
         return run
+
+    def is_loaded(self, request: ChatRequest) -> bool:
+        """
+        Whether a request's model is there, or failed; after a moment at most.
+
+        A request that names the longest time it bears is refused rather than kept.
+
+        Raises:
+            SidecarError: it cannot be loaded.
+        """
+        if request.options.max_ttft_s is not None:
+            return True
+        return self._pool.is_loaded(request.model, _LOAD_PATIENCE_S)
+
+    def loading(self, model: str, longest_s: float) -> Iterator[Event]:
+        """What is told of a model's load until it has ended in whatever way."""
+        for step in self._pool.watch_load(model, longest_s):
+            yield Loading(step[0]) if step else Idle()
 
     def probe(
         self, request: ChatRequest, is_connected: Callable[[], bool] = _always
@@ -116,7 +137,8 @@ class ChatService:
             runs, echoes = [], []
             for prompt in request.prompts:
                 with contextlib.ExitStack() as resources:
-                    leased = resources.enter_context(self._pool.lease(request.model))
+                    lease = self._pool.lease(request.model, time_left_s=timeout_s)
+                    leased = resources.enter_context(lease)
                     resident = require_text(leased)
                     raw, text = resident.prepare_raw(prompt, request.client)
                     resident.bring_back(raw, _always)

@@ -1,6 +1,7 @@
 """Vectors of texts, and scores of documents: lease, encode, give back."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -19,6 +20,10 @@ class EncodingService:
         self._pool = pool
         self._timeout_s = timeout_s
 
+    def _lease(self, model: str, kind: str) -> AbstractContextManager[Held]:
+        name = meant(self._pool, model, kind)
+        return self._pool.lease(name, time_left_s=self._timeout_s)
+
     def embed(
         self, request: EmbeddingRequest, is_connected: Callable[[], bool]
     ) -> tuple[np.ndarray, int]:
@@ -28,7 +33,7 @@ class EncodingService:
         Raises:
             SidecarError: unknown model, or one of another kind; too long; too late.
         """
-        with self._pool.lease(meant(self._pool, request.model, "embedding")) as model:
+        with self._lease(request.model, "embedding") as model:
             vectors, num_tokens = _encoder(model, "/v1/embeddings").embed(
                 request.inputs, ending(is_connected, self._timeout_s),
                 truncates=request.truncates,
@@ -54,7 +59,7 @@ class EncodingService:
         Raises:
             SidecarError: unknown model, or one of another kind; too long; too late.
         """
-        with self._pool.lease(meant(self._pool, request.model, "reranker")) as model:
+        with self._lease(request.model, "reranker") as model:
             return _encoder(model, "/v1/rerank").score(
                 request.query, request.documents, request.instruction,
                 ending(is_connected, self._timeout_s),

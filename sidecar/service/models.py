@@ -37,6 +37,11 @@ class Health:
         """Whether nobody has to do something about the process."""
         return self.status not in ("dead", "stuck", "draining")
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are answered now, with one model at least."""
+        return self.status in ("ok", "degraded")
+
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
