@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sidecar.core.errors import BadRequest
+from sidecar.core.errors import BadRequest, ThreadUnsupported
 from sidecar.core.requests import ChatRequest, ClientInfo, Message, Tool, ToolChoice
 from sidecar.dialects.anthropic_messages.content import read_message, text_parts
 from sidecar.dialects.fields import Fields
@@ -26,9 +26,15 @@ def parse_messages(
         headers: of the request, names in lower case.
     Raises:
         BadRequest, ValidationFailed: naming the field.
+        ThreadUnsupported: only what is new in a thread was sent.
     """
     body = with_client_facts(body, headers)
     fields = Fields(body)
+    if fields.raw("thread") is not None:
+        raise ThreadUnsupported(
+            "thread is not served here: send all messages in each request, without it",
+            param="thread",
+        )
     tools = _tools(fields)
     return ChatRequest(
         request_id=request_id,
