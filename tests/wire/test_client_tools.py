@@ -76,3 +76,66 @@ def test_anthropics_own_tools(clients: Clients, switch: Switch, stream: bool) ->
         "a.txt",
         "alpha",
     ]
+
+
+RUNS = (
+    ("local_shell", {"command": ["ls"]}, {"output": "a.txt"}),
+    ("shell", {"commands": ["cat a.txt"]}, {"output": [
+        {"stdout": "alpha", "stderr": "",
+         "outcome": {"type": "exit", "exit_code": 0}}]}),
+    ("apply_patch", {"type": "update_file", "path": "a.txt", "diff": "-alpha\n+beta"},
+     {"status": "completed", "output": "changed"}),
+)  # fmt: skip
+
+
+@STREAM
+@pytest.mark.parametrize("by_id", [False, True], ids=["items", "previous"])
+def test_openais_own_tools(
+    clients: Clients, switch: Switch, stream: bool, by_id: bool
+) -> None:
+    """Each call is an item of its own type, and goes on where the model stopped."""
+    answers(switch, *(Call(name, given) for name, given, _ in RUNS))
+    body: Any = {"model": "local", "tools": [{"type": name} for name, _, _ in RUNS]}
+    sent: list[Any] = [{"role": "user", "content": "Make it beta."}]
+    for name, _, output in RUNS:
+        answer = respond(clients[1], stream, input=sent, **body)
+        call: Any = answer.output[-1]
+        assert call.type == f"{name}_call"
+        result = {"type": f"{name}_call_output", "call_id": call.call_id, **output}
+        if by_id:
+            body["previous_response_id"], sent = answer.id, [result]
+        else:
+            echo = [item.model_dump(exclude_none=True) for item in answer.output]
+            sent = [*sent, *echo, result]
+    last = respond(clients[1], stream, input=sent, **body)
+    assert last.output_text == "done"
+    assert (
+        last.usage.input_tokens_details.cached_tokens >= answer.usage.total_tokens - 1
+    )
+    prompt = switch.prompts[-1]
+    calls = [call for turn in prompt.turns for call in turn.calls]
+    assert calls == [Call(name, given) for name, given, _ in RUNS]
+    said = [turn.text for turn in prompt.turns if turn.role == "tool"]
+    assert said == ["a.txt", "alpha\n[exit code 0]", "changed"]
+
+
+def respond(client: openai.OpenAI, stream: bool, **body: Any) -> Any:
+    """A response, whole or the last of its stream."""
+    if not stream:
+        return client.responses.create(**body)
+    with client.responses.stream(**body) as events:
+        return events.get_final_response()
+
+
+@STREAM
+@pytest.mark.parametrize("field", ["conversation", "prompt"])
+def test_what_only_openai_keeps_is_refused(
+    clients: Clients, switch: Switch, field: str, stream: bool
+) -> None:
+    """Answered 200, the model would have seen the last message alone."""
+    named = {field: {"id": "conv_1"}}
+    with pytest.raises(openai.BadRequestError, match=f"{field} is not served"):
+        clients[1].responses.create(
+            model="local", input="And?", stream=stream, extra_body=named
+        )
+    assert not switch.prompts

@@ -11,7 +11,7 @@ from sidecar.core.requests import ChatRequest, ClientInfo, Message
 from sidecar.dialects.fields import Fields
 from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
 from sidecar.dialects.litellm_header import with_client_facts
-from sidecar.dialects.openai_responses.items import read_items
+from sidecar.dialects.openai_responses.items import Conversation, read_items
 from sidecar.dialects.openai_responses.tools import (
     WireNames,
     read_tool_choice,
@@ -91,29 +91,45 @@ def parse_responses(
     if fields.boolean("background", False):
         raise BadRequest("background must be false: nothing runs later here",
                          param="background")  # fmt: skip
-    tools, names = read_tools(fields)
-    delivery = _delivery(fields, body, items, names)
+    _refuse_kept_elsewhere(fields)
+    offer = read_tools(fields)
+    delivery = _delivery(fields, body, items, offer.names)
+    said = read_items(Fields(item, f"input[{i}]") for i, item in enumerate(items))
     request = ChatRequest(
         request_id=request_id,
         model=fields.text("model") or "",
-        messages=_messages(fields, items),
-        tools=tools,
-        tool_choice=read_tool_choice(fields, tools),
+        messages=_messages(fields, said),
+        tools=offer.tools,
+        tool_choice=read_tool_choice(fields, offer.tools),
         thinking=read_thinking(body),
         options=read_options(_options(body), None),
         client=_client(body, headers),
         is_streamed=delivery.stream,
+        ignored=(
+            *(f"tools[{kind}]" for kind in offer.hosted),
+            *(f"input[{kind}]" for kind in said.unread),
+        ),
     )
     return request, delivery
 
 
-def _messages(fields: Fields, items: list[Any]) -> tuple[Message, ...]:
+def _refuse_kept_elsewhere(fields: Fields) -> None:
+    """What only OpenAI has: conversations, and prompts that are named."""
+    for name in ("conversation", "prompt"):
+        if fields.raw(name) is not None:
+            raise BadRequest(
+                f"{name} is not served here: send the items themselves, or name a "
+                "previous_response_id",
+                param=name,
+            )
+
+
+def _messages(fields: Fields, said: Conversation) -> tuple[Message, ...]:
     instructions = fields.text("instructions")
     first = [Message("system", (instructions,))] if instructions else []
-    read = read_items(Fields(item, f"input[{i}]") for i, item in enumerate(items))
-    if not read:
+    if not said.messages:
         raise BadRequest("input must hold a message", param="input")
-    return (*first, *read)
+    return (*first, *said.messages)
 
 
 def _delivery(

@@ -132,6 +132,9 @@ class ResponseStream:
 
     def _call(self, event: ToolCallDelta) -> bytes:
         item = self._items.call(event)
+        if item["type"] not in ("function_call", "custom_tool_call"):
+            # Of the items of other tools clients read the last form alone.
+            return self._added({**item, "status": "in_progress"}) + self._done(item)
         is_custom = item["type"] == "custom_tool_call"
         field = "input" if is_custom else "arguments"
         name = "custom_tool_call_input" if is_custom else "function_call_arguments"
