@@ -155,6 +155,13 @@ def test_items_that_say_nothing_to_a_model_are_named() -> None:
     assert request.ignored == ("input[mcp_list_tools]", "input[tomorrow]")
 
 
+@pytest.mark.parametrize(
+    "choice", [{"type": "web_search"}, {"type": "allowed_tools", "mode": "auto"}]
+)
+def test_a_choice_that_cannot_be_kept_is_named(choice: Json) -> None:
+    assert parse(tools=CLIENT_TOOLS, tool_choice=choice)[0].ignored == ("tool_choice",)
+
+
 def test_what_is_nested_without_end_is_refused() -> None:
     value: Any = 1
     for _ in range(300):

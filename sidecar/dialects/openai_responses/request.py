@@ -14,10 +14,12 @@ from sidecar.dialects.litellm_header import with_client_facts
 from sidecar.dialects.openai_responses.items import Conversation, read_items
 from sidecar.dialects.openai_responses.tools import (
     WireNames,
+    is_choice_kept,
     read_tool_choice,
     read_tools,
 )
 
+_LOGPROBS = "message.output_text.logprobs"
 _SESSION_HEADERS = ("session-id", "session_id")
 # Sent back as they came.
 _ECHOED = (
@@ -102,12 +104,13 @@ def parse_responses(
         tools=offer.tools,
         tool_choice=read_tool_choice(fields, offer.tools),
         thinking=read_thinking(body),
-        options=read_options(_options(body), None),
+        options=read_options(_options(body), _top_logprobs(fields)),
         client=_client(body, headers),
         is_streamed=delivery.stream,
         ignored=(
             *(f"tools[{kind}]" for kind in offer.hosted),
             *(f"input[{kind}]" for kind in said.unread),
+            *(() if is_choice_kept(fields) else ("tool_choice",)),
         ),
     )
     return request, delivery
@@ -152,6 +155,12 @@ def _options(body: Mapping[str, Any]) -> Fields:
     """The options under the names that all formats share."""
     shared = {**body, "max_tokens": body.get("max_output_tokens"), "n": None}
     return Fields(shared, sent_as={"max_tokens": "max_output_tokens"})
+
+
+def _top_logprobs(fields: Fields) -> int | None:
+    top = fields.integer("top_logprobs", 0, 20)
+    wanted = _LOGPROBS in fields.items("include")
+    return (top or 0) if wanted or top else None
 
 
 def _client(body: dict[str, Any], headers: Mapping[str, str]) -> ClientInfo:

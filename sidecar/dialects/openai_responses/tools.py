@@ -131,6 +131,13 @@ def read_tool_choice(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
     return ToolChoice("auto")
 
 
+def is_choice_kept(fields: Fields) -> bool:
+    """Whether `tool_choice` is done in full: not of hosted tools, or of a subset."""
+    value = fields.raw("tool_choice")
+    kinds = ("function", "custom", *CLIENT_TOOLS)
+    return not isinstance(value, dict) or value.get("type") in kinds
+
+
 def call_item(call: ToolCall, names: WireNames, item_id: str) -> dict[str, Any]:
     """A call as an output item, complete."""
     wire = names.get(call.name, WireName(call.name))
