@@ -18,6 +18,7 @@ import litellm
 PROVIDER = "mlx"
 _SHOWN_LEN = 500
 _CONTEXT_CODE = "context_length_exceeded"
+_TOLD = "MlxException - "  # before what LiteLLM was answered on a native route
 
 # Error frames inside a stream carry a code but no status.
 _STATUS_OF_CODE = {
@@ -78,6 +79,20 @@ def from_transport(error: httpx.HTTPError, model: str, *, started: bool) -> Exce
             500, "", f"the MLX sidecar broke off its answer: {reason}", model
         )
     return make_error(503, "", f"the MLX sidecar did not answer: {reason}", model)
+
+
+def refusal_of_messages(error: BaseException) -> str | None:
+    """
+    The body of a refusal in Anthropic's form, as the sidecar wrote it; None of others.
+
+    LiteLLM puts it behind words of its own, and so hides its details from clients.
+    """
+    told = str(error).partition(_TOLD)[2]
+    try:
+        body, _ = json.JSONDecoder().raw_decode(told)
+    except ValueError:
+        return None
+    return json.dumps(body) if _object(body).get("type") == "error" else None
 
 
 def unfinished(model: str) -> Exception:

@@ -19,7 +19,14 @@ from typing import Any
 import litellm
 from litellm.integrations.custom_logger import CustomLogger
 
-from litellm_mlx import client, departures, fallback_notice, private, translate
+from litellm_mlx import (
+    client,
+    departures,
+    errors,
+    fallback_notice,
+    private,
+    translate,
+)
 from litellm_mlx.errors import PROVIDER
 from litellm_mlx.settings import current_settings
 
@@ -92,9 +99,10 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
         traceback_str: str | None = None,
     ) -> None:
         """
-        Make a 503 of a sidecar that LiteLLM itself could not reach.
+        Tell what happened at the sidecar where LiteLLM sends bodies on as they are.
 
-        Where it sends bodies on as they are it answers 500, as for a fault of its own.
+        There it answers 500 for a sidecar that it could not reach, as for a fault of
+        its own, and wraps a refusal into words.
         """
         error: Any = original_exception
         text = str(error)
@@ -104,6 +112,9 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
             # In place: of /v1/messages LiteLLM takes no other error than its own.
             error.status_code = 503
             error.message = "the MLX sidecar is not reachable just now"
+        elif refusal := errors.refusal_of_messages(error):
+            # LiteLLM sends on what is in Anthropic's form, its details and all.
+            error.message = refusal
 
     async def log_success_fallback_event(
         self,

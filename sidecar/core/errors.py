@@ -5,6 +5,7 @@ SidecarError                    code                      status
  +- BadRequest                  invalid_request           400
  |   +- ContextLengthExceeded   context_length_exceeded   400
  |   +- PreviousResponseNotFound  previous_response_not_found  400
+ |   +- ThreadUnsupported       thread_unsupported_request  400
  |   +- UnsupportedContent      unsupported_content       400
  |   +- ImageFetchFailed        image_fetch_failed        400
  +- Unauthorized                unauthorized              401
@@ -90,6 +91,12 @@ class PreviousResponseNotFound(BadRequest):
     """A response or item that was never stored, or is not kept any more."""
 
     code = "previous_response_not_found"
+
+
+class ThreadUnsupported(BadRequest):
+    """A conversation that the server is to keep; it keeps none of Messages."""
+
+    code = "thread_unsupported_request"
 
 
 class UnsupportedContent(BadRequest):

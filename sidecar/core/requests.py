@@ -252,6 +252,7 @@ class ChatRequest:
 
     Args:
         path: where it was sent. is_streamed: its answer is written as it comes.
+        ignored: what it asks for that has no effect here; its client is told.
     """
 
     request_id: str
@@ -265,6 +266,7 @@ class ChatRequest:
     client: ClientInfo = ClientInfo()
     path: str = ""
     is_streamed: bool = False
+    ignored: tuple[str, ...] = ()
 
     def sent(self, path: str, key_id: str | None) -> "ChatRequest":
         """The same request, known to come to a path and with a key."""

@@ -36,6 +36,21 @@ class Fields:
         """Full path of the object itself."""
         return self._path
 
+    @property
+    def whole(self) -> dict[str, Any]:
+        """The object itself; not to be changed."""
+        return self._value
+
+    def require_printable(self) -> None:
+        """BadRequest for an object that is nested too deep to be read or printed."""
+        try:
+            check_depth(self._value)
+        except ValueError:
+            raise BadRequest(
+                f"{self._path} must be nested {MOST_LEVELS} levels deep at most",
+                param=self._path,
+            ) from None
+
     def path(self, name: str) -> str:
         """Full path of a field, for messages."""
         name = self._sent_as.get(name, name)
@@ -107,13 +122,8 @@ class Fields:
         if len(value or ()) > _MOST_NAMES:
             path = self.path(name)
             raise BadRequest(f"{path} may have at most {_MOST_NAMES} names", param=path)
-        try:
-            check_depth(value)
-        except ValueError:
-            path = self.path(name)
-            raise BadRequest(
-                f"{path} must be nested {MOST_LEVELS} levels deep at most", param=path
-            ) from None
+        if value is not None:
+            Fields(value, self.path(name)).require_printable()
         return value
 
     def items(self, name: str) -> list[Any]:

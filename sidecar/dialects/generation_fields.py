@@ -80,9 +80,10 @@ def _on_or_off(value: Any) -> bool | None:
 
 
 _EFFORT_FIELDS = (
-    "x_mlx.effort",
+    "x_mlx.effort",  # the client's own: told by the plugin
     "reasoning_effort",
     "reasoning.effort",
+    "output_config.effort",
     "thinking.effort",
 )
 
@@ -90,8 +91,17 @@ _EFFORT_FIELDS = (
 def _effort(body: dict[str, Any]) -> str | None:
     for path in _EFFORT_FIELDS:
         value = _get(body, path)
-        if isinstance(value, str) and value.strip().lower() in _EFFORTS:
-            return value.strip().lower()
+        if isinstance(value, dict):
+            path, value = f"{path}.effort", value.get("effort")
+        word = value.strip().lower() if isinstance(value, str) else ""
+        if word in _EFFORTS:
+            return word
+        if value not in (None, "") and _on_or_off(value) is None:
+            path = path.replace("x_mlx.", "reasoning_")
+            raise BadRequest(
+                f"{path} must be none, minimal, low, medium, high, xhigh or max",
+                param=path,
+            )
     return None
 
 

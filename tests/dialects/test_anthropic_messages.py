@@ -152,11 +152,12 @@ def test_a_message_without_content_is_an_empty_one() -> None:
 
 
 def test_tools_and_the_choice_among_them() -> None:
-    """A tool that Anthropic's servers run is left out."""
+    """A tool that Anthropic's servers run is left out, and named."""
     tools = [{"name": "read", "description": "d", "input_schema": {"type": "object"}},
              {"type": "web_search_20260101", "name": "web_search"}]  # fmt: skip
     request = parse({"tools": tools, "tool_choice": {"type": "tool", "name": "read"}})
     assert [tool.name for tool in request.tools] == ["read"]
+    assert request.ignored == ("tools[web_search_20260101]",)
     assert (request.tool_choice.mode, request.tool_choice.name) == ("named", "read")
     assert parse({"tools": tools, "tool_choice": {"type": "any"}}).tool_choice.mode == (
         "required"
@@ -222,9 +223,27 @@ def test_documents_as_text_and_blocks_unknown_here_as_what_they_say() -> None:
          "source": {"type": "text", "media_type": "text/plain", "data": "body"}},
         {"type": "search_result", "title": "found",
          "content": [{"type": "text", "text": "it"}]},
+        {"type": "server_tool_use", "id": "s", "name": "search", "input": {"q": "é"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": [
+            {"type": "web_search_result", "title": "A", "url": "u",
+             "encrypted_content": "E"}]},
+        {"type": "code_execution_tool_result", "tool_use_id": "s", "content":
+            {"type": "code_execution_result", "stdout": "5", "return_code": 0}},
     ]  # fmt: skip
     request = parse({"messages": [{"role": "user", "content": blocks}]})
-    assert request.messages[0].parts == ("T\nbody", "found\nit")
+    assert request.messages[0].parts == (
+        "T\nbody", "found\nit", '{"name": "search", "input": {"q": "é"}}', "A\nu",
+        '{"stdout": "5", "return_code": 0}',
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_blocks_in_blocks_without_end_are_refused(is_list: bool) -> None:
+    block: Json = {"type": "unknown"}
+    for _ in range(330):
+        block = {"type": "unknown", "content": [block] if is_list else block}
+    with pytest.raises(BadRequest, match="levels deep"):
+        parse({"messages": [{"role": "user", "content": [block]}]})
 
 
 @pytest.mark.parametrize(
@@ -240,6 +259,9 @@ def test_documents_as_text_and_blocks_unknown_here_as_what_they_say() -> None:
         ({"tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "maybe"}}, "tool_choice.type"),
         ({"max_tokens": "9"}, "max_tokens"),
+        ({"thread": {"type": "create"}}, "thread"),
+        ({"tools": [{"type": "browser_toolset_20260801"}]}, "tools[0].type"),
+        ({"output_config": {"effort": "immense"}}, "output_config.effort"),
         ({"system": 5}, "system"),
     ],
 )  # fmt: skip

@@ -92,7 +92,7 @@ def test_assistant_items_in_a_row_are_one_message() -> None:
             {"type": "output_text", "text": "I read."}]},
         {"type": "function_call", "call_id": "c1", "name": "read", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": "one"},
-        {"type": "web_search_call", "id": "ws"},
+        {"type": "mcp_list_tools", "id": "m", "server_label": "s", "tools": []},
         {"type": "message", "role": "assistant", "content": "Done."},
     )  # fmt: skip
     assert found == (
@@ -141,6 +141,7 @@ def test_tools_of_all_kinds() -> None:
     hosted = {"type": "web_search"}
     request, delivery = parse({"tools": [READ, CUSTOM, SPACE, hosted]})
     assert [tool.name for tool in request.tools] == ["read", "patch", "agents__spawn"]
+    assert request.ignored == ("tools[web_search]",)
     assert request.tools[1].parameters["required"] == ["input"]
     assert delivery.names["agents__spawn"].namespace == "agents"
 
@@ -167,6 +168,13 @@ def test_calls_of_all_kinds_come_back() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
          "input[0].content[0].image_url"),
         ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}]},
+         "input[0].type"),
+        ({"tools": [{"type": "computer_use_preview"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "shell"}}, "tool_choice"),
+        ({"reasoning": {"effort": "immense"}}, "reasoning.effort"),
         ({"tools": [READ], "tool_choice": {"type": "function", "name": "x"}},
          "tool_choice"),
         ({"tool_choice": "maybe"}, "tool_choice"),

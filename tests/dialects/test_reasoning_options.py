@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Thinking
 from sidecar.dialects.generation_fields import read_thinking
 
@@ -22,6 +23,7 @@ SOURCES = (
 ALL_SOURCES = [
     prefix + source for prefix in ("", "metadata.", "extra_body.") for source in SOURCES
 ]
+EFFORT = "reasoning_effort"  # refused where it says nothing that is known
 NO_VALUES: list[Any] = [None, 2, -1, 0.5, "", "maybe", "2", {}, [], ["true"]]
 
 
@@ -55,7 +57,7 @@ def test_values_that_mean_off(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", NO_VALUES)
-@pytest.mark.parametrize("source", ALL_SOURCES)
+@pytest.mark.parametrize("source", [name for name in ALL_SOURCES if name != EFFORT])
 def test_values_that_decide_nothing(source: str, value: object) -> None:
     """Null, other numbers, other strings, empty objects: the next source is asked."""
     assert enabled(value, source) is None
@@ -79,7 +81,7 @@ def test_keys_of_an_object_in_order(source: str) -> None:
     keys = ["enabled", "effort", "level", "type"]
     for place, key in enumerate(keys):
         value = {key: "off", **dict.fromkeys(keys[place + 1 :], "on")}
-        value |= dict.fromkeys(keys[:place], "undecided")
+        value |= dict.fromkeys(keys[:place], "")
         thinking = read_thinking({source: value})
         assert (thinking.enabled, thinking.source) == (False, f"{source}.{key}")
 
@@ -107,13 +109,26 @@ def test_source_and_raw_value_are_kept_for_the_log() -> None:
         ({"thinking": {"effort": "max"}}, "max"),
         ({"reasoning_effort": "none"}, None),
         ({"reasoning_effort": "on"}, None),
-        ({"reasoning_effort": 3}, None),
+        ({"reasoning_effort": {"effort": "high", "summary": "auto"}}, "high"),
+        ({"output_config": {"effort": "Max"}}, "max"),
+        ({"reasoning_effort": ""}, None),
         ({}, None),
     ],
 )
 def test_the_effort_word_is_kept(body: dict[str, Any], effort: str | None) -> None:
     """Templates that take an effort get the word; on and off are no efforts."""
     assert read_thinking(body).effort == effort
+
+
+@pytest.mark.parametrize("effort", ["immense", 3, -1, 0.5, ["low"]])
+@pytest.mark.parametrize(
+    "field", [EFFORT, "reasoning.effort", "output_config.effort", "thinking.effort"]
+)
+def test_an_effort_that_nobody_knows_is_refused(field: str, effort: object) -> None:
+    """By its own name; not read as if nothing was asked for."""
+    with pytest.raises(BadRequest, match="minimal, low, medium") as refused:
+        read_thinking(put({}, field, effort))
+    assert refused.value.param == field
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from sidecar.dialects.image_parts import anthropic_image, refuse
 logger = logging.getLogger(__name__)
 
 _ERROR_WORDS = ("error", "failed", "exception", "traceback")
+_NOT_TOLD = ("type", "id", "tool_use_id", "cache_control")
 _LOOKED_AT = 64  # characters in which a failed result may say so itself
 
 
@@ -140,14 +141,28 @@ def _text(block: Fields) -> str:
             "results",
             param=block.where,
         )
-    if kind in ("audio", "video"):
+    if kind in ("audio", "video", "container_upload"):
         refuse(block, kind)
     if kind == "document":
         return _document(block)
     logger.info("took a block as text type=%r", kind[:40])
+    return _said(block)
+
+
+def _said(block: Fields) -> str:
+    """What a block of a kind unknown here says: its content, else its fields."""
+    block.require_printable()
     value = block.raw("content")
+    value = [value] if isinstance(value, dict) else value
     parts = text_parts(value, block.path("content")) if value else ()
-    return "\n".join(part for part in (block.text("title") or "", *parts) if part)
+    names = (block.text("title") or "", block.text("url") or "")
+    said = "\n".join(part for part in (*names, *parts) if part)
+    told = {
+        name: value
+        for name, value in block.whole.items()
+        if name not in _NOT_TOLD and not name.startswith("encrypted")
+    }
+    return said or (json.dumps(told, ensure_ascii=False) if told else "")
 
 
 def _document(block: Fields) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sidecar.core.errors import ContextLengthExceeded, SidecarError
+from sidecar.core.errors import ContextLengthExceeded, SidecarError, ThreadUnsupported
 
 _TYPES = {
     400: "invalid_request_error",
@@ -29,4 +29,8 @@ def error_object(error: SidecarError) -> dict[str, Any]:
     if isinstance(error, ContextLengthExceeded):
         # The words at which clients compact their history.
         message = f"prompt is too long: {message}"
-    return {"type": _TYPES.get(error.status_hint, "api_error"), "message": message}
+    body = {"type": _TYPES.get(error.status_hint, "api_error"), "message": message}
+    if isinstance(error, ThreadUnsupported):
+        # By these the SDK knows to send the whole conversation, without a thread.
+        return {**body, "details": {"error_code": error.code, "unsupported": []}}
+    return body

@@ -1,19 +1,17 @@
 """The body of `POST /v1/messages` -> a chat request."""
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sidecar.core.errors import BadRequest
+from sidecar.core.errors import BadRequest, ThreadUnsupported
 from sidecar.core.requests import ChatRequest, ClientInfo, Message, Tool, ToolChoice
+from sidecar.dialects.anthropic_messages.client_tools import client_tool
 from sidecar.dialects.anthropic_messages.content import read_message, text_parts
 from sidecar.dialects.fields import Fields
 from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
 from sidecar.dialects.litellm_header import with_client_facts
-
-logger = logging.getLogger(__name__)
 
 
 def parse_messages(
@@ -26,9 +24,15 @@ def parse_messages(
         headers: of the request, names in lower case.
     Raises:
         BadRequest, ValidationFailed: naming the field.
+        ThreadUnsupported: only what is new in a thread was sent.
     """
     body = with_client_facts(body, headers)
     fields = Fields(body)
+    if fields.raw("thread") is not None:
+        raise ThreadUnsupported(
+            "thread is not served here: send all messages in each request, without it",
+            param="thread",
+        )
     tools = _tools(fields)
     return ChatRequest(
         request_id=request_id,
@@ -41,6 +45,7 @@ def parse_messages(
         options=read_options(_options(body), None),
         client=_client(body, headers),
         is_streamed=fields.boolean("stream", False),
+        ignored=_ignored(fields),
     )
 
 
@@ -58,20 +63,31 @@ def _messages(fields: Fields) -> tuple[Message, ...]:
 
 
 def _tools(fields: Fields) -> tuple[Tool, ...]:
-    tools = []
-    for item in fields.objects("tools"):
-        schema = item.printable_object("input_schema")
-        if schema is None:  # a tool that Anthropic's servers run
-            logger.info("ignored a tool without input_schema")
-            continue
-        name = item.required_text("name")
-        raw = {
-            "name": name,
-            "description": item.text("description") or "",
-            "parameters": schema,
-        }
-        tools.append(Tool(name, schema, {"type": "function", "function": raw}))
-    return tuple(tools)
+    return tuple(
+        _tool(item) for item in fields.objects("tools") if not _is_hosted(item)
+    )
+
+
+def _tool(item: Fields) -> Tool:
+    name = item.required_text("name")
+    description, schema = client_tool(item) or (
+        item.text("description") or "",
+        item.printable_object("input_schema") or {"type": "object", "properties": {}},
+    )
+    raw = {"name": name, "description": description, "parameters": schema}
+    return Tool(name, schema, {"type": "function", "function": raw})
+
+
+def _is_hosted(item: Fields) -> bool:
+    """Whether Anthropic's servers run it: it has a type of its own and no schema."""
+    is_own = (item.text("type") or "custom") != "custom"
+    return is_own and not item.raw("input_schema") and client_tool(item) is None
+
+
+def _ignored(fields: Fields) -> tuple[str, ...]:
+    """What is asked for and not done here, for the client to be told."""
+    hosted = filter(_is_hosted, fields.objects("tools"))
+    return tuple(dict.fromkeys(f"tools[{item.raw('type')}]" for item in hosted))
 
 
 def _tool_choice(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice:

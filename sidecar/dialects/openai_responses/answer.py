@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from sidecar.core.errors import SidecarError
@@ -77,6 +78,7 @@ class OutputItems:
         self._delivery = delivery
         self._open: Item | None = None
         self._text: list[str] = []
+        self._logprobs: list[Item] = []
 
     @property
     def kind(self) -> str | None:
@@ -88,9 +90,14 @@ class OutputItems:
         """The text of the item so far."""
         return "".join(self._text)
 
+    @property
+    def logprobs(self) -> list[Item]:
+        """Those of the item's tokens so far; none unless they were asked for."""
+        return self._logprobs
+
     def begin(self, kind: str) -> Item:
         """Open a `reasoning` or `message` item; as it is before its first piece."""
-        self._text = []
+        self._text, self._logprobs = [], []
         if kind == "reasoning":
             self._open = {"id": new_id("rs_"), "type": kind, "summary": []}
         else:
@@ -100,9 +107,10 @@ class OutputItems:
             }  # fmt: skip
         return dict(self._open)
 
-    def add(self, text: str) -> None:
+    def add(self, text: str, logprobs: list[Item]) -> None:
         """A piece of the open item."""
         self._text.append(text)
+        self._logprobs += logprobs
 
     def end(self, token: str | None = None, *, is_cut: bool = False) -> Item:
         """Close the open item; as it is now."""
@@ -111,7 +119,8 @@ class OutputItems:
         self._open = None
         if item["type"] == "message":
             status = "incomplete" if is_cut else "completed"
-            return {**item, "status": status, "content": [output_text(text)]}
+            part = output_text(text, self._logprobs)
+            return {**item, "status": status, "content": [part]}
         item = {**item, "encrypted_content": token}
         if self._delivery.wants_summary:
             return {**item, "summary": [{"type": "summary_text", "text": text}]}
@@ -127,9 +136,10 @@ def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(16)
 
 
-def output_text(text: str) -> dict[str, Any]:
+def output_text(text: str, logprobs: Sequence[Item] = ()) -> dict[str, Any]:
     """A piece of visible text."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    part = {"type": "output_text", "text": text, "annotations": []}
+    return {**part, "logprobs": list(logprobs)}
 
 
 def usage_dict(usage: Usage) -> dict[str, Any]:

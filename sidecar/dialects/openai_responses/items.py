@@ -1,11 +1,11 @@
 """Input items of the Responses API -> messages of ours, in order."""
 
 import json
-import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from sidecar.core.errors import BadRequest
+from sidecar.core.errors import BadRequest, UnsupportedContent
 from sidecar.core.requests import Message, Part, Role, Thought, ToolCall
 from sidecar.core.turn_token import read_token
 from sidecar.dialects.fields import Fields
@@ -15,9 +15,8 @@ from sidecar.dialects.image_parts import (
     refuse,
     require_text,
 )
+from sidecar.dialects.openai_responses import tool_items
 from sidecar.dialects.openai_responses.tools import model_tool_name
-
-logger = logging.getLogger(__name__)
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -25,20 +24,30 @@ _ROLES: dict[str, Role] = {
     "user": "user",
     "assistant": "assistant",
 }
+_COMPACTED = ("compaction", "compaction_summary", "compaction_trigger")
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text")
 
 
-def read_items(items: Iterable[Fields]) -> list[Message]:
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Items as messages; `unread`: the types of those that say nothing to a model."""
+
+    messages: tuple[Message, ...]
+    unread: tuple[str, ...]
+
+
+def read_items(items: Iterable[Fields]) -> Conversation:
     """The conversation; assistant items in a row are one message."""
     reader = _Reader()
     for item in items:
         reader.take(item)
-    return reader.finish()
+    return Conversation(tuple(reader.finish()), tuple(dict.fromkeys(reader.unread)))
 
 
 class _Reader:
     def __init__(self) -> None:
         self._messages: list[Message] = []
+        self.unread: list[str] = []
         self._forget()
 
     def _forget(self) -> None:
@@ -60,12 +69,30 @@ class _Reader:
             self._messages.append(Message("tool", parts, tool_call_id=call_id))
         elif kind == "message":
             self._message(item)
+        elif kind in tool_items.OUTPUTS:
+            self._flush()
+            self._messages.append(tool_items.result(item))
+        elif kind in tool_items.CALLS:
+            self._calls.append(tool_items.CALLS[kind](item))
+            self._end_call(tool_items.result_in_call(item, kind))
+        elif kind in _COMPACTED:
+            raise UnsupportedContent(
+                f"{item.path('type')} is {kind!r}: OpenAI alone can read or make it; "
+                "send the items themselves",
+                param=item.path("type"),
+            )
         else:
-            logger.info("ignored an input item type=%r", kind[:40])
+            self.unread.append(kind[:40])
 
     def finish(self) -> list[Message]:
         self._flush()
         return self._messages
+
+    def _end_call(self, result: Message | None) -> None:
+        """Hosted tools answer at once, in the call's own item."""
+        if result is not None:
+            self._flush()
+            self._messages.append(result)
 
     def _message(self, item: Fields) -> None:
         role = _ROLES.get(item.required_text("role"))

@@ -11,13 +11,15 @@ from sidecar.core.requests import ChatRequest, ClientInfo, Message
 from sidecar.dialects.fields import Fields
 from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
 from sidecar.dialects.litellm_header import with_client_facts
-from sidecar.dialects.openai_responses.items import read_items
+from sidecar.dialects.openai_responses.items import Conversation, read_items
 from sidecar.dialects.openai_responses.tools import (
     WireNames,
+    is_choice_kept,
     read_tool_choice,
     read_tools,
 )
 
+_LOGPROBS = "message.output_text.logprobs"
 _SESSION_HEADERS = ("session-id", "session_id")
 # Sent back as they came.
 _ECHOED = (
@@ -91,29 +93,46 @@ def parse_responses(
     if fields.boolean("background", False):
         raise BadRequest("background must be false: nothing runs later here",
                          param="background")  # fmt: skip
-    tools, names = read_tools(fields)
-    delivery = _delivery(fields, body, items, names)
+    _refuse_kept_elsewhere(fields)
+    offer = read_tools(fields)
+    delivery = _delivery(fields, body, items, offer.names)
+    said = read_items(Fields(item, f"input[{i}]") for i, item in enumerate(items))
     request = ChatRequest(
         request_id=request_id,
         model=fields.text("model") or "",
-        messages=_messages(fields, items),
-        tools=tools,
-        tool_choice=read_tool_choice(fields, tools),
+        messages=_messages(fields, said),
+        tools=offer.tools,
+        tool_choice=read_tool_choice(fields, offer.tools),
         thinking=read_thinking(body),
-        options=read_options(_options(body), None),
+        options=read_options(_options(body), _top_logprobs(fields)),
         client=_client(body, headers),
         is_streamed=delivery.stream,
+        ignored=(
+            *(f"tools[{kind}]" for kind in offer.hosted),
+            *(f"input[{kind}]" for kind in said.unread),
+            *(() if is_choice_kept(fields) else ("tool_choice",)),
+        ),
     )
     return request, delivery
 
 
-def _messages(fields: Fields, items: list[Any]) -> tuple[Message, ...]:
+def _refuse_kept_elsewhere(fields: Fields) -> None:
+    """What only OpenAI has: conversations, and prompts that are named."""
+    for name in ("conversation", "prompt"):
+        if fields.raw(name) is not None:
+            raise BadRequest(
+                f"{name} is not served here: send the items themselves, or name a "
+                "previous_response_id",
+                param=name,
+            )
+
+
+def _messages(fields: Fields, said: Conversation) -> tuple[Message, ...]:
     instructions = fields.text("instructions")
     first = [Message("system", (instructions,))] if instructions else []
-    read = read_items(Fields(item, f"input[{i}]") for i, item in enumerate(items))
-    if not read:
+    if not said.messages:
         raise BadRequest("input must hold a message", param="input")
-    return (*first, *read)
+    return (*first, *said.messages)
 
 
 def _delivery(
@@ -136,6 +155,12 @@ def _options(body: Mapping[str, Any]) -> Fields:
     """The options under the names that all formats share."""
     shared = {**body, "max_tokens": body.get("max_output_tokens"), "n": None}
     return Fields(shared, sent_as={"max_tokens": "max_output_tokens"})
+
+
+def _top_logprobs(fields: Fields) -> int | None:
+    top = fields.integer("top_logprobs", 0, 20)
+    wanted = _LOGPROBS in fields.items("include")
+    return (top or 0) if wanted or top else None
 
 
 def _client(body: dict[str, Any], headers: Mapping[str, str]) -> ClientInfo:

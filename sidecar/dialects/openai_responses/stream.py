@@ -8,7 +8,7 @@ Events -> the Responses API's event stream.
 One item is open at a time; `sequence_number` counts all events from 0.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import orjson
@@ -21,9 +21,11 @@ from sidecar.core.events import (
     ReasoningDelta,
     ReasoningEnded,
     TextDelta,
+    TokenLogprob,
     ToolCallDelta,
     Usage,
 )
+from sidecar.dialects.openai_chat.request import logprobs_dict
 from sidecar.dialects.openai_responses.answer import (
     Item,
     OutputItems,
@@ -71,7 +73,7 @@ class ResponseStream:
         elif isinstance(event, ReasoningEnded):
             data = self._end(event.token)
         elif isinstance(event, TextDelta) and event.text:
-            data = self._piece("message", event.text)
+            data = self._piece("message", event.text, event.logprobs)
         elif isinstance(event, ToolCallDelta):
             data = self._end() + self._call(event)
         elif isinstance(event, ChoiceFinished):
@@ -90,10 +92,18 @@ class ResponseStream:
         self.response.fail(error)
         return self._event("response.failed", {"response": self.response.as_dict()})
 
-    def _piece(self, kind: str, text: str) -> bytes:
-        opened = b"" if self._items.kind == kind else self._end() + self._begin(kind)
-        self._items.add(text)
+    def _piece(
+        self, kind: str, text: str, sampled: Sequence[TokenLogprob] = ()
+    ) -> bytes:
+        opened = b""
+        if self._items.kind != kind:
+            opened, sampled = self._end() + self._begin(kind), _of_text(text, sampled)
+        told = logprobs_dict(sampled) or {"content": []}
+        logprobs = told["content"]
+        self._items.add(text, logprobs)
         name, place = self._names(kind)
+        if kind == "message":
+            place = {**place, "logprobs": logprobs}
         return opened + self._of_item(f"{name}.delta", {**place, "delta": text})
 
     def _begin(self, kind: str) -> bytes:
@@ -111,11 +121,13 @@ class ResponseStream:
         kind, text = self._items.kind, self._items.text
         if kind is None:
             return b""
-        item = self._items.end(token, is_cut=is_cut)
+        item, logprobs = self._items.end(token, is_cut=is_cut), self._items.logprobs
         name, place = self._names(kind)
+        if kind == "message":
+            place = {**place, "logprobs": logprobs}
         done = self._of_item(f"{name}.done", {**place, "text": text})
         if kind == "message":
-            part = {"content_index": 0, "part": output_text(text)}
+            part = {"content_index": 0, "part": output_text(text, logprobs)}
             done += self._of_item("response.content_part.done", part)
         elif self._wants_summary:
             part = {"summary_index": 0, "part": {**_SUMMARY, "text": text}}
@@ -125,13 +137,16 @@ class ResponseStream:
     def _names(self, kind: str) -> tuple[str, dict[str, Any]]:
         """The event of an item's text, and where in the item the text stands."""
         if kind == "message":
-            return "response.output_text", {"content_index": 0, "logprobs": []}
+            return "response.output_text", {"content_index": 0}
         if self._wants_summary:
             return "response.reasoning_summary_text", {"summary_index": 0}
         return "response.reasoning_text", {"content_index": 0}
 
     def _call(self, event: ToolCallDelta) -> bytes:
         item = self._items.call(event)
+        if item["type"] not in ("function_call", "custom_tool_call"):
+            # Of the items of other tools clients read the last form alone.
+            return self._added({**item, "status": "in_progress"}) + self._done(item)
         is_custom = item["type"] == "custom_tool_call"
         field = "input" if is_custom else "arguments"
         name = "custom_tool_call_input" if is_custom else "function_call_arguments"
@@ -167,6 +182,16 @@ class ResponseStream:
         data = {"type": name, "sequence_number": self._number, **fields}
         self._number += 1
         return b"event: %s\ndata: %s\n\n" % (name.encode(), orjson.dumps(data))
+
+
+def _of_text(text: str, sampled: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
+    """The tokens of a text, less those of a marker before it that is not shown."""
+    said = ""
+    for place in range(len(sampled) - 1, -1, -1):
+        said = sampled[place].token + said
+        if text in said:
+            return sampled[place:]
+    return sampled
 
 
 def whole_response(

@@ -1,7 +1,6 @@
 """The tools of a Responses request, and how their calls are named on the wire."""
 
 import json
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +8,11 @@ from typing import Any
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Tool, ToolCall, ToolChoice
 from sidecar.dialects.fields import Fields
-
-logger = logging.getLogger(__name__)
+from sidecar.dialects.openai_responses.client_tools import (
+    CLIENT_TOOLS,
+    ClientTool,
+    client_tool,
+)
 
 _CUSTOM_SCHEMA = {
     "type": "object",
@@ -21,29 +23,55 @@ _CUSTOM_SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class WireName:
-    """A tool as the client knows it; `is_custom`: its calls carry bare text."""
+    """
+    A tool as the client knows it.
+
+    Args:
+        is_custom: its calls carry bare text.
+        client_tool: its calls are items of a type of their own.
+    """
 
     name: str
     namespace: str | None = None
     is_custom: bool = False
+    client_tool: ClientTool | None = None
 
 
 WireNames = dict[str, WireName]  # by the name that the model is given
 
 
-def read_tools(fields: Fields) -> tuple[tuple[Tool, ...], WireNames]:
-    """The offered functions; tools that OpenAI's servers run are left out."""
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The offered functions; `hosted`: types of tools that OpenAI's servers run."""
+
+    tools: tuple[Tool, ...]
+    names: WireNames
+    hosted: tuple[str, ...]
+
+
+def read_tools(fields: Fields) -> Offer:
+    """
+    The tools of a request; hosted ones are left out.
+
+    Raises:
+        BadRequest: naming the field.
+    """
     tools: list[Tool] = []
     names: WireNames = {}
+    hosted: list[str] = []
     for item, namespace in _flat(fields):
-        kind = item.text("type")
-        if kind not in ("function", "custom"):
-            logger.info("ignored a tool type=%r", (kind or "")[:40])
-            continue
-        tool, wire = _tool(item, namespace)
-        tools.append(tool)
-        names[tool.name] = wire
-    return tuple(tools), names
+        kind = item.text("type") or ""
+        known = client_tool(item)
+        if known is not None:
+            tools.append(_function(known.name, known.description, known.parameters))
+            names[known.name] = WireName(known.name, client_tool=known)
+        elif kind in ("function", "custom"):
+            tool, wire = _tool(item, namespace)
+            tools.append(tool)
+            names[tool.name] = wire
+        else:
+            hosted.append(kind[:40])
+    return Offer(tuple(tools), names, tuple(dict.fromkeys(hosted)))
 
 
 def _flat(fields: Fields) -> Iterator[tuple[Fields, str | None]]:
@@ -63,13 +91,13 @@ def _tool(item: Fields, namespace: str | None) -> tuple[Tool, WireName]:
         _CUSTOM_SCHEMA if is_custom else {"type": "object", "properties": {}}
     )
     model_name = model_tool_name(name, namespace)
-    raw = {
-        "name": model_name,
-        "description": item.text("description") or "",
-        "parameters": parameters,
-    }
-    tool = Tool(model_name, parameters, {"type": "function", "function": raw})
+    tool = _function(model_name, item.text("description") or "", parameters)
     return tool, WireName(name, namespace, is_custom)
+
+
+def _function(name: str, description: str, parameters: dict[str, Any]) -> Tool:
+    raw = {"name": name, "description": description, "parameters": parameters}
+    return Tool(name, parameters, {"type": "function", "function": raw})
 
 
 def model_tool_name(name: str, namespace: str | None) -> str:
@@ -81,8 +109,9 @@ def read_tool_choice(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
     """Which tools may or must be called."""
     value = fields.raw("tool_choice")
     if isinstance(value, dict):
-        name = value.get("name")
-        if value.get("type") in ("function", "custom") and isinstance(name, str):
+        kind = value.get("type")
+        name = kind if kind in CLIENT_TOOLS else value.get("name")
+        if kind in ("function", "custom", *CLIENT_TOOLS) and isinstance(name, str):
             if name not in {tool.name for tool in tools}:
                 raise BadRequest(
                     f"tool_choice names {name[:64]!r}, which is not among the tools",
@@ -102,10 +131,20 @@ def read_tool_choice(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
     return ToolChoice("auto")
 
 
+def is_choice_kept(fields: Fields) -> bool:
+    """Whether `tool_choice` is done in full: not of hosted tools, or of a subset."""
+    value = fields.raw("tool_choice")
+    kinds = ("function", "custom", *CLIENT_TOOLS)
+    return not isinstance(value, dict) or value.get("type") in kinds
+
+
 def call_item(call: ToolCall, names: WireNames, item_id: str) -> dict[str, Any]:
     """A call as an output item, complete."""
     wire = names.get(call.name, WireName(call.name))
     item: dict[str, Any] = {"id": item_id, "status": "completed", "call_id": call.id}
+    told = wire.client_tool.item(call) if wire.client_tool else None
+    if told is not None:
+        return {**item, **told}
     if wire.is_custom:
         text = _custom_input(call.arguments)
         return {**item, "type": "custom_tool_call", "name": wire.name, "input": text}
