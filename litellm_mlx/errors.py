@@ -5,11 +5,13 @@ LiteLLM's router decides by exception class: which error is retried, which one
 falls back, which one takes a deployment out of rotation. An exception it does not
 know becomes a 500 that never cools a dead deployment down.
 
-A `Retry-After` goes into the text only. On the exception's `response` the router
-would sleep for it before each retry, and so before a fallback.
+A `Retry-After` goes into the text only, and from there to the client (`hook.py`). On
+the exception's `response` the router would sleep for it before each retry, and so
+before a fallback.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 
 import httpx
@@ -17,6 +19,7 @@ import litellm
 
 PROVIDER = "mlx"
 _SHOWN_LEN = 500
+_RETRY_AFTER = re.compile(r"\(sidecar answered .*, retry after (\d+) s\)")
 _CONTEXT_CODE = "context_length_exceeded"
 
 # Error frames inside a stream carry a code but no status.
@@ -40,20 +43,22 @@ _STATUS_OF_CODE = {
 
 def from_response(response: httpx.Response, model: str) -> Exception:
     """Map a refusal, its body already read, to the exception the router knows."""
-    problem = _json_object(response.content)
-    error = _object(problem.get("error"))
+    problem = json_object(response.content)
+    error = as_object(problem.get("error"))
     text = error.get("message") or problem.get("detail") or problem.get("title")
     code = error.get("code") or problem.get("error_code")
     message = f"{text or response.text[:_SHOWN_LEN] or 'no reason given'}"
     message += f" (sidecar answered {response.status_code}{f', {code}' if code else ''}"
     if "retry-after" in response.headers:
         message += f", retry after {response.headers['retry-after']} s"
-    return make_error(response.status_code, str(code), message + ")", model)
+    made = make_error(response.status_code, str(code), message + ")", model)
+    made.param = error.get("param")  # type: ignore[attr-defined]  # for the client
+    return made
 
 
 def from_frame(error: object, model: str) -> Exception:
     """Map an error that came inside a stream; a status is guessed from its code."""
-    fields = _object(error)
+    fields = as_object(error)
     code = str(fields.get("code") or fields.get("type") or "")
     text = fields.get("message") or str(error)[:_SHOWN_LEN]
     status = _STATUS_OF_CODE.get(code, 500)
@@ -92,6 +97,24 @@ def malformed(model: str, what: str) -> Exception:
     return make_error(500, "", f"the MLX sidecar sent {what}", model)
 
 
+def retry_after(error: BaseException | None) -> str | None:
+    """Seconds after which the sidecar wants to be asked again, if an error says so."""
+    while error is not None:
+        said = _RETRY_AFTER.search(str(error))
+        headers = getattr(getattr(error, "response", None), "headers", {})
+        if said or "retry-after" in headers:
+            return said[1] if said else str(headers["retry-after"])
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def refused(where: str, what: str) -> Exception:
+    """The error for a field that LiteLLM itself would stumble over."""
+    error = make_error(400, "", f"{where} {what}", "")
+    error.param = where  # type: ignore[attr-defined]  # for the client
+    return error
+
+
 def make_error(status: int, code: str, message: str, model: str) -> Exception:
     """Build the litellm exception for an HTTP status and a sidecar error code."""
     named = {"message": message, "llm_provider": PROVIDER, "model": model}
@@ -128,12 +151,14 @@ def _built(kind: Callable[..., Exception], named: Mapping[str, object]) -> Excep
     return kind(**named)
 
 
-def _json_object(body: bytes) -> Mapping[str, object]:
+def json_object(body: bytes) -> Mapping[str, object]:
+    """A JSON object; an empty one for all that is none."""
     try:
-        return _object(json.loads(body))
+        return as_object(json.loads(body))
     except ValueError:
         return {}
 
 
-def _object(value: object) -> Mapping[str, object]:
+def as_object(value: object) -> Mapping[str, object]:
+    """The value if it is a JSON object, else an empty one."""
     return value if isinstance(value, Mapping) else {}

@@ -6,15 +6,14 @@ of a database client while it reports that: the client is answered 500. So it is
 traceback, where LiteLLM knows no way to ask a provider of ours at all.
 """
 
-import gzip
 import re
 
+from litellm_mlx import answers
 from litellm_mlx.asgi import App, Message, Receive, Scope, Send
 from litellm_mlx.refusals import answer
 
-_FAILED = 500
+_LEAST_ERROR = 400
 _REFUSED = "Rejected Request: "  # how LiteLLM begins it
-_GZIP = b"\x1f\x8b"
 _UNSERVED = re.compile(
     rb"'mlx' is not a valid LlmProviders|MlxException - Not implemented yet!"
     rb"|is not supported for mlx"
@@ -35,7 +34,7 @@ async def run(app: App, scope: Scope, receive: Receive, to: tuple[Send, str]) ->
         to: where the answer goes, and the path that was asked.
     """
     send, path = to
-    told = _Told(send)
+    told = _Told(send, path)
     try:
         await app(scope, receive, told.send)
     except Exception as error:
@@ -53,32 +52,35 @@ async def run(app: App, scope: Scope, receive: Receive, to: tuple[Send, str]) ->
 
 
 class _Told:
-    """An answer on its way out; a failure is held back until it is known why."""
+    """An answer on its way out; an error is held back until all of it is known."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, path: str) -> None:
+        self._send, self._path = send, path
+        self._is_chat = path.endswith("/chat/completions")
         self._held: list[Message] = []
         self.is_begun = False
 
     async def send(self, message: Message) -> None:
         is_start = message["type"] == "http.response.start"
-        if self._held or (is_start and message["status"] == _FAILED):
+        if self._held or (is_start and message["status"] >= _LEAST_ERROR):
             self._held.append(message)
             return
         self.is_begun = True
+        if self._is_chat and message["type"] == "http.response.body":
+            message = {
+                **message,
+                "body": answers.without_choice(message.get("body", b"")),
+            }
         await self._send(message)
 
     @property
     def is_unserved(self) -> bool:
         """Whether what is held back says that there is no such route."""
-        body = b"".join(message.get("body", b"") for message in self._held)
-        if body.startswith(_GZIP):
-            body = gzip.decompress(body)
-        return is_unserved(body)
+        return bool(self._held) and is_unserved(answers.whole(self._held))
 
     async def release(self) -> None:
         held, self._held = self._held, []
-        for message in held:
+        for message in answers.put_right(self._path, held) if held else ():
             await self._send(message)
 
 

@@ -15,6 +15,7 @@ from litellm_mlx import lost_refusals, response_ids
 from litellm_mlx.admission import Asked, Policy, is_model_route, refusal
 from litellm_mlx.asgi import App, Message, Receive, Scope, Send
 from litellm_mlx.departures import WatchedRequest
+from litellm_mlx.google_body import served_path
 from litellm_mlx.identity import CHALLENGE, PROOF, proof_of
 from litellm_mlx.live_models import LiveModels
 from litellm_mlx.refusals import answer
@@ -63,6 +64,7 @@ class ProxyGate:
             await self._app(scope, receive, send)
             return
         self._live.start()  # here, as the loop runs here
+        scope = {**scope, "path": served_path(scope["path"])}
         asked = _asked(scope)
         why = refusal(asked, self._policy())
         if scope["type"] == "websocket":
