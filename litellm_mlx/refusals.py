@@ -34,6 +34,8 @@ async def answer(
     body = json.dumps(problem(path, status, message, param)).encode()
     headers = [(b"content-type", b"application/json")]
     headers.append((b"content-length", str(len(body)).encode()))
+    if status == 429:
+        headers.append((b"retry-after", b"1"))
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})

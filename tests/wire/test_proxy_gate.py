@@ -111,6 +111,16 @@ def test_a_missing_and_a_wrong_key_are_401_in_each_dialect(
         )
 
 
+@pytest.mark.parametrize("key", ["", f"Bearer {KEY}"], ids=["no key", "the key"])
+def test_a_foreign_host_is_refused_on_every_route(keyed: Proxy, key: str) -> None:
+    """It was let in to all that needs no key, and with the key to all."""
+    for path in ("/", "/health/liveliness", "/ui/", "/openapi.json", "/v1/models"):
+        headers = {"host": "rebound.example:4000", "authorization": key}
+        answer = keyed.http.get(path, headers=headers)
+        assert answer.status_code == 403, path
+        assert "ALLOWED_HOSTS" in answer.json()["error"]["message"]
+
+
 def test_the_sdks_know_what_it_means(keyed: Proxy) -> None:
     """And what to do stands in the message."""
     plain = openai.OpenAI(base_url=f"{keyed.url}/v1", api_key="any", max_retries=0)
