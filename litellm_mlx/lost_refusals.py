@@ -3,12 +3,15 @@ Refusals of LiteLLM's own that are lost on their way out, told after all.
 
 What only an administrator may set it refuses with a ValueError, and then fails for want
 of a database client while it reports that: the client is answered 500. So it is, with a
-traceback, where LiteLLM knows no way to ask a provider of ours at all.
+traceback, where LiteLLM knows no way to ask a provider of ours at all, and where it
+would make or look up a key and has no database.
 """
 
 import re
+from collections.abc import Iterator
 
 from litellm_mlx import answers
+from litellm_mlx.admission import is_model_route
 from litellm_mlx.asgi import App, Message, Receive, Scope, Send
 from litellm_mlx.refusals import answer
 
@@ -20,6 +23,12 @@ _UNSERVED = re.compile(
 )
 
 
+_NO_DATABASE = (
+    "LiteLLM has no database here, which virtual keys, users and spending need: set "
+    "DATABASE_URL and install its client (docs/security.md, Virtual keys)"
+)
+
+
 def is_unserved(told: bytes) -> bool:
     """Whether LiteLLM says that it knows no way to ask a provider of ours."""
     return _UNSERVED.search(told) is not None
@@ -28,7 +37,7 @@ def is_unserved(told: bytes) -> bool:
 async def run(app: App, scope: Scope, receive: Receive, to: tuple[Send, str]) -> None:
     """
     Run an app; answer 400 where its failure began with such a refusal, 501 where it
-    was of a route that no local model serves.
+    was of a route that no local model serves, or that needs a database.
 
     Args:
         to: where the answer goes, and the path that was asked.
@@ -41,6 +50,10 @@ async def run(app: App, scope: Scope, receive: Receive, to: tuple[Send, str]) ->
         refused = _refusal(error)
         if refused is not None and not told.is_begun:
             await answer(send, path, 400, refused, refused.partition(" ")[0])
+            return
+        is_managing = not (told.is_begun or is_model_route(path))
+        if is_managing and _needs_database(error):
+            await answer(send, path, 501, _NO_DATABASE)
             return
         if not told.is_unserved:
             await told.release()
@@ -84,11 +97,24 @@ class _Told:
             await self._send(message)
 
 
-def _refusal(error: BaseException | None) -> str | None:
+def _refusal(error: BaseException) -> str | None:
     """LiteLLM's own refusal, if that is what an error began with."""
-    while error is not None:
-        text = str(error)
-        if isinstance(error, ValueError) and text.startswith(_REFUSED):
-            return text.removeprefix(_REFUSED)
-        error = error.__cause__ or error.__context__
+    for one in _chain(error):
+        if isinstance(one, ValueError) and str(one).startswith(_REFUSED):
+            return str(one).removeprefix(_REFUSED)
     return None
+
+
+def _needs_database(error: BaseException) -> bool:
+    """Whether LiteLLM failed for want of the client of its database."""
+    return any(
+        isinstance(one, ModuleNotFoundError) and one.name == "prisma"
+        for one in _chain(error)
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -95,14 +95,14 @@ class ProxyGate:
         kind = asked.headers.get("content-type", "")
         head = BodyHead(asked.method, asked.path, kind)
         # All else is asked by who has the key, and may be a file or a list.
-        if not (is_model_route(asked.path) or head.is_unchecked):
-            return self._app
+        is_read = is_model_route(asked.path) or head.is_unchecked
 
         async def passing_on(scope: Scope, receive: Receive, send: Send) -> None:
             body = Body(head, self._bodies)
             try:
-                again = _replaying(await body.read(receive), receive)
-                await lost_refusals.run(self._app, scope, again, (send, asked.path))
+                if is_read:
+                    receive = _replaying(await body.read(receive), receive)
+                await lost_refusals.run(self._app, scope, receive, (send, asked.path))
             except BadBody as why:
                 await answer(send, asked.path, why.status, str(why), why.param)
             except Disconnected:

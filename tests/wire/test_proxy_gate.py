@@ -121,6 +121,19 @@ def test_a_foreign_host_is_refused_on_every_route(keyed: Proxy, key: str) -> Non
         assert "ALLOWED_HOSTS" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/key/generate"), ("GET", "/key/info")]
+)
+def test_keys_without_a_database_say_what_they_need(
+    keyed: Proxy, method: str, path: str
+) -> None:
+    """It was `Internal Server Error`, and a traceback on the terminal."""
+    headers = {"authorization": f"Bearer {KEY}"}
+    answer = keyed.http.request(method, path, json={}, headers=headers)
+    assert answer.status_code == 501, answer.text
+    assert "DATABASE_URL" in answer.json()["error"]["message"]
+
+
 def test_the_sdks_know_what_it_means(keyed: Proxy) -> None:
     """And what to do stands in the message."""
     plain = openai.OpenAI(base_url=f"{keyed.url}/v1", api_key="any", max_retries=0)
