@@ -7,8 +7,8 @@ to a cloud with the user's keys among them. So before it sees a request:
 
 - a page of another origin is refused, however it asks; browsers say so by `Origin`
   or, where they send none (images, links), by `Sec-Fetch-Site`;
-- without a master key, the host name must be this machine's (a rebound name is not),
-  and the route one that a local user needs;
+- the host name must be this machine's, on every route (a rebound name is not);
+- without a master key, the route must be one that a local user needs;
 - with one, and no other place that keys could come from, the key is checked here:
   LiteLLM answers a missing one with 500 and a wrong one with 400.
 """
@@ -88,8 +88,10 @@ def refusal(asked: Asked, policy: Policy) -> Refusal | None:
         return Refusal(
             "forbidden", "a web page of this origin is not in CORS_ALLOW_ORIGINS"
         )
+    if not _is_own_host(asked, policy):
+        return Refusal("forbidden", "this host name is not in ALLOWED_HOSTS")
     if policy.master_key is None:
-        return _keyless(asked, policy)
+        return _keyless(asked)
     is_open = _PUBLIC.fullmatch(asked.path) or _PAGES.fullmatch(asked.path)
     if policy.has_other_keys or is_open:
         return None
@@ -125,11 +127,7 @@ def _is_foreign(headers: Mapping[str, str], policy: Policy) -> bool:
     return headers.get("sec-fetch-site", "none") not in _OWN_FETCHES
 
 
-def _keyless(asked: Asked, policy: Policy) -> Refusal | None:
-    is_page = "origin" in asked.headers or "sec-fetch-site" in asked.headers
-    hosts = policy.hosts if is_page else (*policy.hosts, _NAME_IN_CONTAINERS)
-    if not _is_own_host(asked.headers.get("host", ""), hosts):
-        return Refusal("forbidden", "this host name is not in ALLOWED_HOSTS")
+def _keyless(asked: Asked) -> Refusal | None:
     if _may_be_a_page(asked.headers):
         return Refusal("forbidden", "from a browser ask for 127.0.0.1 or localhost")
     if _PUBLIC.fullmatch(asked.path) or _MODEL_ROUTES.fullmatch(asked.path):
@@ -162,8 +160,10 @@ def _may_be_a_page(headers: Mapping[str, str]) -> bool:
     return not is_trusted and headers.get("user-agent", "").startswith("Mozilla/")
 
 
-def _is_own_host(header: str, allowed: tuple[str, ...]) -> bool:
-    match = _HOST.fullmatch(header.lower())
+def _is_own_host(asked: Asked, policy: Policy) -> bool:
+    is_page = "origin" in asked.headers or "sec-fetch-site" in asked.headers
+    allowed = policy.hosts if is_page else (*policy.hosts, _NAME_IN_CONTAINERS)
+    match = _HOST.fullmatch(asked.headers.get("host", "").lower())
     if match is None:
         return False
     name = match["v6"] or match["name"]

@@ -64,8 +64,7 @@ _MESSAGES = FieldType(
 _MODEL = FieldType(
     f"the name of one model, of at most {_MODEL_NAME_LEN} characters",
     lambda value: (
-        not isinstance(value, str)
-        or (len(value) <= _MODEL_NAME_LEN and "," not in value)
+        isinstance(value, str) and len(value) <= _MODEL_NAME_LEN and "," not in value
     ),
 )
 # Each name costs LiteLLM milliseconds, in which it serves nobody.
@@ -170,11 +169,19 @@ _EMBEDDINGS: Mapping[str, FieldType] = {
         ),
     ),
 }
+_RERANK: Mapping[str, FieldType] = {
+    "query": _TEXT,
+    "documents": FieldType(
+        "a list of strings, or of objects with a text",
+        lambda value: isinstance(value, list) and {*map(type, value)} <= {dict, str},
+    ),
+}
 _BEFORE = r"(/v1|/(engines|openai/deployments)/[^/]+)?"
 _ROUTES: tuple[tuple[re.Pattern[str], Mapping[str, FieldType]], ...] = (
     (re.compile(f"{_BEFORE}/chat/completions"), _CHAT),
     (re.compile(f"{_BEFORE}/completions"), _COMPLETIONS),
     (re.compile(f"{_BEFORE}/embeddings"), _EMBEDDINGS),
+    (re.compile(r"(/v1|/v2)?/rerank"), _RERANK),
     (re.compile(r"(/v1)?/messages(/count_tokens)?"), _ANTHROPIC),
     (re.compile(r"(/v1)?/responses"), _RESPONSES),
     (

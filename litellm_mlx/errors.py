@@ -5,11 +5,13 @@ LiteLLM's router decides by exception class: which error is retried, which one
 falls back, which one takes a deployment out of rotation. An exception it does not
 know becomes a 500 that never cools a dead deployment down.
 
-A `Retry-After` goes into the text only. On the exception's `response` the router
-would sleep for it before each retry, and so before a fallback.
+A `Retry-After` goes into the text only, and from there to the client (`hook.py`). On
+the exception's `response` the router would sleep for it before each retry, and so
+before a fallback.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 
 import httpx
@@ -17,6 +19,7 @@ import litellm
 
 PROVIDER = "mlx"
 _SHOWN_LEN = 500
+_RETRY_AFTER = re.compile(r"\(sidecar answered .*, retry after (\d+) s\)")
 _CONTEXT_CODE = "context_length_exceeded"
 _TOLD = "MlxException - "  # before what LiteLLM was answered on a native route
 
@@ -41,20 +44,22 @@ _STATUS_OF_CODE = {
 
 def from_response(response: httpx.Response, model: str) -> Exception:
     """Map a refusal, its body already read, to the exception the router knows."""
-    problem = _json_object(response.content)
-    error = _object(problem.get("error"))
+    problem = json_object(response.content)
+    error = as_object(problem.get("error"))
     text = error.get("message") or problem.get("detail") or problem.get("title")
     code = error.get("code") or problem.get("error_code")
     message = f"{text or response.text[:_SHOWN_LEN] or 'no reason given'}"
     message += f" (sidecar answered {response.status_code}{f', {code}' if code else ''}"
     if "retry-after" in response.headers:
         message += f", retry after {response.headers['retry-after']} s"
-    return make_error(response.status_code, str(code), message + ")", model)
+    made = make_error(response.status_code, str(code), message + ")", model)
+    made.param = error.get("param")  # type: ignore[attr-defined]  # for the client
+    return made
 
 
 def from_frame(error: object, model: str) -> Exception:
     """Map an error that came inside a stream; a status is guessed from its code."""
-    fields = _object(error)
+    fields = as_object(error)
     code = str(fields.get("code") or fields.get("type") or "")
     text = fields.get("message") or str(error)[:_SHOWN_LEN]
     status = _STATUS_OF_CODE.get(code, 500)
@@ -81,20 +86,6 @@ def from_transport(error: httpx.HTTPError, model: str, *, started: bool) -> Exce
     return make_error(503, "", f"the MLX sidecar did not answer: {reason}", model)
 
 
-def refusal_of_messages(error: BaseException) -> str | None:
-    """
-    The body of a refusal in Anthropic's form, as the sidecar wrote it; None of others.
-
-    LiteLLM puts it behind words of its own, and so hides its details from clients.
-    """
-    told = str(error).partition(_TOLD)[2]
-    try:
-        body, _ = json.JSONDecoder().raw_decode(told)
-    except ValueError:
-        return None
-    return json.dumps(body) if _object(body).get("type") == "error" else None
-
-
 def unfinished(model: str) -> Exception:
     """The error for a stream that ended without a finish reason."""
     # LiteLLM would invent "stop" and pass half an answer off as a whole one.
@@ -105,6 +96,24 @@ def unfinished(model: str) -> Exception:
 def malformed(model: str, what: str) -> Exception:
     """The error for an answer that cannot be read."""
     return make_error(500, "", f"the MLX sidecar sent {what}", model)
+
+
+def retry_after(error: BaseException | None) -> str | None:
+    """Seconds after which the sidecar wants to be asked again, if an error says so."""
+    while error is not None:
+        said = _RETRY_AFTER.search(str(error))
+        headers = getattr(getattr(error, "response", None), "headers", {})
+        if said or "retry-after" in headers:
+            return said[1] if said else str(headers["retry-after"])
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def refused(where: str, what: str) -> Exception:
+    """The error for a field that LiteLLM itself would stumble over."""
+    error = make_error(400, "", f"{where} {what}", "")
+    error.param = where  # type: ignore[attr-defined]  # for the client
+    return error
 
 
 def make_error(status: int, code: str, message: str, model: str) -> Exception:
@@ -143,12 +152,14 @@ def _built(kind: Callable[..., Exception], named: Mapping[str, object]) -> Excep
     return kind(**named)
 
 
-def _json_object(body: bytes) -> Mapping[str, object]:
+def json_object(body: bytes) -> Mapping[str, object]:
+    """A JSON object; an empty one for all that is none."""
     try:
-        return _object(json.loads(body))
+        return as_object(json.loads(body))
     except ValueError:
         return {}
 
 
-def _object(value: object) -> Mapping[str, object]:
+def as_object(value: object) -> Mapping[str, object]:
+    """The value if it is a JSON object, else an empty one."""
     return value if isinstance(value, Mapping) else {}

@@ -15,6 +15,7 @@ import litellm
 
 from litellm_mlx.errors import PROVIDER
 from litellm_mlx.lost_refusals import is_unserved
+from litellm_mlx.served_models import OURS
 
 _METHOD = "async_function_with_fallbacks_common_utils"
 _FAILURES_BELOW_500 = (408, 429)  # too late, busy
@@ -25,14 +26,19 @@ _TOO_LONG = ("context_length_exceeded", "prompt is too long", "ContextWindowExce
 logger = logging.getLogger(__name__)
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Whether a local model was asked what it does not do, and no other shall be."""
+def is_refusal(error: BaseException, *, is_ours: bool = False) -> bool:
+    """
+    Whether a local model was asked what it does not do, and no other shall be.
+
+    Args:
+        is_ours: the deployment is, though LiteLLM asked it as another provider's.
+    """
     text = str(error)
     if any(said in text for said in _TOO_LONG):
         return False
     if is_unserved(text.encode(errors="replace")):
         return True
-    if getattr(error, "llm_provider", None) != PROVIDER:
+    if not is_ours and getattr(error, "llm_provider", None) != PROVIDER:
         return False
     status = getattr(error, "status_code", None)
     if not isinstance(status, int) or status in _FAILURES_BELOW_500:
@@ -51,9 +57,19 @@ def install() -> None:
 
     @functools.wraps(original)
     async def keeping(router: Any, e: Exception, *args: Any, **kwargs: Any) -> Any:
-        if is_refusal(e):
+        if is_refusal(e, is_ours=_is_ours(router, e)):
             raise e
         return await original(router, e, *args, **kwargs)
 
     keeping.keeps_refusals = True  # type: ignore[attr-defined]
     setattr(litellm.Router, _METHOD, keeping)
+
+
+def _is_ours(router: Any, error: Exception) -> bool:
+    """Whether a deployment of the sidecar failed: embeddings, Google's chats."""
+    failed = getattr(error, "failed_deployment_id", None)
+    if not isinstance(failed, str):
+        return False
+    deployment = None if failed.startswith(OURS) else router.get_deployment(failed)
+    model = getattr(getattr(deployment, "litellm_params", None), "model", "")
+    return failed.startswith(OURS) or str(model).startswith(f"{PROVIDER}/")

@@ -20,10 +20,12 @@ import litellm
 from litellm.integrations.custom_logger import CustomLogger
 
 from litellm_mlx import (
+    chat_messages,
     client,
     departures,
     errors,
     fallback_notice,
+    google_body,
     private,
     translate,
 )
@@ -52,6 +54,7 @@ _UNREACHABLE = ("Cannot connect to host", "Server disconnected", "Connection res
 _GOOGLE_CALLS = ("agenerate_content", "agenerate_content_stream")
 _KNOWN_PROVIDER = "hosted_vllm"  # for LiteLLM an OpenAI server with extensions
 
+_CHAT_CALLS = ("completion", "acompletion")
 # Bodies of these go to the sidecar as they are, if the deployment says so.
 _NATIVE_CALLS = ("anthropic_messages", "aresponses", "responses")
 
@@ -75,18 +78,22 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
         Return the request with its allow-list widened, None to leave it alone.
 
         Raises:
-            litellm.BadRequestError: a prompt that LiteLLM cannot make a chat of.
+            litellm.BadRequestError: what LiteLLM cannot make a chat of.
         """
         if not _is_ours(kwargs):
             return None
         _calling_loop.set(asyncio.get_running_loop())
         kind = str(getattr(call_type, "value", call_type))
         if kind in _GOOGLE_CALLS:
-            return _with_client_facts(_as_chat_of_a_known_provider(kwargs))
+            kwargs = _as_chat_of_a_known_provider(google_body.readable(kwargs))
+            return _with_client_facts(kwargs)
         if "embedding" in kind:
             return _with_hidden_params(kwargs)
         if "text_completion" in kind:
             _check_prompt(kwargs)
+        messages = kwargs.get("messages")
+        if kind in _CHAT_CALLS and isinstance(messages, list):
+            kwargs = {**kwargs, "messages": chat_messages.readable(messages)}
         if kind in _NATIVE_CALLS:
             kwargs = _with_client_facts(kwargs)
         return _with_allowed_params(kwargs)
@@ -102,7 +109,7 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
         Tell what happened at the sidecar where LiteLLM sends bodies on as they are.
 
         There it answers 500 for a sidecar that it could not reach, as for a fault of
-        its own, and wraps a refusal into words.
+        its own. And tell the client when to ask again, if the sidecar said so.
         """
         error: Any = original_exception
         text = str(error)
@@ -112,9 +119,9 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
             # In place: of /v1/messages LiteLLM takes no other error than its own.
             error.status_code = 503
             error.message = "the MLX sidecar is not reachable just now"
-        elif refusal := errors.refusal_of_messages(error):
-            # LiteLLM sends on what is in Anthropic's form, its details and all.
-            error.message = refusal
+        seconds = errors.retry_after(error)
+        if seconds is not None:
+            error.headers = {"retry-after": seconds}
 
     async def log_success_fallback_event(
         self,
@@ -159,7 +166,7 @@ def _with_client_facts(kwargs: dict[str, object]) -> dict[str, object]:
     # What LiteLLM cuts from a body that it sends on goes into a header beside it.
     # A client's body may ask for headers too, but not for those that say who asks.
     kept = {
-        name: private.without_ours(private.as_object(kwargs[name]))
+        name: private.without_ours(errors.as_object(kwargs[name]))
         for name in ("headers", "extra_headers")
         if kwargs.get(name) is not None
     }

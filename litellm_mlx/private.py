@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
-from litellm_mlx import proxy_gate
+from litellm_mlx import google_body, proxy_gate
+from litellm_mlx.errors import as_object
 from litellm_mlx.extra_body import fill
 
 Dialect = Literal["chat", "messages", "responses", "completions", "sdk"]
@@ -37,7 +38,7 @@ _SENT_ON = frozenset(
         "litellm_metadata", "previous_response_id", "prompt_cache_key", "include",
         "store", "text", "prompt", "extra_body", "context_management", "mcp_servers",
         "contents", "config", "systemInstruction", "generationConfig", "toolConfig",
-        "safetySettings",
+        "safetySettings", "system_instruction", "generation_config", "tool_config",
     )
 )  # fmt: skip
 _OUR_HEADERS = frozenset(
@@ -120,6 +121,7 @@ def native_header(kwargs: Json) -> str:
     # All else that the block says stands in the body itself.
     facts = {name: block[name] for name in _WHO_ASKS if name in block}
     cut = {k: v for k, v in client.body.items() if _may_be_cut(k)}
+    cut |= google_body.left_out(client.body)
     cut = fill(cut, as_object(client.body.get("extra_body")))
     cut.pop("x_mlx", None)  # ours to say
     if kwargs.get(_MAX_TTFT) is not None:  # of the deployment, if not of the client
@@ -150,11 +152,6 @@ def _may_be_cut(name: str) -> bool:
 def lost_fields(client: ClientRequest) -> Json:
     """The fields of the client's body that LiteLLM drops."""
     return {name: client.body[name] for name in _LOST_FIELDS if name in client.body}
-
-
-def as_object(value: object) -> Json:
-    """The value if it is a JSON object, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
 
 
 def _session(client: ClientRequest, litellm_params: Json) -> object:

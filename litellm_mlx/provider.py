@@ -14,9 +14,11 @@ from litellm.types.utils import ModelResponseStream
 from litellm_mlx import (
     client,
     fallback_policy,
+    google_errors,
     handlers_folder,
     hook,
     proxy_gate,
+    quiet_log,
     streams,
     token_counter,
 )
@@ -81,7 +83,9 @@ ask_this_machine_directly()
 handlers_folder.install()
 hook.register()
 fallback_policy.install()
+google_errors.install()
 proxy_gate.install()
+quiet_log.install()
 token_counter.install()
 raise_file_limit()  # LiteLLM may have been started without the launcher
 mlx_llm = MLXProvider()

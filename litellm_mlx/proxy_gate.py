@@ -12,9 +12,10 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from litellm_mlx import lost_refusals, response_ids
-from litellm_mlx.admission import Asked, Policy, is_model_route, refusal
+from litellm_mlx.admission import Asked, Policy, given_key, is_model_route, refusal
 from litellm_mlx.asgi import App, Message, Receive, Scope, Send
 from litellm_mlx.departures import WatchedRequest
+from litellm_mlx.google_body import served_path
 from litellm_mlx.identity import CHALLENGE, PROOF, proof_of
 from litellm_mlx.live_models import LiveModels
 from litellm_mlx.refusals import answer
@@ -26,10 +27,12 @@ from litellm_mlx.request_body import (
     Disconnected,
 )
 from litellm_mlx.settings import Settings, current_settings
+from litellm_mlx.wrong_keys import WrongKeys
 
 _SERVER = "litellm.proxy.proxy_server"
 _HEALTH = "/health/liveliness"
 _POLICY_VIOLATION = 1008  # RFC 6455
+_TOO_MANY = "too many wrong keys come from your address: ask again in a second"
 _STATUS = {"forbidden": 403, "unauthorized": 401}
 # Settings of LiteLLM's that let in keys which we cannot know.
 _OTHER_AUTHORITIES = (
@@ -56,6 +59,7 @@ class ProxyGate:
         self._secret = settings.instance_secret
         self._bodies = BodyBudget(settings.max_body_bytes)
         self._live = LiveModels(settings)
+        self._wrong_keys = WrongKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer why not."""
@@ -63,36 +67,42 @@ class ProxyGate:
             await self._app(scope, receive, send)
             return
         self._live.start()  # here, as the loop runs here
-        asked = _asked(scope)
+        scope = {**scope, "path": served_path(scope["path"])}
+        asked, address = _asked(scope), (scope.get("client") or ("",))[0]
+        if self._wrong_keys.are_too_many(address):
+            await _refuse(scope, receive, send, (429, _TOO_MANY))
+            return
+        if given_key(asked):
+            send = self._wrong_keys.slowed(address, send)
         why = refusal(asked, self._policy())
-        if scope["type"] == "websocket":
+        if why is not None:
+            told = _STATUS[why.kind], why.message
+            await _refuse(scope, receive, send, told)
+        elif scope["type"] == "websocket":
             # On the models' routes a body could come in pieces that nobody checks.
-            if why is None and not is_model_route(asked.path):
+            if is_model_route(asked.path):
+                await _refuse(scope, receive, send, (403, ""))
+            else:
                 await self._app(scope, receive, send)
-                return
-            await receive()  # the wish to connect
-            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
-        elif why is None and response_ids.is_forged(asked.path):
+        elif response_ids.is_forged(asked.path):
             await answer(send, asked.path, 404, "no stored response has this id")
-        elif why is None:
+        else:
             watched = WatchedRequest(receive, self._proving(asked, send))
             await watched.run(self._passing_on(asked), scope)
-        else:
-            await answer(send, asked.path, _STATUS[why.kind], why.message)
 
     def _passing_on(self, asked: Asked) -> App:
         """LiteLLM's app, which is given the bodies that were read and are right."""
         kind = asked.headers.get("content-type", "")
         head = BodyHead(asked.method, asked.path, kind)
         # All else is asked by who has the key, and may be a file or a list.
-        if not (is_model_route(asked.path) or head.is_unchecked):
-            return self._app
+        is_read = is_model_route(asked.path) or head.is_unchecked
 
         async def passing_on(scope: Scope, receive: Receive, send: Send) -> None:
             body = Body(head, self._bodies)
             try:
-                again = _replaying(await body.read(receive), receive)
-                await lost_refusals.run(self._app, scope, again, (send, asked.path))
+                if is_read:
+                    receive = _replaying(await body.read(receive), receive)
+                await lost_refusals.run(self._app, scope, receive, (send, asked.path))
             except BadBody as why:
                 await answer(send, asked.path, why.status, str(why), why.param)
             except Disconnected:
@@ -151,6 +161,18 @@ def install() -> None:
 def _is_installed(app: Any) -> bool:
     is_inside = any(item.cls is ProxyGate for item in app.user_middleware)
     return is_inside or isinstance(app.middleware_stack, ProxyGate)
+
+
+async def _refuse(
+    scope: Scope, receive: Receive, send: Send, why: tuple[int, str]
+) -> None:
+    """Answer why not, by status and words; a web socket is closed without any."""
+    status, message = why
+    if scope["type"] == "websocket":
+        await receive()  # the wish to connect
+        await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+    else:
+        await answer(send, scope["path"], status, message)
 
 
 def _asked(scope: Scope) -> Asked:

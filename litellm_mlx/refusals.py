@@ -15,7 +15,10 @@ _NAMES = {
     408: ("request_timeout", "timeout_error", "DEADLINE_EXCEEDED"),
     413: ("payload_too_large", "request_too_large", "INVALID_ARGUMENT"),
     501: ("not_implemented", "api_error", "UNIMPLEMENTED"),
+    429: ("rate_limited", "rate_limit_error", "RESOURCE_EXHAUSTED"),
     503: ("service_unavailable", "overloaded_error", "UNAVAILABLE"),
+    4: ("invalid_request", "invalid_request_error", "INVALID_ARGUMENT"),  # all others
+    5: ("internal_error", "api_error", "INTERNAL"),
 }
 
 
@@ -28,23 +31,30 @@ async def answer(
     Args:
         status: one of those named above. param: the field at fault, if one is.
     """
-    body = json.dumps(_problem(path, status, message, param)).encode()
+    body = json.dumps(problem(path, status, message, param)).encode()
     headers = [(b"content-type", b"application/json")]
     headers.append((b"content-length", str(len(body)).encode()))
+    if status == 429:
+        headers.append((b"retry-after", b"1"))
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-def _problem(
-    path: str, status: int, message: str, param: str | None
+def is_google(path: str) -> bool:
+    """Whether clients of Google's ask there."""
+    return path.startswith("/v1beta") or ":" in path
+
+
+def problem(
+    path: str, status: int, message: str, param: str | None = None
 ) -> Mapping[str, Any]:
     """An error in the shape of the route's dialect."""
-    openai, anthropic, google = _NAMES[status]
+    openai, anthropic, google = _NAMES.get(status) or _NAMES[min(status // 100, 5)]
     if path.startswith(("/v1/messages", "/messages")):
         return {"type": "error", "error": {"type": anthropic, "message": message}}
-    if path.startswith("/v1beta") or ":" in path:
+    if is_google(path):
         return {"error": {"code": status, "message": message, "status": google}}
     kind = "server_error" if status >= 500 else "invalid_request_error"
     named = {"type": kind, "param": param, "code": openai}

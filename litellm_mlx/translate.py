@@ -16,10 +16,10 @@ import litellm
 import orjson
 
 from litellm_mlx import errors
+from litellm_mlx.errors import as_object
 from litellm_mlx.extra_body import fill
 from litellm_mlx.private import (
     ClientRequest,
-    as_object,
     client_request,
     lost_fields,
     private_block,

@@ -23,6 +23,18 @@ def test_commands_are_called_where_they_are(path: Path) -> None:
     assert all(before.endswith(".venv/bin/") for before in called), called
 
 
+def test_litellm_by_hand_fetches_no_prices() -> None:
+    """Else it asks the internet while it starts, and warns three times without."""
+    shown = [
+        line
+        for path in DOCUMENTS
+        for line in path.read_text().splitlines()
+        if ".venv/bin/litellm --" in line
+    ]
+    assert len(shown) == 2
+    assert all("LITELLM_LOCAL_MODEL_COST_MAP=True" in line for line in shown)
+
+
 def test_the_snippets_context_is_the_served_models(app: App) -> None:
     """What is pasted works with the model that is served by default."""
     listed = httpx.get(f"{app.url}/v1/models").json()["data"]
@@ -35,7 +47,7 @@ def test_the_snippets_context_is_the_served_models(app: App) -> None:
 
 ELSEWHERE = {  # of the hub's library, and of slow tests
     "FAULT_KILLS", "HTTP_PROXY", "HF_HOME", "HF_HUB_OFFLINE", "ORACLE_REQUESTS",
-    "SOAK_MINUTES",
+    "SOAK_MINUTES", "DATABASE_URL", "LITELLM_SALT_KEY",
 }  # fmt: skip
 
 

@@ -68,12 +68,17 @@ def test_programs_own_pages_and_chosen_origins_come_in() -> None:
         ("localhost:4000, evil.example", False), ("", False), ("[::1", False),
     ],
 )  # fmt: skip
-def test_without_a_key_the_name_must_be_this_machines(host: str, is_own: bool) -> None:
-    """A rebound name is its page's own origin; with a key that does not help it."""
-    policy = Policy(None, hosts=("box.lan",))
-    assert (kind_of(policy, host=host) is None) is is_own
-    own_origin = kind_of(KEYED, host=host, origin=f"http://{host}")
-    assert own_origin == "unauthorized"
+@pytest.mark.parametrize("key", [None, "sk-mine"], ids=["keyless", "keyed"])
+@pytest.mark.parametrize("path", [CHAT, "/health/liveliness", "/ui/", "/", "/prompts"])
+def test_the_name_must_be_this_machines(
+    path: str, key: str | None, host: str, is_own: bool
+) -> None:
+    """On every route, with a key or none: a rebound name is its page's own origin."""
+    policy = Policy(key, hosts=("box.lan",))
+    for headers in ({}, {"authorization": "Bearer sk-mine"}):
+        kind = kind_of(policy, path, host=host, **headers)
+        is_shut = key is None and path in ("/ui/", "/prompts")
+        assert (kind == "forbidden") is (is_shut or not is_own)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import pytest
 from litellm_mlx.admission import _PAGES, _PUBLIC
 from litellm_mlx.identity import challenge, is_proven
 from sidecar.app import App
+from testkit.cloud import Cloud, cloud_config, running_cloud
 from testkit.proxy import Proxy, running_proxy
 from testkit.servers import running_sidecar
 
@@ -28,53 +29,15 @@ BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 SAID = [{"role": "user", "content": "?"}]
 ASKED = {"model": "cloud", "max_tokens": 4, "messages": SAID}
-MESSAGE = {"role": "assistant", "content": "SPENT"}
-ANSWER = {
-    "id": "1", "object": "chat.completion", "created": 1, "model": "x",
-    "choices": [{"index": 0, "message": MESSAGE, "finish_reason": "stop"}],
-}  # fmt: skip
 PAGE = Path(__file__).with_name("hostile_page.html")
 _BROWSER_S = 240
-
-
-class Cloud:
-    """A stand-in for a cloud on the user's key: counts what reaches it."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        cloud = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                cloud.asked.append(self.path)
-                self.rfile.read(int(self.headers.get("content-length", 0)))
-                body = json.dumps(ANSWER).encode()
-                self.send_response(200)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def do_GET(self) -> None:
-                self.do_POST()
-
-            def log_message(self, *_arguments: object) -> None:
-                """Nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
 
 
 @pytest.fixture(scope="module")
 def cloud() -> Iterator[Cloud]:
     """Counts; answers all alike."""
-    one = Cloud()
-    thread = threading.Thread(target=one.server.serve_forever, args=(0.05,))
-    thread.start()
-    yield one
-    one.server.shutdown()
-    one.server.server_close()
-    thread.join(10)
+    with running_cloud() as cloud:
+        yield cloud
 
 
 @pytest.fixture(scope="module")
@@ -84,21 +47,12 @@ def target() -> Iterator[App]:
         yield app
 
 
-def own_config(cloud: Cloud, **general: str) -> dict[str, Any]:
-    """A cloud model on the user's key beside the local one."""
-    params = {"model": "openai/x", "api_base": f"{cloud.url}/v1", "api_key": "sk-cloud"}
-    return {
-        "model_list": [{"model_name": "cloud", "litellm_params": params}],
-        "general_settings": dict(general),
-    }
-
-
 @pytest.fixture(scope="module")
 def keyless(
     target: App, cloud: Cloud, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Proxy]:
     folder = tmp_path_factory.mktemp("keyless")
-    with running_proxy(target.url, folder, own=own_config(cloud)) as proxy:
+    with running_proxy(target.url, folder, own=cloud_config(cloud)) as proxy:
         yield proxy
 
 
@@ -107,7 +61,7 @@ def keyed(
     target: App, cloud: Cloud, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Proxy]:
     folder = tmp_path_factory.mktemp("keyed")
-    own = own_config(cloud, master_key=KEY)
+    own = cloud_config(cloud, master_key=KEY)
     with running_proxy(target.url, folder, own=own) as proxy:
         yield proxy
 
@@ -155,6 +109,29 @@ def test_a_missing_and_a_wrong_key_are_401_in_each_dialect(
             keyed.http.get(path, headers={"authorization": "", **headers}).status_code
             == 401
         )
+
+
+@pytest.mark.parametrize("key", ["", f"Bearer {KEY}"], ids=["no key", "the key"])
+def test_a_foreign_host_is_refused_on_every_route(keyed: Proxy, key: str) -> None:
+    """It was let in to all that needs no key, and with the key to all."""
+    for path in ("/", "/health/liveliness", "/ui/", "/openapi.json", "/v1/models"):
+        headers = {"host": "rebound.example:4000", "authorization": key}
+        answer = keyed.http.get(path, headers=headers)
+        assert answer.status_code == 403, path
+        assert "ALLOWED_HOSTS" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/key/generate"), ("GET", "/key/info")]
+)
+def test_keys_without_a_database_say_what_they_need(
+    keyed: Proxy, method: str, path: str
+) -> None:
+    """It was `Internal Server Error`, and a traceback on the terminal."""
+    headers = {"authorization": f"Bearer {KEY}"}
+    answer = keyed.http.request(method, path, json={}, headers=headers)
+    assert answer.status_code == 501, answer.text
+    assert "DATABASE_URL" in answer.json()["error"]["message"]
 
 
 def test_the_sdks_know_what_it_means(keyed: Proxy) -> None:

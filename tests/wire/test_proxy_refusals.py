@@ -1,0 +1,229 @@
+"""What the real proxy refuses: told as the client reads it, and sent to nobody else."""
+
+import base64
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from PIL import Image
+
+from sidecar.app import App
+from testkit.cloud import Cloud, cloud_config, running_cloud
+from testkit.proxy import Proxy, running_proxy
+
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+GOOGLE = "/v1beta/models/local:generateContent"
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[Cloud]:
+    """Whatever comes here was paid for."""
+    with running_cloud() as cloud:
+        yield cloud
+
+
+@pytest.fixture(scope="module")
+def paid(
+    app: App, cloud: Cloud, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Proxy]:
+    """A proxy whose local model falls back to a cloud."""
+    own = cloud_config(cloud)
+    own["router_settings"] = {"fallbacks": [{"local": ["cloud"]}]}
+    with running_proxy(app.url, tmp_path_factory.mktemp("paid"), own=own) as proxy:
+        yield proxy
+
+
+def png() -> str:
+    """A small picture in base64."""
+    file = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"contents": [{"role": "user", "parts": list(parts)}]}
+
+
+def post_google(proxy: Proxy, body: Any, path: str = GOOGLE) -> httpx.Response:
+    return proxy.http.post(path, json=body, headers={"x-goog-api-key": "any"})
+
+
+@pytest.mark.parametrize("verb", ["generateContent", "streamGenerateContent?alt=sse"])
+def test_googles_newer_clients_ask_under_v1(paid: Proxy, verb: str) -> None:
+    """google-genai 3.4 (Python) and 3.1 (JS) do; it was 405."""
+    body = user({"text": "hi"})
+    old, new = (
+        post_google(paid, body, f"/{at}/models/local:{verb}") for at in ("v1beta", "v1")
+    )
+    assert (old.status_code, new.status_code) == (200, 200)
+    assert '"candidates"' in new.text
+    assert "SPENT" not in new.text
+
+
+REFUSED: list[tuple[str, Any]] = [
+    ("max", {**user({"text": "hi"}), "generationConfig": {"maxOutputTokens": -1}}),
+    ("role", {"contents": [{"role": "bogus", "parts": [{"text": "hi"}]}]}),
+    ("parts", {"contents": [{"role": "user", "parts": 5}]}),
+    ("part", user({"bogus": "hi"})),
+    ("number", user(5)),
+    ("text", user({"text": 5})),
+    ("inlineData", user({"text": "hi"}, {"inlineData": 5})),
+    ("mime", user({"inlineData": {"mimeType": "audio/wav", "data": "AAAA"}})),
+    ("file", user({"fileData": {"fileUri": "gs://x"}})),
+    ("picture", user({"inlineData": {"mimeType": "image/png", "data": png()}})),
+    ("older", user({"inline_data": {"mime_type": "image/png", "data": png()}})),
+    ("system", {**user({"text": "hi"}), "systemInstruction": 5}),
+    ("config", {**user({"text": "hi"}), "generationConfig": 5}),
+    ("tools", {**user({"text": "hi"}), "tools": [{"functionDeclarations": 5}]}),
+    ("choice", {**user({"text": "hi"}), "toolConfig": 5}),
+    ("two", {**user({"text": "hi"}), "generationConfig": {"candidateCount": 2}}),
+]
+
+
+@pytest.mark.parametrize("body", [b for _, b in REFUSED], ids=[n for n, _ in REFUSED])
+def test_what_is_refused_on_googles_route_is_not_paid_for(
+    paid: Proxy, cloud: Cloud, body: Any
+) -> None:
+    """In Google's shape; the cloud was asked, or a picture dropped with 200."""
+    before = len(cloud.asked)
+    for path in (GOOGLE, "/v1/models/local:streamGenerateContent?alt=sse"):
+        answer = post_google(paid, body, path)
+        error = answer.json()["error"]
+        assert answer.status_code in (400, 422), answer.text
+        assert (error["code"], error["status"]) == (
+            answer.status_code, "INVALID_ARGUMENT",
+        )  # fmt: skip
+        assert "{" not in error["message"]
+    assert len(cloud.asked) == before
+
+
+def test_what_is_down_or_too_slow_on_googles_route_still_falls_back(
+    paid: Proxy, cloud: Cloud
+) -> None:
+    body = {**user({"text": "Tell me more."}), "mlx_max_ttft_s": 0.001}
+    before = len(cloud.asked)
+    assert "SPENT" in post_google(paid, body).text
+    assert len(cloud.asked) == before + 1
+
+
+def test_all_that_a_configuration_of_googles_says_is_told(
+    paid: Proxy,
+) -> None:
+    """LiteLLM leaves out `topK` and `seed`: the sidecar says that it has read them."""
+    for name, value in (("topK", "x"), ("seed", "x"), ("presencePenalty", 1000)):
+        body = {**user({"text": "hi"}), "generationConfig": {name: value}}
+        assert post_google(paid, body).status_code in (400, 422), name
+
+
+def test_a_refusal_is_no_json_in_a_string(paid: Proxy) -> None:
+    """With its type, field and code; it was `MlxException - {"type": ...}`."""
+    with pytest.raises(anthropic.APIStatusError) as refused:
+        paid.anthropic.messages.create(model="local", max_tokens=-5, messages=HI)
+    error: Any = refused.value.body
+    assert error["error"] == {
+        "type": "invalid_request_error",
+        "message": "max_tokens must be 1..2147483648, got -5",
+    }
+    with pytest.raises(openai.APIStatusError) as failed:
+        paid.openai.responses.create(model="local", input="hi", temperature=-5)
+    body: Any = failed.value.body
+    assert body["message"].startswith("temperature must be ")
+    assert (body["param"], body["code"]) == ("temperature", "validation_error")
+
+
+def chat(content: Any) -> dict[str, Any]:
+    return {"model": "local", "messages": [{"role": "user", "content": content}]}
+
+
+def call(value: Any) -> dict[str, Any]:
+    said = {"role": "assistant", "content": "", "tool_calls": value}
+    return {"model": "local", "messages": [*HI, said]}
+
+
+CHAT = "/v1/chat/completions"
+STUMBLED: list[tuple[str, str, Any, str]] = [
+    ("content", CHAT, chat(5), "messages[0].content"),
+    ("part", CHAT, chat([5]), "messages[0].content[0]"),
+    ("kind", CHAT, chat([{"type": "bogus"}]), "messages[0].content[0].type"),
+    ("role", CHAT, {"model": "local", "messages": [{}]}, "messages[0].role"),
+    ("calls", CHAT, call(5), "messages[1].tool_calls"),
+    ("call", CHAT, call([5]), "messages[1].tool_calls"),
+    ("function", CHAT, call([{"function": 5}]), "messages[1].tool_calls"),
+    (
+        "picture",
+        CHAT,
+        chat([{"type": "input_image", "image_url": f"data:image/png;base64,{png()}"}]),
+        "messages[0].content[0]",
+    ),
+    ("model", "/v1/messages/count_tokens", {"model": 5, "messages": HI}, "model"),
+    ("document", "/v1/rerank", {"model": "local", "query": "x", "documents": [5]},
+     "documents"),
+    ("documents", "/v2/rerank", {"model": "local", "query": "x", "documents": 5},
+     "documents"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"), [s[1:] for s in STUMBLED], ids=[s[0] for s in STUMBLED]
+)
+def test_what_litellm_stumbled_over_is_400_and_named(
+    paid: Proxy, cloud: Cloud, path: str, body: Any, param: str
+) -> None:
+    """It was 500, and went to the cloud."""
+    before = len(cloud.asked)
+    answer = paid.http.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    assert param in answer.json()["error"]["message"]
+    assert len(cloud.asked) == before
+
+
+def test_a_refusal_is_one_line_in_the_log(paid: Proxy) -> None:
+    """It was sixty, of LiteLLM's own code."""
+    bodies = [
+        (CHAT, {**chat("hi"), "max_tokens": -5}),
+        ("/v1/messages", {"model": "local", "max_tokens": -5, "messages": HI}),
+        ("/v1/responses", {"model": "local", "input": [5]}),
+        (GOOGLE, REFUSED[0][1]),
+    ]
+    for path, body in bodies:
+        before = paid.log.stat().st_size
+        assert paid.http.post(path, json=body).status_code in (400, 422)
+        said = paid.log.read_bytes()[before:].decode()
+        assert "Traceback" not in said
+        assert len(said.splitlines()) <= 4, said
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": HI}),
+        (CHAT, {"messages": HI, "stream": True}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 9}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1beta/models/mlx-tiny-agent:generateContent", user({"text": "hi"})),
+    ],
+)
+def test_who_is_busy_says_when_to_ask_again(paid: Proxy, path: str, body: Any) -> None:
+    """503 of the sidecar's, through every format; this model has no fallback."""
+    asked = {"model": "mlx-tiny-agent", "mlx_max_ttft_s": 0.001, **body}
+    answer = paid.http.post(path, json=asked)
+    assert answer.status_code == 503, answer.text
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_the_chunk_with_the_usage_has_no_choice(paid: Proxy) -> None:
+    """As OpenAI has it: ag2 reads the last chunk with a choice as the answer's."""
+    chunks = list(
+        paid.openai.chat.completions.create(
+            model="local", messages=HI, stream=True, max_tokens=5,
+            stream_options={"include_usage": True},
+        )
+    )  # fmt: skip
+    assert [bool(chunk.choices) for chunk in chunks if chunk.usage] == [False]
+    assert all(chunk.choices for chunk in chunks if not chunk.usage)
+    assert json.loads(chunks[-1].model_dump_json())["choices"] == []
