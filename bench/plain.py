@@ -62,6 +62,7 @@ def _generate(
         if response.text:
             text.append(response.text)
             times.append(time.perf_counter())
+    times = times or [time.perf_counter()]  # tokens that make no character yet
     return {
         "started": started,
         "first": times[0],
