@@ -18,6 +18,7 @@ from typing import Any
 
 from dotenv import dotenv_values
 
+from sidecar.config.device_settings import DeviceConfig
 from sidecar.config.sources import load_section, order_sources, setting
 from sidecar.config.values import (
     boolean,
@@ -363,7 +364,7 @@ class LogConfig:
 # All that people set, in the order in which they read it.
 SECTIONS = (
     ModelConfig, ServerConfig, LauncherConfig, GenerationConfig, EngineConfig,
-    CacheConfig, DiskConfig, ImageConfig, LogConfig,
+    DeviceConfig, CacheConfig, DiskConfig, ImageConfig, LogConfig,
 )  # fmt: skip
 
 
@@ -375,6 +376,7 @@ class Config:
     model: ModelConfig = ModelConfig()
     generation: GenerationConfig = GenerationConfig()
     engine: EngineConfig = EngineConfig()
+    device: DeviceConfig = DeviceConfig()
     cache: CacheConfig = CacheConfig()
     disk: DiskConfig = DiskConfig()
     images: ImageConfig = ImageConfig()

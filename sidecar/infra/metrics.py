@@ -106,6 +106,9 @@ class Metrics:
         self.peak_bytes = Gauge(
             "mlx_peak_memory_bytes", "Most that MLX has held.", registry=registry
         )
+        self.live_buffers = Gauge(
+            "mlx_live_buffers", "Arrays that the device holds.", registry=registry
+        )
         self.kv_bytes = Gauge(
             "mlx_prefix_cache_bytes", "KV kept for reuse.", registry=registry
         )

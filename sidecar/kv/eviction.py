@@ -10,14 +10,15 @@ What decides is pure; the budget acts.
 import math
 import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 
 from sidecar.infra.metrics import Counters
-from sidecar.kv.kv_layers import Leaves
+from sidecar.kv.kv_layers import Leaves, arrays_in, arrays_of
 from sidecar.kv.leases import hand_over, shrink
 from sidecar.kv.prefix_tree import Node, RadixTree, path_to, stored_bytes
 
@@ -25,6 +26,8 @@ ANCHOR_LEN = 2048
 _CHECKPOINT_SHARE = 0.25
 _MESSAGE_END = 3  # see core.prompt.Boundary
 _SUPERSEDED = 4
+_STEPS_TO_CLEAR = 8  # behind a prompt whose chunks left much in the allocator's cache
+_MUCH_KEPT = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class Limits:
     Caps of all stores together.
 
     Args:
-        max_bytes: KV and checkpoints. max_leaves: conversations.
+        max_bytes: KV and checkpoints. max_leaves: conversations. max_buffers: of the
+            device's, that these lie in.
         ttl_s: idle seconds, 0 for ever.
         checkpoints_per_session: 0 for no such cap.
     """
@@ -43,6 +47,7 @@ class Limits:
     ttl_s: float = 0.0
     checkpoints_per_session: int = 0
     checkpoints_in_all: int = 64
+    max_buffers: float = math.inf
 
 
 Trees = Sequence[RadixTree]
@@ -162,7 +167,7 @@ def plan_eviction(
             if now >= node.touched + limits.ttl_s:
                 return tree, node, node.start
     over = num_bytes - limits.max_bytes
-    if over <= 0 and sum(len(tree.leaves()) for tree in trees) <= limits.max_leaves:
+    if over <= 0 and _are_few(trees, limits):
         return None
     worst = max(places, key=lambda node: node.score(now))
     if not worst.is_guest:  # a flood of its own guests goes before a main thread
@@ -171,6 +176,14 @@ def plan_eviction(
     if over <= 0:
         return places[worst], worst, worst.start
     return places[worst], worst, max(worst.start, _kept_depth(worst, over))
+
+
+def _are_few(trees: Trees, limits: Limits) -> bool:
+    """Whether conversations, and the buffers that they lie in, are within the caps."""
+    if sum(len(tree.leaves()) for tree in trees) > limits.max_leaves:
+        return False
+    is_capped = limits.max_buffers < math.inf
+    return not is_capped or len(stored_arrays(trees)) <= limits.max_buffers
 
 
 def _free_leaves(tree: RadixTree) -> list[Node]:
@@ -187,16 +200,98 @@ def _kept_depth(leaf: Node, over: int) -> int:
     return max(0, leaf.end - needed) // ANCHOR_LEN * ANCHOR_LEN
 
 
+def stored_arrays(trees: Iterable[RadixTree]) -> list[mx.array]:
+    """The arrays of all buffers and checkpoints; each is a buffer of the device's."""
+    nodes = [node for tree in trees for node in tree.nodes()]
+    runs = {n.buffer: n.buffer.arrays for n in nodes if n.buffer is not None}
+    kept = [a for node in nodes for a in arrays_of(node.checkpoint or ())]
+    return [a for arrays in runs.values() for run in arrays for a in run] + kept
+
+
+def give_back_freed() -> None:
+    """
+    Have the allocator give what it keeps of freed memory back to the system.
+
+    Not before the GPU has done what it was asked to: a driver that still uses what it
+    is given back has panicked Macs (omlx issue 300).
+    """
+    mx.synchronize()
+    mx.clear_cache()
+
+
+def give_back_much() -> None:
+    """The same, where it is worth it: what is kept is there for the next one."""
+    if mx.get_cache_memory() > _MUCH_KEPT:
+        give_back_freed()
+
+
+class Released:
+    """
+    Arrays of requests that have ended, held for some steps. GPU thread only.
+
+    The step that is in hand when a request ends goes on writing to its arrays. On Macs
+    the driver must not be given those back before it has done (omlx pull 648).
+
+    Args:
+        delay: steps for which they are held; 0: not at all.
+    """
+
+    def __init__(self, delay: int = 0) -> None:
+        self._delay = delay
+        self._step = 0
+        self._held: deque[tuple[int, list[mx.array]]] = deque()
+        self._clear_at = math.inf
+
+    def __bool__(self) -> bool:
+        return bool(self._held) or self._clear_at < math.inf
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What is held now."""
+        return [array for _, arrays in self._held for array in arrays]
+
+    def hold(self, tree: Any) -> None:
+        """Hold the arrays of a tree of lists."""
+        if self._delay and (found := arrays_in(tree)):
+            self._held.append((self._step + self._delay, found))
+
+    def clear_later(self) -> None:
+        """Give back what the allocator keeps, if it is much; not in this step."""
+        self._clear_at = self._step + max(self._delay, _STEPS_TO_CLEAR)
+
+    def step(self) -> None:
+        """Count a step, and let go what was held for long enough."""
+        self._step += 1
+        while self._held and self._held[0][0] <= self._step:
+            self._held.popleft()
+        if self._clear_at <= self._step:
+            self._clear()
+
+    def let_go(self) -> None:
+        """Let all of it go, once the GPU has done what it was asked to."""
+        if self._held:
+            mx.synchronize()
+            self._held.clear()
+        if self._clear_at < math.inf:
+            self._clear()
+
+    def _clear(self) -> None:
+        self._clear_at = math.inf
+        give_back_much()
+
+
 class KVBudget:
     """
     The trees under one set of limits.
 
     Args:
         limits: of all of them together.
+        released: holds for a while what left them, and what ended.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, released: Released | None = None) -> None:
         self.limits = limits
+        self.released = released or Released()
         self.lock = threading.Lock()  # of all trees: held while one is read or changed
         self._trees: dict[RadixTree, Counters] = {}
 
@@ -216,6 +311,11 @@ class KVBudget:
         with self.lock:
             return self._num_bytes()
 
+    def arrays(self) -> list[mx.array]:
+        """All stored KV and checkpoints; any thread."""
+        with self.lock:
+            return stored_arrays(self._trees)
+
     def expires_in(self) -> float:
         """Seconds in which surely nothing expires, 0 if something has; any thread."""
         with self.lock:
@@ -225,16 +325,22 @@ class KVBudget:
         """Let go what nobody asked for in its time; GPU thread only."""
         with self.lock:
             shrunk = self.evict()
-        mx.eval(shrunk)
-        mx.clear_cache()
+        self._settle(shrunk)
+        give_back_freed()
 
     def evict_bytes(self, num_bytes: int) -> None:
         """Free at least that much, if it is there; GPU thread only."""
         with self.lock:
             target = max(0, self._num_bytes() - num_bytes)
-            shrunk = [a for tree in self._trees for a in hand_over(tree)]
-            shrunk += self._evict(replace(self.limits, max_bytes=target))
-        mx.eval(shrunk)
+            shrunk = self._evict_hard(replace(self.limits, max_bytes=target))
+        self._settle(shrunk)
+
+    def evict_buffers(self, num_buffers: int) -> None:
+        """The same, by the number of the device's buffers."""
+        with self.lock:
+            target = max(0, len(stored_arrays(self._trees)) - num_buffers)
+            shrunk = self._evict_hard(replace(self.limits, max_buffers=target))
+        self._settle(shrunk)
 
     def evict(self) -> Sequence[Leaves]:
         """
@@ -248,19 +354,30 @@ class KVBudget:
     def _num_bytes(self) -> int:
         return sum(map(stored_bytes, self._trees))
 
+    def _settle(self, shrunk: Sequence[Leaves]) -> None:
+        """Compute what was made smaller, and have the memory free now."""
+        mx.eval(shrunk)
+        self.released.let_go()
+
+    def _evict_hard(self, limits: Limits) -> list[Leaves]:
+        """Whatever running sequences hold as well goes first."""
+        shrunk = [a for tree in self._trees for a in hand_over(tree)]
+        return shrunk + self._evict(limits)
+
     def _evict(self, limits: Limits) -> list[Leaves]:
         trees, shrunk = tuple(self._trees), list[Leaves]()
         for tree, node in plan_forgetting(trees, limits):
+            self.released.hold(arrays_of(node.checkpoint or ()))
             node.checkpoint = None
             self._trees[tree].add("checkpoint_evicted")
-        while (step := plan_eviction(trees, limits, self._num_bytes())) is not None:
+        while step := plan_eviction(trees, limits, self._num_bytes()):
             tree, victim, keep_until = step
             if victim.start < keep_until:
                 upper = tree.split(victim, keep_until)
                 victim = next(iter(upper.children.values()))
             self._trees[tree].add("evicted_tokens", len(victim.ids))
             tree.drop(victim)
+            self.released.hold(arrays_of(victim.checkpoint or ()))
+            self.released.hold(victim.buffer.arrays if victim.buffer else ())
             shrunk += shrink(tree, victim.buffer)
-        if shrunk:
-            mx.clear_cache()
         return shrunk

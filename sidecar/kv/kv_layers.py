@@ -140,6 +140,11 @@ def sliceable_leaves(cache: KVLayers) -> list[Leaves]:
     return [leaves(atom) for atom in atoms(cache) if is_sliceable_atom(atom)]
 
 
+def arrays_of(cache: Sequence[Any]) -> list[mx.array]:
+    """Every array that its layers hold, those they count with included."""
+    return arrays_in([list(vars(atom).values()) for atom in atoms(cache)])
+
+
 def take_checkpoint(cache: KVLayers) -> list[Any]:
     """Copies of the atoms that cannot be cut, at the present depth; free until used."""
     return [copy.deepcopy(a) for a in atoms(cache) if not is_sliceable_atom(a)]
@@ -150,7 +155,7 @@ def own_checkpoint(checkpoint: list[Any]) -> None:
     for atom in checkpoint:
         with contextlib.suppress(AttributeError):  # one whose state cannot be set
             atom.state = _owned(atom.state)
-        mx.eval(_arrays(atom.state))
+        mx.eval(arrays_in(atom.state))
 
 
 def rebuild(
@@ -183,14 +188,14 @@ def token_nbytes(cache: KVLayers) -> int:
         array
         for layer in cache
         if getattr(layer, "keys", None) is not None
-        for array in _arrays([layer.keys, layer.values])
+        for array in arrays_in([layer.keys, layer.values])
     ]
     return max(1, sum(a.nbytes // a.shape[_SEQUENCE_AXIS] for a in arrays))
 
 
 def checkpoint_nbytes(checkpoint: Sequence[Any]) -> int:
     """Bytes of a checkpoint."""
-    return sum(a.nbytes for atom in checkpoint for a in _arrays(atom.state))
+    return sum(a.nbytes for atom in checkpoint for a in arrays_in(atom.state))
 
 
 def to_batch(cache: KVLayers) -> KVLayers:
@@ -265,11 +270,12 @@ def _with_arrays(layer: Any, offset: int) -> Any:
     return single
 
 
-def _arrays(state: Any) -> list[mx.array]:
+def arrays_in(state: Any) -> list[mx.array]:
+    """The arrays of a tree of lists, tuples and whatever else."""
     if isinstance(state, mx.array):
         return [state]
     if isinstance(state, (list, tuple)):
-        return [array for item in state for array in _arrays(item)]
+        return [array for item in state for array in arrays_in(item)]
     return []
 
 
