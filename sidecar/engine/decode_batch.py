@@ -269,7 +269,7 @@ class Lanes:
     """The decode batches of one model. GPU thread only."""
 
     def __init__(self, model: LoadedModel, released: Released | None = None) -> None:
-        self._released = released or Released()
+        self._released = Released() if released is None else released
         self.may_batch = True  # False: each row decodes in a batch of its own
         self._model = model
         self._batches: list[DecodeBatch] = []

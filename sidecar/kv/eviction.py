@@ -291,7 +291,7 @@ class KVBudget:
 
     def __init__(self, limits: Limits, released: Released | None = None) -> None:
         self.limits = limits
-        self.released = released or Released()
+        self.released = Released() if released is None else released
         self.lock = threading.Lock()  # of all trees: held while one is read or changed
         self._trees: dict[RadixTree, Counters] = {}
 
