@@ -33,7 +33,8 @@ from sidecar.infra.session_log import LogLimits, SessionLog
 from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.kv.disk.ports import DiskSettings
 from sidecar.kv.disk.root import DiskLimits, DiskRoot
-from sidecar.kv.eviction import KVBudget, Limits, Released
+from sidecar.kv.eviction import KVBudget, Limits
+from sidecar.kv.kv_layers import Released
 from sidecar.residents.catalog import Catalog, find_catalog
 from sidecar.residents.kept_memories import KeptMemories
 from sidecar.residents.loading import loader

@@ -13,7 +13,7 @@ from sidecar.engine.closed_network import closed_network
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.reachable_arrays import evaluate_in_slices, reachable_arrays
 from sidecar.engine.weights import let_go
-from sidecar.kv.eviction import give_back_freed, give_back_much
+from sidecar.kv.kv_layers import give_back_freed, give_back_much
 
 T = TypeVar("T")
 

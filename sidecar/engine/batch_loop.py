@@ -28,8 +28,13 @@ from sidecar.engine.prefill import Prefill, PrefillQueue, keep
 from sidecar.engine.process_memory import NOTHING, Admission, Demand, Running
 from sidecar.engine.sampling import LogitsProcessor
 from sidecar.engine.weights import weights_count
-from sidecar.kv.eviction import give_back_freed
-from sidecar.kv.kv_layers import KVLayers, arrays_of, copy_layers, evaluate
+from sidecar.kv.kv_layers import (
+    KVLayers,
+    arrays_of,
+    copy_layers,
+    evaluate,
+    give_back_freed,
+)
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.output.stop_strings import StopStrings
 

@@ -24,9 +24,9 @@ from sidecar.engine.sampling import (
     make_row_sampler,
 )
 from sidecar.engine.vision import Sight
-from sidecar.kv.eviction import Released
 from sidecar.kv.kv_layers import (
     KVLayers,
+    Released,
     arrays_of,
     from_only_row,
     lend_layers,

@@ -21,7 +21,7 @@ from sidecar.core.errors import GenerationFailed
 from sidecar.engine.checkpoint_files import read_config
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.weights import let_go_measured, weights_nbytes
-from sidecar.kv.eviction import give_back_much
+from sidecar.kv.kv_layers import give_back_much
 
 Pooling = Literal["cls", "mean", "max", "lasttoken"]
 Ids = Sequence[int]

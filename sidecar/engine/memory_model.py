@@ -17,8 +17,7 @@ from sidecar.core.errors import InsufficientMemory
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.process_memory import NOTHING, Demand, ProcessMemory
 from sidecar.kv import kv_layers
-from sidecar.kv.eviction import give_back_freed
-from sidecar.kv.kv_layers import KVLayers
+from sidecar.kv.kv_layers import KVLayers, give_back_freed
 from sidecar.kv.quantization import KVQuantization
 
 _PROBES = (32, 64, 128, 192)  # chunks, one behind the other

@@ -13,14 +13,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
-from sidecar.config.settings import EngineConfig
 from sidecar.core.errors import Busy, Unavailable
 from sidecar.engine.turns import Errand
-from sidecar.kv.eviction import Released, give_back_freed
+from sidecar.kv.kv_layers import Released, give_back_freed
+
+if TYPE_CHECKING:
+    from sidecar.config.settings import EngineConfig
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +225,7 @@ class Admission:
         config: how many may run and wait.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: "EngineConfig") -> None:
         self._most_rows = config.max_concurrent
         self.most_jobs = config.max_concurrent + config.max_queued
         self._lock = threading.Lock()

@@ -20,7 +20,7 @@ from sidecar.engine.loader import LoadedModel, run_to_end
 from sidecar.engine.self_test_runs import Runs
 from sidecar.engine.text import TextEngine
 from sidecar.engine.turns import Errand
-from sidecar.kv.eviction import give_back_much
+from sidecar.kv.kv_layers import give_back_much
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import numpy as np
 from sidecar.engine.memory_model import TowerCost
 from sidecar.engine.self_test_images import sample_image
 from sidecar.engine.vision import Eyes
-from sidecar.kv.eviction import give_back_freed
+from sidecar.kv.kv_layers import give_back_freed
 
 _SIZES = ((96, 128), (448, 448))  # height, width
 

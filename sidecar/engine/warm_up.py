@@ -21,7 +21,7 @@ from sidecar.engine.job import JobSpec
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import Sampling, settle
 from sidecar.kv import kv_layers
-from sidecar.kv.eviction import give_back_freed
+from sidecar.kv.kv_layers import give_back_freed
 
 logger = logging.getLogger(__name__)
 

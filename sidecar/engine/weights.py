@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from sidecar.kv.eviction import give_back_freed
+from sidecar.kv.kv_layers import give_back_freed
 
 
 def weights_nbytes(model: Any) -> int:

@@ -10,15 +10,14 @@ What decides is pure; the budget acts.
 import math
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import mlx.core as mx
 
 from sidecar.infra.metrics import Counters
-from sidecar.kv.kv_layers import Leaves, arrays_in, arrays_of
+from sidecar.kv.kv_layers import Leaves, Released, arrays_of, give_back_freed
 from sidecar.kv.leases import hand_over, shrink
 from sidecar.kv.prefix_tree import Node, RadixTree, path_to, stored_bytes
 
@@ -26,8 +25,6 @@ ANCHOR_LEN = 2048
 _CHECKPOINT_SHARE = 0.25
 _MESSAGE_END = 3  # see core.prompt.Boundary
 _SUPERSEDED = 4
-_STEPS_TO_CLEAR = 8  # behind a prompt whose chunks left much in the allocator's cache
-_MUCH_KEPT = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,78 +203,6 @@ def stored_arrays(trees: Iterable[RadixTree]) -> list[mx.array]:
     runs = {n.buffer: n.buffer.arrays for n in nodes if n.buffer is not None}
     kept = [a for node in nodes for a in arrays_of(node.checkpoint or ())]
     return [a for arrays in runs.values() for run in arrays for a in run] + kept
-
-
-def give_back_freed() -> None:
-    """
-    Have the allocator give what it keeps of freed memory back to the system.
-
-    Not before the GPU has done what it was asked to: a driver that still uses what it
-    is given back has panicked Macs (omlx issue 300).
-    """
-    mx.synchronize()
-    mx.clear_cache()
-
-
-def give_back_much() -> None:
-    """The same, where it is worth it: what is kept is there for the next one."""
-    if mx.get_cache_memory() > _MUCH_KEPT:
-        give_back_freed()
-
-
-class Released:
-    """
-    Arrays of requests that have ended, held for some steps. GPU thread only.
-
-    The step that is in hand when a request ends goes on writing to its arrays. On Macs
-    the driver must not be given those back before it has done (omlx pull 648).
-
-    Args:
-        delay: steps for which they are held; 0: not at all.
-    """
-
-    def __init__(self, delay: int = 0) -> None:
-        self._delay = delay
-        self._step = 0
-        self._held: deque[tuple[int, list[mx.array]]] = deque()
-        self._clear_at = math.inf
-
-    def __bool__(self) -> bool:
-        return bool(self._held) or self._clear_at < math.inf
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """What is held now."""
-        return [array for _, arrays in self._held for array in arrays]
-
-    def hold(self, tree: Any) -> None:
-        """Hold the arrays of a tree of lists."""
-        if self._delay and (found := arrays_in(tree)):
-            self._held.append((self._step + self._delay, found))
-
-    def clear_later(self) -> None:
-        """Give back what the allocator keeps, if it is much; not in this step."""
-        self._clear_at = self._step + max(self._delay, _STEPS_TO_CLEAR)
-
-    def step(self) -> None:
-        """Count a step, and let go what was held for long enough."""
-        self._step += 1
-        while self._held and self._held[0][0] <= self._step:
-            self._held.popleft()
-        if self._clear_at <= self._step:
-            self._clear()
-
-    def let_go(self) -> None:
-        """Let all of it go, once the GPU has done what it was asked to."""
-        if self._held:
-            mx.synchronize()
-            self._held.clear()
-        if self._clear_at < math.inf:
-            self._clear()
-
-    def _clear(self) -> None:
-        self._clear_at = math.inf
-        give_back_much()
 
 
 class KVBudget:

@@ -18,9 +18,9 @@ from sidecar.core.forgetting import Epochs, Whose
 from sidecar.core.prompt import ModelIds, Scope, before_image, behind_images
 from sidecar.infra.metrics import Counters
 from sidecar.kv import kv_layers, stored_runs
-from sidecar.kv.eviction import KVBudget, give_back_freed
+from sidecar.kv.eviction import KVBudget
 from sidecar.kv.inspection import problems, tree_rows
-from sidecar.kv.kv_layers import KVLayers, Leaves
+from sidecar.kv.kv_layers import KVLayers, Leaves, give_back_freed
 from sidecar.kv.leases import (
     add_checkpoints,
     attach,

@@ -27,7 +27,8 @@ from sidecar.engine.process_memory import ProcessMemory, Releasing
 from sidecar.engine.text import TextEngine
 from sidecar.engine.turns import Turns
 from sidecar.kv import eviction
-from sidecar.kv.eviction import KVBudget, Limits, Released
+from sidecar.kv.eviction import KVBudget, Limits
+from sidecar.kv.kv_layers import Released
 from testkit.jobs import finish, leased_engine, random_ids, run, submit, wait_for
 from testkit.raw_http import eventually
 from testkit.servers import running_sidecar
