@@ -33,7 +33,6 @@ from sidecar.kv.kv_layers import (
     arrays_of,
     copy_layers,
     evaluate,
-    give_back_freed,
 )
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.output.stop_strings import StopStrings
@@ -364,10 +363,7 @@ class BatchLoop:
                 self._take(response.uid, row, response)
         self._num_steps += 1
         if not self._num_steps % _STEPS_BETWEEN_CLEARS:
-            # What nobody reads of a cache is never computed: each step's lazy change to
-            # it would be a buffer more (mlx-lm issues 1332, 1662, 1845).
-            mx.eval(self._lanes.arrays)
-            give_back_freed()
+            self._lanes.settle()
 
     def _take(self, uid: int, row: Row, response: Any) -> None:
         """A row's next token; a failure there is its own job's."""

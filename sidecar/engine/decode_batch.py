@@ -29,6 +29,7 @@ from sidecar.kv.kv_layers import (
     Released,
     arrays_of,
     from_only_row,
+    give_back_freed,
     lend_layers,
     row_of,
     share_offsets,
@@ -284,6 +285,16 @@ class Lanes:
     def arrays(self) -> list[mx.array]:
         """All that the caches of its batches hold."""
         return [a for batch in self._batches for a in arrays_of(batch.prompt_cache)]
+
+    def settle(self) -> None:
+        """
+        Compute what nobody has read of the caches, and give back what was freed.
+
+        Else each step's lazy change to it would be a buffer more, until the device
+        takes no more (mlx-lm issues 1332, 1662, 1845).
+        """
+        mx.eval(self.arrays)
+        give_back_freed()
 
     def join(self, uid: int, single: DecodeBatch, length: int) -> None:
         """Add a batch of one sequence with `length` tokens to the fitting batch."""
