@@ -16,11 +16,17 @@ from sidecar.config.settings import Config, ImageConfig
 from sidecar.config.sources import ConfigError
 from sidecar.core.lasting_secret import use_secret
 from sidecar.engine.batch_loop import ExtraProcessors, no_extra_processors
-from sidecar.engine.device_memory import device_memory, process_limit
+from sidecar.engine.device_memory import (
+    WiredMemory,
+    buffer_limit,
+    device_memory,
+    process_limit,
+    release_delay,
+)
 from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.gpu_thread import GpuThread, gpu_thread
 from sidecar.engine.kv_expiry import Expiry
-from sidecar.engine.process_memory import Admission, ProcessMemory
+from sidecar.engine.process_memory import Admission, ProcessMemory, Releasing
 from sidecar.engine.proved_models import ProvedModels
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import LogLimits, SessionLog
@@ -28,6 +34,7 @@ from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.kv.disk.ports import DiskSettings
 from sidecar.kv.disk.root import DiskLimits, DiskRoot
 from sidecar.kv.eviction import KVBudget, Limits
+from sidecar.kv.kv_layers import Released
 from sidecar.residents.catalog import Catalog, find_catalog
 from sidecar.residents.kept_memories import KeptMemories
 from sidecar.residents.loading import loader
@@ -66,6 +73,7 @@ class App:
     pool: ResidentPool[Held]
     shared: Shared
     expiry: Expiry
+    releasing: Releasing
 
     @property
     def gpu(self) -> GpuThread:
@@ -109,6 +117,8 @@ class App:
         if self.shared.disk is not None:
             self.shared.disk.close()
         self.shared.kept.forget()
+        self.gpu.remove_worker(self.releasing)
+        self.gpu.call(self.shared.stored.released.let_go)
         return has_ended
 
 
@@ -141,7 +151,10 @@ def build(
     listener = Listener(
         config.server, Routes(services, config.server), shared.metrics, Handler
     )
-    return App(config, listener, pool, shared, Expiry(shared.stored, shared.gpu))
+    releasing = Releasing(shared.stored.released)
+    shared.gpu.add_worker(releasing)
+    expiry = Expiry(shared.stored, shared.gpu)
+    return App(config, listener, pool, shared, expiry, releasing)
 
 
 def _build_services(
@@ -152,12 +165,14 @@ def _build_services(
     metrics.kv_bytes.set_function(lambda: shared.stored.num_bytes)
     metrics.active_bytes.set_function(lambda: shared.process.active_bytes)
     metrics.peak_bytes.set_function(lambda: shared.process.peak_bytes)
+    metrics.live_buffers.set_function(lambda: shared.process.live_buffers)
     root = Path(config.log.root) if config.log.requests else None
     limits = LogLimits(config.log.max_mb << 20, config.log.retention_days)
     log = SessionLog(root, limits, with_content=config.log.content)
     vitals = Vitals(
-        shared.gpu, _longest_step_s(config), shared.download, shared.process
-    )
+        shared.gpu, _longest_step_s(config), shared.download, shared.process,
+        shared.wired,
+    )  # fmt: skip
     return Services(
         ChatService(pool, config.generation, metrics, log),
         ModelService(pool, vitals),
@@ -215,11 +230,16 @@ def _build_shared(
             cache.ttl_s,
             cache.checkpoints_per_session,
             cache.checkpoints_in_all,
-        )
+        ),
+        Released(release_delay(config.device)),
     )
+    wired = gpu.call(lambda: WiredMemory(config.device.wired_limit))
     return Shared(
         gpu,
-        gpu.call(lambda: ProcessMemory(process_limit(config.engine), stored)),
+        gpu.call(
+            lambda: ProcessMemory(process_limit(config.engine), stored, buffer_limit())
+        ),
+        wired,
         Admission(config.engine),
         stored,
         KeptMemories(),
@@ -286,9 +306,6 @@ def prepare_device(config: Config) -> None:
     """Set MLX up for serving; GPU thread only."""
     mx.set_memory_limit(process_limit(config.engine))
     mx.set_cache_limit(int(config.engine.max_cache_gb * (1 << 30)))
-    recommended = mx.device_info().get("max_recommended_working_set_size")
-    if recommended:  # Metal only
-        mx.set_wired_limit(int(recommended))
 
 
 def serve_in_thread(app: App) -> threading.Thread:

@@ -17,7 +17,7 @@ from litellm_mlx.file_limit import raise_file_limit
 from litellm_mlx.launcher.ports import Claim, PidFile, PortHeld, claim_port
 from litellm_mlx.launcher.progress import telling
 from litellm_mlx.launcher.proxy_config import ConfigError, other_models
-from litellm_mlx.launcher.ready_block import fetch_memory_limit, ready_block
+from litellm_mlx.launcher.ready_block import fetch_memory, ready_block
 from litellm_mlx.launcher.services import (
     ProxyPlan,
     fetch_models,
@@ -145,12 +145,10 @@ def _start_all(
         with telling(_say, "Starting LiteLLM"):
             supervisor.start(proxy_service(settings, plan, pid_files["litellm"]))
     needs_key = plan.needs_key if plan else settings.api_key is not None
-    limit = fetch_memory_limit(settings)
+    memory = fetch_memory(settings)
     others = other_models(plan.user_config) if plan else []
     _say(
-        ready_block(
-            settings, models, needs_key=needs_key, memory_limit=limit, others=others
-        )
+        ready_block(settings, models, needs_key=needs_key, memory=memory, others=others)
     )
 
 

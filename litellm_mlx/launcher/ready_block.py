@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import httpx
 
@@ -12,19 +13,32 @@ from litellm_mlx.served_models import ServedModel
 _MOST_CHARS = 60  # of names
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """
+    What the sidecar says of its memory.
+
+    Args:
+        limit_bytes: what it may take. wired: for a Mac's GPU; None: not on this device.
+    """
+
+    limit_bytes: int | None = None
+    wired: str | None = None
+
+
 def ready_block(
     settings: LaunchSettings,
     models: Sequence[ServedModel],
     *,
     needs_key: bool,
-    memory_limit: int | None,
+    memory: Memory,
     others: Sequence[str] = (),
 ) -> str:
     """
     The block, in one piece.
 
     Args:
-        needs_key: of clients. memory_limit: of the sidecar, in bytes, if known.
+        needs_key: of clients. memory: the sidecar's.
         others: models of LiteLLM's that are not the sidecar's.
     """
     names = [name for model in models for name in (*model.aliases, model.id)]
@@ -32,7 +46,7 @@ def ready_block(
     rows = [
         *_addresses(settings),
         ("model", _model(settings, models, name)),
-        *([("memory", _memory(memory_limit))] if memory_limit else []),
+        *_memory(memory),
         ("key", _key(settings, needs_key)),
         *_reach(settings, needs_key, others),
         ("prompts", _logs(settings)),
@@ -43,15 +57,19 @@ def ready_block(
     return "\n".join(["", "Ready.", *lines, ""])
 
 
-def fetch_memory_limit(settings: LaunchSettings) -> int | None:
-    """What the running sidecar says it may take; None if it does not say."""
+def fetch_memory(settings: LaunchSettings) -> Memory:
+    """What the running sidecar says; nothing if it does not answer."""
     try:
         with httpx.Client(trust_env=False, timeout=30.0) as client:
             body = client.get(f"{settings.sidecar.url}/health").json()
     except (httpx.HTTPError, ValueError):
-        return None
-    limit = body.get("memory_limit_bytes") if isinstance(body, dict) else None
-    return limit if isinstance(limit, int) else None
+        return Memory()
+    told = body if isinstance(body, dict) else {}
+    limit, wired = told.get("memory_limit_bytes"), told.get("wired")
+    return Memory(
+        limit if isinstance(limit, int) else None,
+        wired if isinstance(wired, str) else None,
+    )
 
 
 def _addresses(settings: LaunchSettings) -> Iterator[tuple[str, str]]:
@@ -68,8 +86,12 @@ def _model(settings: LaunchSettings, models: Sequence[ServedModel], name: str) -
     return f"{text}; context of {length} tokens" if length else text
 
 
-def _memory(limit: int) -> str:
-    return f"at most {limit / (1 << 30):.1f} GB (MAX_PROCESS_MEMORY)"
+def _memory(memory: Memory) -> Iterator[tuple[str, str]]:
+    if limit := memory.limit_bytes:
+        yield "memory", f"at most {limit / (1 << 30):.1f} GB (MAX_PROCESS_MEMORY)"
+    if memory.wired:
+        risk = "" if memory.wired == "off" else "; on many Macs this panics the kernel"
+        yield "wired", f"{memory.wired} (WIRED_LIMIT{risk})"
 
 
 def _key(settings: LaunchSettings, needs_key: bool) -> str:

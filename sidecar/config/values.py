@@ -90,6 +90,13 @@ def _size(text: str) -> int:
     return int(_within(0, value, float("inf")))
 
 
+def _wired(text: str) -> int | str:
+    word = text.strip().lower()
+    if word == "weights":
+        return word
+    return 0 if word in _NO else _size(text)
+
+
 def _words(text: str) -> tuple[str, ...]:
     if text.strip().startswith("["):
         value = json.loads(text)
@@ -118,6 +125,7 @@ places = Kind("paths with : between, or none; ~ is the home folder", _places)
 place = Kind("a path; ~ is the home folder", lambda t: os.path.expanduser(t.strip()))
 boolean = Kind("true or false", _boolean)
 size = Kind("bytes, a size such as 64GB, or a share such as 80%", _size)
+wired = Kind("off, weights, or a size such as 8GB", _wired)
 words = Kind("a comma list or a JSON list of strings", _words)
 names = Kind("a JSON object, name -> name", _policy)
 policy = Kind("a JSON object, kind -> stop, pin or restate", _policy)

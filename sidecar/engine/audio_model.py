@@ -13,6 +13,7 @@ from sidecar.engine.closed_network import closed_network
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.reachable_arrays import evaluate_in_slices, reachable_arrays
 from sidecar.engine.weights import let_go
+from sidecar.kv.kv_layers import give_back_freed, give_back_much
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ class AudioModel:
             yield from ()  # what is computed here cannot be cut
             with closed_network():
                 found = function(self._model)
-            mx.clear_cache()
+            give_back_much()
             return found
 
         return self._gpu.call_in_steps(steps(), is_background=False)
@@ -63,10 +64,11 @@ class AudioModel:
         return self._gpu.call(self._let_go)
 
     def _let_go(self) -> int:
+        mx.synchronize()
         before = mx.get_active_memory()
         let_go(self._model)
         self._model = None  # a codec that it keeps for itself is no module of its
-        mx.clear_cache()
+        give_back_freed()
         return max(0, before - mx.get_active_memory())
 
 

@@ -25,9 +25,15 @@ from sidecar.engine.loader import LoadedModel
 from sidecar.engine.memory_model import MemoryGuard
 from sidecar.engine.pacing import PrefillPacer, Watchdog
 from sidecar.engine.prefill import Prefill, PrefillQueue, keep
-from sidecar.engine.process_memory import NOTHING, Admission, Demand
+from sidecar.engine.process_memory import NOTHING, Admission, Demand, Running
 from sidecar.engine.sampling import LogitsProcessor
-from sidecar.kv.kv_layers import KVLayers, copy_layers, evaluate
+from sidecar.engine.weights import weights_count
+from sidecar.kv.kv_layers import (
+    KVLayers,
+    arrays_of,
+    copy_layers,
+    evaluate,
+)
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.output.stop_strings import StopStrings
 
@@ -161,7 +167,9 @@ class BatchLoop:
         self._uncount = admission.count_rows(lambda: len(self._rows))
         self._next_uid = 0
         self._num_steps = 0
-        self._lanes = Lanes(model)
+        self._lanes = Lanes(model, store.budget.released)
+        running = Running(weights_count(model.model), lambda: self._arrays)
+        self._unwatch = guard.process.watch(running)
         self._watchdog = Watchdog(config.watchdog_s, config.deadline_s)
         self.prefills = PrefillQueue(store, config, self._watchdog)
 
@@ -172,6 +180,7 @@ class BatchLoop:
     def close(self) -> None:
         """Count no more among the models that decode; repeatable."""
         self._uncount()
+        self._unwatch()
 
     def may_batch(self, is_allowed: bool) -> None:
         """Whether rows that join from now on may share a forward pass."""
@@ -216,6 +225,12 @@ class BatchLoop:
         if prefill or before != self._begun():
             self._sample()
         return prefill is not None
+
+    @property
+    def _arrays(self) -> list[mx.array]:
+        """What its running requests hold."""
+        begun = [a for p in self.prefills.begun for a in arrays_of(p.cache)]
+        return begun + self._lanes.arrays
 
     def _free_rows(self) -> int:
         return min(self._max_rows - len(self._rows), self.admission.free_rows())
@@ -278,6 +293,7 @@ class BatchLoop:
         except Exception as error:
             logger.exception("prefill failed model=%s", self._model.name)
             self.prefills.done()
+            self._store.budget.released.hold(arrays_of(prefill.cache))
             self._store.abandon(prefill.lease)
             failure = GenerationFailed(f"the prompt could not be computed: {error}")
             prefill.job.emit(JobFailed(failure))
@@ -291,7 +307,6 @@ class BatchLoop:
         if unseen := prefill.unseen(end):
             self._make_room(prefill, self.guard.images([unseen]).total)
             prefill.look(end)
-            mx.clear_cache()
             return
         needed = self.guard.model.peak_bytes(end, end - prefill.done)
         self._make_room(prefill, needed)
@@ -302,7 +317,6 @@ class BatchLoop:
         if self._model.quantization:
             self._model.quantization.apply(prefill.cache)
         evaluate(prefill.cache)
-        mx.clear_cache()
         self.pacer.prefilled(end - prefill.done, time.perf_counter() - started)
         prefill.advance(end)
         prefill.job.emit(Prefilled(end, len(ids), prefill.cached_len))
@@ -324,6 +338,7 @@ class BatchLoop:
         raise MemoryPressure(why, param="messages", retry_after_s=5)
 
     def _begin_decode(self, prefill: Prefill) -> None:
+        self._store.budget.released.clear_later()
         self._store.register(prefill.lease, prefill.done_ids, prefill.owner)
         for choice in reversed(range(prefill.job.spec.n)):
             cache = prefill.cache if choice == 0 else copy_layers(prefill.cache)
@@ -348,7 +363,7 @@ class BatchLoop:
                 self._take(response.uid, row, response)
         self._num_steps += 1
         if not self._num_steps % _STEPS_BETWEEN_CLEARS:
-            mx.clear_cache()
+            self._lanes.settle()
 
     def _take(self, uid: int, row: Row, response: Any) -> None:
         """A row's next token; a failure there is its own job's."""

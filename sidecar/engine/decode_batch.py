@@ -26,7 +26,10 @@ from sidecar.engine.sampling import (
 from sidecar.engine.vision import Sight
 from sidecar.kv.kv_layers import (
     KVLayers,
+    Released,
+    arrays_of,
     from_only_row,
+    give_back_freed,
     lend_layers,
     row_of,
     share_offsets,
@@ -56,6 +59,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     _is_plain = False
     _drawing: Drawing | None = None
     printed_stops: Mapping[int, int] = MappingProxyType({})
+    released = Released()
 
     def __init__(
         self,
@@ -147,7 +151,11 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         super().extend(batch)
 
     def filter(self, keep: list[int]) -> None:
-        """Keep only these rows."""
+        """Keep only these rows; what the step in hand writes is held for a while."""
+        if len(keep) < len(self.uids):
+            said = [list(vars(tokens).values()) for tokens in self._token_context]
+            drawn = [self._next_tokens, self._next_logprobs]
+            self.released.hold([arrays_of(self.prompt_cache), drawn, said])
         alone = self.prompt_cache if self._is_plain and keep else None
         if alone is not None:
             self.prompt_cache = []  # the only row stays, and its caches as they are
@@ -184,10 +192,10 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         return cast(int, self._next_tokens.item()), _read(self._next_logprobs[0])
 
 
-def empty_batch(model: LoadedModel) -> DecodeBatch:
+def empty_batch(model: LoadedModel, released: Released) -> DecodeBatch:
     """A batch without rows."""
     batch: DecodeBatch = DecodeBatch.empty(model.forward, greedy_sampler)
-    batch.printed_stops = model.printed_stops
+    batch.printed_stops, batch.released = model.printed_stops, released
     return batch
 
 
@@ -261,7 +269,8 @@ _MOST_PADDING = 1 / 4  # bytes of padding over bytes of weights
 class Lanes:
     """The decode batches of one model. GPU thread only."""
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: LoadedModel, released: Released | None = None) -> None:
+        self._released = Released() if released is None else released
         self.may_batch = True  # False: each row decodes in a batch of its own
         self._model = model
         self._batches: list[DecodeBatch] = []
@@ -272,6 +281,21 @@ class Lanes:
         """Whether any sequence is left."""
         return bool(self._batches)
 
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All that the caches of its batches hold."""
+        return [a for batch in self._batches for a in arrays_of(batch.prompt_cache)]
+
+    def settle(self) -> None:
+        """
+        Compute what nobody has read of the caches, and give back what was freed.
+
+        Else each step's lazy change to it would be a buffer more, until the device
+        takes no more (mlx-lm issues 1332, 1662, 1845).
+        """
+        mx.eval(self.arrays)
+        give_back_freed()
+
     def join(self, uid: int, single: DecodeBatch, length: int) -> None:
         """Add a batch of one sequence with `length` tokens to the fitting batch."""
         most = _MOST_PADDING * self._model.num_bytes / token_nbytes(single.prompt_cache)
@@ -281,7 +305,7 @@ class Lanes:
         if lanes:
             min(lanes, key=lambda b: self._padding(b, length)).extend(single)
         else:
-            batch = empty_batch(self._model)
+            batch = empty_batch(self._model, self._released)
             batch.extend(single)
             self._batches.append(batch)
         self._lengths[uid] = length

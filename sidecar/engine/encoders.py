@@ -21,6 +21,7 @@ from sidecar.core.errors import GenerationFailed
 from sidecar.engine.checkpoint_files import read_config
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.weights import let_go_measured, weights_nbytes
+from sidecar.kv.kv_layers import give_back_much
 
 Pooling = Literal["cls", "mean", "max", "lasttoken"]
 Ids = Sequence[int]
@@ -140,7 +141,7 @@ class EncoderTurns:
         found = self._encoder.run(mx.array(ids), mx.array(mask), kinds)
         found = found.astype(mx.float32)
         mx.eval(found)
-        mx.clear_cache()
+        give_back_much()
         return np.array(found)
 
 

@@ -357,5 +357,4 @@ def _warm_up(model: Any, stop_ids: list[int]) -> int:
     for _ in range(2):
         logits = model(mx.array([[token]]), cache=cache)
         mx.eval(logits)
-    mx.clear_cache()
     return int(logits.shape[-1])

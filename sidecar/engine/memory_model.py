@@ -17,7 +17,7 @@ from sidecar.core.errors import InsufficientMemory
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.process_memory import NOTHING, Demand, ProcessMemory
 from sidecar.kv import kv_layers
-from sidecar.kv.kv_layers import KVLayers
+from sidecar.kv.kv_layers import KVLayers, give_back_freed
 from sidecar.kv.quantization import KVQuantization
 
 _PROBES = (32, 64, 128, 192)  # chunks, one behind the other
@@ -36,6 +36,7 @@ class MemoryModel:
         per_token, per_pair: cost of a chunk's token, and of a token at a depth.
         fixed: state that does not grow: recurrent layers, full windows.
         plain_per_token, plain_until: the same while not yet quantised (KV_BITS).
+        buffers: of the device's, that a sequence lies in.
     """
 
     kv_per_token: float
@@ -44,6 +45,7 @@ class MemoryModel:
     fixed: int = 0
     plain_per_token: float = 0.0
     plain_until: int = 0
+    buffers: int = 0
 
     def kv_bytes(self, depth: int) -> int:
         """Most that a sequence of `depth` tokens has held on its way."""
@@ -64,12 +66,14 @@ class MemoryModel:
             num_copies: answers that decode side by side, each with KV of its own.
         """
         held = num_copies * self.kv_bytes(length + _ROOM_STEP)
-        return Demand(held, self.peak_bytes(length, _SMALLEST_CHUNK))
+        peak = self.peak_bytes(length, _SMALLEST_CHUNK)
+        return Demand(held, peak, num_copies * self.buffers)
 
     def rest(self, length: int, num_copies: int, done: int) -> Demand:
         """What is left of a prompt's demand once `done` tokens of it are held."""
         whole = self.demand(length, num_copies)
-        return Demand(max(0, whole.held - self.kv_bytes(done)), whole.peak)
+        held = max(0, whole.held - self.kv_bytes(done))
+        return Demand(held, whole.peak, whole.buffers - self.buffers)
 
     def largest_context(
         self, free_bytes: int, most: int, others: Demand = NOTHING, num_copies: int = 1
@@ -151,7 +155,6 @@ def _fit(
     token = min(model.stop_ids, default=0)
     depth, rate_s = 0, 0.0
     for chunk in _PROBES:
-        mx.clear_cache()
         mx.reset_peak_memory()
         before = mx.get_active_memory()
         started = time.perf_counter()
@@ -169,9 +172,10 @@ def _fit(
         np.array(rows, float), np.array(costs, float), rcond=None
     )
     per_token, per_pair = (max(0.0, float(value)) for value in solution[0])
-    mx.clear_cache()
+    give_back_freed()
     growing, fixed = kv_sizes(cache)
-    return MemoryModel(growing, per_token, per_pair, fixed), rate_s
+    buffers = len(kv_layers.arrays_of(cache))
+    return MemoryModel(growing, per_token, per_pair, fixed, buffers=buffers), rate_s
 
 
 def kv_sizes(cache: KVLayers) -> tuple[int, int]:
@@ -234,7 +238,15 @@ class MemoryGuard:
         if length >= self.largest_context(most, others + images, num_copies):
             why = self.refusal(length, num_copies, most, others, images)
             raise InsufficientMemory(why, param="messages", retry_after_s=5)
-        return self.model.demand(length, num_copies) + images
+        needed = self.model.demand(length, num_copies) + images
+        free = self.process.free_buffers - others.buffers
+        if needed.buffers > free:
+            why = (
+                f"the request needs {needed.buffers} buffers of the device's, and "
+                f"{max(0, free)} of {self.process.limit_buffers} are left"
+            )
+            raise InsufficientMemory(why, param="messages", retry_after_s=5)
+        return needed
 
     def refusal(
         self,

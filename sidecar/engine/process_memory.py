@@ -8,16 +8,21 @@ first, under one lock: two requests that each fit alone are not both let in.
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
-from sidecar.config.settings import EngineConfig
 from sidecar.core.errors import Busy, Unavailable
+from sidecar.engine.turns import Errand
+from sidecar.kv.kv_layers import Released, give_back_freed
+
+if TYPE_CHECKING:
+    from sidecar.config.settings import EngineConfig
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +37,12 @@ class Demand:
 
     Args:
         held: bytes kept until they end. peak: most beyond that, while one prefills.
+        buffers: of the device's, that what is held lies in.
     """
 
     held: int
     peak: int
+    buffers: int = 0
 
     @property
     def total(self) -> int:
@@ -44,7 +51,8 @@ class Demand:
 
     def __add__(self, other: "Demand") -> "Demand":
         """Of jobs that are prefilled one at a time."""
-        return Demand(self.held + other.held, max(self.peak, other.peak))
+        held, buffers = self.held + other.held, self.buffers + other.buffers
+        return Demand(held, max(self.peak, other.peak), buffers)
 
 
 NOTHING = Demand(0, 0)
@@ -59,12 +67,33 @@ class Job(Protocol):
 class Evictable(Protocol):
     """Keeps KV that can be let go."""
 
+    released: Released
+
     @property
     def num_bytes(self) -> int:
         """Bytes of it."""
 
+    def arrays(self) -> list[mx.array]:
+        """What it lies in."""
+
     def evict_bytes(self, num_bytes: int) -> None:
         """Free at least that much, if it is there; GPU thread only."""
+
+    def evict_buffers(self, num_buffers: int) -> None:
+        """The same, by the number of arrays."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """
+    What one model and its requests hold.
+
+    Args:
+        num_weights: arrays of its weights. arrays: gives those of its running requests.
+    """
+
+    num_weights: int
+    arrays: Callable[[], list[mx.array]]
 
 
 class ProcessMemory:
@@ -77,14 +106,30 @@ class ProcessMemory:
     Args:
         limit_bytes: MAX_PROCESS_MEMORY.
         stored: the KV that could be evicted, of all models.
+        limit_buffers: how many of the device's there may be; None: any number.
     """
 
-    def __init__(self, limit_bytes: int, stored: Evictable) -> None:
+    def __init__(
+        self, limit_bytes: int, stored: Evictable, limit_buffers: int | None = None
+    ) -> None:
         self.limit_bytes = limit_bytes
+        self.limit_buffers = limit_buffers
         self._stored = stored
+        self._running: list[Running] = []
         self._sampled_at = 0.0
         self.active_bytes = self.peak_bytes = self.free_bytes = 0
+        self.live_buffers, self.free_buffers = 0, math.inf
         self.sample()
+
+    def watch(self, running: Running) -> Callable[[], None]:
+        """Count what a model holds; what is returned ends it, repeatably."""
+        self._running.append(running)
+
+        def end() -> None:
+            if running in self._running:
+                self._running.remove(running)
+
+        return end
 
     @property
     def stored_bytes(self) -> int:
@@ -96,8 +141,20 @@ class ProcessMemory:
         self._sampled_at = time.monotonic()
         self.active_bytes = mx.get_active_memory()
         self.peak_bytes = mx.get_peak_memory()
-        stored = self._stored.num_bytes  # would make room
-        self.free_bytes = max(0, self.limit_bytes - self.active_bytes + stored)
+        stored = {id(array): array for array in self._stored.arrays()}
+        used = {id(array): array for run in self._running for array in run.arrays()}
+        left = {
+            id(array): array.nbytes
+            for array in self._stored.released.arrays
+            if id(array) not in stored and id(array) not in used
+        }
+        # What is stored would make room, and what is held for a while makes it.
+        freeable = self._stored.num_bytes + sum(left.values())
+        self.free_bytes = max(0, self.limit_bytes - self.active_bytes + freeable)
+        fixed = len(used.keys() - stored) + sum(r.num_weights for r in self._running)
+        self.live_buffers = fixed + len(stored) + len(left)
+        if self.limit_buffers is not None:
+            self.free_buffers = max(0, int(_CLEAR_AT * self.limit_buffers) - fixed)
 
     def relieve(self, needed_bytes: int = 0) -> bool:
         """
@@ -112,17 +169,52 @@ class ProcessMemory:
         if not needed_bytes and now - self._sampled_at < _SAMPLE_EVERY_S:
             return True
         self.sample()
+        self._relieve_buffers()
         used = self.active_bytes + mx.get_cache_memory() + needed_bytes
         if used > _CLEAR_AT * self.limit_bytes:
-            mx.clear_cache()
+            self._stored.released.let_go()
+            give_back_freed()
+            self.sample()
             used = self.active_bytes + needed_bytes
         if used > _CLEAR_AT * self.limit_bytes:
             self._stored.evict_bytes(used - int(_EVICT_TO * self.limit_bytes))
-            mx.clear_cache()
+            give_back_freed()
             self.sample()
             logger.info("made room limit=%d active=%d", self.limit_bytes,
                         self.active_bytes)  # fmt: skip
         return self.active_bytes + needed_bytes <= _FULL_AT * self.limit_bytes
+
+    def _relieve_buffers(self) -> None:
+        """Have less stored where the device will soon take no more buffers."""
+        most = self.limit_buffers
+        if most is None or self.live_buffers <= _CLEAR_AT * most:
+            return
+        self._stored.evict_buffers(self.live_buffers - int(_EVICT_TO * most))
+        give_back_freed()  # what the allocator keeps counts, too
+        self.sample()
+        logger.info("made room limit=%d buffers=%d", most, self.live_buffers)
+
+
+class Releasing(Errand):
+    """Lets go what ended, some steps later, or at once where nothing else is done."""
+
+    def __init__(self, released: Released) -> None:
+        self._released = released
+
+    def has_work(self) -> bool:
+        """Whether something is held."""
+        return bool(self._released)
+
+    def interrupt(self, *, beside_streams: bool) -> bool:
+        """Count a step of the streams; it stands in nobody's way."""
+        try:
+            if beside_streams:
+                self._released.step()
+            else:
+                self._released.let_go()
+        except Exception:
+            logger.exception("what has ended could not be let go")
+        return False
 
 
 class Admission:
@@ -133,7 +225,7 @@ class Admission:
         config: how many may run and wait.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: "EngineConfig") -> None:
         self._most_rows = config.max_concurrent
         self.most_jobs = config.max_concurrent + config.max_queued
         self._lock = threading.Lock()

@@ -9,13 +9,15 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx_lm.sample_utils import greedy_sampler, make_logits_processors
 
-from sidecar.config.settings import GenerationConfig
 from sidecar.core.requests import SamplingParams
+
+if TYPE_CHECKING:
+    from sidecar.config.settings import GenerationConfig
 
 Sampler = Callable[[mx.array], mx.array]
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
@@ -58,7 +60,7 @@ greedy: Sampler = greedy_sampler
 
 
 def settle(
-    asked: SamplingParams, user: GenerationConfig, model: dict[str, Any] | None
+    asked: SamplingParams, user: "GenerationConfig", model: dict[str, Any] | None
 ) -> Sampling:
     """
     Settle each value: the request's, the user's default, the model's, ours.

@@ -15,13 +15,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import mlx.core as mx
-
 from sidecar.engine.array_distance import Difference
 from sidecar.engine.loader import LoadedModel, run_to_end
 from sidecar.engine.self_test_runs import Runs
 from sidecar.engine.text import TextEngine
 from sidecar.engine.turns import Errand
+from sidecar.kv.kv_layers import give_back_much
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ class SelfTest:
         outcome: Literal["ok", "failed"] = "ok" if difference.is_allowed else "failed"
         result = PathResult(name, outcome, difference)
         self.results.append(result)
-        mx.clear_cache()
+        give_back_much()
         logger.log(
             logging.INFO if outcome == "ok" else logging.WARNING,
             "tested reuse path=%s outcome=%s %s", name, outcome, difference,

@@ -220,7 +220,11 @@ class TextEngine:
         while self._workers:
             self._gpu.remove_worker(self._workers.pop())
         self._loop.close()
-        return self._gpu.call(lambda: let_go_measured(self.model.model))
+        return self._gpu.call(self._let_go)
+
+    def _let_go(self) -> int:
+        self.store.budget.released.let_go()
+        return let_go_measured(self.model.model)
 
     def _admit(
         self, prompt: ModelPrompt, sampling: Sampling, options: GenerationOptions

@@ -9,6 +9,7 @@ import numpy as np
 from sidecar.engine.memory_model import TowerCost
 from sidecar.engine.self_test_images import sample_image
 from sidecar.engine.vision import Eyes
+from sidecar.kv.kv_layers import give_back_freed
 
 _SIZES = ((96, 128), (448, 448))  # height, width
 
@@ -21,7 +22,6 @@ def fit_tower(eyes: Eyes) -> Generator[None, None, TowerCost]:
         image = sample_image(eyes, 1, size)
         count = len(image.read_ids)
         for _ in range(2):  # the first one compiles
-            mx.clear_cache()
             mx.reset_peak_memory()
             before, started = mx.get_active_memory(), time.perf_counter()
             features = eyes.model.image_features(image, eyes.pad)
@@ -31,7 +31,7 @@ def fit_tower(eyes: Eyes) -> Generator[None, None, TowerCost]:
             yield
         rows.append([count, count**2])
         costs.append(max(0, mx.get_peak_memory() - before))
-    mx.clear_cache()
+    give_back_freed()
     found = np.linalg.lstsq(np.array(rows), np.array(costs, float), rcond=None)[0]
     per_id, per_pair = (float(value) for value in found)
     if min(per_id, per_pair) < 0:  # noise: as if all grew with the number of ids

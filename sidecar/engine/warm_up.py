@@ -21,6 +21,7 @@ from sidecar.engine.job import JobSpec
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import Sampling, settle
 from sidecar.kv import kv_layers
+from sidecar.kv.kv_layers import give_back_freed
 
 logger = logging.getLogger(__name__)
 
@@ -71,5 +72,5 @@ def decode_in_every_way(model: LoadedModel) -> Generator[None, None, int]:
     while lanes.has_rows:
         num_said += len(lanes.next())
         yield
-    mx.clear_cache()
+    give_back_freed()
     return num_said

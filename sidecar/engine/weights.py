@@ -5,10 +5,17 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from sidecar.kv.kv_layers import give_back_freed
+
 
 def weights_nbytes(model: Any) -> int:
     """Bytes of a model's parameters."""
     return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+
+
+def weights_count(model: Any) -> int:
+    """How many arrays they are."""
+    return len(tree_flatten(model.parameters()))
 
 
 def let_go(model: Any) -> None:
@@ -20,6 +27,7 @@ def let_go(model: Any) -> None:
 def let_go_measured(model: Any) -> int:
     """The same; the bytes that came back."""
     before = mx.get_active_memory()
+    mx.synchronize()
     let_go(model)
-    mx.clear_cache()
+    give_back_freed()
     return max(0, before - mx.get_active_memory())

@@ -100,15 +100,14 @@ class Metrics:
             "mlx_model_memory_bytes", "Weights of a loaded model.", ["model"],
             registry=registry,
         )  # fmt: skip
-        self.active_bytes = Gauge(
-            "mlx_active_memory_bytes", "What MLX holds.", registry=registry
-        )
-        self.peak_bytes = Gauge(
-            "mlx_peak_memory_bytes", "Most that MLX has held.", registry=registry
-        )
-        self.kv_bytes = Gauge(
-            "mlx_prefix_cache_bytes", "KV kept for reuse.", registry=registry
-        )
+
+        def gauge(name: str, help: str) -> Gauge:
+            return Gauge(name, help, registry=registry)
+
+        self.active_bytes = gauge("mlx_active_memory_bytes", "What MLX holds.")
+        self.peak_bytes = gauge("mlx_peak_memory_bytes", "Most that MLX has held.")
+        self.live_buffers = gauge("mlx_live_buffers", "Arrays that the device holds.")
+        self.kv_bytes = gauge("mlx_prefix_cache_bytes", "KV kept for reuse.")
 
     def add_cache_source(self, source: Callable[[], Mapping[str, int]]) -> None:
         """Show counts kept elsewhere as `mlx_cache_<name>_total`."""

@@ -11,13 +11,13 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from sidecar.infra.metrics import Counters
-from sidecar.kv.kv_layers import Leaves
+from sidecar.kv.kv_layers import Leaves, Released, arrays_of, give_back_freed
 from sidecar.kv.leases import hand_over, shrink
 from sidecar.kv.prefix_tree import Node, RadixTree, path_to, stored_bytes
 
@@ -33,7 +33,8 @@ class Limits:
     Caps of all stores together.
 
     Args:
-        max_bytes: KV and checkpoints. max_leaves: conversations.
+        max_bytes: KV and checkpoints. max_leaves: conversations. max_buffers: of the
+            device's, that these lie in.
         ttl_s: idle seconds, 0 for ever.
         checkpoints_per_session: 0 for no such cap.
     """
@@ -43,6 +44,7 @@ class Limits:
     ttl_s: float = 0.0
     checkpoints_per_session: int = 0
     checkpoints_in_all: int = 64
+    max_buffers: float = math.inf
 
 
 Trees = Sequence[RadixTree]
@@ -162,7 +164,7 @@ def plan_eviction(
             if now >= node.touched + limits.ttl_s:
                 return tree, node, node.start
     over = num_bytes - limits.max_bytes
-    if over <= 0 and sum(len(tree.leaves()) for tree in trees) <= limits.max_leaves:
+    if over <= 0 and _are_few(trees, limits):
         return None
     worst = max(places, key=lambda node: node.score(now))
     if not worst.is_guest:  # a flood of its own guests goes before a main thread
@@ -171,6 +173,14 @@ def plan_eviction(
     if over <= 0:
         return places[worst], worst, worst.start
     return places[worst], worst, max(worst.start, _kept_depth(worst, over))
+
+
+def _are_few(trees: Trees, limits: Limits) -> bool:
+    """Whether conversations, and the buffers that they lie in, are within the caps."""
+    if sum(len(tree.leaves()) for tree in trees) > limits.max_leaves:
+        return False
+    is_capped = limits.max_buffers < math.inf
+    return not is_capped or len(stored_arrays(trees)) <= limits.max_buffers
 
 
 def _free_leaves(tree: RadixTree) -> list[Node]:
@@ -187,16 +197,26 @@ def _kept_depth(leaf: Node, over: int) -> int:
     return max(0, leaf.end - needed) // ANCHOR_LEN * ANCHOR_LEN
 
 
+def stored_arrays(trees: Iterable[RadixTree]) -> list[mx.array]:
+    """The arrays of all buffers and checkpoints; each is a buffer of the device's."""
+    nodes = [node for tree in trees for node in tree.nodes()]
+    runs = {n.buffer: n.buffer.arrays for n in nodes if n.buffer is not None}
+    kept = [a for node in nodes for a in arrays_of(node.checkpoint or ())]
+    return [a for arrays in runs.values() for run in arrays for a in run] + kept
+
+
 class KVBudget:
     """
     The trees under one set of limits.
 
     Args:
         limits: of all of them together.
+        released: holds for a while what left them, and what ended.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, released: Released | None = None) -> None:
         self.limits = limits
+        self.released = Released() if released is None else released
         self.lock = threading.Lock()  # of all trees: held while one is read or changed
         self._trees: dict[RadixTree, Counters] = {}
 
@@ -216,6 +236,11 @@ class KVBudget:
         with self.lock:
             return self._num_bytes()
 
+    def arrays(self) -> list[mx.array]:
+        """All stored KV and checkpoints; any thread."""
+        with self.lock:
+            return stored_arrays(self._trees)
+
     def expires_in(self) -> float:
         """Seconds in which surely nothing expires, 0 if something has; any thread."""
         with self.lock:
@@ -225,16 +250,22 @@ class KVBudget:
         """Let go what nobody asked for in its time; GPU thread only."""
         with self.lock:
             shrunk = self.evict()
-        mx.eval(shrunk)
-        mx.clear_cache()
+        self._settle(shrunk)
+        give_back_freed()
 
     def evict_bytes(self, num_bytes: int) -> None:
         """Free at least that much, if it is there; GPU thread only."""
         with self.lock:
             target = max(0, self._num_bytes() - num_bytes)
-            shrunk = [a for tree in self._trees for a in hand_over(tree)]
-            shrunk += self._evict(replace(self.limits, max_bytes=target))
-        mx.eval(shrunk)
+            shrunk = self._evict_hard(replace(self.limits, max_bytes=target))
+        self._settle(shrunk)
+
+    def evict_buffers(self, num_buffers: int) -> None:
+        """The same, by the number of the device's buffers."""
+        with self.lock:
+            target = max(0, len(stored_arrays(self._trees)) - num_buffers)
+            shrunk = self._evict_hard(replace(self.limits, max_buffers=target))
+        self._settle(shrunk)
 
     def evict(self) -> Sequence[Leaves]:
         """
@@ -248,19 +279,30 @@ class KVBudget:
     def _num_bytes(self) -> int:
         return sum(map(stored_bytes, self._trees))
 
+    def _settle(self, shrunk: Sequence[Leaves]) -> None:
+        """Compute what was made smaller, and have the memory free now."""
+        mx.eval(shrunk)
+        self.released.let_go()
+
+    def _evict_hard(self, limits: Limits) -> list[Leaves]:
+        """Whatever running sequences hold as well goes first."""
+        shrunk = [a for tree in self._trees for a in hand_over(tree)]
+        return shrunk + self._evict(limits)
+
     def _evict(self, limits: Limits) -> list[Leaves]:
         trees, shrunk = tuple(self._trees), list[Leaves]()
         for tree, node in plan_forgetting(trees, limits):
+            self.released.hold(arrays_of(node.checkpoint or ()))
             node.checkpoint = None
             self._trees[tree].add("checkpoint_evicted")
-        while (step := plan_eviction(trees, limits, self._num_bytes())) is not None:
+        while step := plan_eviction(trees, limits, self._num_bytes()):
             tree, victim, keep_until = step
             if victim.start < keep_until:
                 upper = tree.split(victim, keep_until)
                 victim = next(iter(upper.children.values()))
             self._trees[tree].add("evicted_tokens", len(victim.ids))
             tree.drop(victim)
+            self.released.hold(arrays_of(victim.checkpoint or ()))
+            self.released.hold(victim.buffer.arrays if victim.buffer else ())
             shrunk += shrink(tree, victim.buffer)
-        if shrunk:
-            mx.clear_cache()
         return shrunk

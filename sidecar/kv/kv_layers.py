@@ -1,5 +1,5 @@
 """
-The only surgery on KV caches: copy, cut, join, depth, bytes, batch form.
+The only surgery on KV caches: copy, cut, join, depth, bytes, batch form, release.
 
 A "cache" here is mlx-lm's list with one object per layer, for one sequence. Its atoms
 are those objects with CacheList opened up. An atom is *sliceable* if its state is one
@@ -9,7 +9,8 @@ row per token, so that any prefix of it is the state at that depth; the others
 
 import contextlib
 import copy
-from collections import Counter
+import math
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ KVLayers = list[Any]
 Leaves = list[mx.array]  # the arrays of one sliceable atom, tokens on axis -2
 _SEQUENCE_AXIS = -2
 _ROOM_STEP = 256
+_STEPS_TO_CLEAR = 8  # behind a prompt whose chunks left much in the allocator's cache
+_MUCH_KEPT = 1 << 30
 
 
 def atoms(cache: Sequence[Any]) -> Iterator[Any]:
@@ -140,6 +143,11 @@ def sliceable_leaves(cache: KVLayers) -> list[Leaves]:
     return [leaves(atom) for atom in atoms(cache) if is_sliceable_atom(atom)]
 
 
+def arrays_of(cache: Sequence[Any]) -> list[mx.array]:
+    """Every array that its layers hold, those they count with included."""
+    return arrays_in([list(vars(atom).values()) for atom in atoms(cache)])
+
+
 def take_checkpoint(cache: KVLayers) -> list[Any]:
     """Copies of the atoms that cannot be cut, at the present depth; free until used."""
     return [copy.deepcopy(a) for a in atoms(cache) if not is_sliceable_atom(a)]
@@ -150,7 +158,7 @@ def own_checkpoint(checkpoint: list[Any]) -> None:
     for atom in checkpoint:
         with contextlib.suppress(AttributeError):  # one whose state cannot be set
             atom.state = _owned(atom.state)
-        mx.eval(_arrays(atom.state))
+        mx.eval(arrays_in(atom.state))
 
 
 def rebuild(
@@ -183,14 +191,14 @@ def token_nbytes(cache: KVLayers) -> int:
         array
         for layer in cache
         if getattr(layer, "keys", None) is not None
-        for array in _arrays([layer.keys, layer.values])
+        for array in arrays_in([layer.keys, layer.values])
     ]
     return max(1, sum(a.nbytes // a.shape[_SEQUENCE_AXIS] for a in arrays))
 
 
 def checkpoint_nbytes(checkpoint: Sequence[Any]) -> int:
     """Bytes of a checkpoint."""
-    return sum(a.nbytes for atom in checkpoint for a in _arrays(atom.state))
+    return sum(a.nbytes for atom in checkpoint for a in arrays_in(atom.state))
 
 
 def to_batch(cache: KVLayers) -> KVLayers:
@@ -265,11 +273,12 @@ def _with_arrays(layer: Any, offset: int) -> Any:
     return single
 
 
-def _arrays(state: Any) -> list[mx.array]:
+def arrays_in(state: Any) -> list[mx.array]:
+    """The arrays of a tree of lists, tuples and whatever else."""
     if isinstance(state, mx.array):
         return [state]
     if isinstance(state, (list, tuple)):
-        return [array for item in state for array in _arrays(item)]
+        return [array for item in state for array in arrays_in(item)]
     return []
 
 
@@ -279,3 +288,75 @@ def _owned(state: Any) -> Any:
     if isinstance(state, (list, tuple)):
         return type(state)(_owned(item) for item in state)
     return state
+
+
+def give_back_freed() -> None:
+    """
+    Have the allocator give what it keeps of freed memory back to the system.
+
+    Not before the GPU has done what it was asked to: a driver that still uses what it
+    is given back has panicked Macs (omlx issue 300).
+    """
+    mx.synchronize()
+    mx.clear_cache()
+
+
+def give_back_much() -> None:
+    """The same, where it is worth it: what is kept is there for the next one."""
+    if mx.get_cache_memory() > _MUCH_KEPT:
+        give_back_freed()
+
+
+class Released:
+    """
+    Arrays of requests that have ended, held for some steps. GPU thread only.
+
+    The step that is in hand when a request ends goes on writing to its arrays. On Macs
+    the driver must not be given those back before it has done (omlx pull 648).
+
+    Args:
+        delay: steps for which they are held; 0: not at all.
+    """
+
+    def __init__(self, delay: int = 0) -> None:
+        self._delay = delay
+        self._step = 0
+        self._held: deque[tuple[int, list[mx.array]]] = deque()
+        self._clear_at = math.inf
+
+    def __bool__(self) -> bool:
+        return bool(self._held) or self._clear_at < math.inf
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What is held now."""
+        return [array for _, arrays in self._held for array in arrays]
+
+    def hold(self, tree: Any) -> None:
+        """Hold the arrays of a tree of lists."""
+        if self._delay and (found := arrays_in(tree)):
+            self._held.append((self._step + self._delay, found))
+
+    def clear_later(self) -> None:
+        """Give back what the allocator keeps, if it is much; not in this step."""
+        self._clear_at = self._step + max(self._delay, _STEPS_TO_CLEAR)
+
+    def step(self) -> None:
+        """Count a step, and let go what was held for long enough."""
+        self._step += 1
+        while self._held and self._held[0][0] <= self._step:
+            self._held.popleft()
+        if self._clear_at <= self._step:
+            self._clear()
+
+    def let_go(self) -> None:
+        """Let all of it go, once the GPU has done what it was asked to."""
+        if self._held:
+            mx.synchronize()
+            self._held.clear()
+        if self._clear_at < math.inf:
+            self._clear()
+
+    def _clear(self) -> None:
+        self._clear_at = math.inf
+        give_back_much()

@@ -20,7 +20,7 @@ from sidecar.infra.metrics import Counters
 from sidecar.kv import kv_layers, stored_runs
 from sidecar.kv.eviction import KVBudget
 from sidecar.kv.inspection import problems, tree_rows
-from sidecar.kv.kv_layers import KVLayers, Leaves
+from sidecar.kv.kv_layers import KVLayers, Leaves, give_back_freed
 from sidecar.kv.leases import (
     add_checkpoints,
     attach,
@@ -218,6 +218,7 @@ class PrefixStore:
             is_plain = not any(map(kv_layers.is_quantized, arrays))
             start = owned_from(self._tree, lease, ids, owner.salt, is_plain=is_plain)
         buffer = take_over(arrays, start, len(ids))
+        self.budget.released.hold(kv_layers.arrays_of(cache))  # but what is stored now
         with self._lock:
             attach(self._tree, lease, ids, buffer, owner)
             supersede(self._tree, ids, owner)
@@ -331,7 +332,8 @@ class PrefixStore:
             shrunk = [a for buffer in buffers for a in shrink(self._tree, buffer)]
         mx.eval(shrunk)
         del buffers, shrunk
-        mx.clear_cache()
+        self.budget.released.let_go()
+        give_back_freed()
         return max(0, before - mx.get_active_memory())
 
     def _usable(self, match: Match, ids: ModelIds) -> int:

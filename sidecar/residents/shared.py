@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.batch_loop import ExtraProcessors
+from sidecar.engine.device_memory import WiredMemory
 from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.process_memory import Admission, ProcessMemory
@@ -40,6 +41,7 @@ class Shared:
 
     gpu: GpuThread
     process: ProcessMemory
+    wired: WiredMemory
     admission: Admission
     stored: KVBudget
     kept: KeptMemories
@@ -63,10 +65,12 @@ class Shared:
         seconds = time.monotonic() - started
         self.metrics.model_load_s.observe(seconds)
         self.metrics.model_bytes.labels(name).set(num_bytes)
+        self.gpu.call(lambda: self.wired.note(name, num_bytes))
         return seconds
 
     def note_left(self, name: str) -> None:
         """A model's weights are gone."""
+        self.gpu.call(lambda: self.wired.note(name, 0))
         self.gpu.call(self.process.sample)
         self.metrics.model_bytes.remove(name)
 

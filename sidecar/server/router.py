@@ -213,6 +213,7 @@ class Routes:
             "status": health.status,
             "models": models,
             "memory_limit_bytes": health.memory_limit_bytes,
+            "wired": health.wired,
             "failed_tests": health.failed_tests,
         }
         if health.reason:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sidecar.engine.device_memory import WiredMemory
 from sidecar.engine.download_progress import DownloadProgress, DownloadState
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.process_memory import ProcessMemory
@@ -21,6 +22,7 @@ class Health:
     `draining` ends what it has begun; `dead` and `stuck` are to be started again.
 
     Args:
+        wired: what is wired for the GPU; None: nothing ever is on this device.
         reason: why it is degraded.
         failed_tests: of loaded models, those at their load; what failed is not used.
     """
@@ -28,6 +30,7 @@ class Health:
     status: str
     models: tuple[ModelEntry, ...]
     memory_limit_bytes: int
+    wired: str | None = None
     reason: str | None = None
     download: DownloadState | None = None
     failed_tests: tuple[str, ...] = ()
@@ -56,6 +59,7 @@ class Vitals:
     longest_step_s: float
     download: DownloadProgress
     process: ProcessMemory
+    wired: WiredMemory
 
 
 class ModelService:
@@ -82,6 +86,7 @@ class ModelService:
             "ok",
             entries,
             vitals.process.limit_bytes,
+            vitals.wired.told,
             failed_tests=self._failed_tests(),
         )
         if not vitals.gpu.is_alive:
@@ -133,7 +138,7 @@ class ModelService:
         return self._pool.watch_load(name, _LONGEST_WATCH_S)
 
     def memory(self) -> dict[str, Any]:
-        """Bytes of the process by what they are for."""
+        """Bytes of the process by what they are for, buffers, and what is wired."""
         process = self._vitals.process
         residents = self._pool.loaded()
         return {
@@ -142,6 +147,9 @@ class ModelService:
             "peak": process.peak_bytes,
             "weights": sum(resident.num_bytes for resident in residents),
             "stored_kv": process.stored_bytes,
+            "buffers": process.live_buffers,
+            "buffers_limit": process.limit_buffers,
+            "wired": self._vitals.wired.told,
         }
 
     def _failed_tests(self) -> tuple[str, ...]:
