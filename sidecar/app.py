@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -32,7 +32,7 @@ from sidecar.residents.catalog import Catalog, find_catalog
 from sidecar.residents.kept_memories import KeptMemories
 from sidecar.residents.loading import loader
 from sidecar.residents.model_entry import Held
-from sidecar.residents.model_settings import read_settings
+from sidecar.residents.model_settings import read_settings, with_default_model
 from sidecar.residents.pool import ResidentPool
 from sidecar.residents.process_weights import ProcessWeights
 from sidecar.residents.room import PoolLimits
@@ -178,9 +178,7 @@ def read_catalog(config: Config) -> Catalog:
     """
     path = config.model.settings_path
     wishes = read_settings(Path(path) if path else None)
-    model = config.model
-    if wishes.default_model:
-        model = replace(model, path=wishes.default_model)
+    model = with_default_model(config).model
     return find_catalog(model, wishes.models, config.engine.max_kv_size)
 
 

@@ -27,6 +27,7 @@ from testkit.raw_http import (
     read_answer,
     request,
 )
+from testkit.tiny_models import make_model
 
 REPO = Path(__file__).parents[1]
 CHAT = "/v1/chat/completions"
@@ -261,14 +262,47 @@ def test_a_model_that_cannot_be_loaded_is_one_sentence(
     assert f"MODEL_PATH={folder}" in fault
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("MAX_PROCESS_MEMORY", "1MB"),
+        ("MAX_PROCESS_MEMORY", "97% of it"),  # 95 % of what the process may take
+        ("MAX_MODEL_MEMORY", "1MB"),
+        ("MAX_MODEL_MEMORY", "all but a byte"),
+    ],
+)
 def test_what_does_not_fit_into_memory_is_refused_before_it_is_loaded(
+    model_folder: Callable[[str], Path], tmp_path: Path, setting: str, value: str
+) -> None:
+    """Exit 1, both sizes, and what to do."""
+    folder = model_folder("dense")
+    size = (folder / "model.safetensors").stat().st_size
+    values = {"97% of it": str(int(size / 0.97)), "all but a byte": str(size - 1)}
+    flags = ["--model", str(folder)]
+    limit = {setting: values.get(value, value)}
+    code, said = run_to_the_end(tmp_path, *flags, **limit)
+    assert code == 1
+    fault = fault_of(said)
+    assert fault.startswith("model dense cannot be loaded: its weights take ")
+    assert f"raise {setting}" in fault
+
+
+def test_what_the_pool_finds_too_large_ends_the_start(
     model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Exit 1, both sizes."""
-    flags = ["--model", str(model_folder("dense"))]
-    code, said = run_to_the_end(tmp_path, *flags, MAX_PROCESS_MEMORY="1MB")
+    """A hub id whose weights the cache holds, beside a model that would fit: exit 1."""
+    files = {file.name: file.read_bytes() for file in model_folder("dense").iterdir()}
+    with running_hub("org/tiny", files) as hub:
+        env = hub.environment(str(tmp_path))
+        flags = ["--model", "org/tiny"]
+        with started(tmp_path, *flags, **env) as (_, port):
+            assert eventually(lambda: is_ready(port), 60)
+        other = make_model(tmp_path / "models" / "small", "dense", layers=1)
+        most = str(len(files["model.safetensors"]) - 1)
+        limits = {"MAX_MODEL_MEMORY": most, "MODEL_DIR": f"{other.parent}:hub"}
+        code, said = run_to_the_end(tmp_path, *flags, **{**env, **limits})
     assert code == 1
-    assert "the sidecar may use 1 MB" in fault_of(said)
+    assert "model org/tiny cannot be loaded: its weights take" in fault_of(said)
 
 
 def test_rules_that_cannot_be_used_are_said_at_once(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ words fit behind "model NAME cannot be loaded: " and hold no path of this machin
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,42 @@ _MOST_SIZES = {
     "image_seq_length": 1 << 16, "min_pixels": 1 << 24,
 }  # fmt: skip
 _CODE_KEYS = frozenset(("auto_map", "model_file"))
+_MOST_OF_PROCESS = 0.95  # the rest is for what computes
 _NAMED = 3  # of many files, so many are named
 
 KnowsArchitecture = Callable[[Mapping[str, Any]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """
+    What the weights of all models together may take.
+
+    Args:
+        setting: what a person raises to have more.
+    """
+
+    num_bytes: int
+    setting: str
+
+
+def memory_limit(
+    process_bytes: int | None, model_bytes: int | None
+) -> MemoryLimit | None:
+    """
+    The lower of two limits; None: neither is known.
+
+    Args:
+        process_bytes: MAX_PROCESS_MEMORY, of which what computes keeps a part.
+        model_bytes: MAX_MODEL_MEMORY.
+    """
+    limits = []
+    if process_bytes is not None:
+        most = int(_MOST_OF_PROCESS * process_bytes)
+        limits.append(MemoryLimit(most, "MAX_PROCESS_MEMORY"))
+    if model_bytes:
+        limits.append(MemoryLimit(model_bytes, "MAX_MODEL_MEMORY"))
+    return min(limits, key=lambda limit: limit.num_bytes, default=None)
 
 
 def folder_fault(folder: Path, knows: KnowsArchitecture) -> str | None:
@@ -315,14 +349,14 @@ def weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob(WEIGHTS))
 
 
-def memory_fault(num_bytes: int, limit_bytes: int) -> str | None:
-    """Weights that alone take more than the process may."""
-    if num_bytes <= limit_bytes:
+def memory_fault(num_bytes: int, limit: MemoryLimit) -> str | None:
+    """Weights that alone take more than all together may."""
+    if num_bytes <= limit.num_bytes:
         return None
     return (
-        f"its weights take {told_bytes(num_bytes)} and the sidecar may use "
-        f"{told_bytes(limit_bytes)}; take a smaller or more quantised model, or raise "
-        "MAX_PROCESS_MEMORY"
+        f"its weights take {told_bytes(num_bytes)} and all weights together may take "
+        f"{told_bytes(limit.num_bytes)}; take a smaller or more quantised model, or "
+        f"raise {limit.setting}"
     )
 
 

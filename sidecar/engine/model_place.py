@@ -7,6 +7,7 @@ from typing import Any
 
 from sidecar.engine.checkpoint_files import (
     KnowsArchitecture,
+    MemoryLimit,
     folder_fault,
     gguf_fault,
     memory_fault,
@@ -58,22 +59,19 @@ def absent_fault(path: str) -> str | None:
 
 
 def files_fault(
-    folder: Path, limit_bytes: int | None, knows: KnowsArchitecture
+    folder: Path, limit: MemoryLimit | None, knows: KnowsArchitecture
 ) -> str | None:
     """Why a folder cannot be loaded, its size included."""
     fault = folder_fault(folder, knows)
-    if fault is None and limit_bytes is not None:
-        return memory_fault(weight_bytes(folder), limit_bytes)
+    if fault is None and limit is not None:
+        return memory_fault(weight_bytes(folder), limit)
     return fault
 
 
-def early_fault(path: str | None, limit_bytes: int | None) -> str | None:
+def early_fault(path: str | None, limit: MemoryLimit | None) -> str | None:
     """Why a model on this machine cannot be loaded, whatever mlx-lm knows."""
     folder = folder_of(path)
-    if folder:
-        fault = files_fault(folder, limit_bytes, _any)
-    else:
-        fault = absent_fault(path or "")
+    fault = files_fault(folder, limit, _any) if folder else absent_fault(path or "")
     return load_fault(path, fault) if fault else None
 
 

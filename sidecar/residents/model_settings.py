@@ -7,10 +7,11 @@ What people set for single models: a JSON file, read at each look for models.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from sidecar.config.settings import Config
 from sidecar.config.sources import ConfigError
 
 
@@ -64,6 +65,20 @@ def read_settings(path: Path | None) -> SettingsFile:
     if default is not None and not isinstance(default, str):
         raise ConfigError(f"MODEL_SETTINGS_PATH={path}: default_model must be text")
     return SettingsFile(default, found)
+
+
+def with_default_model(config: Config) -> Config:
+    """
+    With the default model that the file names, which beats MODEL_PATH.
+
+    Raises:
+        ConfigError: as `read_settings`.
+    """
+    file = config.model.settings_path
+    wished = read_settings(Path(file) if file else None).default_model
+    if wished is None:
+        return config
+    return replace(config, model=replace(config.model, path=wished))
 
 
 def parse_settings(body: Any) -> ModelSettings:

@@ -120,6 +120,10 @@ class ResidentPool(Generic[E]):
 
     # Requests.
 
+    def default_fault(self) -> str | None:
+        """Why the default model is too large for the memory there is; None: it fits."""
+        return self._room.too_large(self._entry("").offer)
+
     def start_loading(self) -> None:
         """Begin to load what is wanted from the start, the default one first."""
         pinned = [
@@ -132,11 +136,14 @@ class ResidentPool(Generic[E]):
                 logger.warning("PRELOAD_MODELS: %s", error)
 
     def _want(self, entry: Entry[E]) -> None:
-        fault = entry.offer.fault or self._room.too_large(entry.offer)
+        too_large = self._room.too_large(entry.offer)
+        fault = entry.offer.fault or too_large
         with self._worker.changed:
             if fault and entry.offer.id != self._names.default:
                 logger.warning("not loaded at the start: %s", fault)
-            elif entry.resident is None and not entry.offer.fault:
+            elif too_large:  # who starts the server hears of its default model
+                entry.failed(ModelTooLarge(too_large), self._worker.clock())
+            elif entry.resident is None and not fault:
                 self._worker.wish(entry)
 
     @contextlib.contextmanager
