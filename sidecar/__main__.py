@@ -17,7 +17,7 @@ from sidecar.config.settings import SECTIONS, Config, load_config
 from sidecar.config.sources import ConfigError
 from sidecar.engine.checkpoint_files import memory_limit
 from sidecar.engine.model_place import early_fault
-from sidecar.infra.file_limit import raise_file_limit
+from sidecar.infra.file_limit import kept_file_limit, raise_file_limit
 from sidecar.infra.logs import setup_logging
 from sidecar.infra.malloc import keep_freed_pages
 from sidecar.residents.model_settings import with_default_model
@@ -48,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 done, 1 failed, 2 bad usage, 130 stopped before it was ready."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in TOOLS:
-        return run_tool(argv[0], argv[1:])
+        with kept_file_limit():
+            return run_tool(argv[0], argv[1:])
     return _serve(argv)
 
 
@@ -81,7 +82,8 @@ def _run(config: Config) -> int:
     if fault:
         return _refuse(_with_place(fault, config.model.path), 1)
     # Not before: MLX and mlx-lm take seconds to import.
-    from sidecar import app as composition
+    with kept_file_limit():
+        from sidecar import app as composition
 
     try:
         app = composition.build(config, tell=_tell)
@@ -98,9 +100,12 @@ def _run(config: Config) -> int:
 def _answer(app: "App", config: Config) -> int:
     """Serve until a signal; the exit code."""
     from sidecar import app as composition
+    from sidecar.residents.detection import TEXT_KINDS
 
     stop = _stop_on_signal()
     _tell(f"{app.url} model={config.model.path or 'built-in'}")
+    if (kind := app.pool.entry("").kind) not in TEXT_KINDS:
+        _tell(f"warning: MODEL_PATH names a model of kind {kind}, which takes no chats")
     serving = composition.serve_in_thread(app)
     while serving.is_alive() and not (default := app.pool.entry("")).num_loads:
         if (fault := default.load_error) is not None:

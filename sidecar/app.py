@@ -84,6 +84,12 @@ class App:
 
     def serve(self) -> None:
         """Load what is wanted from the start, and answer until `stop_listening`."""
+        file = self.config.model_settings
+        if self.config.model.settings_path and not file.exists():
+            told = (
+                "MODEL_SETTINGS_PATH: there is no file %s; settings by hand make it"
+            )
+            logger.warning(told, file)
         self.pool.start_loading()
         self.listener.serve_forever(poll_interval=0.1)
 
@@ -160,7 +166,7 @@ def _build_services(
     )
     return Services(
         ChatService(pool, config.generation, metrics, log),
-        ModelService(pool, vitals),
+        ModelService(pool, vitals, config.model_settings),
         caches,
         EncodingService(pool, config.server.timeout_embeddings_s),
         AudioService(pool, config.server.timeout_audio_s),
@@ -176,8 +182,7 @@ def read_catalog(config: Config) -> Catalog:
     Raises:
         ConfigError: the settings of single models cannot be used.
     """
-    path = config.model.settings_path
-    wishes = read_settings(Path(path) if path else None)
+    wishes = read_settings(config.model_settings)
     model = with_default_model(config).model
     return find_catalog(model, wishes.models, config.engine.max_kv_size)
 
@@ -197,7 +202,7 @@ def _pool_limits(config: Config) -> PoolLimits:
     model, engine = config.model, config.engine
     return PoolLimits(
         engine.max_models, engine.headroom, model.load_wait_s, engine.settle_s,
-        model.ttl_s, model.preload,
+        model.ttl_s, model.preload, model.pinned,
     )  # fmt: skip
 
 

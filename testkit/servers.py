@@ -28,6 +28,7 @@ def running_sidecar(
         "MLX_PORT": "0",
         "MODEL_DIR": "none",  # not what this machine's user has downloaded
         "ENABLE_REQUEST_LOGGING": "false",
+        "MODEL_SETTINGS_PATH": "/nonexistent/model-settings.json",
         "CACHE_SELFTEST": "off",  # seconds a start; tested in tests/engine
         **(settings or {}),
     }

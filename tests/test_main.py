@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -27,39 +26,11 @@ from testkit.raw_http import (
     read_answer,
     request,
 )
+from testkit.sidecar_process import fault_of, is_ready, run_to_the_end, started
 from testkit.tiny_models import make_model
 
 REPO = Path(__file__).parents[1]
 CHAT = "/v1/chat/completions"
-
-
-@contextmanager
-def started(
-    folder: Path, *flags: str, module: str = "sidecar", **settings: str
-) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """`python -m sidecar` on a free port, in an empty folder; ended at the end."""
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), "HOME": str(folder)}
-    command = [sys.executable, "-m", module, "--port", "0", *flags]
-    process = subprocess.Popen(
-        command, cwd=folder, env={**env, **settings}, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None
-    try:
-        first = process.stderr.readline()
-        found = re.match(r"mlx-sidecar: http://127\.0\.0\.1:(\d+) model=", first)
-        assert found, first + process.stderr.read()
-        yield process, int(found[1])
-    finally:
-        process.kill()
-        process.wait(60)
-        process.stderr.close()
-
-
-def is_ready(port: int) -> bool:
-    try:
-        return bool(exchange(port, request("/health")).json["status"] == "ok")
-    except OSError:
-        return False
 
 
 def is_answering(port: int) -> bool:
@@ -185,27 +156,6 @@ def test_a_second_signal_ends_it_at_once(
         process.send_signal(signal.SIGINT)
         assert process.wait(240) == 1, "it waited for the answer"
         asking.join(240)
-
-
-def run_to_the_end(folder: Path, *flags: str, **settings: str) -> tuple[int, str]:
-    """`python -m sidecar` until it ends by itself; its code, and all it said."""
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), "HOME": str(folder)}
-    ended = subprocess.run(
-        [sys.executable, "-m", "sidecar", "--port", "0", *flags],
-        cwd=folder, env={**env, **settings}, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    return ended.returncode, ended.stdout
-
-
-def fault_of(said: str) -> str:
-    """The one line with the reason, and nothing else but the first line."""
-    lines = [line for line in said.splitlines() if "mlx-sidecar: http" not in line]
-    assert len(lines) == 1, said
-    prefix, found, fault = lines[0].partition("mlx-sidecar: error: ")
-    assert found, said
-    assert prefix == ""
-    return fault
 
 
 def spoil(folder: Path, how: str) -> None:

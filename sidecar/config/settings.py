@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dotenv import dotenv_values
-
-from sidecar.config.sources import load_section, order_sources, setting
+from sidecar.config.sources import load_section, order_sources, read_env_file, setting
 from sidecar.config.values import (
     boolean,
     choice,
     integer,
+    model,
     names,
     number,
     place,
@@ -43,8 +42,8 @@ _OWN = "the model's own generation_config.json"
 class ModelConfig:
     """The model"""
 
-    path: str | None = setting(None, "MODEL_PATH", place,
-        "Hugging Face id of an MLX model, or a folder.",
+    path: str | None = setting(None, "MODEL_PATH", model,
+        "Hugging Face id of an MLX model, a folder, or `built-in`.",
         "MLX_SERVER_DEFAULT_MODEL", shown="the built-in model")
     family: str | None = setting(None, "MODEL_FAMILY",
         choice("qwen3", "glm4", "generic", also=("qwen", "qen3", "glm", "glm-4")),
@@ -69,7 +68,8 @@ class ModelConfig:
     ttl_s: float = setting(0.0, "MODEL_TTL_SECONDS", number(0, 1e9),
         "Idle seconds after which a model leaves. 0: never.")
     settings_path: str | None = setting(None, "MODEL_SETTINGS_PATH", place,
-        "JSON with settings of single models; it beats the environment.", shown="none")
+        "JSON with settings of single models; it beats the environment.",
+        shown="MLX_CACHE_HOME/model-settings.json")
     load_wait_s: float = setting(30.0, "LOAD_WAIT_SECONDS", number(0, 3600),
         "How long a request waits for a model that is being loaded; then 503.")
     load_thread: str = setting("own", "MODEL_LOAD_THREAD", choice("own", "gpu"),
@@ -380,6 +380,12 @@ class Config:
     images: ImageConfig = ImageConfig()
     log: LogConfig = LogConfig()
 
+    @property
+    def model_settings(self) -> Path:
+        """The file with what people set for single models; it need not be there."""
+        path = self.model.settings_path
+        return Path(path) if path else self.disk.home / "model-settings.json"
+
 
 def load_config(
     flags: Mapping[str, str], env_file: Path, environ: Mapping[str, str] | None = None
@@ -395,7 +401,7 @@ def load_config(
         ConfigError: a value is out of its range.
     """
     env = os.environ if environ is None else environ  # noqa: TID251
-    sources = order_sources(flags, dotenv_values(env_file), env)
+    sources = order_sources(flags, read_env_file(env_file), env)
     sections: dict[str, Any] = {
         section.name: load_section(type(section.default), sources)
         for section in dataclasses.fields(Config)

@@ -6,6 +6,7 @@ words fit behind "model NAME cannot be loaded: " and hold no path of this machin
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ _CODE_KEYS = frozenset(("auto_map", "model_file"))
 _MOST_OF_PROCESS = 0.95  # the rest is for what computes
 _NAMED = 3  # of many files, so many are named
 
+_GIVE_ACCESS = "let the user who runs this read it (chmod, chown)"
+
 KnowsArchitecture = Callable[[Mapping[str, Any]], bool]
 
 
@@ -81,9 +84,22 @@ def memory_limit(
 
 def folder_fault(folder: Path, knows: KnowsArchitecture) -> str | None:
     """What keeps a folder from being loaded, as far as its files show it."""
+    if fault := access_fault(folder):
+        return fault
     names = [str(file.relative_to(folder)) for file in _files(folder)]
     fault = place_fault(folder) or special_fault(folder) or names_fault(names)
     return fault or config_fault(folder, knows) or weights_fault(folder)
+
+
+def access_fault(folder: Path) -> str | None:
+    """A folder, or a file in it, that whoever runs this may not read."""
+    try:
+        closed = [file for file in _files(folder) if not os.access(file, os.R_OK)]
+    except OSError as error:
+        return f"it cannot be read ({error.strerror}); {_GIVE_ACCESS}"
+    if not closed:
+        return None
+    return f"{_some([f.name for f in closed])} cannot be read; {_GIVE_ACCESS}"
 
 
 def place_fault(folder: Path) -> str | None:

@@ -1,5 +1,6 @@
 """What MODEL_PATH names on this machine; imports no MLX, which takes seconds."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,8 @@ def model_name(path: str | None) -> str:
 def folder_of(path: str | None) -> Path | None:
     """The folder that it names, None if there is none."""
     folder = BUILTIN_DIR if path is None else Path(path)
-    return folder if folder.is_dir() else None
+    # Unlike is_dir, this raises nothing where a folder above may not be entered.
+    return folder if os.path.isdir(folder) else None
 
 
 def size_of(path: str | None) -> int:
@@ -48,7 +50,7 @@ def size_of(path: str | None) -> int:
 def absent_fault(path: str) -> str | None:
     """Why what is no folder is no model; None if it may be a hub id."""
     place = Path(path)
-    if place.exists():
+    if os.path.exists(place):
         if place.suffix.lower() == ".gguf":
             return gguf_fault()
         return "it is a file; give the folder that holds the model"
@@ -90,5 +92,5 @@ def _is_place(path: str) -> bool:
         path.startswith((".", "/", "~"))
         or path.endswith((".gguf", ".safetensors"))
         or path.count("/") > 1
-        or Path(path).exists()
+        or os.path.exists(path)
     )

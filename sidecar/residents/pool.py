@@ -126,6 +126,9 @@ class ResidentPool(Generic[E]):
 
     def start_loading(self) -> None:
         """Begin to load what is wanted from the start, the default one first."""
+        for name in self._limits.pinned:
+            if self._names.find(name) is None:
+                logger.warning("PINNED_MODELS: no model is named %s", name)
         pinned = [
             entry.offer.id for entry in self._worker.entries.values() if entry.pinned
         ]

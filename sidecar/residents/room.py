@@ -55,6 +55,7 @@ class PoolLimits:
         settle_s: how long freed memory is waited for.
         ttl_s: idle seconds after which a model leaves; 0: never.
         preload: names of models that are loaded at the start.
+        pinned: names of those that never leave; what nobody has is told at the start.
     """
 
     max_models: int = 0
@@ -63,6 +64,7 @@ class PoolLimits:
     settle_s: float = 10.0
     ttl_s: float = 0.0
     preload: tuple[str, ...] = ()
+    pinned: tuple[str, ...] = ()
 
 
 E = TypeVar("E", bound=Held)

@@ -18,7 +18,12 @@ from sidecar.core.json_bytes import load_json
 from sidecar.core.prompt import ChatTokenizer
 from sidecar.core.requests import ChatRequest, Message, Tool, ToolCall, call_key
 from sidecar.pipeline.template.alternation import join_answers
-from sidecar.pipeline.template.traits import CallIds, TemplateTraits, probe_traits
+from sidecar.pipeline.template.traits import (
+    CallIds,
+    TemplateTraits,
+    probe_traits,
+    template_fault,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +43,8 @@ class ChatTemplate:
         self.traits = probe_traits(tokenizer)
         if not self.traits.exists:
             logger.warning(_NO_TEMPLATE)
+        elif fault := template_fault(tokenizer):
+            logger.warning("every chat is refused: the chat template fails: %s", fault)
 
     def render(
         self,

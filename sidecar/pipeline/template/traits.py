@@ -88,6 +88,17 @@ def probe_traits(tokenizer: ChatTokenizer) -> TemplateTraits:
     )
 
 
+def template_fault(tokenizer: ChatTokenizer) -> str | None:
+    """Why the template renders not even a single question, as its syntax is wrong."""
+    try:
+        tokenizer.apply_chat_template(
+            [_USER], tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:  # noqa: BLE001 - whatever a template raises
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
 def _stop_tokens(tokenizer: ChatTokenizer) -> list[str]:
     stop_ids = set(tokenizer.eos_token_ids)
     added = tokenizer.get_added_vocab().items()
