@@ -252,6 +252,7 @@ class ChatRequest:
 
     Args:
         path: where it was sent. is_streamed: its answer is written as it comes.
+        answer_id: what the client will know the answer by, if it is streamed.
     """
 
     request_id: str
@@ -265,6 +266,7 @@ class ChatRequest:
     client: ClientInfo = ClientInfo()
     path: str = ""
     is_streamed: bool = False
+    answer_id: str = ""
 
     def sent(self, path: str, key_id: str | None) -> "ChatRequest":
         """The same request, known to come to a path and with a key."""
@@ -281,6 +283,7 @@ class CompletionRequest:
     echo: bool = False
     options: GenerationOptions = GenerationOptions()
     client: ClientInfo = ClientInfo()
+    answer_id: str = ""
 
     def from_key(self, key_id: str | None) -> "CompletionRequest":
         """The same request, known to come with a key."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import ChatRequest, ClientInfo, Message, Tool, ToolChoice
+from sidecar.dialects.anthropic_messages.answer import new_id
 from sidecar.dialects.anthropic_messages.content import read_message, text_parts
 from sidecar.dialects.fields import Fields
 from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
@@ -41,6 +42,7 @@ def parse_messages(
         options=read_options(_options(body), None),
         client=_client(body, headers),
         is_streamed=fields.boolean("stream", False),
+        answer_id=new_id(),
     )
 
 
