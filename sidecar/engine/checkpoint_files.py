@@ -314,17 +314,23 @@ def _names_in(file: Path) -> list[str]:
         return []
 
 
-Stamp = tuple[tuple[str, int, int, int], ...]
+Stamp = tuple[tuple[str, int, int, int, int], ...]
 
 
 def stamp(folder: Path) -> Stamp:
-    """Changes with any file in the folder, folders in it apart; () if it is gone."""
+    """
+    Changes with any file in the folder, folders in it apart; () if it is gone.
+
+    With what is written into a file in place, too, whatever its time is set to.
+    """
     try:
         files = sorted(entry for entry in folder.iterdir() if not entry.is_dir())
         found = [(f.name, f.stat() if f.exists() else f.lstat()) for f in files]
     except OSError:
         return ()
-    return tuple((name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in found)
+    return tuple(
+        (name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in found
+    )
 
 
 def sizes_fault(folder: Path) -> str | None:

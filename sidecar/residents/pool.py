@@ -206,6 +206,10 @@ class ResidentPool(Generic[E]):
             entry.waiters.discard(waiter)
 
     def _check_loadable(self, entry: Entry[E]) -> None:
+        if entry.is_deleted:
+            entry.is_leaving = True
+            self._worker.wake()
+            raise _gone(entry.offer.id)
         if entry.resident is not None:
             return  # whatever became of its files
         if entry.offer.fault:
