@@ -32,7 +32,11 @@ from sidecar.residents.catalog import Catalog, find_catalog
 from sidecar.residents.kept_memories import KeptMemories
 from sidecar.residents.loading import loader
 from sidecar.residents.model_entry import Held
-from sidecar.residents.model_settings import read_settings, with_default_model
+from sidecar.residents.model_settings import (
+    read_settings,
+    settings_file,
+    with_default_model,
+)
 from sidecar.residents.pool import ResidentPool
 from sidecar.residents.process_weights import ProcessWeights
 from sidecar.residents.room import PoolLimits
@@ -84,7 +88,7 @@ class App:
 
     def serve(self) -> None:
         """Load what is wanted from the start, and answer until `stop_listening`."""
-        file = self.config.model_settings
+        file = settings_file(self.config)
         if self.config.model.settings_path and not file.exists():
             told = "MODEL_SETTINGS_PATH: there is no file %s; settings by hand make it"
             logger.warning(told, file)
@@ -164,7 +168,7 @@ def _build_services(
     )
     return Services(
         ChatService(pool, config.generation, metrics, log),
-        ModelService(pool, vitals, config.model_settings),
+        ModelService(pool, vitals, settings_file(config)),
         caches,
         EncodingService(pool, config.server.timeout_embeddings_s),
         AudioService(pool, config.server.timeout_audio_s),
@@ -180,7 +184,7 @@ def read_catalog(config: Config) -> Catalog:
     Raises:
         ConfigError: the settings of single models cannot be used.
     """
-    wishes = read_settings(config.model_settings)
+    wishes = read_settings(settings_file(config))
     model = with_default_model(config).model
     return find_catalog(model, wishes.models, config.engine.max_kv_size)
 

@@ -68,8 +68,7 @@ class ModelConfig:
     ttl_s: float = setting(0.0, "MODEL_TTL_SECONDS", number(0, 1e9),
         "Idle seconds after which a model leaves. 0: never.")
     settings_path: str | None = setting(None, "MODEL_SETTINGS_PATH", place,
-        "JSON with settings of single models; it beats the environment.",
-        shown="MLX_CACHE_HOME/model-settings.json")
+        "JSON with settings of single models, which win.", shown="in MLX_CACHE_HOME")
     load_wait_s: float = setting(30.0, "LOAD_WAIT_SECONDS", number(0, 3600),
         "How long a request waits for a model that is being loaded; then 503.")
     load_thread: str = setting("own", "MODEL_LOAD_THREAD", choice("own", "gpu"),
@@ -379,12 +378,6 @@ class Config:
     disk: DiskConfig = DiskConfig()
     images: ImageConfig = ImageConfig()
     log: LogConfig = LogConfig()
-
-    @property
-    def model_settings(self) -> Path:
-        """The file with what people set for single models; it need not be there."""
-        path = self.model.settings_path
-        return Path(path) if path else self.disk.home / "model-settings.json"
 
 
 def load_config(

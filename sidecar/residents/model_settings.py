@@ -48,6 +48,12 @@ class SettingsFile:
     models: Mapping[str, ModelSettings]
 
 
+def settings_file(config: Config) -> Path:
+    """Where people's settings of single models are; it need not be there."""
+    path = config.model.settings_path
+    return Path(path) if path else config.disk.home / "model-settings.json"
+
+
 def read_settings(path: Path) -> SettingsFile:
     """
     Read the file; one that is not there is empty.
@@ -76,7 +82,7 @@ def with_default_model(config: Config) -> Config:
     Raises:
         ConfigError: as `read_settings`.
     """
-    wished = read_settings(config.model_settings).default_model
+    wished = read_settings(settings_file(config)).default_model
     if wished is None:
         return config
     path = None if wished in BUILTIN else wished
