@@ -132,12 +132,9 @@ def load_settings(
     sidecar_host = _text(env, "MLX_HOST", "MLX_SERVER_HOST") or "127.0.0.1"
     sidecar = Address(sidecar_host, sidecar_port)
     config_path = folder / Path(flags.config or DEFAULT_CONFIG).expanduser()
-    model_path = flags.model or _text(env, "MODEL_PATH", "MLX_SERVER_DEFAULT_MODEL")
-    if model_path in _BUILTIN:
-        model_path = None
     return LaunchSettings(
         model_flag=flags.model,
-        model_path=os.path.expanduser(model_path) if model_path else None,
+        model_path=_model_path(flags, env),
         sidecar=sidecar,
         proxy=None if flags.no_proxy else proxy,
         config_path=config_path,
@@ -155,6 +152,11 @@ def load_settings(
         logs=_session_logs(env, folder),
         child_env=_child_environment(env, sidecar),
     )
+
+
+def _model_path(flags: Flags, env: Mapping[str, str]) -> str | None:
+    path = flags.model or _text(env, "MODEL_PATH", "MLX_SERVER_DEFAULT_MODEL")
+    return os.path.expanduser(path) if path and path not in _BUILTIN else None
 
 
 def merged_environment(

@@ -36,8 +36,6 @@ _OWN = "the model's own generation_config.json"
 
 
 # fmt: off
-
-
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The model"""
