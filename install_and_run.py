@@ -371,7 +371,8 @@ def setting(name: str) -> str | None:
     if os.environ.get(name):
         return os.environ[name]
     with contextlib.suppress(OSError):
-        for line in (ROOT / ".env").read_text().splitlines():
+        text = (ROOT / ".env").read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines():
             key, _, value = line.removeprefix("export ").partition("=")
             if key.strip() == name:
                 return value.partition(" #")[0].strip().strip("'\"") or None

@@ -21,6 +21,9 @@ _NAMES = (
     "vision", "disk", "writes", "start",
 )  # fmt: skip
 
+_OF_DEV = ("psutil", "matplotlib")  # what the benchmarks need of the extra `dev`
+_INSTALL = "python3 install_and_run.py test --version   installs what tests need"
+
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code of the benchmark; 2: no such name."""
@@ -30,7 +33,13 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or argv[0] not in _NAMES:
         sys.stderr.write(f"usage: python -m bench {{{','.join(_NAMES)}}} [options]\n")
         return 2
-    code: int = importlib.import_module(f"bench.{argv[0]}").main(argv[1:])
+    try:
+        code: int = importlib.import_module(f"bench.{argv[0]}").main(argv[1:])
+    except ModuleNotFoundError as error:
+        if error.name not in _OF_DEV:
+            raise
+        sys.stderr.write(f"bench: {error.name} is missing. Fix: {_INSTALL}\n")
+        return 1
     return code
 
 

@@ -9,17 +9,22 @@ import sys
 import threading
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sidecar.cli.commands import TOOLS, run_tool, tools_help
 from sidecar.config.names import unknown_names
 from sidecar.config.settings import SECTIONS, Config, load_config
 from sidecar.config.sources import ConfigError
+from sidecar.engine.checkpoint_files import memory_limit
 from sidecar.engine.model_place import early_fault
-from sidecar.infra.file_limit import raise_file_limit
+from sidecar.infra.file_limit import kept_file_limit, raise_file_limit
 from sidecar.infra.logs import setup_logging
 from sidecar.infra.malloc import keep_freed_pages
+from sidecar.residents.model_settings import with_default_model
 from sidecar.server.access import needs_key
+
+if TYPE_CHECKING:
+    from sidecar.app import App
 
 logger = logging.getLogger("sidecar")
 
@@ -43,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 done, 1 failed, 2 bad usage, 130 stopped before it was ready."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in TOOLS:
-        return run_tool(argv[0], argv[1:])
+        with kept_file_limit():
+            return run_tool(argv[0], argv[1:])
     return _serve(argv)
 
 
@@ -52,7 +58,7 @@ def _serve(argv: list[str]) -> int:
     env_file = Path(arguments.pop("env_file"))
     flags = {name: value for name, value in arguments.items() if value is not None}
     try:
-        config = load_config(flags, env_file)
+        config = with_default_model(load_config(flags, env_file))
     except ConfigError as error:
         return _refuse(str(error))
     setup_logging(config.log.level, os.environ)  # noqa: TID251 - FORCE_COLOR and such
@@ -70,11 +76,14 @@ def _serve(argv: list[str]) -> int:
 
 def _run(config: Config) -> int:
     # What the device holds, only MLX knows; the loader asks it.
-    fault = early_fault(config.model.path, config.engine.max_process_bytes)
+    engine = config.engine
+    limit = memory_limit(engine.max_process_bytes, engine.max_model_bytes)
+    fault = early_fault(config.model.path, limit)
     if fault:
         return _refuse(_with_place(fault, config.model.path), 1)
     # Not before: MLX and mlx-lm take seconds to import.
-    from sidecar import app as composition
+    with kept_file_limit():
+        from sidecar import app as composition
 
     try:
         app = composition.build(config, tell=_tell)
@@ -83,8 +92,20 @@ def _run(config: Config) -> int:
     except OSError as error:
         address = f"{config.server.host}:{config.server.port}"
         return _refuse(f"cannot listen on {address}: {error}", 1)
+    if fault := app.pool.default_fault():
+        return _end_now(_refuse(_with_place(fault, config.model.path), 1))
+    return _answer(app, config)
+
+
+def _answer(app: "App", config: Config) -> int:
+    """Serve until a signal; the exit code."""
+    from sidecar import app as composition
+    from sidecar.residents.detection import TEXT_KINDS
+
     stop = _stop_on_signal()
     _tell(f"{app.url} model={config.model.path or 'built-in'}")
+    if (kind := app.pool.entry("").kind) not in TEXT_KINDS:
+        _tell(f"warning: MODEL_PATH names a model of kind {kind}, which takes no chats")
     serving = composition.serve_in_thread(app)
     while serving.is_alive() and not (default := app.pool.entry("")).num_loads:
         if (fault := default.load_error) is not None:

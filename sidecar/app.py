@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -39,7 +39,11 @@ from sidecar.residents.catalog import Catalog, find_catalog
 from sidecar.residents.kept_memories import KeptMemories
 from sidecar.residents.loading import loader
 from sidecar.residents.model_entry import Held
-from sidecar.residents.model_settings import read_settings
+from sidecar.residents.model_settings import (
+    read_settings,
+    settings_file,
+    with_default_model,
+)
 from sidecar.residents.pool import ResidentPool
 from sidecar.residents.process_weights import ProcessWeights
 from sidecar.residents.room import PoolLimits
@@ -92,6 +96,10 @@ class App:
 
     def serve(self) -> None:
         """Load what is wanted from the start, and answer until `stop_listening`."""
+        file = settings_file(self.config)
+        if self.config.model.settings_path and not file.exists():
+            told = "MODEL_SETTINGS_PATH: there is no file %s; settings by hand make it"
+            logger.warning(told, file)
         self.pool.start_loading()
         self.listener.serve_forever(poll_interval=0.1)
 
@@ -175,7 +183,7 @@ def _build_services(
     )  # fmt: skip
     return Services(
         ChatService(pool, config.generation, metrics, log),
-        ModelService(pool, vitals),
+        ModelService(pool, vitals, settings_file(config)),
         caches,
         EncodingService(pool, config.server.timeout_embeddings_s),
         AudioService(pool, config.server.timeout_audio_s),
@@ -191,11 +199,8 @@ def read_catalog(config: Config) -> Catalog:
     Raises:
         ConfigError: the settings of single models cannot be used.
     """
-    path = config.model.settings_path
-    wishes = read_settings(Path(path) if path else None)
-    model = config.model
-    if wishes.default_model:
-        model = replace(model, path=wishes.default_model)
+    wishes = read_settings(settings_file(config))
+    model = with_default_model(config).model
     return find_catalog(model, wishes.models, config.engine.max_kv_size)
 
 
@@ -214,7 +219,7 @@ def _pool_limits(config: Config) -> PoolLimits:
     model, engine = config.model, config.engine
     return PoolLimits(
         engine.max_models, engine.headroom, model.load_wait_s, engine.settle_s,
-        model.ttl_s, model.preload,
+        model.ttl_s, model.preload, model.pinned,
     )  # fmt: skip
 
 

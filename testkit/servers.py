@@ -1,6 +1,7 @@
 """Real servers for tests: built as in production, on port 0."""
 
 import contextlib
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -24,10 +25,12 @@ def running_sidecar(
     ready: bool = True,
 ) -> Iterator[App]:
     """A sidecar that answers; closed at the end."""
+    home = tempfile.TemporaryDirectory()
     flags = {
         "MLX_PORT": "0",
         "MODEL_DIR": "none",  # not what this machine's user has downloaded
         "ENABLE_REQUEST_LOGGING": "false",
+        "MODEL_SETTINGS_PATH": f"{home.name}/model-settings.json",
         "CACHE_SELFTEST": "off",  # seconds a start; tested in tests/engine
         **(settings or {}),
     }
@@ -41,6 +44,7 @@ def running_sidecar(
         app.stop_listening()
         app.close()
         thread.join(60)
+        home.cleanup()
 
 
 @contextlib.contextmanager

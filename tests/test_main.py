@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -27,38 +26,11 @@ from testkit.raw_http import (
     read_answer,
     request,
 )
+from testkit.sidecar_process import fault_of, is_ready, run_to_the_end, started
+from testkit.tiny_models import make_model
 
 REPO = Path(__file__).parents[1]
 CHAT = "/v1/chat/completions"
-
-
-@contextmanager
-def started(
-    folder: Path, *flags: str, module: str = "sidecar", **settings: str
-) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """`python -m sidecar` on a free port, in an empty folder; ended at the end."""
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), "HOME": str(folder)}
-    command = [sys.executable, "-m", module, "--port", "0", *flags]
-    process = subprocess.Popen(
-        command, cwd=folder, env={**env, **settings}, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None
-    try:
-        first = process.stderr.readline()
-        found = re.match(r"mlx-sidecar: http://127\.0\.0\.1:(\d+) model=", first)
-        assert found, first + process.stderr.read()
-        yield process, int(found[1])
-    finally:
-        process.kill()
-        process.wait(60)
-        process.stderr.close()
-
-
-def is_ready(port: int) -> bool:
-    try:
-        return bool(exchange(port, request("/health")).json["status"] == "ok")
-    except OSError:
-        return False
 
 
 def is_answering(port: int) -> bool:
@@ -186,27 +158,6 @@ def test_a_second_signal_ends_it_at_once(
         asking.join(240)
 
 
-def run_to_the_end(folder: Path, *flags: str, **settings: str) -> tuple[int, str]:
-    """`python -m sidecar` until it ends by itself; its code, and all it said."""
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), "HOME": str(folder)}
-    ended = subprocess.run(
-        [sys.executable, "-m", "sidecar", "--port", "0", *flags],
-        cwd=folder, env={**env, **settings}, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    return ended.returncode, ended.stdout
-
-
-def fault_of(said: str) -> str:
-    """The one line with the reason, and nothing else but the first line."""
-    lines = [line for line in said.splitlines() if "mlx-sidecar: http" not in line]
-    assert len(lines) == 1, said
-    prefix, found, fault = lines[0].partition("mlx-sidecar: error: ")
-    assert found, said
-    assert prefix == ""
-    return fault
-
-
 def spoil(folder: Path, how: str) -> None:
     """Make a good model folder one that cannot be loaded."""
     config = folder / "config.json"
@@ -261,14 +212,47 @@ def test_a_model_that_cannot_be_loaded_is_one_sentence(
     assert f"MODEL_PATH={folder}" in fault
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("MAX_PROCESS_MEMORY", "1MB"),
+        ("MAX_PROCESS_MEMORY", "97% of it"),  # 95 % of what the process may take
+        ("MAX_MODEL_MEMORY", "1MB"),
+        ("MAX_MODEL_MEMORY", "all but a byte"),
+    ],
+)
 def test_what_does_not_fit_into_memory_is_refused_before_it_is_loaded(
+    model_folder: Callable[[str], Path], tmp_path: Path, setting: str, value: str
+) -> None:
+    """Exit 1, both sizes, and what to do."""
+    folder = model_folder("dense")
+    size = (folder / "model.safetensors").stat().st_size
+    values = {"97% of it": str(int(size / 0.97)), "all but a byte": str(size - 1)}
+    flags = ["--model", str(folder)]
+    limit = {setting: values.get(value, value)}
+    code, said = run_to_the_end(tmp_path, *flags, **limit)
+    assert code == 1
+    fault = fault_of(said)
+    assert fault.startswith("model dense cannot be loaded: its weights take ")
+    assert f"raise {setting}" in fault
+
+
+def test_what_the_pool_finds_too_large_ends_the_start(
     model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Exit 1, both sizes."""
-    flags = ["--model", str(model_folder("dense"))]
-    code, said = run_to_the_end(tmp_path, *flags, MAX_PROCESS_MEMORY="1MB")
+    """A hub id whose weights the cache holds, beside a model that would fit: exit 1."""
+    files = {file.name: file.read_bytes() for file in model_folder("dense").iterdir()}
+    with running_hub("org/tiny", files) as hub:
+        env = hub.environment(str(tmp_path))
+        flags = ["--model", "org/tiny"]
+        with started(tmp_path, *flags, **env) as (_, port):
+            assert eventually(lambda: is_ready(port), 60)
+        other = make_model(tmp_path / "models" / "small", "dense", layers=1)
+        most = str(len(files["model.safetensors"]) - 1)
+        limits = {"MAX_MODEL_MEMORY": most, "MODEL_DIR": f"{other.parent}:hub"}
+        code, said = run_to_the_end(tmp_path, *flags, **{**env, **limits})
     assert code == 1
-    assert "the sidecar may use 1 MB" in fault_of(said)
+    assert "model org/tiny cannot be loaded: its weights take" in fault_of(said)
 
 
 def test_rules_that_cannot_be_used_are_said_at_once(tmp_path: Path) -> None:

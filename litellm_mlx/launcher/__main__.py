@@ -10,7 +10,7 @@ import importlib.metadata
 import platform
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from litellm_mlx.file_limit import raise_file_limit
@@ -34,6 +34,7 @@ from litellm_mlx.launcher.settings import (
     SettingsError,
     load_settings,
     valid_port,
+    valid_sidecar_port,
 )
 from litellm_mlx.launcher.supervisor import ServiceFailed, StopRequested, Supervisor
 
@@ -69,7 +70,7 @@ def parse_flags(argv: Sequence[str] | None) -> Flags:
     parser = argparse.ArgumentParser(prog="litellm-mlx", description=__doc__)
     add = parser.add_argument
     add("--model", help="hub id or folder; default: the built-in model [MODEL_PATH]")
-    add("--port", type=_port, help="of the sidecar; default 8080 [MLX_PORT]")
+    add("--port", type=_sidecar_port, help="of the sidecar; default 8080 [MLX_PORT]")
     add("--proxy-port", type=_port, help="of LiteLLM; default 4000 [PROXY_PORT]")
     add("--no-proxy", action="store_true", help="start the sidecar alone")
     add("--config", help="your LiteLLM config; default ./litellm_config.yaml")
@@ -89,6 +90,7 @@ def notices(settings: LaunchSettings) -> list[str]:
 
 def run(settings: LaunchSettings) -> int:
     """Start both servers and stay until a signal; returns the exit code."""
+    _make_run_dir(settings.run_dir)
     raise_file_limit()  # both servers inherit it
     plan = plan_proxy(settings)
     if plan and plan.created_key:
@@ -112,6 +114,16 @@ def run(settings: LaunchSettings) -> int:
             "at once"
         )
     return 1 if supervisor.was_killed else code
+
+
+def _make_run_dir(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be made ({error.strerror}); set MLX_CACHE_HOME to a "
+            "folder that you can write to"
+        ) from None
 
 
 def _claim_ports(settings: LaunchSettings) -> dict[str, PidFile]:
@@ -173,8 +185,16 @@ def _platform_notice() -> str:
 
 
 def _port(text: str) -> int:
+    return _checked(valid_port, text)
+
+
+def _sidecar_port(text: str) -> int:
+    return _checked(valid_sidecar_port, text)
+
+
+def _checked(valid: Callable[[str], int], text: str) -> int:
     try:
-        return valid_port(text)
+        return valid(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"must be {error}") from None
 

@@ -8,6 +8,7 @@ Later wins: default, `.env`, process environment (`ENV_FILE_OVERRIDES=true` lets
 import ipaddress
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ DEFAULT_CONFIG = "litellm_config.yaml"
 _PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 # What makes a program run other code is not for a file of the folder of its start.
 _NOT_FROM_A_FILE = ("PYTHON", "LD_", "DYLD_")
+_BUILTIN = ("built-in", "builtin")  # as the sidecar has it
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
@@ -124,16 +126,15 @@ def load_settings(
     env = merged_environment(folder / ".env", environ)
     proxy_port = flags.proxy_port or _port(env, "PROXY_PORT", 4000)
     proxy = Address(_text(env, "PROXY_HOST") or "127.0.0.1", proxy_port)
-    sidecar_port = flags.port or _port(env, "MLX_PORT", 8080, "MLX_SERVER_PORT")
+    sidecar_port = _sidecar_port(flags, env)
     if sidecar_port == proxy_port and not flags.no_proxy:
         raise SettingsError(f"MLX_PORT and PROXY_PORT must differ, got {proxy_port}")
     sidecar_host = _text(env, "MLX_HOST", "MLX_SERVER_HOST") or "127.0.0.1"
     sidecar = Address(sidecar_host, sidecar_port)
     config_path = folder / Path(flags.config or DEFAULT_CONFIG).expanduser()
-    model_path = flags.model or _text(env, "MODEL_PATH", "MLX_SERVER_DEFAULT_MODEL")
     return LaunchSettings(
         model_flag=flags.model,
-        model_path=os.path.expanduser(model_path) if model_path else None,
+        model_path=_model_path(flags, env),
         sidecar=sidecar,
         proxy=None if flags.no_proxy else proxy,
         config_path=config_path,
@@ -153,6 +154,11 @@ def load_settings(
     )
 
 
+def _model_path(flags: Flags, env: Mapping[str, str]) -> str | None:
+    path = flags.model or _text(env, "MODEL_PATH", "MLX_SERVER_DEFAULT_MODEL")
+    return os.path.expanduser(path) if path and path not in _BUILTIN else None
+
+
 def merged_environment(
     env_file: Path, environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
@@ -161,11 +167,21 @@ def merged_environment(
     env = {name: text for name, text in process.items() if text.strip()}
     file = {
         name: text
-        for name, text in dotenv_values(env_file).items()
+        for name, text in _read_env_file(env_file).items()
         if text and not name.startswith(_NOT_FROM_A_FILE)
     }
     override = env.get("ENV_FILE_OVERRIDES", file.get("ENV_FILE_OVERRIDES", "0"))
     return {**env, **file} if _is_true(override) else {**file, **env}
+
+
+def _read_env_file(file: Path) -> dict[str, str | None]:
+    try:
+        return dotenv_values(file)
+    except UnicodeDecodeError as error:
+        problem = f"it is not in UTF-8 (byte {error.start}); save it in UTF-8"
+    except OSError as error:
+        problem = str(error.strerror)
+    raise SettingsError(f"{file} cannot be read: {problem}")
 
 
 def create_master_key(env_path: Path) -> str:
@@ -214,8 +230,8 @@ def _text(env: Mapping[str, str], name: str, also: str = "") -> str | None:
     return None
 
 
-def _port(env: Mapping[str, str], name: str, default: int, also: str = "") -> int:
-    text = _text(env, name, also)
+def _port(env: Mapping[str, str], name: str, default: int) -> int:
+    text = _text(env, name)
     try:
         return valid_port(text) if text else default
     except ValueError as error:
@@ -227,6 +243,24 @@ def valid_port(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 65535:
         raise ValueError("a port 1..65535")
     return int(text)
+
+
+def valid_sidecar_port(text: str) -> int:
+    """The same; 0, as elsewhere, is any free one."""
+    return 0 if text.strip("0") == "" and text else valid_port(text)
+
+
+def _sidecar_port(flags: Flags, env: Mapping[str, str]) -> int:
+    text = _text(env, "MLX_PORT", "MLX_SERVER_PORT") or "8080"
+    try:
+        port = valid_sidecar_port(text) if flags.port is None else flags.port
+    except ValueError as error:
+        raise SettingsError(f"MLX_PORT must be {error}, got {text!r}") from None
+    if port:
+        return port
+    # It has to be known before the sidecar is up: LiteLLM is told of it.
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 def _seconds(

@@ -13,6 +13,7 @@ from pathlib import Path
 from sidecar.app import prepare_device
 from sidecar.config.settings import Config, load_config
 from sidecar.config.sources import ConfigError
+from sidecar.config.values import BUILTIN
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loader import LoadedModel, kv_quantization, load
@@ -25,7 +26,7 @@ from sidecar.output.splitter_check import splitter_faults
 _LEGEND = """moved: KV and states out of the store, against those chunks computed anew.
 computed: logits of the same forced tokens after that (batch: and the KV they leave).
 noise: two honest computations of this model on this device, in other chunks."""
-_BUILTIN = ("built-in", "builtin", BUILTIN_NAME)
+_BUILTIN = (*BUILTIN, BUILTIN_NAME)
 
 
 def main(argv: list[str]) -> int:

@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dotenv import dotenv_values
-
 from sidecar.config.device_settings import DeviceConfig
 from sidecar.config.disk_settings import DiskConfig
-from sidecar.config.sources import load_section, order_sources, setting
+from sidecar.config.sources import load_section, order_sources, read_env_file, setting
 from sidecar.config.values import (
     boolean,
     choice,
     integer,
+    model,
     names,
     number,
     place,
@@ -39,14 +38,12 @@ _OWN = "the model's own generation_config.json"
 
 
 # fmt: off
-
-
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The model"""
 
-    path: str | None = setting(None, "MODEL_PATH", place,
-        "Hugging Face id of an MLX model, or a folder.",
+    path: str | None = setting(None, "MODEL_PATH", model,
+        "Hugging Face id of an MLX model, a folder, or `built-in`.",
         "MLX_SERVER_DEFAULT_MODEL", shown="the built-in model")
     family: str | None = setting(None, "MODEL_FAMILY",
         choice("qwen3", "glm4", "generic", also=("qwen", "qen3", "glm", "glm-4")),
@@ -71,7 +68,7 @@ class ModelConfig:
     ttl_s: float = setting(0.0, "MODEL_TTL_SECONDS", number(0, 1e9),
         "Idle seconds after which a model leaves. 0: never.")
     settings_path: str | None = setting(None, "MODEL_SETTINGS_PATH", place,
-        "JSON with settings of single models; it beats the environment.", shown="none")
+        "JSON with settings of single models, which win.", shown="in MLX_CACHE_HOME")
     load_wait_s: float = setting(900.0, "LOAD_WAIT_SECONDS", number(0, 3600),
         "How long a request waits for a model that is being loaded, if its own time "
         "limit is not shorter; then 503.")
@@ -356,7 +353,7 @@ def load_config(
         ConfigError: a value is out of its range.
     """
     env = os.environ if environ is None else environ  # noqa: TID251
-    sources = order_sources(flags, dotenv_values(env_file), env)
+    sources = order_sources(flags, read_env_file(env_file), env)
     sections: dict[str, Any] = {
         section.name: load_section(type(section.default), sources)
         for section in dataclasses.fields(Config)

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
+from pathlib import Path
 from typing import Any
+
+from dotenv import dotenv_values
 
 from sidecar.config.values import Kind, boolean
 
@@ -51,6 +54,22 @@ def order_sources(
     override = env.get("ENV_FILE_OVERRIDES") or file.get("ENV_FILE_OVERRIDES") or "0"
     file_wins = _read("ENV_FILE_OVERRIDES", override, boolean)
     return (_filled(flags), file, env) if file_wins else (_filled(flags), env, file)
+
+
+def read_env_file(file: Path) -> dict[str, str | None]:
+    """
+    The names and values of a `.env` file; one that is not there has none.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return dotenv_values(file)
+    except UnicodeDecodeError as error:
+        problem = f"it is not in UTF-8 (byte {error.start}); save it in UTF-8"
+    except OSError as error:
+        problem = str(error.strerror)
+    raise ConfigError(f"{file} cannot be read: {problem}")
 
 
 def load_section(section: type, sources: Sources) -> Any:

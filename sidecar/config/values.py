@@ -8,6 +8,7 @@ from typing import Any
 
 _UNITS = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _ALL = 100.0  # percent
+BUILTIN = ("built-in", "builtin")  # MODEL_PATH: the small model that comes along
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -115,12 +116,18 @@ def _policy(text: str) -> dict[str, str]:
     return value
 
 
+def _model(text: str) -> str | None:
+    word = text.strip()
+    return None if word in BUILTIN else os.path.expanduser(word)
+
+
 def _places(text: str) -> tuple[str, ...]:
     parts = (part.strip() for part in text.split(os.pathsep) if text.strip() != "none")
     return tuple(os.path.expanduser(part) for part in parts if part)
 
 
 plain = Kind("text", str)
+model = Kind("a hub id, a folder, or built-in", _model)
 places = Kind("paths with : between, or none; ~ is the home folder", _places)
 place = Kind("a path; ~ is the home folder", lambda t: os.path.expanduser(t.strip()))
 boolean = Kind("true or false", _boolean)

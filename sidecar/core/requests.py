@@ -253,6 +253,7 @@ class ChatRequest:
     Args:
         path: where it was sent. is_streamed: its answer is written as it comes.
         ignored: what it asks for that has no effect here; its client is told.
+        answer_id: what the client will know the answer by, if it is streamed.
     """
 
     request_id: str
@@ -267,6 +268,7 @@ class ChatRequest:
     path: str = ""
     is_streamed: bool = False
     ignored: tuple[str, ...] = ()
+    answer_id: str = ""
 
     def sent(self, path: str, key_id: str | None) -> "ChatRequest":
         """The same request, known to come to a path and with a key."""
@@ -283,6 +285,7 @@ class CompletionRequest:
     echo: bool = False
     options: GenerationOptions = GenerationOptions()
     client: ClientInfo = ClientInfo()
+    answer_id: str = ""
 
     def from_key(self, key_id: str | None) -> "CompletionRequest":
         """The same request, known to come with a key."""

@@ -36,6 +36,7 @@ def parse_completion(
         echo=fields.boolean("echo", False),
         options=read_options(fields, fields.integer("logprobs", 0, 20)),
         client=read_client(body, user_agent),
+        answer_id=new_id("cmpl-"),
     )
     return request, read_stream_options(fields)
 
@@ -74,10 +75,15 @@ class CompletionFormat:
     """
 
     def __init__(
-        self, model: str, echoes: Sequence[str], *, include_usage: bool
+        self,
+        model: str,
+        echoes: Sequence[str],
+        *,
+        include_usage: bool,
+        answer_id: str = "",
     ) -> None:
         self._base = {
-            "id": new_id("cmpl-"),
+            "id": answer_id or new_id("cmpl-"),
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,

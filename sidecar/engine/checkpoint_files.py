@@ -6,8 +6,10 @@ words fit behind "model NAME cannot be loaded: " and hold no path of this machin
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -40,16 +42,64 @@ _MOST_SIZES = {
     "image_seq_length": 1 << 16, "min_pixels": 1 << 24,
 }  # fmt: skip
 _CODE_KEYS = frozenset(("auto_map", "model_file"))
+_MOST_OF_PROCESS = 0.95  # the rest is for what computes
 _NAMED = 3  # of many files, so many are named
+
+_GIVE_ACCESS = "let the user who runs this read it (chmod, chown)"
 
 KnowsArchitecture = Callable[[Mapping[str, Any]], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """
+    What the weights of all models together may take.
+
+    Args:
+        setting: what a person raises to have more.
+    """
+
+    num_bytes: int
+    setting: str
+
+
+def memory_limit(
+    process_bytes: int | None, model_bytes: int | None
+) -> MemoryLimit | None:
+    """
+    The lower of two limits; None: neither is known.
+
+    Args:
+        process_bytes: MAX_PROCESS_MEMORY, of which what computes keeps a part.
+        model_bytes: MAX_MODEL_MEMORY.
+    """
+    limits = []
+    if process_bytes is not None:
+        most = int(_MOST_OF_PROCESS * process_bytes)
+        limits.append(MemoryLimit(most, "MAX_PROCESS_MEMORY"))
+    if model_bytes:
+        limits.append(MemoryLimit(model_bytes, "MAX_MODEL_MEMORY"))
+    return min(limits, key=lambda limit: limit.num_bytes, default=None)
+
+
 def folder_fault(folder: Path, knows: KnowsArchitecture) -> str | None:
     """What keeps a folder from being loaded, as far as its files show it."""
+    if fault := access_fault(folder):
+        return fault
     names = [str(file.relative_to(folder)) for file in _files(folder)]
     fault = place_fault(folder) or special_fault(folder) or names_fault(names)
     return fault or config_fault(folder, knows) or weights_fault(folder)
+
+
+def access_fault(folder: Path) -> str | None:
+    """A folder, or a file in it, that whoever runs this may not read."""
+    try:
+        closed = [file for file in _files(folder) if not os.access(file, os.R_OK)]
+    except OSError as error:
+        return f"it cannot be read ({error.strerror}); {_GIVE_ACCESS}"
+    if not closed:
+        return None
+    return f"{_some([f.name for f in closed])} cannot be read; {_GIVE_ACCESS}"
 
 
 def place_fault(folder: Path) -> str | None:
@@ -264,17 +314,23 @@ def _names_in(file: Path) -> list[str]:
         return []
 
 
-Stamp = tuple[tuple[str, int, int, int], ...]
+Stamp = tuple[tuple[str, int, int, int, int], ...]
 
 
 def stamp(folder: Path) -> Stamp:
-    """Changes with any file in the folder, folders in it apart; () if it is gone."""
+    """
+    Changes with any file in the folder, folders in it apart; () if it is gone.
+
+    With what is written into a file in place, too, whatever its time is set to.
+    """
     try:
         files = sorted(entry for entry in folder.iterdir() if not entry.is_dir())
         found = [(f.name, f.stat() if f.exists() else f.lstat()) for f in files]
     except OSError:
         return ()
-    return tuple((name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in found)
+    return tuple(
+        (name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in found
+    )
 
 
 def sizes_fault(folder: Path) -> str | None:
@@ -315,14 +371,14 @@ def weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob(WEIGHTS))
 
 
-def memory_fault(num_bytes: int, limit_bytes: int) -> str | None:
-    """Weights that alone take more than the process may."""
-    if num_bytes <= limit_bytes:
+def memory_fault(num_bytes: int, limit: MemoryLimit) -> str | None:
+    """Weights that alone take more than all together may."""
+    if num_bytes <= limit.num_bytes:
         return None
     return (
-        f"its weights take {told_bytes(num_bytes)} and the sidecar may use "
-        f"{told_bytes(limit_bytes)}; take a smaller or more quantised model, or raise "
-        "MAX_PROCESS_MEMORY"
+        f"its weights take {told_bytes(num_bytes)} and all weights together may take "
+        f"{told_bytes(limit.num_bytes)}; take a smaller or more quantised model, or "
+        f"raise {limit.setting}"
     )
 
 

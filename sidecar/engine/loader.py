@@ -185,6 +185,7 @@ def finish(
     with _told_as(ModelSource(loaded.name, loaded.folder)):
         vocab_size = _warm_up(loaded.model, sorted(loaded.stop_ids))
         loaded = replace(loaded, vocab_size=vocab_size)
+        _tell_of_ids_without_rows(loaded)
         if quantization:
             yield
             _try_quantized(loaded.model, quantization)
@@ -224,6 +225,16 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, (ValueError, OSError)) and lines[0]:
         return lines[0][:_MOST_REASON]
     return f"{type(error).__name__} {lines[0]}"[:_MOST_REASON]
+
+
+def _tell_of_ids_without_rows(model: LoadedModel) -> None:
+    highest = max(model.tokenizer.get_vocab().values(), default=0)
+    if highest >= model.vocab_size:
+        logger.warning(
+            "model %s: its tokenizer has ids up to %d and its weights have rows for "
+            "%d: prompts with one beyond are refused", model.name, highest,
+            model.vocab_size,
+        )  # fmt: skip
 
 
 def _try_quantized(model: Any, quantization: KVQuantization) -> None:

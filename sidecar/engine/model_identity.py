@@ -3,12 +3,14 @@ Names a model by all that its KV depends on, so that no other one's is read for 
 
 Weights are named by the SHA-256 of their files: other weights in an old folder never
 meet the KV of the old ones, and a folder that moved keeps its own. That takes a second
-a gigabyte, once: digests are remembered by a file's identity, size and time.
+a gigabyte, once: digests are remembered by a file's identity, size, time, and samples
+of its bytes.
 """
 
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +26,7 @@ _SMALL = 256 << 20  # bytes that are read at once
 _LIBRARIES = ("mlx", "mlx-lm", "mlx-vlm")
 _MOST = 4096  # digests
 _CHUNK = 8 << 20
+_SAMPLE, _NUM_SAMPLES = 4 << 10, 64  # bytes; places of a file, its ends among them
 _NAMED = ("*.json", "*.jinja", "*.py", "*.model", "*.txt")
 _NOT_NAMED = ("generation_config.json", "model.safetensors.index.json")
 
@@ -121,8 +124,21 @@ def small_files(folder: Path) -> Iterator[str]:
 
 
 def _identity(file: Path) -> str:
-    stat = file.stat()
-    return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
+    """
+    What a file is known again by: its place on the disk, size, times, some bytes.
+
+    Tools that keep a file's time may have written other weights into it.
+    """
+    with file.open("rb") as data:
+        stat = os.fstat(data.fileno())
+        sample = hashlib.sha256(data.read(_SAMPLE))
+        for part in range(1, _NUM_SAMPLES):
+            data.seek(part * max(stat.st_size - _SAMPLE, 0) // (_NUM_SAMPLES - 1))
+            sample.update(data.read(_SAMPLE))
+    # Nobody can set the time of the last change; some file systems do not keep it.
+    times = f"{stat.st_mtime_ns}:{stat.st_ctime_ns}"
+    known = f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{times}"
+    return f"{known}:{sample.hexdigest()[:16]}"
 
 
 def _digest(file: Path) -> str:

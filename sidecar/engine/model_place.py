@@ -1,5 +1,6 @@
 """What MODEL_PATH names on this machine; imports no MLX, which takes seconds."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 from sidecar.engine.checkpoint_files import (
     KnowsArchitecture,
+    MemoryLimit,
     folder_fault,
     gguf_fault,
     memory_fault,
@@ -35,7 +37,8 @@ def model_name(path: str | None) -> str:
 def folder_of(path: str | None) -> Path | None:
     """The folder that it names, None if there is none."""
     folder = BUILTIN_DIR if path is None else Path(path)
-    return folder if folder.is_dir() else None
+    # Unlike is_dir, this raises nothing where a folder above may not be entered.
+    return folder if os.path.isdir(folder) else None
 
 
 def size_of(path: str | None) -> int:
@@ -47,7 +50,7 @@ def size_of(path: str | None) -> int:
 def absent_fault(path: str) -> str | None:
     """Why what is no folder is no model; None if it may be a hub id."""
     place = Path(path)
-    if place.exists():
+    if os.path.exists(place):
         if place.suffix.lower() == ".gguf":
             return gguf_fault()
         return "it is a file; give the folder that holds the model"
@@ -58,22 +61,19 @@ def absent_fault(path: str) -> str | None:
 
 
 def files_fault(
-    folder: Path, limit_bytes: int | None, knows: KnowsArchitecture
+    folder: Path, limit: MemoryLimit | None, knows: KnowsArchitecture
 ) -> str | None:
     """Why a folder cannot be loaded, its size included."""
     fault = folder_fault(folder, knows)
-    if fault is None and limit_bytes is not None:
-        return memory_fault(weight_bytes(folder), limit_bytes)
+    if fault is None and limit is not None:
+        return memory_fault(weight_bytes(folder), limit)
     return fault
 
 
-def early_fault(path: str | None, limit_bytes: int | None) -> str | None:
+def early_fault(path: str | None, limit: MemoryLimit | None) -> str | None:
     """Why a model on this machine cannot be loaded, whatever mlx-lm knows."""
     folder = folder_of(path)
-    if folder:
-        fault = files_fault(folder, limit_bytes, _any)
-    else:
-        fault = absent_fault(path or "")
+    fault = files_fault(folder, limit, _any) if folder else absent_fault(path or "")
     return load_fault(path, fault) if fault else None
 
 
@@ -92,5 +92,5 @@ def _is_place(path: str) -> bool:
         path.startswith((".", "/", "~"))
         or path.endswith((".gguf", ".safetensors"))
         or path.count("/") > 1
-        or Path(path).exists()
+        or os.path.exists(path)
     )

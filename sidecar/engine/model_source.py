@@ -9,7 +9,12 @@ from mlx_lm.utils import MODEL_ARCHITECTURE_REMAPPING, MODEL_REMAPPING
 
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine import model_place
-from sidecar.engine.checkpoint_files import config_fault, memory_fault, names_fault
+from sidecar.engine.checkpoint_files import (
+    MemoryLimit,
+    config_fault,
+    memory_fault,
+    names_fault,
+)
 from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.hub_download import Checks, fetch_snapshot
 from sidecar.engine.hub_faults import HubFault
@@ -19,7 +24,7 @@ from sidecar.engine.model_place import ModelSource
 def find_model(
     path: str | None,
     progress: DownloadProgress | None = None,
-    limit_bytes: int | None = None,
+    limit: MemoryLimit | None = None,
 ) -> ModelSource:
     """
     Find a model's folder, downloading what is not here, and check what it holds.
@@ -28,15 +33,15 @@ def find_model(
 
     Args:
         path: a folder, a hub id, or None for the built-in model.
-        limit_bytes: what its weights may take in memory.
+        limit: what its weights may take in memory.
     Raises:
         ModelLoadFailed: with the reason and what to do.
     """
     folder = model_place.folder_of(path)
     try:
         if folder is None:
-            folder = _fetch(path or "", progress, limit_bytes)
-        fault = model_place.files_fault(folder, limit_bytes, knows_architecture)
+            folder = _fetch(path or "", progress, limit)
+        fault = model_place.files_fault(folder, limit, knows_architecture)
         if fault is None:
             return ModelSource(model_place.model_name(path), folder)
     except HubFault as error:
@@ -72,15 +77,15 @@ def _sees(kind: str) -> bool:
 
 
 def _fetch(
-    path: str, progress: DownloadProgress | None, limit_bytes: int | None
+    path: str, progress: DownloadProgress | None, limit: MemoryLimit | None
 ) -> Path:
     if fault := model_place.absent_fault(path):
         raise HubFault(fault)
 
     def listing_fault(names: Sequence[str], num_bytes: int) -> str | None:
         fault = names_fault(names)
-        if fault is None and limit_bytes is not None:
-            return memory_fault(num_bytes, limit_bytes)
+        if fault is None and limit is not None:
+            return memory_fault(num_bytes, limit)
         return fault
 
     checks = Checks(

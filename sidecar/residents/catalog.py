@@ -17,9 +17,9 @@ from sidecar.residents.model_settings import NOTHING_SET, ModelSettings
 
 _MOST_NAME_CHARS = 200
 _MOST_CLOSE = 10
-_DEFAULT_NAMES = ("local", "openai/local")
+DEFAULT_NAMES = ("local", "openai/local")
 _PATTERN = re.compile(r"[*?\[\]]")
-_NO_NAMES = ("", "default", *_DEFAULT_NAMES)
+_NO_NAMES = ("", "default", *DEFAULT_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _default(config: ModelConfig, found: Sequence[Found]) -> tuple[Offer, Found 
     name = model_place.model_name(path)
     own_id = config.proxy_model_id or f"openai/{name}"
     more = (own.id, *own.aliases) if own else ()
-    names = dict.fromkeys((*_DEFAULT_NAMES, name, *more))
+    names = dict.fromkeys((*DEFAULT_NAMES, name, *more))
     aliases = tuple(other for other in names if other != own_id)
     if own is None or own.is_cached or folder is not None:
         # Of the hub's models the cache may hold a part, or an older one.

@@ -17,8 +17,9 @@ from typing import Any
 
 from sidecar.engine.checkpoint_files import tensor_names
 
-Kind = str  # of a row: llm, vlm, ocr, embedding, reranker, stt, tts
+Kind = str  # of a row: llm, vlm, ocr, embedding, reranker, classifier, stt, tts
 AUDIO_KINDS = ("stt", "tts")
+TEXT_KINDS = ("llm", "vlm", "ocr")
 
 _ENCODER_TYPES = frozenset(("bert", "xlm-roberta", "modernbert"))
 _ENCODERS = ("BertModel", "XLMRobertaModel", "ModernBertModel")
@@ -60,6 +61,15 @@ class Evidence:
     def writes_text(self) -> bool:
         """Whether it was saved as a model that continues a text."""
         return any(name.endswith("ForCausalLM") for name in self.architectures)
+
+    @property
+    def num_labels(self) -> int:
+        """How many scores such a head gives; where nothing is said, two."""
+        labels = self.config.get("id2label")
+        count = self.config.get("num_labels")
+        if isinstance(labels, Mapping) and labels:
+            return len(labels)
+        return count if isinstance(count, int) else 2
 
     @property
     def is_classifier(self) -> bool:
@@ -125,7 +135,7 @@ def _hub_name(folder: Path) -> str:
 
 def _is_reranker(found: Evidence) -> bool:
     if found.is_classifier:
-        return True
+        return found.num_labels == 1
     return found.writes_text and found.is_named("rerank")
 
 
@@ -194,6 +204,7 @@ class Row:
 
 ROWS: tuple[Row, ...] = (
     Row("reranker", _is_reranker, _ENCODER_LOADER),
+    Row("classifier", lambda found: found.is_classifier),
     Row("embedding", _is_embedding, _ENCODER_LOADER),
     Row("stt", _audio("stt", _STT_TYPES), _AUDIO_LOADER),
     Row("tts", _audio("tts", _TTS_TYPES), _AUDIO_LOADER),

@@ -21,6 +21,7 @@ from huggingface_hub.errors import CacheNotFound
 
 from sidecar.engine.checkpoint_files import (
     Stamp,
+    access_fault,
     config_fault,
     context_len,
     named_weights_fault,
@@ -35,6 +36,7 @@ from sidecar.engine.checkpoint_files import stamp as files_stamp
 from sidecar.engine.model_source import knows_architecture
 from sidecar.residents.detection import (
     AUDIO_KINDS,
+    TEXT_KINDS,
     Kind,
     is_library_there,
     kind_of,
@@ -181,7 +183,7 @@ def _described(
     blank = Found(own_id, aliases, folder, "llm", 0, is_cached=named.is_cached)
     try:
         # First: what is no file may keep its reader for ever.
-        if fault := special_fault(folder):
+        if fault := access_fault(folder) or special_fault(folder):
             return replace(blank, state="broken", reason=fault)
         return _read(blank, named)
     except Exception as error:  # of whatever a stranger has put there
@@ -226,7 +228,7 @@ def _judged(found: Found, folder: Path) -> Found:
         fault = named_weights_fault(folder)
         return replace(found, state="incomplete", reason=fault) if fault else found
     files = [entry.name for entry in folder.iterdir() if entry.is_file()]
-    is_text = found.kind in ("llm", "vlm", "ocr")
+    is_text = found.kind in TEXT_KINDS
     if is_text and (fault := config_fault(folder, knows_architecture)):
         return replace(found, state="unavailable", reason=fault)
     if fault := names_fault(files) or weights_fault(folder):

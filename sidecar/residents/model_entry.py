@@ -1,7 +1,9 @@
 """One model of the pool: what is offered, how it stands, what others see of it."""
 
 import math
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from sidecar.core.errors import SidecarError, Unavailable
@@ -133,6 +135,7 @@ class Entry(Generic[E]):
         is_wanted: its load is waited for. is_leaving: it goes once nobody uses it.
         freed_bytes: what its last unload gave back.
         is_offered: whether its files are still there.
+        folder: that it was loaded from, if its place is one.
     """
 
     offer: Offer
@@ -148,6 +151,7 @@ class Entry(Generic[E]):
     is_leaving: bool = False
     freed_bytes: int = 0
     is_offered: bool = True
+    folder: Path | None = None
     waiters: set[Waiter] = field(default_factory=set)
     step: str | None = None
     failure: SidecarError | None = None
@@ -173,6 +177,12 @@ class Entry(Generic[E]):
         return self.state == "loaded" and not self.is_leaving
 
     @property
+    def is_deleted(self) -> bool:
+        """Whether it is loaded, and the folder that it came from is not there."""
+        is_loaded = self.resident is not None and self.folder is not None
+        return is_loaded and not os.path.isdir(self.folder or "")
+
+    @property
     def is_idle(self) -> bool:
         """Whether it may leave: loaded, not pinned, in nobody's use."""
         return self.state == "loaded" and not self.pinned and not self.num_leases
@@ -185,6 +195,8 @@ class Entry(Generic[E]):
     def loaded(self, resident: E, now: float) -> None:
         """It is there."""
         self.resident, self.state, self.step = resident, "loaded", None
+        place = Path(self.offer.place) if self.offer.place else None
+        self.folder = place.resolve() if place and place.is_dir() else None
         self.num_loads += 1
         self.failure, self.last_access = None, now
         self.is_leaving = False

@@ -6,12 +6,15 @@ What people set for single models: a JSON file, read at each look for models.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from sidecar.config.settings import Config
 from sidecar.config.sources import ConfigError
+from sidecar.config.values import BUILTIN
+from sidecar.kv.disk.durable_files import replace_private
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +48,22 @@ class SettingsFile:
     models: Mapping[str, ModelSettings]
 
 
-def read_settings(path: Path | None) -> SettingsFile:
+def settings_file(config: Config) -> Path:
+    """Where people's settings of single models are; it need not be there."""
+    path = config.model.settings_path
+    return Path(path) if path else config.disk.home / "model-settings.json"
+
+
+def read_settings(path: Path) -> SettingsFile:
     """
     Read the file; one that is not there is empty.
 
     Raises:
         ConfigError: it cannot be used; the field is named.
     """
-    if path is None or not path.exists():
-        return SettingsFile(None, {})
     try:
+        if not path.exists():
+            return SettingsFile(None, {})
         body = json.loads(path.read_bytes())
         models = body.get("models", {})
         found = {name: parse_settings(one) for name, one in models.items()}
@@ -64,6 +73,40 @@ def read_settings(path: Path | None) -> SettingsFile:
     if default is not None and not isinstance(default, str):
         raise ConfigError(f"MODEL_SETTINGS_PATH={path}: default_model must be text")
     return SettingsFile(default, found)
+
+
+def with_default_model(config: Config) -> Config:
+    """
+    With the default model that the file names, which beats MODEL_PATH.
+
+    Raises:
+        ConfigError: as `read_settings`.
+    """
+    wished = read_settings(settings_file(config)).default_model
+    if wished is None:
+        return config
+    path = None if wished in BUILTIN else wished
+    return replace(config, model=replace(config.model, path=path))
+
+
+def keep_settings(
+    file: Path, names: Sequence[str], changes: Mapping[str, object]
+) -> None:
+    """
+    Write what was set for a model, beside all else that the file says.
+
+    Args:
+        names: of the model; under which it stands there already, else the first.
+    Raises:
+        OSError: it cannot be written. ConfigError: it cannot be used as it is.
+    """
+    read_settings(file)  # what cannot be used is not replaced
+    body = json.loads(file.read_bytes()) if file.exists() else {}
+    models = body.setdefault("models", {})
+    own = next((name for name in names if name in models), names[0])
+    models[own] = {**models.get(own, {}), **changes}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_private(file, json.dumps(body, indent=1).encode())
 
 
 def parse_settings(body: Any) -> ModelSettings:

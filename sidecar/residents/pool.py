@@ -122,8 +122,15 @@ class ResidentPool(Generic[E]):
 
     # Requests.
 
+    def default_fault(self) -> str | None:
+        """Why the default model is too large for the memory there is; None: it fits."""
+        return self._room.too_large(self._entry("").offer)
+
     def start_loading(self) -> None:
         """Begin to load what is wanted from the start, the default one first."""
+        for name in self._limits.pinned:
+            if self._names.find(name) is None:
+                logger.warning("PINNED_MODELS: no model is named %s", name)
         pinned = [
             entry.offer.id for entry in self._worker.entries.values() if entry.pinned
         ]
@@ -134,11 +141,14 @@ class ResidentPool(Generic[E]):
                 logger.warning("PRELOAD_MODELS: %s", error)
 
     def _want(self, entry: Entry[E]) -> None:
-        fault = entry.offer.fault or self._room.too_large(entry.offer)
+        too_large = self._room.too_large(entry.offer)
+        fault = entry.offer.fault or too_large
         with self._worker.changed:
             if fault and entry.offer.id != self._names.default:
                 logger.warning("not loaded at the start: %s", fault)
-            elif entry.resident is None and not entry.offer.fault:
+            elif too_large:  # who starts the server hears of its default model
+                entry.failed(ModelTooLarge(too_large), self._worker.clock())
+            elif entry.resident is None and not fault:
                 self._worker.wish(entry)
 
     def is_loaded(self, name: str, patience_s: float) -> bool:
@@ -222,6 +232,10 @@ class ResidentPool(Generic[E]):
             entry.waiters.discard(waiter)
 
     def _check_loadable(self, entry: Entry[E]) -> None:
+        if entry.is_deleted:
+            entry.is_leaving = True
+            self._worker.wake()
+            raise _gone(entry.offer.id)
         if entry.resident is not None:
             return  # whatever became of its files
         if entry.offer.fault:

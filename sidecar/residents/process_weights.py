@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator
 import mlx.core as mx
 
 from sidecar.core.errors import InsufficientMemory
-from sidecar.engine.checkpoint_files import told_bytes
+from sidecar.engine.checkpoint_files import MemoryLimit, memory_limit, told_bytes
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.process_memory import Admission, ProcessMemory
 from sidecar.kv.eviction import KVBudget
 
-_MOST_OF_PROCESS = 0.95  # the rest is for what computes
 _PRESSED_AT = 0.95
 
 
@@ -38,10 +37,11 @@ class ProcessWeights:
         self._limit_bytes = limit_bytes
 
     @property
-    def limit_bytes(self) -> int:
+    def limit(self) -> MemoryLimit:
         """What all weights together may take."""
-        most = int(_MOST_OF_PROCESS * self._process.limit_bytes)
-        return min(self._limit_bytes or most, most)
+        limit = memory_limit(self._process.limit_bytes, self._limit_bytes)
+        assert limit is not None
+        return limit
 
     def unaccounted(self, num_bytes: int) -> int:
         """Bytes in use beside stored KV and so many of weights."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from sidecar.engine.checkpoint_files import told_bytes
+from sidecar.engine.checkpoint_files import MemoryLimit, memory_fault, told_bytes
 from sidecar.residents.model_entry import Entry, Held, Offer
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Weights(Protocol):
     """The memory that weights are in. Any thread."""
 
     @property
-    def limit_bytes(self) -> int:
+    def limit(self) -> MemoryLimit:
         """What all weights together may take."""
 
     def unaccounted(self, num_bytes: int) -> int:
@@ -55,6 +55,7 @@ class PoolLimits:
         settle_s: how long freed memory is waited for.
         ttl_s: idle seconds after which a model leaves; 0: never.
         preload: names of models that are loaded at the start.
+        pinned: names of those that never leave; what nobody has is told at the start.
     """
 
     max_models: int = 0
@@ -63,6 +64,7 @@ class PoolLimits:
     settle_s: float = 10.0
     ttl_s: float = 0.0
     preload: tuple[str, ...] = ()
+    pinned: tuple[str, ...] = ()
 
 
 E = TypeVar("E", bound=Held)
@@ -108,17 +110,14 @@ class Room(Generic[E]):
 
     def too_large(self, offer: Offer) -> str | None:
         """Why it never fits, not even alone."""
-        if offer.size_bytes <= self._weights.limit_bytes:
-            return None
-        return (
-            f"model {offer.id} takes {told_bytes(offer.size_bytes)}, and all models "
-            f"together may take {told_bytes(self._weights.limit_bytes)}"
-        )
+        fault = memory_fault(offer.size_bytes, self._weights.limit)
+        name = offer.id.removeprefix("openai/")
+        return f"model {name} cannot be loaded: {fault}" if fault else None
 
     def plan(self, wanted: Entry[E], entries: Sequence[Entry[E]]) -> Plan[E]:
         """What has to happen before a model can be loaded."""
         held = [entry for entry in entries if entry.resident is not None]
-        size, limit = wanted.offer.size_bytes, self._weights.limit_bytes
+        size, limit = wanted.offer.size_bytes, self._weights.limit.num_bytes
         bare = self._used(held) + size - limit
         missing = bare + int(size * self._limits.headroom)
         most = self._limits.max_models
@@ -148,9 +147,10 @@ class Room(Generic[E]):
             for e in entries
             if e.resident is not None
         ]
+        limit = told_bytes(self._weights.limit.num_bytes)
         return (
             f"model {wanted.offer.id} needs {told_bytes(wanted.offer.size_bytes)} of "
-            f"{told_bytes(self._weights.limit_bytes)}, held by: {', '.join(holders)}"
+            f"{limit}, held by: {', '.join(holders)}"
         )
 
     def settle(self, resident: E, entries: Sequence[Entry[E]]) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sidecar.config.settings import CacheConfig, Config
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.batch_loop import BatchLoop
-from sidecar.engine.checkpoint_files import read_config
+from sidecar.engine.checkpoint_files import memory_limit, read_config
 from sidecar.engine.gpu_thread import load_thread
 from sidecar.engine.loader import (
     BLIND_HERE,
@@ -94,8 +94,9 @@ class TextLoader:
         return resident
 
     def _find(self, offer: Offer) -> ModelSource:
-        limit_bytes = self._shared.process.limit_bytes
-        source = find_model(offer.place, self._shared.download, limit_bytes)
+        most = self._config.engine.max_model_bytes
+        limit = memory_limit(self._shared.process.limit_bytes, most)
+        source = find_model(offer.place, self._shared.download, limit)
         # A snapshot's folder is named after a commit: the name is the offer's.
         is_found = offer.place is not None and Path(offer.place).is_absolute()
         name = offer.id.removeprefix("openai/") if is_found else source.name

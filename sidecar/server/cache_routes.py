@@ -38,8 +38,8 @@ class CacheRoutes:
 
     def forget(self, request: Request) -> Response:
         """POST /admin/cache/forget: the conversations of a session, or of a key."""
-        whose = _whose(request.json())
-        return json_response({"forgotten": True, **self._forget(request, whose)})
+        told = self._forget(request, _whose(request.json()))
+        return json_response({"forgotten": any(told.values()), **told})
 
     def _forget(self, request: Request, whose: Whose | None) -> dict[str, int]:
         asked = parse_qs(request.query).get("disk", ["clear"])[-1]
@@ -50,8 +50,7 @@ class CacheRoutes:
         except Unavailable:  # of the memory it is forgotten
             self._responses.forget(whose)
             raise
-        self._responses.forget(whose)
-        return _told(gone)
+        return {**_told(gone), "responses": self._responses.forget(whose)}
 
 
 def _whose(body: Any) -> Whose:

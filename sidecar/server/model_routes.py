@@ -9,6 +9,7 @@ from sidecar.core.errors import BadRequest, NotFound, SidecarError
 from sidecar.core.events import Idle, Usage
 from sidecar.core.json_bytes import dump_bytes
 from sidecar.dialects.openai_models import model_entry, model_list
+from sidecar.residents.detection import TEXT_KINDS
 from sidecar.residents.model_entry import ModelEntry
 from sidecar.residents.model_settings import check_setting
 from sidecar.server.messages import (
@@ -22,6 +23,7 @@ from sidecar.service.models import ModelService
 
 PREFIX = "/admin/models/"
 _SETTINGS = ("pinned", "ttl_seconds")  # those that change at once
+_OF_CHATS = ("supports_function_calling", "supports_reasoning")
 _TRUE = ("1", "true", "yes")
 
 
@@ -86,10 +88,9 @@ class ModelRoutes:
             raise BadRequest("the body must be an object")
         for name, value in body.items():
             _check_setting(name, value)
-        self._models.change(
-            _name(request), pinned=body.get("pinned"), ttl_s=body.get("ttl_seconds")
-        )
-        return json_response({"changed": sorted(body)})
+        fault = self._models.change(_name(request), body)
+        told = {} if fault is None else {"until_the_next_start": fault}
+        return json_response({"changed": sorted(body), **told})
 
     def _progress(self, request: Request) -> EventStream:
         steps = self._models.progress(_name(request))
@@ -99,6 +100,8 @@ class ModelRoutes:
 def _listed(entry: ModelEntry) -> dict[str, Any]:
     found = model_entry(entry.id, entry.aliases, entry.max_input_tokens)
     found["kind"] = entry.kind
+    if entry.kind not in TEXT_KINDS:
+        found |= dict.fromkeys(_OF_CHATS, False)
     found["supports_vision"] = entry.takes_images
     found["state"] = entry.state
     found["estimated_load_s"] = entry.estimated_load_s

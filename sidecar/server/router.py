@@ -173,8 +173,9 @@ class Routes:
             asked, self._config.timeout_completions_s
         )
         form = CompletionFormat(
-            asked.model, running.echoes, include_usage=how.include_usage
-        )
+            asked.model, running.echoes,
+            include_usage=how.include_usage, answer_id=asked.answer_id,
+        )  # fmt: skip
         if not how.stream:
             return json_response(form.whole(collect(running, request)))
         return EventStream(OpenAIStream(form), running.events(), running.close)

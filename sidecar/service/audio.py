@@ -147,7 +147,8 @@ def _segments(
                 check()  # before a turn of the GPU is waited for
                 if (segment := next(spoken, None)) is None:
                     break
-                yield segment
+                if segment.samples.size:  # a file of none would say that all is well
+                    yield segment
 
 
 def _written(writer: SoundWriter, segments: Iterator[Spoken]) -> Iterator[bytes]:

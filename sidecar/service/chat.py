@@ -31,7 +31,7 @@ from sidecar.service.turn import ChatPlan, Plan, Receipt, Run, count, remember
 
 _EARLY_CANCEL_S = 30.0
 _LOAD_PATIENCE_S = 1.0  # how long a stream waits for a load before it begins
-_Named = tuple[str | None, str]  # the sender's key, the request id it chose
+_Named = tuple[str | None, str]  # the sender's key; the request's or answer's id
 
 
 def _always() -> bool:
@@ -166,6 +166,7 @@ class ChatService:
         Stop a running request; whether there was one.
 
         Args:
+            request_id: its X-Request-ID, or the id of its streamed answer.
             sender: see ClientInfo; nobody stops what came with another key.
         """
         name = (sender, request_id)
@@ -220,24 +221,28 @@ class ChatService:
             resources.callback(engine.release, job)
             metrics.active.inc()
             resources.callback(metrics.active.dec)
-            name = (request.client.sender, request.request_id)
-            resources.callback(lambda: self._forget(name, run))
+            sender = request.client.sender
+            name = (sender, request.request_id)
+            names = (name, (sender, request.answer_id))
+            resources.callback(lambda: self._forget(names, run))
             run = Run(plan, job, choices, settled, resources.pop_all())
         with self._lock:
-            self._running.setdefault(name, []).append(run)
+            for each in names:
+                self._running.setdefault(each, []).append(run)
             cancelled_at = self._cancelled_early.get(name)
             self._cancelled_early.pop(name)
         if cancelled_at and time.monotonic() - cancelled_at < _EARLY_CANCEL_S:
             run.cancel()
         return run
 
-    def _forget(self, name: _Named, run: Run) -> None:
+    def _forget(self, names: Sequence[_Named], run: Run) -> None:
         with self._lock:
-            running = self._running.get(name, [])
-            if run in running:
-                running.remove(run)
-            if not running:
-                self._running.pop(name, None)
+            for name in names:
+                running = self._running.get(name, [])
+                if run in running:
+                    running.remove(run)
+                if not running:
+                    self._running.pop(name, None)
 
 
 def _chat_choices(plan: ChatPlan, syntax: OutputSyntax) -> list[ChatChoice]:

@@ -1,15 +1,23 @@
 """What is served, whether it can answer, and what people do with models by hand."""
 
-from collections.abc import Iterator
+import logging
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from sidecar.config.sources import ConfigError
 from sidecar.engine.device_memory import WiredMemory
 from sidecar.engine.download_progress import DownloadProgress, DownloadState
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.process_memory import ProcessMemory
+from sidecar.residents.catalog import DEFAULT_NAMES
 from sidecar.residents.model_entry import Held, ModelEntry
+from sidecar.residents.model_settings import keep_settings
 from sidecar.residents.pool import ResidentPool
+
+logger = logging.getLogger(__name__)
 
 _LONGEST_WATCH_S = 300.0
 
@@ -65,9 +73,13 @@ class Vitals:
 class ModelService:
     """Lists models, reports health, loads and unloads by hand. Any thread."""
 
-    def __init__(self, pool: ResidentPool[Held], vitals: Vitals) -> None:
+    def __init__(
+        self, pool: ResidentPool[Held], vitals: Vitals, settings_file: Path
+    ) -> None:
         self._pool = pool
         self._vitals = vitals
+        self._settings_file = settings_file
+        self._settings_lock = threading.Lock()
 
     def entries(self) -> tuple[ModelEntry, ...]:
         """The models that requests may name; looked for anew, if it was long ago."""
@@ -126,12 +138,28 @@ class ModelService:
         """
         return self._pool.unload(name, force=force)
 
-    def change(self, name: str, *, pinned: bool | None, ttl_s: float | None) -> None:
-        """Set what is given."""
-        if pinned is not None:
+    def change(self, name: str, changes: Mapping[str, Any]) -> str | None:
+        """
+        Set what is given, by the names of the settings file, and keep it there.
+
+        Returns:
+            Why it holds for this run alone; None: it outlives it.
+        """
+        entry = self._pool.entry(name)
+        if (pinned := changes.get("pinned")) is not None:
             self._pool.set_pinned(name, pinned=pinned)
-        if ttl_s is not None:
+        if (ttl_s := changes.get("ttl_seconds")) is not None:
             self._pool.set_ttl(name, ttl_s)
+        # Its own name first: as `openai/NAME` it goes while it is the default one.
+        own = entry.id.removeprefix("openai/")
+        names = [n for n in (own, entry.id, *entry.aliases) if n not in DEFAULT_NAMES]
+        try:
+            with self._settings_lock:
+                keep_settings(self._settings_file, names, changes)
+        except (OSError, ConfigError) as error:
+            logger.warning("what was set for %s is not kept: %s", entry.id, error)
+            return f"the file of settings cannot be written: {error}"
+        return None
 
     def progress(self, name: str) -> Iterator[tuple[str, str | None] | None]:
         """Steps of a model's load, until `ready`, or `error` with the reason."""

@@ -115,9 +115,9 @@ class StoredResponses:
         self.get(key_id, response_id)
         self._of(key_id).responses.pop(response_id)
 
-    def forget(self, whose: Whose | None = None) -> None:
+    def forget(self, whose: Whose | None = None) -> int:
         """
-        Forget everything, or some conversations.
+        Forget everything, or some conversations; how many responses that were.
 
         Of a session that no client named, nobody knows which responses are its own: all
         without a name go.
@@ -126,11 +126,15 @@ class StoredResponses:
             whose = replace(whose, session="")
         with self._lock:
             self._epochs.end(whose)
+            gone = sum(
+                len(own.responses.pop_if(
+                    lambda _, stored: whose is None or whose.covers(stored.scope)
+                ))
+                for own in self._of_keys.values()
+            )  # fmt: skip
             if whose is None:
                 self._of_keys.clear()
-                return
-            for own in self._of_keys.values():
-                own.responses.pop_if(lambda _, stored: whose.covers(stored.scope))
+            return gone
 
     def resolve(
         self, key_id: str | None, previous: object, items: Sequence[Any]

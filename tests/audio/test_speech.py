@@ -87,6 +87,22 @@ def test_bad_requests_name_the_field(
     assert message
 
 
+@pytest.mark.parametrize("form", ["wav", "flac", "mp3"])
+def test_speech_without_a_sample_is_an_error(
+    app: App, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole file of no sound would say that all is well."""
+    assert speak(app, input="Hi.", response_format="wav").status_code == 200  # loaded
+    with app.pool.lease("soprano") as resident:
+        model = resident.speaking.model._model
+    silent = [type("Result", (), {"audio": np.zeros(0), "sample_rate": 32_000})]
+    monkeypatch.setattr(model, "generate", lambda **_: iter(silent), raising=False)
+    for text in ("Hi.", "Hi.\nAnd so on."):
+        answer = speak(app, input=text, response_format=form)
+        assert answer.status_code == 500
+        assert "no sound" in answer.json()["detail"]
+
+
 def test_models_and_health_list_them_with_their_kind(app: App, folder: Path) -> None:
     listed = httpx.get(f"{app.url}/v1/models", timeout=60).json()["data"]
     health = httpx.get(f"{app.url}/health", timeout=60).json()["models"]

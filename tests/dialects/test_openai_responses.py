@@ -376,9 +376,9 @@ class TestStoredResponses:
 
     def test_at_most_256_are_kept(self) -> None:
         store = StoredResponses()
-        how = delivery()
         ids = []
         for _ in range(257):
+            how = delivery()
             whole = whole_response(ANSWER[-2:], how, lambda r: None)
             store.put("key", how.items, whole)
             ids.append(whole["id"])

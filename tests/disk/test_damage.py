@@ -113,6 +113,22 @@ def test_what_is_whole_serves(kept: Kept) -> None:
     assert kept.check() == kept.held
 
 
+@pytest.mark.parametrize("size", [0, 5, 100])
+def test_a_cut_file_of_ids_is_told_before_it_is_cleared_away(
+    kept: Kept, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the next start the janitor may be there first."""
+    kept.put_back()
+    for file in kept.root.glob("*/slot_2_tokens.*"):
+        os.truncate(file, size)
+    with caplog.at_level("WARNING"):
+        root = kept.app.shared.disk
+        assert root is not None
+        root.root.clear_away()
+    assert "KV slot 2 of" in caplog.text
+    assert "is damaged and deleted" in caplog.text
+
+
 def flip_some(kept: Kept, count: int, seed: str) -> int:
     """Flip a bit somewhere, again and again; how often that was a miss."""
     chance, misses = random.Random(seed), 0

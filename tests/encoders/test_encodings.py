@@ -65,6 +65,14 @@ def refused(answer: httpx.Response) -> tuple[int, str, str]:
     return answer.status_code, error["param"], error["message"]
 
 
+def test_what_takes_no_chats_calls_no_functions(app: App) -> None:
+    """In the list of models, which LiteLLM and clients read."""
+    listed = httpx.get(f"{app.url}/v1/models", timeout=60).json()["data"]
+    can = {model["id"]: model["supports_function_calling"] for model in listed}
+    assert can["openai/talker"]
+    assert not any(can[name] for name in (*EMBEDDERS, *RERANKERS))
+
+
 @pytest.mark.parametrize("model", EMBEDDERS)
 def test_each_text_has_its_own_vector_whatever_stands_beside_it(
     app: App, model: str

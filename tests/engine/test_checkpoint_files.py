@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from sidecar.engine.checkpoint_files import (
+    MemoryLimit,
     config_fault,
     folder_fault,
     memory_fault,
+    memory_limit,
     names_fault,
     safetensors_fault,
     told_bytes,
@@ -184,11 +186,16 @@ def test_a_folder_one_level_too_high(folder: Path, tmp_path: Path) -> None:
 
 def test_weights_larger_than_the_memory() -> None:
     """Both sizes are told; what fits passes."""
-    assert memory_fault(8_000_000_000, 8_000_000_000) is None
-    said = memory_fault(17_000_000_000, 8_000_000_000) or ""
+    limit = memory_limit(10_000_000_000, 8_000_000_000)
+    assert limit is not None
+    assert memory_fault(8_000_000_000, limit) is None
+    said = memory_fault(17_000_000_000, limit) or ""
     assert "17.0 GB" in said
     assert "8.0 GB" in said
-    assert "MAX_PROCESS_MEMORY" in said
+    assert "raise MAX_MODEL_MEMORY" in said
+    limit = memory_limit(8_000_000_000, 8_000_000_000)
+    assert limit == MemoryLimit(7_600_000_000, "MAX_PROCESS_MEMORY")
+    assert memory_limit(None, None) is None
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,12 @@ HELD = 5 * (1 << 16)  # bytes
 DOWNLOAD = """
 import os, sys
 from sidecar.engine import hub_download
-from sidecar.engine.checkpoint_files import config_fault, folder_fault, memory_fault
+from sidecar.engine.checkpoint_files import (
+    MemoryLimit,
+    config_fault,
+    folder_fault,
+    memory_fault,
+)
 from sidecar.engine.checkpoint_files import names_fault
 from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.hub_download import Checks, fetch_snapshot
@@ -31,7 +36,7 @@ from sidecar.engine.ranged_download import RetryPolicy
 def knows(config):
     return config["model_type"] == "qwen3"
 
-name, limit = sys.argv[1], int(sys.argv[2])
+name, limit = sys.argv[1], MemoryLimit(int(sys.argv[2]), "MAX_PROCESS_MEMORY")
 if "LARGEST" in os.environ:  # 50 GB take long
     hub_download.MAX_HTTP_DOWNLOAD_SIZE = int(os.environ["LARGEST"])
 checks = Checks(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.errors import ModelLoadFailed
+from sidecar.engine.checkpoint_files import MemoryLimit
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loader import LoadedModel, load
 from sidecar.engine.model_place import BUILTIN_NAME, model_name
@@ -158,7 +159,7 @@ def test_a_file_is_not_a_folder(folder: Path) -> None:
 def test_weights_larger_than_the_limit_are_not_loaded(folder: Path) -> None:
     """Told from the files' sizes, before anything is read."""
     with pytest.raises(ModelLoadFailed, match="MAX_PROCESS_MEMORY"):
-        find_model(str(folder), limit_bytes=1000)
+        find_model(str(folder), limit=MemoryLimit(1000, "MAX_PROCESS_MEMORY"))
 
 
 @pytest.mark.parametrize(

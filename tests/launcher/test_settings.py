@@ -73,7 +73,8 @@ def test_other_spellings_are_read(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("MLX_PORT", "0", "MLX_PORT must be a port 1..65535, got '0'"),
+        ("PROXY_PORT", "0", "PROXY_PORT must be a port 1..65535, got '0'"),
+        ("MLX_PORT", "-1", "MLX_PORT must be a port 1..65535, got '-1'"),
         ("PROXY_PORT", "http", "PROXY_PORT must be a port 1..65535, got 'http'"),
         ("DRAIN_TIMEOUT_SECONDS", "nan", "DRAIN_TIMEOUT_SECONDS must be seconds"),
         ("ENV_FILE_OVERRIDES", "perhaps", "ENV_FILE_OVERRIDES must be true or false"),

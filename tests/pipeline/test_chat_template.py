@@ -258,3 +258,32 @@ def test_call_ids_never_reach_the_model() -> None:
         messages = [user("go"), assistant("", call), result("out", call_id)]
         asked[call_id] = Chats("plain").ask(messages).model_ids
     assert asked["call_1"] == asked["call_2"]
+
+
+ORPHAN = result("nobody asked")
+OPEN = assistant("", ToolCall("call_9", "look", '{"path": "b.py"}'))
+LEFT_OUT: list[tuple[str, str, list[Message], str]] = [
+    (family, "a result of no call", talk, "nobody asked")
+    for family in ("gemma4", "gemma4-e2b", "gpt-oss", "minimax-m2", "mistral-nemo")
+    for talk in ([user("go"), ORPHAN], [ORPHAN, user("go")],
+                 [user("go"), assistant("no"), ORPHAN, user("and now?")])
+] + [
+    ("nemotron-nano-v2", "a call at the end", [user("go"), OPEN], "b.py"),
+    ("gemma3", "a system text alone", [system("Be brief.")], "Be brief."),
+    ("qwen3.5", "a system text alone", [system("Be brief.")], "Be brief."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "what", "talk", "said"), LEFT_OUT)
+def test_what_a_template_drops_or_refuses_is_said_as_text(
+    family: str, what: str, talk: list[Message], said: str
+) -> None:
+    """Where its own form loses it, without a word or with a refusal."""
+    template = ChatTemplate(tokenizer_of_family(family))
+    assert said in template.render(talk, (tool("look"),), {}), what
+
+
+@pytest.mark.parametrize("family", ["qwen3", "glm4.6", "gemma4"])
+def test_results_of_calls_stay_results(family: str) -> None:
+    template = ChatTemplate(tokenizer_of_family(family))
+    assert "[Tool Result" not in template.render(LOOP, (tool("look"),), {})

@@ -23,6 +23,7 @@ from sidecar.core.errors import (
     TooSlow,
     Unavailable,
 )
+from sidecar.engine.checkpoint_files import MemoryLimit
 from sidecar.residents.catalog import Catalog, Names
 from sidecar.residents.model_entry import ModelEntry, Offer
 from sidecar.residents.pool import ResidentPool
@@ -51,6 +52,10 @@ class Weights:
     late: int = 0  # of what a model gives back, so much comes later
     pressed: bool = False
     loading_bytes: list[int] = field(default_factory=list)
+
+    @property
+    def limit(self) -> MemoryLimit:
+        return MemoryLimit(self.limit_bytes, "MAX_MODEL_MEMORY")
 
     def unaccounted(self, num_bytes: int) -> int:
         return self.held - num_bytes
@@ -297,7 +302,7 @@ def test_what_is_too_large_alone_evicts_nobody(houses: Houses) -> None:
     """E6."""
     house = houses({"a": 4, "big": 11}, limit=10)
     house.use("a")
-    with pytest.raises(ModelTooLarge, match=r"big takes 11.0 GB.*10.0 GB"):
+    with pytest.raises(ModelTooLarge, match=r"big cannot.*11.0 GB.*10.0 GB"):
         house.use("big")
     assert house.loaded() == ["a"]
 
@@ -523,6 +528,15 @@ def test_a_pinned_one_that_is_too_large_does_not_stop_the_start(
     house.pool.start_loading()
     assert eventually(lambda: house.loaded() == ["a"])
     assert house.loads == ["a"]
+
+
+def test_a_default_one_that_is_too_large_is_failed_at_the_start(houses: Houses) -> None:
+    """It is not waited for without end: the reason is there at once."""
+    house = houses({"big": 200, "a": 1})
+    house.pool.start_loading()
+    entry = house.entry("big")
+    assert entry.state == "failed"
+    assert "its weights take 200.0 GB" in (entry.load_error or "")
 
 
 def test_by_hand(houses: Houses) -> None:

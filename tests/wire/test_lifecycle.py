@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -239,6 +240,28 @@ def test_cancelling_a_stream(endless: App) -> None:
     error = json.loads(lines[-1].removeprefix("data: "))["error"]
     assert error["code"] == "request_cancelled"
     assert "[DONE]" not in answers[0].body.decode()
+
+
+ANSWERED = {CHAT: "chatcmpl-", COMPLETION: "cmpl-", "/v1/messages": "msg_",
+            "/v1/responses": "resp_"}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ANSWERED)
+def test_cancelling_by_the_id_that_the_client_sees(endless: App, path: str) -> None:
+    """A stream's first event has it; nobody has to choose an X-Request-ID."""
+    sent = {"model": "local", "prompt": "x", "input": "x", "max_tokens": 30_000}
+    sent["messages"] = [{"role": "user", "content": "x"}]
+    data = json.dumps({**sent, "stream": True}).encode()
+    with connect(endless.listener.port) as connection:
+        connection.sendall(request(path, data))
+        with connection.makefile("rb") as stream:
+            pattern = rf'"id":"({ANSWERED[path]}[0-9a-f]+)"'
+            lines = iter(lambda: stream.readline().decode(), "")
+            found = (re.search(pattern, line) for line in lines)
+            name = next(match[1] for match in found if match)
+            assert cancel(endless, name) == {"cancelled": True, "id": name}
+            assert "cancelled" in stream.read().decode()
+    assert cancel(endless, name) == {"cancelled": False, "id": name}
 
 
 def test_cancelling_in_prefill(endless: App) -> None:

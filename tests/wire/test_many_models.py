@@ -366,6 +366,55 @@ def test_people_load_pin_and_unload_by_hand(folder: Path) -> None:
         assert [one["id"] for one in status["loaded"]] == ["openai/dense"]
 
 
+def test_what_is_set_by_hand_outlives_the_server(folder: Path, tmp_path: Path) -> None:
+    """And stands beside what a person wrote; where it cannot be kept, that is said."""
+    file = tmp_path / "home" / "model-settings.json"
+    settings = {"MODEL_SETTINGS_PATH": str(file)}
+    file.parent.mkdir()
+    file.write_text(json.dumps({"models": {"sliding": {"alias": "slider"}}}))
+    changes = {"pinned": True, "ttl_seconds": 600}
+    with serving(folder, **settings) as app:
+        for own_id in ("sliding", "local", "slider"):
+            url = f"{app.url}/admin/models/{own_id}/settings"
+            told = httpx.post(url, json=changes, timeout=60).json()
+            assert told == {"changed": ["pinned", "ttl_seconds"]}
+    kept = json.loads(file.read_text())["models"]
+    assert kept == {"sliding": {"alias": "slider", **changes}, "dense": changes}
+    with serving(folder, **settings) as app:
+        for own_id in ("sliding", "dense"):
+            found = entry(app, own_id)
+            assert (found.pinned, found.ttl_s) == (True, 600)
+    nowhere = {"MODEL_SETTINGS_PATH": "/dev/null/settings.json"}
+    with serving(folder, **nowhere) as app:
+        url = f"{app.url}/admin/models/sliding/settings"
+        told = httpx.post(url, json={"pinned": True}, timeout=60).json()
+        assert "cannot be written" in told["until_the_next_start"]
+
+
+@pytest.mark.parametrize("own_id", ["local", "capped"])
+def test_a_model_whose_folder_is_deleted_stops_answering(
+    folder: Path, tmp_path: Path, own_id: str
+) -> None:
+    """The default one as well; the next request hears of it, and its weights go."""
+    places = tmp_path / "models"
+    shutil.copytree(folder, places)
+    with serving(places) as app:
+        ask(app, own_id)
+        gone = "dense" if own_id == "local" else own_id
+        shutil.rmtree(places / gone)
+        url = f"{app.url}/v1/chat/completions"
+        body = {"model": own_id, "messages": TALK, "max_tokens": 2}
+        assert httpx.post(url, json=body, timeout=60).status_code == 404
+
+        def is_left() -> bool:
+            entries = app.pool.entries()
+            return any(e.id.endswith(gone) and e.state == "loaded" for e in entries)
+
+        assert eventually(lambda: not is_left(), 60)
+        assert httpx.post(url, json=body, timeout=60).status_code in (404, 500)
+        ask(app, "sliding")
+
+
 def cycle(app: App, rounds: int) -> list[tuple[int, int]]:
     """Load three in turn under a limit of two; RSS and active memory at each end."""
     import mlx.core as mx

@@ -20,10 +20,15 @@ from sidecar.core.requests import ToolCall
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def new_message(model: str, usage: Usage) -> dict[str, Any]:
+def new_id() -> str:
+    """A random id of a message."""
+    return "msg_" + secrets.token_hex(12)
+
+
+def new_message(model: str, usage: Usage, answer_id: str = "") -> dict[str, Any]:
     """A message object before its first block."""
     return {
-        "id": "msg_" + secrets.token_hex(12),
+        "id": answer_id or new_id(),
         "type": "message",
         "role": "assistant",
         "model": model,

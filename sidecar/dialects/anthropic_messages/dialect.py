@@ -22,8 +22,10 @@ class MessagesCall:
 
     def encoder(self) -> MessageStream:
         """Named events."""
-        is_shown = self.chat.thinking.is_shown
-        return MessageStream(self.chat.model, shows_thinking=is_shown)
+        chat, is_shown = self.chat, self.chat.thinking.is_shown
+        return MessageStream(
+            chat.model, shows_thinking=is_shown, answer_id=chat.answer_id
+        )
 
     def whole(self, events: Sequence[Event]) -> dict[str, Any]:
         """A message object."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from sidecar.core.errors import BadRequest, ThreadUnsupported
 from sidecar.core.requests import ChatRequest, ClientInfo, Message, Tool, ToolChoice
+from sidecar.dialects.anthropic_messages.answer import new_id
 from sidecar.dialects.anthropic_messages.client_tools import client_tool
 from sidecar.dialects.anthropic_messages.content import read_message, text_parts
 from sidecar.dialects.fields import Fields
@@ -46,6 +47,7 @@ def parse_messages(
         client=_client(body, headers),
         is_streamed=fields.boolean("stream", False),
         ignored=_ignored(fields),
+        answer_id=new_id(),
     )
 
 

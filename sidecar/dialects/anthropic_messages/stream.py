@@ -41,8 +41,11 @@ _EMPTY = {
 class MessageStream:
     """Encodes one message; a StreamEncoder."""
 
-    def __init__(self, model: str, *, shows_thinking: bool) -> None:
+    def __init__(
+        self, model: str, *, shows_thinking: bool, answer_id: str = ""
+    ) -> None:
         self._model = model
+        self._answer_id = answer_id
         self._shows_thinking = shows_thinking
         self._index = -1
         self._open: str | None = None
@@ -50,7 +53,7 @@ class MessageStream:
 
     def started(self, usage: Usage) -> bytes:
         """The message without blocks."""
-        message = new_message(self._model, usage)
+        message = new_message(self._model, usage, self._answer_id)
         return _event("message_start", {"message": message}) + self.ping()
 
     def event(self, event: Event) -> bytes:

@@ -27,8 +27,11 @@ class ChatCall:
 
     def encoder(self) -> OpenAIStream:
         """Chunks."""
-        model, n = self.chat.model, self.chat.options.n
-        chunks = ChatChunks(model, n, include_usage=self.how.include_usage)
+        chat, with_usage = self.chat, self.how.include_usage
+        chunks = ChatChunks(
+            chat.model, chat.options.n,
+            include_usage=with_usage, answer_id=chat.answer_id,
+        )  # fmt: skip
         # Comments do not pass through LiteLLM.
         keepalive = chunks.keepalive if self.how.is_plugin else None
         return OpenAIStream(chunks, keepalive)

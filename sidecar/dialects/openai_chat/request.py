@@ -257,6 +257,7 @@ def parse_chat(
         options=read_options(fields, _top_logprobs(fields)),
         client=read_client(body, user_agent),
         is_streamed=how.stream,
+        answer_id=new_id("chatcmpl-"),
     )
     return request, how
 

@@ -85,9 +85,11 @@ class ChatChunks:
     follows a finish reason, and OpenAI's own clients do not mind the order.
     """
 
-    def __init__(self, model: str, n: int, *, include_usage: bool) -> None:
+    def __init__(
+        self, model: str, n: int, *, include_usage: bool, answer_id: str = ""
+    ) -> None:
         self._base = {
-            "id": new_id("chatcmpl-"),
+            "id": answer_id or new_id("chatcmpl-"),
             "object": "chat.completion.chunk",
             "created": int(time.time()),
             "model": model,

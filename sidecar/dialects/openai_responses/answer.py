@@ -31,7 +31,7 @@ class ResponseObject:
     """The response as far as it has come; `as_dict` may be called at any time."""
 
     def __init__(self, delivery: Delivery) -> None:
-        self.id = "resp_" + secrets.token_hex(16)
+        self.id = delivery.answer_id
         self.output: list[Item] = []
         self._delivery = delivery
         self._created = int(time.time())

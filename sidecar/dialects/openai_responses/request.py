@@ -1,7 +1,8 @@
 """The body of `POST /v1/responses` -> a chat request."""
 
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -48,6 +49,7 @@ class Delivery:
     items: tuple[Any, ...]
     names: WireNames
     echoed: Mapping[str, Any]
+    answer_id: str = field(default_factory=lambda: "resp_" + secrets.token_hex(16))
 
 
 def responses_body(body: Any, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -112,6 +114,7 @@ def parse_responses(
             *(f"input[{kind}]" for kind in said.unread),
             *(() if is_choice_kept(fields) else ("tool_choice",)),
         ),
+        answer_id=delivery.answer_id,
     )
     return request, delivery
 

@@ -229,7 +229,11 @@ class DiskRoot:
         now, gone = self._clock(), 0
         with folder.locked():
             links = folder.links()
+            whole = set(folder.numbers())
             for number in folder.files().keys() - links.keys():
+                if number in whole:  # else a process was killed, which is no news
+                    told = "KV slot %d of %s is damaged and deleted: no ids in it"
+                    logger.warning(told, number, folder.path.name)
                 folder.delete(number)
             for number in sorted(set(links) - _rooted(links)):
                 folder.delete(number)

@@ -18,7 +18,12 @@ from sidecar.core.json_bytes import load_json
 from sidecar.core.prompt import ChatTokenizer
 from sidecar.core.requests import ChatRequest, Message, Tool, ToolCall, call_key
 from sidecar.pipeline.template.alternation import join_answers
-from sidecar.pipeline.template.traits import CallIds, TemplateTraits, probe_traits
+from sidecar.pipeline.template.traits import (
+    CallIds,
+    TemplateTraits,
+    probe_traits,
+    template_fault,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +43,8 @@ class ChatTemplate:
         self.traits = probe_traits(tokenizer)
         if not self.traits.exists:
             logger.warning(_NO_TEMPLATE)
+        elif fault := template_fault(tokenizer):
+            logger.warning("every chat is refused: the chat template fails: %s", fault)
 
     def render(
         self,
@@ -114,6 +121,8 @@ def adapt(
         adapted = [_mark_system(m) if i else m for i, m in enumerate(adapted)]
     if not traits.system and adapted and adapted[0].role == "system":
         adapted[0] = _mark_system(adapted[0])
+    if not traits.system_alone and all(m.role == "system" for m in adapted):
+        adapted = [_mark_system(m) for m in adapted]
     if not traits.free_answers:
         adapted = join_answers(adapted, with_calls=traits.text_and_call)
     if not traits.repeated_user:
@@ -209,6 +218,10 @@ def _say_calls(messages: Sequence[Message], traits: TemplateTraits) -> list[Mess
     if not traits.tool_role:
         adapted = [_spell_result(m) for m in adapted]
     elif traits.tool_calls:
+        if not traits.orphan_results:
+            adapted = _spell_orphans(adapted)
+        if not traits.open_call and adapted:
+            adapted[-1] = _spell_calls(adapted[-1])
         adapted = _rename_calls(adapted, traits.call_ids)
     return adapted
 
@@ -287,7 +300,7 @@ def _rename_calls(messages: Sequence[Message], form: CallIds) -> list[Message]:
     renamed: list[Message] = []
     known: dict[str, list[str]] = defaultdict(list)  # clients may give two one id
     waiting: dict[str, None] = {}  # in order
-    number = 0
+    number, of_no_call = 0, "0" * 9 if form == "nine" else "call_0"
     for message in messages:
         calls = []
         for call in message.tool_calls:
@@ -299,7 +312,7 @@ def _rename_calls(messages: Sequence[Message], form: CallIds) -> list[Message]:
         if message.role == "tool":
             named = known[call_key(message.tool_call_id or "")]
             left = [name for name in named if name in waiting]
-            answers = (left or named[-1:] or [next(iter(waiting), "call_0")])[0]
+            answers = (left or named[-1:] or [next(iter(waiting), of_no_call)])[0]
             waiting.pop(answers, None)
         renamed.append(replace(message, tool_calls=tuple(calls), tool_call_id=answers))
     return renamed
@@ -316,6 +329,17 @@ def _spell_result(message: Message) -> Message:
         return message
     head = f"[Tool Result for {message.tool_call_id or 'call'}]"
     return Message("user", (f"{head}\n{message.text}\n[End Tool Result]",))
+
+
+def _spell_orphans(messages: Sequence[Message]) -> list[Message]:
+    """Results that no call stands before, as a client leaves them that cuts a talk."""
+    spelled: list[Message] = []
+    is_called = False
+    for message in messages:
+        if message.role != "tool":
+            is_called = bool(message.tool_calls)
+        spelled.append(message if is_called else _spell_result(message))
+    return spelled
 
 
 def _join_thought(message: Message) -> Message:

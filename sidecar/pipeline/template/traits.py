@@ -18,12 +18,15 @@ class TemplateTraits:
 
     exists: bool = True
     system: bool = True  # a system message at all, and always before what follows it
+    system_alone: bool = True  # nothing but a system message
     later_system: bool = True  # one that is not the first message, in its place
     repeated_user: bool = True  # two user messages in a row
     free_answers: bool = True  # answers first, in a row, or empty
     text_and_call: bool = True  # prints the text beside a call
     user_after_tool: bool = True  # a user message right behind a tool's result
     tool_role: bool = True
+    orphan_results: bool = True  # prints a result that no call stands before
+    open_call: bool = True  # prints a call at the end, which has no result yet
     tools: bool = True  # prints the offered tools
     tools_alone: bool = True  # also if there is no system message
     tool_calls: bool = True  # prints past calls
@@ -77,6 +80,7 @@ def probe_traits(tokenizer: ChatTokenizer) -> TemplateTraits:
     tools_alone = "zq_probe" in render([_USER], tools=[_TOOL])
     return TemplateTraits(
         system=_takes_system(render),
+        system_alone="zq system" in render([_SYSTEM]),
         later_system=_takes_later_system(render),
         repeated_user=bool(render([_USER, _USER])),
         free_answers=all(map(render, _FREE_ANSWERS)),
@@ -86,6 +90,17 @@ def probe_traits(tokenizer: ChatTokenizer) -> TemplateTraits:
         reasoning_effort="reasoning_effort" in str(tokenizer.chat_template),
         **_probe_calls(render, _stop_tokens(tokenizer)),
     )
+
+
+def template_fault(tokenizer: ChatTokenizer) -> str | None:
+    """Why the template renders not even a single question, as its syntax is wrong."""
+    try:
+        tokenizer.apply_chat_template(
+            [_USER], tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:  # noqa: BLE001 - whatever a template raises
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _stop_tokens(tokenizer: ChatTokenizer) -> list[str]:
@@ -131,6 +146,8 @@ def _probe_calls(render: _Render, stops: Sequence[str]) -> dict[str, Any]:
                 "argument_objects": as_object,
                 "parallel_calls": _is_said(both, 2),
                 "user_after_tool": "zq more" in render(behind, tools=[_TOOL]),
+                "orphan_results": "zq result 1" in render([asked, results[0]]),
+                "open_call": "zq argument 1" in render([asked, said], tools=[_TOOL]),
                 "call_ids": _call_ids(loop, ids),
                 "call_example": _call_example(render, ids, as_object, stops),
             }
