@@ -329,7 +329,7 @@ class ImageConfig:
         "Images of a request.")
     url_cache_s: float = setting(
         600.0, "IMAGE_URL_CACHE_SECONDS", number(0, 1e9),
-        "For how long a URL stands for the image that it gave first.")
+        "Longest time that a URL stands for the image it gave; its headers say less.")
     feature_cache_mb: int = setting(
         256, "VISION_FEATURE_CACHE_MB", integer(0, 1 << 20),
         "Megabytes kept of what a model made of images.")
