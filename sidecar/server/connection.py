@@ -232,12 +232,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _write_error(self, error: SidecarError) -> None:
         self.close_connection = True  # the body may not have been read
+        if self.server.places.refuse(self.connection):
+            self._write_problem(error)
+        self._reader.allow(_LINGER_S, _LINGER_S)
+        linger(self._stream)
+
+    def _write_problem(self, error: SidecarError) -> None:
         path = path_of(self.path)[:200]
         content_type, body = self.server.routes.problem(error, self._id, path)
         self._write(problem_response(error, content_type, body))
         self.wfile.flush()
-        self._reader.allow(_LINGER_S, _LINGER_S)
-        linger(self.connection, self._stream)
+        self.connection.shutdown(socket.SHUT_WR)
+        self.server.places.end(self.connection)  # its place is free for others
 
     def _write(self, response: Response) -> None:
         self._send_head(

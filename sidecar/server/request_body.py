@@ -236,10 +236,9 @@ def is_open(connection: socket.socket) -> bool:
         return False
 
 
-def linger(connection: socket.socket, stream: io.BufferedReader) -> None:
+def linger(stream: io.BufferedReader) -> None:
     """Let the client read an answer before its unread input resets the line."""
     try:
-        connection.shutdown(socket.SHUT_WR)
         while stream.read1(_CHUNK):
             pass
     except (OSError, ValueError):
