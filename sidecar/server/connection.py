@@ -216,14 +216,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     def _fail(self, error: SidecarError) -> None:
-        """Before the first byte a status; after it an error event, and the end."""
+        """
+        Before the first byte a status; after it an error event, and the end.
+
+        A stream that ends so is whole to HTTP, and clients keep its connection for
+        their next request: it stays open.
+        """
         try:
             if self._headers_sent:
-                self.close_connection = True
                 last = self._encoder.failed(error) if self._encoder else b""
-                if last:  # else what was sent must not look whole
+                if last:
                     self._write_chunk(last)
                     self._end_chunks()
+                else:  # what was sent must not look whole
+                    self.close_connection = True
                 self._count(error.status_hint)
             else:
                 self._write_error(error)
