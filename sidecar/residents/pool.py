@@ -174,7 +174,8 @@ class ResidentPool(Generic[E]):
             ModelNotFound: no served model has that name.
             TooSlow: its load will take longer than that; it goes on all the same.
             Unavailable: it is still loading after LOAD_WAIT_SECONDS.
-            InsufficientMemory, ModelTooLarge: there is no room for it.
+            InsufficientMemory, ModelTooLarge: there is no room for it; at once, if
+                pinned models alone leave none.
             ModelLoadFailed: its load failed.
         """
         entry = self._entry(name)
@@ -213,13 +214,18 @@ class ResidentPool(Generic[E]):
             while not waiter.has_lease:
                 self._worker.wish(entry)
                 left = deadline - self._worker.clock()
-                if left <= 0 or self._worker.is_closed:
+                if left <= 0 or self._worker.is_closed or self._is_vain(entry):
                     raise self._late(entry)
                 self._worker.changed.wait(left)
                 if entry.num_failures != seen and not waiter.has_lease:
                     raise self._failure(entry)
         finally:
             entry.waiters.discard(waiter)
+
+    def _is_vain(self, entry: Entry[E]) -> bool:
+        """Whether only people could make room for its load."""
+        entries = self._worker.entries.values()
+        return entry.state != "loading" and self._room.is_taken(entry, entries)
 
     def _check_loadable(self, entry: Entry[E]) -> None:
         if entry.resident is not None:
@@ -308,6 +314,7 @@ class ResidentPool(Generic[E]):
         entry = self._entry(name)
         with self._worker.changed:
             entry.pinned = pinned
+            self._worker.changed.notify_all()  # some may wait in vain now
 
     def set_ttl(self, name: str, ttl_s: float | None) -> None:
         """After so many idle seconds it leaves; None: as MODEL_TTL_SECONDS says."""
