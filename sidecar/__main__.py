@@ -24,6 +24,7 @@ from sidecar.server.access import needs_key
 logger = logging.getLogger("sidecar")
 
 _POLL_S = 0.1
+_LOAD_END_S = 1.0  # of a load that nobody is served by any more
 _MOST_CHARS = 1000
 
 _FLAGS = (  # group, flag, variable
@@ -100,7 +101,7 @@ def _run(config: Config) -> int:
         pass
     app.drain()
     app.stop_listening()
-    if not app.close():
+    if not app.close(load_wait_s=_LOAD_END_S):
         _end_now(0)
     return 0
 

@@ -267,6 +267,17 @@ def test_where_all_is_pinned_nobody_waits(
     assert house.loaded() == ["b"]
 
 
+def test_who_waits_for_a_load_is_told_of_the_end(houses: Houses) -> None:
+    house = houses({"a": 1}, load_wait_s=600.0)
+    house.go.clear()
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(house.use, "a")
+        assert eventually(lambda: house.entry("a").state == "loading")
+        house.pool.drain()
+        assert "shutting down" in str(waiting.exception(120))
+    house.go.set()
+
+
 def test_who_waits_when_all_becomes_pinned_is_told(houses: Houses) -> None:
     house = houses({"a": 60, "b": 60}, load_wait_s=600.0)
     with ThreadPoolExecutor(1) as threads, house.pool.lease("a"):
