@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sidecar")
 
 _POLL_S = 0.1
+_LOAD_END_S = 1.0  # of a load that nobody is served by any more
 _MOST_CHARS = 1000
 
 _FLAGS = (  # group, flag, variable
@@ -121,7 +122,7 @@ def _answer(app: "App", config: Config) -> int:
         pass
     app.drain()
     app.stop_listening()
-    if not app.close():
+    if not app.close(load_wait_s=_LOAD_END_S):
         _end_now(0)
     return 0
 

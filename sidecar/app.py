@@ -45,6 +45,7 @@ from sidecar.residents.model_settings import (
     with_default_model,
 )
 from sidecar.residents.pool import ResidentPool
+from sidecar.residents.pool_worker import LOAD_END_S
 from sidecar.residents.process_weights import ProcessWeights
 from sidecar.residents.room import PoolLimits
 from sidecar.residents.shared import Shared
@@ -66,6 +67,8 @@ logger = logging.getLogger(__name__)
 
 _CACHE_SHARE = 0.25
 _GB = 1e9
+_POLL_S = 0.05
+_LAST_WORDS_S = 1.0  # for the errors of what is stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class App:
     shared: Shared
     expiry: Expiry
     releasing: Releasing
+    chat: ChatService
 
     @property
     def gpu(self) -> GpuThread:
@@ -108,18 +112,37 @@ class App:
         self.listener.shutdown()
 
     def drain(self) -> None:
-        """Take no new work and wait for what runs, at most the drain timeout."""
+        """
+        Take no new work and let what runs end; after the drain timeout, stop it.
+
+        What is stopped tells its client so: by a status, or an error in its stream.
+        """
         self.pool.drain()
         self.shared.admission.drain()
-        deadline = time.monotonic() + self.config.server.drain_timeout_s
-        while self.pool.num_leases and time.monotonic() < deadline:
-            time.sleep(0.05)
+        if not self._is_done_in(self.config.server.drain_timeout_s):
+            self.pool.stop()
+            self.chat.stop()
+            self._is_done_in(_LAST_WORDS_S)
 
-    def close(self) -> bool:
-        """Close the socket and unload; False if a load goes on all the same."""
+    def _is_done_in(self, seconds: float) -> bool:
+        """Whether all answers are written within so many seconds."""
+        deadline = time.monotonic() + seconds
+        while self.listener.places.work[1] or self.pool.num_leases:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def close(self, load_wait_s: float = LOAD_END_S) -> bool:
+        """
+        Close the socket and unload; False if a load goes on all the same.
+
+        Args:
+            load_wait_s: how long the end of a load in hand is waited for.
+        """
         self.listener.server_close()
         self.expiry.close()
-        has_ended = self.pool.close()
+        has_ended = self.pool.close(load_wait_s)
         if self.shared.image_intake.cache_info().currsize:
             self.shared.image_intake().close()
         if self.shared.disk is not None:
@@ -162,7 +185,7 @@ def build(
     releasing = Releasing(shared.stored.released)
     shared.gpu.add_worker(releasing)
     expiry = Expiry(shared.stored, shared.gpu)
-    return App(config, listener, pool, shared, expiry, releasing)
+    return App(config, listener, pool, shared, expiry, releasing, services.chat)
 
 
 def _build_services(

@@ -140,6 +140,37 @@ def test_a_signal_lets_running_answers_end(
     assert answers[0].json["usage"]["completion_tokens"] == 20
 
 
+def test_what_outlasts_the_drain_is_told(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Streams end with an error event, whole answers with 503; then exit 0."""
+    settings = {"DRAIN_TIMEOUT_SECONDS": "1"}
+    with held(model_folder("dense"), tmp_path, **settings) as (process, port, file):
+        answers: dict[bool, Answer] = {}
+
+        def ask(stream: bool) -> None:
+            asked = {**json.loads(body(20)), "stream": stream}
+            data = request(CHAT, json.dumps(asked).encode())
+            answers[stream] = exchange(port, data)
+
+        asking = [threading.Thread(target=ask, args=(one,)) for one in (True, False)]
+        for one in asking:
+            one.start()
+        line = "\nmlx_active_requests 2.0\n"
+        assert eventually(
+            lambda: line in exchange(port, request("/metrics")).body.decode()
+        )
+        process.send_signal(signal.SIGTERM)
+        for one in asking:
+            one.join(240)
+        file.unlink()
+        assert process.wait(240) == 0
+    last = json.loads(answers[True].body.decode().strip().split("\n\n")[-1][6:])
+    assert last["error"]["message"] == "the server is shutting down"
+    assert last["error"]["code"] == "service_unavailable"
+    assert (answers[False].status, answers[False].header("retry-after")) == (503, "5")
+
+
 def test_a_second_signal_ends_it_at_once(
     model_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:

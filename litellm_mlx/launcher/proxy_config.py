@@ -79,8 +79,12 @@ def build_config(
     }
     for entry in filter(_is_mlx, listed):
         _add_wishes(served, entry)
+    # A retry would only queue behind the request it repeats, and keeps a proxy that is
+    # to stop waiting; for models elsewhere LiteLLM's own default stays.
+    retries = {} if kept else {"num_retries": 0}
     return {
         **user,
+        "router_settings": {**retries, **(user.get("router_settings") or {})},
         "model_list": [*served.values(), *kept],
         "litellm_settings": _litellm_settings(
             user.get("litellm_settings") or {}, upstream

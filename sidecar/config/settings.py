@@ -101,7 +101,7 @@ class ServerConfig:
         "Largest body; it holds at most a million JSON values, on LiteLLM's port a "
         "quarter of that.")
     max_connections: int = setting(128, "MAX_CONNECTIONS", integer(1, 65536),
-        "Most connections; beyond, the one that is idle longest is closed.")
+        "Most connections; beyond, who is idle longest is told to come back (503).")
     keepalive_s: float = setting(15.0, "KEEPALIVE_SECONDS", number(0.1, 3600),
         "Longest silence of a stream: then a comment is sent.")
     timeout_chat_s: float = setting(900.0, "TIMEOUT_CHAT_SECONDS", number(1, 86400),
@@ -285,7 +285,7 @@ class ImageConfig:
         "Images of a request.")
     url_cache_s: float = setting(
         600.0, "IMAGE_URL_CACHE_SECONDS", number(0, 1e9),
-        "For how long a URL stands for the image that it gave first.")
+        "Longest time that a URL stands for the image it gave; its headers say less.")
     feature_cache_mb: int = setting(
         256, "VISION_FEATURE_CACHE_MB", integer(0, 1 << 20),
         "Megabytes kept of what a model made of images.")

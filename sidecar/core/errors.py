@@ -36,6 +36,8 @@ no key and no path.
 
 from typing import ClassVar
 
+GOING_DOWN = "the server is shutting down"
+
 
 class SidecarError(Exception):
     """

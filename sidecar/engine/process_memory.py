@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
-from sidecar.core.errors import Busy, Unavailable
+from sidecar.core.errors import GOING_DOWN, Busy, Unavailable
 from sidecar.engine.turns import Errand
 from sidecar.kv.kv_layers import Released, give_back_freed
 
@@ -258,7 +258,7 @@ class Admission:
         """
         with self._lock:
             if self._is_draining:
-                raise Unavailable("the server is shutting down", retry_after_s=5)
+                raise Unavailable(GOING_DOWN, retry_after_s=5)
             if len(self._open) >= self.most_jobs:
                 raise Busy(f"all {self.most_jobs} places are taken", retry_after_s=2)
             job.due = demand(self._promised())

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
 
 from sidecar.core.prompt import ModelIds, ModelPrompt, Pixels, PlacedImage, SeenImage
 from sidecar.engine.array_distance import Difference, logits_distance, rounding_of
@@ -34,11 +35,9 @@ class ImageRuns:
         self._ids = ids
 
     def run(self, measured_noise: Callable[[], Steps[float]]) -> Steps[Difference]:
-        """Compare; it yields after each computation."""
+        """Compare; it yields after each computation, a look at an image being one."""
         one, other = (self._prompt(sample_image(self._eyes, seed)) for seed in (1, 2))
-        expected = as_library(self._eyes, one)
-        mx.eval(expected)
-        yield
+        expected = yield from as_library(self._eyes, one)
         found = yield from self._computed(one)
         differs = yield from self._computed(other)
         noise = yield from measured_noise()
@@ -58,6 +57,7 @@ class ImageRuns:
         looking = Looking(self._eyes, prompt)
         (placed,) = prompt.images
         looking.look(placed)
+        yield
         cache, ids, start = self._model.new_cache(), prompt.read_ids, 0
         middle = (placed.start + placed.end) // 2
         ends = (placed.start - 5, middle, placed.end + 3, len(ids))
@@ -105,15 +105,23 @@ def sample_image(eyes: Eyes, seed: int, size: tuple[int, int] = _SAMPLE) -> Seen
     return replace(image, pixels=_Kept(processed.pixels))
 
 
-def as_library(eyes: Eyes, prompt: ModelPrompt) -> mx.array:
-    """The last logits of a prompt with one image, all of it by mlx-vlm's own way."""
+def as_library(eyes: Eyes, prompt: ModelPrompt) -> Steps[mx.array]:
+    """
+    The last logits of a prompt with one image, all of it by mlx-vlm's own way.
+
+    It yields behind the look, and behind the rest.
+    """
     model = eyes.model
     (placed,) = prompt.images
     found = model.embedded(prompt.read_ids, placed.image)
     told = {name: value for name, value in found.items() if value is not None}
+    mx.eval([array for _, array in tree_flatten(told) if isinstance(array, mx.array)])
+    yield
     if not eyes.is_causal:
         told[TOKEN_TYPES] = mx.array([[int(i == eyes.pad) for i in prompt.read_ids]])
     ids = mx.array([prompt.read_ids])
     output = model.whole.language_model(ids, cache=model.make_cache(), **told)
     logits: mx.array = output.logits[:, -1]
+    mx.eval(logits)
+    yield
     return logits

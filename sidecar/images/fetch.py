@@ -8,6 +8,7 @@ the other side sends.
 """
 
 import http.client
+import math
 import os
 import queue
 import socket
@@ -16,11 +17,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from sidecar.core.errors import ImageFetchFailed, RequestCancelled
 from sidecar.images.addresses import is_public
+from sidecar.images.freshness import fresh_s
 from sidecar.infra.lru import Lru
 
 _CONNECT_S = 5.0
@@ -43,13 +45,27 @@ class FetchLimits:
     What may be fetched.
 
     Args:
-        most_bytes: of an image, encoded. cache_s: for how long a URL stands for the
-            bytes that it gave first. allow_private: take any address.
+        most_bytes: of an image, encoded. cache_s: for how long at most a URL stands for
+            the bytes that it gave first. allow_private: take any address.
     """
 
     most_bytes: int
     cache_s: float
     allow_private: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """
+    What a URL gave.
+
+    Args:
+        moved: where the image is instead; None: here. fresh_s: see freshness.
+    """
+
+    data: bytes
+    fresh_s: float
+    moved: str | None = None
 
 
 class ImageFetcher:
@@ -65,6 +81,10 @@ class ImageFetcher:
         """Know no URL any more."""
         self._known.clear()
 
+    def drop(self, url: str, salt: str) -> None:
+        """Fetch a URL anew when it is asked for again."""
+        self._known.pop((salt, url))
+
     def fetch(
         self, url: str, salt: str, path: str, is_wanted: Callable[[], bool]
     ) -> bytes:
@@ -79,12 +99,14 @@ class ImageFetcher:
             RequestCancelled: the client is gone.
         """
         known = self._known.get((salt, url))
-        if known is not None and time.monotonic() - known[0] < self._limits.cache_s:
+        if known is not None and time.monotonic() < known[0]:
             return known[1]
         since = self._known.num_clears
-        data = _Errand(self._limits, path, is_wanted).run(url)
-        self._known.put((salt, url), (time.monotonic(), data), since)
-        return data
+        found = _Errand(self._limits, path, is_wanted).run(url)
+        if (fresh := min(found.fresh_s, self._limits.cache_s)) > 0:
+            until = time.monotonic() + fresh
+            self._known.put((salt, url), (until, found.data), since)
+        return found.data
 
 
 class _Errand:
@@ -98,15 +120,17 @@ class _Errand:
         self._is_wanted = is_wanted
         self._deadline = time.monotonic() + _IN_ALL_S
 
-    def run(self, url: str) -> bytes:
+    def run(self, url: str) -> _Answer:
+        fresh = math.inf  # as the shortest of the way there
         for _ in range(_MOST_REDIRECTS + 1):
             found = self._get(url)
-            if isinstance(found, bytes):
-                return found
-            url = urljoin(url, found)
+            fresh = min(fresh, found.fresh_s)
+            if found.moved is None:
+                return replace(found, fresh_s=fresh)
+            url = urljoin(url, found.moved)
         raise self._failed("redirects too often")
 
-    def _get(self, url: str) -> bytes | str:
+    def _get(self, url: str) -> _Answer:
         """The image, or where it has moved."""
         parts, host, addresses = self._checked(url)
         for address in addresses[:_MOST_ADDRESSES]:
@@ -155,7 +179,7 @@ class _Errand:
             raise self._failed(_NOT_HAD)
         return addresses
 
-    def _ask(self, parts: SplitResult, host: str, address: str) -> bytes | str:
+    def _ask(self, parts: SplitResult, host: str, address: str) -> _Answer:
         port = parts.port or _PORTS[parts.scheme]
         named = f"[{host}]" if ":" in host else host
         target = quote(parts.path or "/", safe=_SAFE)
@@ -177,11 +201,12 @@ class _Errand:
             connection.sock = sock
             connection.request("GET", target, headers=headers)
             with closing(connection.getresponse()) as answer:
+                fresh = fresh_s(answer.headers)
                 if answer.status in _MOVED and (moved := answer.getheader("location")):
-                    return moved
+                    return _Answer(b"", fresh, moved)
                 if answer.status != http.client.OK:
                     raise self._failed(_NOT_HAD)
-                return self._read(answer)
+                return _Answer(self._read(answer), fresh)
 
     @contextmanager
     def _guarded(self, sock: socket.socket) -> Iterator[socket.socket]:
@@ -212,6 +237,8 @@ class _Errand:
             if len(data) > self._limits.most_bytes:
                 raise self._failed(f"is larger than {self._limits.most_bytes >> 20} MB")
         self._require_time()  # else it was the watch that ended it
+        if answer.length:  # `read1` tells nobody that so many bytes did not come
+            raise http.client.IncompleteRead(bytes(data), answer.length)
         return bytes(data)
 
     def _require_time(self) -> None:

@@ -11,7 +11,6 @@ import binascii
 import hashlib
 import threading
 import time
-import urllib.parse
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +28,7 @@ from sidecar.core.errors import (
 from sidecar.core.prompt import Pixels, ProcessedImage, SeenImage
 from sidecar.core.requests import Detail, Image, Message, Part
 from sidecar.images.fetch import FetchLimits, ImageFetcher
+from sidecar.images.percent import percent_decoded
 from sidecar.images.picture import open_picture
 from sidecar.images.seen import seen_image
 from sidecar.infra.lru import Lru
@@ -106,15 +106,16 @@ def _decoded(image: Image, most_bytes: int) -> bytes:
     )
     if len(body) > 4 * most_bytes:  # each byte may be spelt with three characters
         raise too_large
+    is_base64 = head.lower().endswith(";base64")
     try:
-        if head.lower().endswith(";base64"):
-            text = urllib.parse.unquote(body) if "%" in body else body
-            data = base64.b64decode(text, validate=True)
-        else:
-            data = urllib.parse.unquote_to_bytes(body)
+        is_plain = is_base64 and "%" not in body
+        data = body.encode() if is_plain else percent_decoded(body)
+        if is_base64:
+            data = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
         raise BadRequest(
-            f"{image.path}: the image's base64 is broken", param=image.path
+            f"{image.path}: the image's base64 or percent-encoding is broken",
+            param=image.path,
         ) from None
     if len(data) > most_bytes:
         raise too_large
@@ -201,7 +202,11 @@ class ImageReader:
         pixels = _LazyPixels(lambda: self._sight(key, data, image), self._intake)
         if known is None:
             since = self._known.num_clears
-            known = _named(pixels.sight(), image)
+            try:
+                known = _named(pixels.sight(), image)
+            except BadRequest:  # what was fetched may have been half of it
+                self._intake.fetcher.drop(image.source, salt)
+                raise
             pixels.drop()  # for how long they are kept is the memo's to say
             self._known.put(key, known, since)
         return replace(known, pixels=pixels)

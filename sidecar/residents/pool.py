@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 
 from sidecar.config.sources import ConfigError
 from sidecar.core.errors import (
+    GOING_DOWN,
     InsufficientMemory,
     ModelBusy,
     ModelLoadFailed,
@@ -29,7 +30,7 @@ from sidecar.core.errors import (
 )
 from sidecar.residents.catalog import Catalog
 from sidecar.residents.model_entry import Entry, Held, ModelEntry, Offer, Waiter, anew
-from sidecar.residents.pool_worker import PoolWorker, Tell
+from sidecar.residents.pool_worker import LOAD_END_S, PoolWorker, Tell
 from sidecar.residents.room import PoolLimits, Room, Weights
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class ResidentPool(Generic[E]):
         self._room = Room[E](weights, limits)
         self._worker = PoolWorker[E](catalog.offers, load, self._room, limits, clock)
         self._is_draining = False
+        self.is_stopped = False  # what runs all the same is to end
 
     # What there is.
 
@@ -184,7 +186,8 @@ class ResidentPool(Generic[E]):
             ModelNotFound: no served model has that name.
             TooSlow: its load will take longer than that; it goes on all the same.
             Unavailable: it is still loading after LOAD_WAIT_SECONDS.
-            InsufficientMemory, ModelTooLarge: there is no room for it.
+            InsufficientMemory, ModelTooLarge: there is no room for it; at once, if
+                pinned models alone leave none.
             ModelLoadFailed: its load failed.
         """
         entry = self._entry(name)
@@ -204,6 +207,7 @@ class ResidentPool(Generic[E]):
         wait_s = min(self._limits.load_wait_s, time_left_s)
         deadline = self._worker.clock() + min(wait_s, most_wait_s or wait_s)
         with self._worker.changed:
+            self._check_going_on()
             self._check_loadable(entry)
             if entry.resident is None and most_wait_s is not None:
                 self._check_soon(entry, most_wait_s)
@@ -221,15 +225,25 @@ class ResidentPool(Generic[E]):
         entry.waiters.add(waiter)
         try:
             while not waiter.has_lease:
+                self._check_going_on()
                 self._worker.wish(entry)
                 left = deadline - self._worker.clock()
-                if left <= 0 or self._worker.is_closed:
+                if left <= 0 or self._worker.is_closed or self._is_vain(entry):
                     raise self._late(entry)
                 self._worker.changed.wait(left)
                 if entry.num_failures != seen and not waiter.has_lease:
                     raise self._failure(entry)
         finally:
             entry.waiters.discard(waiter)
+
+    def _check_going_on(self) -> None:
+        if self._is_draining:
+            raise Unavailable(GOING_DOWN, retry_after_s=5)
+
+    def _is_vain(self, entry: Entry[E]) -> bool:
+        """Whether only people could make room for its load."""
+        entries = self._worker.entries.values()
+        return entry.state != "loading" and self._room.is_taken(entry, entries)
 
     def _check_loadable(self, entry: Entry[E]) -> None:
         if entry.is_deleted:
@@ -322,6 +336,7 @@ class ResidentPool(Generic[E]):
         entry = self._entry(name)
         with self._worker.changed:
             entry.pinned = pinned
+            self._worker.changed.notify_all()  # some may wait in vain now
 
     def set_ttl(self, name: str, ttl_s: float | None) -> None:
         """After so many idle seconds it leaves; None: as MODEL_TTL_SECONDS says."""
@@ -384,12 +399,23 @@ class ResidentPool(Generic[E]):
                 return
 
     def drain(self) -> None:
-        """Take no new work."""
-        self._is_draining = True
+        """Take no new work; who waits for a model is told."""
+        with self._worker.changed:
+            self._is_draining = True
+            self._worker.changed.notify_all()
 
-    def close(self) -> bool:
-        """Let every model go; False if a load goes on all the same. Repeatable."""
-        has_ended = self._worker.close()
+    def stop(self) -> None:
+        """Have what runs end."""
+        self.is_stopped = True
+
+    def close(self, load_wait_s: float = LOAD_END_S) -> bool:
+        """
+        Let every model go; False if a load goes on all the same. Repeatable.
+
+        Args:
+            load_wait_s: how long the end of a load in hand is waited for.
+        """
+        has_ended = self._worker.close(load_wait_s)
         for entry in self._worker.entries.values():
             if entry.resident is not None:
                 entry.resident.close()

@@ -19,7 +19,7 @@ from sidecar.residents.room import PoolLimits, Room
 logger = logging.getLogger(__name__)
 
 _BEFORE_WEIGHTS = ("starting", "download_progress", "weights_loading")
-_END_S = 10.0  # of a load in hand, at the end
+LOAD_END_S = 10.0  # of a load in hand, at the end
 _LOOK_EVERY_S = 5.0  # for idle models whose time is up, and for pressure
 
 E = TypeVar("E", bound=Held)
@@ -70,13 +70,13 @@ class PoolWorker(Generic[E]):
             self.entries[own_id] = Entry[E](offer)
         self.changed.notify_all()
 
-    def close(self) -> bool:
+    def close(self, load_wait_s: float) -> bool:
         """Begin nothing any more; whether what had begun has ended in time."""
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()
         if self._thread is not None:
-            self._thread.join(_END_S)
+            self._thread.join(load_wait_s)
             return not self._thread.is_alive()
         return True
 

@@ -131,6 +131,13 @@ class Room(Generic[E]):
             return Plan(victim, fits=False)
         return Plan(None, fits=bare <= 0 and not is_crowded)
 
+    def is_taken(self, wanted: Entry[E], entries: Iterable[Entry[E]]) -> bool:
+        """Whether pinned models alone leave no room, so that waiting is in vain."""
+        stay = [e for e in entries if e.held_bytes and e.pinned and not e.is_leaving]
+        size = wanted.offer.size_bytes + sum(entry.held_bytes for entry in stay)
+        most = self._limits.max_models
+        return size > self._weights.limit_bytes or 0 < most <= len(stay)
+
     def oldest(self, entries: Iterable[Entry[E]]) -> Entry[E] | None:
         """Who has to go under pressure."""
         return self._victim([e for e in entries if e.resident is not None], 0)

@@ -216,14 +216,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     def _fail(self, error: SidecarError) -> None:
-        """Before the first byte a status; after it an error event, and the end."""
+        """
+        Before the first byte a status; after it an error event, and the end.
+
+        A stream that ends so is whole to HTTP, and clients keep its connection for
+        their next request: it stays open.
+        """
         try:
             if self._headers_sent:
-                self.close_connection = True
                 last = self._encoder.failed(error) if self._encoder else b""
-                if last:  # else what was sent must not look whole
+                if last:
                     self._write_chunk(last)
                     self._end_chunks()
+                else:  # what was sent must not look whole
+                    self.close_connection = True
                 self._count(error.status_hint)
             else:
                 self._write_error(error)
@@ -232,12 +238,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _write_error(self, error: SidecarError) -> None:
         self.close_connection = True  # the body may not have been read
+        if self.server.places.refuse(self.connection):
+            self._write_problem(error)
+        self._reader.allow(_LINGER_S, _LINGER_S)
+        linger(self._stream)
+
+    def _write_problem(self, error: SidecarError) -> None:
         path = path_of(self.path)[:200]
         content_type, body = self.server.routes.problem(error, self._id, path)
         self._write(problem_response(error, content_type, body))
         self.wfile.flush()
-        self._reader.allow(_LINGER_S, _LINGER_S)
-        linger(self.connection, self._stream)
+        self.connection.shutdown(socket.SHUT_WR)
+        self.server.places.end(self.connection)  # its place is free for others
 
     def _write(self, response: Response) -> None:
         self._send_head(

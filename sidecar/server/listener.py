@@ -9,10 +9,10 @@ it came in, *asking* until its answer is written, and idle again:
 When all places are taken, the one that is idle longest is closed, if it has sent
 nothing that waits to be read; when none is idle, the one that is reading longest: a
 crowd that connects, or sends half a request, drives out itself. When all ask, a few
-more places are kept: health, admin and cancel are always answered.
+more places are kept: health, admin and cancel are always answered. Who gets no place,
+or loses it, is told so (turned_away); a connection's thread writes while it has one.
 """
 
-import contextlib
 import http.server
 import logging
 import select
@@ -28,8 +28,10 @@ from sidecar.infra.malloc import IdleTrim
 from sidecar.infra.metrics import Metrics
 from sidecar.server.messages import Router
 from sidecar.server.request_body import BodyBudget
+from sidecar.server.turned_away import TurnedAway
 
 RESERVED = 8
+_TOLD_AT_ONCE = 4  # times the places; each of them holds a thread for some seconds
 
 
 class Places:
@@ -43,6 +45,7 @@ class Places:
         self._reading: OrderedDict[socket.socket, None] = OrderedDict()
         self._asking: dict[socket.socket, bool] = {}  # whether it is urgent
         self._num_begun = 0  # that are not
+        self.turned_away = TurnedAway(_TOLD_AT_ONCE * most)
         self._lock = threading.Lock()
 
     @property
@@ -59,18 +62,19 @@ class Places:
             return self._num_begun, running
 
     def enter(self, connection: socket.socket) -> bool:
-        """Give a new connection a place, perhaps another's; False: turn it away."""
-        closed = None
+        """Give a new connection a place, perhaps another's; False: it got none."""
         with self._lock:
             if self._num_taken() >= self._most and (self._idle or self._reading):
                 closed = self._choose()
                 self._forget(closed)
-            elif self._num_taken() >= self._most + self._num_reserved:
-                return False
-            self._idle[connection] = None
-        if closed is not None:
-            _end(closed)
-        return True
+                # Under the lock, without a wait: else its thread could close it first.
+                self.turned_away.tell(closed, has_thread=True)
+            has_place = self._num_taken() < self._most + self._num_reserved
+            if has_place:
+                self._idle[connection] = None
+        if not has_place:
+            self.turned_away.tell(connection, has_thread=False)
+        return has_place
 
     def hear(self, connection: socket.socket) -> None:
         """Note that a request has begun to come in."""
@@ -97,6 +101,14 @@ class Places:
             self._num_begun += not is_urgent
             return True
 
+    def refuse(self, connection: socket.socket) -> bool:
+        """Note that an error is to be written; False: it was told already."""
+        with self._lock:
+            if connection in self._idle or connection in self._reading:
+                self._forget(connection)
+                self._asking[connection] = True
+            return connection in self._asking
+
     def end(self, connection: socket.socket) -> None:
         """Note that the answer is written; repeatable."""
         with self._lock:
@@ -108,6 +120,7 @@ class Places:
         """Free the place of a connection that is closed; repeatable."""
         with self._lock:
             self._forget(connection)
+        self.turned_away.leave(connection)
 
     def _num_taken(self) -> int:
         return len(self._idle) + len(self._reading) + len(self._asking)
@@ -130,12 +143,6 @@ def _has_sent(connection: socket.socket) -> bool:
         return bool(poll.poll(0))
     except (OSError, ValueError):  # it was just closed
         return False
-
-
-def _end(connection: socket.socket) -> None:
-    """Wake the thread that reads from it; that one closes it."""
-    with contextlib.suppress(OSError):  # it was just closed
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 logger = logging.getLogger(__name__)
@@ -180,11 +187,16 @@ class Listener(http.server.ThreadingHTTPServer):
     def service_actions(self) -> None:
         """Called by the accepting loop, several times a second."""
         self._idle.look(*self.places.work)
+        self.places.turned_away.look()
+
+    def server_close(self) -> None:
+        """Close the socket, and those that are being turned away."""
+        super().server_close()
+        self.places.turned_away.close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give the connection a thread, or turn it away."""
+        """Give the connection a thread, if it gets a place."""
         if not self.places.enter(request):
-            self._turn_away(request)
             return
         try:
             super().process_request(request, client_address)
@@ -203,17 +215,3 @@ class Listener(http.server.ThreadingHTTPServer):
             logger.debug("connection ended with an error", exc_info=True)
         else:
             logger.exception("connection handler failed")
-
-    def _turn_away(self, request: Any) -> None:
-        body = b'{"error":{"message":"too many connections","code":"rate_limited"}}'
-        head = (
-            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
-            "Retry-After: 1\r\nConnection: close\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
-        )
-        try:
-            request.settimeout(0.2)
-            request.sendall(head.encode() + body)
-        except OSError:
-            pass
-        self.shutdown_request(request)

@@ -135,13 +135,15 @@ class BodyShare:
         """
         Count what a whole body becomes when it is parsed.
 
+        Its texts are held beside it, and what the images among them are decoded to.
+
         Raises:
             PayloadTooLarge: it holds too many values. Unavailable.
         """
         num_values = count_values(body, MOST_VALUES)
         if num_values > MOST_VALUES:
             raise PayloadTooLarge(f"a body must hold at most {MOST_VALUES} JSON values")
-        self.grow(num_values * _VALUE_BYTES)
+        self.grow(2 * len(body) + num_values * _VALUE_BYTES)
 
 
 _CHUNK = 1 << 16
@@ -234,10 +236,9 @@ def is_open(connection: socket.socket) -> bool:
         return False
 
 
-def linger(connection: socket.socket, stream: io.BufferedReader) -> None:
+def linger(stream: io.BufferedReader) -> None:
     """Let the client read an answer before its unread input resets the line."""
     try:
-        connection.shutdown(socket.SHUT_WR)
         while stream.read1(_CHUNK):
             pass
     except (OSError, ValueError):

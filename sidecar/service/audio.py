@@ -74,7 +74,7 @@ class AudioService:
         recording = Recording(request.file)
         with self._lease(request.model, "stt") as model:
             resident = _hearing(model)
-            check = ending(is_connected, self._timeout_s)
+            check = ending(self._pool, is_connected, self._timeout_s)
             texts: list[str] = []
             parts: list[TranscriptPart] = []
             language, end_s = request.language or "", 0.0
@@ -106,7 +106,10 @@ class AudioService:
             leased = held.enter_context(self._lease(request.model, "tts"))
             speaking = _speaking(leased).speaking
             speaking.check(request.speed)
-            texts, check = pieces(request.text), ending(is_connected, self._timeout_s)
+            texts, check = (
+                pieces(request.text),
+                ending(self._pool, is_connected, self._timeout_s),
+            )
             check()
             segments = _segments(speaking, request, texts, check)
             held.callback(segments.close)

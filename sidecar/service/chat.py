@@ -7,7 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from sidecar.config.settings import GenerationConfig
-from sidecar.core.errors import BadRequest, ContextLengthExceeded, TooSlow
+from sidecar.core.errors import (
+    GOING_DOWN,
+    BadRequest,
+    ContextLengthExceeded,
+    TooSlow,
+    Unavailable,
+)
 from sidecar.core.events import Event, Idle, Loading
 from sidecar.core.requests import ChatRequest, CompletionRequest
 from sidecar.core.turn_token import make_token
@@ -177,6 +183,13 @@ class ChatService:
         for run in running:
             run.cancel()
         return bool(running)
+
+    def stop(self) -> None:
+        """Stop all that runs: the server goes down, and says so."""
+        with self._lock:
+            running = [run for runs in self._running.values() for run in runs]
+        for run in running:
+            run.cancel(Unavailable(GOING_DOWN, retry_after_s=5))
 
     def _plan(
         self,

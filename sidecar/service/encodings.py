@@ -35,7 +35,7 @@ class EncodingService:
         """
         with self._lease(request.model, "embedding") as model:
             vectors, num_tokens = _encoder(model, "/v1/embeddings").embed(
-                request.inputs, ending(is_connected, self._timeout_s),
+                request.inputs, ending(self._pool, is_connected, self._timeout_s),
                 truncates=request.truncates,
             )  # fmt: skip
         width, wanted = vectors.shape[1], request.dimensions
@@ -62,7 +62,7 @@ class EncodingService:
         with self._lease(request.model, "reranker") as model:
             return _encoder(model, "/v1/rerank").score(
                 request.query, request.documents, request.instruction,
-                ending(is_connected, self._timeout_s),
+                ending(self._pool, is_connected, self._timeout_s),
             )  # fmt: skip
 
 

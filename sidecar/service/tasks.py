@@ -3,7 +3,12 @@
 import time
 from collections.abc import Callable
 
-from sidecar.core.errors import RequestCancelled, RequestTimeout
+from sidecar.core.errors import (
+    GOING_DOWN,
+    RequestCancelled,
+    RequestTimeout,
+    Unavailable,
+)
 from sidecar.residents.model_entry import Held
 from sidecar.residents.pool import ResidentPool
 
@@ -18,17 +23,22 @@ def meant(pool: ResidentPool[Held], name: str, kind: str) -> str:
     return found[0] if len(found) == 1 else name
 
 
-def ending(is_connected: Callable[[], bool], timeout_s: float) -> Callable[[], None]:
+def ending(
+    pool: ResidentPool[Held], is_connected: Callable[[], bool], timeout_s: float
+) -> Callable[[], None]:
     """
     What is asked between two pieces of work, from now on.
 
-    It raises RequestCancelled if the client is gone, RequestTimeout if it is too late.
+    It raises RequestCancelled if the client is gone, RequestTimeout if it is too late,
+    Unavailable if the server goes down and waits no longer.
     """
     deadline = time.monotonic() + timeout_s
 
     def check() -> None:
         if not is_connected():
             raise RequestCancelled("the client closed the connection")
+        if pool.is_stopped:
+            raise Unavailable(GOING_DOWN, retry_after_s=5)
         if time.monotonic() > deadline:
             raise RequestTimeout(f"it took longer than {timeout_s:g} s")
 

@@ -8,7 +8,6 @@ when it ends in whatever way, and goes to whoever keeps something of it.
 
 import contextlib
 import logging
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -172,7 +171,7 @@ class Run:
         self._settle = settle
         self._resources = resources
         self._deadline = time.monotonic() + plan.timeout_s
-        self._cancelled = threading.Event()
+        self._stopped_by: SidecarError | None = None
         self._progress = _Progress()
         self._is_settled = False
 
@@ -181,9 +180,9 @@ class Run:
         """Most tokens of each choice, as cut to the context."""
         return self._job.spec.max_tokens
 
-    def cancel(self) -> None:
-        """Stop it; its reader gets RequestCancelled."""
-        self._cancelled.set()
+    def cancel(self, why: SidecarError | None = None) -> None:
+        """Stop it; its reader gets this error, else RequestCancelled."""
+        self._stopped_by = why or RequestCancelled("the request was cancelled")
         self._job.cancel()
 
     def events(self) -> Iterator[Event]:
@@ -197,7 +196,8 @@ class Run:
         try:
             yield from self._told()
         except SidecarError as error:
-            self._end(_OUTCOMES.get(type(error), error.code))
+            kind = RequestCancelled if error is self._stopped_by else type(error)
+            self._end(_OUTCOMES.get(kind, error.code))
             raise
         except Exception:
             self._end("internal_error")
@@ -231,8 +231,8 @@ class Run:
         return choice.feed(event) if isinstance(event, Token) else choice.end(event)
 
     def _check_stopped(self) -> None:
-        if self._cancelled.is_set():
-            raise RequestCancelled("the request was cancelled")
+        if self._stopped_by is not None:
+            raise self._stopped_by
         if time.monotonic() > self._deadline:
             raise RequestTimeout(f"no answer within {self.plan.timeout_s:g} seconds")
 

@@ -7,16 +7,24 @@ import contextlib
 import itertools
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from PIL import Image
 
-from sidecar.core.errors import ImageFetchFailed, RequestCancelled
+from sidecar.core.errors import BadRequest, ImageFetchFailed, RequestCancelled
+from sidecar.core.prompt import ProcessedImage
+from sidecar.core.requests import Image as RequestImage
+from sidecar.core.requests import Message
 from sidecar.images import fetch as fetch_module
 from sidecar.images.addresses import is_public
 from sidecar.images.fetch import FetchLimits, ImageFetcher
+from sidecar.images.reader import ImageIntake, ImageLimits, ImageReader
+from testkit.pictures import encoded, picture
 
 PLACE = "messages[0].content[0]"
 
@@ -39,7 +47,7 @@ class Web:
                 """Say nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
         self.port = self._server.server_port
 
@@ -250,6 +258,98 @@ def test_a_url_stands_for_its_first_bytes_for_a_while(web: Web) -> None:
     assert get("another key") == b"second"
     fetcher.forget()
     assert get() == b"second"
+
+
+def cached_for(web: Web, asked_s: float = 600, **headers: str) -> float:
+    """How long a URL stands for an image that came with such headers."""
+    web.answers["/a"] = sends(b"an image", **headers)
+    fetcher = ImageFetcher(FetchLimits(1 << 20, asked_s, allow_private=True))
+    url, now = web.url("/a", "127.0.0.1"), time.monotonic()
+    fetcher.fetch(url, "", PLACE, lambda: True)
+    known = fetcher._known.get(("", url))
+    return 0.0 if known is None else round(known[0] - now)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, 600),
+        ({"Cache_Control": "no-store"}, 0),
+        ({"Cache_Control": 'public, No-Cache="set-cookie", max-age=60'}, 0),
+        ({"Cache_Control": "max-age=60"}, 60),
+        ({"Cache_Control": 'private, must-revalidate, max-age="60"'}, 60),
+        ({"Cache_Control": "max-age=60", "Age": "45"}, 15),
+        ({"Cache_Control": "max-age=60", "Age": "90"}, 0),
+        ({"Cache_Control": "max-age=31536000"}, 600),
+        ({"Cache_Control": "max-age=soon"}, 0),
+        ({"Cache_Control": "max-age=60", "Expires": "0"}, 60),
+        ({"Cache_Control": "must-revalidate"}, 600),
+        ({"Expires": "0"}, 0),
+        ({"Expires": formatdate(time.time() - 5, usegmt=True)}, 0),
+        ({"Expires": formatdate(time.time() + 1e6, usegmt=True)}, 600),
+    ],
+)
+def test_a_url_stands_for_its_image_as_long_as_headers_say(
+    web: Web, headers: dict[str, str], seconds: float
+) -> None:
+    """And never longer than IMAGE_URL_CACHE_SECONDS."""
+    assert abs(cached_for(web, **headers) - seconds) <= 1
+    assert cached_for(web, 0, **headers) == 0
+
+
+def test_what_must_not_be_stored_is_fetched_anew(web: Web) -> None:
+    """Other bytes behind the same URL are seen at once, behind a redirect too."""
+    fetcher = ImageFetcher(FetchLimits(1 << 20, 600, allow_private=True))
+    web.answers["/a"] = sends(b"", 302, location="/b", Cache_Control="no-store")
+    for number in range(3):
+        web.answers["/b"] = sends(b"%d" % number)
+        url = web.url("/a", "127.0.0.1")
+        assert fetcher.fetch(url, "", PLACE, lambda: True) == b"%d" % number
+
+
+@pytest.mark.parametrize("kind", ["length", "chunked"])
+def test_what_is_cut_short_is_no_image(web: Web, kind: str) -> None:
+    """Nor is it kept: the next request gets all of it."""
+
+    def cut(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        if kind == "length":
+            handler.send_header("Content-Length", "1000")
+        else:
+            handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.wfile.write(b"3e8\r\n" * (kind == "chunked") + b"half")
+
+    fetcher = ImageFetcher(FetchLimits(1 << 20, 600, allow_private=True))
+    web.answers["/a"] = cut
+    url = web.url("/a", "127.0.0.1")
+    with pytest.raises(ImageFetchFailed):
+        fetcher.fetch(url, "", PLACE, lambda: True)
+    web.answers["/a"] = sends(b"all of it")
+    assert fetcher.fetch(url, "", PLACE, lambda: True) == b"all of it"
+
+
+class Processor:
+    """Takes any picture for three pads."""
+
+    def process(self, picture: Image.Image) -> ProcessedImage:
+        return ProcessedImage((7, 9, 9, 9, 8), 9, {})
+
+
+def test_what_is_no_image_is_not_kept(web: Web) -> None:
+    """Half a PNG of no said length is refused, and fetched again when asked again."""
+    fetch = FetchLimits(1 << 20, 600, allow_private=True)
+    reader = ImageReader(
+        ImageIntake(ImageLimits(1 << 20, 1 << 20, 4, fetch)), Processor()
+    )
+    image, url = encoded(picture(1)), web.url("/a", "127.0.0.1")
+    asked = [Message("user", (RequestImage(url, path=PLACE),))]
+    web.answers["/a"] = sends(image[:700])
+    with pytest.raises(BadRequest, match="cannot be decoded"):
+        reader.read(asked, "", lambda: True)
+    web.answers["/a"] = sends(image)
+    _, (seen,) = reader.read(asked, "", lambda: True)
+    assert seen.size == (96, 64)
 
 
 @pytest.mark.parametrize("where", ["body", "head", "nowhere"])

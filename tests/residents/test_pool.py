@@ -256,6 +256,42 @@ def test_the_one_used_longest_ago_goes_first(houses: Houses) -> None:
     assert house.engines["b"].num_closed == 1
 
 
+@pytest.mark.parametrize("limits", [{}, {"max_models": 1}])
+def test_where_all_is_pinned_nobody_waits(
+    houses: Houses, limits: dict[str, float]
+) -> None:
+    """30 s were waited before a 503 that was certain; a forced unload makes room."""
+    house = houses({"a": 60, "b": 60}, load_wait_s=600.0, **limits)
+    house.use("a")
+    house.pool.set_pinned("a", pinned=True)
+    with pytest.raises(InsufficientMemory, match=r"a 60.*pinned"):
+        house.use("b")
+    assert house.entry("b").state == "unloaded"
+    house.pool.unload("a", force=True)
+    house.use("b")
+    assert house.loaded() == ["b"]
+
+
+def test_who_waits_for_a_load_is_told_of_the_end(houses: Houses) -> None:
+    house = houses({"a": 1}, load_wait_s=600.0)
+    house.go.clear()
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(house.use, "a")
+        assert eventually(lambda: house.entry("a").state == "loading")
+        house.pool.drain()
+        assert "shutting down" in str(waiting.exception(120))
+    house.go.set()
+
+
+def test_who_waits_when_all_becomes_pinned_is_told(houses: Houses) -> None:
+    house = houses({"a": 60, "b": 60}, load_wait_s=600.0)
+    with ThreadPoolExecutor(1) as threads, house.pool.lease("a"):
+        waiting = threads.submit(house.use, "b")
+        assert eventually(lambda: house.pool._worker.entries["b"].is_wanted)
+        house.pool.set_pinned("a", pinned=True)
+        assert isinstance(waiting.exception(120), InsufficientMemory)
+
+
 def test_a_pinned_one_stays(houses: Houses) -> None:
     """E3."""
     house = houses({"a": 4, "b": 4, "c": 4}, limit=10)

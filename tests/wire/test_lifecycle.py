@@ -313,6 +313,17 @@ def test_a_stream_that_takes_too_long_ends_with_an_error(impatient: App) -> None
     assert "[DONE]" not in answer.body.decode()
 
 
+def test_a_connection_is_good_after_an_error_in_mid_stream(impatient: App) -> None:
+    """Clients take it for kept: their next request on it failed 11 of 25 times."""
+    line = connect(impatient.listener.port)
+    with line as connection, connection.makefile("rb") as stream:
+        connection.sendall(request(CHAT, body(stream=True)))
+        assert b"request_timeout" in read_answer(stream).body
+        for path in ("/health", "/v1/models"):
+            connection.sendall(request(path))
+            assert read_answer(stream).status == 200
+
+
 def test_the_sdk_raises_on_an_error_in_mid_stream(impatient: App) -> None:
     """OpenAI's own client takes the error event for what it is."""
     client = openai.OpenAI(base_url=f"{impatient.url}/v1", api_key="x", max_retries=0)
