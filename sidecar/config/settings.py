@@ -335,8 +335,9 @@ class ImageConfig:
     allow_private_urls: bool = setting(False, "ALLOW_PRIVATE_IMAGE_URLS", boolean,
         "Images may be fetched from this machine and its network, too.")
     unsupported: str = setting(
-        "error", "UNSUPPORTED_IMAGES", choice("error", "note"),
-        "An image to a model that takes text only: refused, or told as a note.")
+        "auto", "UNSUPPORTED_IMAGES", choice("auto", "error", "note"),
+        "An image to a model that takes text only: refused, told as a note, or (auto) "
+        "refused in the newest user message and else told as a note.")
 
 
 @dataclass(frozen=True, slots=True)

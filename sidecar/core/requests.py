@@ -79,11 +79,17 @@ def call_key(call_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One offered function; `raw` is its OpenAI form, which chat templates print."""
+    """
+    One offered function; `raw` is its OpenAI form, which chat templates print.
+
+    Args:
+        is_custom: its client takes calls as one bare text, not as arguments.
+    """
 
     name: str
     parameters: Json
     raw: Json
+    is_custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +258,7 @@ class ChatRequest:
 
     Args:
         path: where it was sent. is_streamed: its answer is written as it comes.
+        ignored: what it asks for that has no effect here; its client is told.
     """
 
     request_id: str
@@ -265,6 +272,7 @@ class ChatRequest:
     client: ClientInfo = ClientInfo()
     path: str = ""
     is_streamed: bool = False
+    ignored: tuple[str, ...] = ()
 
     def sent(self, path: str, key_id: str | None) -> "ChatRequest":
         """The same request, known to come to a path and with a key."""
@@ -273,7 +281,12 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """One raw completion: the prompt goes to the model as it is, no template."""
+    """
+    One raw completion: the prompt goes to the model as it is, no template.
+
+    Args:
+        ignored: what it asks for that has no effect here; its client is told.
+    """
 
     request_id: str
     model: str
@@ -281,6 +294,7 @@ class CompletionRequest:
     echo: bool = False
     options: GenerationOptions = GenerationOptions()
     client: ClientInfo = ClientInfo()
+    ignored: tuple[str, ...] = ()
 
     def from_key(self, key_id: str | None) -> "CompletionRequest":
         """The same request, known to come with a key."""

@@ -8,7 +8,11 @@ from sidecar.core.errors import BadRequest
 from sidecar.core.events import ChoiceFinished, Event, Finished, TextDelta, TokenLogprob
 from sidecar.core.requests import CompletionRequest
 from sidecar.dialects.fields import Fields
-from sidecar.dialects.generation_fields import read_client, read_options
+from sidecar.dialects.generation_fields import (
+    read_client,
+    read_options,
+)
+from sidecar.dialects.known_fields import COMPLETION_FIELDS, ignored_fields
 from sidecar.dialects.openai_chat.request import (
     StreamOptions,
     new_id,
@@ -29,6 +33,7 @@ def parse_completion(
         BadRequest, ValidationFailed: naming the field.
     """
     fields = Fields(body)
+    _refuse_unserved(fields)
     request = CompletionRequest(
         request_id=request_id,
         model=fields.text("model") or "",
@@ -36,8 +41,23 @@ def parse_completion(
         echo=fields.boolean("echo", False),
         options=read_options(fields, fields.integer("logprobs", 0, 20)),
         client=read_client(body, user_agent),
+        ignored=ignored_fields(body, COMPLETION_FIELDS),
     )
     return request, read_stream_options(fields)
+
+
+def _refuse_unserved(fields: Fields) -> None:
+    """What changes the answer so much that one without it would be another."""
+    if fields.text("suffix"):
+        raise BadRequest(
+            "suffix must be left out: no text is put between two others here",
+            param="suffix",
+        )
+    if fields.boolean("echo", False) and fields.raw("logprobs") is not None:
+        raise BadRequest(
+            "logprobs must be left out with echo: those of a prompt are not computed",
+            param="logprobs",
+        )
 
 
 def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,8 +26,11 @@ from sidecar.residents.pool import ResidentPool
 from sidecar.residents.resident import Resident, require_text
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.completion import CompletionRun
+from sidecar.service.ignored import ignored_header, told_names
 from sidecar.service.request_log import RequestLog
 from sidecar.service.turn import ChatPlan, Plan, Receipt, Run, count, remember
+
+logger = logging.getLogger(__name__)
 
 _EARLY_CANCEL_S = 30.0
 _Named = tuple[str | None, str]  # the sender's key, the request id it chose
@@ -112,6 +116,8 @@ class ChatService:
             SidecarError: too long, busy, loading, unknown model.
         """
         self._check_number(request)
+        if request.ignored:
+            logger.info("completion started ignored=%r", told_names(request.ignored))
         with contextlib.ExitStack() as started:
             runs, echoes = [], []
             for prompt in request.prompts:
@@ -130,7 +136,8 @@ class ChatService:
                 runs.append(run)
                 echoes.append(text if request.echo else "")
             started.pop_all()
-            return CompletionRun(runs, echoes, request.options.n)
+            headers = ignored_header(request.ignored)
+            return CompletionRun(runs, echoes, request.options.n, headers)
 
     def _check_number(self, request: CompletionRequest) -> None:
         """Else it would take every place before it is refused."""

@@ -35,6 +35,7 @@ from sidecar.memory.conversation_memory import Said
 from sidecar.memory.healing_store import visible_hash
 from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
 from sidecar.service.choice import Choice
+from sidecar.service.ignored import ignored_header
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,12 @@ class Plan:
     @property
     def headers(self) -> dict[str, str]:
         """What a client may want to know before the first token."""
-        return {}
+        return ignored_header(self.ignored)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """What was asked for and has no effect: fields, images that are not seen."""
+        return self.request.ignored
 
     @property
     def usage(self) -> Usage:
@@ -94,7 +100,13 @@ class ChatPlan(Plan):
             "x-mlx-cached-tokens": str(report.reused_len),
             "x-mlx-pinned": ",".join(report.pinned),
             "x-mlx-predicted-ttft-s": str(self.forecast.predicted_ttft_s),
+            **ignored_header(self.ignored),
         }
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """What was asked for and has no effect: fields, images that are not seen."""
+        return (*self.request.ignored, *self.prepared.unseen)
 
     @property
     def usage(self) -> Usage:

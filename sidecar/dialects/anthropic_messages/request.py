@@ -11,6 +11,7 @@ from sidecar.core.requests import ChatRequest, ClientInfo, Message, Tool, ToolCh
 from sidecar.dialects.anthropic_messages.content import read_message, text_parts
 from sidecar.dialects.fields import Fields
 from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
+from sidecar.dialects.known_fields import MESSAGES_FIELDS, ignored_fields
 from sidecar.dialects.litellm_header import with_client_facts
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ def parse_messages(
         options=read_options(_options(body), None),
         client=_client(body, headers),
         is_streamed=fields.boolean("stream", False),
+        ignored=ignored_fields(body, MESSAGES_FIELDS),
     )
 
 

@@ -10,6 +10,7 @@ from sidecar.core.errors import BadRequest
 from sidecar.core.requests import ChatRequest, ClientInfo, Message
 from sidecar.dialects.fields import Fields
 from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
+from sidecar.dialects.known_fields import RESPONSES_FIELDS, ignored_fields
 from sidecar.dialects.litellm_header import with_client_facts
 from sidecar.dialects.openai_responses.items import read_items
 from sidecar.dialects.openai_responses.tools import (
@@ -103,6 +104,7 @@ def parse_responses(
         options=read_options(_options(body), None),
         client=_client(body, headers),
         is_streamed=delivery.stream,
+        ignored=ignored_fields(body, RESPONSES_FIELDS),
     )
     return request, delivery
 
