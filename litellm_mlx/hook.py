@@ -19,7 +19,14 @@ from typing import Any
 import litellm
 from litellm.integrations.custom_logger import CustomLogger
 
-from litellm_mlx import client, departures, fallback_notice, private, translate
+from litellm_mlx import (
+    client,
+    departures,
+    fallback_notice,
+    ignored_header,
+    private,
+    translate,
+)
 from litellm_mlx.errors import PROVIDER
 from litellm_mlx.settings import current_settings
 
@@ -105,6 +112,16 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
             error.status_code = 503
             error.message = "the MLX sidecar is not reachable just now"
 
+    async def async_post_call_response_headers_hook(
+        self,
+        data: dict[str, object],
+        user_api_key_dict: object,
+        response: object,
+        request_headers: dict[str, str] | None = None,
+    ) -> dict[str, str] | None:
+        """Name to the client what it asked for in vain."""
+        return ignored_header.of_answer(data, response)
+
     async def log_success_fallback_event(
         self,
         original_model_group: str,
@@ -133,6 +150,11 @@ def _check_prompt(kwargs: Mapping[str, object]) -> None:
     if not texts or not all(isinstance(text, str) for text in texts):
         raise litellm.BadRequestError(
             "prompt must be a text or a list of texts; the sidecar itself takes ids",
+            model=str(kwargs.get("model")), llm_provider=PROVIDER,
+        )  # fmt: skip
+    if kwargs.get("stream") and kwargs.get("logprobs") is not None:
+        raise litellm.BadRequestError(
+            "logprobs must be left out of a stream: LiteLLM does not pass them on",
             model=str(kwargs.get("model")), llm_provider=PROVIDER,
         )  # fmt: skip
 

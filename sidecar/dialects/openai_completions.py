@@ -1,5 +1,6 @@
 """OpenAI's legacy completions: a raw prompt, no template, no tools."""
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -105,6 +106,7 @@ class CompletionFormat:
         self._echoes = echoes
         self._include_usage = include_usage
         self._finishes: list[Frame] = []
+        self._offsets: dict[int, int] = {}  # of a choice's next token, in its text
 
     def opening(self) -> Iterator[Frame]:
         """The prompts that are to be echoed."""
@@ -151,24 +153,33 @@ class CompletionFormat:
         logprobs: Sequence[TokenLogprob],
         reason: str | None,
     ) -> Frame:
-        return {**self._base, "choices": [_choice(index, text, logprobs, reason)]}
+        offset = self._offsets.get(index, 0)
+        self._offsets[index] = offset + sum(len(item.token) for item in logprobs)
+        choice = _choice(index, text, logprobs, reason, offset)
+        return {**self._base, "choices": [choice]}
 
 
 def _choice(
-    index: int, text: str, logprobs: Sequence[TokenLogprob], reason: str | None
+    index: int,
+    text: str,
+    logprobs: Sequence[TokenLogprob],
+    reason: str | None,
+    offset: int = 0,
 ) -> Frame:
     return {
         "index": index,
         "text": text,
-        "logprobs": _legacy_logprobs(logprobs),
+        "logprobs": _legacy_logprobs(logprobs, offset),
         "finish_reason": reason,
     }
 
 
-def _legacy_logprobs(logprobs: Sequence[TokenLogprob]) -> Frame | None:
+def _legacy_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> Frame | None:
     if not logprobs:
         return None
+    ends = itertools.accumulate((len(item.token) for item in logprobs), initial=offset)
     return {
+        "text_offset": list(ends)[:-1],
         "tokens": [item.token for item in logprobs],
         "token_logprobs": [item.logprob for item in logprobs],
         "top_logprobs": [
