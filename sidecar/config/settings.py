@@ -336,8 +336,7 @@ class ImageConfig:
         "Images may be fetched from this machine and its network, too.")
     unsupported: str = setting(
         "auto", "UNSUPPORTED_IMAGES", choice("auto", "error", "note"),
-        "An image to a model that takes text only: refused, told as a note, or (auto) "
-        "refused in the newest user message and else told as a note.")
+        "Images to a text model: refused, noted, or (auto) a user's new one refused.")
 
 
 @dataclass(frozen=True, slots=True)

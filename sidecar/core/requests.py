@@ -1,7 +1,8 @@
 """What a client asks for, in our own words. Frozen: a change is a new object."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -249,6 +250,18 @@ def short_id(name: str | None) -> str | None:
     if name is None or len(name) <= _MOST_ID_CHARS:
         return name
     return "sha256:" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+_MOST_NAMES = 32
+_MOST_NAME_CHARS = 80
+_ODD = re.compile(r"[^A-Za-z0-9_.=\[\]/-]")
+
+
+def told_names(names: Sequence[str]) -> str:
+    """The names in one line; a client wrote them, so nothing odd and not too many."""
+    told = [_ODD.sub("?", name)[:_MOST_NAME_CHARS] for name in names[:_MOST_NAMES]]
+    more = len(names) - _MOST_NAMES
+    return ", ".join([*told, f"and {more} more"] if more > 0 else told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,15 @@
 """
-The fields that each wire format's dialect reads, and which of a body it does not.
+The fields that each wire format's dialect reads.
 
 A field that nobody reads is named to its client. docs/fields.md is the same as a table,
 row by row, and a test sends each row of it to a server.
 """
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 # What a field says where it asks for nothing, or for what is done anyway.
-_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
-_DONE_ANYWAY: dict[str, tuple[Any, ...]] = {
+NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+DONE_ANYWAY: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "include": ([], ["reasoning.encrypted_content"]),
     "modalities": (["text"],),
@@ -124,31 +123,3 @@ RESPONSES_FIELDS = (
     | _below("tools[]", names="type name description parameters tools")
     | _below("tools[].tools[]", names="type name description parameters")
 )
-
-
-def ignored_fields(body: Any, known: frozenset[str]) -> tuple[str, ...]:
-    """
-    The fields of a body that are not read, but for those that ask for nothing.
-
-    Args:
-        known: what is read. A field that others stand below is looked into; any other
-            is read whole.
-    """
-    inner = {path.rpartition(".")[0].removesuffix("[]") for path in known}
-    return tuple(dict.fromkeys(_unread(body, "", known, inner)))
-
-
-def _unread(
-    value: Any, place: str, known: frozenset[str], inner: set[str]
-) -> Iterator[str]:
-    if isinstance(value, list):
-        for item in value:
-            yield from _unread(item, f"{place}[]", known, inner)
-    elif isinstance(value, Mapping):
-        for name, below in value.items():
-            path = f"{place}.{name}" if place else name
-            if path not in known:
-                if below is not None and below not in _DONE_ANYWAY.get(path, _NOTHING):
-                    yield path
-            elif path in inner:
-                yield from _unread(below, path, known, inner)

@@ -8,12 +8,12 @@ from typing import Any
 from sidecar.core.errors import BadRequest
 from sidecar.core.events import ChoiceFinished, Event, Finished, TextDelta, TokenLogprob
 from sidecar.core.requests import CompletionRequest
-from sidecar.dialects.fields import Fields
+from sidecar.dialects.fields import Fields, ignored_fields
 from sidecar.dialects.generation_fields import (
     read_client,
     read_options,
 )
-from sidecar.dialects.known_fields import COMPLETION_FIELDS, ignored_fields
+from sidecar.dialects.known_fields import COMPLETION_FIELDS
 from sidecar.dialects.openai_chat.request import (
     StreamOptions,
     new_id,

@@ -92,7 +92,6 @@ class PreparedPrompt:
         report: what was done to reuse KV.
         counted: the counters that it moved, and by how much.
         promise: what is remembered of it if its answer ends cleanly.
-        unseen: where images stood that the model is told of in words only.
     """
 
     model: ModelPrompt
@@ -102,7 +101,7 @@ class PreparedPrompt:
     report: CacheReport
     counted: Mapping[str, int]
     promise: Promise
-    unseen: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()  # where images stood that are told in words
 
     @property
     def model_ids(self) -> ModelIds:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from sidecar.config.settings import GenerationConfig
 from sidecar.core.errors import BadRequest, ContextLengthExceeded, TooSlow
-from sidecar.core.requests import ChatRequest, CompletionRequest
+from sidecar.core.requests import ChatRequest, CompletionRequest, told_names
 from sidecar.core.turn_token import make_token
 from sidecar.engine.sampling import Sampling, settle
 from sidecar.engine.text import Forecast
@@ -26,7 +26,6 @@ from sidecar.residents.pool import ResidentPool
 from sidecar.residents.resident import Resident, require_text
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.completion import CompletionRun
-from sidecar.service.ignored import ignored_header, told_names
 from sidecar.service.request_log import RequestLog
 from sidecar.service.turn import ChatPlan, Plan, Receipt, Run, count, remember
 
@@ -136,7 +135,7 @@ class ChatService:
                 runs.append(run)
                 echoes.append(text if request.echo else "")
             started.pop_all()
-            headers = ignored_header(request.ignored)
+            headers = runs[0].plan.headers
             return CompletionRun(runs, echoes, request.options.n, headers)
 
     def _check_number(self, request: CompletionRequest) -> None:

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from sidecar.core.prompt import Divergence
-from sidecar.core.requests import ChatRequest, ClientInfo
+from sidecar.core.requests import ChatRequest, ClientInfo, told_names
 from sidecar.engine.sampling import Sampling
 from sidecar.infra.session_log import SessionLog
 from sidecar.memory.conversation_memory import Said
 from sidecar.pipeline.prepare import PreparedPrompt
-from sidecar.service.ignored import told_names
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from sidecar.core.events import (
     Usage,
 )
 from sidecar.core.prompt import ModelPrompt
-from sidecar.core.requests import ChatRequest, CompletionRequest, ToolCall
+from sidecar.core.requests import ChatRequest, CompletionRequest, ToolCall, told_names
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.text import Forecast
@@ -35,10 +35,10 @@ from sidecar.memory.conversation_memory import Said
 from sidecar.memory.healing_store import visible_hash
 from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
 from sidecar.service.choice import Choice
-from sidecar.service.ignored import ignored_header
 
 logger = logging.getLogger(__name__)
 
+IGNORED = "x-litellm-mlx-ignored"
 _TICK_S = 0.1  # how soon a vanished client or a passed deadline is noticed
 _OUTCOMES: dict[type[SidecarError], str] = {
     RequestCancelled: "cancelled",
@@ -65,7 +65,7 @@ class Plan:
     @property
     def headers(self) -> dict[str, str]:
         """What a client may want to know before the first token."""
-        return ignored_header(self.ignored)
+        return _named(self.ignored)
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ class ChatPlan(Plan):
             "x-mlx-cached-tokens": str(report.reused_len),
             "x-mlx-pinned": ",".join(report.pinned),
             "x-mlx-predicted-ttft-s": str(self.forecast.predicted_ttft_s),
-            **ignored_header(self.ignored),
+            **_named(self.ignored),
         }
 
     @property
@@ -112,6 +112,10 @@ class ChatPlan(Plan):
     def usage(self) -> Usage:
         """What is known before the first token: the prompt, what of it is reused."""
         return Usage(len(self.prompt.ids), 0, self.prepared.report.reused_len, 0)
+
+
+def _named(ignored: Sequence[str]) -> dict[str, str]:
+    return {IGNORED: told_names(ignored)} if ignored else {}
 
 
 @dataclass(frozen=True, slots=True)

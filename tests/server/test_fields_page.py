@@ -13,7 +13,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.dialects import known_fields
-from sidecar.service.ignored import HEADER
+from sidecar.service.turn import IGNORED as HEADER
 
 PAGE = Path(__file__).parents[2] / "docs" / "fields.md"
 Json = dict[str, Any]

@@ -9,9 +9,9 @@ from typing import Any
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import ChatRequest, ClientInfo, Message, Tool, ToolChoice
 from sidecar.dialects.anthropic_messages.content import read_message, text_parts
-from sidecar.dialects.fields import Fields
+from sidecar.dialects.fields import Fields, ignored_fields
 from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
-from sidecar.dialects.known_fields import MESSAGES_FIELDS, ignored_fields
+from sidecar.dialects.known_fields import MESSAGES_FIELDS
 from sidecar.dialects.litellm_header import with_client_facts
 
 logger = logging.getLogger(__name__)

@@ -19,13 +19,14 @@ from sidecar.core.events import (
 )
 from sidecar.core.requests import (
     ChatRequest,
+    Image,
     Message,
     Part,
     Role,
     Tool,
     ToolCall,
 )
-from sidecar.dialects.fields import Fields
+from sidecar.dialects.fields import Fields, ignored_fields
 from sidecar.dialects.generation_fields import (
     read_client,
     read_options,
@@ -37,7 +38,7 @@ from sidecar.dialects.image_parts import (
     refuse,
     require_text,
 )
-from sidecar.dialects.known_fields import CHAT_FIELDS, ignored_fields
+from sidecar.dialects.known_fields import CHAT_FIELDS
 from sidecar.dialects.openai_chat.tools import (
     call_dict,
     custom_names,
@@ -80,7 +81,8 @@ def _message(item: Fields) -> Message:
             param=item.path("role"),
         )
     parts, thoughts = _content(item)
-    require_text(parts, role)
+    if any(isinstance(part, Image) for part in parts):
+        require_text(parts, role)
     refusal = item.text("refusal")  # of an assistant, in place of an answer
     return Message(
         role=role,

@@ -8,9 +8,9 @@ import orjson
 
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import ChatRequest, ClientInfo, Message
-from sidecar.dialects.fields import Fields
+from sidecar.dialects.fields import Fields, ignored_fields
 from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
-from sidecar.dialects.known_fields import RESPONSES_FIELDS, ignored_fields
+from sidecar.dialects.known_fields import RESPONSES_FIELDS
 from sidecar.dialects.litellm_header import with_client_facts
 from sidecar.dialects.openai_responses.items import read_items
 from sidecar.dialects.openai_responses.tools import (
