@@ -80,6 +80,8 @@ class ChunkParser:
 
     def _hold_finish(self, choice: dict[str, Any]) -> bool:
         """Take the finish reason off a choice; is anything left to pass on?"""
+        if "text" in choice:  # of a text completion, which LiteLLM takes for a chat
+            choice["delta"] = {"content": choice.pop("text")}
         index, finish = choice.get("index", 0), choice.pop("finish_reason", None)
         if finish is not None:
             self._finishes[index] = finish

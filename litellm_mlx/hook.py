@@ -26,6 +26,7 @@ from litellm_mlx import (
     errors,
     fallback_notice,
     google_body,
+    ignored_header,
     private,
     translate,
 )
@@ -123,6 +124,16 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
         if seconds is not None:
             error.headers = {"retry-after": seconds}
 
+    async def async_post_call_response_headers_hook(
+        self,
+        data: dict[str, object],
+        user_api_key_dict: object,
+        response: object,
+        request_headers: dict[str, str] | None = None,
+    ) -> dict[str, str] | None:
+        """Name to the client what it asked for in vain."""
+        return ignored_header.of_answer(data, response)
+
     async def log_success_fallback_event(
         self,
         original_model_group: str,
@@ -151,6 +162,11 @@ def _check_prompt(kwargs: Mapping[str, object]) -> None:
     if not texts or not all(isinstance(text, str) for text in texts):
         raise litellm.BadRequestError(
             "prompt must be a text or a list of texts; the sidecar itself takes ids",
+            model=str(kwargs.get("model")), llm_provider=PROVIDER,
+        )  # fmt: skip
+    if kwargs.get("stream") and kwargs.get("logprobs") is not None:
+        raise litellm.BadRequestError(
+            "logprobs must be left out of a stream: LiteLLM does not pass them on",
             model=str(kwargs.get("model")), llm_provider=PROVIDER,
         )  # fmt: skip
 

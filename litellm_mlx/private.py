@@ -28,7 +28,8 @@ _DIALECT_OF_PATH: tuple[tuple[str, Dialect], ...] = (
     ("/responses", "responses"),
     ("/completions", "completions"),
 )
-_LOST_FIELDS = ("top_k",)  # dropped by LiteLLM where it translates
+# Dropped by LiteLLM where it translates.
+_LOST_FIELDS = ("top_k", "prompt_cache_retention")
 # Of a body that LiteLLM sends on as it is: what goes through, or is too much for a
 # header. All else may have been cut on the way.
 _SENT_ON = frozenset(

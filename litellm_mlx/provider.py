@@ -6,8 +6,9 @@ this file outside its package, so imports are absolute.
 """
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
-from litellm import EmbeddingResponse, ModelResponse
+from litellm import EmbeddingResponse, ModelResponse, TextCompletionResponse
 from litellm.llms.custom_llm import CustomLLM
 from litellm.types.utils import ModelResponseStream
 
@@ -17,6 +18,7 @@ from litellm_mlx import (
     google_errors,
     handlers_folder,
     hook,
+    ignored_header,
     proxy_gate,
     quiet_log,
     streams,
@@ -31,6 +33,8 @@ from litellm_mlx.translate import (
     embeddings_from,
 )
 
+Answer: TypeAlias = ModelResponse | TextCompletionResponse
+
 
 class MLXProvider(CustomLLM):  # type: ignore[misc]  # litellm is untyped
     """
@@ -40,16 +44,17 @@ class MLXProvider(CustomLLM):  # type: ignore[misc]  # litellm is untyped
     they are taken as one mapping.
     """
 
-    def completion(self, **call: object) -> ModelResponse:
-        """Answer a chat request in one piece."""
+    def completion(self, **call: object) -> Answer:
+        """Answer a request in one piece."""
         request = chat_call(call, current_settings(), stream=False)
         response = client.send_sync(request, stream=False)
         return completion_from(response, request.model)
 
-    async def acompletion(self, **call: object) -> ModelResponse:
-        """Answer a chat request in one piece; cancelling the task cancels the work."""
+    async def acompletion(self, **call: object) -> Answer:
+        """Answer a request in one piece; cancelling the task cancels the work."""
         request = chat_call(call, current_settings(), stream=False)
         response = await client.send(request)
+        ignored_header.note(call, response.headers)
         return completion_from(response, request.model)
 
     def streaming(self, **call: object) -> Iterator[ModelResponseStream]:
@@ -64,7 +69,9 @@ class MLXProvider(CustomLLM):  # type: ignore[misc]  # litellm is untyped
         still counts as the call's own failure.
         """
         request = chat_call(call, current_settings(), stream=True)
-        return streams.open_async(request, hook.calling_loop())
+        chunks = streams.open_async(request, hook.calling_loop())
+        ignored_header.note(call, chunks.headers)
+        return chunks
 
     def embedding(self, **call: object) -> EmbeddingResponse:
         """Embed texts."""

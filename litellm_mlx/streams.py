@@ -13,7 +13,7 @@ import concurrent.futures
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import httpx
 from litellm.types.utils import ModelResponseStream
@@ -80,6 +80,12 @@ class AsyncChunks:
         concurrent.futures.wait([self._early], timeout=wait_s)
         if self._early.done():
             self._early.result()
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of the answer; none where it was not there at once."""
+        early = self._early
+        return early.result().headers if early is not None and early.done() else {}
 
     def __aiter__(self) -> "AsyncChunks":
         return self

@@ -28,6 +28,7 @@ from litellm_mlx.private import (
 from litellm_mlx.settings import Settings
 
 Json = Mapping[str, object]
+IGNORED = "x-litellm-mlx-ignored"  # what the sidecar was asked for in vain
 
 # Transport matters between LiteLLM and a provider; none is the model's business.
 _NOT_FORWARDED = frozenset(
@@ -42,6 +43,7 @@ _SDK_METADATA = (
 )
 _INTERNAL_METADATA = re.compile(_PROXY_METADATA)
 _INTERNAL_SDK_METADATA = re.compile(f"{_PROXY_METADATA}|{_SDK_METADATA}")
+_OUR_HEADERS = ("x-mlx-", IGNORED)
 _UNSAFE_IN_ID = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -68,15 +70,20 @@ class SidecarCall:
 
 
 def chat_call(call: Json, settings: Settings, *, stream: bool) -> SidecarCall:
-    """Translate what LiteLLM hands to a chat hook; does not change it."""
+    """
+    Translate what LiteLLM hands to a chat hook; does not change it.
+
+    A text completion comes as a chat, each prompt a user's message: it is none.
+    """
     litellm_params = as_object(call.get("litellm_params"))
     params = as_object(call.get("optional_params"))
     client = client_request(litellm_params)
     call_id = attempt_id(litellm_params)
     said = {**lost_fields(client), **_forwarded(params, client)}
+    is_text = litellm_params.get("text_completion") is True
     body: dict[str, object] = {
         "model": call["model"],
-        "messages": call["messages"],
+        **(_prompts(call["messages"]) if is_text else {"messages": call["messages"]}),
         "stream": stream,
         **fill(said, _literal(client)),
     }
@@ -88,7 +95,8 @@ def chat_call(call: Json, settings: Settings, *, stream: bool) -> SidecarCall:
         body["metadata"] = metadata
     private = private_block(client, litellm_params, _forwarded(params, client))
     body["x_mlx"] = private
-    sent = _sidecar_call(call, settings, "/chat/completions", call_id, body)
+    path = "/completions" if is_text else "/chat/completions"
+    sent = _sidecar_call(call, settings, path, call_id, body)
     return replace(sent, can_take_empty=client.dialect in ("chat", "sdk"))
 
 
@@ -100,13 +108,17 @@ def embedding_call(call: Json, settings: Settings) -> SidecarCall:
     return _sidecar_call(call, settings, "/embeddings", call_id, body)
 
 
-def completion_from(response: httpx.Response, model: str) -> litellm.ModelResponse:
-    """Read a whole chat answer; the sidecar's own headers go to the client too."""
+def completion_from(
+    response: httpx.Response, model: str
+) -> litellm.ModelResponse | litellm.TextCompletionResponse:
+    """Read a whole answer; the sidecar's own headers go to the client too."""
     answer = _answer_object(response, model)
     if not answer.get("choices"):
         raise errors.malformed(model, "an answer without choices")
-    result = litellm.ModelResponse(**answer)
-    ours = {k: v for k, v in response.headers.items() if k.startswith("x-mlx-")}
+    is_text = answer.get("object") == "text_completion"
+    kind = litellm.TextCompletionResponse if is_text else litellm.ModelResponse
+    result = kind(**answer)
+    ours = {k: v for k, v in response.headers.items() if k.startswith(_OUR_HEADERS)}
     if ours:
         result._hidden_params["additional_headers"] = ours
     return result
@@ -168,6 +180,15 @@ def _sidecar_call(
         content=_encoded(body),
         read_timeout_s=_read_timeout_s(call.get("timeout"), settings),
     )
+
+
+def _prompts(messages: object) -> Json:
+    texts = [as_object(message).get("content") for message in _items(messages)]
+    return {"prompt": texts[0] if len(texts) == 1 else texts}
+
+
+def _items(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
 
 
 def _forwarded(params: Json, client: ClientRequest) -> dict[str, object]:

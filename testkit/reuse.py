@@ -22,7 +22,7 @@ from sidecar.app import App
 from sidecar.core.errors import SidecarError
 from sidecar.core.requests import Message
 from sidecar.dialects.anthropic_messages.request import parse_messages
-from sidecar.dialects.openai_chat.request import call_dict
+from sidecar.dialects.openai_chat.tools import call_dict
 from sidecar.engine.batch_loop import ExtraProcessors
 from sidecar.engine.job import Job
 from sidecar.engine.sampling import LogitsProcessor

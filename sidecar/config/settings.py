@@ -292,8 +292,8 @@ class ImageConfig:
     allow_private_urls: bool = setting(False, "ALLOW_PRIVATE_IMAGE_URLS", boolean,
         "Images may be fetched from this machine and its network, too.")
     unsupported: str = setting(
-        "error", "UNSUPPORTED_IMAGES", choice("error", "note"),
-        "An image to a model that takes text only: refused, or told as a note.")
+        "auto", "UNSUPPORTED_IMAGES", choice("auto", "error", "note"),
+        "Images to a text model: refused, noted, or (auto) a user's new one refused.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """What a client asks for, in our own words. Frozen: a change is a new object."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -79,11 +80,17 @@ def call_key(call_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One offered function; `raw` is its OpenAI form, which chat templates print."""
+    """
+    One offered function; `raw` is its OpenAI form, which chat templates print.
+
+    Args:
+        is_custom: its client takes calls as one bare text, not as arguments.
+    """
 
     name: str
     parameters: Json
     raw: Json
+    is_custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +252,18 @@ def short_id(name: str | None) -> str | None:
     return "sha256:" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+_MOST_NAMES = 32
+_MOST_NAME_CHARS = 80
+_ODD = re.compile(r"[^A-Za-z0-9_.=\[\]/-]")
+
+
+def told_names(names: Sequence[str]) -> str:
+    """The names in one line; a client wrote them, so nothing odd and not too many."""
+    told = [_ODD.sub("?", name)[:_MOST_NAME_CHARS] for name in names[:_MOST_NAMES]]
+    more = len(names) - _MOST_NAMES
+    return ", ".join([*told, f"and {more} more"] if more > 0 else told)
+
+
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """
@@ -277,7 +296,12 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """One raw completion: the prompt goes to the model as it is, no template."""
+    """
+    One raw completion: the prompt goes to the model as it is, no template.
+
+    Args:
+        ignored: what it asks for that has no effect here; its client is told.
+    """
 
     request_id: str
     model: str
@@ -286,6 +310,7 @@ class CompletionRequest:
     options: GenerationOptions = GenerationOptions()
     client: ClientInfo = ClientInfo()
     answer_id: str = ""
+    ignored: tuple[str, ...] = ()
 
     def from_key(self, key_id: str | None) -> "CompletionRequest":
         """The same request, known to come with a key."""

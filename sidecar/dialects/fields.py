@@ -5,6 +5,7 @@ from typing import Any
 
 from sidecar.core.errors import BadRequest, ValidationFailed
 from sidecar.core.json_bytes import MOST_LEVELS, check_depth
+from sidecar.dialects.known_fields import DONE_ANYWAY, NOTHING
 
 _MOST_NAMES = 1024  # of an object that goes into a prompt
 
@@ -147,6 +148,34 @@ class Fields:
     def _out_of_range(self, name: str, wanted: str, value: Any) -> ValidationFailed:
         path = self.path(name)
         return ValidationFailed(f"{path} must be {wanted}, got {value}", param=path)
+
+
+def ignored_fields(body: Any, known: frozenset[str]) -> tuple[str, ...]:
+    """
+    The fields of a body that are not read, but for those that ask for nothing.
+
+    Args:
+        known: what is read. A field that others stand below is looked into; any other
+            is read whole.
+    """
+    inner = {path.rpartition(".")[0].removesuffix("[]") for path in known}
+    return tuple(dict.fromkeys(_unread(body, "", known, inner)))
+
+
+def _unread(
+    value: Any, place: str, known: frozenset[str], inner: set[str]
+) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _unread(item, f"{place}[]", known, inner)
+    elif isinstance(value, Mapping):
+        for name, below in value.items():
+            path = f"{place}.{name}" if place else name
+            if path not in known:
+                if below is not None and below not in DONE_ANYWAY.get(path, NOTHING):
+                    yield path
+            elif path in inner:
+                yield from _unread(below, path, known, inner)
 
 
 def _kind(value: Any) -> str:

@@ -85,6 +85,7 @@ _EFFORT_FIELDS = (
     "reasoning.effort",
     "output_config.effort",
     "thinking.effort",
+    "output_config.effort",
 )
 
 
@@ -113,17 +114,33 @@ _MOST_BIASES = 4096
 
 def read_options(fields: Fields, top_logprobs: int | None) -> GenerationOptions:
     """Sampling, length, stops and number of answers."""
-    max_tokens = fields.integer("max_completion_tokens", 1, _MOST_TOKENS)
-    if max_tokens is None:
-        max_tokens = fields.integer("max_tokens", 1, _MOST_TOKENS)
+    _refuse_adapters(fields)
     return GenerationOptions(
         sampling=_sampling(fields),
-        max_tokens=max_tokens,
+        max_tokens=_max_tokens(fields),
         stop=_stop(fields),
         n=fields.integer("n", 1, 128) or 1,
         top_logprobs=top_logprobs,
         max_ttft_s=fields.number("mlx_max_ttft_s", 0.001, 86400),
     )
+
+
+def _max_tokens(fields: Fields) -> int | None:
+    """-1 is no limit, as in LM Studio: as many as fit."""
+    for name in ("max_completion_tokens", "max_tokens"):
+        if fields.raw(name) not in (None, -1):
+            return fields.integer(name, 1, _MOST_TOKENS)
+    return None
+
+
+def _refuse_adapters(fields: Fields) -> None:
+    """mlx-lm's server loads one by request; models here are as they were loaded."""
+    for name in ("adapter", "adapters"):
+        if fields.raw(name):
+            raise BadRequest(
+                f"{name} must be left out: no adapters are loaded here",
+                param=name,
+            )
 
 
 def read_client(body: dict[str, Any], user_agent: str | None) -> ClientInfo:

@@ -1,5 +1,6 @@
 """OpenAI's legacy completions: a raw prompt, no template, no tools."""
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -7,8 +8,12 @@ from typing import Any
 from sidecar.core.errors import BadRequest
 from sidecar.core.events import ChoiceFinished, Event, Finished, TextDelta, TokenLogprob
 from sidecar.core.requests import CompletionRequest
-from sidecar.dialects.fields import Fields
-from sidecar.dialects.generation_fields import read_client, read_options
+from sidecar.dialects.fields import Fields, ignored_fields
+from sidecar.dialects.generation_fields import (
+    read_client,
+    read_options,
+)
+from sidecar.dialects.known_fields import COMPLETION_FIELDS
 from sidecar.dialects.openai_chat.request import (
     StreamOptions,
     new_id,
@@ -29,6 +34,7 @@ def parse_completion(
         BadRequest, ValidationFailed: naming the field.
     """
     fields = Fields(body)
+    _refuse_unserved(fields)
     request = CompletionRequest(
         request_id=request_id,
         model=fields.text("model") or "",
@@ -36,9 +42,24 @@ def parse_completion(
         echo=fields.boolean("echo", False),
         options=read_options(fields, fields.integer("logprobs", 0, 20)),
         client=read_client(body, user_agent),
+        ignored=ignored_fields(body, COMPLETION_FIELDS),
         answer_id=new_id("cmpl-"),
     )
     return request, read_stream_options(fields)
+
+
+def _refuse_unserved(fields: Fields) -> None:
+    """What changes the answer so much that one without it would be another."""
+    if fields.text("suffix"):
+        raise BadRequest(
+            "suffix must be left out: no text is put between two others here",
+            param="suffix",
+        )
+    if fields.boolean("echo", False) and fields.raw("logprobs") is not None:
+        raise BadRequest(
+            "logprobs must be left out with echo: those of a prompt are not computed",
+            param="logprobs",
+        )
 
 
 def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
@@ -91,6 +112,7 @@ class CompletionFormat:
         self._echoes = echoes
         self._include_usage = include_usage
         self._finishes: list[Frame] = []
+        self._offsets: dict[int, int] = {}  # of a choice's next token, in its text
 
     def opening(self) -> Iterator[Frame]:
         """The prompts that are to be echoed."""
@@ -137,24 +159,33 @@ class CompletionFormat:
         logprobs: Sequence[TokenLogprob],
         reason: str | None,
     ) -> Frame:
-        return {**self._base, "choices": [_choice(index, text, logprobs, reason)]}
+        offset = self._offsets.get(index, 0)
+        self._offsets[index] = offset + sum(len(item.token) for item in logprobs)
+        choice = _choice(index, text, logprobs, reason, offset)
+        return {**self._base, "choices": [choice]}
 
 
 def _choice(
-    index: int, text: str, logprobs: Sequence[TokenLogprob], reason: str | None
+    index: int,
+    text: str,
+    logprobs: Sequence[TokenLogprob],
+    reason: str | None,
+    offset: int = 0,
 ) -> Frame:
     return {
         "index": index,
         "text": text,
-        "logprobs": _legacy_logprobs(logprobs),
+        "logprobs": _legacy_logprobs(logprobs, offset),
         "finish_reason": reason,
     }
 
 
-def _legacy_logprobs(logprobs: Sequence[TokenLogprob]) -> Frame | None:
+def _legacy_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> Frame | None:
     if not logprobs:
         return None
+    ends = itertools.accumulate((len(item.token) for item in logprobs), initial=offset)
     return {
+        "text_offset": list(ends)[:-1],
         "tokens": [item.token for item in logprobs],
         "token_logprobs": [item.logprob for item in logprobs],
         "top_logprobs": [

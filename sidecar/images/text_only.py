@@ -7,29 +7,43 @@ from sidecar.core.errors import UnsupportedContent
 from sidecar.core.requests import Image, Message, Part
 
 
-def refuse_images(messages: Sequence[Message], why: str) -> None:
+def without_images(
+    messages: Sequence[Message], policy: str, why: str
+) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """
-    Take text only.
+    The conversation with a note in place of each image, and where those stood.
 
     Args:
-        why: the model does.
+        policy: UNSUPPORTED_IMAGES. `error` refuses all; `auto` those of the newest user
+            message: what a tool read, or an earlier turn holds, the client sends again
+            and again, and would never get on.
+        why: the model takes text only.
     Raises:
-        UnsupportedContent: naming the first image.
+        UnsupportedContent: naming the first image that is refused.
     """
-    for message in messages:
-        for image in message.images:
-            raise UnsupportedContent(
-                f"{image.path} is an image: {why}",
-                param=image.path,
-            )
+    first = {"error": 0, "auto": _newest_user(messages)}.get(policy, len(messages))
+    for message in messages[first:]:
+        if policy == "error" or message.role == "user":
+            _refuse(message, why)
+    paths = tuple(image.path for message in messages for image in message.images)
+    noted = (replace(m, parts=tuple(map(_noted, m.parts))) for m in messages)
+    return tuple(noted), paths
 
 
-def note_images(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The conversation with a note in place of each image: an agent's goes on."""
-    return tuple(
-        replace(message, parts=tuple(map(_noted, message.parts)))
-        for message in messages
-    )
+def _newest_user(messages: Sequence[Message]) -> int:
+    """Where the newest user message begins; results of tools may be a part of it."""
+    roles = [message.role for message in messages]
+    if "user" not in roles:
+        return len(roles)
+    begin = len(roles) - 1 - roles[::-1].index("user")
+    while begin and roles[begin - 1] in ("user", "tool"):
+        begin -= 1
+    return begin
+
+
+def _refuse(message: Message, why: str) -> None:
+    for image in message.images:
+        raise UnsupportedContent(f"{image.path} is an image: {why}", param=image.path)
 
 
 def _noted(part: Part) -> Part:

@@ -101,6 +101,7 @@ class PreparedPrompt:
     report: CacheReport
     counted: Mapping[str, int]
     promise: Promise
+    unseen: tuple[str, ...] = ()  # where images stood that are told in words
 
     @property
     def model_ids(self) -> ModelIds:

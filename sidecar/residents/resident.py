@@ -8,7 +8,7 @@ from sidecar.core.errors import BadRequest
 from sidecar.core.prompt import ModelIds, ModelPrompt, Scope, SeenImage
 from sidecar.core.requests import ChatRequest, ClientInfo, Message
 from sidecar.engine.text import Forecast, TextEngine
-from sidecar.images.text_only import note_images, refuse_images
+from sidecar.images.text_only import without_images
 from sidecar.infra.metrics import HEALTHY_AT_ZERO
 from sidecar.kv.disk.disk_cache import DiskCache
 from sidecar.kv.disk.ports import READING, WRITING
@@ -35,7 +35,7 @@ class Resident:
     Args:
         shares_kv: CACHE_SHARE_BETWEEN_KEYS.
         images: how it takes images; None: it takes text only.
-        notes_images: UNSUPPORTED_IMAGES: tell of those it does not take.
+        unsupported_images: UNSUPPORTED_IMAGES: what becomes of those it does not take.
         leave: what becomes of its conversations when the weights are gone.
         disk: where its KV outlives the process; None: it does not.
         ocr: what it is asked where a client sends a picture alone; "": nothing.
@@ -47,7 +47,7 @@ class Resident:
     shares_kv: bool
     leave: Callable[[], None]
     images: "ImageReader | None" = None
-    notes_images: bool = False
+    unsupported_images: str = "auto"
     disk: DiskCache | None = None
     ocr: str = ""
 
@@ -111,11 +111,23 @@ class Resident:
         """
         longest = self.engine.max_context - 1  # there must be room for an answer
         salt = self._salt(request.client)
-        messages, seen = self._see(request.messages, salt, is_connected)
-        told = replace(request, messages=messages)
+        told, unseen = self._without_unseen(request)
+        messages, seen = self._see(told.messages, salt, is_connected)
+        told = replace(told, messages=messages)
         prepared = self.pipeline.prepare(told, salt, longest, is_connected, seen)
         _decode_first(prepared)
-        return prepared
+        return replace(prepared, unseen=unseen)
+
+    def _without_unseen(
+        self, request: ChatRequest
+    ) -> tuple[ChatRequest, tuple[str, ...]]:
+        """The request without images that this model cannot see, and their places."""
+        has_images = any(message.images for message in request.messages)
+        if not has_images or self.takes_images:
+            return request, ()
+        policy, why = self.unsupported_images, self._why_blind()
+        messages, unseen = without_images(request.messages, policy, why)
+        return replace(request, messages=messages), unseen
 
     def _see(
         self,
@@ -123,14 +135,10 @@ class Resident:
         salt: str,
         is_connected: Callable[[], bool],
     ) -> tuple[tuple[Message, ...], tuple[SeenImage, ...]]:
-        if not any(message.images for message in messages):
+        if self.images is None or not any(message.images for message in messages):
             return messages, ()
-        if self.images is not None and self.takes_images:
-            messages = with_prompt(messages, self.ocr) if self.ocr else messages
-            return self.images.read(messages, salt, is_connected)
-        if not self.notes_images:
-            refuse_images(messages, self._why_blind())
-        return note_images(messages), ()
+        messages = with_prompt(messages, self.ocr) if self.ocr else messages
+        return self.images.read(messages, salt, is_connected)
 
     def forecast(self, prepared: PreparedPrompt, most: int | None) -> Forecast:
         """What a prompt will cost, the time to bring some of it back included."""

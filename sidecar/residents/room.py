@@ -136,7 +136,7 @@ class Room(Generic[E]):
         stay = [e for e in entries if e.held_bytes and e.pinned and not e.is_leaving]
         size = wanted.offer.size_bytes + sum(entry.held_bytes for entry in stay)
         most = self._limits.max_models
-        return size > self._weights.limit_bytes or 0 < most <= len(stay)
+        return size > self._weights.limit.num_bytes or 0 < most <= len(stay)
 
     def oldest(self, entries: Iterable[Entry[E]]) -> Entry[E] | None:
         """Who has to go under pressure."""

@@ -250,11 +250,11 @@ class TextLoader:
         pipeline = build_pipeline(self._config, model, self._shared.rules, kept.memory)
         shares_kv = self._config.cache.share_between_keys
         images = self._images_of(model, kept.memory)
-        notes = self._config.images.unsupported == "note"
+        policy = self._config.images.unsupported
         disk = open_disk(self._shared, engine, kept)
         ocr = ocr_prompt(read_config(model.folder) or {})
         return Resident(
-            engine, pipeline, kept.memory, shares_kv, leave, images, notes, disk, ocr
+            engine, pipeline, kept.memory, shares_kv, leave, images, policy, disk, ocr
         )
 
     def _give_up(

@@ -177,8 +177,11 @@ class Routes:
             include_usage=how.include_usage, answer_id=asked.answer_id,
         )  # fmt: skip
         if not how.stream:
-            return json_response(form.whole(collect(running, request)))
-        return EventStream(OpenAIStream(form), running.events(), running.close)
+            body = form.whole(collect(running, request))
+            return json_response(body, headers=running.headers)
+        return EventStream(
+            OpenAIStream(form), running.events(), running.close, headers=running.headers
+        )
 
     def _embeddings(self, request: Request) -> Response:
         asked = parse_embedding(request.json())

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from sidecar.core.errors import (
     Unavailable,
 )
 from sidecar.core.events import Event, Idle, Loading
-from sidecar.core.requests import ChatRequest, CompletionRequest
+from sidecar.core.requests import ChatRequest, CompletionRequest, told_names
 from sidecar.core.turn_token import make_token
 from sidecar.engine.sampling import Sampling, settle
 from sidecar.engine.text import Forecast
@@ -34,6 +35,8 @@ from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.completion import CompletionRun
 from sidecar.service.request_log import RequestLog
 from sidecar.service.turn import ChatPlan, Plan, Receipt, Run, count, remember
+
+logger = logging.getLogger(__name__)
 
 _EARLY_CANCEL_S = 30.0
 _LOAD_PATIENCE_S = 1.0  # how long a stream waits for a load before it begins
@@ -139,6 +142,8 @@ class ChatService:
             SidecarError: too long, busy, loading, unknown model.
         """
         self._check_number(request)
+        if request.ignored:
+            logger.info("completion started ignored=%r", told_names(request.ignored))
         with contextlib.ExitStack() as started:
             runs, echoes = [], []
             for prompt in request.prompts:
@@ -158,7 +163,8 @@ class ChatService:
                 runs.append(run)
                 echoes.append(text if request.echo else "")
             started.pop_all()
-            return CompletionRun(runs, echoes, request.options.n)
+            headers = runs[0].plan.headers
+            return CompletionRun(runs, echoes, request.options.n, headers)
 
     def _check_number(self, request: CompletionRequest) -> None:
         """Else it would take every place before it is refused."""

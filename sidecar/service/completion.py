@@ -1,6 +1,6 @@
 """Several raw prompts in one request, told as one response."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -31,10 +31,20 @@ class CompletionRun:
     The runs of one request; the choices of prompt i start at i * n.
 
     All run at once; they are told one after the other.
+
+    Args:
+        headers: what a client may want to know before the first token.
     """
 
-    def __init__(self, runs: Sequence[Telling], echoes: Sequence[str], n: int) -> None:
+    def __init__(
+        self,
+        runs: Sequence[Telling],
+        echoes: Sequence[str],
+        n: int,
+        headers: Mapping[str, str],
+    ) -> None:
         self._runs = runs
+        self.headers = headers
         self._n = n
         self.echoes = [echo for echo in echoes for _ in range(n)]
 

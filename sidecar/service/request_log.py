@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sidecar.core.prompt import Divergence
-from sidecar.core.requests import ChatRequest, ClientInfo
+from sidecar.core.requests import ChatRequest, ClientInfo, told_names
 from sidecar.engine.sampling import Sampling
 from sidecar.infra.session_log import SessionLog
 from sidecar.memory.conversation_memory import Said
@@ -48,13 +48,18 @@ class RequestLog:
         self._prepared = prepared
         self._sampling = sampling
 
+    @property
+    def _ignored(self) -> str:
+        return told_names((*self._request.ignored, *self._prepared.unseen))
+
     def started(self, max_tokens: int) -> None:
         """Before the first token: what is reused, and why not more."""
         prepared, report = self._prepared, self._prepared.report
         total, reused = prepared.num_tokens, report.reused_len
+        ignored = self._ignored
         logger.info(
             "request started light=%s match=%s reused=%d of %d rest=%d thinking=%s "
-            "pinned=%s spliced=%d%s",
+            "pinned=%s spliced=%d%s%s",
             light(reused, total, is_new=report.is_new),
             report.match,
             reused,
@@ -64,6 +69,7 @@ class RequestLog:
             ",".join(report.pinned) or "-",
             report.num_spliced,
             f" stopped_by={report.stopped_by}" if report.stopped_by else "",
+            f" ignored={ignored!r}" if ignored else "",
         )
         self._write("prompt", self._meta(max_tokens), self._content())
         sampling = self._sampling
@@ -113,6 +119,7 @@ class RequestLog:
             "stable_messages": report.stable_messages,
             "changes": report.changes,
             "user_agent": request.client.user_agent,
+            "ignored": self._ignored,
             "divergence": _told(report.divergence),
             "counters": prompt.counted,
         }

@@ -25,7 +25,7 @@ from sidecar.core.events import (
     Usage,
 )
 from sidecar.core.prompt import ModelPrompt
-from sidecar.core.requests import ChatRequest, CompletionRequest, ToolCall
+from sidecar.core.requests import ChatRequest, CompletionRequest, ToolCall, told_names
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.text import Forecast
@@ -37,6 +37,7 @@ from sidecar.service.choice import Choice
 
 logger = logging.getLogger(__name__)
 
+IGNORED = "x-litellm-mlx-ignored"
 _TICK_S = 0.1  # how soon a vanished client or a passed deadline is noticed
 _OUTCOMES: dict[type[SidecarError], str] = {
     RequestCancelled: "cancelled",
@@ -63,7 +64,12 @@ class Plan:
     @property
     def headers(self) -> dict[str, str]:
         """What a client may want to know before the first token."""
-        return {}
+        return _named(self.ignored)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """What was asked for and has no effect: fields, images that are not seen."""
+        return self.request.ignored
 
     @property
     def usage(self) -> Usage:
@@ -93,12 +99,22 @@ class ChatPlan(Plan):
             "x-mlx-cached-tokens": str(report.reused_len),
             "x-mlx-pinned": ",".join(report.pinned),
             "x-mlx-predicted-ttft-s": str(self.forecast.predicted_ttft_s),
+            **_named(self.ignored),
         }
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """What was asked for and has no effect: fields, images that are not seen."""
+        return (*self.request.ignored, *self.prepared.unseen)
 
     @property
     def usage(self) -> Usage:
         """What is known before the first token: the prompt, what of it is reused."""
         return Usage(len(self.prompt.ids), 0, self.prepared.report.reused_len, 0)
+
+
+def _named(ignored: Sequence[str]) -> dict[str, str]:
+    return {IGNORED: told_names(ignored)} if ignored else {}
 
 
 @dataclass(frozen=True, slots=True)

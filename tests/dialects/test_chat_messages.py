@@ -7,8 +7,10 @@ import pytest
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Message, ToolCall, ToolChoice
 from sidecar.dialects.fields import Fields
-from sidecar.dialects.openai_chat.request import (
-    read_messages,
+from sidecar.dialects.openai_chat.request import read_messages
+from sidecar.dialects.openai_chat.tools import (
+    call_dict,
+    custom_names,
     read_tool_choice,
     read_tools,
 )
@@ -241,3 +243,31 @@ def test_tool_choice(field: str, choice: Any, expected: ToolChoice) -> None:
 def test_required_without_tools_is_auto() -> None:
     """Nothing can be required of no tools."""
     assert read_tool_choice(Fields({"tool_choice": "required"}), ()).mode == "auto"
+
+
+def test_a_legacy_call_and_its_result_are_a_call_and_its_result() -> None:
+    """`function_call` of an assistant, and a message of the role `function`."""
+    called = message(role="assistant", function_call={"name": "f", "arguments": "{}"})
+    assert called.tool_calls == (ToolCall("", "f", "{}"),)
+    assert message(role="function", name="f", content="7").role == "tool"
+    error = fault({"messages": [{"role": "assistant", "function_call": {"name": 3}}]})
+    assert error.param == "messages[0].function_call.name"
+
+
+def test_a_refusal_is_what_the_assistant_said() -> None:
+    """OpenAI's clients echo it beside a content of null."""
+    assert message(role="assistant", content=None, refusal="No.").text == "No."
+
+
+def test_a_custom_tool_is_a_function_of_one_text() -> None:
+    """Offered, called in the past, and chosen."""
+    custom = {"type": "custom", "custom": {"name": "c", "description": "d"}}
+    fields = Fields({"tools": [custom], "tool_choice": custom})
+    (tool,) = tools = read_tools(fields)
+    assert (tool.name, tool.is_custom) == ("c", True)
+    assert tool.parameters["required"] == ["input"]
+    assert read_tool_choice(fields, tools) == ToolChoice("named", "c")
+    past = {"id": "x", "type": "custom", "custom": {"name": "c", "input": 'say "hi"'}}
+    (call,) = message(role="assistant", tool_calls=[past]).tool_calls
+    assert call == ToolCall("x", "c", '{"input": "say \\"hi\\""}')
+    assert call_dict(call, custom_names(tools)) == past

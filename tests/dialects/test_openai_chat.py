@@ -373,3 +373,12 @@ def test_calls_without_a_text_have_none() -> None:
     assert format_chat(beside, "m", 1)["choices"][0]["message"]["content"] == "I read."
     nothing: list[Event] = [ChoiceFinished(0, "stop"), Finished(USAGE)]
     assert format_chat(nothing, "m", 1)["choices"][0]["message"]["content"] == ""
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_minus_one_is_no_limit(name: str) -> None:
+    """As LM Studio has it; -2 is a mistake."""
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    assert parse_chat({**body, name: -1}, "r", None)[0].options.max_tokens is None
+    with pytest.raises(ValidationFailed, match=f"^{name} must be 1"):
+        parse_chat({**body, name: -2}, "r", None)

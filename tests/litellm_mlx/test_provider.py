@@ -120,14 +120,17 @@ class TestChat:
         assert finishes == {0: "stop", 1: "length"}
         assert_usage(joined(chunks)["usage"])
 
-    def test_a_raw_completion_is_a_chat_call(
+    def test_a_raw_completion_is_one_at_the_sidecar(
         self, proxy: Proxy, sidecar: FakeSidecar
     ) -> None:
-        """LiteLLM makes one user message of the prompt."""
-        proxy.openai.completions.create(model="mlx/raw", prompt="once", echo=True)
-        body = sidecar.last_call("raw").body
-        assert body["messages"] == [{"role": "user", "content": "once"}]
-        assert body["echo"] is True
+        """LiteLLM makes a chat of the prompts, a user message each."""
+        for prompt in ("once", ["once", "twice"]):
+            proxy.openai.completions.create(model="mlx/raw", prompt=prompt, echo=True)
+            call = sidecar.last_call("raw")
+            assert call.path == "/v1/completions"
+            assert call.body["prompt"] == prompt
+            assert call.body["echo"] is True
+            assert "messages" not in call.body
 
 
 class TestMessages:

@@ -158,6 +158,131 @@ def test_or_tells_the_model_what_is_missing(folder: Path) -> None:
     assert 8 < tokens[0] - tokens[1] < 40
 
 
+SCREENSHOT = data_url(picture(9))
+READ_BY_A_TOOL: list[tuple[str, Json, str]] = [
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [
+                {"role": "user", "content": "look"},
+                {
+                    "role": "assistant",
+                    "tool_calls": [
+                        {"id": "c1", "function": {"name": "read", "arguments": "{}"}}
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "c1", "content": [image_part(9)]},
+            ]
+        },
+        "messages[2].content[0]",
+    ),
+    (
+        "/v1/messages",
+        {
+            "messages": [
+                {"role": "user", "content": "look"},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "tool_use", "id": "c1", "name": "read", "input": {}}
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "c1",
+                            "content": [
+                                {
+                                    "type": "image",
+                                    "source": {
+                                        "type": "base64",
+                                        "media_type": "image/png",
+                                        "data": SCREENSHOT.partition(",")[2],
+                                    },
+                                }
+                            ],
+                        },
+                        {"type": "text", "text": "and now?"},
+                    ],
+                },
+            ]
+        },
+        "messages[2].content[0].content[0]",
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": "look"},
+                {
+                    "type": "function_call",
+                    "call_id": "c1",
+                    "name": "r",
+                    "arguments": "",
+                },
+                {
+                    "type": "function_call_output",
+                    "call_id": "c1",
+                    "output": [{"type": "input_image", "image_url": SCREENSHOT}],
+                },
+            ]
+        },
+        "input[2].output[0]",
+    ),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("route", "body", "place"), READ_BY_A_TOOL, ids=[r for r, _, _ in READ_BY_A_TOOL]
+)
+def test_an_image_that_a_tool_read_ends_no_session(
+    blind: App,
+    route: str,
+    body: Json,
+    place: str,
+    stream: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is a note to the model, and named to the client and in the log."""
+    length = {"max_output_tokens" if "input" in body else "max_tokens": 4}
+    asked = {**body, **length, "stream": stream}
+    with caplog.at_level("INFO", "sidecar.service.request_log"):
+        answer = httpx.post(f"{blind.url}{route}", json=asked, timeout=120)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-litellm-mlx-ignored"] == place
+    assert f"ignored={place!r}" in caplog.text
+
+
+def test_an_image_of_an_earlier_turn_ends_no_session_but_a_new_one_is_refused(
+    blind: App,
+) -> None:
+    """In a row of user messages each is the newest."""
+
+    def ask(*talk: Json) -> httpx.Response:
+        body = {"messages": list(talk), "max_tokens": 4}
+        return httpx.post(f"{blind.url}/v1/chat/completions", json=body, timeout=120)
+
+    shown = {"role": "user", "content": [image_part(1)]}
+    asked = {"role": "user", "content": "what is it?"}
+    answered = {"role": "assistant", "content": "a picture"}
+    later = ask(shown, answered, asked)
+    assert later.status_code == 200, later.text
+    assert later.headers["x-litellm-mlx-ignored"] == "messages[0].content[0]"
+    assert refused(ask(asked, answered, shown))[1] == "messages[2].content[0]"
+    assert refused(ask(shown, asked))[1] == "messages[0].content[0]"
+
+
+def test_or_all_are_refused(folder: Path) -> None:
+    settings = {"MODEL_PATH": str(folder / "blind"), "UNSUPPORTED_IMAGES": "error"}
+    route, body, place = READ_BY_A_TOOL[0]
+    with running_sidecar(settings) as app:
+        answer = httpx.post(f"{app.url}{route}", json=body, timeout=120)
+    assert refused(answer)[1] == place
+
+
 def test_a_match_within_an_image_goes_back_to_its_start(app: App) -> None:
     """V6: of a prefill that was cancelled there, say."""
     shown = post(app, image_part(61)).json()

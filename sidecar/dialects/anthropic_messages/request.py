@@ -10,8 +10,9 @@ from sidecar.core.requests import ChatRequest, ClientInfo, Message, Tool, ToolCh
 from sidecar.dialects.anthropic_messages.answer import new_id
 from sidecar.dialects.anthropic_messages.client_tools import client_tool
 from sidecar.dialects.anthropic_messages.content import read_message, text_parts
-from sidecar.dialects.fields import Fields
+from sidecar.dialects.fields import Fields, ignored_fields
 from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
+from sidecar.dialects.known_fields import MESSAGES_FIELDS
 from sidecar.dialects.litellm_header import with_client_facts
 
 
@@ -46,7 +47,7 @@ def parse_messages(
         options=read_options(_options(body), None),
         client=_client(body, headers),
         is_streamed=fields.boolean("stream", False),
-        ignored=_ignored(fields),
+        ignored=(*ignored_fields(body, MESSAGES_FIELDS), *_ignored(fields)),
         answer_id=new_id(),
     )
 

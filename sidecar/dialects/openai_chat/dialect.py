@@ -15,6 +15,7 @@ from sidecar.dialects.openai_chat.request import (
     parse_chat,
 )
 from sidecar.dialects.openai_chat.stream import ChatChunks, OpenAIStream
+from sidecar.dialects.openai_chat.tools import custom_names
 from sidecar.dialects.problem import CONTENT_TYPE, problem
 
 
@@ -27,18 +28,21 @@ class ChatCall:
 
     def encoder(self) -> OpenAIStream:
         """Chunks."""
-        chat, with_usage = self.chat, self.how.include_usage
         chunks = ChatChunks(
-            chat.model, chat.options.n,
-            include_usage=with_usage, answer_id=chat.answer_id,
-        )  # fmt: skip
+            self.chat.model,
+            self.chat.options.n,
+            include_usage=self.how.include_usage,
+            custom=custom_names(self.chat.tools),
+            answer_id=self.chat.answer_id,
+        )
         # Comments do not pass through LiteLLM.
         keepalive = chunks.keepalive if self.how.is_plugin else None
         return OpenAIStream(chunks, keepalive)
 
     def whole(self, events: Sequence[Event]) -> dict[str, Any]:
         """A `chat.completion` object."""
-        return format_chat(events, self.chat.model, self.chat.options.n)
+        chat = self.chat
+        return format_chat(events, chat.model, chat.options.n, chat.tools)
 
 
 class OpenAIChat:

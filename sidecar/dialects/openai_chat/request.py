@@ -1,7 +1,5 @@
 """OpenAI chat completions: request in, whole response out."""
 
-import json
-import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -21,23 +19,34 @@ from sidecar.core.events import (
 )
 from sidecar.core.requests import (
     ChatRequest,
+    Image,
     Message,
     Part,
     Role,
     Tool,
     ToolCall,
-    ToolChoice,
 )
-from sidecar.dialects.fields import Fields
-from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
+from sidecar.dialects.fields import Fields, ignored_fields
+from sidecar.dialects.generation_fields import (
+    read_client,
+    read_options,
+    read_thinking,
+)
 from sidecar.dialects.image_parts import (
     OPENAI_KINDS,
     openai_image,
     refuse,
     require_text,
 )
-
-logger = logging.getLogger(__name__)
+from sidecar.dialects.known_fields import CHAT_FIELDS
+from sidecar.dialects.openai_chat.tools import (
+    call_dict,
+    custom_names,
+    left_out_tools,
+    read_tool_calls,
+    read_tool_choice,
+    read_tools,
+)
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -64,68 +73,6 @@ def read_messages(fields: Fields) -> tuple[Message, ...]:
     return messages
 
 
-def read_tools(fields: Fields) -> tuple[Tool, ...]:
-    """The offered functions; tools of types unknown here are left out."""
-    tools = []
-    for item in fields.objects("tools"):
-        kind = item.text("type") or "function"
-        if kind != "function":
-            logger.info("ignored a tool type=%r", kind[:40])
-            continue
-        if item.object("function") is None:
-            raise BadRequest(
-                f"{item.path('function')} must be an object",
-                param=item.path("function"),
-            )
-        tools.append(_tool(Fields(item.raw("function"), item.path("function"))))
-    tools += [_tool(item) for item in fields.objects("functions")]
-    return tuple(tools)
-
-
-def read_tool_choice(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
-    """Which tools may or must be called."""
-    value = fields.raw("tool_choice")
-    if value is None:
-        value = fields.raw("function_call")
-    if value is None or value == "auto":
-        return ToolChoice("auto")
-    if value == "none":
-        return ToolChoice("none")
-    if value in ("required", "any"):
-        return ToolChoice("required" if tools else "auto")
-    return _named_choice(value, tools)
-
-
-def _named_choice(value: Any, tools: tuple[Tool, ...]) -> ToolChoice:
-    function = value.get("function", value) if isinstance(value, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
-        raise BadRequest(
-            "tool_choice must be none, auto, required or name a function",
-            param="tool_choice",
-        )
-    if name not in {tool.name for tool in tools}:
-        raise BadRequest(
-            f"tool_choice names {name[:64]!r}, which is not among the tools",
-            param="tool_choice",
-        )
-    return ToolChoice("named", name)
-
-
-def _tool(function: Fields) -> Tool:
-    name = function.required_text("name")
-    parameters = function.printable_object("parameters") or {
-        "type": "object",
-        "properties": {},
-    }
-    raw = {
-        "name": name,
-        "description": function.text("description") or "",
-        "parameters": parameters,
-    }
-    return Tool(name, parameters, {"type": "function", "function": raw})
-
-
 def _message(item: Fields) -> Message:
     role = _ROLES.get(item.required_text("role"))
     if role is None:
@@ -134,12 +81,14 @@ def _message(item: Fields) -> Message:
             param=item.path("role"),
         )
     parts, thoughts = _content(item)
-    require_text(parts, role)
+    if any(isinstance(part, Image) for part in parts):
+        require_text(parts, role)
+    refusal = item.text("refusal")  # of an assistant, in place of an answer
     return Message(
         role=role,
-        parts=parts,
+        parts=(*parts, refusal) if refusal else parts,
         reasoning=_reasoning(item, thoughts) if role == "assistant" else None,
-        tool_calls=_tool_calls(item) if role == "assistant" else (),
+        tool_calls=read_tool_calls(item) if role == "assistant" else (),
         tool_call_id=item.text("tool_call_id") if role == "tool" else None,
     )
 
@@ -193,20 +142,6 @@ def _reasoning(item: Fields, thoughts: list[str]) -> str | None:
     return "\n".join(found) if found else None
 
 
-def _tool_calls(item: Fields) -> tuple[ToolCall, ...]:
-    calls = []
-    for call in item.objects("tool_calls"):
-        function = Fields(call.raw("function"), call.path("function"))
-        arguments = function.raw("arguments")
-        if arguments is None:
-            arguments = ""
-        elif not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        name = function.required_text("name")
-        calls.append(ToolCall(call.text("id") or "", name, arguments))
-    return tuple(calls)
-
-
 # Arguments of the template call itself; a client may set only the template's own.
 _RESERVED_KWARGS = frozenset(
     (
@@ -245,6 +180,8 @@ def parse_chat(
             f"chat_template_kwargs must not set {', '.join(bad)}",
             param="chat_template_kwargs",
         )
+    if fields.raw("modalities") not in (None, [], ["text"]):
+        raise BadRequest('modalities must be ["text"]', param="modalities")
     how = read_stream_options(fields)
     request = ChatRequest(
         request_id=request_id,
@@ -257,6 +194,7 @@ def parse_chat(
         options=read_options(fields, _top_logprobs(fields)),
         client=read_client(body, user_agent),
         is_streamed=how.stream,
+        ignored=(*ignored_fields(body, CHAT_FIELDS), *left_out_tools(fields)),
         answer_id=new_id("chatcmpl-"),
     )
     return request, how
@@ -300,9 +238,11 @@ class _Answer:
             self.finish_reason = event.reason
 
 
-def format_chat(events: Sequence[Event], model: str, n: int) -> dict[str, Any]:
+def format_chat(
+    events: Sequence[Event], model: str, n: int, tools: tuple[Tool, ...] = ()
+) -> dict[str, Any]:
     """The `chat.completion` object of a finished generation."""
-    answers = [_Answer() for _ in range(n)]
+    answers, custom = [_Answer() for _ in range(n)], custom_names(tools)
     usage = None
     for event in events:
         if isinstance(event, Finished):
@@ -316,12 +256,12 @@ def format_chat(events: Sequence[Event], model: str, n: int) -> dict[str, Any]:
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [_choice(i, answer) for i, answer in enumerate(answers)],
+        "choices": [_choice(i, answer, custom) for i, answer in enumerate(answers)],
         "usage": usage,
     }
 
 
-def _choice(index: int, answer: _Answer) -> dict[str, Any]:
+def _choice(index: int, answer: _Answer, custom: frozenset[str]) -> dict[str, Any]:
     text: str | None = "".join(answer.text)
     if not text and answer.calls:
         text = None  # an empty text would be told as a part of its own
@@ -329,7 +269,7 @@ def _choice(index: int, answer: _Answer) -> dict[str, Any]:
     if answer.reasoning:
         message["reasoning_content"] = "".join(answer.reasoning)
     if answer.calls:
-        message["tool_calls"] = [call_dict(call) for call in answer.calls]
+        message["tool_calls"] = [call_dict(call, custom) for call in answer.calls]
     return {
         "index": index,
         "message": message,
@@ -341,12 +281,6 @@ def _choice(index: int, answer: _Answer) -> dict[str, Any]:
 def new_id(prefix: str) -> str:
     """A random id of 24 hex digits."""
     return prefix + secrets.token_hex(12)
-
-
-def call_dict(call: ToolCall) -> dict[str, Any]:
-    """A tool call in OpenAI's form."""
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
 
 
 def usage_dict(usage: Usage) -> dict[str, Any]:

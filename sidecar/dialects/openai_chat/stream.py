@@ -16,12 +16,8 @@ from sidecar.core.events import (
     ToolCallDelta,
     Usage,
 )
-from sidecar.dialects.openai_chat.request import (
-    call_dict,
-    logprobs_dict,
-    new_id,
-    usage_dict,
-)
+from sidecar.dialects.openai_chat.request import logprobs_dict, new_id, usage_dict
+from sidecar.dialects.openai_chat.tools import call_dict
 from sidecar.dialects.problem import error_object
 
 Frame = dict[str, Any]
@@ -83,10 +79,19 @@ class ChatChunks:
 
     The finish chunks come last, after the usage chunk: LiteLLM throws away what
     follows a finish reason, and OpenAI's own clients do not mind the order.
+
+    Args:
+        custom: tools whose calls carry bare text.
     """
 
     def __init__(
-        self, model: str, n: int, *, include_usage: bool, answer_id: str = ""
+        self,
+        model: str,
+        n: int,
+        *,
+        include_usage: bool,
+        custom: frozenset[str] = frozenset(),
+        answer_id: str = "",
     ) -> None:
         self._base = {
             "id": answer_id or new_id("chatcmpl-"),
@@ -95,6 +100,7 @@ class ChatChunks:
             "model": model,
         }
         self._n = n
+        self._custom = custom
         self._include_usage = include_usage
         self._finishes: list[Frame] = []
 
@@ -117,7 +123,7 @@ class ChatChunks:
         elif isinstance(event, TextDelta):
             yield self._chunk(event.choice, {"content": event.text}, event.logprobs)
         elif isinstance(event, ToolCallDelta):
-            call = {"index": event.index, **call_dict(event.call)}
+            call = {"index": event.index, **call_dict(event.call, self._custom)}
             yield self._chunk(event.choice, {"tool_calls": [call]})
         elif isinstance(event, ChoiceFinished):
             self._finishes.append(self._chunk(event.choice, {}, reason=event.reason))

@@ -1,6 +1,5 @@
 """Input items of the Responses API -> messages of ours, in order."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from sidecar.core.errors import BadRequest, UnsupportedContent
 from sidecar.core.requests import Message, Part, Role, Thought, ToolCall
 from sidecar.core.turn_token import read_token
+from sidecar.dialects.custom_tools import custom_arguments
 from sidecar.dialects.fields import Fields
 from sidecar.dialects.image_parts import (
     OPENAI_KINDS,
@@ -148,7 +148,7 @@ def _joined(parts: list[str], token: str | None) -> str:
 def _call(item: Fields, kind: str) -> ToolCall:
     name = model_tool_name(item.required_text("name"), item.text("namespace"))
     if kind == "custom_tool_call":
-        arguments = json.dumps({"input": item.text("input") or ""}, ensure_ascii=False)
+        arguments = custom_arguments(item.text("input") or "")
     else:
         arguments = item.text("arguments") or ""
     return ToolCall(item.text("call_id") or item.text("id") or "", name, arguments)

@@ -9,8 +9,9 @@ import orjson
 
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import ChatRequest, ClientInfo, Message
-from sidecar.dialects.fields import Fields
+from sidecar.dialects.fields import Fields, ignored_fields
 from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
+from sidecar.dialects.known_fields import RESPONSES_FIELDS
 from sidecar.dialects.litellm_header import with_client_facts
 from sidecar.dialects.openai_responses.items import Conversation, read_items
 from sidecar.dialects.openai_responses.tools import (
@@ -110,6 +111,7 @@ def parse_responses(
         client=_client(body, headers),
         is_streamed=delivery.stream,
         ignored=(
+            *ignored_fields(body, RESPONSES_FIELDS),
             *(f"tools[{kind}]" for kind in offer.hosted),
             *(f"input[{kind}]" for kind in said.unread),
             *(() if is_choice_kept(fields) else ("tool_choice",)),

@@ -1,24 +1,18 @@
 """The tools of a Responses request, and how their calls are named on the wire."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Tool, ToolCall, ToolChoice
+from sidecar.dialects.custom_tools import CUSTOM_SCHEMA, custom_input
 from sidecar.dialects.fields import Fields
 from sidecar.dialects.openai_responses.client_tools import (
     CLIENT_TOOLS,
     ClientTool,
     client_tool,
 )
-
-_CUSTOM_SCHEMA = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +82,7 @@ def _tool(item: Fields, namespace: str | None) -> tuple[Tool, WireName]:
     is_custom = item.text("type") == "custom"
     given = None if is_custom else item.printable_object("parameters")
     parameters = given or (
-        _CUSTOM_SCHEMA if is_custom else {"type": "object", "properties": {}}
+        CUSTOM_SCHEMA if is_custom else {"type": "object", "properties": {}}
     )
     model_name = model_tool_name(name, namespace)
     tool = _function(model_name, item.text("description") or "", parameters)
@@ -146,15 +140,7 @@ def call_item(call: ToolCall, names: WireNames, item_id: str) -> dict[str, Any]:
     if told is not None:
         return {**item, **told}
     if wire.is_custom:
-        text = _custom_input(call.arguments)
+        text = custom_input(call.arguments)
         return {**item, "type": "custom_tool_call", "name": wire.name, "input": text}
     item |= {"type": "function_call", "name": wire.name, "arguments": call.arguments}
     return {**item, "namespace": wire.namespace} if wire.namespace else item
-
-
-def _custom_input(arguments: str) -> str:
-    try:
-        value = Fields(json.loads(arguments)).text("input")
-    except (ValueError, RecursionError, BadRequest):
-        value = None
-    return arguments if value is None else value

@@ -1,0 +1,137 @@
+"""
+The fields that each wire format's dialect reads.
+
+A field that nobody reads is named to its client. docs/fields.md is the same as a table,
+row by row, and a test sends each row of it to a server.
+"""
+
+from typing import Any
+
+# What a field says where it asks for nothing, or for what is done anyway.
+NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+DONE_ANYWAY: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "include": (
+        [],
+        ["reasoning.encrypted_content"],
+        ["message.output_text.logprobs"],
+        ["reasoning.encrypted_content", "message.output_text.logprobs"],
+        ["message.output_text.logprobs", "reasoning.encrypted_content"],
+    ),
+    "tools[].environment": ({"type": "local"},),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default", "standard_only"),
+    "speed": ("standard",),
+    "text": ({}, {"format": {"type": "text"}}),
+    "thinking.budget_tokens": (0,),  # means off
+    "tool_choice.disable_parallel_tool_use": (False,),
+    "tools[].custom.format": ({"type": "text"},),
+    "truncation": ("auto", "disabled"),
+    "verbosity": ("medium",),
+}
+
+
+def _below(*places: str, names: str) -> frozenset[str]:
+    return frozenset(f"{place}.{name}" for place in places for name in names.split())
+
+
+_SESSION = (
+    "session_id conversation_id thread_id chat_id conversation session "
+    "parent_session_id parent_id source_session_id origin_session_id "
+    "branch_id branch subsession_id subagent_id"
+)
+_CLIENT = frozenset(("model", "metadata", "x_mlx", "extra_body", *_SESSION.split()))
+_CLIENT |= _below("extra_body", names=_SESSION)
+_LENGTH = frozenset(("max_tokens", "max_completion_tokens"))
+_SAMPLING = frozenset(
+    (
+        "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
+        "repetition_context_size", "presence_penalty", "frequency_penalty",
+        "logit_bias", "seed",
+    )
+)  # fmt: skip
+_THINKING_NAMES = "enable_thinking thinking reasoning_effort reasoning"
+_THINKING = frozenset(_THINKING_NAMES.split())
+_THINKING |= {"chat_template_kwargs", "mlx_max_ttft_s"}
+_THINKING |= _below("extra_body", names=f"{_THINKING_NAMES} chat_template_kwargs")
+_THINKING |= _below("extra_body.chat_template_kwargs", names="enable_thinking")
+_THINKING |= _below(
+    "thinking", "reasoning", "reasoning_effort", "extra_body.thinking",
+    "extra_body.reasoning", "extra_body.reasoning_effort",
+    names="enabled effort level type",
+)  # fmt: skip
+_SHARED = _CLIENT | _LENGTH | _SAMPLING | {"stream"}
+# A hint where the KV of a prompt may be kept: it is, with and without.
+_KEPT_ANYWAY = frozenset(("prompt_cache_key", "cache_control"))
+
+COMPLETION_FIELDS = (
+    _SHARED
+    | {"prompt", "stop", "n", "echo", "logprobs", "stream_options"}
+    | _below("stream_options", names="include_usage")
+)
+
+CHAT_FIELDS = (
+    _SHARED
+    | _THINKING
+    | _KEPT_ANYWAY
+    | {"messages", "tools", "functions", "tool_choice", "function_call"}
+    | {"stop", "n", "logprobs", "top_logprobs", "stream_options"}
+    | _below("stream_options", names="include_usage")
+    | _below(
+        "messages[]",
+        names="role content refusal reasoning_content reasoning thinking_blocks "
+        "tool_calls function_call tool_call_id cache_control",
+    )
+    | _below(
+        "messages[].content[]",
+        names="type text refusal thinking signature data image_url detail "
+        "cache_control",
+    )
+    | _below("messages[].tool_calls[]", names="id type index function custom")
+    | _below("tools[]", names="type function custom cache_control")
+    | _below("tools[].function", names="name description parameters cache_control")
+    | _below("tools[].custom", names="name description")
+    | _below("functions[]", names="name description parameters")
+)
+
+MESSAGES_FIELDS = (
+    _SHARED
+    | _THINKING
+    | _KEPT_ANYWAY
+    | {"messages", "system", "tools", "tool_choice", "stop_sequences", "stop"}
+    | {"output_config"}
+    | _below("thinking", names="display")
+    | _below("output_config", names="effort")
+    | _below(
+        "chat_template_kwargs",
+        names="enable_thinking preserve_thinking reasoning_effort",
+    )
+    | _below("system[]", names="type text cache_control")
+    | _below("messages[]", names="role content cache_control")
+    | _below(
+        "messages[].content[]",
+        names="type text id name input tool_use_id content is_error thinking "
+        "signature data source title url cache_control",
+    )
+    | _below(
+        "tools[]",
+        names="type name description input_schema cache_control "
+        "display_width_px display_height_px enable_zoom",
+    )
+    | _below("tool_choice", names="type name")
+)
+
+RESPONSES_FIELDS = (
+    _SHARED - {"max_tokens"}
+    | _THINKING
+    | _KEPT_ANYWAY
+    | {"input", "instructions", "tools", "tool_choice", "max_output_tokens", "stop"}
+    | {"previous_response_id", "store", "background", "client_metadata"}
+    | {"top_logprobs"}
+    | _below("reasoning", names="summary generate_summary")
+    | _below("chat_template_kwargs", names="enable_thinking")
+    | _below("tools[]", names="type name description parameters tools")
+    | _below("tools[].tools[]", names="type name description parameters")
+)
