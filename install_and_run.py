@@ -7,8 +7,8 @@ Set up .venv, then start the MLX sidecar and LiteLLM (or run the tests).
     python3 install_and_run.py --check       set up, say what is there, try it
 
 Runs on Python 3.9 or later with the standard library alone. It installs the
-releases in requirements/, which were tested together (--latest: the newest). The
-second start installs nothing unless those or pyproject.toml changed.
+releases that were tested (requirements/; --latest: the newest). The second start
+installs nothing unless those or pyproject.toml changed.
 """
 
 from __future__ import annotations
@@ -62,12 +62,18 @@ UNREACHABLE = re.compile(
     r"|connection refused|network is unreachable|connect timeout|timed out|dns error"
     r"|failed to fetch|error sending request"
 )
+UNREACHABLE_REMEDY = (
+    "Fix: the package index cannot be reached: check the connection, or the "
+    "proxy in HTTPS_PROXY, then run this again."
+)
 # What they say of a file that is not the one that was tested.
 OTHER_FILE = re.compile(r"(?i)hash mismatch|do not match the hashes")
-# What they say first of a release that the index does not have.
-NOT_THERE = re.compile(
-    r"(?i)no version of (\S+)|no matching distribution found for (\S+)"
+OTHER_FILE_REMEDY = (
+    "Fix: the package index has another file than the one that was tested. Use another "
+    "index, or, if you trust this one, run this again with --latest."
 )
+# What they say of a release that the index does not have.
+NOT_THERE = re.compile(r"(?i)no (?:version of|matching distribution found for) (\S+\w)")
 # pip's settings, which uv does not read, by what uv calls them.
 UV_NAMES = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -92,6 +98,10 @@ class SetupError(Exception):
 
 class OtherFile(SetupError):
     """A package's file is not the one that was tested: nothing is to go on."""
+
+
+class Unreachable(SetupError):
+    """The package index does not answer: what else is tried there fails as well."""
 
 
 class NoPython(SetupError):
@@ -439,17 +449,15 @@ class Installer:
         self._environment = {**settings, **os.environ}  # what is set is not changed
 
     def install(self, *arguments: str) -> None:
-        """Run it; raises OtherFile, or SetupError with what it said."""
+        """Run it; raises SetupError with what it said, and what to do where known."""
+        command = [*self._command, *arguments]
         try:
-            command = [*self._command, *arguments]
             run_quietly(command, LiveLine(sys.stdout), self._environment)
         except SetupError as error:
             if OTHER_FILE.search(str(error)):
-                raise OtherFile(
-                    f"{error}\nThe package index has another file under that name than "
-                    "the one that was tested.\nFix: use another index, or trust this "
-                    "one: run this again with --latest."
-                ) from None
+                raise OtherFile(f"{error}\n{OTHER_FILE_REMEDY}") from None
+            if UNREACHABLE.search(str(error)):
+                raise Unreachable(f"{error}\n{UNREACHABLE_REMEDY}") from None
             raise
 
     def install_locked(self, locks: list[Path]) -> bool:
@@ -459,15 +467,13 @@ class Installer:
         files = [part for lock in locks for part in ("-r", str(lock))]
         try:
             self.install("--require-hashes", "--no-deps", *files)
-        except OtherFile:
+        except (OtherFile, Unreachable):
             raise
         except SetupError as error:
-            if UNREACHABLE.search(str(error)):
-                raise
-            found = NOT_THERE.search(str(error))
-            lacking = next(filter(None, found.groups()), "") if found else "all of them"
+            lacking = NOT_THERE.search(str(error))
+            named = f" ({lacking[1]} is missing)" if lacking else ""
             print(
-                f"The tested releases cannot be had here ({lacking.strip('.,')}): "
+                f"The tested releases cannot be had here{named}: "
                 "installing the newest that fit",
                 flush=True,
             )
@@ -498,17 +504,7 @@ def install(
             continue
         print(f"Installed in {time.monotonic() - started:.0f} s", flush=True)
         return
-    raise SetupError("\n".join([*faults, *index_remedy(faults)]))
-
-
-def index_remedy(faults: list[str]) -> list[str]:
-    """What to do where the index did not answer."""
-    if not UNREACHABLE.search("\n".join(faults)):
-        return []
-    return [
-        "Fix: the package index cannot be reached: check the connection, or the "
-        "proxy in HTTPS_PROXY, then run this again."
-    ]
+    raise SetupError("\n".join(faults))
 
 
 def installers(venv: Venv, is_locked: bool, is_unfinished: bool) -> Iterator[Installer]:
@@ -518,37 +514,35 @@ def installers(venv: Venv, is_locked: bool, is_unfinished: bool) -> Iterator[Ins
     if output_of([*pip, "--version"]) is None:  # uv makes venvs without it
         with contextlib.suppress(SetupError):
             run_quietly([python, "-m", "ensurepip"])
-    by_pip = Installer("pip", [*pip, "install", "--disable-pip-version-check"], {})
-    uv = find_uv(venv, by_pip, is_locked)
-    # A package that was being written is taken for whole: all are written again.
+    # A package that was just being written is taken for whole: all are written again.
+    again = {"uv": [], "pip": []}
+    if is_unfinished:
+        again = {"uv": ["--reinstall"], "pip": ["--force-reinstall"]}
+    by_pip = [*pip, "install", "--disable-pip-version-check", *again["pip"]]
+    uv = find_uv(venv, Installer("pip", by_pip, {}), is_locked)
     if uv:
-        again = ["--reinstall"] if is_unfinished else []
-        command = [uv, "pip", "install", "--python", python, *again]
-        yield Installer("uv", command, uv_settings(pip))
-    again = ["--force-reinstall"] if is_unfinished else []
-    yield Installer("pip", [*pip, "install", "--disable-pip-version-check", *again], {})
+        by_uv = [uv, "pip", "install", "--python", python, *again["uv"]]
+        yield Installer("uv", by_uv, uv_settings(pip))
+    yield Installer("pip", by_pip, {})
 
 
 def find_uv(venv: Venv, pip: Installer, is_locked: bool) -> str | None:
     """The venv's uv, the user's, or the one that pip can put there; or None."""
-    own = venv.path / "bin" / "uv"
-    found = str(own) if own.exists() else shutil.which("uv")
-    if found:
-        return found
+    own = str(venv.path / "bin" / "uv")
+    for path in (own, shutil.which("uv")):
+        if path and output_of([path, "--version"]):
+            return path
     try:
-        locks = [LOCKS / "uv.txt"] if is_locked and (LOCKS / "uv.txt").exists() else []
-        if not pip.install_locked(locks):
+        if not pip.install_locked([LOCKS / "uv.txt"] if is_locked else []):
             pip.install(UV)
-    except OtherFile:
+    except (OtherFile, Unreachable):
         raise
-    except SetupError as error:
-        if UNREACHABLE.search(str(error)):
-            raise SetupError(
-                "\n".join([str(error), *index_remedy([str(error)])])
-            ) from None
-        print("uv cannot be had here, which is much faster than pip", flush=True)
-        return None
-    return str(own)
+    except SetupError:
+        pass
+    if output_of([own, "--version"]):
+        return own
+    print("uv cannot be had here: pip goes on alone, which is slower", flush=True)
+    return None
 
 
 def uv_settings(pip: list[str]) -> dict[str, str]:
