@@ -145,6 +145,11 @@ class Project:
         line = f"{requirement} --hash=sha256:{digest}\n" if requirement else ""
         (folder / f"{name}.txt").write_text(line)
 
+    def change(self) -> None:
+        """Change pyproject.toml, so that the next start installs."""
+        with (self.root / "pyproject.toml").open("a") as file:
+            file.write("# changed\n")
+
     def version_of_needed(self) -> str:
         """What the project's venv imports."""
         command = [self.root / ".venv" / "bin" / "python", "-c"]
