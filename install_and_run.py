@@ -6,9 +6,9 @@ Set up .venv, then start the MLX sidecar and LiteLLM (or run the tests).
     python3 install_and_run.py test [ARGS]   set up and run pytest [ARGS]
     python3 install_and_run.py --check       set up, say what is there, try it
 
-Runs on Python 3.9 or later with the standard library alone. It installs the
-releases that were tested (requirements/; --latest: the newest). The second start
-installs nothing unless those or pyproject.toml changed.
+Runs on Python 3.9 or later with the standard library alone. What it installs
+are the releases in requirements/, which were tested (--latest: the newest). The
+second start installs nothing unless those or pyproject.toml changed.
 """
 
 from __future__ import annotations
