@@ -6,8 +6,9 @@ Set up .venv, then start the MLX sidecar and LiteLLM (or run the tests).
     python3 install_and_run.py test [ARGS]   set up and run pytest [ARGS]
     python3 install_and_run.py --check       set up, say what is there, try it
 
-Runs on Python 3.9 or later with the standard library alone. The second start
-installs nothing unless pyproject.toml changed.
+Runs on Python 3.9 or later with the standard library alone. What it installs
+are the releases in requirements/, which were tested (--latest: the newest). The
+second start installs nothing unless those or pyproject.toml changed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if __name__ == "__main__":  # a Ctrl-C in one of the imports is no traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
+import ast
 import contextlib
 import fcntl
 import hashlib
@@ -35,8 +37,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent
+LOCKS = ROOT / "requirements"  # written by tools/lock_dependencies.py
 VERSIONS = ("3.12", "3.13", "3.11")  # in order of preference
 LAUNCHER_OPTIONS = ("model", "port", "proxy_port", "config")
+UV = "uv>=0.9"
+NEWEST, UNFINISHED = "newest", "unfinished"  # in the stamp, in a digest's place
 NUM_TAIL_LINES = 30
 SAID_EVERY_S = 10.0  # where there is no terminal to show a live line on
 NO_SUCH_PYTHON = 3  # exit code, so that a script can pass over a missing one
@@ -57,6 +62,30 @@ UNREACHABLE = re.compile(
     r"|connection refused|network is unreachable|connect timeout|timed out|dns error"
     r"|failed to fetch|error sending request"
 )
+UNREACHABLE_REMEDY = (
+    "Fix: the package index cannot be reached: check the connection, or the "
+    "proxy in HTTPS_PROXY, then run this again."
+)
+# What they say of a file that is not the one that was tested.
+OTHER_FILE = re.compile(r"(?i)hash mismatch|do not match the hashes")
+OTHER_FILE_REMEDY = (
+    "Fix: the package index has another file than the one that was tested. Use another "
+    "index, or, if you trust this one, run this again with --latest."
+)
+# What they say of a release that the index does not have.
+NOT_THERE = re.compile(r"(?i)no (?:version of|matching distribution found for) (\S+\w)")
+# pip's settings, which uv does not read, by what uv calls them.
+UV_NAMES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "no-index": "UV_NO_INDEX",
+    "trusted-host": "UV_INSECURE_HOST",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+    "cert": "SSL_CERT_FILE",
+    "proxy": "ALL_PROXY",
+}
 DEVICE = "import mlx.core as mx; print(mx.default_device())"
 
 if sys.version_info < (3, 9):
@@ -65,6 +94,14 @@ if sys.version_info < (3, 9):
 
 class SetupError(Exception):
     """The set-up cannot go on; the message says why and what to do."""
+
+
+class OtherFile(SetupError):
+    """A package's file is not the one that was tested: nothing is to go on."""
+
+
+class Unreachable(SetupError):
+    """The package index does not answer: what else is tried there fails as well."""
 
 
 class NoPython(SetupError):
@@ -122,6 +159,7 @@ def parse_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     add = parser.add_argument_group("set-up").add_argument
     add("--check", action="store_true", help="set up, list, try it: exit 0 or 1")
+    add("--latest", action="store_true", help="install the newest, not the tested")
     add("--full", action="store_true", help="add the vision and audio packages (1 GB)")
     add("--cuda", action="store_true", help="MLX for NVIDIA cards instead of the CPU")
     add("--python", choices=sorted(VERSIONS), help="which Python a new venv has")
@@ -188,13 +226,17 @@ def set_up(venv: Venv, options: argparse.Namespace) -> None:
         )
     stamp = read_stamp(venv)
     extras = wanted_extras(venv, options, stamp["extras"])
-    digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
-    if stamp["pyproject"] == digest:
-        if extras <= stamp["extras"]:
+    digest = NEWEST if options.latest else digest_of_requirements()
+    if stamp["digest"] == digest:
+        if extras <= stamp["extras"] and not options.latest:
             return
         extras |= stamp["extras"]
-    install(venv, extras)
-    venv.stamp.write_text(json.dumps({"pyproject": digest, "extras": sorted(extras)}))
+    is_unfinished = stamp["digest"] == UNFINISHED
+    write_stamp(venv, UNFINISHED, extras | stamp["extras"])
+    install(venv, extras, locks_of(extras, options), is_unfinished)
+    write_stamp(venv, digest, extras)
+    # uv does not compile as pip does: what is imported first is compiled then.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 # The interpreter.
@@ -339,12 +381,29 @@ def is_same_folder(one: Path, other: Path) -> bool:
 
 
 def read_stamp(venv: Venv) -> dict[str, Any]:
-    """What was last installed: the digest of pyproject.toml, and the extras."""
+    """What was last installed: the digest of what was asked for, and the extras."""
     try:
         stamp = json.loads(venv.stamp.read_text())
-        return {"pyproject": stamp["pyproject"], "extras": set(stamp["extras"])}
+        return {"digest": stamp["digest"], "extras": set(stamp["extras"])}
     except (OSError, ValueError, KeyError, TypeError):
-        return {"pyproject": None, "extras": set()}
+        return {"digest": None, "extras": set()}
+
+
+def write_stamp(venv: Venv, digest: str, extras: set[str]) -> None:
+    """Keep what is installed, or that an install of it has begun."""
+    venv.stamp.write_text(json.dumps({"digest": digest, "extras": sorted(extras)}))
+
+
+def digest_of_requirements() -> str:
+    """Changes with pyproject.toml and with every file in requirements/."""
+    files = [ROOT / "pyproject.toml", *sorted(LOCKS.glob("*.txt"))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def locks_of(extras: set[str], options: argparse.Namespace) -> list[Path]:
+    """The files with the releases that were tested; none if others are wanted."""
+    locks = [LOCKS / f"{name}.txt" for name in ["base", *sorted(extras)]]
+    return [] if options.latest or not all(map(Path.exists, locks)) else locks
 
 
 def wanted_extras(
@@ -379,38 +438,131 @@ def setting(name: str) -> str | None:
     return None
 
 
-def install(venv: Venv, extras: set[str]) -> None:
-    """Install the project, editable, with its extras."""
-    target = f".[{','.join(sorted(extras))}]"
-    python = str(venv.python)
-    by_pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
-    ways = {"pip": by_pip}
-    if shutil.which("uv"):
-        by_uv = ["uv", "pip", "install", "--python", python]
-        # pip stays as the second way: uv does not read pip's index settings.
-        ways = {"uv": by_uv, "pip": by_pip}
-    faults = []
-    for way, command in ways.items():
-        print(
-            f"Installing {target} with {way}; the first time takes minutes ...",
-            flush=True,
-        )
-        started = time.monotonic()
+# How to install it.
+
+
+class Installer:
+    """pip or uv, installing into the venv."""
+
+    def __init__(self, name: str, command: list[str], settings: dict[str, str]) -> None:
+        self.name = name
+        self._command = command
+        self._environment = {**settings, **os.environ}  # what is set is not changed
+
+    def install(self, *arguments: str) -> None:
+        """Run it; raises SetupError with what it said, and what to do where known."""
+        command = [*self._command, *arguments]
         try:
-            if way == "pip" and output_of([*by_pip[:3], "--version"]) is None:
-                run_quietly([python, "-m", "ensurepip"])  # uv makes venvs bare
-            run_quietly([*command, "-e", target], LiveLine(sys.stdout))
+            run_quietly(command, LiveLine(sys.stdout), self._environment)
+        except SetupError as error:
+            if OTHER_FILE.search(str(error)):
+                raise OtherFile(f"{error}\n{OTHER_FILE_REMEDY}") from None
+            if UNREACHABLE.search(str(error)):
+                raise Unreachable(f"{error}\n{UNREACHABLE_REMEDY}") from None
+            raise
+
+    def install_locked(self, locks: list[Path]) -> bool:
+        """Install the tested releases; False, and a line, if they cannot be had."""
+        if not locks:
+            return False
+        files = [part for lock in locks for part in ("-r", str(lock))]
+        try:
+            self.install("--require-hashes", "--no-deps", *files)
+        except (OtherFile, Unreachable):
+            raise
+        except SetupError as error:
+            lacking = NOT_THERE.search(str(error))
+            named = f" ({lacking[1]} is missing)" if lacking else ""
+            print(
+                f"The tested releases cannot be had here{named}: "
+                "installing the newest that fit",
+                flush=True,
+            )
+            return False
+        return True
+
+
+def install(
+    venv: Venv, extras: set[str], locks: list[Path], is_unfinished: bool
+) -> None:
+    """Install the project, editable, with its extras."""
+    started = time.monotonic()
+    target = f".[{','.join(sorted(extras))}]"
+    faults = []
+    for installer in installers(venv, bool(locks), is_unfinished):
+        waits = "; the first time takes minutes" if installer.name == "pip" else ""
+        print(f"Installing {target} with {installer.name}{waits} ...", flush=True)
+        try:
+            if installer.install_locked(locks):
+                # Its build backend is one of the tested releases, too.
+                installer.install("--no-deps", "--no-build-isolation", "-e", ".")
+            else:
+                installer.install("--upgrade", "-e", target)
+        except OtherFile:
+            raise
         except SetupError as error:
             faults.append(str(error))
             continue
         print(f"Installed in {time.monotonic() - started:.0f} s", flush=True)
         return
-    if UNREACHABLE.search("\n".join(faults)):
-        faults.append(
-            "Fix: the package index cannot be reached: check the connection, or the "
-            "proxy in HTTPS_PROXY, then run this again."
-        )
     raise SetupError("\n".join(faults))
+
+
+def installers(venv: Venv, is_locked: bool, is_unfinished: bool) -> Iterator[Installer]:
+    """The ways to install, best first: uv where it can be had, pip."""
+    python = str(venv.python)
+    pip = [python, "-m", "pip"]
+    if output_of([*pip, "--version"]) is None:  # uv makes venvs without it
+        with contextlib.suppress(SetupError):
+            run_quietly([python, "-m", "ensurepip"])
+    # A package that was just being written is taken for whole: all are written again.
+    again = {"uv": [], "pip": []}
+    if is_unfinished:
+        again = {"uv": ["--reinstall"], "pip": ["--force-reinstall"]}
+    by_pip = [*pip, "install", "--disable-pip-version-check", *again["pip"]]
+    uv = find_uv(venv, Installer("pip", by_pip, {}), is_locked)
+    if uv:
+        by_uv = [uv, "pip", "install", "--python", python, *again["uv"]]
+        yield Installer("uv", by_uv, uv_settings(pip))
+    yield Installer("pip", by_pip, {})
+
+
+def find_uv(venv: Venv, pip: Installer, is_locked: bool) -> str | None:
+    """The venv's uv, the user's, or the one that pip can put there; or None."""
+    own = str(venv.path / "bin" / "uv")
+    for path in (own, shutil.which("uv")):
+        if path and output_of([path, "--version"]):
+            return path
+    try:
+        if not pip.install_locked([LOCKS / "uv.txt"] if is_locked else []):
+            pip.install(UV)
+    except (OtherFile, Unreachable):
+        raise
+    except SetupError:
+        pass
+    if output_of([own, "--version"]):
+        return own
+    print("uv cannot be had here: pip goes on alone, which is slower", flush=True)
+    return None
+
+
+def uv_settings(pip: list[str]) -> dict[str, str]:
+    """What pip's files and variables say of the index, in uv's variables."""
+    settings: dict[str, str] = {}
+    listed = (output_of([*pip, "config", "list"]) or "").splitlines()
+    order = ("global", "install", ":env:")  # later wins
+    found = [
+        re.fullmatch(r"(global|install|:env:)\.([\w-]+)=(.*)", line) for line in listed
+    ]
+    for match in sorted(filter(None, found), key=lambda match: order.index(match[1])):
+        name = UV_NAMES.get(match[2])
+        if name:
+            words = str(ast.literal_eval(match[3])).split()
+            settings[name] = ("," if name == "UV_FIND_LINKS" else " ").join(words)
+    if "UV_INDEX" in settings:
+        # As pip does: the best release of all indexes, not of the first that has any.
+        settings["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    return settings
 
 
 def check(venv: Venv) -> int:
@@ -495,12 +647,17 @@ class LiveLine:
             self._stream.flush()
 
 
-def run_quietly(command: list[str], live: LiveLine | None = None) -> None:
+def run_quietly(
+    command: list[str],
+    live: LiveLine | None = None,
+    environment: dict[str, str] | None = None,
+) -> None:
     """Run a command in ROOT; its output is shown only if it fails."""
     lines: list[str] = []
     with subprocess.Popen(
         command,
         cwd=ROOT,
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

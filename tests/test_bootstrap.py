@@ -1,7 +1,6 @@
 """`install_and_run.py`: real venvs, a real broken shim, real pip, no network."""
 
 import ast
-import importlib.util
 import io
 import os
 import re
@@ -10,121 +9,25 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import NoReturn
 
 import pytest
 
+from testkit.bootstrap import (
+    BACKEND,
+    BASE,
+    PYPROJECT,
+    SCRIPT,
+    Project,
+    load_script,
+    make_script,
+)
+
 REPO = Path(__file__).parents[1]
-SCRIPT = REPO / "install_and_run.py"
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 OTHER = "3.11" if VERSION != "3.11" else "3.12"
-# The Python behind the venv the tests run in: one that can make venvs itself.
-BASE = sys._base_executable  # type: ignore[attr-defined]
-
-PYPROJECT = """
-[build-system]
-requires = []
-build-backend = "backend"
-backend-path = ["."]
-[project]
-name = "litellm-mlx"
-version = "1"
-"""
-# Enough of a build backend for an editable install, so that pip needs no index.
-BACKEND = """
-import zipfile
-EXTRAS = ("cpu", "cuda", "dev", "vision", "audio")
-def build_editable(folder, settings=None, metadata=None):
-    name = "litellm_mlx-1-py3-none-any.whl"
-    meta = "Metadata-Version: 2.1\\nName: litellm-mlx\\nVersion: 1\\n"
-    meta += "Requires-Dist: pip\\n"
-    meta += "".join(f"Provides-Extra: {extra}\\n" for extra in EXTRAS)
-    wheel = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
-    with zipfile.ZipFile(f"{folder}/{name}", "w") as file:
-        file.writestr("litellm_mlx-1.dist-info/METADATA", meta)
-        file.writestr("litellm_mlx-1.dist-info/WHEEL", wheel)
-        file.writestr("litellm_mlx-1.dist-info/RECORD", "")
-    return name
-"""
-# Stands in for the launcher and for pytest: says how it was called.
-ECHO = """
-import os, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *ignored: sys.exit(17))
-print("ECHO", __spec__.name, os.getcwd(), sys.prefix, sys.argv[1:], flush=True)
-print("KEPT BACK", [s.name for s in signal.pthread_sigmask(signal.SIG_BLOCK, ())])
-time.sleep(30 if "wait" in sys.argv else 0)
-sys.exit(3)
-"""
-
-
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("install_and_run", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 script = load_script()
-
-
-class Project:
-    """A small project with a copy of the script, as if just cloned."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        shutil.copy(SCRIPT, root)
-        (root / "pyproject.toml").write_text(PYPROJECT)
-        (root / "backend.py").write_text(BACKEND)
-        (root / ".env.example").write_text("# MODEL_PATH=\n")
-        for name in ("litellm_mlx", "pytest"):
-            (root / name).mkdir()
-            (root / name / "__init__.py").touch()
-        (root / "litellm_mlx" / "launcher.py").write_text(ECHO)
-        (root / "pytest" / "__main__.py").write_text(ECHO)
-        (root / "tools").mkdir()
-        (root / "tools" / "smoke.py").write_text("raise SystemExit('does not answer')")
-        (root / "home").mkdir()
-        # First on PATH a shim as pyenv leaves it: there, but it does not run.
-        self.shims = root / "shims"
-        self.shims.mkdir()
-        for version in script.VERSIONS:
-            make_script(self.shims / f"python{version}", "echo not here >&2; exit 127")
-
-    def command(self, *arguments: str) -> list[str]:
-        return [BASE, str(self.root / SCRIPT.name), *arguments]
-
-    def environment(self) -> dict[str, str]:
-        return {
-            "PATH": f"{self.shims}:/usr/bin:/bin",
-            "HOME": str(self.root / "home"),
-            "PIP_NO_INDEX": "1",
-        }
-
-    def run(self, *arguments: str, cwd: Path | None = None, **env: str) -> "Result":
-        done = subprocess.run(
-            self.command(*arguments),
-            cwd=cwd or self.root,
-            env={**self.environment(), **env},
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-        )
-        return Result(done)
-
-
-class Result:
-    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
-        self.code, self.out, self.error = done.returncode, done.stdout, done.stderr
-        self.has_installed = "Installing" in done.stdout
-
-
-def make_script(path: Path, body: str) -> None:
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
 
 
 @pytest.fixture(scope="module")
@@ -311,8 +214,8 @@ def test_an_index_that_cannot_be_reached(project: Project) -> None:
     needy = project.root / "needy"
     needy.mkdir()
     one = Project(needy)
-    (needy / "pyproject.toml").write_text(PYPROJECT + 'dependencies = ["litellm"]\n')
-    backend = BACKEND.replace("Requires-Dist: pip", "Requires-Dist: litellm>=1")
+    (needy / "pyproject.toml").write_text(PYPROJECT.replace("needed", "litellm"))
+    backend = BACKEND.replace("Requires-Dist: needed", "Requires-Dist: litellm>=1")
     (needy / "backend.py").write_text(backend)
     index = {"PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_RETRIES": "1"}
     result = one.run(**index, PIP_NO_INDEX="0")
@@ -557,14 +460,16 @@ def test_a_bad_option_is_bad_usage() -> None:
 
 # CI.
 
+FAILED_CHECKS = "FAILED: Python 3.11, Python 3.13, Python 3.13 --latest: see above"
+
 
 @pytest.mark.parametrize(
     ("check", "suite", "code", "said"),
     [
-        (0, 0, 0, ["Python 3.11: ok", "Python 3.13: ok"]),
+        (0, 0, 0, ["Python 3.11: ok", "Python 3.13: ok", "Python 3.13 --latest: ok"]),
         (0, 5, 5, ["Python 3.13: ok"]),
-        (1, 0, 1, ["Python 3.11: FAILED (exit code 1)", "FAILED on Python 3.11 3.13"]),
-        (1, 5, 5, ["FAILED on Python 3.11 3.13"]),
+        (1, 0, 1, ["Python 3.11: FAILED (exit code 1)", FAILED_CHECKS]),
+        (1, 5, 5, [FAILED_CHECKS]),
         (script.NO_SUCH_PYTHON, 0, 0, ["Python 3.11: not found, passed over"]),
     ],
 )
@@ -582,9 +487,14 @@ def test_ci_fails_if_anything_fails(
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == code
     calls = [line for line in ended.stdout.splitlines() if line.startswith("CALLED")]
+    oldest, newest = (
+        f"'--check', '--python', '{version}', '--venv', 'build/venv-{version}'"
+        for version in ("3.11", "3.13")
+    )
     assert calls == [
-        "CALLED ['--check', '--python', '3.11', '--venv', 'build/venv-3.11']",
-        "CALLED ['--check', '--python', '3.13', '--venv', 'build/venv-3.13']",
+        f"CALLED [{oldest}]",
+        f"CALLED [{newest}]",
+        f"CALLED [{newest}, '--latest']",
         "CALLED ['test', '-k', 'some name']",
     ]
     assert all(line in ended.stdout for line in said)
