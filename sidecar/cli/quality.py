@@ -123,15 +123,19 @@ def _serving(model: str | None, policy: str) -> Iterator[Server]:
         thread.join(_STOP_S)
 
 
+def pin_policy(policy: str) -> str:
+    """CACHE_PIN_POLICY: this policy for all kinds that are asked about."""
+    return json.dumps({kind.rule: policy for kind in KINDS})
+
+
 def _config(model: str | None, policy: str) -> Config:
-    kinds = sorted({kind.rule for kind in KINDS})
     flags = {
         "MLX_HOST": "127.0.0.1",
         "MLX_PORT": "0",
         "MODEL_DIR": "none",
         "CACHE_PINNING": "true",
         "CACHE_CANONICALIZE_TOOL_CONTEXT": "true",
-        "CACHE_PIN_POLICY": json.dumps(dict.fromkeys(kinds, policy)),
+        "CACHE_PIN_POLICY": pin_policy(policy),
         "KV_DISK_PERSISTENCE": "false",
         "ENABLE_REQUEST_LOGGING": "false",
     }
