@@ -3,10 +3,10 @@ Asks a model for values that drifted, and counts right answers by kind and polic
 
     mlx-sidecar probe --quality [--model MODEL] [--questions N] [--depth WORDS]
 
-Each question is a conversation of two requests: one with the older value, which fills
-the cache, then one with the newer value and the question. A server is started for each
-policy (CACHE_PIN_POLICY), one after the other, and asked the same questions.
-docs/reuse.md, "Which policy is right", says how to read what is printed.
+Each question is two requests: one with the older value, which fills the cache, then one
+with the newer value and the question, a long history behind the value. A server is
+started for each policy (CACHE_PIN_POLICY), one after the other, and asked the same
+questions. docs/reuse.md, section 12, says how to read what is printed.
 """
 
 import argparse
@@ -57,8 +57,16 @@ def main(argv: list[str]) -> int:
     options = _parser().parse_args(argv)
     setup_logging("ERROR", {})
     questions = make_questions(options.questions, options.depth, options.seed)
-    asks = {"model": "local", "temperature": 0, "max_tokens": options.max_tokens,
-            "enable_thinking": options.think}  # fmt: skip
+    asks = {
+        "model": "local",
+        "temperature": 0,
+        "max_tokens": options.max_tokens,
+        "enable_thinking": options.think,
+    }
+    _say(
+        f"model={options.model or 'MODEL_PATH'} questions={options.questions} "
+        f"depth={options.depth} seed={options.seed}\n"
+    )
     try:
         answers = ask_all(questions, lambda name: _serving(options.model, name), asks)
     except ConfigError as error:
@@ -67,10 +75,15 @@ def main(argv: list[str]) -> int:
         return _refuse(error, 1)
     scores = score(answers)
     _say(table(scores))
-    _write(options, scores, answers)
+    if num_empty := sum(not answer.text for answer in answers):
+        _say(f"{num_empty} answers were empty: cut off in their thinking? --max-tokens")
     num_void = sum(not answer.is_in_force for answer in answers)
     if num_void:
         _say(f"FAIL {num_void} answers not counted: their policy was not in force")
+    try:
+        _write(options, scores, answers)
+    except OSError as error:
+        return _refuse(error, 1)
     return 1 if num_void else 0
 
 
@@ -142,9 +155,12 @@ def _config(model: str | None, policy: str) -> Config:
     config = load_config(flags, Path(".env"))
     path = config.model.path if model is None else model
     only = replace(
-        config.model, path=None if path in _BUILTIN else path,
-        pinned=(), preload=(), settings_path=None,
-    )  # fmt: skip
+        config.model,
+        path=None if path in _BUILTIN else path,
+        pinned=(),
+        preload=(),
+        settings_path=None,
+    )
     if fault := early_fault(only.path, config.engine.max_process_bytes):
         raise ServerError(fault)
     return replace(config, model=only)
@@ -176,6 +192,7 @@ def _write(
     if options.plot:
         try:
             draw(scores, options.plot)
+            _say(f"picture: {options.plot}")
         except ImportError:
             _tell(f"no picture in {options.plot}: matplotlib is not installed")
 
@@ -204,22 +221,31 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", help="folder, hub id or `built-in` (MODEL_PATH)")
     add(
-        "--questions", type=at_least(1), default=200,
+        "--questions",
+        type=at_least(1),
+        default=200,
         help="questions for each policy (%(default)s)",
-    )  # fmt: skip
+    )
     add(
-        "--depth", type=at_least(_LEAST_DEPTH), default=1500,
+        "--depth",
+        type=at_least(_LEAST_DEPTH),
+        default=1500,
         help="words between a value and its question (%(default)s)",
-    )  # fmt: skip
+    )
     add("--seed", type=at_least(0), default=0, help="decides all texts (%(default)s)")
     add(
-        "--max-tokens", type=at_least(1), default=128,
+        "--max-tokens",
+        type=at_least(1),
+        default=128,
         help="longest answer; thinking counts (%(default)s)",
-    )  # fmt: skip
+    )
     add("--think", action="store_true", help="let the model think first (off)")
     add("--json", type=Path, metavar="FILE", help="write scores and answers (off)")
     add(
-        "--plot", type=Path, metavar="FILE.png", default=Path("quality.png"),
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        default=Path("quality.png"),
         help="write a picture (%(default)s)",
-    )  # fmt: skip
+    )
     return parser

@@ -34,31 +34,37 @@ class Kind:
 
 KINDS = (
     Kind(
-        "time", "current_time",
+        "time",
+        "current_time",
         "What is the current time? Answer with hours and minutes alone, as HH:MM.",
     ),
     Kind(
-        "branch", "git_status",
+        "branch",
+        "git_status",
         "Which git branch is the current one? Answer with its name alone.",
     ),
     Kind(
-        "message id", "message_id",
+        "message id",
+        "message_id",
         "What is the message_id now? Answer with it alone.",
     ),
     Kind(
-        "folder", "folder_tree",
+        "folder",
+        "folder_tree",
         "Which folder is there in /work now? Answer with its name alone.",
     ),
     Kind(
-        "file list", "git_status",
+        "file list",
+        "git_status",
         "Which file does git list as modified now? Answer with its name alone.",
     ),
     Kind(
-        "sender", "conversation_info",
+        "sender",
+        "conversation_info",
         "Who sent this message? Answer with the name alone.",
         moves=True,
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +105,13 @@ def _question(number: int, depth: int, seed: int) -> Question:
         {"role": "user", "content": asked + kind.question},
     ]
     return Question(
-        name, kind, older[kind.name], newer[kind.name],
-        _history(name, older, pages), after,
-    )  # fmt: skip
+        name,
+        kind,
+        older[kind.name],
+        newer[kind.name],
+        _history(name, older, pages),
+        after,
+    )
 
 
 def _drawn(rng: random.Random) -> list[dict[str, str]]:
@@ -180,12 +190,47 @@ Here is the folder structure of the current working directories:
 </system-reminder>
 """
 _WORDS = (
-    "buffer", "commit", "deploy", "engine", "filter", "gather", "handle", "import",
-    "kernel", "listen", "module", "number", "output", "parser", "queue", "record",
-)  # fmt: skip
+    "buffer",
+    "commit",
+    "deploy",
+    "engine",
+    "filter",
+    "gather",
+    "handle",
+    "import",
+    "kernel",
+    "listen",
+    "module",
+    "number",
+    "output",
+    "parser",
+    "queue",
+    "record",
+)
 _NAMED = ("branch", "folder", "file list", "sender")
 _NAMES = (
-    "alder", "birch", "cedar", "cypress", "dogwood", "ebony", "elder", "hazel",
-    "hickory", "juniper", "larch", "laurel", "linden", "magnolia", "maple", "mulberry",
-    "myrtle", "poplar", "redwood", "rowan", "sequoia", "spruce", "sycamore", "willow",
-)  # fmt: skip
+    "alder",
+    "birch",
+    "cedar",
+    "cypress",
+    "dogwood",
+    "ebony",
+    "elder",
+    "hazel",
+    "hickory",
+    "juniper",
+    "larch",
+    "laurel",
+    "linden",
+    "magnolia",
+    "maple",
+    "mulberry",
+    "myrtle",
+    "poplar",
+    "redwood",
+    "rowan",
+    "sequoia",
+    "spruce",
+    "sycamore",
+    "willow",
+)

@@ -48,9 +48,14 @@ class Answer:
         is_pinned = self.question.kind.rule in self.reply.pinned
         return is_beyond == is_pinned == (self.policy != "stop")
 
+    @property
+    def text(self) -> str:
+        """What was said, without thinking."""
+        return str(self.reply.message["content"]).strip()
+
     def _says(self, value: str) -> bool:
-        text = str(self.reply.message["content"])
-        return re.search(rf"\b{re.escape(value)}\b", text, re.IGNORECASE) is not None
+        pattern = rf"\b{re.escape(value)}\b"
+        return re.search(pattern, self.text, re.IGNORECASE) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,20 +177,30 @@ def score_json(one: Score) -> Json:
     """A score for a file."""
     low, high = one.interval
     return {
-        "kind": one.kind, "policy": one.policy, "is_default": one.is_default,
-        "asked": one.num_asked, "right": one.num_right, "older": one.num_older,
-        "low": low, "high": high,
-    }  # fmt: skip
+        "kind": one.kind,
+        "policy": one.policy,
+        "is_default": one.is_default,
+        "asked": one.num_asked,
+        "right": one.num_right,
+        "older": one.num_older,
+        "low": low,
+        "high": high,
+    }
 
 
 def answer_json(answer: Answer) -> Json:
     """An answer for a file, and what it was judged by."""
     question, reply = answer.question, answer.reply
     return {
-        "conversation": question.conversation, "kind": question.kind.name,
+        "conversation": question.conversation,
+        "kind": question.kind.name,
         "policy": answer.policy,
-        "older": question.older, "newer": question.newer,
-        "said": reply.message["content"], "right": answer.is_right,
-        "in_force": answer.is_in_force, "prompt_tokens": reply.prompt_len,
-        "cached_tokens": reply.cached_len, "pinned": reply.pinned,
-    }  # fmt: skip
+        "older": question.older,
+        "newer": question.newer,
+        "said": answer.text,
+        "right": answer.is_right,
+        "in_force": answer.is_in_force,
+        "prompt_tokens": reply.prompt_len,
+        "cached_tokens": reply.cached_len,
+        "pinned": reply.pinned,
+    }
