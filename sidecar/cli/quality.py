@@ -117,8 +117,9 @@ def _warm_up(server: Server, policy: str, asks: Json) -> None:
 
 def _ask(server: Server, question: Question, policy: str, asks: Json) -> Answer:
     asks = {**asks, "session_id": question.conversation}
-    server.chat({**asks, "messages": question.before, "max_tokens": 1})
-    return Answer(question, policy, server.chat({**asks, "messages": question.after}))
+    before = server.chat({**asks, "messages": question.before, "max_tokens": 1})
+    reply = server.chat({**asks, "messages": question.after})
+    return Answer(question, policy, before.prompt_len, reply)
 
 
 @contextlib.contextmanager

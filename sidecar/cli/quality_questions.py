@@ -2,8 +2,8 @@
 Questions whose answer is a value that drifted, each behind a long history.
 
 The values stand where clients write them, so that the rules (volatile/rules.toml) find
-them. One conversation has a value of each kind; each of its questions is about another
-one, and only that one drifts. Everything is decided by a seed.
+them. A conversation has several values; each of its questions is about another one, and
+only that one drifts. Everything is decided by a seed.
 """
 
 import random
@@ -76,6 +76,7 @@ class Question:
         conversation: its name; the questions of one follow one another.
         before: messages of the request that has the older value.
         after: messages of the one that has the newer value and asks for it.
+        num_words: words of the history, which stand behind the value.
     """
 
     conversation: str
@@ -84,6 +85,7 @@ class Question:
     newer: str
     before: Sequence[Json]
     after: Sequence[Json]
+    num_words: int
 
 
 def make_questions(num_questions: int, depth: int, seed: int) -> list[Question]:
@@ -93,24 +95,28 @@ def make_questions(num_questions: int, depth: int, seed: int) -> list[Question]:
 
 def _question(number: int, depth: int, seed: int) -> Question:
     conversation, index = divmod(number, len(KINDS))
-    name = f"quality-{seed}-{conversation}"
-    rng, kind = random.Random(name), KINDS[index]
+    name, kind = f"quality-{seed}-{conversation}", KINDS[index]
+    rng = random.Random(name)
     older, newer = _drawn(rng)
     pages = [_page(rng) for _ in range(-(-depth // _PAGE_WORDS))]
+    if kind.moves:  # it goes with the newest message alone: that one is long
+        name, pages = f"{name}-moves", ["\n".join(pages)]
+    else:
+        older |= {kind.name: "" for kind in KINDS if kind.moves}
     now = {**older, kind.name: "" if kind.moves else newer[kind.name]}
     asked = _sender(newer[kind.name]) if kind.moves else ""
-    after = [
-        *_history(name, now, pages),
-        _noted(len(pages)),
-        {"role": "user", "content": asked + kind.question},
-    ]
     return Question(
         name,
         kind,
         older[kind.name],
         newer[kind.name],
         _history(name, older, pages),
-        after,
+        [
+            *_history(name, now, pages),
+            _noted(len(pages)),
+            {"role": "user", "content": asked + kind.question},
+        ],
+        len(" ".join(pages).split()),
     )
 
 

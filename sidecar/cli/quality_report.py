@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidecar.cli.agent import num_words
 from sidecar.cli.quality_questions import KINDS, Question
 from sidecar.cli.server import Json, Reply
 from sidecar.volatile.rules import load_rules
@@ -19,10 +18,16 @@ _BAR = 30
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model said to a question under a policy, and how its prompt was made."""
+    """
+    What a model said to a question under a policy.
+
+    Args:
+        before_len: tokens of the prompt that had the older value.
+    """
 
     question: Question
     policy: str
+    before_len: int
     reply: Reply
 
     @property
@@ -40,10 +45,9 @@ class Answer:
         """
         Whether the server did with the older value what the policy says.
 
-        The words behind the value are the least of the tokens that are computed anew
-        where reuse ends at it.
+        Where reuse ends at a value, at least a token for each word behind it is left.
         """
-        most_before_value = self.reply.prompt_len - num_words(self.question.after[2:])
+        most_before_value = self.before_len - self.question.num_words
         is_beyond = self.reply.cached_len > most_before_value
         is_pinned = self.question.kind.rule in self.reply.pinned
         return is_beyond == is_pinned == (self.policy != "stop")
