@@ -195,7 +195,7 @@ def _write(
             draw(scores, options.plot)
             _say(f"picture: {options.plot}")
         except ImportError:
-            _tell(f"no picture in {options.plot}: matplotlib is not installed")
+            _tell(f"no picture in {options.plot}: matplotlib (extra plot) is missing")
 
 
 def _say(text: str) -> None:
