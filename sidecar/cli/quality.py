@@ -150,6 +150,7 @@ def _config(model: str | None, policy: str) -> Config:
         "CACHE_PINNING": "true",
         "CACHE_CANONICALIZE_TOOL_CONTEXT": "true",
         "CACHE_PIN_POLICY": pin_policy(policy),
+        "CACHE_SELFTEST": "on_load",  # what is not proved yet is not reused
         "KV_DISK_PERSISTENCE": "false",
         "ENABLE_REQUEST_LOGGING": "false",
     }

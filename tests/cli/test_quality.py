@@ -164,7 +164,6 @@ def test_the_tool_starts_a_server_for_each_policy_and_writes_what_it_found(
 ) -> None:
     """Whatever is set for the user's own server; a random model is never right."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CACHE_SELFTEST", "off")
     monkeypatch.setenv("CACHE_PINNING", "false")
     monkeypatch.setenv("MLX_API_KEY", "secret")
     arguments = ["--model", str(model_folder("dense")), "--questions", "2"]
