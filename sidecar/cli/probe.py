@@ -2,22 +2,34 @@
 Asks a running server like an agent and judges how much it reuses.
 
     mlx-sidecar probe [--scenario normal|drift|...|all] [--turns N]
+    mlx-sidecar probe --quality [--model MODEL] [--questions N]
 """
 
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from sidecar.cli.scenarios import IMAGES, SCENARIOS, Checked, Scenario, Setup
-from sidecar.cli.server import Json, Server, ServerError, add_server_flags
+from sidecar.cli.server import (
+    Json,
+    Server,
+    ServerError,
+    add_server_flags,
+    at_least,
+)
 
 _LEAST_TURNS = 3
+_QUALITY = "--quality"
 _COLUMNS = f"  {'turn':<12}{'prompt':>8}{'cached':>8}{'prefilled':>11}{'TTFT':>10}"
 
 
 def main(argv: list[str]) -> int:
     """Exit codes: 0 all kept, 1 a scenario failed or no answer, 2 bad usage."""
+    if _QUALITY in argv:
+        from sidecar.cli import quality  # takes seconds: it starts servers of its own
+
+        return quality.main([each for each in argv if each != _QUALITY])
     options = _parser().parse_args(argv)
     server = Server(options.url, options.key)
     failed = []
@@ -120,26 +132,21 @@ def _parser() -> argparse.ArgumentParser:
         "prompt it reuses.",
     )
     add_server_flags(parser, "MLX_API_KEY")
+    parser.add_argument(
+        _QUALITY, action="store_true",
+        help="ask a model for values that drifted; its flags: --quality --help",
+    )  # fmt: skip
     parser.add_argument("--model", default="local", help="model (%(default)s)")
     parser.add_argument(
         "--scenario", choices=[*SCENARIOS, "all"], default="all",
         help="what happens to the conversation (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--turns", type=_at_least(_LEAST_TURNS), default=6,
+        "--turns", type=at_least(_LEAST_TURNS), default=6,
         help=f"requests of a scenario, {_LEAST_TURNS} or more (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-tokens", type=_at_least(1), default=128,
+        "--max-tokens", type=at_least(1), default=128,
         help="longest answer; thinking counts (%(default)s)",
     )  # fmt: skip
     return parser
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be {least} or more, got {text!r}")
-        return int(text)
-
-    return parse

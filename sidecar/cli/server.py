@@ -5,8 +5,8 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,6 +28,7 @@ class Reply:
     Args:
         message: the assistant message as the client keeps it, without its thinking.
         ttft_s: seconds to the first piece of the answer, or to its end.
+        pinned: kinds of volatile values that the server pinned in the prompt.
     """
 
     message: Json
@@ -35,6 +36,7 @@ class Reply:
     cached_len: int
     completion_len: int
     ttft_s: float
+    pinned: tuple[str, ...] = ()
 
 
 class Server:
@@ -73,7 +75,9 @@ class Server:
         started = time.perf_counter()
         asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
         with self._open("/v1/chat/completions", asked) as response:
-            return _read_stream(_events(response), started)
+            pinned = response.headers.get("x-mlx-pinned") or ""
+            reply = _read_stream(_events(response), started)
+        return replace(reply, pinned=tuple(filter(None, pinned.split(","))))
 
     def _open(self, path: str, body: Json | None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -94,6 +98,17 @@ def add_server_flags(parser: argparse.ArgumentParser, key: str) -> None:
         "--url", type=_url, default="http://127.0.0.1:8080", help="server (%(default)s)"
     )
     parser.add_argument("--key", help=f"{key}, if the server has one")
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of a flag that takes a whole number, `least` or more."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be {least} or more, got {text!r}")
+        return int(text)
+
+    return parse
 
 
 def _url(text: str) -> str:

@@ -77,8 +77,8 @@ def test_benches_and_tests_share_one_package(package: str, strangers: set[str]) 
 def test_what_is_imported_is_declared(package: str) -> None:
     """In pyproject.toml itself: another package's dependency may go with a release."""
     said = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
-    extras = [*said["optional-dependencies"]["vision"],
-              *said["optional-dependencies"]["audio"]]  # fmt: skip
+    named = ("vision", "audio", "plot")
+    extras = [one for name in named for one in said["optional-dependencies"][name]]
     names = [re.split(r"[\[>=<]", one)[0] for one in (*said["dependencies"], *extras)]
     declared = {name.lower() for name in names}
     owners = {**{name.replace("-", "_"): [name] for name in names},
