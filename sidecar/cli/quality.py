@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -38,6 +39,7 @@ from sidecar.cli.quality_report import (
 from sidecar.cli.server import Json, Server, ServerError, at_least
 from sidecar.config.settings import Config, load_config
 from sidecar.config.sources import ConfigError
+from sidecar.engine.checkpoint_files import memory_limit
 from sidecar.engine.model_place import BUILTIN_NAME, early_fault
 from sidecar.infra.logs import setup_logging
 
@@ -125,16 +127,17 @@ def _ask(server: Server, question: Question, policy: str, asks: Json) -> Answer:
 @contextlib.contextmanager
 def _serving(model: str | None, policy: str) -> Iterator[Server]:
     """A server of this process, for nobody else, with the user's settings but these."""
-    app = build(_config(model, policy))
-    thread = serve_in_thread(app)
-    server = Server(app.url, app.config.server.api_key)
-    try:
-        _wait_ready(app, server)
-        yield server
-    finally:
-        app.stop_listening()
-        app.close()
-        thread.join(_STOP_S)
+    with tempfile.TemporaryDirectory() as home:  # nor what was set by hand
+        app = build(_config(model, policy, home))
+        thread = serve_in_thread(app)
+        server = Server(app.url, app.config.server.api_key)
+        try:
+            _wait_ready(app, server)
+            yield server
+        finally:
+            app.stop_listening()
+            app.close()
+            thread.join(_STOP_S)
 
 
 def pin_policy(policy: str) -> str:
@@ -142,8 +145,9 @@ def pin_policy(policy: str) -> str:
     return json.dumps({kind.rule: policy for kind in KINDS})
 
 
-def _config(model: str | None, policy: str) -> Config:
+def _config(model: str | None, policy: str, home: str) -> Config:
     flags = {
+        "MLX_CACHE_HOME": home,
         "MLX_HOST": "127.0.0.1",
         "MLX_PORT": "0",
         "MODEL_DIR": "none",
@@ -163,7 +167,9 @@ def _config(model: str | None, policy: str) -> Config:
         preload=(),
         settings_path=None,
     )
-    if fault := early_fault(only.path, config.engine.max_process_bytes):
+    engine = config.engine
+    limit = memory_limit(engine.max_process_bytes, engine.max_model_bytes)
+    if fault := early_fault(only.path, limit):
         raise ServerError(fault)
     return replace(config, model=only)
 
