@@ -18,7 +18,6 @@ DONE_ANYWAY: dict[str, tuple[Any, ...]] = {
         ["reasoning.encrypted_content", "message.output_text.logprobs"],
         ["message.output_text.logprobs", "reasoning.encrypted_content"],
     ),
-    "tools[].environment": ({"type": "local"},),
     "modalities": (["text"],),
     "parallel_tool_calls": (True,),
     "response_format": ({"type": "text"},),
@@ -124,7 +123,7 @@ MESSAGES_FIELDS = (
 )
 
 RESPONSES_FIELDS = (
-    _SHARED - {"max_tokens"}
+    _SHARED - {"max_tokens", "conversation"}
     | _THINKING
     | _KEPT_ANYWAY
     | {"input", "instructions", "tools", "tool_choice", "max_output_tokens", "stop"}
@@ -132,6 +131,6 @@ RESPONSES_FIELDS = (
     | {"top_logprobs"}
     | _below("reasoning", names="summary generate_summary")
     | _below("chat_template_kwargs", names="enable_thinking")
-    | _below("tools[]", names="type name description parameters tools")
+    | _below("tools[]", names="type name description parameters tools environment")
     | _below("tools[].tools[]", names="type name description parameters")
 )

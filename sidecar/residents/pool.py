@@ -162,6 +162,8 @@ class ResidentPool(Generic[E]):
         """
         entry = self._entry(name)
         with self._worker.changed:
+            if entry.is_ready:
+                return True
             self._check_loadable(entry)
             self._worker.wish(entry)
         steps = self.watch_load(name, patience_s)
