@@ -17,26 +17,19 @@ from typing import Generic, TypeVar
 
 from sidecar.config.sources import ConfigError
 from sidecar.core.errors import (
-    GOING_DOWN,
-    InsufficientMemory,
     ModelBusy,
-    ModelLoadFailed,
     ModelNotFound,
     ModelPinned,
     ModelTooLarge,
-    SidecarError,
-    TooSlow,
-    Unavailable,
 )
 from sidecar.residents.catalog import Catalog
-from sidecar.residents.model_entry import Entry, Held, ModelEntry, Offer, Waiter, anew
+from sidecar.residents.load_waits import LoadWaits, gone
+from sidecar.residents.model_entry import Entry, Held, ModelEntry, Offer
 from sidecar.residents.pool_worker import LOAD_END_S, PoolWorker, Tell
 from sidecar.residents.room import PoolLimits, Room, Weights
 
 logger = logging.getLogger(__name__)
 
-_RETRY_FAILED_S = 60.0
-_WATCH_S = 1.0
 _UNLOAD_WAIT_S = 30.0  # for leases of a model that has to leave
 _RESCAN_S = 10.0  # between two looks that nobody asked for
 
@@ -69,7 +62,7 @@ class ResidentPool(Generic[E]):
         self._limits = limits
         self._room = Room[E](weights, limits)
         self._worker = PoolWorker[E](catalog.offers, load, self._room, limits, clock)
-        self._is_draining = False
+        self._waits = LoadWaits[E](self._worker, self._room, limits)
         self.is_stopped = False  # what runs all the same is to end
 
     # What there is.
@@ -94,7 +87,7 @@ class ResidentPool(Generic[E]):
         for entry in self.entries():
             if entry.id == own_id:
                 return entry
-        raise _gone(own_id)
+        raise gone(own_id)
 
     def _resolve(self, name: str) -> str:
         """The id that a name means; what came since the last look is found as well."""
@@ -114,7 +107,7 @@ class ResidentPool(Generic[E]):
     @property
     def is_draining(self) -> bool:
         """Whether it takes no new work."""
-        return self._is_draining
+        return self._waits.is_draining
 
     def loaded(self) -> tuple[E, ...]:
         """Loaded models, without a lease: for a look at numbers."""
@@ -162,9 +155,9 @@ class ResidentPool(Generic[E]):
         """
         entry = self._entry(name)
         with self._worker.changed:
-            if entry.is_ready:
+            if entry.is_ready and not entry.is_deleted:
                 return True
-            self._check_loadable(entry)
+            self._waits.check_loadable(entry)
             self._worker.wish(entry)
         steps = self.watch_load(name, patience_s)
         return any(step and step[0] in ("ready", "error") for step in steps)
@@ -193,7 +186,14 @@ class ResidentPool(Generic[E]):
             ModelLoadFailed: its load failed.
         """
         entry = self._entry(name)
-        resident = self._take(entry, most_wait_s, time_left_s)
+        with self._worker.changed:
+            if entry.is_ready and not (self.is_draining or entry.is_deleted):
+                entry.num_leases += 1
+            else:
+                self._waits.wait(entry, most_wait_s, time_left_s)
+            entry.last_access = self._worker.clock()
+            resident = entry.resident
+        assert resident is not None
         try:
             yield resident
         finally:
@@ -201,90 +201,6 @@ class ResidentPool(Generic[E]):
                 entry.num_leases -= 1
                 entry.last_access = self._worker.clock()
                 self._worker.changed.notify_all()
-
-    def _take(
-        self, entry: Entry[E], most_wait_s: float | None, time_left_s: float
-    ) -> E:
-        """Wait until it is loaded, and count a lease."""
-        wait_s = min(self._limits.load_wait_s, time_left_s)
-        deadline = self._worker.clock() + min(wait_s, most_wait_s or wait_s)
-        with self._worker.changed:
-            self._check_going_on()
-            self._check_loadable(entry)
-            if entry.resident is None and most_wait_s is not None:
-                self._check_soon(entry, most_wait_s)
-            if not entry.is_ready:
-                self._wait_leased(entry, deadline)
-            else:
-                entry.num_leases += 1
-            entry.last_access = self._worker.clock()
-            assert entry.resident is not None
-            return entry.resident
-
-    def _wait_leased(self, entry: Entry[E], deadline: float) -> None:
-        """Wait for a load, which gives the lease."""
-        waiter, seen = Waiter(), entry.num_failures
-        entry.waiters.add(waiter)
-        try:
-            while not waiter.has_lease:
-                self._check_going_on()
-                self._worker.wish(entry)
-                left = deadline - self._worker.clock()
-                if left <= 0 or self._worker.is_closed or self._is_vain(entry):
-                    raise self._late(entry)
-                self._worker.changed.wait(left)
-                if entry.num_failures != seen and not waiter.has_lease:
-                    raise self._failure(entry)
-        finally:
-            entry.waiters.discard(waiter)
-
-    def _check_going_on(self) -> None:
-        if self._is_draining:
-            raise Unavailable(GOING_DOWN, retry_after_s=5)
-
-    def _is_vain(self, entry: Entry[E]) -> bool:
-        """Whether only people could make room for its load."""
-        entries = self._worker.entries.values()
-        return entry.state != "loading" and self._room.is_taken(entry, entries)
-
-    def _check_loadable(self, entry: Entry[E]) -> None:
-        if entry.is_deleted:
-            entry.is_leaving = True
-            self._worker.wake()
-            raise _gone(entry.offer.id)
-        if entry.resident is not None:
-            return  # whatever became of its files
-        if entry.offer.fault:
-            raise ModelLoadFailed(entry.offer.fault)
-        if fault := self._room.too_large(entry.offer):
-            raise ModelTooLarge(fault)
-        since = self._worker.clock() - entry.failed_at
-        if entry.state == "failed" and since < _RETRY_FAILED_S:
-            raise self._failure(entry)
-
-    def _check_soon(self, entry: Entry[E], most_wait_s: float) -> None:
-        expected_s = self._room.load_s(entry.offer.size_bytes)
-        if expected_s is not None and expected_s > most_wait_s:
-            self._worker.wish(entry)  # the next request finds it here
-            raise TooSlow(
-                f"the model has to be loaded first, which takes about {expected_s:g} s",
-                param="mlx_max_ttft_s",
-            )
-
-    def _failure(self, entry: Entry[E]) -> SidecarError:
-        """Why the last load failed, for one more request."""
-        return anew(entry.failure or ModelLoadFailed("the model could not be loaded"))
-
-    def _late(self, entry: Entry[E]) -> Unavailable:
-        """Why it is not there: it loads, or nothing may leave for it."""
-        if entry.state == "loading" or self._worker.is_closed:
-            return Unavailable("the model is still loading", retry_after_s=10)
-        entry.is_wanted = False  # nobody waits for it any more; who does wishes again
-        self._worker.changed.notify_all()
-        others = self._worker.entries.values()
-        return InsufficientMemory(
-            self._room.shortage(entry, others), param="model", retry_after_s=10
-        )
 
     # What people do by hand.
 
@@ -377,33 +293,12 @@ class ResidentPool(Generic[E]):
 
         The last is `ready`, or `error` with why.
         """
-        entry, told = self._entry(name), ""
-        deadline = self._worker.clock() + longest_s
-        while self._worker.clock() < deadline:
-            with self._worker.changed:
-                if entry.state == "loaded":
-                    step: str | None = "ready"
-                elif entry.state == "failed":
-                    step = "error"
-                else:
-                    step = entry.step
-                failure = entry.failure
-                is_new = step and step != told
-                if not is_new:
-                    left = deadline - self._worker.clock()
-                    self._worker.changed.wait(min(_WATCH_S, max(0.0, left)))
-            if not step or not is_new:
-                yield None
-                continue
-            told = step
-            yield step, failure.message if step == "error" and failure else None
-            if step in ("ready", "error"):
-                return
+        yield from self._waits.watch(self._entry(name), longest_s)
 
     def drain(self) -> None:
         """Take no new work; who waits for a model is told."""
         with self._worker.changed:
-            self._is_draining = True
+            self._waits.is_draining = True
             self._worker.changed.notify_all()
 
     def stop(self) -> None:
@@ -428,9 +323,5 @@ class ResidentPool(Generic[E]):
         own_id = self._resolve(name)
         with self._worker.changed:
             if (entry := self._worker.entries.get(own_id)) is None:
-                raise _gone(own_id)
+                raise gone(own_id)
             return entry
-
-
-def _gone(own_id: str) -> ModelNotFound:
-    return ModelNotFound(f"model {own_id} is not served any more", param="model")

@@ -241,7 +241,7 @@ def test_a_failed_load_is_tried_again_by_hand_or_after_a_minute(
         with pytest.raises(ModelLoadFailed):
             house.use("a")
         if again == "wait":
-            monkeypatch.setattr("sidecar.residents.pool._RETRY_FAILED_S", 0.0)
+            monkeypatch.setattr("sidecar.residents.load_waits._RETRY_FAILED_S", 0.0)
             house.use("a")
         else:
             assert house.pool.load("a").load_error is None
@@ -266,6 +266,8 @@ def test_where_all_is_pinned_nobody_waits(
     house.pool.set_pinned("a", pinned=True)
     with pytest.raises(InsufficientMemory, match=r"a 60.*pinned"):
         house.use("b")
+    with pytest.raises(InsufficientMemory):
+        house.pool.is_loaded("b", 600.0)  # as streams ask
     assert house.entry("b").state == "unloaded"
     house.pool.unload("a", force=True)
     house.use("b")
@@ -280,6 +282,8 @@ def test_who_waits_for_a_load_is_told_of_the_end(houses: Houses) -> None:
         assert eventually(lambda: house.entry("a").state == "loading")
         house.pool.drain()
         assert "shutting down" in str(waiting.exception(120))
+    *_, last = house.pool.watch_load("a", 600.0)
+    assert last == ("error", "the server is shutting down")
     house.go.set()
 
 
