@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SAMPLE_EVERY_S = 1.0
+_COUNT_EVERY_S, _COUNT_ALWAYS_AT = 1.0, 0.75  # buffers: of the limit
 _CLEAR_AT, _FULL_AT, _EVICT_TO = 0.90, 1.0, 0.80
 
 
@@ -116,7 +117,7 @@ class ProcessMemory:
         self.limit_buffers = limit_buffers
         self._stored = stored
         self._running: list[Running] = []
-        self._sampled_at = 0.0
+        self._sampled_at = self._counted_at = 0.0
         self.active_bytes = self.peak_bytes = self.free_bytes = 0
         self.live_buffers, self.free_buffers = 0, math.inf
         self.sample()
@@ -141,20 +142,39 @@ class ProcessMemory:
         self._sampled_at = time.monotonic()
         self.active_bytes = mx.get_active_memory()
         self.peak_bytes = mx.get_peak_memory()
-        stored = {id(array): array for array in self._stored.arrays()}
-        used = {id(array): array for run in self._running for array in run.arrays()}
-        left = {
-            id(array): array.nbytes
-            for array in self._stored.released.arrays
-            if id(array) not in stored and id(array) not in used
-        }
         # What is stored would make room, and what is held for a while makes it.
-        freeable = self._stored.num_bytes + sum(left.values())
+        freeable = self._stored.num_bytes
+        if self._stored.released:
+            freeable += sum(array.nbytes for array in self._left().values())
         self.free_bytes = max(0, self.limit_bytes - self.active_bytes + freeable)
+        near = self.limit_buffers is not None and (
+            self.live_buffers > _COUNT_ALWAYS_AT * self.limit_buffers
+        )
+        if near or self._sampled_at - self._counted_at >= _COUNT_EVERY_S:
+            self.count_buffers()
+
+    def count_buffers(self) -> None:
+        """Count the device's buffers: a walk over all that is kept. GPU thread only."""
+        self._counted_at = time.monotonic()
+        stored, used = self._stored_arrays(), self._used_arrays()
         fixed = len(used.keys() - stored) + sum(r.num_weights for r in self._running)
-        self.live_buffers = fixed + len(stored) + len(left)
+        self.live_buffers = fixed + len(stored) + len(self._left())
         if self.limit_buffers is not None:
             self.free_buffers = max(0, int(_CLEAR_AT * self.limit_buffers) - fixed)
+
+    def _stored_arrays(self) -> dict[int, mx.array]:
+        return {id(array): array for array in self._stored.arrays()}
+
+    def _used_arrays(self) -> dict[int, mx.array]:
+        return {id(array): array for run in self._running for array in run.arrays()}
+
+    def _left(self) -> dict[int, mx.array]:
+        """What is held for a while, and is neither stored nor in use."""
+        held = {id(array): array for array in self._stored.released.arrays}
+        if not held:
+            return {}
+        others = self._stored_arrays().keys() | self._used_arrays().keys()
+        return {name: array for name, array in held.items() if name not in others}
 
     def relieve(self, needed_bytes: int = 0) -> bool:
         """

@@ -224,7 +224,7 @@ def numbers(app: App) -> tuple[int, int, int]:
     """Counted buffers, arrays that Python knows, bytes in use; nothing runs."""
 
     def read() -> tuple[int, int, int]:
-        app.shared.process.sample()
+        app.shared.process.count_buffers()
         gc.collect()
         known = sum(type(thing) is mx.array for thing in gc.get_objects())
         return app.shared.process.live_buffers, known, mx.get_active_memory()
@@ -342,9 +342,10 @@ def test_a_request_that_needs_more_buffers_than_are_left_is_refused(
         for seed in range(8):
             assert run(engine, random_ids(seed, 100), 2).failure is None
         process = app.shared.process
+        app.gpu.call(process.count_buffers)
         fixed = process.live_buffers - len(app.shared.stored.arrays())
         process.limit_buffers = int((fixed + 6) / 0.9) + 1
-        app.gpu.call(process.sample)
+        app.gpu.call(process.count_buffers)
         with pytest.raises(InsufficientMemory, match="needs 8 buffers .* and 6 of"):
             submit(engine, random_ids(20, 100), 2, n=2)
         assert run(engine, random_ids(20, 100), 2).failure is None
