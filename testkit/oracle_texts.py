@@ -27,11 +27,8 @@ _STATEMENT = re.compile(
     rf"^(({'|'.join(_LABELS)})(?: #\d+)? \([a-z]+ message(?: \d+)?\)):[ \n]", re.M
 )
 _NONE_NOW = "(none now)"
-# Lent between threads. What is of a project only behind its folder: nobody names one.
+# Lent between threads.
 _SHARED = {"current_time", "message_id"}
-_OF_NOBODY = {*_SHARED, "git_status"}
-# Of several in a prompt the last one is now: none is said again behind a later one.
-_LAST_COUNTS = _SHARED
 _HAS_WORDS = re.compile(r"[A-Za-z]{5}|[A-Za-z][_-][A-Za-z]|_")
 _IN_LINE = {*_SHARED, "subagent_runtime"}  # something stands for it in any case
 
@@ -171,11 +168,8 @@ def _canonical(said: Sequence[Spoken]) -> str:
 
 
 def _told(said: Sequence[Spoken]) -> str:
-    """All but what tells nothing of who asks: clocks, ids, white space at edges."""
-    return repr([
-        (m.role, _text(m, lambda s: f"<{s.kind}>" if s.kind in _OF_NOBODY else s.value))
-        for m in said
-    ])  # fmt: skip
+    """All but white space at edges."""
+    return repr([(m.role, _text(m, lambda s: s.value)) for m in said])
 
 
 def _text(message: Spoken, shown: Callable[[Slot], str]) -> object:
@@ -203,7 +197,8 @@ def _unsaid(
     """
     last: dict[str, str] = {}
     own: dict[str, str] = {}
-    newest: dict[str, str] = {}  # the last label of a kind that has a value
+    # The last label of a kind that has a value: none is said again behind it.
+    newest: dict[str, str] = {}
     lent: dict[str, set[str]] = defaultdict(set)
     counts: dict[str, int] = defaultdict(int)
     for place, value in found.values:
@@ -213,7 +208,7 @@ def _unsaid(
             label = _label(place, counts[place.kind], roles)
             counts[place.kind] += 1
             last[label], own[label] = _norm(value), _norm(place.own)
-            if place.kind in _LAST_COUNTS and place.own:
+            if place.own:
                 newest[place.kind] = label
             lent[label] = {_norm(v) for v in (*values(place), place.own)}
         elif place.kind not in _SILENT and place.own and value != place.own:

@@ -111,6 +111,16 @@ def platform_parts(model: LoadedModel) -> dict[str, Any]:
     }
 
 
+def weight_identities(folder: Path) -> list[str]:
+    """
+    What a model's weight files are known again by, without reading them whole.
+
+    Raises:
+        OSError: they cannot be read.
+    """
+    return [f"{file.name} {_identity(file)}" for file in _weight_files(folder)]
+
+
 def _weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 

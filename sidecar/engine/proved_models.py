@@ -1,14 +1,16 @@
 """
 What this machine has measured and proved of models: a start need not wait for it.
 
-It hangs on what the arithmetic hangs on: the model's configuration, the sizes of its
-weight files, the versions of the libraries, the device, and how KV is quantised. A
-record says which ways of reuse have passed their tests, and what memory prompts take.
+It hangs on what the arithmetic hangs on: the model's configuration, its weight files
+(their times, and samples of their bytes), the versions of the libraries, the device,
+and how KV is quantised. A record says which ways of reuse have passed their tests, and
+what memory prompts take.
 """
 
 import contextlib
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.memory_model import MemoryModel, TowerCost
-from sidecar.engine.model_identity import platform_parts, small_files
+from sidecar.engine.model_identity import platform_parts, small_files, weight_identities
 from sidecar.kv.disk.durable_files import read_private, replace_private
 
 _VERSION = 1
@@ -54,7 +56,7 @@ class ProvedModels:
     def find(self, key: str) -> ProvedModel | None:
         """The record of a model; None: there is none, or it cannot be read."""
         told = self._read().get(key)
-        with contextlib.suppress(TypeError, KeyError, ValueError):
+        with contextlib.suppress(TypeError, KeyError, ValueError, AttributeError):
             if told is not None:
                 return _parsed(told)
         return None
@@ -96,10 +98,9 @@ def key_of(model: LoadedModel, step_size: int) -> str:
     Raises:
         OSError: the model's files cannot be read.
     """
-    sizes = [[f.name, f.stat().st_size] for f in model.folder.glob("*.safetensors")]
     parts = {
         "version": _VERSION,
-        "weights": sorted(sizes),
+        "weights": weight_identities(model.folder),
         "files": list(small_files(model.folder)),
         "step": step_size,
         **platform_parts(model),
@@ -108,10 +109,27 @@ def key_of(model: LoadedModel, step_size: int) -> str:
 
 
 def _parsed(told: Mapping[str, Any]) -> ProvedModel:
-    tower = told["tower"]
+    """
+    A record as it was kept.
+
+    Raises:
+        TypeError, KeyError, ValueError: it is none; a number is no size or time.
+    """
+    memory, tower, passed = told["memory"], told["tower"], told["passed"]
+    _check_sizes([told["token_s"], *memory.values(), *(tower or {}).values()])
+    if not isinstance(passed, list) or not all(isinstance(p, str) for p in passed):
+        raise TypeError("passed must be names")
     return ProvedModel(
-        MemoryModel(**told["memory"]),
-        float(told["token_s"]),
+        MemoryModel(**memory),
+        told["token_s"],
         TowerCost(**tower) if tower else None,
-        tuple(map(str, told["passed"])),
+        tuple(passed),
     )
+
+
+def _check_sizes(values: Sequence[object]) -> None:
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError("a size must be a number")
+        if not 0 <= value < math.inf:
+            raise ValueError(f"a size must be a finite number from 0, got {value}")

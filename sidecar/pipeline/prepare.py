@@ -321,6 +321,7 @@ class Pipeline:
             layout.elements, found, scope, self._frames.header_tokens(reading.frame),
             roles,
             first_own=min(own, default=None),
+            answered_before=max(own, default=0),
             is_own=is_named or recalled.is_proved,
             is_proved=layout.is_proved,
         )  # fmt: skip

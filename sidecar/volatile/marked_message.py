@@ -18,8 +18,6 @@ class Span:
         message: index of its message.
         place: offset in the message's canonical text; equal places pair.
         nth: which of several of its kind at that place.
-        has_folder: its message names a working directory before it: a status or a
-            listing behind the same one is of the same project.
         is_quoted: the template prints its message as a JSON string.
     """
 
@@ -29,7 +27,6 @@ class Span:
     value: str
     sentinel: str = ""
     nth: int = 0
-    has_folder: bool = False
     is_quoted: bool = False
 
     def printed(self, value: str) -> str:

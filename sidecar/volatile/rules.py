@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from sidecar.volatile import matchers
 
 Action = Literal["pin", "restate", "stop", "drop", "off"]
-Shared = Literal["", "always", "opaque_id", "same_commit"]
+Shared = Literal["", "always", "opaque_id"]
 Past = Literal["", "answered", "newest"]
 BUILTIN_FILE = Path(__file__).parent / "rules.toml"
 _ROLES = ("system", "user")
@@ -35,7 +35,8 @@ class Policy:
         shared: when another thread of the same key may lend its value; "": never.
         tells: it says who asks, where or what: two requests in which it differs are
             not of one conversation for their equal words.
-        last_counts: an earlier one is not said again behind a later one.
+        newer: a pattern of text that speaks of a newer value of its kind: an earlier
+            one is not said again behind that, nor behind a later one.
         past: in which messages a value that is gone may stay; "": in all.
     """
 
@@ -44,7 +45,7 @@ class Policy:
     new: Action
     shared: Shared = ""
     tells: bool = False
-    last_counts: bool = False
+    newer: str = ""
     past: Past = ""
 
 
@@ -66,6 +67,7 @@ class Rule:
 EDGE_POLICY = Policy("pin", "pin", "pin")
 TAIL_POLICY = Policy("stop", "stop", "stop")
 NOTE_POLICY = Policy("stop", "pin", "stop")
+SILENT_KINDS = ("edge_ws", "tail_ws", "note")  # white space, and what is our own
 UNKNOWN_POLICY = Policy("stop", "stop", "stop", tells=True)
 
 
@@ -143,7 +145,7 @@ def _read(file: Path) -> list[Rule]:
 
 def _rule(entry: dict[str, Any], name: str) -> Rule:
     _check_form(entry, name)
-    extra = ("sentinel", "shared", "vanishes", "last_counts", "past")
+    extra = ("sentinel", "shared", "vanishes", "newer", "past")
     arguments = {k: v for k, v in entry.items() if k not in (*_REQUIRED, *extra)}
     rule = Rule(
         kind=entry["kind"],
@@ -215,15 +217,13 @@ def _policy(entry: Mapping[str, Any], name: str) -> Policy:
     if isinstance(shared, bool):
         shared = "always" if shared else ""
     if shared not in get_args(Shared):
-        raise RuleError(
-            f'{name}: shared must be true, false, "opaque_id" or "same_commit"'
-        )
+        raise RuleError(f'{name}: shared must be true, false or "opaque_id"')
     past = entry.get("past", "")
     if past not in get_args(Past):
         raise RuleError(f'{name}: past must be "answered" or "newest"')
-    last_counts = bool(entry.get("last_counts", False))
-    tells = not shared
-    return Policy(differ, gone, new, shared, tells, last_counts, past)
+    newer = str(entry.get("newer", ""))
+    re.compile(newer)
+    return Policy(differ, gone, new, shared, not shared, newer, past)
 
 
 def find(

@@ -5,7 +5,6 @@ Input messages are never changed: what comes out is a list of pieces per message
 literal text and spans, that together are the message's own text.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,16 +14,6 @@ from sidecar.volatile import rules as rules_module
 from sidecar.volatile.marked_message import MarkedMessage, Span
 from sidecar.volatile.rules import RuleSet
 
-_PATH = r"(?:/|~/|[A-Za-z]:\\)\S*"
-# As agents say it on a line of its own; a sentence about directories names none.
-_FOLDER = re.compile(
-    r"^[ \t]*(?:[-*] )?(?:(?:(?:Primary |Current |Your )?working directory(?: is)?"
-    rf"|I'm currently working in the directory):? {_PATH}.*"
-    rf"|<cwd>\n?{_PATH}\n?</cwd>|Runtime: .*\brepo={_PATH}.*"
-    rf"|Contents of {_PATH} \(project instructions, checked into the codebase\):)$",
-    re.IGNORECASE | re.MULTILINE,
-)
-_MOST_FOLDER_CHARS = 1 << 20
 _MOST_FINDS = 16384  # in a conversation; what it holds beyond is ordinary text
 _BLANK_ANSWERS = ("(no content)",)
 
@@ -70,13 +59,9 @@ def mark(
             continue
         found = _found(message, ruleset, left) if message.role != "tool" else []
         left -= len(found)
-        folder_end = _end_of_folder(message.text, found)
         spans = [
-            Span(
-                kind, index, 0, value, sentinel, has_folder=0 <= folder_end <= start
-            )
-            for kind, (start, _), value, sentinel in found
-        ]  # fmt: skip
+            Span(kind, index, 0, value, sentinel) for kind, _, value, sentinel in found
+        ]
         pieces = _cut(message.text, found, spans)
         if message.role in ("system", "user"):
             pieces = _cut_edges(pieces, index)
@@ -136,16 +121,6 @@ def _found(message: Message, ruleset: RuleSet, most: int) -> list[Found]:
             found.append((rule.kind, (start, end), text[start:end], rule.sentinel))
         offset += len(part)
     return found[:most]
-
-
-def _end_of_folder(text: str, found: Sequence[Found]) -> int:
-    """Where the first line ends that names a folder before some find; -1: nowhere."""
-    if not found:
-        return -1
-    last_start = min(found[-1][1][0], _MOST_FOLDER_CHARS)
-    end = text.rfind("\n", 0, last_start + 1)
-    folder = _FOLDER.search(text, 0, end) if end >= 0 else None
-    return folder.end() if folder else -1
 
 
 def _cut(text: str, found: Sequence[Found], spans: Sequence[Span]) -> list[str | Span]:

@@ -14,9 +14,10 @@ _RUNTIME = re.compile(
 # Of chat services and mail. No words: a stranger's orders would stand in their place
 # in the prompts of others.
 _MESSAGE_ID = re.compile(r"[!-~]{1,256}")
-# Digits or hex, behind at most four letters: too short for an order.
+# Digits, or hex that is long, behind at most three letters: too short for an order.
 _OPAQUE_ID = re.compile(
-    r"[A-Za-z]{0,4}[-_:.]?(?=[^0-9]*[0-9])[0-9a-f][0-9a-f.:_-]{0,63}"
+    r"[A-Za-z]{0,3}[-_:.]?(?:[0-9][0-9.:_-]{0,63}"
+    r"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[a-f]*[0-9])[0-9a-f]{4,64})"
 )
 _CLOCK_END = re.compile(r"\.(?=\s|$)|$")
 _TIME = r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:\s?[AaPp]\.?[Mm]\.?)?"
@@ -68,8 +69,6 @@ _GIT_STATE = re.compile(
 )
 _GIT_CUT = re.compile(r"\.\.\. \(truncated because it exceeds .*")
 _GIT_COMMIT = re.compile(r"[0-9a-f]{7,40} .*")
-_GIT_HEAD_COMMIT = re.compile(r"^(?:git: )?([0-9a-f]{7,40}) ", re.MULTILINE)
-_GIT_USER = re.compile(r"^Git user: .*$", re.MULTILINE)
 _GIT_PARTS = {"Status:": (_GIT_FILE, _GIT_CUT), "Recent commits:": (_GIT_COMMIT,)}
 
 
@@ -152,18 +151,6 @@ def _git_lines_size(text: str) -> int:
 def is_opaque_id(value: str) -> bool:
     """Whether an id is short and holds no words: digits or hex, behind a short name."""
     return _OPAQUE_ID.fullmatch(value) is not None
-
-
-def is_same_commit(one: str, other: str) -> bool:
-    """Whether two git statuses name the same head commit, and the same user of git."""
-    heads = [_GIT_HEAD_COMMIT.search(status) for status in (one, other)]
-    users = [_GIT_USER.search(status) for status in (one, other)]
-    commits = {head[1] if head else None for head in heads}
-    return (
-        None not in commits
-        and len(commits) == 1
-        and len({user[0] if user else "" for user in users}) == 1
-    )
 
 
 GRAMMARS: dict[str, Callable[[str], int]] = {

@@ -1,6 +1,7 @@
 """What a machine knows of a model from before, and how it is doubted."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,25 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 ODD = {"memory": {"x": 1}, "token_s": 1, "tower": None, "passed": []}
-NO_RECORDS = ["", "{", "[]", '{"a": 3}', '{"a": {}}', json.dumps({"a": ODD})]
+WRONG = {
+    "memory": {"kv_per_token": 1, "per_token": "8567", "per_pair": 1},
+    "token_s": 0.1,
+    "tower": None,
+    "passed": [],
+}
+NEGATIVE = {**WRONG, "memory": {"kv_per_token": 1, "per_token": 1, "per_pair": -1}}
+NAN = {**WRONG, "memory": {"kv_per_token": 1, "per_token": 1, "per_pair": math.nan}}
+NO_RECORDS = [
+    json.dumps({"a": WRONG}),
+    json.dumps({"a": NEGATIVE}),
+    json.dumps({"a": NAN}),
+    "",
+    "{",
+    "[]",
+    '{"a": 3}',
+    '{"a": {}}',
+    json.dumps({"a": ODD}),
+]
 
 
 @pytest.mark.parametrize("text", NO_RECORDS)

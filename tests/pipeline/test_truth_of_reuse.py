@@ -1,19 +1,30 @@
 """What a prompt may say of now, and whose words may stand in it."""
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
-from sidecar.core.requests import ChatRequest, Message
+from sidecar.core.requests import ChatRequest, Message, ToolCall
 from sidecar.dialects.openai_responses.request import input_items, parse_responses
 from sidecar.memory.conversation_memory import ConversationMemory
 from sidecar.memory.keepsakes import Keepsakes
-from sidecar.pipeline.reuse.pinned_values import Loan, lender
 from sidecar.volatile.rules import RuleSet, load_rules
-from testkit.chats import LIMITS, Chats, Client, assistant, system, user, words
+from testkit.chats import (
+    LIMITS,
+    Chats,
+    Client,
+    Said,
+    assistant,
+    result,
+    system,
+    user,
+    words,
+)
 from testkit.volatile import notes, notes_with_places
 
 ONE, TWO = Client("one"), Client("two")
+CALL = ToolCall("call_1", "look", "{}")
 ENVELOPE = 'Sender (untrusted metadata):\n```json\n{"id": "7"}\n```\n\n'
 
 
@@ -159,32 +170,90 @@ def git(branch: str, head: str, who: str = "dev") -> str:
 
 
 @pytest.mark.parametrize(
-    ("other", "is_lent"),
-    [
-        (git("new", "81fd826"), True),
-        (git("new", "0e0d471"), False),
-        (git("new", "81fd826", "eve"), False),
-        ("gitStatus: This is the status.\n\nCurrent branch: new", False),
-    ],
-    ids=["same commit", "other head", "other user", "no commits"],
+    "other",
+    [git("new", "81fd826"), git("new", "0e0d471"), git("new", "81fd826", "eve")],
+    ids=["same commit", "other head", "other user"],
 )
-def test_a20_a_status_is_lent_for_the_same_commit_only(
-    other: str, is_lent: bool
+def test_a20_a_status_is_not_lent_to_other_conversations(other: str) -> None:
+    """Containers all say /workspace, and file names are anybody's words."""
+    assert not crosses(git("old", "81fd826"), other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (git("old", "81fd826"), git("new", "0e0d471")),
+        ("Current time is 08:00.", "Current time is 09:00."),
+        ('{"message_id": "alice@example.org"}', '{"message_id": "bob@example.org"}'),
+    ],
+    ids=["status", "clock", "id"],
+)
+def test_no_thinking_behind_another_value_without_a_session(
+    one: str, other: str
 ) -> None:
-    """Containers all say /workspace: the folder alone proves nothing."""
-    assert crosses(git("old", "81fd826"), other) is is_lent
+    """Equal words, and the answer copied: it may be somebody else's chat."""
+    chats = Chats(min_gain=1)
+    nobody = Client(None)
+    head, behind = words(60), words(150, 2)
+    said = Said("Hello!", "It is a greeting.")
+    chats.turn([system(head, f"{one}\n{behind}"), user("hello")], said, nobody)
+    talk = [user("hello"), assistant("Hello!"), user("and now?")]
+    prompt = chats.ask([system(head, f"{other}\n{behind}"), *talk], nobody)
+    assert "It is a greeting." not in prompt.text
+    prompt = chats.ask([system(head, f"{one}\n{behind}"), *talk], nobody)
+    assert "It is a greeting." in prompt.text
 
 
-def test_qwens_status_is_lent_for_the_same_commit() -> None:
-    """Its lines begin with `git:`."""
-    lends = lender(
-        Chats().ask([user("hi")], ONE).promise.record.scope,
-        Chats().ask([user("hi")], TWO).promise.record.scope,
-        load_rules().policy,
-    )
-    old, new = "git: M a\ngit: e75e985 S", "git: M b\ngit: e75e985 S"
-    assert lends(Loan("git_status", old, new, has_folder=True))
-    assert not lends(Loan("git_status", old, "git: M b\ngit: 1234567 S", True))
+LATER = {
+    "a tool's result": [assistant("", CALL), result("Current time: 14:30")],
+    "an answer": [assistant("Current time: 14:30"), user("and?")],
+    "another form": [assistant("Hm."), user("**Current time:** 14:30\ngo")],
+    "its zone": [assistant("Hm."), user("Current time: 14:30 Uhr\ngo")],
+    "a label": [assistant("Hm."), user("[Fri 14:30 UTC] hello")],
+}
+
+
+@pytest.mark.parametrize("behind", LATER.values(), ids=LATER)
+def test_a18_nothing_old_is_said_behind_text_that_is_newer(
+    behind: Sequence[Message],
+) -> None:
+    """Whoever wrote it, in whatever form."""
+    chats = Chats(min_gain=1)
+
+    def about(time: str) -> Message:
+        return system(f"You help.\nCurrent time is {time}.\n{words(200)}")
+
+    chats.turn([about("08:00"), user("hi " + words(80))], "Hm.")
+    prompt = chats.ask([about("08:05"), user("hi " + words(80)), *behind])
+    assert notes(prompt.text) == []
+    assert "Current time is 08:05." in prompt.text
+
+
+def test_a18_no_older_status_is_said_behind_a_newer_one() -> None:
+    """Blocks are true of their places, too."""
+    chats = Chats(min_gain=1)
+
+    def listed(branch: str) -> Message:
+        status = (
+            "# gitStatus\nThis is the git status at the start of the conversation."
+            f"\n\nCurrent branch: {branch}\n\nStatus:\n?? a.py\n\nRecent commits:\n"
+            "2ae11a9 Start\n\nNow."
+        )
+        return user(f"{status} {words(80)}")
+
+    chats.turn([system(words(100)), listed("main")], "Hm.")
+    talk = [listed("fix"), assistant("Hm."), listed("feature2")]
+    prompt = chats.ask([system(words(100)), *talk])
+    assert notes(prompt.text) == []
+
+
+def test_an_envelope_before_somebody_elses_answer_is_not_read_on() -> None:
+    """The model has not answered it here."""
+    chats = Chats(min_gain=1)
+    about = system(words(200))
+    chats.turn([about, user(f"{ENVELOPE}Who is it? {words(60)}")], "Hm.")
+    talk = [user(f"Who is it? {words(60)}"), assistant("Other."), user("two")]
+    assert "Sender" not in chats.ask([about, *talk]).text
 
 
 def test_an_order_in_continues_context_is_read_where_it_stands() -> None:

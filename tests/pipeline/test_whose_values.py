@@ -95,9 +95,12 @@ def test_each_gets_its_own_where_the_context_tells_them_apart() -> None:
     for name in ("Alice", "Bob"):
         chats.turn([told(name), user("hi")], Said("Hello!", f"It is {name}."), NOBODY)
     for name, other in (("Alice", "Bob"), ("Bob", "Alice")):
-        history = [told(name, "10:07"), user("hi"), assistant("Hello!"), user("go")]
-        prompt = chats.ask(history, NOBODY)
+        history = [user("hi"), assistant("Hello!"), user("go")]
+        prompt = chats.ask([told(name), *history], NOBODY)
         assert f"It is {name}." in prompt.text
+        assert other not in prompt.text
+        prompt = chats.ask([told(name, "10:07"), *history], NOBODY)
+        assert "It is" not in prompt.text  # another clock may be another's
         assert other not in prompt.text
 
 
@@ -128,15 +131,18 @@ def test_another_chat_with_the_same_calls_ids_unsaid_stays_apart() -> None:
 
 
 @pytest.mark.parametrize("turns", [1, 4])
-def test_a_chat_with_a_clock_alone_is_known_by_its_words(turns: int) -> None:
-    """Nothing that tells who: the same key, the same words, the same chat."""
+def test_a_chat_whose_clock_moves_loses_its_last_answer_and_no_more(
+    turns: int,
+) -> None:
+    """Without a session or calls it may be another's: no thought is put back."""
     chats = Chats()
     history = [PLAIN, user("hi")]
     kept = 0
     for number in range(turns + 1):
         clock = system(f"{ORDERS}\nCurrent time: 10:{number + 10}\n{words(200, 1)}")
         turn = chats.turn([clock, *history[1:]], Said(f"a{number}", "Why?"), NOBODY)
-        assert turn.reused >= kept - 2
+        assert turn.reused >= kept - 20
+        assert "Why?" not in turn.text
         kept = turn.kept
         history += [assistant(f"a{number}"), user(f"u{number}")]
 
@@ -265,9 +271,8 @@ def test_two_proved_chats_keep_their_thoughts_behind_the_same_words() -> None:
         assert f"My number is {other}." not in text
 
 
-@pytest.mark.parametrize("folder", ["/p", "/q"])
-def test_claude_codes_git_status_is_lent_in_its_folder(folder: str) -> None:
-    """A new session there after a commit; another project's status is not its own."""
+def test_claude_codes_git_status_is_its_own_sessions() -> None:
+    """A new session there reads its own: file names are somebody's words."""
     chats = Chats()
 
     def opening(folder: str, status: str) -> Message:
@@ -280,7 +285,6 @@ def test_claude_codes_git_status_is_lent_in_its_folder(folder: str) -> None:
 
     orders = system(ORDERS)
     chats.turn([orders, opening("/p", "?? a.py")], Said("x"), Client("one"))
-    prompt = chats.ask([orders, opening(folder, "M b.py")], Client("two"))
+    prompt = chats.ask([orders, opening("/p", "M b.py")], Client("two"))
     assert "M b.py" in prompt.text
-    assert (chats.reuse(prompt) > 450) == (folder == "/p")
-    assert ("a.py" in prompt.text) == (folder == "/p")
+    assert "a.py" not in prompt.text

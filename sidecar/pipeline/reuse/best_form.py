@@ -35,6 +35,7 @@ class Question:
     Args:
         roles: of its messages.
         first_own: index of the first message that the model wrote for it, if known.
+        answered_before: index of the last one: it has read the messages before that.
         is_own: its thread is its own by more than equal words.
         is_proved: the substitution proof holds (template/elements).
     """
@@ -45,6 +46,7 @@ class Question:
     header_tokens: int
     roles: Sequence[str]
     first_own: int | None = None
+    answered_before: int = 0
     is_own: bool = True
     is_proved: bool = True
 
@@ -52,12 +54,6 @@ class Question:
     def spans(self) -> list[Span]:
         """Its volatile stretches, in order."""
         return [e for e in self.elements if isinstance(e, Span)]
-
-    @property
-    def answered_before(self) -> int:
-        """The index of its last answer: the messages before have one behind them."""
-        answers = (i for i, role in enumerate(self.roles) if role == "assistant")
-        return max(answers, default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +185,7 @@ class ReuseChooser:
             question.spans,
             question.canonical.settled,
             self._ruleset.policy,
+            question.elements,
             question.answered_before,
             sent_answered,
         )

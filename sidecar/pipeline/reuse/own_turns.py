@@ -29,7 +29,7 @@ from sidecar.memory.healing_store import (
 )
 from sidecar.pipeline.template.turn_markers import Frame
 from sidecar.volatile.marked_message import MarkedMessage, Span, SpanKey, canonical_text
-from sidecar.volatile.rules import RuleSet
+from sidecar.volatile.rules import SILENT_KINDS, RuleSet
 from sidecar.volatile.spans import mark
 
 
@@ -198,11 +198,15 @@ def _find_turns(
 
 
 def _telling(item: MarkedMessage, ruleset: RuleSet | None) -> dict[SpanKey, str]:
-    """The values of a message that tell who asks, where and what."""
+    """
+    The values of a message by which conversations of equal words are told apart.
+
+    A clock too: that of another conversation shows another time.
+    """
     if ruleset is None:
         return {}
     spans = [piece for piece in item.pieces if isinstance(piece, Span)]
-    return {s.key: s.value for s in spans if s.value and ruleset.policy(s.kind).tells}
+    return {s.key: s.value for s in spans if s.value and s.kind not in SILENT_KINDS}
 
 
 def _own_turn(

@@ -7,8 +7,9 @@ both prompts are canonically equal; each pair is pinned, restated, or ends the w
 """
 
 import bisect
+import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.prompt import Scope
@@ -16,7 +17,9 @@ from sidecar.memory.lineage import LineageRecord, Note, Restated, stated_by
 from sidecar.pipeline.template.elements import Element, ImageSlot, Splice
 from sidecar.volatile.marked_message import Span, SpanKey
 from sidecar.volatile.rules import Action, Policy
-from sidecar.volatile.value_patterns import is_opaque_id, is_same_commit
+from sidecar.volatile.value_patterns import is_opaque_id
+
+_MAX_INTRODUCTION = 24  # characters before a value, such as "Current time is "
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +57,11 @@ class Loan:
     A value that a record may lend to a request.
 
     Args:
-        stored: the record's value; own: the request's at the same place, "" if it has
-            none. has_folder: a line that names a folder stands before it.
+        stored: the record's value.
     """
 
     kind: str
     stored: str = ""
-    own: str = ""
-    has_folder: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,15 @@ class Walk:
 
     Args:
         spans: the request's, in order; settled: their depths in C.
-        answered_before: messages before this index have an answer behind them.
+        elements: all of the request, in order.
+        answered_before: messages before this index have an answer of the model's.
         sent_answered: spans that the client itself has sent in answered messages.
     """
 
     spans: Sequence[Span]
     settled: Mapping[SpanKey, int]
     policy: Callable[[str], Policy]
+    elements: Sequence[Element] = ()
     answered_before: int = 1 << 30
     sent_answered: Collection[SpanKey] = ()
 
@@ -103,12 +105,6 @@ class _Pair:
     span: Span | None
     ordinal: int
     is_typed: bool
-
-    @property
-    def loan(self) -> Loan:
-        """What the record would lend for it."""
-        has_folder = self.span is not None and self.span.has_folder
-        return Loan(self.key[2], self.stored, self.own, has_folder)
 
 
 def choose(
@@ -137,16 +133,36 @@ def _superseded(pins: Pins, walk: Walk) -> SpanKey | None:
     """
     The first span whose value a note would say behind a newer one of its kind.
 
-    A clock or an id is true of its place; of several in a prompt the last one is now.
+    A value is true of its place; of several in a prompt the last one is now.
     """
-    last = {s.kind: s.key for s in walk.spans if s.value}
     said = {item.key for item in pins.restated}
-    older = [
-        key
-        for key in said
-        if walk.policy(key[2]).last_counts and last.get(key[2], key) not in said
-    ]
-    return min(older, default=None)
+    return next((key for key in sorted(said) if _has_newer(key, said, walk)), None)
+
+
+def _has_newer(key: SpanKey, said: Collection[SpanKey], walk: Walk) -> bool:
+    """Whether a later value of a span's kind stands in the prompt, or is spoken of."""
+    kind = key[2]
+    later = [s.key for s in walk.spans if s.kind == kind and s.value and s.key > key]
+    if later and later[-1] not in said:
+        return True
+    pattern = walk.policy(kind).newer
+    texts = _texts_behind(key, walk.elements) if pattern else ()
+    return any(re.search(pattern, text) for text in texts)
+
+
+def _texts_behind(key: SpanKey, elements: Sequence[Element]) -> Iterator[str]:
+    """All that is said behind a span but what introduces values of its kind."""
+    is_behind = False
+    for element, following in zip(elements, [*elements[1:], None], strict=True):
+        if isinstance(element, Span):
+            if is_behind and element.kind != key[2]:
+                yield element.value
+            is_behind = is_behind or element.key >= key
+        elif is_behind and isinstance(element, str):
+            introduces = isinstance(following, Span) and following.kind == key[2]
+            yield element[:-_MAX_INTRODUCTION] if introduces else element
+        elif is_behind and isinstance(element, Splice):
+            yield element.healed.raw_text
 
 
 def _settle(
@@ -267,7 +283,7 @@ def _lends(
     if note is not None and may_lend(Loan("note")):
         stated = note.stated.items()
         return all(may_lend(Loan(kind, value)) for (_, _, kind, _), value in stated)
-    return may_lend(pair.loan)
+    return may_lend(Loan(pair.key[2], pair.stored))
 
 
 def lender(
@@ -303,8 +319,6 @@ def _is_of_nobody(loan: Loan, policy: Policy) -> bool:
     """Whether a value of a shared kind tells nothing that the request does not know."""
     if policy.shared == "opaque_id":
         return not loan.stored or is_opaque_id(loan.stored)
-    if policy.shared == "same_commit":
-        return loan.has_folder and is_same_commit(loan.stored, loan.own)
     return True
 
 
