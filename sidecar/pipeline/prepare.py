@@ -237,8 +237,7 @@ class Pipeline:
             thinking = self._settings.default_thinking
         kwargs = self._template_kwargs(request, thinking)
         frame = self._frames.get(kwargs) if self._settings.splicing else None
-        check = functools.partial(_check_wanted, is_wanted)
-        epoch = self.memory.epoch
+        check, epoch = functools.partial(_check_wanted, is_wanted), self.memory.epoch
         return _Reading(request, salt, thinking, kwargs, frame, epoch, check)
 
     def _recall(self, reading: _Reading) -> Recalled:
@@ -386,8 +385,8 @@ class Pipeline:
         self, frame: Frame | None, found: Recalled, ids: ModelIds
     ) -> Opening | None:
         """What the turn is written behind, if its ids are where they should be."""
-        last_role = found.marked[-1].message.role
-        start = frame.starts.get(last_role) if frame is not None else None
+        role = found.marked[-1].message.role
+        start = frame.starts.get(role) if frame is not None else None
         if start is None:
             return None
         lead_ids = self._frames.lead_ids(start)

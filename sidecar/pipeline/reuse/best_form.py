@@ -15,7 +15,8 @@ from sidecar.memory.lineage import (
 from sidecar.memory.session_turn_store import Change
 from sidecar.pipeline.reuse import pinned_values
 from sidecar.pipeline.reuse.first_difference import first_divergence, key_delta_chars
-from sidecar.pipeline.reuse.pinned_values import Pins, Walk, put_back
+from sidecar.pipeline.reuse.gone_spans import put_back
+from sidecar.pipeline.reuse.pinned_values import Pins, Walk
 from sidecar.pipeline.reuse.prompt_ids import Assembled, Canonical, model_ids
 from sidecar.pipeline.reuse.update_note import most_for_notes, quotes_a_note, write_note
 from sidecar.pipeline.template.elements import Element, Splice
