@@ -120,7 +120,8 @@ class Places:
         """Free the place of a connection that is closed; repeatable."""
         with self._lock:
             self._forget(connection)
-        self.turned_away.leave(connection)
+        if self.turned_away.num_told:
+            self.turned_away.leave(connection)
 
     def _num_taken(self) -> int:
         return len(self._idle) + len(self._reading) + len(self._asking)
@@ -187,7 +188,8 @@ class Listener(http.server.ThreadingHTTPServer):
     def service_actions(self) -> None:
         """Called by the accepting loop, several times a second."""
         self._idle.look(*self.places.work)
-        self.places.turned_away.look()
+        if self.places.turned_away.num_told:
+            self.places.turned_away.look()
 
     def server_close(self) -> None:
         """Close the socket, and those that are being turned away."""

@@ -29,9 +29,12 @@ class TurnedAway:
 
     Args:
         most: at once; beyond, the one that was told first is ended at once.
+
+    `num_told` are there now: without any there is nothing to `look` at, or to `leave`.
     """
 
     def __init__(self, most: int) -> None:
+        self.num_told = 0
         self._most = most
         self._until: OrderedDict[socket.socket, float] = OrderedDict()
         self._threadless: set[socket.socket] = set()
@@ -52,6 +55,7 @@ class TurnedAway:
                 connection.setblocking(False)
         with self._lock:
             self._until[connection] = time.monotonic() + _LINGER_S
+            self.num_told = len(self._until)
             if not has_thread:
                 self._threadless.add(connection)
             over = list(self._until)[: -self._most]
@@ -71,6 +75,7 @@ class TurnedAway:
         """Forget one that is closed; repeatable."""
         with self._lock:
             self._until.pop(connection, None)
+            self.num_told = len(self._until)
             self._threadless.discard(connection)
 
     def close(self) -> None:
