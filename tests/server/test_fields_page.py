@@ -81,7 +81,7 @@ def body_with(row: Row, value: Any) -> Json:
     """The route's body with a value at a field's place."""
     body = copy.deepcopy(BODIES[row.route])
     place: Any = body
-    *parents, last = row.field.partition("=")[0].split(".")
+    *parents, last = re.sub(r"\[\w+\]", "[].type", row.field).split(".")
     for depth, name in enumerate(parents):
         if not name.endswith("[]"):
             place = place.setdefault(name, copy.deepcopy(AROUND.get(name, {})))

@@ -126,7 +126,7 @@ FIELDS: dict[str, list[Any]] = {
     "logit_bias": [*wrong(dict), {"a": 1}, {"1": "a"}, {"3071999": 1}],
     "seed": [*NUMBER, -7.5, 1 << 64, -(1 << 64)],
     "n": [*NUMBER, 0, -1, 100, 129, 1e300],
-    "max_tokens": [*NUMBER, 0, -1, 1 << 40, 1e300],
+    "max_tokens": [*NUMBER, 0, -2, 1 << 40, 1e300],
     "max_completion_tokens": [*NUMBER, 0, 1.5],
     "stop": [True, 3, -7.5, [1], {}, [None], ["a"] * 65, ["a" * 1025]],
     "logprobs": wrong(bool),

@@ -35,7 +35,7 @@ def read_tools(fields: Fields) -> tuple[Tool, ...]:
 def left_out_tools(fields: Fields) -> tuple[str, ...]:
     """Tools that only a provider runs, by their types."""
     kinds = map(_kind, fields.objects("tools"))
-    return tuple(f"tools[].type={kind}" for kind in kinds if kind not in _OFFERED)
+    return tuple(f"tools[{kind[:40]}]" for kind in kinds if kind not in _OFFERED)
 
 
 def _kind(item: Fields) -> str:
