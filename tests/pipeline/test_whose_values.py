@@ -134,13 +134,11 @@ def test_a_chat_whose_clock_moves_gets_no_thought_back() -> None:
     """Without a session or calls it may be another's: no thought is put back."""
     chats = Chats()
     history = [PLAIN, user("hi")]
-    kept = 0
     for number in range(4):
         clock = system(f"{ORDERS}\nCurrent time: 10:{number + 10}\n{words(200, 1)}")
         turn = chats.turn([clock, *history[1:]], Said(f"a{number}", "Why?"), NOBODY)
-        assert turn.reused >= kept
+        assert turn.reused > (400 if number else -1)  # the system text
         assert "Why?" not in turn.text
-        kept = len(chats.sample(PLAIN.text))
         history += [assistant(f"a{number}"), user(f"u{number}")]
 
 
