@@ -30,7 +30,7 @@ def running_sidecar(
         "MLX_PORT": "0",
         "MODEL_DIR": "none",  # not what this machine's user has downloaded
         "ENABLE_REQUEST_LOGGING": "false",
-        "MODEL_SETTINGS_PATH": f"{home.name}/model-settings.json",
+        "MLX_CACHE_HOME": home.name,  # nothing of this machine's user is read
         "CACHE_SELFTEST": "off",  # seconds a start; tested in tests/engine
         **(settings or {}),
     }
