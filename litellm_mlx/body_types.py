@@ -147,6 +147,7 @@ _RESPONSES: Mapping[str, FieldType] = {
 }
 # LiteLLM makes messages of the prompt itself, and stumbles over two of them.
 _COMPLETIONS: Mapping[str, FieldType] = {
+    "stream": FieldType("true or false", _is(bool)),
     "messages": FieldType(
         "left out: a prompt is asked for here", lambda value: False, may_be_null=False
     ),

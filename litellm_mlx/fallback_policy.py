@@ -23,6 +23,9 @@ _NOT_IMPLEMENTED = 501
 # In all the ways that the sidecar says it: another model may have the room.
 _TOO_LONG = ("context_length_exceeded", "prompt is too long", "ContextWindowExceeded")
 
+# In all the ways that LiteLLM passes it on, before the first text of a stream too.
+_CANCELLED = ("request_cancelled", "the request was cancelled")
+
 logger = logging.getLogger(__name__)
 
 
@@ -34,6 +37,8 @@ def is_refusal(error: BaseException, *, is_ours: bool = False) -> bool:
         is_ours: the deployment is, though LiteLLM asked it as another provider's.
     """
     text = str(error)
+    if any(said in text for said in _CANCELLED):
+        return True  # somebody stopped it: nobody else shall answer
     if any(said in text for said in _TOO_LONG):
         return False
     if is_unserved(text.encode(errors="replace")):
