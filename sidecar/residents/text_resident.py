@@ -86,6 +86,7 @@ class TextLoader:
             self._prove(engine, kept, known)
             resident = self._resident_of(engine, kept, model)
             shared.gpu.call(shared.process.sample)
+            shared.gpu.call(shared.process.count_buffers)
         except BaseException:
             self._give_up(model, engine, kept)
             raise

@@ -212,8 +212,8 @@ def a_span_pinned_in_a_message_that_grew() -> AbstractContextManager[None]:
 
 def a_note_with_another_value() -> AbstractContextManager[None]:
     def make(write: Any) -> Any:
-        def wrong(restated: Any) -> Any:
-            note = write(restated)
+        def wrong(restated: Any, roles: Any) -> Any:
+            note = write(restated, roles)
             return replace(note, text=note.text.replace(restated[0].value, "x"))
 
         return wrong
