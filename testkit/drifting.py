@@ -19,10 +19,10 @@ from testkit.volatile import CLOSER, OPENER
 
 RESTATED = ("current_time", "message_id", "subagent_runtime", "inbound_context",
             "activation", "git_status")  # fmt: skip
-LENT = ("current_time", "git_status")
+LENT = ("current_time",)
 _LABEL = re.compile(
     "(" + "|".join(k if k == "message_id" else k.replace("_", " ") for k in RESTATED)
-    + r")(?: #(\d+))?:(?: (.*))?"
+    + r")(?: #(\d+))? \([a-z]+ message(?: \d+)?\):(?: (.*))?"
 )  # fmt: skip
 _NOTES = rf"((?:\n\n{OPENER}\n(?s:.*?){CLOSER})*)"
 _EDGE = r"[ \n\t]*"
