@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sidecar.core.errors import ContextLengthExceeded, RequestCancelled
 from sidecar.core.requests import ChatRequest, Message, ToolCall
-from sidecar.pipeline.reuse import pinned_values
+from sidecar.pipeline.reuse import gone_spans
 from sidecar.pipeline.reuse.prompt_ids import check_length
 from sidecar.pipeline.template.chat_template import parse_arguments
 from sidecar.pipeline.template.encoder import PromptEncoder
@@ -180,7 +180,7 @@ def test_spans_are_put_back_in_one_walk() -> None:
         for element in (Span("edge_ws", message, 0, ""), "x" * 1000)
     ]
     gone = [(message, place, "k", 0) for message in range(20) for place in range(1000)]
-    back = pinned_values.put_back(elements, gone)
+    back = gone_spans.put_back(elements, gone)
     assert len(back) == len(elements) + len(gone) + 20 * 999
     assert "".join(e for e in back if isinstance(e, str)) == "x" * 20_000
     assert [e.key for e in back if isinstance(e, Span) and e.kind == "k"] == gone
