@@ -23,7 +23,7 @@ _MOST_MESSAGES = 40
 _WORDS = [f"w{number}" for number in range(300)]
 _NONSENSE = [
     b"{", b"[]", b'{"messages": 3}', b'{"messages": []}', b"\xff\xfe",
-    b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": -1}',
+    b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": -5}',
     b'{"messages": [{"role": "nobody", "content": "x"}]}',
 ]  # fmt: skip
 

@@ -31,6 +31,7 @@ from sidecar.cli.quality_report import (
     Answer,
     Score,
     answer_json,
+    applies,
     draw,
     score,
     score_json,
@@ -91,7 +92,7 @@ def main(argv: list[str]) -> int:
 
 def ask_all(questions: Sequence[Question], serve: Serve, asks: Json) -> list[Answer]:
     """
-    Ask a server of each policy all the questions.
+    Ask a server of each policy the questions that it applies to.
 
     Args:
         asks: what every request holds.
@@ -102,10 +103,11 @@ def ask_all(questions: Sequence[Question], serve: Serve, asks: Json) -> list[Ans
     for policy in POLICIES:
         with serve(policy) as server:
             _warm_up(server, policy, asks)
-            for number, question in enumerate(questions, 1):
+            to_ask = [q for q in questions if applies(policy, q.kind)]
+            for number, question in enumerate(to_ask, 1):
                 answers.append(_ask(server, question, policy, asks))
-                if number % 20 == 0 or number == len(questions):
-                    _tell(f"{policy}: {number} of {len(questions)} questions")
+                if number % 20 == 0 or number == len(to_ask):
+                    _tell(f"{policy}: {number} of {len(to_ask)} questions")
     return answers
 
 
@@ -119,8 +121,13 @@ def _warm_up(server: Server, policy: str, asks: Json) -> None:
 
 def _ask(server: Server, question: Question, policy: str, asks: Json) -> Answer:
     asks = {**asks, "session_id": question.conversation}
-    before = server.chat({**asks, "messages": question.before, "max_tokens": 1})
-    reply = server.chat({**asks, "messages": question.after})
+    moves = question.kind.moves
+    first = {**asks, "messages": question.before}
+    before = server.chat(first if moves else {**first, "max_tokens": 1})
+    *history, noted, asked = question.after
+    # What a client leaves out is put back only before an answer of the model's own.
+    answered = before.message if moves else noted
+    reply = server.chat({**asks, "messages": [*history, answered, asked]})
     return Answer(question, policy, before.prompt_len, reply)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidecar.cli.quality_questions import KINDS, Question
+from sidecar.cli.quality_questions import KINDS, Kind, Question
 from sidecar.cli.server import Json, Reply
 from sidecar.volatile.rules import load_rules
 
@@ -99,6 +99,16 @@ def wilson(num_right: int, num_asked: int) -> tuple[float, float]:
     return max(0.0, low / (1 + square)), min(1.0, high / (1 + square))
 
 
+def applies(policy: str, kind: Kind) -> bool:
+    """
+    Whether a kind of value can be treated by a policy.
+
+    A value that moved to the newest message is never restated: it is said there, and
+    nothing true can be said of its older place behind it.
+    """
+    return policy != "restate" or not kind.moves
+
+
 def score(answers: Sequence[Answer]) -> list[Score]:
     """By kind and policy, then all kinds by policy."""
     rules = load_rules()
@@ -108,7 +118,9 @@ def score(answers: Sequence[Answer]) -> list[Score]:
         default = rules.policy(kind.rule)
         chosen = default.gone if kind.moves else default.differ
         own = [a for a in counted if a.question.kind is kind]
-        scores += [_score(kind.name, p, p == chosen, own) for p in POLICIES]
+        scores += [
+            _score(kind.name, p, p == chosen, own) for p in POLICIES if applies(p, kind)
+        ]
     return scores + [_score("all", p, False, counted) for p in POLICIES]
 
 
@@ -161,7 +173,7 @@ def draw(scores: Sequence[Score], file: Path) -> None:
     kinds = list(dict.fromkeys(one.kind for one in scores))
     for number, policy in enumerate(POLICIES):
         own = [one for one in scores if one.policy == policy]
-        places = [at + (number - 1) * 0.27 for at in range(len(kinds))]
+        places = [kinds.index(one.kind) + (number - 1) * 0.27 for one in own]
         errors = [
             [max(0.0, one.share - one.interval[0]) for one in own],
             [max(0.0, one.interval[1] - one.share) for one in own],

@@ -242,20 +242,25 @@ def test_cancelling_a_stream(endless: App) -> None:
     assert "[DONE]" not in answers[0].body.decode()
 
 
-ANSWERED = {CHAT: "chatcmpl-", COMPLETION: "cmpl-", "/v1/messages": "msg_",
-            "/v1/responses": "resp_"}  # fmt: skip
+HI = [{"role": "user", "content": "x"}]
+ANSWERED = [
+    (CHAT, "chatcmpl-", {"messages": HI, "max_tokens": 30_000}),
+    (COMPLETION, "cmpl-", {"prompt": "x", "max_tokens": 30_000}),
+    ("/v1/messages", "msg_", {"messages": HI, "max_tokens": 30_000}),
+    ("/v1/responses", "resp_", {"input": "x", "max_output_tokens": 30_000}),
+]
 
 
-@pytest.mark.parametrize("path", ANSWERED)
-def test_cancelling_by_the_id_that_the_client_sees(endless: App, path: str) -> None:
+@pytest.mark.parametrize(("path", "prefix", "sent"), ANSWERED)
+def test_cancelling_by_the_id_that_the_client_sees(
+    endless: App, path: str, prefix: str, sent: Any
+) -> None:
     """A stream's first event has it; nobody has to choose an X-Request-ID."""
-    sent = {"model": "local", "prompt": "x", "input": "x", "max_tokens": 30_000}
-    sent["messages"] = [{"role": "user", "content": "x"}]
-    data = json.dumps({**sent, "stream": True}).encode()
+    data = json.dumps({"model": "local", **sent, "stream": True}).encode()
     with connect(endless.listener.port) as connection:
         connection.sendall(request(path, data))
         with connection.makefile("rb") as stream:
-            pattern = rf'"id":"({ANSWERED[path]}[0-9a-f]+)"'
+            pattern = rf'"id":"({prefix}[0-9a-f]+)"'
             lines = iter(lambda: stream.readline().decode(), "")
             found = (re.search(pattern, line) for line in lines)
             name = next(match[1] for match in found if match)

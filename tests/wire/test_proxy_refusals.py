@@ -66,7 +66,7 @@ def test_googles_newer_clients_ask_under_v1(paid: Proxy, verb: str) -> None:
 
 
 REFUSED: list[tuple[str, Any]] = [
-    ("max", {**user({"text": "hi"}), "generationConfig": {"maxOutputTokens": -1}}),
+    ("max", {**user({"text": "hi"}), "generationConfig": {"maxOutputTokens": -5}}),
     ("role", {"contents": [{"role": "bogus", "parts": [{"text": "hi"}]}]}),
     ("parts", {"contents": [{"role": "user", "parts": 5}]}),
     ("part", user({"bogus": "hi"})),
