@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,10 +45,11 @@ class Setup:
 
 @contextlib.contextmanager
 def sidecar(setup: Setup) -> Iterator[int]:
-    """A ready sidecar; its port."""
+    """A ready sidecar, all of whose ways of reuse are proved; its port."""
     port = _free_port()
     arguments = ["-m", "sidecar", "--port", str(port), "--model", str(setup.model)]
-    with _process(setup, "sidecar", arguments, setup.tree) as process:
+    proved = {"CACHE_SELFTEST": "on_load"}
+    with _process(setup, "sidecar", arguments, setup.tree, settings=proved) as process:
         _wait_ready(process, port, _log(setup, "sidecar"))
         yield port
 
@@ -116,10 +117,12 @@ def _process(
     arguments: list[str],
     path: Path,
     program: str = sys.executable,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
+    added = [f"{key}={value}" for key, value in (settings or {}).items()]
     with _log(setup, name).open("w") as log:
         process = subprocess.Popen(
-            [*_environment(setup, name, path), program, *arguments],
+            [*_environment(setup, name, path), *added, program, *arguments],
             cwd=setup.scratch / name,  # no .env of the caller's folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if name == "plain" else log,

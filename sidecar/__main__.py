@@ -18,6 +18,7 @@ from sidecar.config.sources import ConfigError
 from sidecar.engine.checkpoint_files import memory_limit
 from sidecar.engine.model_place import early_fault
 from sidecar.infra.file_limit import kept_file_limit, raise_file_limit
+from sidecar.infra.lasting_imports import lasting_imports
 from sidecar.infra.logs import setup_logging
 from sidecar.infra.malloc import keep_freed_pages
 from sidecar.residents.model_settings import with_default_model
@@ -83,7 +84,7 @@ def _run(config: Config) -> int:
     if fault:
         return _refuse(_with_place(fault, config.model.path), 1)
     # Not before: MLX and mlx-lm take seconds to import.
-    with kept_file_limit():
+    with kept_file_limit(), lasting_imports():
         from sidecar import app as composition
 
     try:

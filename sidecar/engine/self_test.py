@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 LOAD_S = 20.0  # what of a load the self-test may take
 _PATIENCE_S = 10.0  # how long running requests may put off the next test
+_QUIET_S = 0.5  # after a load: who waited for it comes before the tests
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ class Proof(Errand):
     Args:
         tell: takes each result. is_idle: whether no request runs.
         last: what is to be done between requests besides, when all is proved.
+        begins_at: when the first test may begin (time.monotonic).
     """
 
     def __init__(
@@ -107,7 +109,9 @@ class Proof(Errand):
         tell: Callable[[PathResult], None],
         is_idle: Callable[[], bool],
         last: Generator[None, None, None] | None = None,
+        begins_at: float = 0.0,
     ) -> None:
+        self._begins_at = begins_at
         self._test = test
         self._tell = tell
         self._is_idle = is_idle
@@ -117,6 +121,8 @@ class Proof(Errand):
 
     def has_work(self) -> bool:
         """Whether something is left and nobody waits, or has been let go first."""
+        if time.monotonic() < self._begins_at:
+            return False
         if not self._test.pending and self._running is None:
             return self._rest is not None and self._is_idle()
         return self._is_idle() or time.monotonic() - self._last > _PATIENCE_S
@@ -208,14 +214,16 @@ def prove(
         engine.selftest[name] = outcome or "pending"
         if outcome and name != sample:
             test.skip(name)
-    proof = Proof(test, take, lambda: engine.is_idle, plan.last)
+    quiet_s = 0.0 if plan.load_s else _QUIET_S
+    begins_at = time.monotonic() + quiet_s
+    proof = Proof(test, take, lambda: engine.is_idle, plan.last, begins_at)
     yield from proof.run_for(plan.load_s)
     if test.pending:
         logger.info(
             "selftest goes on between requests: %s%s", ", ".join(test.pending),
             "" if sample else "; these ways of reuse are not used until then",
         )  # fmt: skip
-    engine.work_between(proof)
+    engine.work_between(proof, begins_in_s=quiet_s)
 
 
 def _distrust(engine: TextEngine, test: SelfTest, names: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """A text model that can be asked: what it takes, jobs, numbers, its end."""
 
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -194,10 +195,19 @@ class TextEngine:
         """Whether no job waits or runs; GPU thread only."""
         return not self._loop.has_work()
 
-    def work_between(self, worker: Worker) -> None:
-        """Have work of this model's done on the GPU thread until it is closed."""
+    def work_between(self, worker: Worker, *, begins_in_s: float = 0.0) -> None:
+        """
+        Have work of this model's done on the GPU thread until it is closed.
+
+        Args:
+            begins_in_s: when a worker that has none yet is to be asked again.
+        """
         self._workers.append(worker)
         self._gpu.add_worker(worker)
+        if begins_in_s:
+            timer = threading.Timer(begins_in_s, self._gpu.post, [lambda: None])
+            timer.daemon = True
+            timer.start()
 
     def check_splitter(self) -> None:
         """Try how this model's answers are cut; told is what goes wrong."""
