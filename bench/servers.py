@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.plain import PlainProcess
@@ -35,12 +35,14 @@ class Setup:
     Args:
         model: its folder. shim: for LD_PRELOAD, or None.
         tree: repository whose sidecar is measured. scratch: for homes and logs.
+        settings: of the environment, besides.
     """
 
     model: Path
     shim: Path | None
     tree: Path
     scratch: Path
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -48,8 +50,8 @@ def sidecar(setup: Setup) -> Iterator[int]:
     """A ready sidecar, all of whose ways of reuse are proved; its port."""
     port = _free_port()
     arguments = ["-m", "sidecar", "--port", str(port), "--model", str(setup.model)]
-    proved = {"CACHE_SELFTEST": "on_load"}
-    with _process(setup, "sidecar", arguments, setup.tree, settings=proved) as process:
+    proved = replace(setup, settings={"CACHE_SELFTEST": "on_load"})
+    with _process(proved, "sidecar", arguments, setup.tree) as process:
         _wait_ready(process, port, _log(setup, "sidecar"))
         yield port
 
@@ -117,12 +119,10 @@ def _process(
     arguments: list[str],
     path: Path,
     program: str = sys.executable,
-    settings: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    added = [f"{key}={value}" for key, value in (settings or {}).items()]
     with _log(setup, name).open("w") as log:
         process = subprocess.Popen(
-            [*_environment(setup, name, path), *added, program, *arguments],
+            [*_environment(setup, name, path), program, *arguments],
             cwd=setup.scratch / name,  # no .env of the caller's folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if name == "plain" else log,
@@ -151,6 +151,7 @@ def _environment(setup: Setup, name: str, path: Path) -> list[str]:
         "MLX_MPI_LIBNAME": "none",  # one process; MPI would want more than this
     }
     values |= {name: os.environ[name] for name in _DEVICE if name in os.environ}  # noqa: TID251
+    values |= setup.settings
     if setup.shim:
         values["LD_PRELOAD"] = str(setup.shim)
     # env executes Python in its own place, so the process keeps its pid.
