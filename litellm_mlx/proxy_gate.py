@@ -27,7 +27,7 @@ from litellm_mlx.request_body import (
     Disconnected,
 )
 from litellm_mlx.settings import Settings, current_settings
-from litellm_mlx.wrong_keys import WrongKeys
+from litellm_mlx.wrong_keys import Caller, WrongKeys
 
 _SERVER = "litellm.proxy.proxy_server"
 _HEALTH = "/health/liveliness"
@@ -68,12 +68,14 @@ class ProxyGate:
             return
         self._live.start()  # here, as the loop runs here
         scope = {**scope, "path": served_path(scope["path"])}
-        asked, address = _asked(scope), (scope.get("client") or ("",))[0]
-        if self._wrong_keys.are_too_many(address):
+        asked = _asked(scope)
+        caller = Caller((scope.get("client") or ("",))[0], given_key(asked))
+        if self._wrong_keys.are_too_many(caller):
             await _refuse(scope, receive, send, (429, _TOO_MANY))
             return
-        if given_key(asked):
-            send = self._wrong_keys.slowed(address, send)
+        if caller.key:
+            is_keyed = is_model_route(asked.path)
+            send = self._wrong_keys.slowed(caller, send, is_keyed=is_keyed)
         why = refusal(asked, self._policy())
         if why is not None:
             told = _STATUS[why.kind], why.message

@@ -2,18 +2,40 @@
 Wrong keys are slowed down: who guesses learns little by each guess.
 
 Each answer of 401 to a key waits a while, and few of them wait at once for one address:
-beyond those nobody there is heard, a right key no sooner than a wrong one. Who
-has a wrong key by mistake asks one by one, and keeps nobody out.
+beyond those nobody there is heard, a right key that is new there no sooner than a
+wrong one. Who was let in from there before still is: somebody who guesses on the same
+machine keeps no client out. Who has a wrong key by mistake asks one by one.
 """
 
 import asyncio
-from collections import Counter
+import hashlib
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
 
 from litellm_mlx.asgi import Message, Send
 
 WAIT_S = 0.5
 MOST_WAITING = 8
+_MAX_KNOWN = 1024
 _POLICY_VIOLATION = 1008  # RFC 6455: how a web socket is refused
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """
+    Who asks.
+
+    Args:
+        key: the key that came with the request, empty if none did.
+    """
+
+    address: str
+    key: str
+
+    @property
+    def digest(self) -> bytes:
+        """Address and key as what is kept of them; not the key."""
+        return hashlib.sha256(f"{self.address} {self.key}".encode()).digest()
 
 
 class WrongKeys:
@@ -21,20 +43,37 @@ class WrongKeys:
 
     def __init__(self) -> None:
         self._waiting: Counter[str] = Counter()
+        self._known: OrderedDict[bytes, None] = OrderedDict()
 
-    def are_too_many(self, address: str) -> bool:
-        """Whether an address has so many that it is not heard."""
-        return self._waiting[address] >= MOST_WAITING
+    def are_too_many(self, caller: Caller) -> bool:
+        """Whether a caller's address has so many that the caller is not heard."""
+        if self._waiting[caller.address] < MOST_WAITING:
+            return False
+        return caller.digest not in self._known
 
-    def slowed(self, address: str, send: Send) -> Send:
-        """The same, but a refused key's answer waits."""
+    def slowed(self, caller: Caller, send: Send, *, is_keyed: bool) -> Send:
+        """
+        The same, but a refused key's answer waits.
+
+        Args:
+            is_keyed: whether only who has a key is answered with 200 there.
+        """
 
         async def slow(message: Message) -> None:
             if _is_refused(message):
-                await self._wait(address)
+                self._known.pop(caller.digest, None)
+                await self._wait(caller.address)
+            elif is_keyed and _is_served(message):
+                self._remember(caller)
             await send(message)
 
         return slow
+
+    def _remember(self, caller: Caller) -> None:
+        self._known[caller.digest] = None
+        self._known.move_to_end(caller.digest)
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
 
     async def _wait(self, address: str) -> None:
         self._waiting[address] += 1
@@ -50,3 +89,7 @@ def _is_refused(message: Message) -> bool:
     if message["type"] == "websocket.close":
         return bool(message.get("code") == _POLICY_VIOLATION)
     return bool(message["type"] == "http.response.start" and message["status"] == 401)
+
+
+def _is_served(message: Message) -> bool:
+    return bool(message["type"] == "http.response.start" and message["status"] == 200)

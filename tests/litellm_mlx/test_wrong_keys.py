@@ -22,18 +22,24 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"{}"})
 
 
-async def status_of(gate: ProxyGate, key: str, address: str = "10.0.0.7") -> int:
+async def status_of(
+    gate: ProxyGate, key: str, address: str = "10.0.0.7", path: str = "/x"
+) -> int:
     """What a request with this key is answered."""
     told: list[Any] = []
 
+    bodies = [{"type": "http.request", "body": b"", "more_body": False}]
+
     async def receive() -> Any:
-        await asyncio.sleep(10)
+        if bodies:
+            return bodies.pop()
+        await asyncio.Event().wait()  # until the answer ends
 
     async def send(message: Any) -> None:
         told.append(message)
 
     headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {key}".encode())]
-    scope = {"type": "http", "path": "/x", "headers": headers, "client": (address, 1)}
+    scope = {"type": "http", "path": path, "headers": headers, "client": (address, 1)}
     await gate(scope, receive, send)
     return int(told[0]["status"])
 
@@ -73,3 +79,20 @@ def test_of_many_guesses_at_once_most_are_not_heard() -> None:
     assert guesses.count(401) == MOST_WAITING
     assert guesses.count(429) == len(guesses) - MOST_WAITING
     assert (elsewhere, later) == (200, 200)
+
+
+def test_who_was_let_in_before_is_heard_beside_many_guesses() -> None:
+    """On a route that asks for a key: an open one would let every guess be known."""
+
+    async def play(path: str) -> int:
+        gate = gate_with(Policy(KEY))
+        assert await status_of(gate, KEY, path=path) == 200
+        keys = [f"sk-{n}" for n in range(2 * MOST_WAITING)]
+        guesses = [asyncio.create_task(status_of(gate, key)) for key in keys]
+        await asyncio.sleep(0)
+        heard = await status_of(gate, KEY)
+        await asyncio.gather(*guesses)
+        return heard
+
+    assert asyncio.run(play("/v1/models")) == 200
+    assert asyncio.run(play("/health/liveliness")) == 429
