@@ -33,7 +33,7 @@ async def status_of(
     async def receive() -> Any:
         if bodies:
             return bodies.pop()
-        await asyncio.Event().wait()  # until the answer ends
+        return await asyncio.Event().wait()  # until the answer ends
 
     async def send(message: Any) -> None:
         told.append(message)
