@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sidecar.core.forgetting import Epochs, Whose
-from sidecar.core.prompt import ModelIds, Scope
+from sidecar.core.conversation import Conversation
+from sidecar.core.forgetting import Generations, Whose
+from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import (
     ChatRequest,
     ClientInfo,
@@ -45,28 +46,28 @@ class StoredPrompts:
 
     def __init__(self) -> None:
         self.sequences: list[tuple[int, ...]] = []
-        self._epochs = Epochs()
+        self._generations = Generations()
 
     @property
-    def epoch(self) -> int:
+    def generation(self) -> int:
         """How often something was forgotten."""
-        return self._epochs.now
+        return self._generations.now
 
     def add(self, ids: Sequence[int]) -> None:
         """Keep a sequence."""
         self.sequences.append(tuple(ids))
 
-    def new_epoch(self, whose: Whose | None) -> None:
+    def new_generation(self, whose: Whose | None) -> None:
         """What is stored is still there."""
-        self._epochs.end(whose)
+        self._generations.end(whose)
 
-    def is_current(self, epoch: int, scope: Scope | None) -> bool:
+    def is_current(self, conversation: Conversation) -> bool:
         """Whether nothing of a conversation was forgotten since."""
-        return self._epochs.is_current(epoch, scope)
+        return self._generations.is_current(conversation)
 
     def forget(self, whose: Whose | None) -> int:
         """Keep none: nobody knows whose they are."""
-        self._epochs.end(whose)
+        self._generations.end(whose)
         self.sequences.clear()
         return 0
 

@@ -3,28 +3,29 @@
 import functools
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from sidecar.core.prompt import ModelIds, Scope
+from sidecar.core.conversation import Conversation, unknown
+from sidecar.core.prompt import ModelIds
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import Limits
 from sidecar.kv.kv_layers import KVLayers, take_checkpoint
 from sidecar.kv.prefix_store import PrefixStore
-from sidecar.kv.prefix_tree import Owner
 from testkit.told_kv import tell
 
 T = TypeVar("T")
 Work = Callable[[KVLayers, Sequence[int], int, int], None]
 ROOMY = Limits(max_bytes=1 << 30, max_leaves=1000)
-NOBODY = Owner()
+NOBODY = unknown(0)
 
 
-def owned(session: str, **more: Any) -> Owner:
+def owned(session: str, **more: Any) -> Conversation:
     """Of a session that a client without a key named."""
-    return Owner(Scope(None, session, ""), **more)
+    return Conversation(None, session, **more)
 
 
 def on_gpu(test: Callable[..., T]) -> Callable[..., T]:
@@ -61,12 +62,13 @@ class Running:
         self,
         store: PrefixStore,
         prompt: ModelIds,
-        owner: Owner = NOBODY,
+        owner: Conversation = NOBODY,
         work: Work = tell,
     ) -> None:
         self.store, self.prompt, self.ids = store, prompt, prompt
-        self.owner, self._work = owner, work
-        restored = store.restore(prompt)
+        self._work = work
+        self.owner = replace(owner, generation=store.generation)
+        restored = store.restore(prompt, self.owner)
         self.cache, self.lease = restored.cache, restored.lease
         self.cached_len = self.done = restored.cached_len
         self.checkpoints: dict[int, tuple[int, list[Any]]] = {}
@@ -90,7 +92,7 @@ class Running:
 
     def register(self) -> None:
         """Show the computed part to others."""
-        self.store.register(self.lease, ModelIds(self.ids[: self.done]), self.owner)
+        self.store.register(self.lease, ModelIds(self.ids[: self.done]))
 
     def decode(self, ids: Sequence[int]) -> "Running":
         """Feed the prompt's last token and the sampled ones, one at a time."""
@@ -109,7 +111,7 @@ class Running:
         """Give the KV back, known to be good up to a depth."""
         kept = ModelIds(self.ids[:depth])
         store = self.store
-        store.give_back(self.lease, kept, self.cache, self.owner, self.checkpoints)
+        store.give_back(self.lease, kept, self.cache, self.checkpoints)
         self.cache = []
 
     def fail(self) -> None:
@@ -122,7 +124,7 @@ def run(
     store: PrefixStore,
     prompt: ModelIds,
     answer: Sequence[int] = (),
-    owner: Owner = NOBODY,
+    owner: Conversation = NOBODY,
     work: Work = tell,
 ) -> int:
     """A whole request; how much of its prompt was reused."""

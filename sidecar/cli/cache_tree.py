@@ -40,7 +40,7 @@ def size(num_bytes: int) -> str:
 
 
 def _alike(one: Json, other: Json) -> bool:
-    return all(one[key] == other[key] for key in ("lent", "guest", "session"))
+    return all(one[key] == other[key] for key in ("lent", "subagent", "session"))
 
 
 def _line(stretch: Sequence[Json]) -> str:
@@ -56,7 +56,7 @@ def _line(stretch: Sequence[Json]) -> str:
         "lent" if first["lent"] else "",
         f"leases={max(row['leases'] for row in stretch)}"
         if any(row["leases"] for row in stretch) else "",
-        "guest" if first["guest"] else "",
+        "subagent" if first["subagent"] else "",
         f"session={printable(first['session'])}" if first["session"] else "",
         f"({len(stretch)} nodes)" if len(stretch) > 1 else "",
     ]  # fmt: skip

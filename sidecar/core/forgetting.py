@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 
-from sidecar.core.prompt import Scope
+from sidecar.core.conversation import Conversation
 
 _MOST = 256  # forgettings by name; beyond, nothing that was begun before is kept
 
@@ -23,19 +23,19 @@ class Whose:
     api_key: str | None = None
     any_key: bool = False
 
-    def covers(self, scope: Scope | None) -> bool:
-        """Whether a conversation is among them; nobody's is not."""
-        if scope is None:
+    def covers(self, conversation: Conversation) -> bool:
+        """Whether a conversation is among them; what is no client's is not."""
+        if not conversation.is_known:
             return False
-        is_session = self.session is None or self.session == scope.session
-        return is_session and (self.any_key or self.api_key == scope.api_key)
+        is_session = self.session is None or self.session == conversation.session
+        return is_session and (self.any_key or self.api_key == conversation.tenant)
 
 
-class Epochs:
+class Generations:
     """
     Numbers the times between forgettings. Not thread-safe: its owner locks.
 
-    What was begun in an epoch leaves nothing behind if it was forgotten since.
+    What was begun in a generation leaves nothing behind if it was forgotten since.
     """
 
     def __init__(self) -> None:
@@ -47,9 +47,10 @@ class Epochs:
         self._ended.append((self.now, whose))
         self.now += 1
 
-    def is_current(self, epoch: int, scope: Scope | None) -> bool:
-        """Whether nothing of a conversation was forgotten since an epoch."""
-        since = [whose for number, whose in self._ended if number >= epoch]
-        if len(since) < self.now - epoch:
+    def is_current(self, conversation: Conversation) -> bool:
+        """Whether nothing of a conversation was forgotten since its request began."""
+        began = conversation.generation
+        since = [whose for number, whose in self._ended if number >= began]
+        if len(since) < self.now - began:
             return False
-        return not any(whose is None or whose.covers(scope) for whose in since)
+        return not any(whose is None or whose.covers(conversation) for whose in since)

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sidecar.core.conversation import Conversation
 from sidecar.core.errors import SidecarError
 from sidecar.core.events import Event, Usage
 from sidecar.core.forgetting import Whose
-from sidecar.core.prompt import ModelIds, Scope
+from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import ChatRequest
 
 
@@ -87,15 +88,15 @@ class KVStore(Protocol):
     """
     Where a model's KV is, for who holds none of it. Any thread.
 
-    An epoch ends when something is forgotten: what was begun before, of whoever it was
-    forgotten, gets nothing any more, and leaves nothing.
+    A generation ends when something is forgotten: what was begun before, of whoever it
+    was forgotten, gets nothing any more, and leaves nothing.
     """
 
     @property
-    def epoch(self) -> int:
+    def generation(self) -> int:
         """How often something was forgotten."""
 
-    def new_epoch(self, whose: Whose | None) -> None:
+    def new_generation(self, whose: Whose | None) -> None:
         """
         Begin another; what is stored is still there until it is cleared.
 
@@ -103,8 +104,8 @@ class KVStore(Protocol):
             whose: conversations that are forgotten; None: all.
         """
 
-    def is_current(self, epoch: int, scope: Scope | None) -> bool:
-        """Whether nothing of a conversation was forgotten since an epoch."""
+    def is_current(self, conversation: Conversation) -> bool:
+        """Whether nothing of a conversation was forgotten since its request began."""
 
     def match_len(self, model_ids: ModelIds, salt: str) -> int:
         """Tokens of the longest stored prefix, at most all but one."""

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NewType, Protocol
 
+from sidecar.core.conversation import Conversation
+
 # What the model reads and KV is stored under, against what lineage is looked up
 # by and never reaches a model: the type checker keeps them apart.
 ModelIds = NewType("ModelIds", tuple[int, ...])
@@ -13,48 +15,6 @@ CanonicalIds = NewType("CanonicalIds", tuple[int, ...])
 # Ids from here on were made for images: above any vocabulary, below 2^31.
 MADE = 1 << 30
 FIRST = 1 << 29  # a bit of those with which an image begins
-
-IMPLICIT = "implicit-"  # begins the ids of sessions that no client named
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Whose prompt it is: values never leave the key, seldom the thread."""
-
-    api_key: str | None
-    session: str
-    thread: str
-
-    def as_json(self) -> list[str | None]:
-        """It, for a file."""
-        return [self.api_key, self.session, self.thread]
-
-
-def speaker_of(scope: Scope | None) -> tuple[str | None, str] | None:
-    """A scope's key and session, whatever the thread; None: nobody's."""
-    return (scope.api_key, scope.session) if scope else None
-
-
-def scope_of(told: object) -> Scope:
-    """
-    A scope from a file.
-
-    Raises:
-        TypeError, ValueError: it is none.
-    """
-    if not isinstance(told, list):
-        raise TypeError("a scope is a list")
-    key, session, thread = told
-    if not (isinstance(session, str) and isinstance(thread, str)):
-        raise TypeError("a session and a thread are names")
-    if not isinstance(key, str | None):
-        raise TypeError("a key is a name")
-    return Scope(key, session, thread)
-
-
-def is_implicit(session: str) -> bool:
-    """Whether a session id was made here."""
-    return session.startswith(IMPLICIT)
 
 
 class ChatTokenizer(Protocol):
@@ -248,28 +208,29 @@ class ModelPrompt:
     Args:
         ids: what it reads, and the key of its KV.
         boundaries: places worth a checkpoint, ascending.
-        is_guest: a helper call beside the session's main thread.
-        scope: whose conversation it is; None: nobody's.
-        own_len: tokens up to the end of the first turn that the model wrote for this
-            conversation; 0: none is known.
-        salt: what is stored under another cache salt is not for it.
-        epoch: of the KV store when it was begun (core/ports); None: of its admission.
+        conversation: whose it is; None: no client's, and as new as its admission.
         images: what stands in `ids` for images.
     """
 
     ids: ModelIds
     boundaries: tuple[Boundary, ...] = ()
-    is_guest: bool = False
-    scope: Scope | None = None
-    own_len: int = 0
-    salt: str = ""
-    epoch: int | None = None
+    conversation: Conversation | None = None
     images: tuple[PlacedImage, ...] = ()
 
     @property
     def session(self) -> str:
         """What its conversation is called; "": nothing."""
-        return self.scope.session if self.scope else ""
+        return self.conversation.session if self.conversation else ""
+
+    @property
+    def is_subagent(self) -> bool:
+        """Whether another thread of its session is the main one."""
+        return self.conversation is not None and self.conversation.is_subagent
+
+    @property
+    def salt(self) -> str:
+        """The prefix tree that holds its KV."""
+        return self.conversation.salt if self.conversation else ""
 
     @property
     def read_ids(self) -> tuple[int, ...]:

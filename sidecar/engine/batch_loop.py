@@ -339,7 +339,7 @@ class BatchLoop:
 
     def _begin_decode(self, prefill: Prefill) -> None:
         self._store.budget.released.clear_later()
-        self._store.register(prefill.lease, prefill.done_ids, prefill.owner)
+        self._store.register(prefill.lease, prefill.done_ids)
         for choice in reversed(range(prefill.job.spec.n)):
             cache = prefill.cache if choice == 0 else copy_layers(prefill.cache)
             self._join(Row(prefill.job, choice, self._model, prefill), cache)

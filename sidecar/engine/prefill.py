@@ -22,7 +22,7 @@ from sidecar.engine.pacing import Watchdog
 from sidecar.engine.vision import Eyes, Sight
 from sidecar.kv.kv_layers import KVLayers, evaluate, take_checkpoint
 from sidecar.kv.prefix_store import PrefixStore
-from sidecar.kv.prefix_tree import Lease, Owner
+from sidecar.kv.prefix_tree import Lease
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +56,6 @@ class Prefill:
     def target(self) -> int:
         """The last token goes through the decode batch: its logits are needed."""
         return len(self.job.spec.model_ids) - 1
-
-    @property
-    def owner(self) -> Owner:
-        """Whose KV this is."""
-        prompt = self.job.spec.prompt
-        return Owner(prompt.scope, prompt.is_guest, prompt.own_len, prompt.salt)
 
     @property
     def done_ids(self) -> ModelIds:
@@ -133,7 +127,7 @@ def begin(job: Job, store: PrefixStore, min_gap: int) -> Prefill:
     """Restore what is stored of a job's prompt."""
     ids = job.spec.model_ids
     prompt = job.spec.prompt
-    restored = store.restore(ids, prompt.salt, prompt.epoch)
+    restored = store.restore(ids, prompt.conversation)
     stops: list[Boundary] = []
     if store.needs_checkpoints:
         places = job.spec.prompt.boundaries
@@ -206,9 +200,7 @@ def keep(
         evaluate(prefill.cache)
         if end and store.needs_checkpoints:
             prefill.checkpoints[len(end)] = (2, take_checkpoint(prefill.cache))
-        store.give_back(
-            prefill.lease, ids, prefill.cache, prefill.owner, prefill.checkpoints
-        )
+        store.give_back(prefill.lease, ids, prefill.cache, prefill.checkpoints)
     except Exception:
         logger.exception("could not keep KV num_tokens=%d", len(ids))
         store.abandon(prefill.lease)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sidecar.core.conversation import unknown
 from sidecar.core.prompt import ModelIds
 from sidecar.kv.disk.ports import DiskSettings
 from sidecar.kv.disk.root import DiskLimits, DiskRoot
@@ -15,7 +16,6 @@ from sidecar.kv.disk.slot_index import SlotIndex
 from sidecar.kv.disk.slot_reader import SlotReader, Wanted
 from sidecar.kv.disk.slot_writer import SlotWriter
 from sidecar.kv.prefix_store import PrefixStore
-from sidecar.kv.prefix_tree import Owner
 
 _SETTINGS = DiskSettings(min_tokens=1, run_tokens=1, quiet_s=0, restore="always")
 _UNLIMITED = DiskLimits(1 << 40, 0, 0, 0)
@@ -40,7 +40,8 @@ class Shelf:
         """Write of a prompt what is not here, as a slot that goes on from the last."""
         places = (self._root, self._folder, self._index)
         writer = SlotWriter(store, places, _Silence(), _here, _SETTINGS)
-        writer.write(ids, Owner(), lambda: contextlib.nullcontext(True), is_last=True)
+        owner = unknown(store.generation)
+        writer.write(ids, owner, lambda: contextlib.nullcontext(True), is_last=True)
 
     def read(self, store: PrefixStore, ids: ModelIds) -> None:
         """
@@ -53,7 +54,7 @@ class Shelf:
         if match.depth != len(ids):
             raise ValueError(f"written {match.depth}, asked {len(ids)}")
         reader = SlotReader(store, self._folder, self._index, _here)
-        wanted = Wanted(ids, Owner(), store.epoch, lambda _: True, lambda: True)
+        wanted = Wanted(ids, unknown(store.generation), lambda _: True, lambda: True)
         if not reader.restore(match, wanted):
             raise ValueError("what was written is not read again")
 

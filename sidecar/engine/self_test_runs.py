@@ -36,7 +36,6 @@ from sidecar.kv import kv_layers
 from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.kv_layers import KVLayers
 from sidecar.kv.prefix_store import PrefixStore
-from sidecar.kv.prefix_tree import Owner
 
 R = TypeVar("R")
 # A computation that lets others go on at each yield: running streams.
@@ -232,7 +231,7 @@ class Runs:
             yield from self._compute(restored.cache, ids, start, (edge,))
             marks[edge] = (2, kv_layers.take_checkpoint(restored.cache))
             start = edge
-        store.give_back(restored.lease, ids, restored.cache, Owner(), marks)
+        store.give_back(restored.lease, ids, restored.cache, marks)
 
     def _cold(self, ids: ModelIds) -> Steps[tuple[ModelIds, KVLayers]]:
         return ids, (yield from self._filled(ids, (len(ids) - 1,)))

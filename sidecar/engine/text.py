@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sidecar.config.settings import EngineConfig
+from sidecar.core.conversation import unknown
 from sidecar.core.errors import BadRequest, ContextLengthExceeded
 from sidecar.core.prompt import ModelPrompt, behind_images
 from sidecar.core.requests import GenerationOptions
@@ -240,8 +241,9 @@ class TextEngine:
         self, prompt: ModelPrompt, sampling: Sampling, options: GenerationOptions
     ) -> JobSpec:
         ids = prompt.ids
-        if prompt.epoch is None:
-            prompt = replace(prompt, epoch=self.store.epoch)
+        if prompt.conversation is None:
+            conversation = unknown(self.store.generation)
+            prompt = replace(prompt, conversation=conversation)
         if not ids:
             raise BadRequest("the prompt is empty", param="messages")
         room = self.max_context - len(ids)

@@ -95,7 +95,7 @@ def _least_worthy_first(holders: Sequence[Node]) -> list[Node]:
         rank = ranks[node]
         last_used = used[node.session] if rank else math.inf
         saving = _saving(node) if rank else 0
-        return last_used, -rank, not node.is_guest, saving, node.touched, node.end
+        return last_used, -rank, not node.is_subagent, saving, node.touched, node.end
 
     return sorted(holders, key=worth)
 
@@ -167,9 +167,9 @@ def plan_eviction(
     if over <= 0 and _are_few(trees, limits):
         return None
     worst = max(places, key=lambda node: node.score(now))
-    if not worst.is_guest:  # a flood of its own guests goes before a main thread
-        guests = [n for n in places if n.is_guest and n.session == worst.session]
-        worst = max(guests, key=lambda node: node.score(now), default=worst)
+    if not worst.is_subagent:  # a flood of its sub-agents goes before the main thread
+        subagents = [n for n in places if n.is_subagent and n.session == worst.session]
+        worst = max(subagents, key=lambda node: node.score(now), default=worst)
     if over <= 0:
         return places[worst], worst, worst.start
     return places[worst], worst, max(worst.start, _kept_depth(worst, over))

@@ -27,7 +27,7 @@ def tree_rows(tree: RadixTree) -> list[dict[str, Any]]:
             "checkpoint_bytes": node.checkpoint_bytes,
             "hits": node.hits,
             "idle_s": round(time.monotonic() - node.touched, 1),
-            "guest": node.is_guest,
+            "subagent": node.is_subagent,
             "superseded": node.is_superseded,
             "session": node.session[1],
         }

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from sidecar.core.conversation import Conversation
 from sidecar.core.prompt import ModelIds
 from sidecar.kv import kv_layers
 from sidecar.kv.kv_layers import Leaves
@@ -13,7 +14,6 @@ from sidecar.kv.prefix_tree import (
     Checkpoints,
     Lease,
     Node,
-    Owner,
     RadixTree,
     path_to,
     walk,
@@ -143,25 +143,22 @@ def _source(node: Node) -> tuple[list[Leaves], int]:
     return kv_layers.sliceable_leaves(node.lent_to.live()), 0
 
 
-def owned_from(
-    tree: RadixTree, lease: Lease, ids: ModelIds, salt: str, *, is_plain: bool
-) -> int:
+def owned_from(tree: RadixTree, lease: Lease, ids: ModelIds, *, is_plain: bool) -> int:
     """
     Depth from which the sequence's own arrays are needed by the tree.
 
     Args:
         is_plain: they are not quantised, and serve more prompts than what is.
     """
-    match = tree.match(ids, salt)
+    match = tree.match(ids, lease.conversation.salt)
     lent = [n.start for n in match.nodes if n.lent_to is lease]
     worse = [n.start for n in match.nodes if is_plain and _is_quantized(n)]
     return min([*lent, *worse, match.depth])
 
 
-def attach(
-    tree: RadixTree, lease: Lease, ids: ModelIds, buffer: Buffer, owner: Owner
-) -> None:
+def attach(tree: RadixTree, lease: Lease, ids: ModelIds, buffer: Buffer) -> None:
     """Put a sequence's arrays under its path; drop what it did not get to compute."""
+    owner = lease.conversation
     for node in tree.path_of(ids, owner.salt):
         is_better = _is_quantized(node) and buffer.is_plain
         is_held = buffer.start <= node.start and node.end <= buffer.end
@@ -175,14 +172,14 @@ def attach(
 
 
 def lent_by_others(
-    tree: RadixTree, lease: Lease, ids: ModelIds, salt: str
-) -> tuple[ModelIds, Owner]:
+    tree: RadixTree, lease: Lease, ids: ModelIds
+) -> tuple[ModelIds, Conversation | None]:
     """What of a path is lent to a sequence, and who used its end last."""
-    lent = [n for n in tree.match(ids, salt).nodes if n.lent_to is lease]
+    path = tree.match(ids, lease.conversation.salt).nodes
+    lent = [n for n in path if n.lent_to is lease]
     if not lent:
-        return ModelIds(()), Owner(salt=salt)
-    user = next(reversed(lent[-1].users), None)
-    return ModelIds(ids[: lent[-1].end]), Owner(user, salt=salt)
+        return ModelIds(()), None
+    return ModelIds(ids[: lent[-1].end]), next(reversed(lent[-1].users), None)
 
 
 def drop_lent(tree: RadixTree, lease: Lease) -> None:
@@ -196,15 +193,15 @@ def _is_quantized(node: Node) -> bool:
     return node.buffer is not None and not node.buffer.is_plain
 
 
-def mark(node: Node, owner: Owner) -> None:
+def mark(node: Node, owner: Conversation) -> None:
     """Note who used a node, and when."""
     node.touched = time.monotonic()
-    node.used_by(owner.scope)
+    node.used_by(owner)
     if node.hits == 0 and not node.children:
-        node.is_guest = owner.is_guest
+        node.is_subagent = owner.is_subagent
 
 
-def supersede(tree: RadixTree, ids: ModelIds, owner: Owner) -> None:
+def supersede(tree: RadixTree, ids: ModelIds, owner: Conversation) -> None:
     """
     Note that a conversation goes on along a path, and no more where it parted from it.
 
@@ -224,7 +221,7 @@ def supersede(tree: RadixTree, ids: ModelIds, owner: Owner) -> None:
 
 
 def add_checkpoints(
-    tree: RadixTree, ids: ModelIds, checkpoints: Checkpoints, owner: Owner
+    tree: RadixTree, ids: ModelIds, checkpoints: Checkpoints, owner: Conversation
 ) -> int:
     """Keep checkpoints on a path; how many were new."""
     num_new = 0
@@ -234,6 +231,6 @@ def add_checkpoints(
             continue
         kv_layers.own_checkpoint(layers)
         node.checkpoint, node.checkpoint_rank = layers, rank
-        node.used_by(owner.scope)
+        node.used_by(owner)
         num_new += 1
     return num_new

@@ -10,12 +10,14 @@ they are copied. Sequences that run register their path, and others may copy fro
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
-from sidecar.core.forgetting import Epochs, Whose
-from sidecar.core.prompt import ModelIds, Scope, before_image, behind_images
+from sidecar.core.conversation import Conversation, unknown
+from sidecar.core.forgetting import Generations, Whose
+from sidecar.core.prompt import ModelIds, before_image, behind_images
 from sidecar.infra.metrics import Counters
 from sidecar.kv import kv_layers, stored_runs
 from sidecar.kv.eviction import KVBudget
@@ -41,7 +43,6 @@ from sidecar.kv.prefix_tree import (
     Lease,
     Match,
     Node,
-    Owner,
     RadixTree,
     Restored,
     is_path_of,
@@ -81,14 +82,14 @@ class PrefixStore:
         self._new_cache = new_cache
         self._tree = RadixTree()
         self._lock = budget.lock
-        self._epochs = Epochs()
+        self._generations = Generations()
         empty = new_cache()
         self._all_sliceable = kv_layers.is_sliceable(empty)
         self.layers = kv_layers.kinds(empty)
         self.switched_off: set[str] = set()  # ways of reuse: not tested yet, or failed
         self.whole_images = False  # a prompt is of use from behind its last image only
         self.verify = False  # CACHE_VERIFY: derive exactness anew at each hit
-        self.on_kept: Callable[[ModelIds, Owner], None] = _nobody
+        self.on_kept: Callable[[ModelIds, Conversation], None] = _nobody
         self.counters = Counters(_COUNTED)
         budget.join(self._tree, self.counters)
 
@@ -114,41 +115,46 @@ class PrefixStore:
             return self._usable(self._tree.match(model_ids, salt), model_ids)
 
     @property
-    def epoch(self) -> int:
+    def generation(self) -> int:
         """How often something was forgotten; any thread."""
-        return self._epochs.now
+        return self._generations.now
 
-    def new_epoch(self, whose: Whose | None = None) -> None:
+    def new_generation(self, whose: Whose | None = None) -> None:
         """What was begun before leaves nothing; any thread."""
         with self._lock:
-            self._epochs.end(whose)
+            self._generations.end(whose)
 
-    def is_current(self, epoch: int, scope: Scope | None) -> bool:
+    def is_current(self, conversation: Conversation) -> bool:
         """Whether nothing of a conversation was forgotten since; any thread."""
         with self._lock:
-            return self._epochs.is_current(epoch, scope)
+            return self._generations.is_current(conversation)
+
+    def _is_anything_kept(self, since: Conversation) -> bool:
+        """Whether not all conversations were forgotten since; holds the lock."""
+        return self._generations.is_current(unknown(since.generation))
 
     def restore(
-        self, model_ids: ModelIds, salt: str = "", epoch: int | None = None
+        self, model_ids: ModelIds, conversation: Conversation | None = None
     ) -> Restored:
         """
         Caches for a prompt: its longest stored prefix, or empty ones.
 
         Args:
-            epoch: in which the prompt was begun; None: now.
+            conversation: whose prompt it is; None: no client's, begun now.
         """
-        lease = Lease(epoch=self.epoch if epoch is None else epoch)
+        asked_by = conversation or unknown(self.generation)
+        lease = Lease(asked_by)
         try:
-            return self._restore(model_ids, salt, lease)
+            return self._restore(model_ids, lease)
         except Exception:
             logger.exception("restore failed num_tokens=%d", len(model_ids))
             self.abandon(lease)
-            return Restored(self._new_cache(), 0, Lease(epoch=lease.epoch))
+            return Restored(self._new_cache(), 0, Lease(asked_by))
 
-    def _restore(self, model_ids: ModelIds, salt: str, lease: Lease) -> Restored:
-        cache = self._new_cache()
+    def _restore(self, model_ids: ModelIds, lease: Lease) -> Restored:
+        cache, salt = self._new_cache(), lease.conversation.salt
         with self._lock:
-            if not self._epochs.is_current(lease.epoch, None):
+            if not self._is_anything_kept(lease.conversation):
                 return Restored(cache, 0, lease)
             match = self._tree.match(model_ids, salt)
             length = self._usable(match, model_ids)
@@ -174,12 +180,13 @@ class PrefixStore:
         kv_layers.depth(cache)  # raises if a checkpoint is of another depth
         return Restored(cache, length, lease, match.depth)
 
-    def register(self, lease: Lease, ids: ModelIds, owner: Owner) -> None:
+    def register(self, lease: Lease, ids: ModelIds) -> None:
         """Show the path of a running sequence, so that others can copy from it."""
+        owner = lease.conversation
         if lease.live is None or not ids:
             return
         with self._lock:
-            if not self._epochs.is_current(lease.epoch, owner.scope):
+            if not self._generations.is_current(owner):
                 return
             node = self._tree.grow(ids, owner.salt, buffer=None, lent_to=lease)
             if node is not None:
@@ -192,7 +199,6 @@ class PrefixStore:
         lease: Lease,
         ids: ModelIds,
         cache: KVLayers,
-        owner: Owner,
         checkpoints: Checkpoints,
     ) -> None:
         """
@@ -203,8 +209,9 @@ class PrefixStore:
         """
         if lease.is_over:
             return
-        if not (is_current := self.is_current(lease.epoch, owner.scope)):
-            (ids, owner), checkpoints = self._lent(lease, ids, owner.salt), {}
+        if not (is_current := self.is_current(lease.conversation)):
+            ids, checkpoints = self._hand_to_lender(lease, ids), {}
+        owner = lease.conversation
         if not ids:
             self.abandon(lease)
             return
@@ -216,18 +223,18 @@ class PrefixStore:
             if not is_current:  # what is behind it is not kept as room
                 arrays = [kv_layers.cut(a, 0, len(ids)) for a in arrays]
             is_plain = not any(map(kv_layers.is_quantized, arrays))
-            start = owned_from(self._tree, lease, ids, owner.salt, is_plain=is_plain)
+            start = owned_from(self._tree, lease, ids, is_plain=is_plain)
         buffer = take_over(arrays, start, len(ids))
         self.budget.released.hold(kv_layers.arrays_of(cache))  # but what is stored now
         with self._lock:
-            attach(self._tree, lease, ids, buffer, owner)
+            attach(self._tree, lease, ids, buffer)
             supersede(self._tree, ids, owner)
             num_new = add_checkpoints(self._tree, ids, checkpoints, owner)
             self.counters.add("checkpoint_emitted", num_new)
             self._release(lease)
             shrunk = self.budget.evict()
         mx.eval(shrunk)
-        if owner.scope or is_current:
+        if owner.is_known or is_current:
             self.on_kept(ids, owner)
 
     def abandon(self, lease: Lease) -> None:
@@ -283,10 +290,9 @@ class PrefixStore:
     def adopt(
         self,
         ids: ModelIds,
-        owner: Owner,
+        owner: Conversation,
         runs: Sequence[Buffer],
         checkpoint: list[Any],
-        epoch: int,
     ) -> bool:
         """
         Store what was read from elsewhere; False: it reaches nothing, or was forgotten.
@@ -295,7 +301,7 @@ class PrefixStore:
             runs: of the path, each beginning where the one before it ends.
         """
         with self._lock:
-            if not self._epochs.is_current(epoch, owner.scope):
+            if not self._generations.is_current(owner):
                 return False
             is_whole = stored_runs.adopt(self._tree, ids, owner, runs, checkpoint)
             shrunk = self.budget.evict()
@@ -327,7 +333,7 @@ class PrefixStore:
         """
         before = mx.get_active_memory()
         with self._lock:
-            self._epochs.end(whose)
+            self._generations.end(whose)
             buffers = self._tree.disown(whose.covers if whose else None)
             shrunk = [a for buffer in buffers for a in shrink(self._tree, buffer)]
         mx.eval(shrunk)
@@ -365,12 +371,20 @@ class PrefixStore:
             self.counters.add("hybrid_trim_miss", int(length == 0))
             self.counters.add("hybrid_trim_miss_tokens", depth - length)
 
-    def _lent(self, lease: Lease, ids: ModelIds, salt: str) -> tuple[ModelIds, Owner]:
-        """What of a path that was forgotten others have lent, and whose it is."""
+    def _hand_to_lender(self, lease: Lease, ids: ModelIds) -> ModelIds:
+        """Make it theirs who have lent a part of what was forgotten; that part."""
+        salt = lease.conversation.salt
         with self._lock:
-            if not self._epochs.is_current(lease.epoch, None):
-                return ModelIds(()), Owner(salt=salt)
-            return lent_by_others(self._tree, lease, ids, salt)
+            lent, lender = ModelIds(()), None
+            if self._is_anything_kept(lease.conversation):
+                lent, lender = lent_by_others(self._tree, lease, ids)
+            nobody = unknown(self.generation, salt)
+            lease.conversation = (
+                replace(lender, salt=salt, generation=self.generation)
+                if lender
+                else nobody
+            )
+        return lent
 
     def _release(self, lease: Lease) -> None:
         lease.is_over = True
@@ -390,7 +404,7 @@ class PrefixStore:
         return arrays
 
 
-def _nobody(ids: ModelIds, owner: Owner) -> None:
+def _nobody(ids: ModelIds, owner: Conversation) -> None:
     """Nobody wants to know what was kept."""
 
 

@@ -8,10 +8,11 @@ of ids on the path to it, always.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sidecar.core.prompt import ModelIds, Scope
+from sidecar.core.conversation import Conversation, unknown
+from sidecar.core.prompt import ModelIds
 from sidecar.kv.kv_layers import (
     KVLayers,
     Leaves,
@@ -61,14 +62,15 @@ class Lease:
     A running sequence's hold on the tree.
 
     Args:
+        conversation: whose sequence it is.
         live: gives the sequence's caches now, for others that match its path.
         nodes: the path it restored; they go last. is_over: it was given back.
     """
 
+    conversation: Conversation = unknown(0)
     live: Callable[[], KVLayers] | None = None
     nodes: list["Node"] = field(default_factory=list)
     is_over: bool = False
-    epoch: int = 0  # how often all had been forgotten when it began
 
 
 @dataclass(eq=False)
@@ -90,9 +92,10 @@ class Node:
     leases: set[Lease] = field(default_factory=set)
     touched: float = 0.0
     hits: int = 0
-    is_guest: bool = False
+    is_subagent: bool = False
     is_superseded: bool = False  # its conversation went on from before its end
-    users: dict[Scope, None] = field(default_factory=dict)  # sessions, oldest first
+    # Sessions whose prompts it is a part of, the oldest first.
+    users: dict[Conversation, None] = field(default_factory=dict)
     checkpoint_rank: int = 9
     number: int = field(default_factory=lambda: next(_numbers))
 
@@ -104,12 +107,12 @@ class Node:
     @property
     def session(self) -> tuple[str | None, str]:
         """The key and the name of the first session that used it."""
-        return next(((u.api_key, u.session) for u in self.users), (None, ""))
+        return next(((u.tenant, u.session) for u in self.users), (None, ""))
 
-    def used_by(self, scope: Scope | None) -> None:
+    def used_by(self, conversation: Conversation) -> None:
         """Note whose prompt it is a part of; of many the oldest are let go."""
-        if scope is not None:
-            self.users[replace(scope, thread="")] = None
+        if conversation.is_known:
+            self.users[Conversation(conversation.tenant, conversation.session)] = None
         while len(self.users) > _MOST_USERS:
             self.users.pop(next(iter(self.users)))
 
@@ -119,9 +122,9 @@ class Node:
         return checkpoint_nbytes(self.checkpoint) if self.checkpoint else 0
 
     def score(self, now: float) -> float:
-        """Eviction score, the largest goes first; guests weigh half."""
+        """Eviction score, the largest goes first; sub-agents' weigh half."""
         base = eviction_score(now - self.touched, self.end, self.hits)
-        return base * (2 if self.is_guest else 1) * (8 if self.is_superseded else 1)
+        return base * (2 if self.is_subagent else 1) * (8 if self.is_superseded else 1)
 
 
 def eviction_score(age_s: float, path_len: int, hits: int) -> float:
@@ -145,24 +148,6 @@ class Restored(NamedTuple):
     cached_len: int
     lease: Lease
     shared_len: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """
-    Whose sequence is kept: guests weigh half, sessions may cap their checkpoints.
-
-    Args:
-        own_len: tokens up to the end of the first turn that the model wrote for this
-            conversation; 0: none is known. What parts from the sequence behind it
-            are older ends of the same conversation.
-        salt: whoever has another one finds nothing of it.
-    """
-
-    scope: Scope | None = None
-    is_guest: bool = False
-    own_len: int = 0
-    salt: str = ""
 
 
 Checkpoints = Mapping[int, tuple[int, list[Any]]]  # depth -> rank, layers
@@ -258,7 +243,7 @@ class RadixTree:
             leases=set(node.leases),
             touched=node.touched,
             hits=node.hits,
-            is_guest=node.is_guest,
+            is_subagent=node.is_subagent,
             is_superseded=node.is_superseded,
             users=dict(node.users),
         )
@@ -308,7 +293,7 @@ class RadixTree:
             each.parent, each.children = None, {}
         return dropped
 
-    def disown(self, is_gone: Callable[[Scope], bool] | None) -> set[Buffer]:
+    def disown(self, is_gone: Callable[[Conversation], bool] | None) -> set[Buffer]:
         """
         Drop the nodes of some conversations; what others go on from is theirs then.
 

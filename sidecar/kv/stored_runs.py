@@ -6,11 +6,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from sidecar.core.conversation import Conversation
 from sidecar.core.prompt import ModelIds
 from sidecar.kv import kv_layers
 from sidecar.kv.kv_layers import Leaves
 from sidecar.kv.leases import add_checkpoints, mark
-from sidecar.kv.prefix_tree import Buffer, Owner, RadixTree
+from sidecar.kv.prefix_tree import Buffer, RadixTree
 from sidecar.kv.quantization import KVQuantization
 
 
@@ -115,7 +116,7 @@ def checkpoint_at(tree: RadixTree, ids: ModelIds, salt: str) -> list[Any]:
 def adopt(
     tree: RadixTree,
     ids: ModelIds,
-    owner: Owner,
+    owner: Conversation,
     runs: Sequence[Buffer],
     checkpoint: list[Any],
 ) -> bool:

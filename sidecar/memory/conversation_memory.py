@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sidecar.core.conversation import conversation_of
 from sidecar.core.forgetting import Whose
 from sidecar.core.ports import KVStore
-from sidecar.core.prompt import ModelIds, scope_of
+from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import ClientInfo, ToolCall
 from sidecar.infra.metrics import Counters
 from sidecar.memory.healing_store import (
@@ -89,8 +90,7 @@ class Promise:
         context, told, vanishing: see healing_store.
         opening: None: the turn's ids cannot be put back.
         as_sent: whether the prompt says no more than the request does.
-        epoch: of the memory when it was begun.
-        prompt: its ids and the salt of its KV: what that is written with.
+        ids: of the prompt.
     """
 
     record: LineageRecord
@@ -103,8 +103,7 @@ class Promise:
     opening: Opening | None
     as_sent: bool
     client: ClientInfo
-    epoch: int
-    prompt: tuple[ModelIds, str]
+    ids: ModelIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +185,10 @@ class ConversationMemory:
         self._texts: list[Callable[[], None]] = []
 
     @property
-    def epoch(self) -> int:
-        """How often something was forgotten; what is read now is of that epoch."""
+    def generation(self) -> int:
+        """How often something was forgotten; what is read now is that new."""
         with self.lock:
-            return self._kv.epoch
+            return self._kv.generation
 
     def longest(self, ids: ModelIds, salt: str) -> int:
         """How many tokens of a prompt are held as KV, or would be brought back."""
@@ -203,11 +202,11 @@ class ConversationMemory:
 
     def _commit(self, promise: Promise, said: Said) -> None:
         self.lineage.add(promise.record)
-        scope = promise.record.scope
+        conversation = promise.record.conversation
         parents, num_tokens = promise.client.parents, promise.num_tokens
-        if not self.turns.advance(scope, promise.digests, num_tokens, parents):
+        if not self.turns.advance(conversation, promise.digests, num_tokens, parents):
             self.counters.add("turn_write_refused")
-        self.healing.remember_calls(said.calls, scope)
+        self.healing.remember_calls(said.calls, conversation)
         visible = visible_hash(said.text, said.calls)
         turn, ids = None, [promise.turn, *(call.id for call in said.calls)]
         if visible is not None and promise.opening is not None and said.sampled:
@@ -215,14 +214,13 @@ class ConversationMemory:
             self.healing.record(visible, turn, ids)
         if self.keepsakes is not None:
             told = {
-                "scope": scope.as_json(),
+                "scope": conversation.as_json(),
                 "lineage_key": self._lineage_key,
                 "thread": [list(promise.digests), num_tokens, list(parents)],
                 "calls": calls_json(said.calls),
                 "said": turn_json(visible or "", turn, ids) if turn else None,
             }
-            prompt, salt = promise.prompt
-            kept = Keepsake(salt, len(prompt), digest_of(prompt), promise.record, told)
+            kept = Keepsake(num_tokens, digest_of(promise.ids), promise.record, told)
             self.keepsakes.add(promise.turn, kept)
 
     def save(self, ids: ModelIds, salt: str) -> tuple[list[Json], np.ndarray]:
@@ -257,11 +255,11 @@ class ConversationMemory:
                 self.lineage.add(lineage_of(kept[-1]["lineage"], canonical))
 
     def _load(self, told: Json) -> None:
-        scope = scope_of(told["scope"])
+        conversation = conversation_of(told["scope"])
         digests, num_tokens, parents = told["thread"]
-        names = tuple(map(str, parents))
-        self.turns.advance(scope, list(map(str, digests)), int(num_tokens), names)
-        self.healing.remember_calls(calls_of(told["calls"]), scope)
+        names, known = tuple(map(str, parents)), list(map(str, digests))
+        self.turns.advance(conversation, known, int(num_tokens), names)
+        self.healing.remember_calls(calls_of(told["calls"]), conversation)
         if told["said"] is not None:
             self.healing.record(*turn_of(told["said"]))
 
@@ -277,7 +275,7 @@ class ConversationMemory:
 
     def is_current(self, promise: Promise) -> bool:
         """Whether nothing was forgotten since a prompt was begun."""
-        return self._kv.is_current(promise.epoch, promise.record.scope)
+        return self._kv.is_current(promise.record.conversation)
 
     def attach(self, decode: Callable[[Sequence[int]], str]) -> None:
         """Serve the same model, loaded again; other places are to be named anew."""
@@ -298,7 +296,7 @@ class ConversationMemory:
         conversations said of these, or go on from, stays theirs.
         """
         with self.lock:
-            self._kv.new_epoch(whose)
+            self._kv.new_generation(whose)
             found = self.lineage.forget(whose), self.turns.forget(whose)
             self.healing.forget(whose)
             if self.keepsakes is not None:
@@ -314,8 +312,8 @@ class ConversationMemory:
             opening.lead,
         )  # fmt: skip
         context = promise.context.behind(promise.vanishing)
-        scope = promise.record.scope
-        return KnownTurn(context, scope, turn, promise.told, promise.as_sent)
+        conversation = promise.record.conversation
+        return KnownTurn(context, conversation, turn, promise.told, promise.as_sent)
 
 
 def _in_memory(ids: ModelIds, salt: str, held: int) -> int:

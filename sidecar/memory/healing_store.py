@@ -15,9 +15,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sidecar.core.conversation import Conversation, is_implicit
 from sidecar.core.forgetting import Whose
 from sidecar.core.json_bytes import load_json
-from sidecar.core.prompt import Scope, is_implicit
 from sidecar.core.requests import Message, Tool, ToolCall, call_key
 from sidecar.infra.lru import Lru
 from sidecar.volatile.marked_message import MarkedMessage, SpanKey
@@ -81,7 +81,7 @@ class KnownTurn:
     """
 
     context: Context
-    scope: Scope
+    conversation: Conversation
     healed: Healed
     told: Mapping[SpanKey, str] = field(default_factory=dict)
     as_sent: bool = True
@@ -122,11 +122,11 @@ class Asker:
         by all that told who asked, no more and no less: equal words alone are said by
         many.
         """
-        if turn.scope.thread in self.threads:
+        if turn.conversation.thread in self.threads:
             return True
         if self.session is None:
-            return is_implicit(turn.scope.session) and self.values == turn.told
-        return turn.scope.session == self.session
+            return is_implicit(turn.conversation.session) and self.values == turn.told
+        return turn.conversation.session == self.session
 
 
 Defaults = Mapping[str, Mapping[str, Any]]  # tool, argument -> value
@@ -149,7 +149,7 @@ class HealingStore:
         self._max_bytes = max_bytes
         self._turns: OrderedDict[_Place, list[KnownTurn]] = OrderedDict()
         self._num_bytes = 0
-        self._calls: Lru[str, tuple[ToolCall, Scope]] = Lru(
+        self._calls: Lru[str, tuple[ToolCall, Conversation]] = Lru(
             4 * max_entries, max_bytes, lambda key, known: 400 + len(known[0].arguments)
         )
         self._by_id: Lru[str, tuple[str, KnownTurn]] = Lru(
@@ -168,7 +168,7 @@ class HealingStore:
         for issued in ids:
             self._by_id.put(call_key(issued), (visible, turn))
         with self._lock:
-            place = (visible, turn.context.canonical, turn.scope.api_key)
+            place = (visible, turn.context.canonical, turn.conversation.tenant)
             known = self._turns.setdefault(place, [])
             for old in [k for k in known if _same_place(k, turn)]:
                 known.remove(old)
@@ -181,14 +181,16 @@ class HealingStore:
             self._turns.move_to_end(place)
             self._evict()
 
-    def remember_calls(self, calls: Sequence[ToolCall], scope: Scope) -> None:
+    def remember_calls(
+        self, calls: Sequence[ToolCall], conversation: Conversation
+    ) -> None:
         """Keep what the model gave: clients add default arguments to their echo."""
         for call in calls:
-            self._calls.put(call_key(call.id), (call, scope))
+            self._calls.put(call_key(call.id), (call, conversation))
 
     def continued(
         self, marked: Sequence[MarkedMessage], api_key: str | None, session: str
-    ) -> tuple[int, Scope] | None:
+    ) -> tuple[int, Conversation] | None:
         """
         The thread a conversation goes on with, told by the calls it carries.
 
@@ -198,12 +200,12 @@ class HealingStore:
         for index, item in enumerate(marked):
             for call in item.message.tool_calls:
                 known = self._calls.get(call_key(call.id)) if call.id else None
-                if known is None or known[1].api_key != api_key:
+                if known is None or known[1].tenant != api_key:
                     continue
-                scope = known[1]
-                both_unnamed = is_implicit(scope.session) and is_implicit(session)
-                if scope.session == session or both_unnamed:
-                    return index, scope
+                found = known[1]
+                both_unnamed = is_implicit(found.session) and is_implicit(session)
+                if found.session == session or both_unnamed:
+                    return index, found
         return None
 
     def issued(
@@ -219,7 +221,7 @@ class HealingStore:
         if first is None or any(item != first for item in found):
             return None
         known_visible, turn = first
-        is_whole = known_visible == visible and turn.scope.api_key == api_key
+        is_whole = known_visible == visible and turn.conversation.tenant == api_key
         return turn if is_whole else None
 
     def forget(self, whose: Whose | None) -> None:
@@ -227,13 +229,13 @@ class HealingStore:
         is_gone = whose.covers if whose else lambda _: True
         with self._lock:
             for place, turns in list(self._turns.items()):
-                gone = [turn for turn in turns if is_gone(turn.scope)]
+                gone = [turn for turn in turns if is_gone(turn.conversation)]
                 self._num_bytes -= sum(turn.num_bytes for turn in gone)
-                self._turns[place] = [t for t in turns if not is_gone(t.scope)]
+                self._turns[place] = [t for t in turns if not is_gone(t.conversation)]
                 if not self._turns[place]:
                     del self._turns[place]
         self._calls.pop_if(lambda _, known: is_gone(known[1]))
-        self._by_id.pop_if(lambda _, item: is_gone(item[1].scope))
+        self._by_id.pop_if(lambda _, item: is_gone(item[1].conversation))
 
     def visible_hash(self, message: Message, defaults: Defaults) -> str | None:
         """The visible hash of an echoed message, by what the model gave."""
@@ -266,7 +268,7 @@ class HealingStore:
                 return None
             self._turns.move_to_end(place)
             own = [turn for turn in known if asker.owns(turn)]
-            proved = [turn for turn in own if turn.scope.thread in asker.threads]
+            proved = [turn for turn in own if turn.conversation.thread in asker.threads]
             is_named = asker.session is not None
             others = [turn for turn in known if is_named and turn.as_sent]
             candidates = proved or own or others
@@ -286,12 +288,12 @@ class HealingStore:
 
 
 def _same_place(a: KnownTurn, b: KnownTurn) -> bool:
-    return a.context == b.context and a.scope == b.scope
+    return a.context == b.context and a.conversation == b.conversation
 
 
 def _are_alike(turns: Sequence[KnownTurn]) -> bool:
     """Whether they are the same words, or tries of one conversation at one turn."""
-    askers = {(turn.scope, tuple(sorted(turn.told.items()))) for turn in turns}
+    askers = {(turn.conversation, tuple(sorted(turn.told.items()))) for turn in turns}
     return len(askers) == 1 or len({turn.healed.raw_ids for turn in turns}) == 1
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from sidecar.core.conversation import conversation_of
 from sidecar.core.forgetting import Whose
-from sidecar.core.prompt import ModelIds, scope_of
+from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import ToolCall
 from sidecar.memory.healing_store import Context, Healed, KnownTurn
 from sidecar.memory.lineage import LineageRecord, Note, StoredSpan
@@ -33,11 +34,10 @@ class Keepsake:
     A turn that ended cleanly, as it will be written.
 
     Args:
-        salt: of its KV. num_tokens, digest: of the ids of its prompt.
+        num_tokens, digest: of the ids of its prompt.
         record: what that looked like. told: the rest, as JSON.
     """
 
-    salt: str
     num_tokens: int
     digest: str
     record: LineageRecord
@@ -75,7 +75,8 @@ class Keepsakes:
             asked = [
                 (keepsake.num_tokens, turn, keepsake)
                 for turn, keepsake in self._kept.items()
-                if keepsake.salt == salt and keepsake.num_tokens <= len(ids)
+                if keepsake.record.conversation.salt == salt
+                and keepsake.num_tokens <= len(ids)
             ]
         asked.sort(key=lambda item: item[0])
         digest, done, found = hashlib.sha256(), 0, list[Json]()
@@ -103,7 +104,7 @@ class Keepsakes:
             turns = [
                 turn
                 for turn, keepsake in self._kept.items()
-                if whose is None or whose.covers(keepsake.record.scope)
+                if whose is None or whose.covers(keepsake.record.conversation)
             ]
         self.drop(turns)
 
@@ -124,7 +125,7 @@ def lineage_json(record: LineageRecord) -> Json:
         for s in record.spans
     ]
     notes = [[n, note.text, _values(note.stated)] for n, note in record.notes.items()]
-    return {"scope": record.scope.as_json(), "spans": spans, "notes": notes}
+    return {"scope": record.conversation.as_json(), "spans": spans, "notes": notes}
 
 
 def lineage_of(told: Json, canonical: np.ndarray) -> LineageRecord:
@@ -135,7 +136,7 @@ def lineage_of(told: Json, canonical: np.ndarray) -> LineageRecord:
     ]
     notes = {int(n): Note(str(text), _stated(v)) for n, text, v in told["notes"]}
     ids = array("I", canonical.astype(np.uint32).tobytes())
-    return LineageRecord(ids, tuple(spans), notes, scope_of(told["scope"]))
+    return LineageRecord(ids, tuple(spans), notes, conversation_of(told["scope"]))
 
 
 def turn_json(visible: str, turn: KnownTurn, ids: Sequence[str]) -> Json:
@@ -145,7 +146,7 @@ def turn_json(visible: str, turn: KnownTurn, ids: Sequence[str]) -> Json:
         "visible": visible,
         "ids": list(ids),
         "context": [turn.context.canonical, turn.context.literal],
-        "scope": turn.scope.as_json(),
+        "scope": turn.conversation.as_json(),
         "told": _values(turn.told),
         "as_sent": turn.as_sent,
         "healed": {
@@ -161,7 +162,7 @@ def turn_of(told: Json) -> tuple[str, KnownTurn, list[str]]:
     healed, vanishing = told["healed"], told["healed"]["vanishing"]
     turn = KnownTurn(
         Context(*map(str, told["context"])),
-        scope_of(told["scope"]),
+        conversation_of(told["scope"]),
         Healed(
             str(healed["header"]),
             tuple(map(int, healed["raw_ids"])),

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sidecar.core.conversation import Conversation
 from sidecar.core.forgetting import Whose
-from sidecar.core.prompt import CanonicalIds, Scope
+from sidecar.core.prompt import CanonicalIds
 from sidecar.volatile.marked_message import SpanKey
 
 BLOCK_LEN = 16
@@ -79,7 +80,7 @@ class LineageRecord:
     canonical: array[int]
     spans: tuple[StoredSpan, ...]
     notes: Mapping[int, Note]
-    scope: Scope
+    conversation: Conversation
     block_hashes: array[int] = field(default_factory=lambda: array("Q"))
     touched: float = field(default_factory=time.monotonic)
     hits: int = 0
@@ -129,7 +130,7 @@ class LineageIndex:
         self._use_blocks = use_blocks
         self._records: OrderedDict[int, LineageRecord] = OrderedDict()
         self._blocks: dict[int, _Holders] = {}
-        self._threads: dict[Scope, _Holders] = {}
+        self._threads: dict[Conversation, _Holders] = {}
         self._most_bytes = most_bytes
         self._num_bytes = 0
         self._lock = threading.Lock()
@@ -143,7 +144,7 @@ class LineageIndex:
         return self._num_bytes
 
     def candidates(
-        self, canonical: array[int], scope: Scope, most: int = 8
+        self, canonical: array[int], conversation: Conversation, most: int = 8
     ) -> list[tuple[LineageRecord, int]]:
         """
         The key's records that share a beginning, deepest first, with that length.
@@ -154,14 +155,14 @@ class LineageIndex:
         with self._lock:
             self._expire()
             if self._use_blocks:
-                others = self._by_block(self._hashes(canonical, scope), most)
+                others = self._by_block(self._hashes(canonical, conversation), most)
             else:
                 others = [
                     record
                     for record in self._records.values()
-                    if record.scope.api_key == scope.api_key
+                    if record.conversation.tenant == conversation.tenant
                 ]
-            own = self._threads.get(scope, ())
+            own = self._threads.get(conversation, ())
         records = [*own, *(record for record in others if record not in own)]
         shared = [(r, r.common_len(canonical)) for r in records]
         shared = [(r, n) for r, n in shared if n >= BLOCK_LEN]
@@ -169,22 +170,22 @@ class LineageIndex:
         left = {True: most, False: most}  # of its own, of others
         chosen = []
         for record, length in shared:
-            is_own = record.scope == scope
+            is_own = record.conversation == conversation
             if left[is_own]:
                 left[is_own] -= 1
                 chosen.append((record, length))
         return chosen
 
     def add(self, record: LineageRecord) -> None:
-        """Keep a record; an equal prompt of the same scope is replaced."""
-        record.block_hashes = self._hashes(record.canonical, record.scope)
+        """Keep a record; an equal prompt of the same conversation is replaced."""
+        record.block_hashes = self._hashes(record.canonical, record.conversation)
         with self._lock:
             for old in self._equals(record):
                 self._remove(old)
             self._records[id(record)] = record
             self._num_bytes += record.num_bytes
-            own = (*self._threads.get(record.scope, ()), record)
-            self._threads[record.scope] = own[-_MOST_PER_THREAD:]
+            own = (*self._threads.get(record.conversation, ()), record)
+            self._threads[record.conversation] = own[-_MOST_PER_THREAD:]
             self._replace(record, lambda old: (*old, record)[-_MOST_PER_BLOCK:])
             while self._records and (
                 len(self._records) > _MOST_RECORDS or self._num_bytes > self._most_bytes
@@ -210,7 +211,7 @@ class LineageIndex:
                 self._num_bytes = 0
                 return before
             for record in list(self._records.values()):
-                if whose.covers(record.scope):
+                if whose.covers(record.conversation):
                     self._remove(record)
             return before - len(self._records)
 
@@ -232,7 +233,8 @@ class LineageIndex:
         return [
             old
             for old in holders
-            if old.scope == record.scope and old.canonical == record.canonical
+            if old.conversation == record.conversation
+            and old.canonical == record.canonical
         ]
 
     def _expire(self) -> None:
@@ -248,11 +250,11 @@ class LineageIndex:
     def _remove(self, record: LineageRecord) -> None:
         self._records.pop(id(record), None)
         self._num_bytes -= record.num_bytes
-        own = self._threads.get(record.scope, ())
+        own = self._threads.get(record.conversation, ())
         if left := tuple(r for r in own if r is not record):
-            self._threads[record.scope] = left
+            self._threads[record.conversation] = left
         else:
-            self._threads.pop(record.scope, None)
+            self._threads.pop(record.conversation, None)
         self._replace(record, lambda old: tuple(r for r in old if r is not record))
 
     def _replace(
@@ -269,11 +271,11 @@ class LineageIndex:
             else:
                 self._blocks.pop(block, None)
 
-    def _hashes(self, canonical: array[int], scope: Scope) -> array[int]:
+    def _hashes(self, canonical: array[int], conversation: Conversation) -> array[int]:
         """Chained from the API key as well: no record is found by another key's."""
         seed = self._seed
-        if scope.api_key is not None:
-            key = scope.api_key.encode("utf-8", "surrogatepass")
+        if conversation.tenant is not None:
+            key = conversation.tenant.encode("utf-8", "surrogatepass")
             seed = hashlib.sha256(seed + key).digest()
         return array("Q", _chain(seed, canonical))
 

@@ -14,8 +14,8 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sidecar.core.conversation import IMPLICIT, Conversation
 from sidecar.core.forgetting import Whose
-from sidecar.core.prompt import IMPLICIT, Scope
 from sidecar.volatile.marked_message import MarkedMessage, canonical_text
 
 _MOST_THREADS = 4096
@@ -86,14 +86,14 @@ class TurnStore:
 
     def __init__(self, max_idle_s: float) -> None:
         self._max_idle_s = max_idle_s
-        self._threads: OrderedDict[tuple[str | None, str, str], _Thread] = OrderedDict()
+        self._threads: OrderedDict[Conversation, _Thread] = OrderedDict()
         self._lock = threading.Lock()
 
-    def compare(self, scope: Scope, digests: Sequence[str]) -> Change:
+    def compare(self, conversation: Conversation, digests: Sequence[str]) -> Change:
         """What changed since the thread's last turn."""
         with self._lock:
             self._expire()
-            known = self._threads.get(_key(scope))
+            known = self._threads.get(conversation)
         if known is None:
             return Change(0, (), is_new=True)
         stable = 0
@@ -103,25 +103,23 @@ class TurnStore:
             stable += 1
         return Change(stable, _describe(known.digests[stable:], digests[stable:]))
 
-    def is_guest(self, scope: Scope, num_tokens: int) -> bool:
+    def is_subagent(self, conversation: Conversation, num_tokens: int) -> bool:
         """Whether another thread of the session is its main one (the longest)."""
         with self._lock:
             longest = max(
                 (
                     thread.num_tokens
-                    for (key, session, name), thread in self._threads.items()
-                    if key == scope.api_key
-                    and session == scope.session
-                    and name != scope.thread
+                    for other, thread in self._threads.items()
+                    if other.speaker == conversation.speaker and other != conversation
                 ),
                 default=0,
             )
-            own = self._threads.get(_key(scope))
+            own = self._threads.get(conversation)
             return longest > max(num_tokens, own.num_tokens if own else 0)
 
     def advance(
         self,
-        scope: Scope,
+        conversation: Conversation,
         digests: Sequence[str],
         num_tokens: int,
         parents: tuple[str, ...] = (),
@@ -134,7 +132,7 @@ class TurnStore:
         """
         new = tuple(digests)
         with self._lock:
-            known = self._threads.get(_key(scope))
+            known = self._threads.get(conversation)
             parents = parents or (known.parents if known else ())
             if known is not None and new[: len(known.digests)] != known.digests:
                 extends = new[: len(known.refused)] == known.refused
@@ -143,8 +141,8 @@ class TurnStore:
                 if known.num_refused < _REFUSALS_BEFORE_REPLACE:
                     self._shrink()
                     return False
-            self._threads[_key(scope)] = _Thread(new, num_tokens, parents)
-            self._threads.move_to_end(_key(scope))
+            self._threads[conversation] = _Thread(new, num_tokens, parents)
+            self._threads.move_to_end(conversation)
             self._shrink()
         return True
 
@@ -153,8 +151,9 @@ class TurnStore:
         sessions: dict[_Named, list[_Thread]] = defaultdict(list)
         with self._lock:
             self._expire()
-            for (key, session, _), thread in self._threads.items():
-                sessions[key, session].append(thread)
+            for conversation, thread in self._threads.items():
+                named = (conversation.tenant, conversation.session)
+                sessions[named].append(thread)
         parents = {
             named: tuple(name for thread in threads for name in thread.parents)
             for named, threads in sessions.items()
@@ -174,13 +173,9 @@ class TurnStore:
     def forget(self, whose: Whose | None) -> int:
         """Forget everything, or some conversations; how many threads went."""
         with self._lock:
-            gone = [
-                key
-                for key in self._threads
-                if whose is None or whose.covers(Scope(*key))
-            ]
-            for key in gone:
-                del self._threads[key]
+            gone = [c for c in self._threads if whose is None or whose.covers(c)]
+            for conversation in gone:
+                del self._threads[conversation]
         return len(gone)
 
     def _shrink(self) -> None:
@@ -213,14 +208,14 @@ def thread_name(marked: Sequence[MarkedMessage]) -> str:
     return ""
 
 
-def new_chat(api_key: str | None, session: str) -> Scope:
+def new_chat(tenant: str | None, session: str) -> Conversation:
     """
     A conversation of a client that names none.
 
     Equal first words are said by many people, so they are no name for it: what comes
     later is of the same conversation if it holds a turn that was said in it.
     """
-    return Scope(api_key, session, secrets.token_hex(12))
+    return Conversation(tenant, session, secrets.token_hex(12))
 
 
 def implicit_session(canonical: Sequence[int]) -> str:
@@ -253,10 +248,6 @@ def _ancestors(
             found[name] = None
             todo.extend(parents.get((key, name), ()))
     return tuple(found)
-
-
-def _key(scope: Scope) -> tuple[str | None, str, str]:
-    return (scope.api_key, scope.session, scope.thread)
 
 
 def _describe(old: Sequence[str], new: Sequence[str]) -> tuple[str, ...]:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sidecar.core.conversation import Conversation, Proof
 from sidecar.core.errors import RequestCancelled
 from sidecar.core.prompt import (
     CacheReport,
     ChatTokenizer,
     ModelIds,
     ModelPrompt,
-    Scope,
     SeenImage,
 )
 from sidecar.core.requests import ChatRequest, Message
@@ -59,6 +59,10 @@ from sidecar.pipeline.template.turn_frames import FrameCache
 from sidecar.pipeline.template.turn_markers import Frame
 from sidecar.volatile import spans
 from sidecar.volatile.rules import RuleSet
+
+_BY_NAME: Proof = "session"
+_BY_TURN: Proof = "turn"
+_BY_WORDS: Proof = "words"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ class _Reading:
     thinking: bool
     kwargs: Mapping[str, Any]
     frame: Frame | None
-    epoch: int
+    generation: int
     check: Callable[[], None]
 
 
@@ -205,7 +209,7 @@ class Pipeline:
         moved |= {"invariant_violation": 1} if is_false else {}
         self.counters.add_all(moved)
         return PreparedPrompt(
-            self._model_prompt(reading, question, answer, found),
+            self._model_prompt(question, answer, found),
             answer.text,
             opens_thinking=self._opens_thinking(answer.text),
             thinking=reading.thinking,
@@ -237,8 +241,9 @@ class Pipeline:
             thinking = self._settings.default_thinking
         kwargs = self._template_kwargs(request, thinking)
         frame = self._frames.get(kwargs) if self._settings.splicing else None
-        check, epoch = functools.partial(_check_wanted, is_wanted), self.memory.epoch
-        return _Reading(request, salt, thinking, kwargs, frame, epoch, check)
+        check = functools.partial(_check_wanted, is_wanted)
+        generation = self.memory.generation
+        return _Reading(request, salt, thinking, kwargs, frame, generation, check)
 
     def _recall(self, reading: _Reading) -> Recalled:
         request = reading.request
@@ -303,27 +308,52 @@ class Pipeline:
         client = reading.request.client
         session = client.session or session_turn_store.implicit_session(found.ids)
         continued = self.memory.healing.continued(marked, client.api_key_id, session)
-        own = [*recalled.healed]
-        if continued is not None:
-            own.append(continued[0])
-            scope = continued[1]
-        elif client.session is not None:
-            scope = Scope(
-                client.api_key_id, session, session_turn_store.thread_name(marked)
-            )
-        else:
-            scope = recalled.scope or session_turn_store.new_chat(
-                client.api_key_id, session
-            )
-        is_named = client.session is not None or continued is not None
+        own = [*recalled.healed, *([continued[0]] if continued else [])]
+        went_on = continued[1] if continued else None
         return Question(
-            layout.elements, found, scope, self._frames.header_tokens(reading.frame),
+            layout.elements,
+            found,
+            self._conversation(reading, recalled, session, went_on),
+            self._frames.header_tokens(reading.frame),
             roles,
             first_own=min(own, default=None),
             answered_before=max(own, default=0),
-            is_own=is_named or recalled.is_proved,
             is_proved=layout.is_proved,
-        )  # fmt: skip
+        )
+
+    def _conversation(
+        self,
+        reading: _Reading,
+        recalled: Recalled,
+        session: str,
+        went_on: Conversation | None,
+    ) -> Conversation:
+        """
+        The conversation that a request goes on with, or begins.
+
+        Args:
+            session: as the client named it, or as it was made here.
+            went_on: the one in which calls were made that the request carries.
+        """
+        client = reading.request.client
+        thread: Conversation | None
+        if went_on is not None:
+            thread, proof = went_on, _BY_TURN
+        elif client.session is not None:
+            name = session_turn_store.thread_name(recalled.marked)
+            thread, proof = Conversation(client.api_key_id, session, name), _BY_NAME
+        else:
+            thread = recalled.conversation
+            proof = _BY_TURN if recalled.is_proved else _BY_WORDS
+        thread = thread or session_turn_store.new_chat(client.api_key_id, session)
+        return Conversation(
+            thread.tenant,
+            thread.session,
+            thread.thread,
+            proof=proof,
+            salt=reading.salt,
+            generation=reading.generation,
+        )
 
     def _opens_thinking(self, text: str) -> bool:
         return text.rstrip().lower().endswith(self._think_open.lower())
@@ -333,26 +363,24 @@ class Pipeline:
     ) -> tuple[CacheReport, tuple[str, ...]]:
         """And the digests of the messages that will be sent again."""
         digests = tuple(session_turn_store.message_digests(found.kept))
-        change = self.memory.turns.compare(question.scope, digests)
+        change = self.memory.turns.compare(question.conversation, digests)
         report = make_report(question, answer, change, self._tokenizer, found.marked)
         return report, digests
 
     def _model_prompt(
-        self,
-        reading: _Reading,
-        question: Question,
-        answer: Answer,
-        found: Recalled,
+        self, question: Question, answer: Answer, found: Recalled
     ) -> ModelPrompt:
-        scope, assembled = question.scope, answer.form.assembled
+        assembled, turns = answer.form.assembled, self.memory.turns
+        length, asked_by = len(assembled.ids), question.conversation
+        conversation = replace(
+            asked_by,
+            is_subagent=turns.is_subagent(asked_by, length),
+            own_len=end_of_message(assembled.boundaries, question.first_own),
+        )
         return ModelPrompt(
             assembled.ids,
             rank_boundaries(assembled.boundaries, found.marked),
-            self.memory.turns.is_guest(scope, len(assembled.ids)),
-            scope,
-            end_of_message(assembled.boundaries, question.first_own),
-            reading.salt,
-            reading.epoch,
+            conversation,
             assembled.images,
         )
 
@@ -367,7 +395,7 @@ class Pipeline:
         form = answer.form
         canonical = pack(question.canonical.ids)
         return Promise(
-            LineageRecord(canonical, form.stands, form.notes, question.scope),
+            LineageRecord(canonical, form.stands, form.notes, question.conversation),
             new_turn(),
             len(answer.ids),
             digests,
@@ -377,8 +405,7 @@ class Pipeline:
             self._opening(reading.frame, found, answer.ids),
             as_sent=form.pins is None,
             client=reading.request.client,
-            epoch=reading.epoch,
-            prompt=(answer.ids, reading.salt),
+            ids=answer.ids,
         )
 
     def _opening(

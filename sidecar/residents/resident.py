@@ -4,15 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sidecar.core.conversation import Conversation, unknown
 from sidecar.core.errors import BadRequest
-from sidecar.core.prompt import ModelIds, ModelPrompt, Scope, SeenImage
+from sidecar.core.prompt import ModelIds, ModelPrompt, SeenImage
 from sidecar.core.requests import ChatRequest, ClientInfo, Message
 from sidecar.engine.text import Forecast, TextEngine
 from sidecar.images.text_only import without_images
 from sidecar.infra.metrics import HEALTHY_AT_ZERO
 from sidecar.kv.disk.disk_cache import DiskCache
 from sidecar.kv.disk.ports import READING, WRITING
-from sidecar.kv.prefix_tree import Owner
 from sidecar.memory.conversation_memory import ConversationMemory
 from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
 from sidecar.pipeline.reuse.prompt_ids import check_length
@@ -158,9 +158,8 @@ class Resident:
         """
         if self.disk is None:
             return True
-        epoch = self.engine.store.epoch if prompt.epoch is None else prompt.epoch
-        owner = Owner(prompt.scope, prompt.is_guest, prompt.own_len, prompt.salt)
-        return self.disk.bring_back(prompt.ids, owner, epoch, is_connected)
+        owner = prompt.conversation or unknown(self.engine.store.generation)
+        return self.disk.bring_back(prompt.ids, owner, is_connected)
 
     def prepare_raw(
         self, prompt: str | tuple[int, ...], client: ClientInfo
@@ -178,9 +177,13 @@ class Resident:
         else:
             ids = ModelIds(prompt)
             text = self.engine.model.tokenizer.decode(list(prompt))
-        salt, epoch = self._salt(client), self.memory.epoch
-        scope = Scope(client.api_key_id, client.session or "", "")
-        return ModelPrompt(ids, scope=scope, salt=salt, epoch=epoch), text
+        conversation = Conversation(
+            client.api_key_id,
+            client.session or "",
+            salt=self._salt(client),
+            generation=self.memory.generation,
+        )
+        return ModelPrompt(ids, conversation=conversation), text
 
     def _salt(self, client: ClientInfo) -> str:
         """

@@ -115,7 +115,7 @@ class RequestLog:
             "substitution_proved": report.is_proved,
             **_place(request.client),
             "session": prompt.model.session,
-            "is_guest": prompt.model.is_guest,
+            "is_subagent": prompt.model.is_subagent,
             "stable_messages": report.stable_messages,
             "changes": report.changes,
             "user_agent": request.client.user_agent,

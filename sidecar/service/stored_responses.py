@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
+from sidecar.core.conversation import Conversation, is_implicit
 from sidecar.core.errors import NotFound, PayloadTooLarge, PreviousResponseNotFound
-from sidecar.core.forgetting import Epochs, Whose
-from sidecar.core.prompt import Scope, is_implicit
+from sidecar.core.forgetting import Generations, Whose
 from sidecar.infra.lru import Lru
 
 _MOST_RESPONSES = 256
@@ -24,7 +24,7 @@ class _Stored:
     # As bytes: objects of small lists take twenty times as much.
     body: bytes
     items: bytes  # what it was asked and what it answered
-    scope: Scope
+    conversation: Conversation
     stored_at: float
 
     @property
@@ -54,20 +54,20 @@ class StoredResponses:
     def __init__(self) -> None:
         self._of_keys: dict[str | None, _OfKey] = {}
         self._lock = threading.Lock()
-        self._epochs = Epochs()
+        self._generations = Generations()
 
     @property
-    def epoch(self) -> int:
+    def generation(self) -> int:
         """How often something was forgotten."""
         with self._lock:
-            return self._epochs.now
+            return self._generations.now
 
     def put(
         self,
         key_id: str | None,
         items: Sequence[Any],
         body: dict[str, Any],
-        epoch: int | None = None,
+        generation: int | None = None,
         session: str | None = None,
     ) -> None:
         """
@@ -75,14 +75,15 @@ class StoredResponses:
 
         Args:
             items: all of its input.
-            epoch: in which it was asked for; what was forgotten since is not kept.
+            generation: when it was asked for; what was forgotten since is not kept.
             session: as the client named it.
         """
-        scope = Scope(key_id, session or "", "")
+        since = self.generation if generation is None else generation
+        conversation = Conversation(key_id, session or "", generation=since)
         whole = orjson.dumps([*items, *body["output"]])
-        stored = _Stored(orjson.dumps(body), whole, scope, time.monotonic())
+        stored = _Stored(orjson.dumps(body), whole, conversation, time.monotonic())
         with self._lock:
-            if epoch is not None and not self._epochs.is_current(epoch, scope):
+            if not self._generations.is_current(conversation):
                 return
             own = self._of_keys.setdefault(key_id, _OfKey())
             own.responses.put(body["id"], stored)
@@ -125,10 +126,10 @@ class StoredResponses:
         if whose is not None and is_implicit(whose.session or ""):
             whose = replace(whose, session="")
         with self._lock:
-            self._epochs.end(whose)
+            self._generations.end(whose)
             gone = sum(
                 len(own.responses.pop_if(
-                    lambda _, stored: whose is None or whose.covers(stored.scope)
+                    lambda _, stored: whose is None or whose.covers(stored.conversation)
                 ))
                 for own in self._of_keys.values()
             )  # fmt: skip

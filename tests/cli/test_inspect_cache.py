@@ -164,7 +164,7 @@ def test_the_admin_token_is_the_key(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_deep_tree_is_drawn_without_recursion() -> None:
     """Five thousand forks, one below the other."""
     base = {
-        "lent": False, "guest": False, "session": "s", "hits": 0, "idle_s": 0.0,
+        "lent": False, "subagent": False, "session": "s", "hits": 0, "idle_s": 0.0,
         "leases": 0, "kv_bytes": 1, "checkpoint_bytes": 0,
     }  # fmt: skip
     rows = []

@@ -1,9 +1,16 @@
 """Whose conversations are forgotten, and what was begun before."""
 
-from sidecar.core.forgetting import Epochs, Whose
-from sidecar.core.prompt import Scope
+from dataclasses import replace
 
-MINE, YOURS = Scope("k", "mine", "t"), Scope("k", "yours", "t")
+from sidecar.core.conversation import Conversation, unknown
+from sidecar.core.forgetting import Generations, Whose
+
+MINE, YOURS = Conversation("k", "mine", "t"), Conversation("k", "yours", "t")
+
+
+def since(conversation: Conversation, generation: int) -> Conversation:
+    """A request of it that began then."""
+    return replace(conversation, generation=generation)
 
 
 def test_whose_they_are() -> None:
@@ -16,30 +23,30 @@ def test_whose_they_are() -> None:
     assert Whose("mine", "k").covers(MINE)
     assert not Whose("mine", "other").covers(MINE)
     assert not Whose("mine").covers(MINE), "of clients without a key"
-    assert Whose("mine").covers(Scope(None, "mine", "t"))
-    assert not whoever.covers(None)
-    assert not Whose(any_key=True).covers(None)
+    assert Whose("mine").covers(Conversation(None, "mine", "t"))
+    assert not whoever.covers(unknown(0))
+    assert not Whose(any_key=True).covers(unknown(0))
 
 
 def test_what_was_begun_before_is_over_for_those_who_are_forgotten() -> None:
-    epochs = Epochs()
-    begun = epochs.now
-    epochs.end(Whose("mine", "k"))
-    assert not epochs.is_current(begun, MINE)
-    assert epochs.is_current(begun, YOURS)
-    assert epochs.is_current(begun, None)
-    assert epochs.is_current(epochs.now, MINE)
-    epochs.end(None)
-    assert not epochs.is_current(begun, YOURS)
-    assert not epochs.is_current(begun, None)
-    assert epochs.is_current(epochs.now, YOURS)
+    generations = Generations()
+    begun = generations.now
+    generations.end(Whose("mine", "k"))
+    assert not generations.is_current(since(MINE, begun))
+    assert generations.is_current(since(YOURS, begun))
+    assert generations.is_current(unknown(begun))
+    assert generations.is_current(since(MINE, generations.now))
+    generations.end(None)
+    assert not generations.is_current(since(YOURS, begun))
+    assert not generations.is_current(unknown(begun))
+    assert generations.is_current(since(YOURS, generations.now))
 
 
 def test_what_is_older_than_all_that_is_remembered_is_over() -> None:
-    epochs = Epochs()
+    generations = Generations()
     for _ in range(256):
-        epochs.end(Whose("mine", "k"))
-    assert epochs.is_current(0, YOURS)
-    epochs.end(Whose("mine", "k"))
-    assert not epochs.is_current(0, YOURS)
-    assert epochs.is_current(1, YOURS)
+        generations.end(Whose("mine", "k"))
+    assert generations.is_current(since(YOURS, 0))
+    generations.end(Whose("mine", "k"))
+    assert not generations.is_current(since(YOURS, 0))
+    assert generations.is_current(since(YOURS, 1))

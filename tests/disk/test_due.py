@@ -12,7 +12,7 @@ from sidecar.kv.disk.slot_index import SlotIndex
 from testkit.sequences import owned
 
 MINE = owned("s", salt="mine")
-SCOPES = {name: owned(name).scope for name in "abcd"}
+CONVERSATIONS = {name: owned(name) for name in "abcd"}
 
 
 def ids(*values: int) -> ModelIds:
@@ -56,10 +56,10 @@ def test_what_another_went_on_from_is_due_again_where_that_is_forgotten() -> Non
         due.note(ids(*range(length)), owned(session))
     assert len(due) == 1
     due.forget(Whose("d"))
-    assert [(d.owner.scope, len(d.ids)) for d in due.waiting()] == [(SCOPES["c"], 4)]
+    assert [(d.owner, len(d.ids)) for d in due.waiting()] == [(CONVERSATIONS["c"], 4)]
     due.forget(Whose("b"))
     due.forget(Whose("c"))
-    assert [(d.owner.scope, len(d.ids)) for d in due.waiting()] == [(SCOPES["a"], 1)]
+    assert [(d.owner, len(d.ids)) for d in due.waiting()] == [(CONVERSATIONS["a"], 1)]
     due.forget(Whose("a"))
     assert due.waiting() == []
 
@@ -78,13 +78,10 @@ def test_what_others_said_is_written_where_its_end_was_forgotten_meanwhile() -> 
     gone: list[object] = []
 
     def write(due: Due, *, is_last: bool) -> None:
-        assert due.owner.scope is not None
-        written.append(due.owner.scope.session)
-        gone.append(SCOPES["b"])  # while it is being written
+        written.append(due.owner.session)
+        gone.append(CONVERSATIONS["b"])  # while it is being written
 
-    store: Any = SimpleNamespace(
-        epoch=0, is_current=lambda _epoch, scope: scope not in gone
-    )
+    store: Any = SimpleNamespace(is_current=lambda owner: owner not in gone)
     now: Any = SimpleNamespace(submit=lambda _urgency, act: (act(), Future())[1])
     machine: Any = SimpleNamespace(thread=now, is_idle=lambda: True)
     settings: Any = SimpleNamespace(quiet_s=0.0)

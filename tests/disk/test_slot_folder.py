@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sidecar.core.conversation import Conversation
 from sidecar.core.forgetting import Whose
-from sidecar.core.prompt import Scope
 from sidecar.kv.disk import kv_disk
 from sidecar.kv.disk.durable_files import open_private
 from sidecar.kv.disk.forgetting import forget_all, forget_some
@@ -188,7 +188,7 @@ def test_what_another_said_in_it_stays(folder: SlotFolder) -> None:
     assert forget_some(folder, Whose("one")) == (0, 0)
     assert whole(folder) == [[1, 2]]
     left = folder.read(1)
-    assert left.owner == Scope(None, "another", "t")
+    assert left.owner == Conversation(None, "another", "t")
     assert left.meta["keeps_end"]
     assert left.meta["kept"] == [
         {"scope": [None, "another", "t"], "turn": "another", "depth": 2}
@@ -254,7 +254,7 @@ def test_what_others_said_in_a_slot_that_goes_needs_what_is_before(
     assert whole(folder) == [[1, 2]]
     left = folder.read(1)
     assert left.is_end
-    assert left.owner == Scope(None, "another", "t")
+    assert left.owner == Conversation(None, "another", "t")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from testkit.sequences import some_ids as ids_of
 from testkit.told_kv import HEADS, WIDTH, faults
 
 TinyModel = Callable[[str], LoadedModel]
-MAIN, GUEST = owned("main"), owned("main", is_guest=True)
+MAIN, SUBAGENT = owned("main"), owned("main", is_subagent=True)
 # Told KV of the dense model: 2 layers, keys and values, fp32.
 TOKEN_BYTES = 2 * 2 * HEADS * WIDTH * 4
 
@@ -75,9 +75,11 @@ def test_the_score_of_the_worked_examples(
     assert f"{eviction_score(age, length, hits):.3g}" == f"{wanted:.3g}"
 
 
-def test_a_guest_weighs_half() -> None:
-    mine, guests = Node((1,) * 100, 0, None), Node((1,) * 100, 0, None, is_guest=True)
-    assert guests.score(600.0) == 2 * mine.score(600.0)
+def test_a_subagent_weighs_half() -> None:
+    mine, helper = (
+        Node((1,) * 100, 0, None, is_subagent=is_it) for is_it in (False, True)
+    )
+    assert helper.score(600.0) == 2 * mine.score(600.0)
 
 
 @on_gpu
@@ -425,7 +427,7 @@ def test_fifty_guests_do_not_evict_the_main_thread(
         clock.now += 5
     for number in range(50):
         head = system if shares_system else ids_of(3, 20)
-        run(store, joined(head, ids_of(100 + number, 80)), ids_of(7, 5), GUEST)
+        run(store, joined(head, ids_of(100 + number, 80)), ids_of(7, 5), SUBAGENT)
         clock.now += gap_s
         assert stored(store, path) == len(path)
 
@@ -439,7 +441,7 @@ def test_guests_go_before_the_main_thread_when_bytes_run_out(
     run(store, main, (), MAIN)
     for number in range(50):
         clock.now += 1
-        run(store, ids_of(100 + number, 600), (), GUEST)
+        run(store, ids_of(100 + number, 600), (), SUBAGENT)
         assert stored(store, main) == 600
 
 

@@ -1,18 +1,19 @@
 """Which checkpoints stay when a session has more than its share."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from sidecar.core.conversation import Conversation
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.prefix_store import PrefixStore
-from sidecar.kv.prefix_tree import Owner
 from testkit.sequences import Running, joined, on_gpu, owned
 from testkit.sequences import some_ids as ids_of
 
-MAIN, GUEST = owned("main"), owned("main", is_guest=True)
+MAIN, SUBAGENT = owned("main"), owned("main", is_subagent=True)
 SYSTEM_LEN = 40
 END_OF_TURN = ModelIds((3001, 3002))  # what a template puts behind an answer
 
@@ -27,7 +28,9 @@ def store(tiny_model: Callable[[str], LoadedModel]) -> PrefixStore:
 class Talk:
     """One conversation, a request a turn, with the checkpoints the engine takes."""
 
-    def __init__(self, store: PrefixStore, seed: int, owner: Owner = MAIN) -> None:
+    def __init__(
+        self, store: PrefixStore, seed: int, owner: Conversation = MAIN
+    ) -> None:
         self._store, self._owner = store, owner
         self._seed = seed * 1000
         self._last_user = SYSTEM_LEN
@@ -52,7 +55,7 @@ class Talk:
         kept = joined(self.ids, END_OF_TURN, ids_of(self._seed, 12))
         has_own_turn = len(self.ids) > SYSTEM_LEN
         own_len = SYSTEM_LEN + 22 if has_own_turn else 0
-        owner = Owner(self._owner.scope, self._owner.is_guest, own_len)
+        owner = replace(self._owner, own_len=own_len)
         prompt = joined(kept, ids_of(-self._seed, 30))
         sequence = Running(self._store, prompt, owner)
         sequence.prefill((SYSTEM_LEN, 0), (len(kept), 1))
@@ -97,7 +100,7 @@ def test_helpers_that_are_done_do_not_take_the_main_threads_last(
     main = Talk(store, 1)
     main.turn(by_user=True)
     for seed in range(2, 22):
-        Talk(store, seed, GUEST).turn(by_user=True)
+        Talk(store, seed, SUBAGENT).turn(by_user=True)
     assert main.turn(by_user=False) == 0
 
 

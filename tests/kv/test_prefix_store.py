@@ -10,14 +10,23 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache
 
+from sidecar.core.conversation import Conversation, unknown
 from sidecar.core.forgetting import Whose
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import KVBudget
 from sidecar.kv.prefix_store import PrefixStore
-from sidecar.kv.prefix_tree import Owner
-from testkit.sequences import ROOMY, Running, forward, joined, on_gpu, owned, run
+from testkit.sequences import (
+    NOBODY,
+    ROOMY,
+    Running,
+    forward,
+    joined,
+    on_gpu,
+    owned,
+    run,
+)
 from testkit.sequences import some_ids as ids_of
 from testkit.told_kv import faults
 
@@ -551,26 +560,26 @@ def test_what_was_begun_before_a_clearing_gets_and_shows_nothing(
     store: PrefixStore,
 ) -> None:
     """It restores nothing, its path is not registered, and it gives nothing back."""
-    begun = store.epoch
+    begun = unknown(store.generation)
     store.forget()
     run(store, ids_of(1, 100))
-    late = store.restore(joined(ids_of(1, 100), ids_of(2, 9)), epoch=begun)
+    late = store.restore(joined(ids_of(1, 100), ids_of(2, 9)), begun)
     assert late.cached_len == 0
     rows = store.rows()
     late.lease.live = lambda: late.cache
-    store.register(late.lease, ids_of(3, 50), Owner())
+    store.register(late.lease, ids_of(3, 50))
     assert store.rows() == rows
     assert_sound(store)
 
 
 @on_gpu
-def test_what_ends_between_an_epoch_and_its_clearing_leaves_the_store_sound(
+def test_what_ends_between_a_generation_and_its_clearing_leaves_the_store_sound(
     store: PrefixStore,
 ) -> None:
     """What was lent to it is gone with it: nobody is sent there for KV."""
     run(store, ids_of(1, 100))
     running = Running(store, joined(ids_of(1, 100), ids_of(2, 9))).prefill()
-    store.new_epoch()
+    store.new_generation()
     running.finish()
     assert_sound(store)
     back = Running(store, joined(ids_of(1, 100), ids_of(2, 9)))
@@ -621,7 +630,7 @@ def test_what_others_said_alone_is_not_of_those_who_said_its_beginning(
         prompt = ModelIds(common[:50])
         Running(store, prompt, owner).prefill().decode(common[50:]).finish()
     else:
-        assert store.adopt(common, owner, [], [], store.epoch)
+        assert store.adopt(common, owner, [], [])
     store.forget(Whose("one"))
     assert store.survey(whole, "").depth == 60
     assert store.match_len(joined(common, (7,))) == 60
@@ -636,9 +645,8 @@ def test_whoever_is_forgotten_while_one_goes_on_from_another(
     """Nothing stays that is nobody's; what stays is heard of as the other's."""
     ended: list[tuple[int, str]] = []
 
-    def note(ids: ModelIds, owner: Owner) -> None:
-        assert owner.scope is not None
-        ended.append((len(ids), owner.scope.session))
+    def note(ids: ModelIds, owner: Conversation) -> None:
+        ended.append((len(ids), owner.session))
 
     store.on_kept = note
     first = ids_of(1, 60)
@@ -683,7 +691,7 @@ def test_what_runs_of_a_forgotten_conversation_leaves_nothing(
     mine = joined(theirs[:-1], ids_of(2, 400))
     running = Running(store, mine, owned("one"))
     assert running.cached_len == 59
-    store.register(running.lease, mine, running.owner)
+    store.register(running.lease, mine)
     running.prefill((200, 1))
     store.forget(Whose("one" if is_forgotten else "nobody"))
     running.decode(ids_of(4, 3)).finish()
@@ -744,7 +752,7 @@ def test_logits_after_reuse_are_those_of_a_fresh_prefill(
     work = forward(model)
     store = PrefixStore(KVBudget(ROOMY), tiny_model(kind).new_cache)
     base, stop = ids_of(1, 150), 90
-    first = Running(store, base, Owner(), work).prefill((stop, 0))
+    first = Running(store, base, NOBODY, work).prefill((stop, 0))
     if way == "running row":
         asked = joined(base, ids_of(2, 40))
     else:
@@ -757,7 +765,7 @@ def test_logits_after_reuse_are_those_of_a_fresh_prefill(
         asked = joined(asked, ids_of(4, 3), ids_of(5, 20))
     elif way == "cut":
         run(store, joined(base[:stop], ids_of(6, 9)), work=work)
-    warm = Running(store, asked, Owner(), work)
+    warm = Running(store, asked, NOBODY, work)
     assert warm.cached_len > 0 or (kind != "dense" and way == "running row")
     warm.advance(len(asked) - 1)
     got = np.array(model(mx.array([[asked[-1]]]), cache=warm.cache)[0, -1])

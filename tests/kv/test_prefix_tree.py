@@ -11,7 +11,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from sidecar.core.prompt import Scope
+from sidecar.core.conversation import Conversation
 from sidecar.kv.prefix_tree import Buffer, Lease, Node, RadixTree, common_len, path_to
 
 Ids = tuple[int, ...]
@@ -70,8 +70,8 @@ def test_a_split_keeps_the_checkpoint_below_and_the_rest_on_both() -> None:
     node = tree.grow((1, 2, 3, 4), buffer=None, lent_to=lease)
     assert node is not None
     node.checkpoint, node.touched, node.hits = ["state"], 5.0, 3
-    node.used_by(Scope(None, "s", "t"))
-    node.is_guest = True
+    node.used_by(Conversation(None, "s", "t"))
+    node.is_subagent = True
     node.leases.add(lease)
     lease.nodes.append(node)
     upper = tree.split(node, 1)
@@ -81,7 +81,7 @@ def test_a_split_keeps_the_checkpoint_below_and_the_rest_on_both() -> None:
         assert part.lent_to is lease
         assert part.leases == {lease}
         assert (part.touched, part.hits, part.session) == (5.0, 3, (None, "s"))
-        assert part.is_guest
+        assert part.is_subagent
     assert set(lease.nodes) == {upper, node}
     upper.leases.clear()
     assert node.leases == {lease}

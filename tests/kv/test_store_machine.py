@@ -45,7 +45,7 @@ class How:
     """What becomes of a request; stops are depths with the rank of a checkpoint."""
 
     end: str
-    is_guest: bool
+    is_subagent: bool
     stops: dict[int, int]
 
 
@@ -91,7 +91,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _start(self, prompt: ModelIds, how: "How") -> None:
         """Restore and prefill, as far as it comes; maybe it is answered at once."""
         said = self.store.match_len(prompt)
-        sequence = Running(self.store, prompt, owned("s", is_guest=how.is_guest))
+        sequence = Running(self.store, prompt, owned("s", is_subagent=how.is_subagent))
         assert sequence.cached_len == said
         shared = max((_common(c, prompt) for c in self.computed), default=0)
         assert said <= min(shared, len(prompt) - 1)

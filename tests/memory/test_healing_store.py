@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sidecar.core.prompt import Scope
+from sidecar.core.conversation import Conversation
 from sidecar.core.requests import Message, Tool, ToolCall
 from sidecar.memory.healing_store import (
     Asker,
@@ -19,7 +19,7 @@ from sidecar.memory.healing_store import (
 from testkit.chats import Chats, Client, Said, assistant, result, system, user
 
 HERE = Context("here", "here")
-MINE = Scope("key", "s", "thread")
+MINE = Conversation("key", "s", "thread")
 
 
 def call(arguments: str, call_id: str = "call_1", name: str = "look") -> ToolCall:
@@ -106,7 +106,7 @@ def test_another_session_lends_only_what_stood_behind_the_very_same_text() -> No
 def test_sessions_without_a_name_go_by_the_context() -> None:
     """The letter decides between two whose volatile values differ."""
     turns = store()
-    unnamed = Scope("key", "implicit-0123", "thread")
+    unnamed = Conversation("key", "implicit-0123", "thread")
     turns.record("h", KnownTurn(Context("c", "alpha"), unnamed, healed("a")))
     turns.record("h", KnownTurn(Context("c", "beta"), unnamed, healed("b", 3)))
     assert found(turns, "h", Context("c", "alpha"), "key", None) == healed("a")

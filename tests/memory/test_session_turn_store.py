@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from sidecar.core.prompt import Scope, is_implicit
+from sidecar.core.conversation import Conversation, is_implicit
 from sidecar.core.requests import Message, ToolCall
 from sidecar.memory import session_turn_store
 from sidecar.memory.session_turn_store import Change, TurnStore
@@ -15,7 +15,7 @@ from sidecar.volatile import spans
 from sidecar.volatile.rules import load_rules
 from testkit.chats import Chats, Client, Said, assistant, system, user, words
 
-MAIN = Scope("key", "s", "main")
+MAIN = Conversation("key", "s", "main")
 RULES = load_rules()
 
 
@@ -23,8 +23,8 @@ def advance(store: TurnStore, *lists: str) -> list[bool]:
     return [store.advance(MAIN, text, len(text)) for text in lists]
 
 
-def stable(store: TurnStore, digests: str, scope: Scope = MAIN) -> Change:
-    return store.compare(scope, digests)
+def stable(store: TurnStore, digests: str, conversation: Conversation = MAIN) -> Change:
+    return store.compare(conversation, digests)
 
 
 def test_a_conversation_that_goes_on_advances() -> None:
@@ -88,8 +88,8 @@ def test_an_unknown_thread_has_no_change() -> None:
     """Nothing to compare with; another key's is another's."""
     store = TurnStore(0)
     advance(store, "abc")
-    for scope in (replace(MAIN, thread="x"), replace(MAIN, api_key="y")):
-        assert stable(store, "abc", scope) == Change(0, (), is_new=True)
+    for conversation in (replace(MAIN, thread="x"), replace(MAIN, tenant="y")):
+        assert stable(store, "abc", conversation) == Change(0, (), is_new=True)
 
 
 def test_a_shorter_thread_of_the_session_is_a_guest() -> None:
@@ -97,14 +97,14 @@ def test_a_shorter_thread_of_the_session_is_a_guest() -> None:
     store = TurnStore(0)
     store.advance(MAIN, "ab", 5000)
     helper = replace(MAIN, thread="helper")
-    assert store.is_guest(helper, 300)
-    assert not store.is_guest(helper, 6000)
-    assert not store.is_guest(MAIN, 300)
-    assert not store.is_guest(replace(helper, session="another"), 300)
-    assert not store.is_guest(replace(helper, api_key="another"), 300)
+    assert store.is_subagent(helper, 300)
+    assert not store.is_subagent(helper, 6000)
+    assert not store.is_subagent(MAIN, 300)
+    assert not store.is_subagent(replace(helper, session="another"), 300)
+    assert not store.is_subagent(replace(helper, tenant="another"), 300)
     store.advance(helper, "x", 7000)
-    assert not store.is_guest(helper, 300)
-    assert store.is_guest(MAIN, 5000)
+    assert not store.is_subagent(helper, 300)
+    assert store.is_subagent(MAIN, 5000)
 
 
 def test_idle_threads_leave(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,9 +135,10 @@ def test_digests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_turn_store, "_MOST_DIGESTS", 100)
     store = TurnStore(0)
     for thread in range(30):
-        scope = replace(MAIN, thread=str(thread))
-        store.advance(scope, [f"{n}" for n in range(20)], 1)
-        store.advance(scope, [f"other {n}" for n in range(10)], 1)  # refused, but kept
+        conversation = replace(MAIN, thread=str(thread))
+        store.advance(conversation, [f"{n}" for n in range(20)], 1)
+        refused = [f"other {n}" for n in range(10)]  # but kept
+        store.advance(conversation, refused, 1)
     assert sum(thread.weight for thread in store._threads.values()) <= 100
     assert len(store._threads) == 3
 
@@ -185,8 +186,10 @@ def test_a_session_without_a_name_is_known_by_its_beginning() -> None:
     assert not is_implicit("mine")
 
 
-def scope_of(chats: Chats, messages: Sequence[Message], client: Client) -> Scope:
-    return chats.ask(messages, client).promise.record.scope
+def conversation_of(
+    chats: Chats, messages: Sequence[Message], client: Client
+) -> Conversation:
+    return chats.ask(messages, client).promise.record.conversation
 
 
 def test_whoever_sends_calls_back_continues_their_thread() -> None:
@@ -194,12 +197,12 @@ def test_whoever_sends_calls_back_continues_their_thread() -> None:
     chats = Chats()
     said = Said("", calls=(ToolCall("call_x1", "look", "{}"),))
     chats.turn([user("go")], said)
-    mine = scope_of(chats, [user("go")], Client())
+    mine = conversation_of(chats, [user("go")], Client())
     changed = [user("go (edited)"), assistant("", *said.calls)]
-    assert scope_of(chats, changed, Client()) == mine
-    assert scope_of(chats, changed[:1], Client()) != mine
+    assert conversation_of(chats, changed, Client()) == mine
+    assert conversation_of(chats, changed[:1], Client()) != mine
     for client in (Client("other"), Client("s", "other")):
-        assert scope_of(chats, changed, client).thread != mine.thread
+        assert conversation_of(chats, changed, client).thread != mine.thread
 
 
 def test_a_helper_call_is_prepared_as_a_guest() -> None:
@@ -207,7 +210,7 @@ def test_a_helper_call_is_prepared_as_a_guest() -> None:
     chats = Chats()
     main = chats.turn([user("go " + words(80))])
     helper = chats.ask([user("give it a title")])
-    assert (main.prompt.model.is_guest, helper.model.is_guest) == (False, True)
+    assert (main.prompt.model.is_subagent, helper.model.is_subagent) == (False, True)
     assert helper.model.session == "s"
     unnamed = chats.ask([user("hi")], Client(None))
     assert is_implicit(unnamed.model.session)
@@ -230,7 +233,7 @@ def told(sessions: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """What the session view says of sessions whose clients named these parents."""
     store = TurnStore(0)
     for session, parents in sessions.items():
-        store.advance(Scope("k", session, "t"), "ab", 9, parents)
+        store.advance(Conversation("k", session, "t"), "ab", 9, parents)
     return {view.session: view.parents for view in store.sessions()}
 
 
@@ -256,8 +259,8 @@ def test_a_line_of_parents_is_eight_long_at_most() -> None:
 def test_parents_are_looked_for_within_the_key() -> None:
     """Equal names of another key are other sessions."""
     store = TurnStore(0)
-    store.advance(Scope("k", "mine", "t"), "ab", 9, ("shared",))
-    store.advance(Scope("other", "shared", "t"), "ab", 9, ("secret",))
+    store.advance(Conversation("k", "mine", "t"), "ab", 9, ("shared",))
+    store.advance(Conversation("other", "shared", "t"), "ab", 9, ("secret",))
     assert {v.session: v.parents for v in store.sessions()}["mine"] == ("shared",)
 
 

@@ -251,7 +251,7 @@ def test_b5_a_deep_match_does_not_shadow_a_good_one(use_blocks: bool) -> None:
     chats.turn(asked("10:05", "you", long))
     prompt = chats.ask(asked("10:06", "me", long))
     candidates = chats.memory.lineage.candidates(
-        prompt.promise.record.canonical, prompt.promise.record.scope
+        prompt.promise.record.canonical, prompt.promise.record.conversation
     )
     depths = [depth for _, depth in candidates]
     assert depths[0] > 4250
@@ -277,7 +277,7 @@ def test_b5_a_path_that_was_mostly_evicted_does_not_shadow_a_whole_one(
     chats.store.add(evicted.prompt.model_ids[:kept_len])
     prompt = chats.ask([clock("10:07"), user(long), user("end")])
     candidates = chats.memory.lineage.candidates(
-        prompt.promise.record.canonical, prompt.promise.record.scope
+        prompt.promise.record.canonical, prompt.promise.record.conversation
     )
     assert [record for record, _ in candidates] == [
         evicted.prompt.promise.record, whole.prompt.promise.record

@@ -80,7 +80,7 @@ def test_a_clearing_that_falls_into_a_prepare_lends_it_nothing(
     chats.answer(prompt, SAID)
     chats.memory.keep_past(prompt.promise)
     chats.pipeline.note_cost(prompt, 10)
-    assert prompt.model.epoch != chats.memory.epoch
+    assert not chats.memory.is_current(prompt.promise)
     assert len(chats.memory.lineage) == 0
     assert chats.memory.turns.num_threads == 0
     assert chats.pipeline.drift.rows() == []

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 import pytest
 
-from sidecar.core.prompt import Scope
+from sidecar.core.conversation import Conversation
 from sidecar.memory import lineage
 from sidecar.memory.lineage import LineageIndex, LineageRecord, StoredSpan, pack
 from sidecar.pipeline.reuse.prompt_ids import BLOCK_LEN
 
-SCOPE = Scope("key", "s", "thread")
+SCOPE = Conversation("key", "s", "thread")
 
 
 def index(*, ttl_s: float = 0, use_blocks: bool = True) -> LineageIndex:
     return LineageIndex("model", ttl_s, use_blocks=use_blocks)
 
 
-def record(ids: Sequence[int], scope: Scope = SCOPE) -> LineageRecord:
-    return LineageRecord(array("I", ids), (), {}, scope)
+def record(ids: Sequence[int], conversation: Conversation = SCOPE) -> LineageRecord:
+    return LineageRecord(array("I", ids), (), {}, conversation)
 
 
 def blocks(*names: int) -> list[int]:
@@ -46,8 +46,8 @@ def test_the_deepest_common_beginning_comes_first(use_blocks: bool) -> None:
 def test_no_record_is_found_by_another_key(use_blocks: bool) -> None:
     """It lends nothing there, and its words would stand in the other's drift report."""
     known = index(use_blocks=use_blocks)
-    known.add(record(blocks(1, 2), Scope("another", "s", "thread")))
-    known.add(record(blocks(1, 2), Scope(None, "s", "thread")))
+    known.add(record(blocks(1, 2), Conversation("another", "s", "thread")))
+    known.add(record(blocks(1, 2), Conversation(None, "s", "thread")))
     assert found(known, blocks(1, 2)) == []
     known.add(record(blocks(1), SCOPE))
     assert found(known, blocks(1, 2)) == [(blocks(1), BLOCK_LEN)]
@@ -81,10 +81,10 @@ def test_eight_candidates_are_enough() -> None:
 
 
 def test_an_equal_prompt_of_the_same_scope_is_kept_once() -> None:
-    """Of another scope it is another one."""
+    """Of another conversation it is another one."""
     known = index()
-    for scope in (SCOPE, SCOPE, Scope("key", "s", "helper")):
-        known.add(record(blocks(1, 2), scope))
+    for conversation in (SCOPE, SCOPE, Conversation("key", "s", "helper")):
+        known.add(record(blocks(1, 2), conversation))
     assert len(known) == 2
 
 
@@ -144,7 +144,7 @@ def test_hashes_are_chained_as_specified() -> None:
     import hashlib
 
     ids = [*blocks(1, 2), 5]
-    one = record(ids, Scope(None, "s", "thread"))
+    one = record(ids, Conversation(None, "s", "thread"))
     index().add(one)
     state = hashlib.sha256(b"model").digest()
     expected = []
@@ -201,7 +201,7 @@ def test_equal_prompts_of_others_do_not_push_a_threads_own_out() -> None:
     mine = record(blocks(1, 2, 3))
     known.add(mine)
     for number in range(200):
-        known.add(record(blocks(1, 2, 3), Scope("key", f"s{number}", "thread")))
+        known.add(record(blocks(1, 2, 3), Conversation("key", f"s{number}", "thread")))
     shared = known.candidates(array("I", blocks(1, 2, 4)), SCOPE)
     assert (mine, 2 * BLOCK_LEN) in shared
     assert len(shared) == 9  # its own, and eight of others

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.prompt import Scope
+from sidecar.core.conversation import Conversation
 from sidecar.core.requests import Message, ToolCall
 from sidecar.memory.lineage import Restated
 from sidecar.pipeline.reuse.pinned_values import Loan, lender
@@ -171,13 +171,13 @@ def test_a_status_without_its_folder_before_it_is_not_lent() -> None:
 def test_only_some_kinds_go_from_thread_to_thread(kind: str, shared: bool) -> None:
     """And none from key to key."""
     policy = load_rules().policy
-    here = Scope("key", "s", "t")
+    here = Conversation("key", "s", "t")
     for other, lends in (
         (here, True),
-        (Scope("key", "s", "u"), shared),
-        (Scope("key", "r", "t"), shared),
-        (Scope("other", "s", "t"), False),
-        (Scope(None, "s", "t"), False),
+        (Conversation("key", "s", "u"), shared),
+        (Conversation("key", "r", "t"), shared),
+        (Conversation("other", "s", "t"), False),
+        (Conversation(None, "s", "t"), False),
     ):
         assert lender(other, here, policy)(Loan(kind, "a1")) is lends
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sidecar.core.prompt import Scope
+from sidecar.core.conversation import Conversation
 from sidecar.core.requests import Message, ToolCall
 from sidecar.memory import healing_store
 from sidecar.memory.lineage import LineageIndex, LineageRecord
@@ -178,7 +178,7 @@ def test_nothing_is_hidden_and_what_is_said_last_is_true(
     played: list[tuple[int, str, int]],
 ) -> None:
     """
-    Invariant II, and the scope of values, under drift of every kind.
+    Invariant II, and the conversation of values, under drift of every kind.
 
     text(M) is T but for pinned values, notes and the model's own turns; for each
     volatile place the last thing said is what the client says now.
@@ -287,12 +287,12 @@ def test_blocks_find_what_a_linear_scan_finds(
     indexes = [LineageIndex("m", 0, use_blocks=b) for b in (True, False)]
     for number, (blocks, end) in enumerate(known):
         ids = array("I", [*_ids(blocks), *end])
-        scope = Scope("k", str(number), "t")
-        record = LineageRecord(ids, (), {}, scope, touched=float(number))
+        conversation = Conversation("k", str(number), "t")
+        record = LineageRecord(ids, (), {}, conversation, touched=float(number))
         for index in indexes:
             index.add(record)
     question = array("I", [*_ids(asked), *tail])
-    asker = Scope("k", "0", "t")
+    asker = Conversation("k", "0", "t")
     by_block, by_scan = (index.candidates(question, asker) for index in indexes)
     assert by_block == by_scan
 

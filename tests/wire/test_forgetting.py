@@ -133,8 +133,9 @@ def test_what_was_asked_before_and_not_begun_leaves_nothing(app: App) -> None:
         with app.pool.lease("local") as resident:
             assert eventually(lambda: resident.engine._admission.num_open == 1, 60)
         clearing = pool.submit(clear, app)
-        epoch_of_late = resident.engine._admission._open.copy().pop().spec.prompt.epoch
-        assert eventually(lambda: resident.engine.store.epoch != epoch_of_late, 60)
+        (late_job,) = resident.engine._admission._open.copy()
+        begun = late_job.spec.prompt.conversation.generation
+        assert eventually(lambda: resident.engine.store.generation != begun, 60)
         go.set()
         assert late.result().status_code == 200
         clearing.result()
@@ -220,7 +221,8 @@ def test_one_conversation_is_forgotten_and_the_other_goes_on(app: App, by: str) 
     assert after[0] < before[0] - 10  # what both began with is the other's
     with app.pool.lease("local") as resident:
         places = resident.memory.healing._turns.values()
-    assert {turn.scope.session for turns in places for turn in turns} == {"other"}
+    left = {turn.conversation.session for turns in places for turn in turns}
+    assert left == {"other"}
     told = forget(app, session="one")
     assert told["forgotten"] is False  # nothing was left, as of a name that is wrong
     assert not any(told.values())
@@ -232,9 +234,9 @@ def test_what_runs_of_it_leaves_nothing_and_of_another_all(app: App) -> None:
         talks = [pool.submit(talk, app, name) for name in ("one", "other")]
         with app.pool.lease("local") as resident:
             assert eventually(lambda: resident.engine._admission.num_open == 2, 60)
-            begun = resident.engine.store.epoch
+            begun = resident.engine.store.generation
         forgetting = pool.submit(forget, app, session="one")
-        assert eventually(lambda: resident.engine.store.epoch != begun, 60)
+        assert eventually(lambda: resident.engine.store.generation != begun, 60)
         go.set()
         for said in talks:
             said.result()

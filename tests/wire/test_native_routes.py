@@ -245,7 +245,8 @@ def test_who_asks_is_told_beside_every_body(
         headers={"authorization": "Bearer one"},
     ).json()  # fmt: skip
     with scripted_sidecar.pool.lease("local") as served:
-        claim = {"key": list(served.memory.lineage._records.values())[-1].scope.api_key}
+        last = list(served.memory.lineage._records.values())[-1]
+        claim = {"key": last.conversation.tenant}
     again = {"model": "local", "input": "hi", "previous_response_id": posted["id"]}
     codes = [
         proxy.http.post(

@@ -23,7 +23,7 @@ class StoredItems(Protocol):
     """What later requests may name as their previous response."""
 
     @property
-    def epoch(self) -> int:
+    def generation(self) -> int:
         """How often something was forgotten."""
 
     def put(
@@ -31,7 +31,7 @@ class StoredItems(Protocol):
         key_id: str | None,
         items: Sequence[Any],
         body: dict[str, Any],
-        epoch: int | None = None,
+        generation: int | None = None,
         session: str | None = None,
     ) -> None:
         """Keep a complete response, with its input, unless it was forgotten since."""
@@ -50,7 +50,7 @@ class ResponsesCall:
     delivery: Delivery
     key_id: str | None
     stored: StoredItems
-    epoch: int
+    generation: int
 
     def encoder(self) -> ResponseStream:
         """Named, numbered events."""
@@ -63,7 +63,8 @@ class ResponsesCall:
     def _remember(self, response: ResponseObject) -> None:
         if self.delivery.is_stored:
             body, session = response.as_dict(), self.chat.client.session
-            self.stored.put(self.key_id, self.delivery.items, body, self.epoch, session)
+            items, generation = self.delivery.items, self.generation
+            self.stored.put(self.key_id, items, body, generation, session)
 
 
 class OpenAIResponses:
@@ -76,10 +77,11 @@ class OpenAIResponses:
         """Check a body; complaints name the field."""
         whole = responses_body(body, facts.headers)
         key_id = _key_id(whole, facts)
-        previous, epoch = whole.get("previous_response_id"), self._stored.epoch
+        previous = whole.get("previous_response_id")
+        generation = self._stored.generation
         items = self._stored.resolve(key_id, previous, input_items(whole))
         chat, delivery = parse_responses(whole, items, facts.request_id, facts.headers)
-        return ResponsesCall(chat, delivery, key_id, self._stored, epoch)
+        return ResponsesCall(chat, delivery, key_id, self._stored, generation)
 
     def problem(
         self, error: SidecarError, request_id: str, path: str

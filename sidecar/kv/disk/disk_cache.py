@@ -15,6 +15,7 @@ from concurrent.futures import TimeoutError
 from dataclasses import dataclass
 from pathlib import Path
 
+from sidecar.core.conversation import Conversation
 from sidecar.core.forgetting import Whose
 from sidecar.core.prompt import ModelIds
 from sidecar.kv.disk.disk_thread import Urgency
@@ -30,7 +31,6 @@ from sidecar.kv.disk.slot_reader import SlotReader, Unwanted, Wanted
 from sidecar.kv.disk.slot_writer import SlotWriter, slim
 from sidecar.kv.disk.tensor_file import Damaged
 from sidecar.kv.prefix_store import PrefixStore
-from sidecar.kv.prefix_tree import Owner
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class DiskCache:
         self._index = SlotIndex()
         self._hand_over = HandOver(store, self._index, machine, settings, self._write)
         self._lock = threading.RLock()  # of what forgetting must not come between
-        self._epoch = 0
+        self._num_cleared = 0
         self._looked_at = 0.0
         self._seen = 0
         self._stamps: dict[int, tuple[int, int]] = {}  # of the slots that were taken in
@@ -174,13 +174,12 @@ class DiskCache:
         return found.bytes_behind(held) / place.reader.rate
 
     def bring_back(
-        self, ids: ModelIds, owner: Owner, epoch: int, is_wanted: Callable[[], bool]
+        self, ids: ModelIds, owner: Conversation, is_wanted: Callable[[], bool]
     ) -> bool:
         """
         Have in memory what is worth it; False: what was promised could not be held.
 
         Args:
-            epoch: of the store, in which the prompt was made.
             is_wanted: whether its client is still there.
         """
         place, held = self._place, self._store.match_len(ids, owner.salt)
@@ -190,7 +189,7 @@ class DiskCache:
         until = time.monotonic() + self._patience_s(found.depth - held)
         given_up = threading.Event()
         wanted = Wanted(
-            ids, owner, epoch, self._machine.make_room, lambda: not given_up.is_set()
+            ids, owner, self._machine.make_room, lambda: not given_up.is_set()
         )
         restored = self._machine.thread.submit(
             Urgency.RESTORE, lambda: self._restore(place, wanted)
@@ -288,7 +287,7 @@ class DiskCache:
                 self._forgotten.append(whose)
                 return 0, 0
             if whose is None:
-                self._epoch += 1
+                self._num_cleared += 1
                 self._index.clear()
                 self._stamps, self._seen = {}, 0
                 return forget_all(place.folder)
@@ -331,13 +330,13 @@ class DiskCache:
         self, due: Due
     ) -> Callable[[], contextlib.AbstractContextManager[bool]]:
         """Holds forgetting off, and says whether there was none of it since."""
-        begun = self._epoch
+        begun = self._num_cleared
 
         @contextlib.contextmanager
         def current() -> Iterator[bool]:
             with self._lock:
-                is_current = self._store.is_current(due.epoch, due.owner.scope)
-                yield is_current and begun == self._epoch
+                is_current = self._store.is_current(due.owner)
+                yield is_current and begun == self._num_cleared
 
         return current
 
@@ -394,5 +393,5 @@ class DiskCache:
             logger.warning("of slot %d nothing is known: %r", slot.number, error)
 
 
-def _not_noted(ids: ModelIds, owner: Owner) -> None:
+def _not_noted(ids: ModelIds, owner: Conversation) -> None:
     pass

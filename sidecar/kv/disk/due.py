@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from sidecar.core.conversation import Conversation
 from sidecar.core.forgetting import Whose
-from sidecar.core.prompt import ModelIds, speaker_of
-from sidecar.kv.prefix_tree import Owner
+from sidecar.core.prompt import ModelIds
 
 _MOST = 64  # conversations; the one that rests longest is written or not at all
 _MOST_OTHERS = 16
@@ -16,7 +16,7 @@ _MOST_OTHERS = 16
 @dataclass(frozen=True, slots=True)
 class Due:
     """
-    A path that a sequence left, when, and in which epoch of the store.
+    A path that a sequence left, and when.
 
     Args:
         others: ends on it of other conversations, the deepest first: due again where
@@ -24,9 +24,8 @@ class Due:
     """
 
     ids: ModelIds
-    owner: Owner
+    owner: Conversation
     since: float
-    epoch: int = 0
     others: tuple["Due", ...] = ()
 
 
@@ -35,15 +34,10 @@ class DueList:
     Ends of conversations that rest. Any thread.
 
     Args:
-        epoch: of the store, now. clock: seconds. For tests.
+        clock: seconds. For tests.
     """
 
-    def __init__(
-        self,
-        epoch: Callable[[], int] = lambda: 0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._epoch = epoch
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._due: list[Due] = []
@@ -51,9 +45,9 @@ class DueList:
     def __len__(self) -> int:
         return len(self._due)
 
-    def note(self, ids: ModelIds, owner: Owner) -> None:
+    def note(self, ids: ModelIds, owner: Conversation) -> None:
         """A sequence left this path; what it went on from is not an end any more."""
-        new = Due(ids, owner, self._clock(), self._epoch())
+        new = Due(ids, owner, self._clock())
         with self._lock:
             before, kept = list[Due](), list[Due]()
             for old in self._due:
@@ -62,7 +56,7 @@ class DueList:
                 replace(due, others=())
                 for old in before
                 for due in (old, *old.others)
-                if speaker_of(due.owner.scope) != speaker_of(owner.scope)
+                if due.owner.speaker != owner.speaker
             ]
             others.sort(key=lambda due: -len(due.ids))
             new = replace(new, others=tuple(others[:_MOST_OTHERS]))
@@ -97,7 +91,7 @@ class DueList:
                 return
             for each in due:
                 ends = (each, *each.others)
-                left = [end for end in ends if not whose.covers(end.owner.scope)]
+                left = [end for end in ends if not whose.covers(end.owner)]
                 if len(left) == len(ends):
                     self._due.append(each)
                 elif left:

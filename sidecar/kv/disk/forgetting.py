@@ -8,8 +8,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from sidecar.core.conversation import conversation_of
 from sidecar.core.forgetting import Whose
-from sidecar.core.prompt import scope_of
 from sidecar.kv.disk.cache_form import RUN_FORMAT, metadata_of, scalar_array, to_numpy
 from sidecar.kv.disk.durable_files import (
     MALFORMED,
@@ -183,7 +183,7 @@ def _strip(folder: SlotFolder, slot: Slot, whose: Whose, owner: Any) -> Slot:
 def _others(slot: Slot, whose: Whose) -> list[Mapping[str, Any]]:
     """What was said in a slot, but for some conversations."""
     said: list[Mapping[str, Any]] = slot.meta["kept"]
-    return [told for told in said if not whose.covers(scope_of(told["scope"]))]
+    return [told for told in said if not whose.covers(conversation_of(told["scope"]))]
 
 
 def _without_lineage(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class HandOver:
         self._settings = settings
         self._write = write
         self._closed = threading.Event()
-        self.due = DueList(lambda: store.epoch)
+        self.due = DueList()
 
     def start(self) -> None:
         """Look again and again, on a thread of its own."""
@@ -112,7 +112,7 @@ class HandOver:
     def _write_of(self, due: Due, *, is_last: bool) -> None:
         """Have it written; if it was forgotten meanwhile, what others said of it."""
         self._write(due, is_last=is_last)
-        if not self._store.is_current(due.epoch, due.owner.scope):
+        if not self._store.is_current(due.owner):
             for other in due.others:
                 self._write(other, is_last=is_last)
 

@@ -11,7 +11,7 @@ from sidecar.core.prompt import ModelIds
 from sidecar.kv.disk.disk_thread import DiskThread
 
 WRITING = (
-    "disk_bytes_written", "disk_skipped_guest", "disk_skipped_single",
+    "disk_bytes_written", "disk_skipped_subagent", "disk_skipped_single",
     "disk_skipped_budget", "disk_skipped_space",
 )  # fmt: skip
 READING = (

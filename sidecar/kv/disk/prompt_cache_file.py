@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import load_prompt_cache
 
+from sidecar.core.conversation import unknown
 from sidecar.core.prompt import ModelIds
 from sidecar.kv import kv_layers
 from sidecar.kv.disk.cache_form import (
@@ -23,7 +24,7 @@ from sidecar.kv.disk.slot import Slot
 from sidecar.kv.disk.slot_folder import SlotFolder
 from sidecar.kv.disk.tensor_file import Damaged, write_tensors
 from sidecar.kv.prefix_store import PrefixStore
-from sidecar.kv.prefix_tree import Buffer, Owner
+from sidecar.kv.prefix_tree import Buffer
 
 
 def export_chain(folder: SlotFolder, number: int, file: Path) -> int:
@@ -141,9 +142,9 @@ def read_prompt_cache(store: PrefixStore, file: Path, ids: tuple[int, ...]) -> i
         )
     runs = [kv_layers.cut(a, 0, length) for a in kv_layers.sliceable_leaves(cache)]
     mx.eval(runs)
-    owner, path = Owner(), ModelIds(ids)
+    owner, path = unknown(store.generation), ModelIds(ids)
     checkpoint = kv_layers.take_checkpoint(cache)
-    if not store.adopt(path, owner, [Buffer(runs, 0, length)], checkpoint, store.epoch):
+    if not store.adopt(path, owner, [Buffer(runs, 0, length)], checkpoint):
         raise Damaged(f"{file.name} could not be stored")
     store.on_kept(path, owner)
     return length

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sidecar.core.prompt import Scope, scope_of
+from sidecar.core.conversation import Conversation, conversation_of, unknown
 from sidecar.kv.disk.durable_files import make_durable, open_private
 from sidecar.kv.disk.tensor_file import Damaged, Header, TensorSpec, write_tensors
 
@@ -56,9 +56,10 @@ class Slot:
         return str(self.meta["salt"])
 
     @property
-    def owner(self) -> Scope | None:
-        """Whose conversation ended there; None: nobody's."""
-        return scope_of(self.meta["owner"]) if self.meta["owner"] else None
+    def owner(self) -> Conversation:
+        """Whose conversation ended there."""
+        owner = self.meta["owner"]
+        return unknown(0) if owner is None else conversation_of(owner)
 
     @property
     def is_end(self) -> bool:
@@ -127,7 +128,7 @@ def _odd(meta: Mapping[str, Any]) -> Iterator[str]:
         yield "kept"
     owner = [meta["owner"]] if meta["owner"] is not None else []
     for scope in (*owner, *(turn["scope"] for turn in meta["kept"])):
-        scope_of(scope)
+        conversation_of(scope)
 
 
 def _parent_of(told: object) -> tuple[int, str] | None:

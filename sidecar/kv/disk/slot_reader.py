@@ -15,6 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from sidecar.core.conversation import Conversation
 from sidecar.core.prompt import ModelIds
 from sidecar.infra.metrics import Counters
 from sidecar.kv.disk.cache_form import restore_states
@@ -26,7 +27,7 @@ from sidecar.kv.disk.slot_index import DiskMatch, SlotIndex
 from sidecar.kv.disk.tensor_file import Damaged
 from sidecar.kv.kv_layers import KVLayers, Leaves
 from sidecar.kv.prefix_store import PrefixStore
-from sidecar.kv.prefix_tree import Buffer, Owner
+from sidecar.kv.prefix_tree import Buffer
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +47,13 @@ class Wanted:
     A path that is to be brought back.
 
     Args:
-        epoch: of the store, in which it was asked for.
+        owner: for whom.
         make_room: for so many bytes, on the GPU thread; whether there is.
         is_wanted: whether somebody still waits.
     """
 
     ids: ModelIds
-    owner: Owner
-    epoch: int
+    owner: Conversation
     make_room: Callable[[int], bool]
     is_wanted: Callable[[], bool]
 
@@ -135,7 +135,7 @@ class SlotReader:
         """On the GPU thread: what was read becomes the store's."""
         buffers = [Buffer(layers, start, end - start) for start, end, layers in runs]
         checkpoint = self._checkpoint(*state, len(ids))
-        return self._store.adopt(ids, wanted.owner, buffers, checkpoint, wanted.epoch)
+        return self._store.adopt(ids, wanted.owner, buffers, checkpoint)
 
     def _open(self, match: DiskMatch, start: int) -> list[_Part]:
         """Open all that is needed at once: none can be deleted in between."""

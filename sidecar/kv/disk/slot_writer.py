@@ -17,7 +17,8 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 
-from sidecar.core.prompt import ModelIds, Scope, speaker_of
+from sidecar.core.conversation import Conversation
+from sidecar.core.prompt import ModelIds
 from sidecar.infra.metrics import Counters
 from sidecar.kv.disk.cache_form import (
     Form,
@@ -42,7 +43,6 @@ from sidecar.kv.disk.slot_index import DiskMatch, SlotIndex
 from sidecar.kv.disk.tensor_file import Damaged, write_tensors
 from sidecar.kv.kv_layers import Leaves, is_quantized
 from sidecar.kv.prefix_store import PrefixStore
-from sidecar.kv.prefix_tree import Owner
 from sidecar.kv.stored_runs import Gone, Survey
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class SlotWriter:
     def write(
         self,
         ids: ModelIds,
-        owner: Owner,
+        owner: Conversation,
         may: MayCommit,
         *,
         is_last: bool,
@@ -119,13 +119,13 @@ class SlotWriter:
             self._refused.add(text)
             logger.warning("%s", text)
 
-    def _is_worth(self, found: Survey, owner: Owner, *, is_last: bool) -> bool:
+    def _is_worth(self, found: Survey, owner: Conversation, *, is_last: bool) -> bool:
         if found.depth < self._settings.min_tokens:
             return False
         if found.is_superseded and not is_last:
             return False
-        if owner.is_guest and not is_last:  # it may be over before it would pay
-            self.counters.add("disk_skipped_guest")
+        if owner.is_subagent and not is_last:  # it may be over before it would pay
+            self.counters.add("disk_skipped_subagent")
             return False
         day = self._root.limits.day_bytes
         is_short = day and self._root.written_today > day / 2
@@ -145,7 +145,7 @@ class SlotWriter:
     def _write(
         self,
         ids: ModelIds,
-        owner: Owner,
+        owner: Conversation,
         found: Survey,
         may: MayCommit,
         how: tuple[int, bool, bool],
@@ -154,7 +154,7 @@ class SlotWriter:
         known = self._index.match(ids, salt_name(owner.salt))
         if len(ids) - known.depth < least:
             return
-        run = self._run(len(ids), known, owner.scope)
+        run = self._run(len(ids), known, owner)
         states = sum(size for depth, _, size in found.ends if depth == len(ids))
         about = (len(ids) - run.start) * found.token_bytes + states
         if reason := self._root.refusal(about, is_last=is_last):
@@ -163,7 +163,7 @@ class SlotWriter:
         started, draft = time.monotonic(), self._folder.draft()
         try:
             told = self._write_kv(draft, ids, owner.salt, run.start)
-            told["owner"] = owner.scope.as_json() if owner.scope else None
+            told["owner"] = owner.as_json()
             slot = self._commit(draft, run, ids, owner.salt, (told, keeps_end, may))
         finally:
             draft.discard()
@@ -226,7 +226,7 @@ class SlotWriter:
             self._index.remove(run.parent.number)
         return slot
 
-    def _run(self, end: int, known: DiskMatch, scope: Scope | None) -> _Run:
+    def _run(self, end: int, known: DiskMatch, owner: Conversation) -> _Run:
         """
         Where the new slot begins: behind what is there, or with the short ends of it.
 
@@ -242,7 +242,7 @@ class SlotWriter:
             is_short = slot.length < self._settings.run_tokens
             if slot.end != start or below or not is_short or slot.meta["keeps_end"]:
                 break
-            is_another = speaker_of(slot.owner) != speaker_of(scope)
+            is_another = slot.owner.speaker != owner.speaker
             if is_another and len(known.chain) < _MOST_ENDS:
                 break
             replaced.append(slot)

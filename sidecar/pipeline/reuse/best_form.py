@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sidecar.core.prompt import CacheReport, ChatTokenizer, ModelIds, Scope
+from sidecar.core.conversation import Conversation
+from sidecar.core.prompt import CacheReport, ChatTokenizer, ModelIds
 from sidecar.memory.lineage import (
     LineageIndex,
     LineageRecord,
@@ -37,18 +38,16 @@ class Question:
         roles: of its messages.
         first_own: index of the first message that the model wrote for it, if known.
         answered_before: index of the last one: it has read the messages before that.
-        is_own: its thread is its own by more than equal words.
         is_proved: the substitution proof holds (template/elements).
     """
 
     elements: tuple[Element, ...]
     canonical: Canonical
-    scope: Scope
+    conversation: Conversation
     header_tokens: int
     roles: Sequence[str]
     first_own: int | None = None
     answered_before: int = 0
-    is_own: bool = True
     is_proved: bool = True
 
     @property
@@ -139,7 +138,7 @@ class ReuseChooser:
         plain = self._form(question, None)
         strict_len = longest(plain.assembled.ids)
         canonical = pack(question.canonical.ids)
-        found = self._lineage.candidates(canonical, question.scope)
+        found = self._lineage.candidates(canonical, question.conversation)
         closest = found[0] if found else None
         best = Answer(plain, strict_len, strict_len, closest)
         if not self._pinning or quotes_a_note(question.elements):
@@ -178,7 +177,7 @@ class ReuseChooser:
         sent_answered = {
             span.key
             for record in known
-            if record.scope == question.scope
+            if record.conversation == question.conversation
             for span in record.spans
             if span.was_sent_answered
         }
@@ -195,7 +194,7 @@ class ReuseChooser:
         self, question: Question, walk: Walk, record: LineageRecord, shared: int
     ) -> Pins:
         lends = pinned_values.lender(
-            record.scope, question.scope, walk.policy, is_proved=question.is_own
+            record.conversation, question.conversation, walk.policy
         )
         return pinned_values.choose(walk, (record, shared), lends)
 

@@ -13,7 +13,7 @@ had it.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sidecar.core.prompt import Scope
+from sidecar.core.conversation import Conversation
 from sidecar.core.requests import ChatRequest, Message, Thought, text_of
 from sidecar.core.turn_token import read_token
 from sidecar.memory.healing_store import (
@@ -74,8 +74,9 @@ class Recalled:
         healed: the model's own turns, by index in `marked`.
         context: what all that is kept comes to.
         told: the values that tell who asks, where and what.
-        scope: of the model's last turn in it, known by its ids if any is; None: there
-            is none. is_proved: one is known by ids, which nobody else was given.
+        conversation: of the model's last turn in it, known by its ids if any is; None:
+            there is none.
+        is_proved: one is known by ids, which nobody else was given.
         vanishing: the message that will not be sent again: the canonical context that
             it stands behind, its text.
     """
@@ -85,7 +86,7 @@ class Recalled:
     healed: dict[int, Healed]
     context: Context
     told: Mapping[SpanKey, str]
-    scope: Scope | None
+    conversation: Conversation | None
     is_proved: bool
     vanishing: tuple[str, str] | None = None
 
@@ -113,10 +114,10 @@ class _Past:
         return self.turns[max(self.turns)] if self.turns else None
 
     @property
-    def scope(self) -> Scope | None:
+    def conversation(self) -> Conversation | None:
         """Of the last one that is known by its ids, else of the last one."""
         known = self.turns[max(self.issued)] if self.issued else self.last
-        return known.scope if known else None
+        return known.conversation if known else None
 
 
 def recall(  # noqa: PLR0913 - what of a request it needs
@@ -146,7 +147,7 @@ def recall(  # noqa: PLR0913 - what of a request it needs
         if frame is not None and turn.healed.header in frame.headers
     }
     found = Recalled(
-        marked, marked, healed, past.contexts[-1], past.told, past.scope,
+        marked, marked, healed, past.contexts[-1], past.told, past.conversation,
         bool(past.issued),
     )  # fmt: skip
     if vanishing is None:
@@ -188,7 +189,7 @@ def _find_turns(
                 found[index] = turn
             if turn and is_issued:
                 issued.add(index)
-                threads.add(turn.scope.thread)
+                threads.add(turn.conversation.thread)
         values |= _telling(item, ruleset)
         texts = (canonical_text(item.pieces), message.text)
         healed = turn.healed if turn else None

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sidecar.core.prompt import Scope
+from sidecar.core.conversation import Conversation
 from sidecar.memory.lineage import LineageRecord, Note, Restated, stated_by
 from sidecar.pipeline.template.elements import Element, Splice
 from sidecar.volatile.marked_message import Span, SpanKey
@@ -286,11 +286,9 @@ def _lends(
 
 
 def lender(
-    record: Scope,
-    request: Scope,
+    record: Conversation,
+    request: Conversation,
     policy: Callable[[str], Policy],
-    *,
-    is_proved: bool = True,
 ) -> Callable[[Loan], bool]:
     """
     Which values a record may lend to a request.
@@ -299,10 +297,10 @@ def lender(
     tell nothing of who asks (rules.toml); between keys none. Within a thread that
     equal words alone tell, those and what was said of them.
     """
-    if record.api_key != request.api_key:
+    if record.tenant != request.tenant:
         return lambda loan: False
-    is_own = (record.session, record.thread) == (request.session, request.thread)
-    if is_own and is_proved:
+    is_own = record == request
+    if is_own and request.proof != "words":
         return lambda loan: True
 
     def lends(loan: Loan) -> bool:

@@ -1,0 +1,82 @@
+"""Whose a request is: made once, when its prompt is made, and handed along whole."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+IMPLICIT = "implicit-"  # begins the ids of sessions that no client named
+
+
+# How it is known that a request goes on with the thread it is taken for: by a session
+# that the client names, by a turn of ours whose ids it carries, or by equal words only.
+Proof = Literal["session", "turn", "words"]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """
+    A thread of a client's session, and how the request at hand continues it.
+
+    Two are equal if they are the same thread of the same session of the same tenant.
+    The fields behind those describe one request, and do not count.
+
+    Args:
+        tenant: the id of the client's API key; None: it sends none.
+        session: as the client named it, or as it was made here.
+        thread: the conversation within the session (memory/session_turn_store).
+        is_known: False for what no client asked, such as a self-test: no forgetting
+            of somebody's conversations covers it.
+        proof: equal words alone are said by many, and prove little.
+        salt: names the prefix tree that holds its KV. That is the tenant's own tree,
+            or "", where tenants share one.
+        generation: the number of forgettings when the request began. What has been
+            forgotten since leaves nothing behind.
+        is_subagent: another thread of the session is its main one.
+        own_len: tokens up to the end of the first turn that the model wrote for it; 0:
+            none is known. What parts from its path behind them is an older end of it.
+    """
+
+    tenant: str | None = None
+    session: str = ""
+    thread: str = ""
+    is_known: bool = True
+    proof: Proof = field(default="session", compare=False)
+    salt: str = field(default="", compare=False)
+    generation: int = field(default=0, compare=False)
+    is_subagent: bool = field(default=False, compare=False)
+    own_len: int = field(default=0, compare=False)
+
+    @property
+    def speaker(self) -> tuple[str | None, str] | None:
+        """Its tenant and session, whatever the thread; None: no client's."""
+        return (self.tenant, self.session) if self.is_known else None
+
+    def as_json(self) -> list[str | None] | None:
+        """What of it is kept in a file."""
+        return [self.tenant, self.session, self.thread] if self.is_known else None
+
+
+def unknown(generation: int, salt: str = "") -> Conversation:
+    """A conversation of no client."""
+    return Conversation(is_known=False, generation=generation, salt=salt)
+
+
+def conversation_of(kept: object) -> Conversation:
+    """
+    A conversation from a file.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if not isinstance(kept, list):
+        raise TypeError("a conversation is a list")
+    tenant, session, thread = kept
+    if not (isinstance(session, str) and isinstance(thread, str)):
+        raise TypeError("a session and a thread are names")
+    if not isinstance(tenant, str | None):
+        raise TypeError("a tenant is a name")
+    return Conversation(tenant, session, thread)
+
+
+def is_implicit(session: str) -> bool:
+    """Whether a session id was made here."""
+    return session.startswith(IMPLICIT)
