@@ -10,8 +10,8 @@ import pytest
 REPO = Path(__file__).parents[2]
 PACKAGES = ("sidecar", "litellm_mlx")
 SOURCES = sorted(p for name in PACKAGES for p in (REPO / name).rglob("*.py"))
-MOST_LINES = 400
-MOST_FUNCTION_LINES = 42
+MOST_LINES = 600
+MOST_FUNCTION_LINES = 60
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # Spelt so that this file does not hold what it looks for.
@@ -55,13 +55,13 @@ def test_there_is_something_to_look_at() -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_a_file_fits_in_the_head(path: Path) -> None:
-    """At most 400 lines."""
+    """At most 600 lines."""
     assert len(path.read_text().splitlines()) <= MOST_LINES
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_functions_are_short(path: Path) -> None:
-    """At most 42 lines, docstring included."""
+    """At most 60 lines, docstring included."""
     long = [
         f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
         for node in ast.walk(ast.parse(path.read_text()))

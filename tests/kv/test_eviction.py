@@ -407,13 +407,13 @@ def test_branches_that_run_together_store_it_once_too(make_store: MakeStore) -> 
     assert store.num_bytes <= 1.15 * (4096 + 8 * 200) * TOKEN_BYTES
 
 
-# Guests
+# Sub-agents
 
 
 @pytest.mark.parametrize("shares_system", [True, False])
 @pytest.mark.parametrize("gap_s", [0.1, 2.0, 10.0])
 @on_gpu
-def test_fifty_guests_do_not_evict_the_main_thread(
+def test_fifty_subagents_do_not_evict_the_main_thread(
     gap_s: float, shares_system: bool, make_store: MakeStore, clock: Clock
 ) -> None:
     """Titles and sub-agents, while the main thread waits for them."""
@@ -433,7 +433,7 @@ def test_fifty_guests_do_not_evict_the_main_thread(
 
 
 @on_gpu
-def test_guests_go_before_the_main_thread_when_bytes_run_out(
+def test_subagents_go_before_the_main_thread_when_bytes_run_out(
     make_store: MakeStore, clock: Clock
 ) -> None:
     main = ids_of(1, 600)

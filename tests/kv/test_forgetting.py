@@ -96,7 +96,7 @@ def test_threads_of_one_session_all_go_on_where_they_ended(store: PrefixStore) -
 def test_helpers_that_are_done_do_not_take_the_main_threads_last(
     store: PrefixStore,
 ) -> None:
-    """Twenty guests, each with a last checkpoint of its own, and one main thread."""
+    """Twenty sub-agents, each with a last checkpoint of its own, and one main thread."""
     main = Talk(store, 1)
     main.turn(by_user=True)
     for seed in range(2, 22):

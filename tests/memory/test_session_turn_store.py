@@ -92,7 +92,7 @@ def test_an_unknown_thread_has_no_change() -> None:
         assert stable(store, "abc", conversation) == Change(0, (), is_new=True)
 
 
-def test_a_shorter_thread_of_the_session_is_a_guest() -> None:
+def test_a_shorter_thread_of_the_session_is_a_subagent() -> None:
     """Titles, recaps and sub-agents; the main thread is the longest."""
     store = TurnStore(0)
     store.advance(MAIN, "ab", 5000)
@@ -205,7 +205,7 @@ def test_whoever_sends_calls_back_continues_their_thread() -> None:
         assert conversation_of(chats, changed, client).thread != mine.thread
 
 
-def test_a_helper_call_is_prepared_as_a_guest() -> None:
+def test_a_helper_call_is_prepared_as_a_subagent() -> None:
     """And the log says whose conversation it is."""
     chats = Chats()
     main = chats.turn([user("go " + words(80))])
