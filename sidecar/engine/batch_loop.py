@@ -144,7 +144,7 @@ class BatchLoop:
 
     is_background = False
 
-    def __init__(  # noqa: PLR0913 - what one model's worker is made of
+    def __init__(
         self,
         model: LoadedModel,
         store: PrefixStore,

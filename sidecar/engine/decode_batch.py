@@ -199,7 +199,7 @@ def empty_batch(model: LoadedModel, released: Released) -> DecodeBatch:
     return batch
 
 
-def batch_of_one(  # noqa: PLR0913 - all that a row begins with
+def batch_of_one(
     model: LoadedModel,
     uid: int,
     spec: JobSpec,

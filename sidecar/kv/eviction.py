@@ -19,7 +19,7 @@ import mlx.core as mx
 from sidecar.infra.metrics import Counters
 from sidecar.kv.kv_layers import Leaves, Released, arrays_of, give_back_freed
 from sidecar.kv.leases import hand_over, shrink
-from sidecar.kv.prefix_tree import Node, RadixTree, path_to, stored_bytes
+from sidecar.kv.prefix_tree import Node, RadixTree, path_to
 
 ANCHOR_LEN = 2048
 _CHECKPOINT_SHARE = 0.25
@@ -59,12 +59,7 @@ def plan_forgetting(trees: Trees, limits: Limits) -> list[tuple[RadixTree, Node]
     that is no longer used go before those of one that is, and within a session they
     go by rank, then what saves the fewest tokens.
     """
-    places = {
-        node: tree
-        for tree in trees
-        for node in tree.nodes()
-        if node.checkpoint is not None
-    }
+    places = {node: tree for tree in trees for node in tree.holders}
     holders = _least_worthy_first(list(places))
     room = int(limits.max_bytes * _CHECKPOINT_SHARE)
     most_per_session = limits.checkpoints_per_session or len(holders)
@@ -155,16 +150,17 @@ def plan_eviction(
 
     Only as much of a leaf goes as is needed, cut at an anchor (every 2048 tokens).
     """
-    places = {node: tree for tree in trees for node in _free_leaves(tree)}
-    if not places:
+    over = num_bytes - limits.max_bytes
+    is_within = over <= 0 and _are_few(trees, limits)
+    if is_within and not limits.ttl_s:
         return None
+    places = {node: tree for tree in trees for node in _free_leaves(tree)}
     now = time.monotonic()
     if limits.ttl_s:
         for node, tree in places.items():
             if now >= node.touched + limits.ttl_s:
                 return tree, node, node.start
-    over = num_bytes - limits.max_bytes
-    if over <= 0 and _are_few(trees, limits):
+    if is_within or not places:
         return None
     worst = max(places, key=lambda node: node.score(now))
     if not worst.is_subagent:  # a flood of its sub-agents goes before the main thread
@@ -177,14 +173,13 @@ def plan_eviction(
 
 def _are_few(trees: Trees, limits: Limits) -> bool:
     """Whether conversations, and the buffers that they lie in, are within the caps."""
-    if sum(len(tree.leaves()) for tree in trees) > limits.max_leaves:
+    if sum(len(tree.leaves) for tree in trees) > limits.max_leaves:
         return False
-    is_capped = limits.max_buffers < math.inf
-    return not is_capped or len(stored_arrays(trees)) <= limits.max_buffers
+    return sum(tree.num_arrays for tree in trees) <= limits.max_buffers
 
 
 def _free_leaves(tree: RadixTree) -> list[Node]:
-    return [n for n in tree.leaves() if not n.leases and n.lent_to is None]
+    return [n for n in tree.leaves if not n.leases and n.lent_to is None]
 
 
 def _kept_depth(leaf: Node, over: int) -> int:
@@ -199,10 +194,9 @@ def _kept_depth(leaf: Node, over: int) -> int:
 
 def stored_arrays(trees: Iterable[RadixTree]) -> list[mx.array]:
     """The arrays of all buffers and checkpoints; each is a buffer of the device's."""
-    nodes = [node for tree in trees for node in tree.nodes()]
-    runs = {n.buffer: n.buffer.arrays for n in nodes if n.buffer is not None}
-    kept = [a for node in nodes for a in arrays_of(node.checkpoint or ())]
-    return [a for arrays in runs.values() for run in arrays for a in run] + kept
+    runs = [b.arrays for tree in trees for b in tree.buffers]
+    kept = [a for t in trees for n in t.holders for a in arrays_of(n.checkpoint or ())]
+    return [a for arrays in runs for run in arrays for a in run] + kept
 
 
 class KVBudget:
@@ -219,6 +213,7 @@ class KVBudget:
         self.released = Released() if released is None else released
         self.lock = threading.Lock()  # of all trees: held while one is read or changed
         self._trees: dict[RadixTree, Counters] = {}
+        self._oldest_touch = -math.inf  # of all leaves, when they were looked at
 
     def join(self, tree: RadixTree, counters: Counters) -> None:
         """Put a tree under the limits; what it loses is counted there."""
@@ -263,7 +258,7 @@ class KVBudget:
     def evict_buffers(self, num_buffers: int) -> None:
         """The same, by the number of the device's buffers."""
         with self.lock:
-            target = max(0, len(stored_arrays(self._trees)) - num_buffers)
+            target = max(0, sum(t.num_arrays for t in self._trees) - num_buffers)
             shrunk = self._evict_hard(replace(self.limits, max_buffers=target))
         self._settle(shrunk)
 
@@ -277,7 +272,7 @@ class KVBudget:
         return self._evict(self.limits)
 
     def _num_bytes(self) -> int:
-        return sum(map(stored_bytes, self._trees))
+        return sum(tree.num_bytes for tree in self._trees)
 
     def _settle(self, shrunk: Sequence[Leaves]) -> None:
         """Compute what was made smaller, and have the memory free now."""
@@ -291,9 +286,11 @@ class KVBudget:
 
     def _evict(self, limits: Limits) -> list[Leaves]:
         trees, shrunk = tuple(self._trees), list[Leaves]()
+        if not self._may_expire(trees):
+            limits = replace(limits, ttl_s=0.0)
         for tree, node in plan_forgetting(trees, limits):
             self.released.hold(arrays_of(node.checkpoint or ()))
-            node.checkpoint = None
+            tree.drop_checkpoint(node)
             self._trees[tree].add("checkpoint_evicted")
         while step := plan_eviction(trees, limits, self._num_bytes()):
             tree, victim, keep_until = step
@@ -306,3 +303,12 @@ class KVBudget:
             self.released.hold(victim.buffer.arrays if victim.buffer else ())
             shrunk += shrink(tree, victim.buffer)
         return shrunk
+
+    def _may_expire(self, trees: Trees) -> bool:
+        """Whether leaves must be looked at one by one; seldom, as they may be many."""
+        now, ttl_s = time.monotonic(), self.limits.ttl_s
+        if not ttl_s or now < self._oldest_touch + ttl_s:
+            return False
+        leaves = (node for tree in trees for node in tree.leaves)
+        self._oldest_touch = min((node.touched for node in leaves), default=now)
+        return True

@@ -44,6 +44,7 @@ def _share(node: Node, used: Mapping[Buffer, int]) -> int:
 
 def problems(tree: RadixTree) -> Iterator[str]:
     """What is wrong with a tree; nothing, ever."""
+    yield from _miscounted(tree)
     for node in tree.nodes():
         where = f"node {node.number} at {node.start}"
         if not node.ids:
@@ -58,6 +59,30 @@ def problems(tree: RadixTree) -> Iterator[str]:
             yield from _buffer_problems(node, node.buffer, where)
         if node.lent_to is not None and node.lent_to.is_over:
             yield f"{where} is lent to a sequence that is over"
+
+
+def _miscounted(tree: RadixTree) -> Iterator[str]:
+    """What a walk through the tree finds and its counts do not."""
+    nodes = list(tree.nodes())
+    used: dict[Buffer, list[Node]] = {}
+    for node in nodes:
+        if node.buffer is not None:
+            used.setdefault(node.buffer, []).append(node)
+        if node.lent_to is not None and node not in tree.lent_nodes(node.lent_to):
+            yield f"node {node.number} is lent, and not counted as lent"
+    num_bytes = sum(buffer.num_bytes for buffer in used)
+    num_bytes += sum(node.checkpoint_bytes for node in nodes)
+    if num_bytes != tree.num_bytes:
+        yield f"{tree.num_bytes} bytes are counted, and {num_bytes} are there"
+    if set(used) != set(tree.buffers):
+        yield f"{len(tree.buffers)} buffers are counted, and {len(used)} are there"
+    for buffer, users in used.items():
+        if set(users) != set(tree.users_of(buffer)):
+            yield f"the buffer at {buffer.start} is counted for other nodes"
+    if set(tree.leaves) != {node for node in nodes if not node.children}:
+        yield "other nodes are counted as leaves"
+    if set(tree.holders) != {node for node in nodes if node.checkpoint is not None}:
+        yield "other nodes are counted as having checkpoints"
 
 
 def _buffer_problems(node: Node, buffer: Buffer, where: str) -> Iterator[str]:

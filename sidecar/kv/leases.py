@@ -38,7 +38,7 @@ def lend(tree: RadixTree, path: Sequence[Node], lease: Lease) -> list[Leaves] | 
     own = [n for n in path if n.buffer is buffer]
     if any(n.leases for n in own):
         return None
-    others = [n for n in tree.nodes() if n.buffer is buffer and n not in own]
+    others = [n for n in tree.users_of(buffer) if n not in own]
     depth = path[-1].end
     if any(n.start < depth or n.leases for n in others) or buffer.end - depth > depth:
         return None
@@ -47,9 +47,9 @@ def lend(tree: RadixTree, path: Sequence[Node], lease: Lease) -> list[Leaves] | 
         mx.eval(kept)
         tail = Buffer(kept, depth, buffer.length - depth)
         for node in others:
-            node.buffer = tail
+            tree.store(node, tail)
     for node in own:
-        node.buffer, node.lent_to = None, lease
+        tree.lend(node, lease)
     arrays, buffer.arrays = buffer.arrays, []
     return arrays
 
@@ -61,10 +61,15 @@ def release_held(tree: RadixTree, path: Sequence[Node], lease: Lease) -> None:
     So a conversation that went through several buffers is in one after its turn.
     """
     on_path = set(path)
-    kept = {n.buffer for n in tree.nodes() if n not in on_path or n.leases}
+    buffers = {node.buffer for node in path if node.buffer is not None}
+    kept = {
+        buffer
+        for buffer in buffers
+        if any(n not in on_path or n.leases for n in tree.users_of(buffer))
+    }
     for node in path:
         if node.buffer is not None and node.buffer not in kept:
-            node.buffer, node.lent_to = None, lease
+            tree.lend(node, lease)
 
 
 def hand_over(tree: RadixTree) -> list[Leaves]:
@@ -80,7 +85,7 @@ def hand_over(tree: RadixTree) -> list[Leaves]:
         for node in path_to(holder) if running else ():
             if node.buffer is not None:
                 emptied.add(node.buffer)
-                node.buffer, node.lent_to = None, running[0]
+                tree.lend(node, running[0])
     return [leaves for buffer in emptied for leaves in shrink(tree, buffer)]
 
 
@@ -110,15 +115,15 @@ def shrink(tree: RadixTree, buffer: Buffer | None) -> list[Leaves]:
     """
     if buffer is None:
         return []
-    users = [n for n in tree.nodes() if n.buffer is buffer]
+    users = tree.users_of(buffer)
     start = min((n.start for n in users), default=buffer.start)
     end = max((n.end for n in users), default=start)
     if users and (buffer.length - (end - start)) * _SHRINK_SHARE < buffer.length:
         return []
     first = start - buffer.start
-    buffer.arrays = [kv_layers.cut(a, first, end - buffer.start) for a in buffer.arrays]
-    buffer.start, buffer.length = start, end - start
-    return buffer.arrays
+    kept = [kv_layers.cut(a, first, end - buffer.start) for a in buffer.arrays]
+    tree.resize(buffer, kept, start, end)
+    return kept
 
 
 def take_over(arrays: list[Leaves], start: int, end: int) -> Buffer:
@@ -163,7 +168,7 @@ def attach(tree: RadixTree, lease: Lease, ids: ModelIds, buffer: Buffer) -> None
         is_better = _is_quantized(node) and buffer.is_plain
         is_held = buffer.start <= node.start and node.end <= buffer.end
         if is_held and (node.lent_to is lease or is_better):
-            node.buffer, node.lent_to = buffer, None
+            tree.store(node, buffer)
         mark(node, owner)
     drop_lent(tree, lease)
     grown = tree.grow(ids, owner.salt, buffer=buffer, lent_to=None)
@@ -184,7 +189,7 @@ def lent_by_others(
 
 def drop_lent(tree: RadixTree, lease: Lease) -> None:
     """Drop what is still lent to a sequence: it does not come back."""
-    for node in [n for n in tree.nodes() if n.lent_to is lease]:
+    for node in tree.lent_nodes(lease):
         if node.parent is not None and node.parent.lent_to is not lease:
             tree.drop(node)
 
@@ -230,7 +235,7 @@ def add_checkpoints(
         if node is None or node.checkpoint is not None:
             continue
         kv_layers.own_checkpoint(layers)
-        node.checkpoint, node.checkpoint_rank = layers, rank
+        tree.keep_checkpoint(node, layers, rank)
         node.used_by(owner)
         num_new += 1
     return num_new

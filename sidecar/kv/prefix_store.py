@@ -47,7 +47,6 @@ from sidecar.kv.prefix_tree import (
     Restored,
     is_path_of,
     path_to,
-    stored_bytes,
 )
 from sidecar.kv.quantization import KVQuantization
 from sidecar.kv.stored_runs import Survey
@@ -107,7 +106,7 @@ class PrefixStore:
     def num_bytes(self) -> int:
         """Bytes of all stored KV and checkpoints; what is lent is not counted."""
         with self._lock:
-            return stored_bytes(self._tree)
+            return self._tree.num_bytes
 
     def match_len(self, model_ids: ModelIds, salt: str = "") -> int:
         """Tokens of the longest stored prefix, at most `len - 1`; any thread."""

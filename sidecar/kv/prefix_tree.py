@@ -3,11 +3,15 @@ The tree of ids: match, grow, split, drop. No arrays are computed here.
 
 Children of a node begin with different ids; the depth of a node's end is the number
 of ids on the path to it, always.
+
+What a tree holds is counted where it changes hands: the bytes, who uses a buffer, what
+is lent to a sequence, which nodes are leaves. So no request walks through all that is
+kept; `kv/inspection.problems` compares the counts with such a walk.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +20,7 @@ from sidecar.core.prompt import ModelIds
 from sidecar.kv.kv_layers import (
     KVLayers,
     Leaves,
+    arrays_of,
     checkpoint_nbytes,
     is_quantized,
     nbytes,
@@ -150,6 +155,18 @@ class Restored(NamedTuple):
     shared_len: int = 0
 
 
+class Size(NamedTuple):
+    """What something takes: bytes, and buffers of the device's."""
+
+    num_bytes: int
+    num_arrays: int
+
+
+def size_of(buffer: Buffer) -> Size:
+    """What a buffer takes."""
+    return Size(buffer.num_bytes, sum(map(len, buffer.arrays)))
+
+
 Checkpoints = Mapping[int, tuple[int, list[Any]]]  # depth -> rank, layers
 
 
@@ -191,10 +208,115 @@ class RadixTree:
 
     Equal ids under two salts are two paths, so that nothing which is asked under one
     of them tells what was asked under the other.
+
+    Attributes:
+        num_bytes: of all buffers and checkpoints; what is lent is not counted.
+        num_arrays: the device's buffers that these lie in.
+        leaves: nodes without children, in the order in which they became leaves.
+        holders: nodes with a checkpoint.
     """
 
     def __init__(self) -> None:
         self.roots: dict[str, Node] = {}
+        self.num_bytes = 0
+        self.num_arrays = 0
+        self.leaves: dict[Node, None] = {}
+        self.holders: dict[Node, Size] = {}
+        self._users: dict[Buffer, dict[Node, None]] = {}
+        self._sizes: dict[Buffer, Size] = {}
+        self._lent: dict[Lease, dict[Node, None]] = {}
+
+    @property
+    def buffers(self) -> Collection[Buffer]:
+        """All buffers that some node lies in."""
+        return self._users.keys()
+
+    def users_of(self, buffer: Buffer) -> list[Node]:
+        """The nodes that lie in a buffer."""
+        return list(self._users.get(buffer, ()))
+
+    def lent_nodes(self, lease: Lease) -> list[Node]:
+        """The nodes whose KV is in a running sequence's own caches."""
+        return list(self._lent.get(lease, ()))
+
+    def store(self, node: Node, buffer: Buffer) -> None:
+        """Let a node's KV be in a buffer from now on."""
+        self._let_go(node)
+        node.buffer, node.lent_to = buffer, None
+        self._take(node)
+
+    def lend(self, node: Node, lease: Lease) -> None:
+        """Let a node's KV be in a running sequence's caches from now on."""
+        self._let_go(node)
+        node.buffer, node.lent_to = None, lease
+        self._take(node)
+
+    def resize(
+        self, buffer: Buffer, arrays: list[Leaves], start: int, end: int
+    ) -> None:
+        """Let a buffer hold the tokens [start, end) in other arrays."""
+        buffer.arrays, buffer.start, buffer.length = arrays, start, end - start
+        if buffer in self._sizes:
+            self._uncount(self._sizes.pop(buffer))
+            self._sizes[buffer] = self._counted(size_of(buffer))
+
+    def keep_checkpoint(self, node: Node, layers: list[Any], rank: int) -> None:
+        """Keep the state of the layers that cannot be cut, at a node's end."""
+        self.drop_checkpoint(node)
+        node.checkpoint, node.checkpoint_rank = layers, rank
+        size = Size(node.checkpoint_bytes, len(arrays_of(layers)))
+        self.holders[node] = self._counted(size)
+
+    def drop_checkpoint(self, node: Node) -> None:
+        """Keep it no more."""
+        if node in self.holders:
+            self._uncount(self.holders.pop(node))
+        node.checkpoint = None
+
+    def _enter(self, node: Node) -> None:
+        self._take(node)
+        if not node.children:
+            self.leaves[node] = None
+        if node.parent is not None:
+            self.leaves.pop(node.parent, None)
+
+    def _leave(self, node: Node) -> None:
+        """Count a node no more; it keeps what it holds, for who dropped it."""
+        self._let_go(node)
+        if node in self.holders:
+            self._uncount(self.holders.pop(node))
+        self.leaves.pop(node, None)
+
+    def _take(self, node: Node) -> None:
+        if node.lent_to is not None:
+            self._lent.setdefault(node.lent_to, {})[node] = None
+        if node.buffer is not None:
+            if node.buffer not in self._users:
+                self._users[node.buffer] = {}
+                self._sizes[node.buffer] = self._counted(size_of(node.buffer))
+            self._users[node.buffer][node] = None
+
+    def _let_go(self, node: Node) -> None:
+        if node.lent_to is not None and node.lent_to in self._lent:
+            lent = self._lent[node.lent_to]
+            lent.pop(node, None)
+            if not lent:
+                del self._lent[node.lent_to]
+        if node.buffer is not None and node.buffer in self._users:
+            users = self._users[node.buffer]
+            users.pop(node, None)
+            if not users:
+                del self._users[node.buffer]
+                self._uncount(self._sizes.pop(node.buffer))
+
+    def _counted(self, size: "Size") -> "Size":
+        self.num_bytes += size.num_bytes
+        self.num_arrays += size.num_arrays
+        return size
+
+    def _uncount(self, size: "Size") -> None:
+        self.num_bytes -= size.num_bytes
+        self.num_arrays -= size.num_arrays
 
     def match(self, ids: tuple[int, ...], salt: str = "") -> Match:
         """Walk as far as the ids go."""
@@ -250,6 +372,7 @@ class RadixTree:
         node.parent.children[upper.ids[0]] = upper
         node.ids, node.start, node.parent = node.ids[at:], depth, upper
         upper.children[node.ids[0]] = node
+        self._enter(upper)
         for lease in node.leases:
             lease.nodes.append(upper)
         return upper
@@ -276,6 +399,7 @@ class RadixTree:
             parent = last if last.end == match.depth else self.split(last, match.depth)
         node = Node(ids[match.depth :], match.depth, parent, buffer, lent_to)
         parent.children[node.ids[0]] = node
+        self._enter(node)
         return node
 
     def drop(self, node: Node) -> list[Node]:
@@ -285,11 +409,15 @@ class RadixTree:
         They know each other no more, or their arrays would wait for the collector.
         """
         assert node.parent is not None
-        node.parent.children.pop(node.ids[0], None)
-        if node.parent.parent is None:
+        parent = node.parent
+        parent.children.pop(node.ids[0], None)
+        if parent.parent is None:
             self.roots = {s: root for s, root in self.roots.items() if root.children}
+        elif not parent.children:
+            self.leaves[parent] = None
         dropped = list(walk(node))
         for each in dropped:
+            self._leave(each)
             each.parent, each.children = None, {}
         return dropped
 
@@ -327,10 +455,6 @@ class RadixTree:
             for child in list(root.children.values()):
                 yield from walk(child)
 
-    def leaves(self) -> list[Node]:
-        """Nodes without children."""
-        return [node for node in self.nodes() if not node.children]
-
 
 def walk(node: Node) -> Iterator[Node]:
     """A node and all below it, without recursion: chains grow long."""
@@ -361,14 +485,6 @@ def common_len(run: tuple[int, ...], ids: tuple[int, ...], start: int) -> int:
         else:
             high = middle - 1
     return low
-
-
-def stored_bytes(tree: RadixTree) -> int:
-    """Bytes of all buffers and checkpoints; what is lent is not counted."""
-    nodes = list(tree.nodes())
-    buffers = {n.buffer for n in nodes if n.buffer is not None}
-    checkpoints = sum(n.checkpoint_bytes for n in nodes)
-    return sum(b.num_bytes for b in buffers) + checkpoints
 
 
 def is_path_of(path: Sequence[Node], ids: ModelIds) -> bool:

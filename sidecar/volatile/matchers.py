@@ -166,7 +166,7 @@ def _bare_fence(text: str, start: int) -> int:
     return last if last >= start and text.endswith("\n```") else -1
 
 
-def fenced_section(  # noqa: PLR0913 - the arguments of a rule, by name
+def fenced_section(
     text: str,
     *,
     header: str,

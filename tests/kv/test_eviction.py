@@ -368,7 +368,7 @@ def test_a_lost_checkpoint_is_a_shorter_match_no_more(make_store: MakeStore) -> 
     prompt = ids_of(1, 200)
     Running(store, prompt).prefill((50, 0), (150, 3)).finish()
     (node,) = [n for n in store._tree.nodes() if n.end == 199]
-    node.checkpoint = None
+    store._tree.drop_checkpoint(node)
     assert stored(store, prompt) == 150
     back = Running(store, joined(prompt, (1,)))
     assert faults(back.cache, prompt[:150]) == []

@@ -96,7 +96,7 @@ def test_threads_of_one_session_all_go_on_where_they_ended(store: PrefixStore) -
 def test_helpers_that_are_done_do_not_take_the_main_threads_last(
     store: PrefixStore,
 ) -> None:
-    """Twenty sub-agents, each with a last checkpoint of its own, and one main thread."""
+    """Twenty sub-agents, each with a last checkpoint, and one main thread."""
     main = Talk(store, 1)
     main.turn(by_user=True)
     for seed in range(2, 22):
@@ -213,5 +213,5 @@ def test_what_parts_right_behind_the_first_own_turn_is_superseded(
         Running(store, joined(trunk, ids_of(2, 20))).prefill().finish()
         owner = owned("main", own_len=own_len)
         Running(store, joined(trunk, ids_of(3, 20)), owner).prefill().finish()
-        (old,) = [n for n in store._tree.leaves() if n.session != (None, "main")]
+        (old,) = [n for n in store._tree.leaves if n.session != (None, "main")]
         assert old.is_superseded is is_superseded

@@ -31,7 +31,7 @@ def told(tree: RadixTree) -> list[tuple[Ids, int]]:
 def test_an_empty_tree_matches_nothing() -> None:
     assert RadixTree().match((1, 2)).depth == 0
     assert RadixTree().node_ending_at((1, 2), 1) is None
-    assert RadixTree().leaves() == []
+    assert list(RadixTree().leaves) == []
 
 
 def test_a_path_that_leaves_a_node_in_its_middle_splits_it() -> None:
@@ -107,7 +107,7 @@ def test_chains_of_any_length_are_walked() -> None:
         path = (*path, i)
         grown(tree, path)
     assert tree.match(path).depth == 3000
-    (leaf,) = tree.leaves()
+    (leaf,) = tree.leaves
     assert sum((node.ids for node in path_to(leaf)), ()) == path
     assert len(tree.drop(path_to(leaf)[0])) == 3000
 
@@ -207,7 +207,7 @@ class TreeMachine(RuleBasedStateMachine):
                 assert child.parent is parent
                 assert child.start == parent.end
         leaves = [n for n in self.tree.nodes() if not n.children]
-        assert sorted(map(id, self.tree.leaves())) == sorted(map(id, leaves))
+        assert sorted(map(id, self.tree.leaves)) == sorted(map(id, leaves))
 
 
 def _place(node: Node) -> tuple[Ids, ...]:

@@ -120,7 +120,7 @@ class _Past:
         return known.conversation if known else None
 
 
-def recall(  # noqa: PLR0913 - what of a request it needs
+def recall(
     store: HealingStore,
     messages: Sequence[Message],
     request: ChatRequest,
