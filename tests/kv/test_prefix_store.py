@@ -3,7 +3,7 @@
 import gc
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -15,8 +15,9 @@ from sidecar.core.forgetting import Whose
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv import kv_layers
-from sidecar.kv.eviction import KVBudget
+from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.prefix_store import PrefixStore
+from sidecar.kv.prefix_tree import Node, RadixTree
 from testkit.sequences import (
     NOBODY,
     ROOMY,
@@ -584,6 +585,42 @@ def test_what_ends_between_a_generation_and_its_clearing_leaves_the_store_sound(
     assert_sound(store)
     back = Running(store, joined(ids_of(1, 100), ids_of(2, 9)))
     assert back.cached_len == 0
+
+
+@on_gpu
+@every_kind
+def test_a_turn_walks_through_nothing_that_is_kept(
+    kind: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does what leaves for it: all that a turn asks of a tree is counted."""
+    limits = Limits(max_bytes=1 << 30, max_leaves=3, ttl_s=60.0)
+    store = PrefixStore(KVBudget(limits), tiny_model(kind).new_cache)
+    for number in range(5):
+        run(store, joined(ids_of(1, 60), ids_of(9 + number, 60)))
+
+    def walked(_: RadixTree) -> Iterator[Node]:
+        raise AssertionError("all nodes were walked through")
+
+    monkeypatch.setattr(RadixTree, "nodes", walked)
+    for number in range(5):
+        prompt = joined(ids_of(1, 60), ids_of(13, 60), ids_of(20 + number, 9))
+        assert run(store, prompt) > 0
+    monkeypatch.undo()
+    assert len(store._tree.leaves) == 3
+    assert_sound(store)
+
+
+@on_gpu
+def test_what_is_counted_is_compared_with_what_is_there(store: PrefixStore) -> None:
+    """Else a wrong count would be found by nobody."""
+    run(store, ids_of(1, 100))
+    assert_sound(store)
+    store._tree.num_bytes += 1
+    assert "bytes are counted" in store.check_integrity()[0]
+    store._tree.num_bytes -= 1
+    assert_sound(store)
+    store._tree.leaves.clear()
+    assert store.check_integrity() == ["other nodes are counted as leaves"]
 
 
 @on_gpu
