@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sidecar.core.conversation import Conversation
-from sidecar.core.forgetting import Generations, Whose
+from sidecar.core.conversation import Conversation, Generations, Whose
 from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import (
     ChatRequest,

@@ -24,8 +24,8 @@ from typing import Any
 from sidecar.app import App, build
 from sidecar.config.settings import Config, load_config
 from sidecar.config.sources import ConfigError
+from sidecar.core.conversation import Whose
 from sidecar.core.errors import SidecarError
-from sidecar.core.forgetting import Whose
 from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import short_id
 from sidecar.kv.disk.disk_thread import Urgency, disk_thread

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sidecar.core.conversation import Conversation
+from sidecar.core.conversation import Conversation, Whose
 from sidecar.core.errors import SidecarError
 from sidecar.core.events import Event, Usage
-from sidecar.core.forgetting import Whose
 from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import ChatRequest
 

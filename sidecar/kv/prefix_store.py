@@ -15,8 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from sidecar.core.conversation import Conversation, unknown
-from sidecar.core.forgetting import Generations, Whose
+from sidecar.core.conversation import Conversation, Generations, Whose, unknown
 from sidecar.core.prompt import ModelIds, before_image, behind_images
 from sidecar.infra.metrics import Counters
 from sidecar.kv import kv_layers, stored_runs

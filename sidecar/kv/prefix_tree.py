@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sidecar.core.conversation import Conversation, unknown
-from sidecar.core.prompt import ModelIds
 from sidecar.kv.kv_layers import (
     KVLayers,
     Leaves,
@@ -487,7 +486,7 @@ def common_len(run: tuple[int, ...], ids: tuple[int, ...], start: int) -> int:
     return low
 
 
-def is_path_of(path: Sequence[Node], ids: ModelIds) -> bool:
+def is_path_of(path: Sequence[Node], ids: tuple[int, ...]) -> bool:
     """Whether the ids on a path are exactly the beginning of `ids`."""
     joined = tuple(token for node in path for token in node.ids)
     return joined == ids[: len(joined)] and path[-1].end == len(joined)

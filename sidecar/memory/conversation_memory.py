@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sidecar.core.conversation import conversation_of
-from sidecar.core.forgetting import Whose
+from sidecar.core.conversation import Whose, conversation_of
 from sidecar.core.ports import KVStore
 from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import ClientInfo, ToolCall

@@ -15,8 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.core.conversation import Conversation, is_implicit
-from sidecar.core.forgetting import Whose
+from sidecar.core.conversation import Conversation, Whose, is_implicit
 from sidecar.core.json_bytes import load_json
 from sidecar.core.requests import Message, Tool, ToolCall, call_key
 from sidecar.infra.lru import Lru

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sidecar.core.conversation import conversation_of
-from sidecar.core.forgetting import Whose
+from sidecar.core.conversation import Whose, conversation_of
 from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import ToolCall
 from sidecar.memory.healing_store import Context, Healed, KnownTurn

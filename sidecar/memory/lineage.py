@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sidecar.core.conversation import Conversation
-from sidecar.core.forgetting import Whose
+from sidecar.core.conversation import Conversation, Whose
 from sidecar.core.prompt import CanonicalIds
 from sidecar.volatile.marked_message import SpanKey
 

@@ -14,8 +14,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sidecar.core.conversation import IMPLICIT, Conversation
-from sidecar.core.forgetting import Whose
+from sidecar.core.conversation import IMPLICIT, Conversation, Whose
 from sidecar.volatile.marked_message import MarkedMessage, canonical_text
 
 _MOST_THREADS = 4096

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from sidecar.core.forgetting import Whose
+from sidecar.core.conversation import Whose
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.memory.conversation_memory import ConversationMemory, Forgotten
 

@@ -3,8 +3,8 @@
 from typing import Any
 from urllib.parse import parse_qs
 
+from sidecar.core.conversation import Whose
 from sidecar.core.errors import BadRequest, Unavailable
-from sidecar.core.forgetting import Whose
 from sidecar.core.requests import short_id
 from sidecar.dialects.fields import Fields
 from sidecar.memory.conversation_memory import Forgotten

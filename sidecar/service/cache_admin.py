@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from sidecar.core.conversation import Whose
 from sidecar.core.errors import Unavailable
-from sidecar.core.forgetting import Whose
 from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.memory.conversation_memory import Forgotten
 from sidecar.memory.session_turn_store import SessionView

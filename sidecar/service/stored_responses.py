@@ -8,9 +8,8 @@ from typing import Any
 
 import orjson
 
-from sidecar.core.conversation import Conversation, is_implicit
+from sidecar.core.conversation import Conversation, Generations, Whose, is_implicit
 from sidecar.core.errors import NotFound, PayloadTooLarge, PreviousResponseNotFound
-from sidecar.core.forgetting import Generations, Whose
 from sidecar.infra.lru import Lru
 
 _MOST_RESPONSES = 256

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-from sidecar.core.forgetting import Whose
+from sidecar.core.conversation import Whose
 from sidecar.core.prompt import ModelIds
 from sidecar.kv.disk.due import Due, DueList
 from sidecar.kv.disk.hand_over import HandOver

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sidecar.core.conversation import Conversation
-from sidecar.core.forgetting import Whose
+from sidecar.core.conversation import Conversation, Whose
 from sidecar.kv.disk import kv_disk
 from sidecar.kv.disk.durable_files import open_private
 from sidecar.kv.disk.forgetting import forget_all, forget_some

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache
 
-from sidecar.core.conversation import Conversation, unknown
-from sidecar.core.forgetting import Whose
+from sidecar.core.conversation import Conversation, Whose, unknown
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv import kv_layers

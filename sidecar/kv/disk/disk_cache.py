@@ -15,8 +15,7 @@ from concurrent.futures import TimeoutError
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidecar.core.conversation import Conversation
-from sidecar.core.forgetting import Whose
+from sidecar.core.conversation import Conversation, Whose
 from sidecar.core.prompt import ModelIds
 from sidecar.kv.disk.disk_thread import Urgency
 from sidecar.kv.disk.due import Due

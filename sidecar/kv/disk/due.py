@@ -5,8 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from sidecar.core.conversation import Conversation
-from sidecar.core.forgetting import Whose
+from sidecar.core.conversation import Conversation, Whose
 from sidecar.core.prompt import ModelIds
 
 _MOST = 64  # conversations; the one that rests longest is written or not at all

@@ -8,8 +8,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from sidecar.core.conversation import conversation_of
-from sidecar.core.forgetting import Whose
+from sidecar.core.conversation import Whose, conversation_of
 from sidecar.kv.disk.cache_form import RUN_FORMAT, metadata_of, scalar_array, to_numpy
 from sidecar.kv.disk.durable_files import (
     MALFORMED,

@@ -6,7 +6,7 @@ import secrets
 import threading
 from pathlib import Path
 
-from sidecar.core.forgetting import Whose
+from sidecar.core.conversation import Whose
 from sidecar.kv.disk.disk_cache import DiskCache
 from sidecar.kv.disk.disk_thread import DiskThread, Urgency, disk_thread
 from sidecar.kv.disk.durable_files import read_private, replace_private

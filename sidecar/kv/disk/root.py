@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sidecar.core.forgetting import Whose
+from sidecar.core.conversation import Whose
 from sidecar.kv.disk.durable_files import (
     MALFORMED,
     clear_broken_off,

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from sidecar.core.conversation import Conversation, unknown
-from sidecar.core.forgetting import Generations, Whose
+from sidecar.core.conversation import Conversation, Generations, Whose, unknown
 
 MINE, YOURS = Conversation("k", "mine", "t"), Conversation("k", "yours", "t")
 
