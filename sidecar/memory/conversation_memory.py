@@ -113,12 +113,14 @@ class Said:
     Args:
         sampled: its ids without the stop token; empty if they must not be put back
             (the turn ended at a stop string: nobody was shown all of it).
+        others: visible hashes of the other choices, which are not remembered.
     """
 
     text: str
     reasoning: str
     calls: Sequence[ToolCall]
     sampled: tuple[int, ...]
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +210,15 @@ class ConversationMemory:
         self.healing.remember_calls(said.calls, conversation)
         visible = visible_hash(said.text, said.calls)
         turn, ids = None, [promise.turn, *(call.id for call in said.calls)]
+        context = promise.context.behind(promise.vanishing)
+        lost = list(said.others)
         if visible is not None and promise.opening is not None and said.sampled:
             turn = self._turn(promise, promise.opening, said)
             self.healing.record(visible, turn, ids)
+        elif visible is not None:
+            lost.append(visible)
+        for shown in lost:
+            self.healing.drop(shown, context, conversation)
         if self.keepsakes is not None:
             told = {
                 "scope": conversation.as_json(),

@@ -117,15 +117,15 @@ class Asker:
         """
         Whether a turn was said in this conversation.
 
-        By turns before it that are known by ids; by the client's own word; without one
-        by all that told who asked, no more and no less: equal words alone are said by
-        many.
+        By turns before it that are known by ids, or by the client's own word.
         """
         if turn.conversation.thread in self.threads:
             return True
-        if self.session is None:
-            return is_implicit(turn.conversation.session) and self.values == turn.told
-        return turn.conversation.session == self.session
+        return self.session is not None and turn.conversation.session == self.session
+
+    def has_values_of(self, turn: KnownTurn) -> bool:
+        """Whether all that told who asked is the same, no more and no less."""
+        return is_implicit(turn.conversation.session) and self.values == turn.told
 
 
 Defaults = Mapping[str, Mapping[str, Any]]  # tool, argument -> value
@@ -179,6 +179,25 @@ class HealingStore:
             del known[_MOST_CANDIDATES:]
             self._turns.move_to_end(place)
             self._evict()
+
+    def drop(self, visible: str, context: Context, conversation: Conversation) -> None:
+        """
+        Know no turn of a session behind this very prompt any more.
+
+        What was shown there last cannot be put back; an older turn that looked like it
+        is not what the client goes on from.
+        """
+        place = (visible, context.canonical, conversation.tenant)
+        with self._lock:
+            known = self._turns.get(place, [])
+            speaker = conversation.speaker
+            for old in list(known):
+                if (old.context, old.conversation.speaker) != (context, speaker):
+                    continue
+                known.remove(old)
+                self._num_bytes -= old.num_bytes
+            if not known:
+                self._turns.pop(place, None)
 
     def remember_calls(
         self, calls: Sequence[ToolCall], conversation: Conversation
@@ -256,6 +275,8 @@ class HealingStore:
         The conversation's own behind the same canonical context, those that its ids
         prove first, and of these the one whose context and values fit best; else one of
         another conversation behind the very same prompt, in which nothing else stood.
+        Where the client names no session, its own are told by their ids or not at all:
+        equal words, and equal values besides, may be another person's.
         If two fit alike and differ, none: a guess would be a lie. A turn behind another
         context is never taken for its text alone: one thread's thinking stood behind
         another's "Done.".
@@ -268,9 +289,10 @@ class HealingStore:
             self._turns.move_to_end(place)
             own = [turn for turn in known if asker.owns(turn)]
             proved = [turn for turn in own if turn.conversation.thread in asker.threads]
-            is_named = asker.session is not None
-            others = [turn for turn in known if is_named and turn.as_sent]
-            candidates = proved or own or others
+            alike = [turn for turn in known if turn.as_sent]
+            if asker.session is None:
+                alike = [turn for turn in alike if asker.has_values_of(turn)]
+            candidates = proved or own or alike
             equal = [turn for turn in candidates if turn.context == context]
             found = equal or (_best(candidates, asker) if own else [])
             if found and _are_alike(found):

@@ -403,7 +403,7 @@ class Pipeline:
             found.told,
             found.vanishing,
             self._opening(reading.frame, found, answer.ids),
-            as_sent=form.pins is None,
+            as_sent=form.pins is None or form.pins.is_silent,
             client=reading.request.client,
             ids=answer.ids,
         )

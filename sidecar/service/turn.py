@@ -274,10 +274,10 @@ class _Shown:
         """By what a client's echo of it is known."""
         return visible_hash("".join(self.text), self.calls)
 
-    def said(self, sampled: tuple[int, ...]) -> Said:
-        """It, with the ids that may be put back."""
+    def said(self, sampled: tuple[int, ...], others: tuple[str, ...]) -> Said:
+        """It, with the ids that may be put back, and how the others look."""
         text, reasoning = "".join(self.text), "".join(self.reasoning)
-        return Said(text, reasoning, tuple(self.calls), sampled)
+        return Said(text, reasoning, tuple(self.calls), sampled, others)
 
 
 class _Progress:
@@ -330,8 +330,9 @@ class _Progress:
         """How it ended."""
         first, *others = [self._shown[n] for n in sorted({0, *self._shown})]
         # Of two choices that look alike nobody can tell which one is gone on from.
-        is_alone = first.visible not in [other.visible for other in others]
-        said = first.said(self._sampled if is_alone else ())
+        looks = tuple(other.visible for other in others if other.visible)
+        is_alone = first.visible not in looks
+        said = first.said(self._sampled if is_alone else (), looks)
         began = self._first_token_at
         ttft_s = None if began is None else began - job.submitted
         seconds = time.monotonic() - job.submitted

@@ -37,6 +37,9 @@ class Policy:
             not of one conversation for their equal words.
         newer: a pattern of text that speaks of a newer value of its kind: an earlier
             one is not said again behind that, nor behind a later one.
+        newer_than_said: the same for a value that stands in a user's message: that of
+            the system text is told anew with each request, and seldom older than what
+            is said behind it.
         past: in which messages a value that is gone may stay; "": in all.
     """
 
@@ -47,6 +50,7 @@ class Policy:
     tells: bool = False
     newer: str = ""
     past: Past = ""
+    newer_than_said: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ def _read(file: Path) -> list[Rule]:
 
 def _rule(entry: dict[str, Any], name: str) -> Rule:
     _check_form(entry, name)
-    extra = ("sentinel", "shared", "vanishes", "newer", "past")
+    extra = ("sentinel", "shared", "vanishes", "newer", "newer_than_said", "past")
     arguments = {k: v for k, v in entry.items() if k not in (*_REQUIRED, *extra)}
     rule = Rule(
         kind=entry["kind"],
@@ -222,8 +226,12 @@ def _policy(entry: Mapping[str, Any], name: str) -> Policy:
     if past not in get_args(Past):
         raise RuleError(f'{name}: past must be "answered" or "newest"')
     newer = str(entry.get("newer", ""))
-    re.compile(newer)
-    return Policy(differ, gone, new, shared, not shared, newer, past)
+    newer_than_said = str(entry.get("newer_than_said", ""))
+    for pattern in (newer, newer_than_said):
+        re.compile(pattern)
+    return Policy(
+        differ, gone, new, shared, not shared, newer, past, newer_than_said or newer
+    )
 
 
 def find(

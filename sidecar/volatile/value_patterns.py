@@ -67,8 +67,21 @@ _GIT_FILE = re.compile(
 _GIT_STATE = re.compile(
     r"(?i:working tree clean|not a git repository|no commits yet)\.?"
 )
-_GIT_CUT = re.compile(r"\.\.\. \(truncated because it exceeds .*")
+_GIT_CUT = re.compile(r"\.\.\. \(truncated(?: because it exceeds .*|, run .*)")
 _GIT_COMMIT = re.compile(r"[0-9a-f]{7,40} .*")
+_MOST_FOLDER_LINES = 2_000
+_FOLDER_LINES = (
+    re.compile(
+        r"Here is the folder structure of the current working director(?:y|ies):"
+        r"|Showing up to \d+ items(?: \(files \+ folders\))?[.:]"
+        r"(?: Folders or files indicated with \.\.\. contain more items not shown, "
+        r"were ignored, or the display limit \(\d+ items\) was reached\.)?"
+    ),
+    re.compile(r"[│ ]{0,512}[├└]─{1,3} ?.{1,512}"),
+    re.compile(
+        r"(?:/|~|\$|[A-Za-z]:[\\/]|\\\\).{0,512}[\\/]|/"
+    ),  # the folders themselves
+)
 _GIT_PARTS = {"Status:": (_GIT_FILE, _GIT_CUT), "Recent commits:": (_GIT_COMMIT,)}
 
 
@@ -148,6 +161,27 @@ def _git_lines_size(text: str) -> int:
     return len(text) if are_known else 0
 
 
+def _git_prompt_size(text: str) -> int:
+    """The lines that `git: ` begins and git could have printed, up to another."""
+    at = size = 0
+    for line in text.split("\n", _MOST_GIT_LINES)[:_MOST_GIT_LINES]:
+        printed = line.removeprefix("git: ")
+        if printed == line or _git_lines_size(printed) != len(printed):
+            break
+        size = at + len(line)
+        at = size + 1
+    return size
+
+
+def _folder_lines_size(text: str) -> int:
+    """All of a text if each line could be one of a folder's listing."""
+    lines = text.split("\n", _MOST_FOLDER_LINES)
+    are_known = len(lines) < _MOST_FOLDER_LINES and all(
+        not line or any(p.fullmatch(line) for p in _FOLDER_LINES) for line in lines
+    )
+    return len(text) if are_known else 0
+
+
 def is_opaque_id(value: str) -> bool:
     """Whether an id is short and holds no words: digits or hex, behind a short name."""
     return _OPAQUE_ID.fullmatch(value) is not None
@@ -160,4 +194,6 @@ GRAMMARS: dict[str, Callable[[str], int]] = {
     "date_sentence": _date_sentence_size,
     "git_status": _git_status_size,
     "git_lines": _git_lines_size,
+    "git_prompt": _git_prompt_size,
+    "folder_lines": _folder_lines_size,
 }

@@ -1,12 +1,13 @@
 """What a prompt may say of now, and whose words may stand in it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from sidecar.core.requests import ChatRequest, Message, ToolCall
 from sidecar.dialects.openai_responses.request import input_items, parse_responses
+from sidecar.memory import conversation_memory, healing_store
 from sidecar.memory.conversation_memory import ConversationMemory
 from sidecar.memory.keepsakes import Keepsakes
 from sidecar.volatile.rules import RuleSet, load_rules
@@ -361,3 +362,166 @@ def test_nothing_is_blanked_where_all_is_switched_off() -> None:
     talk = [user("hi"), assistant("(no content)"), user("go")]
     assert "(no content)" in off.ask(talk).text
     assert "(no content)" not in Chats().ask(talk).text
+
+
+def envelope(name: str) -> str:
+    """What OpenClaw sends with its newest message only."""
+    return f'Sender (untrusted metadata):\n```json\n{{"name": "{name}"}}\n```\n\n'
+
+
+@pytest.mark.parametrize("pinning", [True, False])
+def test_a_thought_about_an_envelope_stays_with_its_own_conversation(
+    *, pinning: bool
+) -> None:
+    """
+    Two people without sessions: equal words, but for envelopes that are not sent again.
+
+    The second one's own answer is not known here, as it ended at a stop string.
+    """
+    chats, nobody = Chats(min_gain=1, pinning=pinning), Client(None)
+    about = system(words(200))
+    for name in ("Alice Secret", "Bob"):
+        call = ToolCall(f"call_{name}", "look", "{}")
+        said = Said("", f"{name} wants a look.", (call,))
+        chats.turn([about, user(envelope(name) + "look")], said, nobody)
+        asked = [about, user("look"), assistant("", call), result("empty", call.id)]
+        if name == "Bob":
+            following = [*asked, assistant("Done."), user("who asked?")]
+            prompt = chats.ask(following, nobody)
+            assert "Secret" not in prompt.text
+            return
+        chats.turn(asked, Said("Done.", "Alice Secret asked me to look."), nobody)
+
+
+@pytest.mark.parametrize("session", ["s", None])
+@pytest.mark.parametrize("others", [True, False])
+def test_what_was_shown_last_is_not_taken_for_an_older_turn_of_its_looks(
+    session: str | None, *, others: bool
+) -> None:
+    """It cannot be put back: another choice of n = 2, or cut at a stop string."""
+    chats, client = Chats(), Client(session)
+    asked = [system(words(60)), user("well?")]
+    chats.turn(asked, Said("Yes.", "a thought of the first request"), client)
+    prompt = chats.ask(asked, client)
+    shown = "No." if others else "Yes."
+    looks = (healing_store.visible_hash("Yes.", ()),) if others else ()
+    ids = chats.sample("No.") if others else ()
+    chats.memory.commit(
+        prompt.promise, conversation_memory.Said(shown, "", (), ids, looks)
+    )
+    prompt = chats.ask([*asked, assistant("Yes."), user("sure?")], client)
+    assert "first request" not in prompt.text
+
+
+NEWER_CLOCKS = [
+    "Current time\n14:30", "Current time?\n14:30", "**Current Time**\n\n14:30",
+    "What is the current time? It is 14:30.", "Current time - noon",
+    "current time = half past two", '{"current_time": "14:30"}',
+    "<current_time>14:30</current_time>", "Current local time: 14:30",
+    "It is now 14:30.", "(14:30) go on", "Fri Nov 20 14:30:00 UTC 2026",
+    "[Telegram Ada Lovelace (@ada) id:123456789 +5m 2026-11-20 14:30 UTC] hi",
+    "<system-reminder>\nThe current date is: Saturday, November 21\n</system-reminder>",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NEWER_CLOCKS)
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_an_edited_stamp_is_not_said_again_behind_any_other_clock(
+    text: str, role: str
+) -> None:
+    """Whoever wrote it, and in whatever form."""
+    chats = Chats(min_gain=1)
+    about, behind = system(words(200)), user(text)
+    if role == "tool":
+        behind = result(text)
+    talk = (
+        [assistant("", CALL), behind] if role == "tool" else [assistant("Hm."), behind]
+    )
+    chats.turn([about, stamped("07:00", "hi"), *talk], "Hm.")
+    following = [*talk, assistant("Hm."), user("go")]
+    prompt = chats.ask([about, stamped("08:01", "hi"), *following])
+    assert not any("08:01" in note for note in notes(prompt.text))
+
+
+@pytest.mark.parametrize("text", NEWER_CLOCKS[:9])
+def test_the_system_clock_is_not_said_again_behind_a_current_time(text: str) -> None:
+    chats = Chats(min_gain=1)
+
+    def about(time: str) -> Message:
+        return system(f"You help.\nCurrent time is {time}.\n{words(200)}")
+
+    chats.turn([about("07:00"), user("hi")], "Hm.")
+    prompt = chats.ask([about("08:01"), user("hi"), assistant("Hm."), user(text)])
+    assert notes(prompt.text) == []
+
+
+def test_a_question_about_the_time_is_no_newer_time() -> None:
+    chats = Chats(min_gain=1)
+
+    def about(time: str) -> Message:
+        return system(f"You help.\nCurrent time is {time}.\n{words(200)}")
+
+    first = chats.turn([about("07:00"), user("hi")], "Hm.")
+    asked = user("What is the current time? Answer as HH:MM.")
+    prompt = chats.ask([about("08:01"), user("hi"), assistant("Hm."), asked])
+    assert chats.reuse(prompt) >= first.kept - 2
+    assert notes_with_places(prompt.text) == ["current time (system message): 08:01\n"]
+
+
+@pytest.mark.parametrize(
+    "text", ['{\\"message_id\\": \\"m201\\"}', "[message_id: m201] go on"]
+)
+def test_an_id_is_not_said_again_behind_a_newer_one_in_another_form(text: str) -> None:
+    chats = Chats(min_gain=1)
+    about = system(words(200))
+    talk = [assistant("", CALL), result(text)]
+    chats.turn([about, numbered("m100", "hi"), *talk], "Hm.")
+    following = [*talk, assistant("Hm."), user("go")]
+    prompt = chats.ask([about, numbered("m200", "hi"), *following])
+    assert not any("m200" in note for note in notes(prompt.text))
+
+
+FOLDER = "Here is the folder structure of the current working directories:\n\n"
+
+
+def listing(order: str) -> Message:
+    """Qwen Code's first message, with a line of its user's within."""
+    tree = f"{FOLDER}Showing up to 20 items:\n\n/p/\n{order}├───a.py\n"
+    return user(f"<system-reminder>\n{tree}</system-reminder>\n{words(80)}")
+
+
+def snapshot(order: str) -> Message:
+    """Qwen Code's git snapshot, with a line of its user's within."""
+    head = f"Git snapshot at conversation start. Frozen.\n{order}```text\n"
+    lines = "git: Current branch: main\ngit: Status:\ngit: (clean)\n"
+    return system(f"{words(80)}\n\n{head}{lines}```\n\n---\n{words(80, 1)}")
+
+
+@pytest.mark.parametrize("make", [listing, snapshot])
+@pytest.mark.parametrize("orders", [("", "Never push.\n"), ("Never push.\n", "")])
+def test_an_order_within_a_listing_is_read_where_it_stands(
+    make: Callable[[str], Message], orders: tuple[str, str]
+) -> None:
+    """And no more, once it is deleted."""
+    chats = Chats(min_gain=1)
+    before, now = map(make, orders)
+    rest = () if before.role == "user" else (user("hi"),)
+    chats.turn([before, *rest], "Hm.")
+    prompt = chats.ask([now, *rest, assistant("Hm."), user("go")])
+    assert now.text in prompt.text
+    assert notes(prompt.text) == []
+
+
+def test_a_last_message_that_its_client_keeps_stays_last() -> None:
+    """The model reads it twice, as it was sent twice."""
+    block = (
+        "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nStop now.\n"
+        "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+    )
+    chats = Chats()
+    asked = [system(words(60)), user("hi"), assistant("hello"), user(block)]
+    chats.turn(asked, Said("", "", (CALL,)))
+    following = [*asked, assistant("", CALL), result("empty"), user(block)]
+    prompt = chats.ask(following)
+    assert prompt.text.count("Stop now.") == 2
+    assert prompt.text.index("empty") < prompt.text.rindex("Stop now.")

@@ -188,6 +188,7 @@ class ReuseChooser:
             question.elements,
             question.answered_before,
             sent_answered,
+            question.roles,
         )
 
     def _pins(

@@ -154,6 +154,8 @@ def recall(
         return found
     last = past.last.healed if past.last else None
     at = place_of(vanishing.text, last, past.contexts)
+    if at < len(kept) and kept[at].text == vanishing.text:
+        at = len(kept)  # this client does keep it: it has said it again
     return replace(
         found,
         marked=mark([*kept[:at], vanishing, *kept[at:]], to_mark, check),

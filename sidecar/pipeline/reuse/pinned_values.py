@@ -45,6 +45,12 @@ class Pins:
         """Whether M is just the request."""
         return not self.values and not self.restated
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether all that differs from the request is white space."""
+        kinds = {key[2] for key in (*self.values, *self.gone)}
+        return kinds <= {"edge_ws", "tail_ws"} and not (self.restated or self.notes)
+
     def kinds(self) -> list[str]:
         """Kinds that were pinned, each once."""
         return list(dict.fromkeys(key[2] for key in self.values))
@@ -73,6 +79,7 @@ class Walk:
         elements: all of the request, in order.
         answered_before: messages before this index have an answer of the model's.
         sent_answered: spans that the client itself has sent in answered messages.
+        roles: of the request's messages.
     """
 
     spans: Sequence[Span]
@@ -81,6 +88,7 @@ class Walk:
     elements: Sequence[Element] = ()
     answered_before: int = 1 << 30
     sent_answered: Collection[SpanKey] = ()
+    roles: Sequence[str] = ()
 
     @property
     def last_note(self) -> int:
@@ -144,7 +152,9 @@ def _has_newer(key: SpanKey, said: Collection[SpanKey], walk: Walk) -> bool:
     later = [s.key for s in walk.spans if s.kind == kind and s.value and s.key > key]
     if later and later[-1] not in said:
         return True
-    pattern = walk.policy(kind).newer
+    policy = walk.policy(kind)
+    is_said = key[0] < len(walk.roles) and walk.roles[key[0]] != "system"
+    pattern = policy.newer_than_said if is_said else policy.newer
     texts = _texts_behind(key, walk.elements) if pattern else ()
     return any(re.search(pattern, text) for text in texts)
 
