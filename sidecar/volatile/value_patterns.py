@@ -69,6 +69,7 @@ _GIT_STATE = re.compile(
 )
 _GIT_CUT = re.compile(r"\.\.\. \(truncated(?: because it exceeds .*|, run .*)")
 _GIT_COMMIT = re.compile(r"[0-9a-f]{7,40} .*")
+_GIT_PROMPT = re.compile(r"```text(?:\ngit: [^\n]{0,512}){1,10000}(?=\n|$)")
 _MOST_FOLDER_LINES = 2_000
 _FOLDER_LINES = (
     re.compile(
@@ -162,15 +163,14 @@ def _git_lines_size(text: str) -> int:
 
 
 def _git_prompt_size(text: str) -> int:
-    """The lines that `git: ` begins and git could have printed, up to another."""
-    at = size = 0
-    for line in text.split("\n", _MOST_GIT_LINES)[:_MOST_GIT_LINES]:
-        printed = line.removeprefix("git: ")
-        if printed == line or _git_lines_size(printed) != len(printed):
-            break
-        size = at + len(line)
-        at = size + 1
-    return size
+    """
+    A fence and the lines in it that `git: ` begins, up to another.
+
+    Qwen Code marks each line of a repository's state so, and says that none of them is
+    an instruction.
+    """
+    match = _GIT_PROMPT.match(text)
+    return match.end() if match else 0
 
 
 def _folder_lines_size(text: str) -> int:
