@@ -7,8 +7,8 @@ has a place for is brought into the form that LiteLLM reads, and all else is ref
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
 from litellm_mlx import errors
 
@@ -40,10 +40,10 @@ def readable(call: Json) -> dict[str, object]:
         litellm.BadRequestError: naming the field.
     """
     read = dict(call)
-    read["contents"] = [
+    read["contents"] = _turns(
         _content(content, f"contents[{index}]")
         for index, content in enumerate(_listed(call.get("contents")))
-    ]
+    )
     read["config"] = _config(read)
     _check_tools(read)
     system = read.pop("system_instruction", None) or read.get("systemInstruction")
@@ -83,7 +83,21 @@ def _check_tools(read: Json) -> None:
             _object(one, f"{where}[{number}]")
 
 
-def _content(value: object, where: str) -> Json:
+def _turns(contents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Contents, each answer as one: the SDKs send a content for each chunk of it."""
+    turns: list[dict[str, Any]] = []
+    for content in contents:
+        if content["role"] == "model":
+            said = [part for part in content["parts"] if part.get("text") != ""]
+            if turns and turns[-1]["role"] == "model":
+                turns[-1]["parts"] += said
+                continue
+            content = {**content, "parts": said}
+        turns.append(content)
+    return turns
+
+
+def _content(value: object, where: str) -> dict[str, Any]:
     if isinstance(value, str):
         return {"role": "user", "parts": [{"text": value}]}
     content = _object(value, where)

@@ -1,0 +1,148 @@
+"""
+Answers on Google's routes, in a form that Google's own SDKs take.
+
+They drop a streamed turn without a word, and the message before it, if one of its
+chunks has no content, or a content without parts; a part may be an empty text. They
+take each line that does not begin with `data: ` for JSON, comments too (google-genai
+3.4.0, @google/genai 3.1.0: `chats`). LiteLLM ends a stream with an empty list of parts
+and with zeros for usage, of which it knows three counts only, and pings with comments.
+"""
+
+import functools
+import importlib
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from litellm_mlx.asgi import Message, Send
+from litellm_mlx.errors import as_object
+
+_ADAPTERS = "litellm.google_genai.adapters"
+_KNOWN_PROVIDER = "hosted_vllm"  # as which the hook has LiteLLM ask the sidecar
+_STREAM = ":streamGenerateContent"
+_COMMENTS = re.compile(rb"(?::[^\r\n]*[\r\n]+)+")
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+_NOTHING_YET = {
+    "candidates": [{"content": {"parts": [{"text": ""}], "role": "model"}, "index": 0}]
+}
+_KEEP_ALIVE = f"data: {json.dumps(_NOTHING_YET)}\n\n".encode()
+
+logger = logging.getLogger(__name__)
+
+
+def install() -> None:
+    """Have LiteLLM translate answers so. Doing it twice does no harm."""
+    try:
+        handler = importlib.import_module(f"{_ADAPTERS}.handler")
+        adapter: Any = handler.GoogleGenAIAdapter
+        calls: Any = handler.GenerateContentToCompletionHandler
+        if hasattr(adapter, "is_readable"):
+            return
+        wraps = [
+            (adapter, "translate_completion_output_params_streaming", _with_usage),
+            (
+                adapter,
+                "translate_streaming_completion_to_generate_content",
+                _with_parts,
+            ),
+            (adapter, "_map_usage", _with_all_counts),
+        ]
+        wrapped = [(on, name, wrap(getattr(on, name))) for on, name, wrap in wraps]
+        prepared = _asking_for_usage(calls._prepare_completion_kwargs)
+    except (ImportError, AttributeError):
+        logger.warning("this LiteLLM ends streams on Google's route in its own way")
+        return
+    for on, name, method in wrapped:
+        setattr(on, name, method)
+    calls._prepare_completion_kwargs = staticmethod(prepared)
+    adapter.is_readable = True
+
+
+def without_comments(path: str, send: Send) -> Send:
+    """What sends an answer, with chunks that say nothing in place of comments."""
+    if not path.endswith(_STREAM):
+        return send
+    is_between = True  # no event is half sent
+
+    async def sending(message: Message) -> None:
+        nonlocal is_between
+        body = message.get("body", b"")
+        if _COMMENTS.fullmatch(body):
+            message = {**message, "body": _KEEP_ALIVE if is_between else b""}
+        elif body:
+            is_between = body.endswith(_EVENT_ENDS)
+        await send(message)
+
+    return sending
+
+
+def _asking_for_usage(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def prepared(*args: Any, **call: Any) -> Any:
+        made = original(*args, **call)
+        if made.get("stream") and made.get("custom_llm_provider") == _KNOWN_PROVIDER:
+            made.setdefault("stream_options", {"include_usage": True})
+        return made
+
+    return prepared
+
+
+def _with_usage(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def translated(self: Any, completion_stream: Any) -> Any:
+        return original(self, _ended_by_usage(completion_stream))
+
+    return translated
+
+
+async def _ended_by_usage(chunks: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Chunks, of which the one that ends the answer waits for its usage."""
+    last: Any = None
+    async for chunk in chunks:
+        if last is not None:
+            last.usage = getattr(chunk, "usage", None) or getattr(last, "usage", None)
+        elif any(choice.finish_reason for choice in getattr(chunk, "choices", ())):
+            last = chunk
+        else:
+            yield chunk
+    if last is not None:
+        yield last
+
+
+def _with_parts(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def translated(self: Any, response: Any, wrapper: Any) -> Any:
+        chunk = original(self, response, wrapper)
+        for candidate in (chunk or {}).get("candidates", ()):
+            candidate["content"]["parts"] = candidate["content"]["parts"] or [
+                {"text": ""}
+            ]
+            if candidate["finishReason"] is None:  # null ends an answer, too
+                del candidate["finishReason"]
+        return chunk
+
+    return translated
+
+
+def _with_all_counts(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def mapped(self: Any, usage: Any) -> dict[str, int]:
+        counts = dict(original(self, usage))
+        cached = _detail(usage, "prompt_tokens_details", "cached_tokens")
+        thoughts = _detail(usage, "completion_tokens_details", "reasoning_tokens")
+        if cached:
+            counts["cachedContentTokenCount"] = cached
+        if thoughts:  # which Google counts apart
+            counts["candidatesTokenCount"] -= thoughts
+            counts["thoughtsTokenCount"] = thoughts
+        return counts
+
+    return mapped
+
+
+def _detail(usage: Any, details: str, name: str) -> int:
+    held = getattr(usage, details, None)
+    value = getattr(held, name, None) or as_object(held).get(name)
+    return value if isinstance(value, int) else 0
