@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 
-from litellm_mlx import lost_refusals, response_ids
+from litellm_mlx import google_stream, lost_refusals, response_ids
 from litellm_mlx.admission import Asked, Policy, given_key, is_model_route, refusal
 from litellm_mlx.asgi import App, Message, Receive, Scope, Send
 from litellm_mlx.departures import WatchedRequest
@@ -101,6 +101,7 @@ class ProxyGate:
 
         async def passing_on(scope: Scope, receive: Receive, send: Send) -> None:
             body = Body(head, self._bodies)
+            send = google_stream.without_comments(asked.path, send)
             try:
                 if is_read:
                     receive = _replaying(await body.read(receive), receive)

@@ -5,6 +5,7 @@ A real proxy stands before a sidecar with a slow model, and beside it a "cloud":
 built-in model of another sidecar, reached as any OpenAI-compatible provider is.
 """
 
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +100,31 @@ def test_a_cold_prompt_is_not_silent(
     assert len(heard) > num_pieces
     end = "message_stop" if path == MESSAGES else "data: [DONE]"
     assert end in "".join(heard)
+
+
+def test_what_comes_on_googles_route_meanwhile_is_no_comment(
+    proxy: Proxy, slow: App
+) -> None:
+    """Google's SDK for Python takes a comment for JSON, and breaks off."""
+    text = prompt_of(slow, 2, 77)
+    data = {"contents": [{"role": "user", "parts": [{"text": text}]}],
+            "generationConfig": {"maxOutputTokens": 4}}  # fmt: skip
+    heard: list[str] = []
+    for version in ("v1beta", "v1"):
+        path = f"/{version}/models/local:streamGenerateContent?alt=sse"
+        with held_gpu(slow) as go:
+            for piece in pieces(proxy, path, data):
+                heard.append(piece)
+                if len(heard) % 3 == 0:
+                    go.set()
+    lines = [line for line in "".join(heard).splitlines() if line]
+    for line in lines:
+        assert line.startswith("data: "), line
+        content = json.loads(line.removeprefix("data: "))["candidates"][0]["content"]
+        assert content["role"] == "model"
+        assert content["parts"], line
+        assert all(content["parts"]), line
+    assert '"finishReason": "STOP"' in lines[-1] or "MAX_TOKENS" in lines[-1]
 
 
 def test_the_sdks_read_through_the_quiet(proxy: Proxy, slow: App) -> None:
