@@ -16,6 +16,7 @@ from litellm_mlx import (
     client,
     fallback_policy,
     google_errors,
+    google_log,
     google_stream,
     handlers_folder,
     hook,
@@ -92,6 +93,7 @@ handlers_folder.install()
 hook.register()
 fallback_policy.install()
 google_errors.install()
+google_log.install()
 google_stream.install()
 proxy_gate.install()
 quiet_log.install()
