@@ -18,12 +18,15 @@ from typing import Any
 
 from litellm_mlx.asgi import Message, Send
 from litellm_mlx.errors import as_object
+from litellm_mlx.refusals import problem
 
 _ADAPTERS = "litellm.google_genai.adapters"
 _KNOWN_PROVIDER = "hosted_vllm"  # as which the hook has LiteLLM ask the sidecar
 _STREAM = ":streamGenerateContent"
 _COMMENTS = re.compile(rb"(?::[^\r\n]*[\r\n]+)+")
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+_ERROR = b'data: {"error"'
+_DONE = b"data: [DONE]\n\n"  # which is no JSON
 _NOTHING_YET = {
     "candidates": [{"content": {"parts": [{"text": ""}], "role": "model"}, "index": 0}]
 }
@@ -60,8 +63,13 @@ def install() -> None:
     adapter.is_readable = True
 
 
-def without_comments(path: str, send: Send) -> Send:
-    """What sends an answer, with chunks that say nothing in place of comments."""
+def readable(path: str, send: Send) -> Send:
+    """
+    What sends an answer, in events that Google's SDKs read.
+
+    Chunks that say nothing stand in place of comments, and an error that LiteLLM tells
+    within a stream, in OpenAI's shape with a text for its code, is told in Google's.
+    """
     if not path.endswith(_STREAM):
         return send
     is_between = True  # no event is half sent
@@ -73,9 +81,24 @@ def without_comments(path: str, send: Send) -> Send:
             message = {**message, "body": _KEEP_ALIVE if is_between else b""}
         elif body:
             is_between = body.endswith(_EVENT_ENDS)
+            if body.startswith(_ERROR):
+                message = {**message, "body": _as_googles(path, body)}
         await send(message)
 
     return sending
+
+
+def _as_googles(path: str, body: bytes) -> bytes:
+    """An event with an error, and what LiteLLM sends with it."""
+    event, end, rest = body.partition(b"\n\n")
+    try:
+        error = json.loads(event.removeprefix(b"data: "))["error"]
+        code = str(error["code"])
+        status = int(code) if code.isdigit() else 500
+        told = problem(path, status, str(error["message"]))
+    except (ValueError, KeyError, TypeError):
+        return body
+    return b"data: " + json.dumps(told).encode() + end + rest.replace(_DONE, b"")
 
 
 def _asking_for_usage(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -101,7 +101,7 @@ class ProxyGate:
 
         async def passing_on(scope: Scope, receive: Receive, send: Send) -> None:
             body = Body(head, self._bodies)
-            send = google_stream.without_comments(asked.path, send)
+            send = google_stream.readable(asked.path, send)
             try:
                 if is_read:
                     receive = _replaying(await body.read(receive), receive)
