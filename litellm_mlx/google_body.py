@@ -45,6 +45,7 @@ def readable(call: Json) -> dict[str, object]:
         for index, content in enumerate(_listed(call.get("contents")))
     )
     read["config"] = _config(read)
+    _check_stored(read)
     _check_tools(read)
     system = read.pop("system_instruction", None) or read.get("systemInstruction")
     if system is not None:
@@ -70,6 +71,13 @@ def _config(read: dict[str, object]) -> Json:
     return config
 
 
+def _check_stored(read: Json) -> None:
+    """Refuse a beginning that Google would keep: the model would not have read it."""
+    for name in ("cachedContent", "cached_content"):
+        if read.get(name) or _object(read["config"], "config").get(name):
+            _refuse("cachedContent", "is not kept here: send the whole conversation")
+
+
 def _check_tools(read: Json) -> None:
     choice = _object(
         read.get("toolConfig") or read.get("tool_config") or {}, "toolConfig"
@@ -78,7 +86,12 @@ def _check_tools(read: Json) -> None:
     _object(choice.get("functionCallingConfig") or {}, where)
     for index, tool in enumerate(_sequence(read.get("tools") or [], "tools")):
         where = f"tools[{index}].functionDeclarations"
-        declared = _object(tool, f"tools[{index}]").get("functionDeclarations") or []
+        offered = _object(tool, f"tools[{index}]")
+        for name in offered:
+            if name not in ("functionDeclarations", "function_declarations"):
+                what = "is run by Google: only functionDeclarations are taken"
+                _refuse(f"tools[{index}].{name}", what)
+        declared = offered.get("functionDeclarations") or []
         for number, one in enumerate(_sequence(declared, where)):
             _object(one, f"{where}[{number}]")
 

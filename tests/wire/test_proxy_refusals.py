@@ -81,6 +81,8 @@ REFUSED: list[tuple[str, Any]] = [
     ("config", {**user({"text": "hi"}), "generationConfig": 5}),
     ("tools", {**user({"text": "hi"}), "tools": [{"functionDeclarations": 5}]}),
     ("choice", {**user({"text": "hi"}), "toolConfig": 5}),
+    ("cached", {**user({"text": "hi"}), "cachedContent": "cachedContents/abc"}),
+    ("search", {**user({"text": "hi"}), "tools": [{"googleSearch": {}}]}),
     ("two", {**user({"text": "hi"}), "generationConfig": {"candidateCount": 2}}),
 ]
 
