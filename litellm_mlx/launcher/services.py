@@ -24,7 +24,7 @@ from litellm_mlx.launcher.settings import MASTER_KEY, LaunchSettings, create_mas
 from litellm_mlx.served_models import ServedModel, Upstream, parse_models
 
 _SIDECAR_DEADLINE_S = 600.0  # a large model from a slow disk
-_PROXY_DEADLINE_S = 180.0  # 64 s were seen with cold files
+_PROXY_DEADLINE_S = 600.0  # 64 s were seen with cold files, 216 on a busy machine
 _HOPELESS = ("dead", "stuck")  # what no waiting mends
 _MAY_ANSWER = ("loaded", "loading", "unloaded")
 # A body of megabytes is gone with its request. glibc learns from it to keep the next
