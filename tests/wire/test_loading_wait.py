@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import httpx
@@ -96,11 +97,14 @@ def test_the_sdks_read_such_a_stream(held: tuple[App, HeldLoad]) -> None:
     """openai and anthropic pass over the comments."""
     app, gate = held
     threading.Timer(2.5, gate.go.set).start()
-    client = openai.OpenAI(base_url=f"{app.url}/v1", api_key="any", max_retries=0)
-    chunks = list(client.chat.completions.create(**ASKED, stream=True))  # type: ignore[call-overload]
-    assert chunks[-1].choices[0].finish_reason == "length"
-    claude = anthropic.Anthropic(base_url=app.url, api_key="any", max_retries=0)
-    with claude.messages.stream(**ASKED) as stream:  # type: ignore[arg-type]
+    any_key: Any = {"api_key": "any", "max_retries": 0}
+    with openai.OpenAI(base_url=f"{app.url}/v1", **any_key) as client:
+        chunks = list(client.chat.completions.create(**ASKED, stream=True))  # type: ignore[call-overload]
+        assert chunks[-1].choices[0].finish_reason == "length"
+    with (
+        anthropic.Anthropic(base_url=app.url, **any_key) as claude,
+        claude.messages.stream(**ASKED) as stream,  # type: ignore[arg-type]
+    ):
         assert stream.get_final_message().stop_reason == "max_tokens"
 
 
