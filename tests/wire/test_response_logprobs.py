@@ -1,5 +1,6 @@
 """Log-probabilities of a response's text, directly and through LiteLLM."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -16,12 +17,14 @@ WANTED: Any = {"include": ["message.output_text.logprobs"]}
 @pytest.fixture(params=["direct", "proxy"])
 def client(
     request: pytest.FixtureRequest, proxy: Proxy, scripted_sidecar: App, switch: Switch
-) -> openai.OpenAI:
+) -> Iterator[openai.OpenAI]:
     """The SDK, at the sidecar itself and at the proxy; the answer is scripted."""
     switch.script = lambda prompt: "<think>\nhm\n</think>\nIt is read."
     if request.param == "proxy":
-        return proxy.openai
-    return openai.OpenAI(base_url=f"{scripted_sidecar.url}/v1", api_key="any")
+        yield proxy.openai
+        return
+    with openai.OpenAI(base_url=f"{scripted_sidecar.url}/v1", api_key="any") as direct:
+        yield direct
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
