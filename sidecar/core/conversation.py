@@ -62,9 +62,9 @@ class Conversation:
         return [self.tenant, self.session, self.thread] if self.is_known else None
 
 
-def unknown(generation: int, salt: str = "") -> Conversation:
+def unknown(generation: int) -> Conversation:
     """A conversation of no client."""
-    return Conversation(is_known=False, generation=generation, salt=salt)
+    return Conversation(is_known=False, generation=generation)
 
 
 def conversation_of(kept: object) -> Conversation:

@@ -371,16 +371,13 @@ class PrefixStore:
 
     def _hand_to_lender(self, lease: Lease, ids: ModelIds) -> ModelIds:
         """Make it theirs who have lent a part of what was forgotten; that part."""
-        salt = lease.conversation.salt
         with self._lock:
             lent, lender = ModelIds(()), None
             if self._is_anything_kept(lease.conversation):
                 lent, lender = lent_by_others(self._tree, lease, ids)
-            nobody = unknown(self.generation, salt)
-            lease.conversation = (
-                replace(lender, salt=salt, generation=self.generation)
-                if lender
-                else nobody
+            salt, now = lease.conversation.salt, self.generation
+            lease.conversation = replace(
+                lender or unknown(now), salt=salt, generation=now
             )
         return lent
 

@@ -169,14 +169,10 @@ class HealingStore:
         with self._lock:
             place = (visible, turn.context.canonical, turn.conversation.tenant)
             known = self._turns.setdefault(place, [])
-            for old in [k for k in known if _same_place(k, turn)]:
-                known.remove(old)
-                self._num_bytes -= old.num_bytes
+            self._remove(known, [k for k in known if _same_place(k, turn)])
             known.insert(0, turn)
             self._num_bytes += turn.num_bytes
-            for old in known[_MOST_CANDIDATES:]:
-                self._num_bytes -= old.num_bytes
-            del known[_MOST_CANDIDATES:]
+            self._remove(known, known[_MOST_CANDIDATES:])
             self._turns.move_to_end(place)
             self._evict()
 
@@ -190,12 +186,11 @@ class HealingStore:
         place = (visible, context.canonical, conversation.tenant)
         with self._lock:
             known = self._turns.get(place, [])
+            behind = [turn for turn in known if turn.context == context]
             speaker = conversation.speaker
-            for old in list(known):
-                if (old.context, old.conversation.speaker) != (context, speaker):
-                    continue
-                known.remove(old)
-                self._num_bytes -= old.num_bytes
+            self._remove(
+                known, [t for t in behind if t.conversation.speaker == speaker]
+            )
             if not known:
                 self._turns.pop(place, None)
 
@@ -247,10 +242,8 @@ class HealingStore:
         is_gone = whose.covers if whose else lambda _: True
         with self._lock:
             for place, turns in list(self._turns.items()):
-                gone = [turn for turn in turns if is_gone(turn.conversation)]
-                self._num_bytes -= sum(turn.num_bytes for turn in gone)
-                self._turns[place] = [t for t in turns if not is_gone(t.conversation)]
-                if not self._turns[place]:
+                self._remove(turns, [t for t in turns if is_gone(t.conversation)])
+                if not turns:
                     del self._turns[place]
         self._calls.pop_if(lambda _, known: is_gone(known[1]))
         self._by_id.pop_if(lambda _, item: is_gone(item[1].conversation))
@@ -275,8 +268,8 @@ class HealingStore:
         The conversation's own behind the same canonical context, those that its ids
         prove first, and of these the one whose context and values fit best; else one of
         another conversation behind the very same prompt, in which nothing else stood.
-        Where the client names no session, its own are told by their ids or not at all:
-        equal words, and equal values besides, may be another person's.
+        Where the client names no session, only ids tell that a turn is its own. All
+        else is another conversation's, and must have had the same values besides.
         If two fit alike and differ, none: a guess would be a lie. A turn behind another
         context is never taken for its text alone: one thread's thinking stood behind
         another's "Done.".
@@ -299,6 +292,12 @@ class HealingStore:
                 return found[0]
             self.num_ambiguous += 1
             return None
+
+    def _remove(self, known: list[KnownTurn], gone: Sequence[KnownTurn]) -> None:
+        """Take turns out of a place; holds the lock."""
+        for turn in gone:
+            known.remove(turn)
+            self._num_bytes -= turn.num_bytes
 
     def _evict(self) -> None:
         while self._turns and (

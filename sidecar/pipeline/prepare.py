@@ -60,10 +60,6 @@ from sidecar.pipeline.template.turn_markers import Frame
 from sidecar.volatile import spans
 from sidecar.volatile.rules import RuleSet
 
-_BY_NAME: Proof = "session"
-_BY_TURN: Proof = "turn"
-_BY_WORDS: Proof = "words"
-
 
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
@@ -337,14 +333,15 @@ class Pipeline:
         """
         client = reading.request.client
         thread: Conversation | None
+        proof: Proof
         if went_on is not None:
-            thread, proof = went_on, _BY_TURN
+            thread, proof = went_on, "turn"
         elif client.session is not None:
             name = session_turn_store.thread_name(recalled.marked)
-            thread, proof = Conversation(client.api_key_id, session, name), _BY_NAME
+            thread, proof = Conversation(client.api_key_id, session, name), "session"
         else:
             thread = recalled.conversation
-            proof = _BY_TURN if recalled.is_proved else _BY_WORDS
+            proof = "turn" if recalled.is_proved else "words"
         thread = thread or session_turn_store.new_chat(client.api_key_id, session)
         return Conversation(
             thread.tenant,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sidecar.core.requests import Message
 
 SpanKey = tuple[int, int, str, int]  # message, place in it, kind, which there
+WHITE_SPACE = ("edge_ws", "tail_ws")  # kinds of spans that rules.toml does not name
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from sidecar.volatile import matchers
+from sidecar.volatile.marked_message import WHITE_SPACE
 
 Action = Literal["pin", "restate", "stop", "drop", "off"]
 Shared = Literal["", "always", "opaque_id"]
@@ -71,7 +72,7 @@ class Rule:
 EDGE_POLICY = Policy("pin", "pin", "pin")
 TAIL_POLICY = Policy("stop", "stop", "stop")
 NOTE_POLICY = Policy("stop", "pin", "stop")
-SILENT_KINDS = ("edge_ws", "tail_ws", "note")  # white space, and what is our own
+SILENT_KINDS = (*WHITE_SPACE, "note")  # and what is our own
 UNKNOWN_POLICY = Policy("stop", "stop", "stop", tells=True)
 
 

@@ -67,11 +67,11 @@ _GIT_FILE = re.compile(
 _GIT_STATE = re.compile(
     r"(?i:working tree clean|not a git repository|no commits yet)\.?"
 )
-_GIT_CUT = re.compile(r"\.\.\. \(truncated(?: because it exceeds .*|, run .*)")
+_GIT_CUT = re.compile(r"\.\.\. \(truncated because it exceeds .*")
 _GIT_COMMIT = re.compile(r"[0-9a-f]{7,40} .*")
 _GIT_PROMPT = re.compile(r"```text(?:\ngit: [^\n]{0,512}){1,10000}(?=\n|$)")
 _MOST_FOLDER_LINES = 2_000
-_FOLDER_LINES = (
+_FOLDER_LINES = (  # headings, what is in the folders, the folders themselves
     re.compile(
         r"Here is the folder structure of the current working director(?:y|ies):"
         r"|Showing up to \d+ items(?: \(files \+ folders\))?[.:]"
@@ -79,9 +79,7 @@ _FOLDER_LINES = (
         r"were ignored, or the display limit \(\d+ items\) was reached\.)?"
     ),
     re.compile(r"[│ ]{0,512}[├└]─{1,3} ?.{1,512}"),
-    re.compile(
-        r"(?:/|~|\$|[A-Za-z]:[\\/]|\\\\).{0,512}[\\/]|/"
-    ),  # the folders themselves
+    re.compile(r"(?:/|~|\$|[A-Za-z]:[\\/]|\\\\).{0,512}[\\/]|/"),
 )
 _GIT_PARTS = {"Status:": (_GIT_FILE, _GIT_CUT), "Recent commits:": (_GIT_COMMIT,)}
 

@@ -34,6 +34,11 @@ def stamped(time: str, text: str) -> Message:
     return user(f"Current time: {time}\n{text} {words(60)}")
 
 
+def clocked(time: str) -> Message:
+    """A system text with a clock."""
+    return system(f"You help.\nCurrent time is {time}.\n{words(200)}")
+
+
 def numbered(number: str, text: str) -> Message:
     """A user's message with an id."""
     return user(f'{{"message_id": "{number}"}}\n{text} {words(60)}')
@@ -90,11 +95,7 @@ def test_a18_all_of_a_kind_are_said_again_in_their_order() -> None:
 
 def test_a18_what_a_note_said_once_is_not_taken_back_behind_a_newer_value() -> None:
     """The clock of the system text is back at its first value, a message says 14:30."""
-    chats = Chats(min_gain=1)
-
-    def about(time: str) -> Message:
-        return system(f"You help.\nCurrent time is {time}.\n{words(200)}")
-
+    chats, about = Chats(min_gain=1), clocked
     chats.turn([about("07:00"), user("hi")], "Hm.")
     chats.turn([about("08:00"), user("hi"), assistant("Hm."), user("and?")], "Hm.")
     talk = [user("hi"), assistant("Hm."), user("and?"), assistant("Hm.")]
@@ -219,11 +220,7 @@ def test_a18_nothing_old_is_said_behind_text_that_is_newer(
     behind: Sequence[Message],
 ) -> None:
     """Whoever wrote it, in whatever form."""
-    chats = Chats(min_gain=1)
-
-    def about(time: str) -> Message:
-        return system(f"You help.\nCurrent time is {time}.\n{words(200)}")
-
+    chats, about = Chats(min_gain=1), clocked
     chats.turn([about("08:00"), user("hi " + words(80))], "Hm.")
     prompt = chats.ask([about("08:05"), user("hi " + words(80)), *behind])
     assert notes(prompt.text) == []
@@ -445,22 +442,14 @@ def test_an_edited_stamp_is_not_said_again_behind_any_other_clock(
 
 @pytest.mark.parametrize("text", NEWER_CLOCKS[:9])
 def test_the_system_clock_is_not_said_again_behind_a_current_time(text: str) -> None:
-    chats = Chats(min_gain=1)
-
-    def about(time: str) -> Message:
-        return system(f"You help.\nCurrent time is {time}.\n{words(200)}")
-
+    chats, about = Chats(min_gain=1), clocked
     chats.turn([about("07:00"), user("hi")], "Hm.")
     prompt = chats.ask([about("08:01"), user("hi"), assistant("Hm."), user(text)])
     assert notes(prompt.text) == []
 
 
 def test_a_question_about_the_time_is_no_newer_time() -> None:
-    chats = Chats(min_gain=1)
-
-    def about(time: str) -> Message:
-        return system(f"You help.\nCurrent time is {time}.\n{words(200)}")
-
+    chats, about = Chats(min_gain=1), clocked
     first = chats.turn([about("07:00"), user("hi")], "Hm.")
     asked = user("What is the current time? Answer as HH:MM.")
     prompt = chats.ask([about("08:01"), user("hi"), assistant("Hm."), asked])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sidecar.core.conversation import Conversation
 from sidecar.memory.lineage import LineageRecord, Note, Restated, stated_by
 from sidecar.pipeline.template.elements import Element, Splice
-from sidecar.volatile.marked_message import Span, SpanKey
+from sidecar.volatile.marked_message import WHITE_SPACE, Span, SpanKey
 from sidecar.volatile.rules import Action, Policy
 from sidecar.volatile.value_patterns import is_opaque_id
 
@@ -49,7 +49,7 @@ class Pins:
     def is_silent(self) -> bool:
         """Whether all that differs from the request is white space."""
         kinds = {key[2] for key in (*self.values, *self.gone)}
-        return kinds <= {"edge_ws", "tail_ws"} and not (self.restated or self.notes)
+        return kinds.issubset(WHITE_SPACE) and not (self.restated or self.notes)
 
     def kinds(self) -> list[str]:
         """Kinds that were pinned, each once."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from sidecar.core.prompt import SeenImage
 from sidecar.memory.healing_store import Healed
-from sidecar.volatile.marked_message import Span
+from sidecar.volatile.marked_message import WHITE_SPACE, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,6 @@ Rendered = str | Span | Splice
 Element = Rendered | ImageSlot
 
 
-_TRIMMED = ("edge_ws", "tail_ws")
 _MOST_STEPS_BACK = 1000
 _MOST_STEPS = 64  # for each element
 Run = Sequence[str | Span]
@@ -77,7 +76,7 @@ def _options(element: str | Span) -> list[_Option]:
     if isinstance(element, str):
         return [(element, element)]
     own = (element.value, element.printed(element.value))
-    may_be_gone = element.kind in _TRIMMED and element.value
+    may_be_gone = element.kind in WHITE_SPACE and element.value
     return [own, ("", "")] if may_be_gone else [own]
 
 
