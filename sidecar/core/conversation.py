@@ -5,17 +5,13 @@ Conversations can be forgotten, by session or by key: what they left is deleted,
 what was begun before leaves nothing behind.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Literal
 
 IMPLICIT = "implicit-"  # begins the ids of sessions that no client named
 _MOST_FORGETTINGS = 256  # by name; beyond, nothing begun before is kept
-
-
-# How it is known that a request goes on with the thread it is taken for: by a session
-# that the client names, by a turn of ours whose ids it carries, or by equal words only.
-Proof = Literal["session", "turn", "words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +28,9 @@ class Conversation:
         thread: the conversation within the session (memory/session_turn_store).
         is_known: False for what no client asked, such as a self-test: no forgetting
             of somebody's conversations covers it.
-        proof: equal words alone are said by many, and prove little.
+        resembles: the thread whose words the request repeats, where nothing else tells
+            which one it goes on with. Many people say equal words: it lends what tells
+            nothing of who asks, and nothing is written under it.
         salt: names the prefix tree that holds its KV. That is the tenant's own tree,
             or "", where tenants share one.
         generation: the number of forgettings when the request began. What has been
@@ -46,7 +44,7 @@ class Conversation:
     session: str = ""
     thread: str = ""
     is_known: bool = True
-    proof: Proof = field(default="session", compare=False)
+    resembles: Conversation | None = field(default=None, compare=False)
     salt: str = field(default="", compare=False)
     generation: int = field(default=0, compare=False)
     is_subagent: bool = field(default=False, compare=False)

@@ -367,12 +367,13 @@ class ContextHasher:
     SHA-256 chained over the messages so far.
 
     Args:
-        tools: what the prompt offers, as text; of the letter only.
+        around: what the prompt says besides its messages, such as the tools that it
+            offers, as text; of the letter only.
     """
 
-    def __init__(self, tools: str = "") -> None:
+    def __init__(self, around: str = "") -> None:
         self._canonical = hashlib.sha256()
-        self._literal = hashlib.sha256(tools.encode("utf-8", "surrogatepass"))
+        self._literal = hashlib.sha256(around.encode("utf-8", "surrogatepass"))
 
     @property
     def value(self) -> Context:
@@ -384,17 +385,18 @@ class ContextHasher:
         role: str,
         texts: tuple[str, str] | None,
         visible: str | None,
-        healed: Healed | None = None,
+        unseen: str = "",
     ) -> None:
         """
         Add a message: its canonical and literal text, or what was visible of it.
 
         Args:
-            healed: the words that stand for it; of the letter only.
+            unseen: what stands in the prompt besides, such as the thinking of its turn;
+                of the letter only.
         """
         canonical, literal = texts or ("", "")
         self._canonical.update(_line(role, canonical, visible))
-        literal = healed.digest if healed else literal
+        literal = f"{literal}\0{unseen}" if unseen else literal
         self._literal.update(_line(role, literal, visible))
 
 

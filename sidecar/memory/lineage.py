@@ -149,7 +149,7 @@ class LineageIndex:
         The key's records that share a beginning, deepest first, with that length.
 
         Args:
-            most: of the thread's own, and of others each.
+            most: of the thread's own and the one that it resembles, and of others each.
         """
         with self._lock:
             self._expire()
@@ -162,6 +162,8 @@ class LineageIndex:
                     if record.conversation.tenant == conversation.tenant
                 ]
             own = self._threads.get(conversation, ())
+            if conversation.resembles is not None:
+                own = (*own, *self._threads.get(conversation.resembles, ()))
         records = [*own, *(record for record in others if record not in own)]
         shared = [(r, r.common_len(canonical)) for r in records]
         shared = [(r, n) for r, n in shared if n >= BLOCK_LEN]
@@ -169,7 +171,7 @@ class LineageIndex:
         left = {True: most, False: most}  # of its own, of others
         chosen = []
         for record, length in shared:
-            is_own = record.conversation == conversation
+            is_own = record in own
             if left[is_own]:
                 left[is_own] -= 1
                 chosen.append((record, length))

@@ -92,7 +92,7 @@ class TurnStore:
         """What changed since the thread's last turn."""
         with self._lock:
             self._expire()
-            known = self._threads.get(conversation)
+            known = self._known(conversation)
         if known is None:
             return Change(0, (), is_new=True)
         stable = 0
@@ -104,16 +104,17 @@ class TurnStore:
 
     def is_subagent(self, conversation: Conversation, num_tokens: int) -> bool:
         """Whether another thread of the session is its main one (the longest)."""
+        same = (conversation, conversation.resembles)
         with self._lock:
             longest = max(
                 (
                     thread.num_tokens
                     for other, thread in self._threads.items()
-                    if other.speaker == conversation.speaker and other != conversation
+                    if other.speaker == conversation.speaker and other not in same
                 ),
                 default=0,
             )
-            own = self._threads.get(conversation)
+            own = self._known(conversation)
             return longest > max(num_tokens, own.num_tokens if own else 0)
 
     def advance(
@@ -131,9 +132,11 @@ class TurnStore:
         """
         new = tuple(digests)
         with self._lock:
-            known = self._threads.get(conversation)
+            known = self._known(conversation)
             parents = parents or (known.parents if known else ())
-            if known is not None and new[: len(known.digests)] != known.digests:
+            if known is not None and conversation not in self._threads:
+                self._take_over(conversation, new)
+            elif known is not None and new[: len(known.digests)] != known.digests:
                 extends = new[: len(known.refused)] == known.refused
                 known.num_refused = known.num_refused + 1 if extends else 1
                 known.refused = new
@@ -144,6 +147,22 @@ class TurnStore:
             self._threads.move_to_end(conversation)
             self._shrink()
         return True
+
+    def _known(self, conversation: Conversation) -> _Thread | None:
+        """Its thread, or the one that it resembles."""
+        own = self._threads.get(conversation)
+        if own is None and conversation.resembles is not None:
+            return self._threads.get(conversation.resembles)
+        return own
+
+    def _take_over(self, conversation: Conversation, new: tuple[str, ...]) -> None:
+        """Show a chat that goes on as one: its thread has a new name at each turn."""
+        resembled = conversation.resembles
+        if resembled is None:
+            return
+        old = self._threads[resembled].digests
+        if new[: len(old)] == old:
+            del self._threads[resembled]
 
     def sessions(self) -> list[SessionView]:
         """All sessions, the one that was used last first."""

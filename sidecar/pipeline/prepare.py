@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sidecar.core.conversation import Conversation, Proof
+from sidecar.core.conversation import Conversation
 from sidecar.core.errors import RequestCancelled
 from sidecar.core.prompt import (
     CacheReport,
@@ -248,7 +248,10 @@ class Pipeline:
         messages = spans.normalise(state_choice(request), to_alter)
         rulesets = (to_mark, to_mark and to_alter)
         healing, frame = self.memory.healing, reading.frame
-        return recall(healing, messages, request, frame, rulesets, reading.check)
+        read = replace(
+            request, messages=tuple(messages), template_kwargs=reading.kwargs
+        )
+        return recall(healing, read, frame, rulesets, reading.check)
 
     def _lay_out(
         self, reading: _Reading, found: Recalled, images: Sequence[SeenImage]
@@ -332,22 +335,22 @@ class Pipeline:
             went_on: the one in which calls were made that the request carries.
         """
         client = reading.request.client
-        thread: Conversation | None
-        proof: Proof
+        found, resembles = recalled.conversation, None
         if went_on is not None:
-            thread, proof = went_on, "turn"
+            thread = went_on
         elif client.session is not None:
             name = session_turn_store.thread_name(recalled.marked)
-            thread, proof = Conversation(client.api_key_id, session, name), "session"
+            thread = Conversation(client.api_key_id, session, name)
+        elif found is not None and recalled.is_proved:
+            thread = found
         else:
-            thread = recalled.conversation
-            proof = "turn" if recalled.is_proved else "words"
-        thread = thread or session_turn_store.new_chat(client.api_key_id, session)
+            thread = session_turn_store.new_chat(client.api_key_id, session)
+            resembles = found
         return Conversation(
             thread.tenant,
             thread.session,
             thread.thread,
-            proof=proof,
+            resembles=resembles and replace(resembles, resembles=None),
             salt=reading.salt,
             generation=reading.generation,
         )

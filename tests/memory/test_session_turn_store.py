@@ -273,3 +273,16 @@ def test_a_session_is_shown_by_its_longest_thread() -> None:
     (view,) = store.sessions()
     assert (view.num_threads, view.num_messages, view.num_tokens) == (2, 4, 90)
     assert view.parents == ("parent",)
+
+
+def test_a_chat_without_a_name_is_shown_as_one() -> None:
+    """Each of its turns writes under a new thread, in place of the one before."""
+    chats, unnamed = Chats(), Client(session=None)
+    talk = [system(words(100)), user("a")]
+    for question in "bcd":
+        chats.turn(talk, f"To {question}.", unnamed)
+        talk += [assistant(f"To {question}."), user(question)]
+    prompt = chats.ask(talk, unnamed)
+    assert not prompt.report.is_new
+    assert prompt.report.stable_messages == len(talk) - 2
+    assert [view.num_threads for view in chats.memory.turns.sessions()] == [1]

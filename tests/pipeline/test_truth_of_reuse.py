@@ -418,6 +418,10 @@ NEWER_CLOCKS = [
     "It is now 14:30.", "(14:30) go on", "Fri Nov 20 14:30:00 UTC 2026",
     "[Telegram Ada Lovelace (@ada) id:123456789 +5m 2026-11-20 14:30 UTC] hi",
     "<system-reminder>\nThe current date is: Saturday, November 21\n</system-reminder>",
+    "it is 14 : 30", "14：30", "14 Uhr 30", "it's 2 pm", "half-past two", "2 p.m. now",
+    "20261121T143000Z", "20261121", "2026/11/21", "21.11.2026", "11/21/26", "Nov 21",
+    "21 November", "1795271400 seconds", "1795271400000", "a quarter to three",
+    "Today is Saturday.",
 ]  # fmt: skip
 
 
@@ -514,3 +518,68 @@ def test_a_last_message_that_its_client_keeps_stays_last() -> None:
     prompt = chats.ask(following)
     assert prompt.text.count("Stop now.") == 2
     assert prompt.text.index("empty") < prompt.text.rindex("Stop now.")
+
+
+def enveloped(name: str, text: str) -> Message:
+    """A message with its sender's envelope."""
+    block = f'{{"label": "{name}", "id": "{name}"}}'
+    return user(f"Sender (untrusted metadata):\n```json\n{block}\n```\n\n{text}")
+
+
+def test_who_says_the_same_words_writes_in_a_conversation_of_his_own() -> None:
+    """Bob's calls proved later that Alice's thread was his: his envelope was lent."""
+    chats, unnamed = Chats(min_gain=1), Client(session=None)
+    hello = [system(words(200)), user("Hello")]
+    chats.turn(hello, "Hi!", unnamed)
+
+    def look(name: str) -> list[Message]:
+        call = ToolCall(f"call_of_{name}", "look", "{}")
+        talk = [*hello, assistant("Hi!"), enveloped(name, "look")]
+        chats.turn(talk, Said("", "", (call,)), unnamed)
+        return [*talk, assistant("", call), result("Seen.", call.id)]
+
+    bobs = look("bob")
+    chats.turn(bobs, Said("Done.", reasoning="Nothing for Bob"), unnamed)
+    alices = look("alice")
+    prompt = chats.ask(alices, unnamed)
+    assert '"bob"' not in prompt.text
+    assert '"alice"' in prompt.text
+    gone_on = chats.ask([*alices, assistant("Done."), user("and?")], unnamed)
+    assert '"bob"' not in gone_on.text
+    assert "Nothing for Bob" not in gone_on.text
+    again = chats.ask([*bobs, assistant("Done."), user("and?")], unnamed)
+    assert "Nothing for Bob" in again.text  # his own ids prove it
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+def test_reasoning_that_a_client_sends_tells_conversations_apart(
+    session: str | None,
+) -> None:
+    """What another server's model thought stands in the prompt, or does not."""
+    chats = Chats(min_gain=1)
+    client = Client(session=session)
+    other = Client(session=session and "other")
+    start = [system(words(200)), user("Hello")]
+
+    def behind(reasoning: str) -> list[Message]:
+        return [*start, assistant("Hi!", reasoning=reasoning), user("Go.")]
+
+    done = Said("Done.", reasoning="The code is 4711.")
+    chats.turn(behind("Their code is 4711."), done, client)
+    for reasoning, is_same in (("Hm.", False), ("Their code is 4711.", True)):
+        talk = [*behind(reasoning), assistant("Done."), user("and?")]
+        prompt = chats.ask(talk, other)
+        assert ("The code is 4711." in prompt.text) is is_same
+
+
+def test_options_of_the_template_tell_conversations_apart() -> None:
+    """What the template says for one of them stood in no other's prompt."""
+    chats = Chats(min_gain=1)
+    talk = [system(words(200)), user("Hello")]
+    done = Said("Done.", reasoning="It is so.")
+    chats.turn(talk, done, Client(session=None, kwargs={"persona": "x"}))
+    talk += [assistant("Done."), user("and?")]
+    other = chats.ask(talk, Client(session=None, kwargs={"persona": "y"}))
+    assert "It is so." not in other.text
+    same = chats.ask(talk, Client(session=None, kwargs={"persona": "x"}))
+    assert "It is so." in same.text

@@ -51,6 +51,11 @@ class Question:
     is_proved: bool = True
 
     @property
+    def threads(self) -> tuple[Conversation | None, ...]:
+        """Its conversation, and the one that it resembles."""
+        return (self.conversation, self.conversation.resembles)
+
+    @property
     def spans(self) -> list[Span]:
         """Its volatile stretches, in order."""
         return [e for e in self.elements if isinstance(e, Span)]
@@ -177,7 +182,7 @@ class ReuseChooser:
         sent_answered = {
             span.key
             for record in known
-            if record.conversation == question.conversation
+            if record.conversation in question.threads
             for span in record.spans
             if span.was_sent_answered
         }

@@ -122,7 +122,6 @@ class _Past:
 
 def recall(
     store: HealingStore,
-    messages: Sequence[Message],
     request: ChatRequest,
     frame: Frame | None,
     rulesets: tuple[RuleSet | None, RuleSet | None],
@@ -132,13 +131,13 @@ def recall(
     Find the model's own turns, and where a vanishing message was first said.
 
     Args:
-        messages: the request's, as the model is to read them.
+        request: its messages and template options as the model is to read them.
         rulesets: for spans, and for a message that may stand elsewhere than it was
             sent; None: there are none.
         check: called before each message; what it raises ends the work.
     """
     to_mark, to_move = rulesets
-    kept, vanishing = split_vanishing(messages, to_move)
+    kept, vanishing = split_vanishing(request.messages, to_move)
     marked = mark(kept, to_mark, check)
     past = _find_turns(store, marked, request, to_mark)
     healed = {
@@ -172,7 +171,7 @@ def _find_turns(
     ruleset: RuleSet | None,
 ) -> _Past:
     client, defaults = request.client, defaults_of(request.tools)
-    hasher = ContextHasher("".join(repr(tool.raw) for tool in request.tools))
+    hasher = ContextHasher(_around(request))
     found: dict[int, KnownTurn] = {}
     issued: set[int] = set()
     values: dict[SpanKey, str] = {}
@@ -194,10 +193,21 @@ def _find_turns(
                 threads.add(turn.conversation.thread)
         values |= _telling(item, ruleset)
         texts = (canonical_text(item.pieces), message.text)
-        healed = turn.healed if turn else None
-        hasher.add(message.role, None if visible else texts, visible, healed)
+        unseen = turn.healed.digest if turn else _reasoning(message)
+        hasher.add(message.role, None if visible else texts, visible, unseen)
         contexts.append(hasher.value)
     return _Past(found, issued, contexts, values)
+
+
+def _around(request: ChatRequest) -> str:
+    """What a prompt says besides its messages."""
+    options = sorted(request.template_kwargs.items())
+    return "".join(repr(tool.raw) for tool in request.tools) + repr(options)
+
+
+def _reasoning(message: Message) -> str:
+    """What a client says that the model thought; it may stand in the prompt."""
+    return f"reasoning: {message.reasoning}" if message.reasoning else ""
 
 
 def _telling(item: MarkedMessage, ruleset: RuleSet | None) -> dict[SpanKey, str]:

@@ -304,20 +304,20 @@ def lender(
     Which values a record may lend to a request.
 
     All within a thread; between threads of one key only those of the shared kinds that
-    tell nothing of who asks (rules.toml); between keys none. Within a thread that
-    equal words alone tell, those and what was said of them.
+    tell nothing of who asks (rules.toml); between keys none. A thread that the request
+    resembles lends those and what was said of them.
     """
     if record.tenant != request.tenant:
         return lambda loan: False
-    is_own = record == request
-    if is_own and request.proof != "words":
+    if record == request:
         return lambda loan: True
+    is_alike = record == request.resembles
 
     def lends(loan: Loan) -> bool:
         of_kind = policy(loan.kind)
         if of_kind.shared:
             return _is_of_nobody(loan, of_kind)
-        return is_own and not of_kind.tells
+        return is_alike and not of_kind.tells
 
     return lends
 
