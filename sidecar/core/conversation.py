@@ -7,6 +7,7 @@ what was begun before leaves nothing behind.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -36,6 +37,9 @@ class Conversation:
         generation: the number of forgettings when the request began. What has been
             forgotten since leaves nothing behind.
         is_subagent: another thread of the session is its main one.
+        proved_until: the index of the message up to which it is known to be this
+            thread: the last one with an id that was issued in it. Whoever begins with
+            the same words and ids may go on behind that as somebody else.
         own_len: tokens up to the end of the first turn that the model wrote for it; 0:
             none is known. What parts from its path behind them is an older end of it.
     """
@@ -48,6 +52,7 @@ class Conversation:
     salt: str = field(default="", compare=False)
     generation: int = field(default=0, compare=False)
     is_subagent: bool = field(default=False, compare=False)
+    proved_until: int = field(default=sys.maxsize, compare=False)
     own_len: int = field(default=0, compare=False)
 
     @property

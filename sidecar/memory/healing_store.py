@@ -12,7 +12,7 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sidecar.core.conversation import Conversation, Whose, is_implicit
@@ -101,13 +101,15 @@ class Asker:
     Args:
         session: None if the client names none.
         values: what tells who asks, before the turn, as the client sends it now.
-        threads: of the conversation's turns that were found before this one.
+        threads: of the conversation's turns before this one that are known by ids.
+        proved_until: the index of the last message with such an id; -1: there is none.
     """
 
     api_key: str | None
     session: str | None
     values: Mapping[SpanKey, str] = field(default_factory=dict)
     threads: Collection[str] = ()
+    proved_until: int = -1
 
     def num_agreeing(self, turn: KnownTurn) -> int:
         """Values that stood in the turn's request and stand in this one."""
@@ -117,15 +119,36 @@ class Asker:
         """
         Whether a turn was said in this conversation.
 
-        By turns before it that are known by ids, or by the client's own word.
+        By the client's own word, or by turns before it that are known by ids. Ids prove
+        what stands before them. Others may have begun with the same ones (a copied
+        example, a fork), so all that tells who asks behind the last id is the same.
         """
-        if turn.conversation.thread in self.threads:
+        if self.session is not None and turn.conversation.session == self.session:
             return True
-        return self.session is not None and turn.conversation.session == self.session
+        if turn.conversation.thread not in self.threads:
+            return False
+        return self._behind_proof(self.values) == self._behind_proof(turn.told)
+
+    def _behind_proof(self, values: Mapping[SpanKey, str]) -> dict[SpanKey, str]:
+        return {k: value for k, value in values.items() if k[0] > self.proved_until}
 
     def has_values_of(self, turn: KnownTurn) -> bool:
         """Whether all that told who asked is the same, no more and no less."""
         return is_implicit(turn.conversation.session) and self.values == turn.told
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """
+    The thread that a request goes on with, by the calls that it carries.
+
+    Args:
+        first, last: indexes of the messages with the first and the last of them.
+    """
+
+    conversation: Conversation
+    first: int
+    last: int
 
 
 Defaults = Mapping[str, Mapping[str, Any]]  # tool, argument -> value
@@ -203,13 +226,14 @@ class HealingStore:
 
     def continued(
         self, marked: Sequence[MarkedMessage], api_key: str | None, session: str
-    ) -> tuple[int, Conversation] | None:
+    ) -> "Continued | None":
         """
         The thread a conversation goes on with, told by the calls it carries.
 
         Whoever sends ids that were issued there continues that thread, whatever was
-        done to its first message since. The index is that of the message.
+        done to its first message since.
         """
+        continued: Continued | None = None
         for index, item in enumerate(marked):
             for call in item.message.tool_calls:
                 known = self._calls.get(call_key(call.id)) if call.id else None
@@ -217,9 +241,11 @@ class HealingStore:
                     continue
                 found = known[1]
                 both_unnamed = is_implicit(found.session) and is_implicit(session)
-                if found.session == session or both_unnamed:
-                    return index, found
-        return None
+                if continued is None and (found.session == session or both_unnamed):
+                    continued = Continued(found, index, index)
+                elif continued is not None and found == continued.conversation:
+                    continued = replace(continued, last=index)
+        return continued
 
     def issued(
         self, ids: Sequence[str], visible: str | None, api_key: str | None

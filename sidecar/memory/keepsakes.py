@@ -120,7 +120,7 @@ def _packed(ids: Sequence[int]) -> bytes:
 def lineage_json(record: LineageRecord) -> Json:
     """A record without its canonical ids."""
     spans = [
-        [s.key, s.value, s.settled, s.sentinel, s.was_sent_answered]
+        [s.key, s.value, s.settled, s.sentinel, s.was_sent_answered, s.was_sent]
         for s in record.spans
     ]
     notes = [[n, note.text, _values(note.stated)] for n, note in record.notes.items()]
@@ -130,8 +130,10 @@ def lineage_json(record: LineageRecord) -> Json:
 def lineage_of(told: Json, canonical: np.ndarray) -> LineageRecord:
     """The record again."""
     spans = [
-        StoredSpan(_key(key), str(value), int(settled), str(sentinel), bool(was_sent))
-        for key, value, settled, sentinel, was_sent in told["spans"]
+        StoredSpan(
+            _key(key), str(value), int(settled), str(sentinel), *map(bool, was_sent)
+        )
+        for key, value, settled, sentinel, *was_sent in told["spans"]
     ]
     notes = {int(n): Note(str(text), _stated(v)) for n, text, v in told["notes"]}
     ids = array("I", canonical.astype(np.uint32).tobytes())

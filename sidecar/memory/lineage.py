@@ -10,6 +10,7 @@ is compared id by id), and blocks with the same records share one tuple of them.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 import time
 from array import array
@@ -30,6 +31,7 @@ _BYTES_PER_ID = 15  # itself, its share of a block hash and of that one's entry
 _BYTES_PER_SPAN = 300
 _MOST_PER_BLOCK = 8
 _MOST_PER_THREAD = 8
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,8 @@ class StoredSpan:
 
     Args:
         value: what stood in M. settled: see reuse/prompt_ids.Canonical.
-        sentinel: what stands for it in C. was_sent_answered: the client itself sent a
-            value there, in a message with an answer behind it.
+        sentinel: what stands for it in C. was_sent: the client itself sent a value
+            there. was_sent_answered: in a message with an answer behind it.
     """
 
     key: SpanKey
@@ -65,6 +67,7 @@ class StoredSpan:
     settled: int
     sentinel: str = ""
     was_sent_answered: bool = False
+    was_sent: bool = False
 
 
 @dataclass(eq=False)
@@ -74,6 +77,7 @@ class LineageRecord:
 
     Args:
         notes: by message index; their texts are values of `note` spans.
+        number: the order in which records were made.
     """
 
     canonical: array[int]
@@ -83,6 +87,7 @@ class LineageRecord:
     block_hashes: array[int] = field(default_factory=lambda: array("Q"))
     touched: float = field(default_factory=time.monotonic)
     hits: int = 0
+    number: int = field(default_factory=lambda: next(_numbers))
 
     @property
     def num_bytes(self) -> int:

@@ -29,6 +29,7 @@ from sidecar.memory.conversation_memory import (
     Promise,
     new_turn,
 )
+from sidecar.memory.healing_store import Continued
 from sidecar.memory.lineage import LineageRecord, pack
 from sidecar.pipeline.reuse.best_form import (
     COUNTED,
@@ -307,12 +308,11 @@ class Pipeline:
         client = reading.request.client
         session = client.session or session_turn_store.implicit_session(found.ids)
         continued = self.memory.healing.continued(marked, client.api_key_id, session)
-        own = [*recalled.healed, *([continued[0]] if continued else [])]
-        went_on = continued[1] if continued else None
+        own = [*recalled.healed, *([continued.first] if continued else [])]
         return Question(
             layout.elements,
             found,
-            self._conversation(reading, recalled, session, went_on),
+            self._conversation(reading, recalled, session, continued),
             self._frames.header_tokens(reading.frame),
             roles,
             first_own=min(own, default=None),
@@ -325,23 +325,28 @@ class Pipeline:
         reading: _Reading,
         recalled: Recalled,
         session: str,
-        went_on: Conversation | None,
+        continued: Continued | None,
     ) -> Conversation:
         """
         The conversation that a request goes on with, or begins.
 
         Args:
             session: as the client named it, or as it was made here.
-            went_on: the one in which calls were made that the request carries.
+            continued: the one in which calls were made that the request carries.
         """
         client = reading.request.client
         found, resembles = recalled.conversation, None
-        if went_on is not None:
-            thread = went_on
+        proved_until = recalled.proved_until
+        if continued is not None:
+            thread = continued.conversation
+            if found == thread:
+                proved_until = max(proved_until, continued.last)
+            else:
+                proved_until = continued.last
         elif client.session is not None:
             name = session_turn_store.thread_name(recalled.marked)
             thread = Conversation(client.api_key_id, session, name)
-        elif found is not None and recalled.is_proved:
+        elif found is not None and recalled.proved_until >= 0:
             thread = found
         else:
             thread = session_turn_store.new_chat(client.api_key_id, session)
@@ -353,6 +358,7 @@ class Pipeline:
             resembles=resembles and replace(resembles, resembles=None),
             salt=reading.salt,
             generation=reading.generation,
+            proved_until=sys.maxsize if client.session is not None else proved_until,
         )
 
     def _opens_thinking(self, text: str) -> bool:

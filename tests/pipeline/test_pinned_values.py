@@ -179,7 +179,7 @@ def test_only_some_kinds_go_from_thread_to_thread(kind: str, shared: bool) -> No
         (Conversation("other", "s", "t"), False),
         (Conversation(None, "s", "t"), False),
     ):
-        assert lender(other, here, policy)(Loan(kind, "a1")) is lends
+        assert lender(other, here, policy)(Loan((0, 0, kind, 0), "a1")) is lends
 
 
 def test_the_shared_kinds_tell_nothing_of_who_asks() -> None:

@@ -421,7 +421,9 @@ NEWER_CLOCKS = [
     "it is 14 : 30", "14：30", "14 Uhr 30", "it's 2 pm", "half-past two", "2 p.m. now",
     "20261121T143000Z", "20261121", "2026/11/21", "21.11.2026", "11/21/26", "Nov 21",
     "21 November", "1795271400 seconds", "1795271400000", "a quarter to three",
-    "Today is Saturday.",
+    "Today is Saturday.", "21st November", "December the 25th", "21-11-2026", "12/25",
+    "Nov 2026", "2026-W48", "Now it is Thursday", "14h", "1430 hrs", "1430Z",
+    "three pm", "drei Uhr", "five past three", "14点30分", "現在14時30分", "下午三点",
 ]  # fmt: skip
 
 
@@ -583,3 +585,117 @@ def test_options_of_the_template_tell_conversations_apart() -> None:
     assert "It is so." not in other.text
     same = chats.ask(talk, Client(session=None, kwargs={"persona": "x"}))
     assert "It is so." in same.text
+
+
+def preamble(chats: Chats, client: Client) -> list[Message]:
+    """What several clients of one key begin with: a call that was issued here."""
+    begun = [system(words(200)), user("warm up")]
+    chats.turn(begun, Said("", "", (CALL,)), client)
+    return [*begun, assistant("", CALL), result("files: a b c", CALL.id)]
+
+
+@pytest.mark.parametrize("known_by", ["one", "warm"])
+@pytest.mark.parametrize(
+    ("theirs", "mine"),
+    [
+        (enveloped("Mallory", "who am I?"), user("who am I?")),
+        (stamped("10:05", "who am I?"), stamped("11:07", "who am I?")),
+        (numbered("m1", "who am I?"), numbered("m2", "who am I?")),
+    ],
+    ids=["envelope", "clock", "id"],
+)
+def test_a_call_that_two_sessions_begin_with_proves_nothing_behind_it(
+    theirs: Message, mine: Message, known_by: str
+) -> None:
+    """A fork, an example from a log: the thinking behind it is the other session's."""
+    chats = Chats(min_gain=1)
+    begun = preamble(chats, Client(known_by))
+    chats.turn([*begun, theirs], Said("Done.", "a secret of theirs"), ONE)
+    prompt = chats.ask([*begun, mine, assistant("Done."), user("so?")], TWO)
+    assert "a secret of theirs" not in prompt.text
+    assert "Mallory" not in prompt.text
+
+
+@pytest.mark.parametrize("thinking", ["", "Mallory asked me"])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_clients_without_a_name_that_begin_with_one_call_share_no_sender(
+    thinking: str, *, is_last: bool
+) -> None:
+    """Behind the last id nothing tells whose the conversation is."""
+    chats, nobody = Chats(min_gain=1), Client(None)
+    begun = preamble(chats, nobody)
+    names = ["Bob", "Mallory"] if is_last else ["Mallory", "Bob"]
+    for name in names:
+        said = Said("Done.", thinking and f"{name} asked me")
+        chats.turn([*begun, enveloped(name, "please")], said, nobody)
+    asked = [*begun, user("please"), assistant("Done.")]
+    prompt = chats.ask([*asked, enveloped("Bob", "who asked first?")], nobody)
+    assert "Mallory" not in prompt.text
+    assert chats.reuse(prompt) > 200  # what they all begin with
+
+
+def test_a_sender_before_an_issued_id_stays_where_no_client_is_named() -> None:
+    """The id was issued behind the envelope, and proves who sent that."""
+    chats, nobody = Chats(min_gain=1), Client(None)
+    about, look = system(words(200)), f"look {words(60)}"
+    chats.turn([about, enveloped("Ada", look)], Said("", "I look", (CALL,)), nobody)
+    looked = [assistant("", CALL), result("a b c", CALL.id)]
+    chats.turn([about, user(look), *looked], "Done.", nobody)
+    prompt = chats.ask(
+        [about, user(look), *looked, assistant("Done."), user("so?")],
+        nobody,
+    )
+    assert "Ada" in prompt.text
+    assert "I look" in prompt.text
+
+
+def test_of_a_message_that_was_said_again_the_last_sender_is_read_on() -> None:
+    """The client went back and asked as somebody else; the older branch is deeper."""
+    chats = Chats(min_gain=1)
+    look, following = f"look {words(60)}", f"next {words(60)}"
+    about, plain = system(words(200)), user(look)
+    chats.turn([about, enveloped("Ada", look)], "Done.")
+    deeper = [about, plain, assistant("Done."), enveloped("Ada", following)]
+    chats.turn(deeper, "Ok.")
+    chats.turn([about, enveloped("Bob", look)], "Done.")
+    went_on = [about, plain, assistant("Done."), user(following)]
+    for talk in (went_on, [*went_on, assistant("Ok."), user("who?")]):
+        prompt = chats.ask(talk)
+        assert "Ada" not in prompt.text
+        assert "Bob" in prompt.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Switched to a new branch 'feature2'",
+        "On branch feature2\nnothing to commit, working tree clean",
+        "## feature2...origin/feature2\n M a.py",
+        "* feature2\n  main",
+        "  a\n* feature2\n  main",
+        "[feature2 81fd827] Mend it",
+        "HEAD is now at 81fd827 Mend it",
+    ],
+)
+def test_no_older_status_is_said_behind_what_git_prints(text: str) -> None:
+    """A tool's result names the branch of now."""
+    chats = Chats(min_gain=1)
+
+    def about(branch: str) -> Message:
+        status = git(branch, "81fd826")
+        return system(f"{words(60)}\n\n{status}\n\n{words(150, 2)}")
+
+    chats.turn([about("main"), user("hi")], "Hm.")
+    talk = [user("hi"), assistant("Hm."), user("go"), assistant("", CALL)]
+    prompt = chats.ask([about("fix"), *talk, result(text, CALL.id)])
+    assert notes(prompt.text) == []
+
+
+def test_a_clock_of_a_later_system_message_is_not_said_behind_another() -> None:
+    """Only the leading system text is told anew in each request."""
+    chats = Chats(min_gain=1)
+    begun = [system(words(200)), user("hi")]
+    rest = [assistant("Hm."), user(f"it is 14:30, go on {words(50)}")]
+    chats.turn([*begun, system("Current time is 07:00."), *rest], "Hm.")
+    again = [*begun, system("Current time is 08:00."), *rest]
+    assert notes(chats.ask([*again, assistant("Hm."), user("go")]).text) == []

@@ -150,7 +150,7 @@ class ReuseChooser:
             return best
         most_tokens = min(most_tokens, plain.length + most_for_notes(plain.length))
         seen: set[object] = set()
-        walk = self._walk(question, [record for record, _ in found])
+        walk = self._walk(question, found)
         for record, shared_len in found:
             pins = self._pins(question, walk, record, shared_len)
             shape = (tuple(pins.values.items()), pins.restated)
@@ -178,14 +178,19 @@ class ReuseChooser:
         strict_len = longest(form.assembled.ids)
         return Answer(form, strict_len, strict_len, None)
 
-    def _walk(self, question: Question, known: Sequence[LineageRecord]) -> Walk:
-        sent_answered = {
-            span.key
-            for record in known
-            if record.conversation in question.threads
-            for span in record.spans
-            if span.was_sent_answered
-        }
+    def _walk(
+        self, question: Question, found: Sequence[tuple[LineageRecord, int]]
+    ) -> Walk:
+        own = [item for item in found if item[0].conversation in question.threads]
+        own.sort(key=lambda item: item[0].number)
+        sent_answered = set[SpanKey]()
+        last_sent: dict[SpanKey, str] = {}
+        for record, shared_len in own:
+            for span in record.spans:
+                if span.was_sent_answered:
+                    sent_answered.add(span.key)
+                if span.was_sent and span.settled <= shared_len:
+                    last_sent[span.key] = span.value
         return Walk(
             question.spans,
             question.canonical.settled,
@@ -194,6 +199,7 @@ class ReuseChooser:
             question.answered_before,
             sent_answered,
             question.roles,
+            last_sent,
         )
 
     def _pins(
@@ -228,6 +234,7 @@ class ReuseChooser:
                 settled[e.key],
                 e.sentinel,
                 was_sent_answered=bool(e.value) and e.message < answered,
+                was_sent=bool(e.value),
             )
             for e in elements
             if isinstance(e, Span)

@@ -76,7 +76,8 @@ class Recalled:
         told: the values that tell who asks, where and what.
         conversation: of the model's last turn in it, known by its ids if any is; None:
             there is none.
-        is_proved: one is known by ids, which nobody else was given.
+        proved_until: index of the last one that is known by ids, which were issued for
+            it alone; -1: none is.
         vanishing: the message that will not be sent again: the canonical context that
             it stands behind, its text.
     """
@@ -87,7 +88,7 @@ class Recalled:
     context: Context
     told: Mapping[SpanKey, str]
     conversation: Conversation | None
-    is_proved: bool
+    proved_until: int
     vanishing: tuple[str, str] | None = None
 
 
@@ -147,7 +148,7 @@ def recall(
     }
     found = Recalled(
         marked, marked, healed, past.contexts[-1], past.told, past.conversation,
-        bool(past.issued),
+        max(past.issued, default=-1),
     )  # fmt: skip
     if vanishing is None:
         return found
@@ -182,7 +183,13 @@ def _find_turns(
         visible, turn = None, None
         if message.role == "assistant":
             visible = store.visible_hash(message, defaults)
-            asker = Asker(client.api_key_id, client.session, values, threads)
+            asker = Asker(
+                client.api_key_id,
+                client.session,
+                values,
+                threads,
+                max(issued, default=-1),
+            )
             turn, is_issued = _own_turn(
                 store, message, visible, (contexts[-1], asker, defaults)
             )

@@ -9,7 +9,7 @@ both prompts are canonically equal; each pair is pinned, restated, or ends the w
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sidecar.core.conversation import Conversation
 from sidecar.memory.lineage import LineageRecord, Note, Restated, stated_by
@@ -62,10 +62,10 @@ class Loan:
     A value that a record may lend to a request.
 
     Args:
-        stored: the record's value.
+        key: of the span. stored: the record's value.
     """
 
-    kind: str
+    key: SpanKey
     stored: str = ""
 
 
@@ -80,6 +80,7 @@ class Walk:
         answered_before: messages before this index have an answer of the model's.
         sent_answered: spans that the client itself has sent in answered messages.
         roles: of the request's messages.
+        last_sent: what stood in a span when the client last sent a value there.
     """
 
     spans: Sequence[Span]
@@ -89,6 +90,7 @@ class Walk:
     answered_before: int = 1 << 30
     sent_answered: Collection[SpanKey] = ()
     roles: Sequence[str] = ()
+    last_sent: Mapping[SpanKey, str] = field(default_factory=dict)
 
     @property
     def last_note(self) -> int:
@@ -153,7 +155,8 @@ def _has_newer(key: SpanKey, said: Collection[SpanKey], walk: Walk) -> bool:
     if later and later[-1] not in said:
         return True
     policy = walk.policy(kind)
-    is_said = key[0] < len(walk.roles) and walk.roles[key[0]] != "system"
+    # A client tells the clock of its leading system text anew in each request.
+    is_said = any(role != "system" for role in walk.roles[: key[0] + 1])
     pattern = policy.newer_than_said if is_said else policy.newer
     texts = _texts_behind(key, walk.elements) if pattern else ()
     return any(re.search(pattern, text) for text in texts)
@@ -223,7 +226,13 @@ def _take(
 
 
 def _may_stay(pair: _Pair, walk: Walk) -> bool:
-    """Whether a value that is gone now was left out by the client, not by its user."""
+    """
+    Whether a value that is gone now was left out by the client, not by its user.
+
+    Where a message was said again with another value, it is that one which is gone.
+    """
+    if walk.last_sent.get(pair.key, pair.stored) != pair.stored:
+        return False
     past = walk.policy(pair.key[2]).past
     if not past:
         return True
@@ -289,10 +298,9 @@ def _lends(
 ) -> bool:
     """Whether the record may lend a pair's value; a note: all that it states."""
     note = record.notes.get(pair.key[0]) if pair.key[2] == "note" else None
-    if note is not None and may_lend(Loan("note")):
-        stated = note.stated.items()
-        return all(may_lend(Loan(kind, value)) for (_, _, kind, _), value in stated)
-    return may_lend(Loan(pair.key[2], pair.stored))
+    if note is not None and may_lend(Loan(pair.key)):
+        return all(may_lend(Loan(key, value)) for key, value in note.stated.items())
+    return may_lend(Loan(pair.key, pair.stored))
 
 
 def lender(
@@ -303,18 +311,21 @@ def lender(
     """
     Which values a record may lend to a request.
 
-    All within a thread; between threads of one key only those of the shared kinds that
-    tell nothing of who asks (rules.toml); between keys none. A thread that the request
-    resembles lends those and what was said of them.
+    All within a thread, up to where the request is known to be of it; between threads
+    of one key only those of the shared kinds that tell nothing of who asks
+    (rules.toml); between keys none. A thread that the request resembles, or behind that
+    place its own, lends those and what was said of them.
     """
     if record.tenant != request.tenant:
         return lambda loan: False
-    if record == request:
-        return lambda loan: True
-    is_alike = record == request.resembles
+    proved_until = request.proved_until if record == request else -1
+    is_alike = record in (request, request.resembles)
 
     def lends(loan: Loan) -> bool:
-        of_kind = policy(loan.kind)
+        message, _, kind, _ = loan.key
+        if message <= proved_until:
+            return True
+        of_kind = policy(kind)
         if of_kind.shared:
             return _is_of_nobody(loan, of_kind)
         return is_alike and not of_kind.tells
