@@ -87,6 +87,8 @@ UV_NAMES = {
     "proxy": "ALL_PROXY",
 }
 DEVICE = "import mlx.core as mx; print(mx.default_device())"
+# The index that pip asks where nothing names one.
+PIP_INDEX = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
 
 if sys.version_info < (3, 9):
     sys.exit("install_and_run.py itself needs Python 3.9 or later to run")
@@ -562,6 +564,13 @@ def uv_settings(pip: list[str]) -> dict[str, str]:
     if "UV_INDEX" in settings:
         # As pip does: the best release of all indexes, not of the first that has any.
         settings["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+        # Of one release uv takes the files of the first index alone, where pip looks at
+        # all: the main index has all of them, a further one often only some.
+        main_index = settings.get("UV_DEFAULT_INDEX") or output_of(
+            [*pip[:-2], "-c", PIP_INDEX]
+        )
+        if main_index and "UV_NO_INDEX" not in settings:
+            settings["UV_INDEX"] = f"{main_index} {settings['UV_INDEX']}"
     return settings
 
 
@@ -665,8 +674,8 @@ def run_quietly(
         errors="replace",
     ) as process:
         reader = threading.Thread(target=lines.extend, args=(process.stdout,))
-        reader.start()
-        try:
+        try:  # a Ctrl-C from here on ends the command, however early it comes
+            reader.start()
             while reader.is_alive():
                 reader.join(0.3)
                 if live:

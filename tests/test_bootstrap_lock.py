@@ -1,8 +1,11 @@
 """Which releases `install_and_run.py` installs: real uv and pip, wheels made here."""
 
+import os
 import re
 import signal
 import subprocess
+import threading
+import time
 import tomllib
 from pathlib import Path
 
@@ -32,7 +35,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def locked(one: Project) -> Project:
     """Release 1 was tested, 2 is there."""
     tested = one.add_wheel("needed", "1", {"needed.py": "VERSION = 1"})
-    one.add_wheel("needed", "2", {"needed.py": "VERSION = 2"})
+    # Of another length: Python takes compiled code by a file's length and second.
+    one.add_wheel("needed", "2", {"needed.py": "VERSION = 2  # the newest"})
     one.lock("base", "needed==1", tested)
     one.lock("uv", "", "")
     for extra in ("cpu", "dev"):
@@ -71,6 +75,24 @@ def test_an_install_that_was_stopped_is_made_whole(project: Project) -> None:
     uv.write_text(good)
     assert project.run().has_installed
     assert project.version_of_needed() == "1"
+
+
+def test_a_stop_before_its_output_is_read_ends_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Ctrl-C between the command's start and the reader's left it running."""
+    written = tmp_path / "pid"
+
+    def interrupted(thread: threading.Thread) -> None:
+        while not (written.exists() and written.read_text().endswith("\n")):
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(script.threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        script.run_quietly(["sh", "-c", f"echo $$ >'{written}'; exec sleep 300"])
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(written.read_text()), 0)
 
 
 def test_a_release_that_the_index_does_not_have(project: Project) -> None:
@@ -139,7 +161,8 @@ def test_uv_is_told_what_pip_is_configured_to_use(
     monkeypatch.setenv("PIP_INDEX_URL", "http://two/simple")
     settings = script.uv_settings([BASE, "-m", "pip"])
     assert settings["UV_DEFAULT_INDEX"] == "http://two/simple"
-    assert settings["UV_INDEX"] == "file:///a file:///b"
+    # The main index first: uv takes the files of one release from one index alone.
+    assert settings["UV_INDEX"] == "http://two/simple file:///a file:///b"
     assert settings["UV_INDEX_STRATEGY"] == "unsafe-best-match"
     assert settings["UV_FIND_LINKS"] == "/x,/y"
     assert settings["UV_HTTP_TIMEOUT"] == "9"
