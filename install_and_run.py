@@ -591,6 +591,8 @@ def report(venv: Venv) -> bool:
     print(f"python       {venv_version(venv.path)} in {venv}")
     print(f"MLX runs on  {device or 'MISSING: import mlx.core fails'}")
     print(f"model        {setting('MODEL_PATH') or 'built-in'}")
+    if sys.platform == "darwin":
+        print(f"wired        {setting('WIRED_LIMIT') or 'off'} (WIRED_LIMIT)")
     is_complete = bool(requires) and device is not None
     for group, names in by_extra(requires or []).items():
         absent = [name for name in names if name not in versions]

@@ -153,6 +153,23 @@ def test_check_tries_what_it_lists(project: Project) -> None:
     assert result.code == 1
 
 
+@pytest.mark.parametrize(("platform", "is_said"), [("darwin", True), ("linux", False)])
+def test_check_says_what_a_mac_keeps_wired(
+    platform: str,
+    *,
+    is_said: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Wiring more is what panics many Macs; elsewhere nothing is wired."""
+    script = load_script()
+    monkeypatch.setattr(script.sys, "platform", platform)
+    monkeypatch.setenv("WIRED_LIMIT", "weights")
+    script.report(script.Venv(tmp_path / "none"))
+    assert ("wired        weights (WIRED_LIMIT)" in capsys.readouterr().out) == is_said
+
+
 def test_ctrl_c_while_it_checks_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,7 +31,7 @@ from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.kv_layers import Released
 from testkit.jobs import finish, leased_engine, random_ids, run, submit, wait_for
 from testkit.raw_http import eventually
-from testkit.servers import running_sidecar
+from testkit.servers import metric, running_sidecar
 from testkit.tiny_models import make_model
 
 ModelFolder = Callable[[str], Path]
@@ -331,6 +331,7 @@ def test_buffers_are_what_the_arrays_are(model_folder: ModelFolder) -> None:
         wait_for(job, Token)
         running, _, _ = numbers(app)
         assert running >= one + 4
+        assert metric(app, "mlx_live_buffers ") >= one + 4
         engine.release(job)
 
 

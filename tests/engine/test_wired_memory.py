@@ -12,7 +12,8 @@ from litellm_mlx.launcher.ready_block import Memory, ready_block
 from litellm_mlx.launcher.settings import Flags, load_settings
 from sidecar.config.settings import load_config
 from sidecar.config.sources import ConfigError
-from sidecar.engine.device_memory import WiredMemory, buffer_limit
+from sidecar.config.device_settings import DeviceConfig
+from sidecar.engine.device_memory import WiredMemory, buffer_limit, release_delay
 from testkit.servers import NO_FILE, running_sidecar
 
 MOST = 24 << 30
@@ -90,6 +91,16 @@ def test_elsewhere_there_is_nothing_to_wire(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_the_setting_takes(text: str, value: int | str) -> None:
     config = load_config({"WIRED_LIMIT": text}, NO_FILE, {})
     assert config.device.wired_limit == value
+
+
+@pytest.mark.parametrize(("is_metal", "steps"), [(True, 8), (False, 0)])
+def test_arrays_of_ended_requests_go_later_on_metal(
+    *, is_metal: bool, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a setting; what is set holds on every device."""
+    monkeypatch.setattr(mx.metal, "is_available", lambda: is_metal)
+    assert release_delay(DeviceConfig()) == steps
+    assert release_delay(DeviceConfig(release_delay=3)) == 3
 
 
 def test_what_it_does_not_take() -> None:
