@@ -10,9 +10,9 @@ from mlx_lm.generate import wired_limit
 
 from litellm_mlx.launcher.ready_block import Memory, ready_block
 from litellm_mlx.launcher.settings import Flags, load_settings
+from sidecar.config.device_settings import DeviceConfig
 from sidecar.config.settings import load_config
 from sidecar.config.sources import ConfigError
-from sidecar.config.device_settings import DeviceConfig
 from sidecar.engine.device_memory import WiredMemory, buffer_limit, release_delay
 from testkit.servers import NO_FILE, running_sidecar
 
