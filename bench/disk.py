@@ -24,6 +24,7 @@ from pathlib import Path
 from bench.models import is_made, make
 from sidecar.app import App, build, serve_in_thread
 from sidecar.config.settings import GenerationConfig, load_config
+from sidecar.core.conversation import Conversation
 from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import GenerationOptions, SamplingParams
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Token
@@ -115,7 +116,9 @@ def _sampling(resident: Resident) -> Sampling:
 def _first_token_s(resident: Resident, ids: ModelIds) -> float:
     """From the request to its first token; what the disk has is brought back."""
     started = time.perf_counter()
-    assert resident.bring_back(ModelPrompt(ids), lambda: True)
+    prompt = ModelPrompt(ids)
+    expected = resident.cache.lookup(ids, Conversation()).cached_len
+    assert resident.restore_raw(prompt, lambda: True).cached_len >= expected
     job = _submit(resident, ids, 1)
     try:
         while not isinstance(event := job.next_event(_WAIT_S), Token):
@@ -178,7 +181,7 @@ def _beside_a_stream(app: App, length: int) -> None:
         _lose_memory(resident)
         prompt = ModelPrompt(ids)
         told["beside a restore"] = _gaps(
-            resident, lambda: resident.bring_back(prompt, lambda: True)
+            resident, lambda: resident.restore_raw(prompt, lambda: True)
         )
     for name, gaps in told.items():
         p99 = sorted(gaps)[int(0.99 * (len(gaps) - 1))]

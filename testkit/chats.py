@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sidecar.core.conversation import Conversation, Generations, Whose
-from sidecar.core.prompt import ModelIds
+from sidecar.core.prompt import Hit, ModelIds
 from sidecar.core.requests import (
     ChatRequest,
     ClientInfo,
@@ -69,6 +69,10 @@ class StoredPrompts:
         self._generations.end(whose)
         self.sequences.clear()
         return 0
+
+    def lookup(self, model_ids: ModelIds, conversation: Conversation) -> Hit:
+        """What of a prompt is stored."""
+        return Hit(self.match_len(model_ids, conversation.salt))
 
     def match_len(self, model_ids: ModelIds, salt: str = "") -> int:
         """Length of the longest stored prefix; one id is always left to compute."""
@@ -152,7 +156,7 @@ class Chats:
         )
         self.pipeline = Pipeline(
             self.tokenizer, "<think>", rules or load_rules(None, policy),
-            self.settings, self.memory,
+            self.settings, self.memory, self.store.lookup,
         )  # fmt: skip
 
     def ask(

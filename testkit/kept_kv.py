@@ -49,7 +49,7 @@ def leased(app: App) -> Iterator[Resident]:
 def ask(app: App, ids: ModelIds, max_tokens: int = 12) -> Outcome:
     """A raw completion, as the service runs one: what the disk has is brought back."""
     with leased(app) as resident:
-        resident.bring_back(ModelPrompt(ids), lambda: True)
+        resident.restore_raw(ModelPrompt(ids), lambda: True)
         return run(resident.engine, ids, max_tokens)
 
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from sidecar.core.conversation import Conversation, Whose
 from sidecar.core.errors import SidecarError
 from sidecar.core.events import Event, Usage
-from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import ChatRequest
 
 
@@ -105,6 +104,3 @@ class KVStore(Protocol):
 
     def is_current(self, conversation: Conversation) -> bool:
         """Whether nothing of a conversation was forgotten since its request began."""
-
-    def match_len(self, model_ids: ModelIds, salt: str) -> int:
-        """Tokens of the longest stored prefix, at most all but one."""

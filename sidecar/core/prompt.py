@@ -1,6 +1,6 @@
 """What the pipeline hands to the engine, and what it needs from below."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NewType, Protocol
 
@@ -51,6 +51,32 @@ def behind_images(ids: Sequence[int]) -> int:
     """The depth behind the last image of a prompt; 0: it has none."""
     made = (at for at in range(len(ids), 0, -1) if ids[at - 1] >= MADE)
     return next(made, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """
+    How much of a prompt need not be computed.
+
+    Args:
+        memory_len: tokens whose KV is in memory.
+        disk_len: tokens whose KV is in memory once the disk's has been restored; 0: the
+            disk has no more, or restoring it would take longer than computing.
+        restore_s: seconds that restoring takes.
+    """
+
+    memory_len: int = 0
+    disk_len: int = 0
+    restore_s: float = 0.0
+
+    @property
+    def cached_len(self) -> int:
+        """Tokens that are reused, once what the disk has is restored."""
+        return max(self.memory_len, self.disk_len)
+
+
+# What is held of one form of a prompt; any thread.
+Lookup = Callable[[ModelIds, Conversation], Hit]
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,8 @@ def plan_forgetting(trees: Trees, limits: Limits) -> list[tuple[RadixTree, Node]
             and per_session[node.session] <= most_per_session
         ):
             continue
+        if node.reservations:
+            continue
         going.append((places[node], node))
         total -= node.checkpoint_bytes
         num_left -= 1
@@ -143,18 +145,26 @@ def expires_in(trees: Trees, limits: Limits) -> float:
 
 
 def plan_eviction(
-    trees: Trees, limits: Limits, num_bytes: int
+    trees: Trees, limits: Limits, num_bytes: int, *, spare_reserved: bool = True
 ) -> tuple[RadixTree, Node, int] | None:
     """
     The next leaf to lose its tail, its tree, the depth it keeps; None if all fits.
 
     Only as much of a leaf goes as is needed, cut at an anchor (every 2048 tokens).
+
+    Args:
+        spare_reserved: what is reserved for waiting requests stays.
     """
     over = num_bytes - limits.max_bytes
     is_within = over <= 0 and _are_few(trees, limits)
     if is_within and not limits.ttl_s:
         return None
-    places = {node: tree for tree in trees for node in _free_leaves(tree)}
+    places = {
+        node: tree
+        for tree in trees
+        for node in _free_leaves(tree)
+        if not (spare_reserved and node.reservations)
+    }
     now = time.monotonic()
     if limits.ttl_s:
         for node, tree in places.items():
@@ -282,9 +292,10 @@ class KVBudget:
     def _evict_hard(self, limits: Limits) -> list[Leaves]:
         """Whatever running sequences hold as well goes first."""
         shrunk = [a for tree in self._trees for a in hand_over(tree)]
-        return shrunk + self._evict(limits)
+        shrunk += self._evict(limits)
+        return shrunk + self._evict(limits, spare_reserved=False)
 
-    def _evict(self, limits: Limits) -> list[Leaves]:
+    def _evict(self, limits: Limits, *, spare_reserved: bool = True) -> list[Leaves]:
         trees, shrunk = tuple(self._trees), list[Leaves]()
         if not self._may_expire(trees):
             limits = replace(limits, ttl_s=0.0)
@@ -292,7 +303,9 @@ class KVBudget:
             self.released.hold(arrays_of(node.checkpoint or ()))
             tree.drop_checkpoint(node)
             self._trees[tree].add("checkpoint_evicted")
-        while step := plan_eviction(trees, limits, self._num_bytes()):
+        while step := plan_eviction(
+            trees, limits, self._num_bytes(), spare_reserved=spare_reserved
+        ):
             tree, victim, keep_until = step
             if victim.start < keep_until:
                 upper = tree.split(victim, keep_until)

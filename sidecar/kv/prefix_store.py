@@ -43,6 +43,7 @@ from sidecar.kv.prefix_tree import (
     Match,
     Node,
     RadixTree,
+    Reservation,
     Restored,
     is_path_of,
     path_to,
@@ -111,6 +112,25 @@ class PrefixStore:
         """Tokens of the longest stored prefix, at most `len - 1`; any thread."""
         with self._lock:
             return self._usable(self._tree.match(model_ids, salt), model_ids)
+
+    def reserve(self, model_ids: ModelIds, salt: str) -> Reservation:
+        """Have the longest stored prefix be evicted last; any thread."""
+        reservation = Reservation()
+        with self._lock:
+            match = self._tree.match(model_ids, salt)
+            length = self._usable(match, model_ids)
+            last = next((node for node in match.nodes if node.end >= length > 0), None)
+            if last is not None:
+                last.reservations.add(reservation)
+                reservation.nodes.append(last)
+        return reservation
+
+    def end_reservation(self, reservation: Reservation) -> None:
+        """Let it be evicted as others are; any thread, repeatable."""
+        with self._lock:
+            for node in reservation.nodes:
+                node.reservations.discard(reservation)
+            reservation.nodes = []
 
     @property
     def generation(self) -> int:

@@ -78,6 +78,13 @@ class Lease:
 
 
 @dataclass(eq=False)
+class Reservation:
+    """A waiting request's hold on what it was promised: it is evicted last."""
+
+    nodes: list["Node"] = field(default_factory=list)
+
+
+@dataclass(eq=False)
 class Node:
     """
     A run of ids from depth `start`, with its KV and maybe a checkpoint at its end.
@@ -94,6 +101,7 @@ class Node:
     checkpoint: list[Any] | None = None
     children: dict[int, "Node"] = field(default_factory=dict)
     leases: set[Lease] = field(default_factory=set)
+    reservations: set[Reservation] = field(default_factory=set)
     touched: float = 0.0
     hits: int = 0
     is_subagent: bool = False
@@ -362,6 +370,7 @@ class RadixTree:
             buffer=node.buffer,
             lent_to=node.lent_to,
             leases=set(node.leases),
+            reservations=set(node.reservations),
             touched=node.touched,
             hits=node.hits,
             is_subagent=node.is_subagent,
@@ -374,6 +383,8 @@ class RadixTree:
         self._enter(upper)
         for lease in node.leases:
             lease.nodes.append(upper)
+        for reservation in node.reservations:
+            reservation.nodes.append(upper)
         return upper
 
     def grow(

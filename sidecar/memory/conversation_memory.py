@@ -44,9 +44,6 @@ from sidecar.memory.lineage import LineageIndex, LineageRecord
 from sidecar.memory.session_turn_store import TurnStore
 from sidecar.volatile.marked_message import SpanKey
 
-# Ids, salt, tokens in memory -> tokens that are held or would be brought back.
-Reach = Callable[[ModelIds, str, int], int]
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
@@ -158,6 +155,7 @@ class ConversationMemory:
             that came back.
         decode: ids -> text. lineage_key: names what lineage is valid for: the model,
             and the rules by which its values were found.
+        keepsakes: what is to be written to the disk; None: nothing is.
     """
 
     def __init__(
@@ -167,6 +165,7 @@ class ConversationMemory:
         decode: Callable[[Sequence[int]], str],
         lineage_key: str,
         limits: MemoryLimits,
+        keepsakes: Keepsakes | None = None,
     ) -> None:
         self.counters = Counters(("turn_write_refused",))
         self.lineage = LineageIndex(
@@ -177,8 +176,7 @@ class ConversationMemory:
         self.healing = HealingStore(limits.healing_entries, limits.healing_bytes)
         self.turns = TurnStore(limits.session_idle_s)
         self.lock = threading.RLock()  # what is kept and forgotten is so in one go
-        self.keepsakes: Keepsakes | None = None  # None: nothing is written to a disk
-        self.reach: Reach = _in_memory
+        self.keepsakes = keepsakes
         self._kv = kv
         self._clear = clear
         self._lineage_key = lineage_key
@@ -190,10 +188,6 @@ class ConversationMemory:
         """How often something was forgotten; what is read now is that new."""
         with self.lock:
             return self._kv.generation
-
-    def longest(self, ids: ModelIds, salt: str) -> int:
-        """How many tokens of a prompt are held as KV, or would be brought back."""
-        return self.reach(ids, salt, self._kv.match_len(ids, salt))
 
     def commit(self, promise: Promise, said: Said) -> None:
         """Remember a cleanly finished turn; nothing if all was forgotten since."""
@@ -289,7 +283,6 @@ class ConversationMemory:
         with self.lock:
             self._decode = decode
             self._texts = []
-            self.reach = _in_memory
 
     def also_forget(self, clear: Callable[[], None]) -> None:
         """Name another place that holds text of conversations."""
@@ -321,10 +314,6 @@ class ConversationMemory:
         context = promise.context.behind(promise.vanishing)
         conversation = promise.record.conversation
         return KnownTurn(context, conversation, turn, promise.told, promise.as_sent)
-
-
-def _in_memory(ids: ModelIds, salt: str, held: int) -> int:
-    return held
 
 
 def new_turn() -> str:

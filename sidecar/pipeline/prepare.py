@@ -16,6 +16,8 @@ from sidecar.core.errors import RequestCancelled
 from sidecar.core.prompt import (
     CacheReport,
     ChatTokenizer,
+    Hit,
+    Lookup,
     ModelIds,
     ModelPrompt,
     SeenImage,
@@ -90,6 +92,7 @@ class PreparedPrompt:
         model: what the engine is given. text: its ids as text.
         thinking: whether the model was told to reason; opens_thinking: the prompt ends
             in an open think block.
+        hit: what is held of it as KV.
         report: what was done to reuse KV.
         counted: the counters that it moved, and by how much.
         promise: what is remembered of it if its answer ends cleanly.
@@ -99,6 +102,7 @@ class PreparedPrompt:
     text: str
     opens_thinking: bool
     thinking: bool
+    hit: Hit
     report: CacheReport
     counted: Mapping[str, int]
     promise: Promise
@@ -109,10 +113,15 @@ class PreparedPrompt:
         """What the model reads."""
         return self.model.ids
 
+    def with_hit(self, hit: Hit) -> "PreparedPrompt":
+        """The same prompt, of which this is held by now."""
+        report = replace(self.report, reused_len=hit.cached_len)
+        return replace(self, hit=hit, report=report)
+
     @property
     def lengths(self) -> tuple[int, int]:
         """Tokens of the prompt, and how many of them are stored."""
-        return self.num_tokens, self.report.reused_len
+        return self.num_tokens, self.hit.cached_len
 
     @property
     def num_tokens(self) -> int:
@@ -140,7 +149,12 @@ class _Reading:
 
 
 class Pipeline:
-    """The input side of one loaded model. Any thread."""
+    """
+    The input side of one loaded model. Any thread.
+
+    Args:
+        lookup: what is held as KV of a form of a prompt.
+    """
 
     def __init__(
         self,
@@ -149,6 +163,7 @@ class Pipeline:
         ruleset: RuleSet,
         settings: PipelineSettings,
         memory: ConversationMemory,
+        lookup: Lookup,
     ) -> None:
         self.template = ChatTemplate(tokenizer)
         self.encoder = PromptEncoder(tokenizer, settings.media_tokens)
@@ -156,6 +171,7 @@ class Pipeline:
         self.drift = DriftReport()
         self.counters = Counters(COUNTED)
         self._tokenizer = tokenizer
+        self._lookup = lookup
         self._think_open = think_open
         self._ruleset = ruleset
         self._settings = settings
@@ -200,7 +216,7 @@ class Pipeline:
         check_length(layout.elements, self.encoder, most_tokens)
         question = self._question(reading, found, layout)
         reading.check()
-        answer, is_false = self._choose(question, salt, most_tokens)
+        answer, is_false = self._choose(question, most_tokens)
         report, digests = self._report(question, answer, found)
         moved = counted(report, answer, num_healed=len(found.healed))
         moved |= {"invariant_violation": 1} if is_false else {}
@@ -210,6 +226,7 @@ class Pipeline:
             answer.text,
             opens_thinking=self._opens_thinking(answer.text),
             thinking=reading.thinking,
+            hit=answer.hit,
             report=report,
             counted=moved,
             promise=self._promise(reading, question, answer, (found, digests)),
@@ -272,19 +289,13 @@ class Pipeline:
             return layout
         return replace(layout, elements=place_images(layout.elements, images))
 
-    def _choose(
-        self, question: Question, salt: str, most_tokens: int
-    ) -> tuple[Answer, bool]:
+    def _choose(self, question: Question, most_tokens: int) -> tuple[Answer, bool]:
         """The answer, and whether a first one was false and is not used."""
-
-        def longest(ids: ModelIds) -> int:
-            return self.memory.longest(ids, salt)
-
-        answer = self._chooser.choose(question, longest, most_tokens)
+        answer = self._chooser.choose(question, self._lookup, most_tokens)
         decode = self._tokenizer.decode
         said = answer.form.assembled
         if self._settings.verify and not says_its_text(said, self.encoder, decode):
-            return self._chooser.plain(question, longest), True
+            return self._chooser.plain(question, self._lookup), True
         return answer, False
 
     def _thinking_kwargs(self, thinking: bool) -> dict[str, Any]:

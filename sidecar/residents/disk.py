@@ -9,7 +9,6 @@ from sidecar.engine.text import TextEngine
 from sidecar.kv.disk.disk_cache import DiskCache
 from sidecar.kv.disk.ports import Machine
 from sidecar.kv.disk.slot_folder import SlotFolder
-from sidecar.memory.keepsakes import Keepsakes
 from sidecar.residents.kept_memories import Kept
 from sidecar.residents.shared import Shared
 
@@ -34,7 +33,6 @@ def open_disk(shared: Shared, engine: TextEngine, kept: Kept) -> DiskCache | Non
 
         return shared.gpu.call_in_steps(steps(), is_background=False)
 
-    memory.keepsakes = memory.keepsakes or Keepsakes()
     machine = Machine(
         disk.thread,
         turn,
@@ -43,11 +41,13 @@ def open_disk(shared: Shared, engine: TextEngine, kept: Kept) -> DiskCache | Non
         lambda: shared.admission.num_open == 0,
     )
     cache = DiskCache(
-        kept.store, (disk.root, find_folder), memory, machine, disk.settings
+        kept.store,
+        (disk.root, find_folder),
+        memory,
+        machine,
+        disk.settings,
+        model.name,
     )
-    memory.reach = cache.longest
-    cache.model = model.name
-    cache.when_closed = lambda: disk.closed(cache)
     disk.opened(cache)
     cache.open(at_once=digests.are_known(model.folder))
     return cache

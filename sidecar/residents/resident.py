@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from sidecar.core.conversation import Conversation, unknown
 from sidecar.core.errors import BadRequest
-from sidecar.core.prompt import ModelIds, ModelPrompt, SeenImage
+from sidecar.core.prompt import Hit, ModelIds, ModelPrompt, SeenImage
 from sidecar.core.requests import ChatRequest, ClientInfo, Message
 from sidecar.engine.text import Forecast, TextEngine
 from sidecar.images.text_only import without_images
 from sidecar.infra.metrics import HEALTHY_AT_ZERO
+from sidecar.kv.cache import KVCache
 from sidecar.kv.disk.disk_cache import DiskCache
 from sidecar.kv.disk.ports import READING, WRITING
 from sidecar.memory.conversation_memory import ConversationMemory
@@ -33,23 +34,28 @@ class Resident:
     What the pool leases to a request.
 
     Args:
+        cache: its KV, in memory and on the disk.
         shares_kv: CACHE_SHARE_BETWEEN_KEYS.
         images: how it takes images; None: it takes text only.
         unsupported_images: UNSUPPORTED_IMAGES: what becomes of those it does not take.
         leave: what becomes of its conversations when the weights are gone.
-        disk: where its KV outlives the process; None: it does not.
         ocr: what it is asked where a client sends a picture alone; "": nothing.
     """
 
     engine: TextEngine
     pipeline: Pipeline
     memory: ConversationMemory
+    cache: KVCache
     shares_kv: bool
     leave: Callable[[], None]
     images: "ImageReader | None" = None
     unsupported_images: str = "auto"
-    disk: DiskCache | None = None
     ocr: str = ""
+
+    @property
+    def disk(self) -> DiskCache | None:
+        """Where its KV outlives the process; None: it does not."""
+        return self.cache.disk
 
     @property
     def name(self) -> str:
@@ -144,22 +150,20 @@ class Resident:
         """What a prompt will cost, the time to bring some of it back included."""
         found = self.engine.forecast(prepared.lengths, most)
         found = found.later(self.engine.look_s(prepared.model))
-        if self.disk is None:
-            return found
-        prompt = prepared.model
-        return found.later(self.disk.restore_s(prompt.ids, prompt.salt))
+        return found.later(prepared.hit.restore_s)
 
-    def bring_back(self, prompt: ModelPrompt, is_connected: Callable[[], bool]) -> bool:
-        """
-        Have in memory what the disk holds of a prompt, if that is worth it.
+    def restore(
+        self, prepared: PreparedPrompt, is_connected: Callable[[], bool]
+    ) -> PreparedPrompt:
+        """Have in memory what the disk holds of a prompt; it, as it is held then."""
+        hit = self.cache.restore(prepared.model, prepared.hit, is_connected)
+        return prepared if hit is prepared.hit else prepared.with_hit(hit)
 
-        Returns:
-            False: what was said of it does not hold; it is to be prepared again.
-        """
-        if self.disk is None:
-            return True
-        owner = prompt.conversation or unknown(self.engine.store.generation)
-        return self.disk.bring_back(prompt.ids, owner, is_connected)
+    def restore_raw(self, prompt: ModelPrompt, is_wanted: Callable[[], bool]) -> Hit:
+        """Have in memory what the disk holds of a raw prompt; what is held then."""
+        asked_by = prompt.conversation or unknown(self.engine.store.generation)
+        hit = self.cache.lookup(prompt.ids, asked_by)
+        return self.cache.restore(prompt, hit, is_wanted)
 
     def prepare_raw(
         self, prompt: str | tuple[int, ...], client: ClientInfo

@@ -35,8 +35,10 @@ from sidecar.engine.text import TextEngine
 from sidecar.engine.tower_cost import fit_tower
 from sidecar.engine.vision import FeatureMemo
 from sidecar.engine.warm_up import warm_up
+from sidecar.kv.cache import KVCache
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.memory.conversation_memory import ConversationMemory, MemoryLimits
+from sidecar.memory.keepsakes import Keepsakes
 from sidecar.pipeline.prepare import Pipeline, PipelineSettings
 from sidecar.residents.detection import can_see, is_library_there, sees
 from sidecar.residents.disk import open_disk
@@ -227,6 +229,7 @@ class TextLoader:
                 model.tokenizer.decode,
                 f"{model.key} {shared.rules.digest}",
                 memory_limits(cache),
+                Keepsakes() if shared.disk and shared.disk.is_usable else None,
             )
             return Kept(store, memory)
 
@@ -248,14 +251,21 @@ class TextLoader:
             else:
                 self._shared.kept.drop(kept)
 
-        pipeline = build_pipeline(self._config, model, self._shared.rules, kept.memory)
+        cache = KVCache(kept.store, open_disk(self._shared, engine, kept))
+        try:
+            pipeline = build_pipeline(
+                self._config, model, self._shared.rules, kept, cache
+            )
+        except BaseException:
+            if cache.disk is not None:
+                cache.disk.close()
+            raise
         shares_kv = self._config.cache.share_between_keys
         images = self._images_of(model, kept.memory)
         policy = self._config.images.unsupported
-        disk = open_disk(self._shared, engine, kept)
         ocr = ocr_prompt(read_config(model.folder) or {})
         return Resident(
-            engine, pipeline, kept.memory, shares_kv, leave, images, policy, disk, ocr
+            engine, pipeline, kept.memory, cache, shares_kv, leave, images, policy, ocr
         )
 
     def _give_up(
@@ -291,7 +301,7 @@ def memory_limits(cache: CacheConfig) -> MemoryLimits:
 
 
 def build_pipeline(
-    config: Config, model: LoadedModel, rules: RuleSet, memory: ConversationMemory
+    config: Config, model: LoadedModel, rules: RuleSet, kept: Kept, kv: KVCache
 ) -> Pipeline:
     """The prompt side of a model."""
     cache = config.cache
@@ -306,4 +316,6 @@ def build_pipeline(
         media_tokens=model.eyes.processor.media_tokens if model.eyes else frozenset(),
     )
     think_open = model.syntax.markers.think_open
-    return Pipeline(model.tokenizer, think_open, rules, settings, memory)
+    return Pipeline(
+        model.tokenizer, think_open, rules, settings, kept.memory, kv.lookup
+    )

@@ -85,6 +85,7 @@ class ChatService:
             leased = resources.enter_context(lease)
             resident = require_text(leased)
             plan = self._plan(resident, request, timeout_s, is_connected)
+            resources.enter_context(resident.cache.reserved(plan.prompt))
             syntax = resident.engine.model.syntax
             log = RequestLog(
                 self._log, request, plan.prepared, plan.sampling, syntax.family.name
@@ -152,7 +153,8 @@ class ChatService:
                     leased = resources.enter_context(lease)
                     resident = require_text(leased)
                     raw, text = resident.prepare_raw(prompt, request.client)
-                    resident.bring_back(raw, _always)
+                    resident.restore_raw(raw, _always)
+                    resources.enter_context(resident.cache.reserved(raw))
                     sampling = self._sampling(resident, request)
                     choices = [PlainChoice(i) for i in range(request.options.n)]
                     run = self._run(
@@ -208,9 +210,7 @@ class ChatService:
         most = request.options.max_tokens
         found = resident.forecast(prepared, most)
         _require_ttft(found, request.options.max_ttft_s)
-        if not resident.bring_back(prepared.model, is_connected):
-            prepared = resident.prepare(request, is_connected)
-            found = resident.forecast(prepared, most)
+        prepared = resident.restore(prepared, is_connected)
         sampling = self._sampling(resident, request)
         return ChatPlan(request, prepared.model, sampling, timeout_s, prepared, found)
 

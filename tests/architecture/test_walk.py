@@ -86,8 +86,9 @@ def test_a_warm_chat_passes_few_files(model_folder: Callable[[str], Path]) -> No
         for more in ("and now?", "more?"):
             talk += [{"role": "assistant", "content": ask(app.url, talk)}]
             talk += [{"role": "user", "content": more}]
+        url = app.url
         with Walk() as walk:
-            ask(app.url, talk)
+            ask(url, talk)
     assert "pipeline/prepare.py" in walk.files
     assert len(walk.files) <= MOST_FILES, sorted(walk.files)
     crowded = {f: sorted(d) for f, d in walk.doors.items() if len(d) > MOST_DOORS}

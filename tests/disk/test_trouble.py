@@ -16,13 +16,14 @@ import httpx
 import pytest
 
 from sidecar.app import App
-from sidecar.core.prompt import ModelIds, ModelPrompt
+from sidecar.core.prompt import Hit, ModelIds, ModelPrompt
 from sidecar.engine import model_identity
 from sidecar.kv.disk import slot_folder, slot_writer
 from sidecar.kv.disk.disk_cache import DiskCache
 from sidecar.kv.disk.disk_thread import Urgency, disk_thread
 from sidecar.kv.disk.open_slot import OpenSlot
 from sidecar.kv.disk.root import DiskRoot
+from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
 from testkit.jobs import random_ids, run
 from testkit.kept_kv import ask, disk_counts, flush, kept_sidecar, leased, said, slots
 from testkit.tiny_models import make_model
@@ -134,6 +135,46 @@ def test_reading_that_fails(
         assert said(ask(app, asked)) == cold("dense", asked)
 
 
+def test_a_prompt_is_made_once_whatever_the_disk_does(
+    model_folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says no less where its KV does not come, and its headers tell what did."""
+    made: list[PreparedPrompt] = []
+    prepare = Pipeline.prepare
+
+    def noted(pipeline: Pipeline, *given: Any) -> PreparedPrompt:
+        made.append(prepare(pipeline, *given))
+        return made[-1]
+
+    def read(*_: Any) -> Any:
+        raise OSError(errno.EIO, "the disk")
+
+    chat = {
+        "model": "local",
+        "max_tokens": 4,
+        "messages": [{"role": "user", "content": "word " * 200}],
+    }
+    with kept_sidecar(tmp_path, model_folder("dense")) as app:
+        url = f"{app.url}/v1/chat/completions"
+        assert httpx.post(url, json=chat, timeout=120).status_code == 200
+        flush(app)
+        lose_kv(app)
+        with leased(app) as resident:
+            assert len(slots(tmp_path)) == 1
+            monkeypatch.setattr(Pipeline, "prepare", noted)
+            monkeypatch.setattr(OpenSlot, "read", read)
+            answer = httpx.post(url, json=chat, timeout=120)
+        assert answer.status_code == 200
+        (prompt,) = made
+        assert prompt.hit.disk_len > 150 > prompt.hit.memory_len
+        assert answer.headers["x-mlx-cached-tokens"] == "0"
+        details = answer.json()["usage"]["prompt_tokens_details"]
+        assert details["cached_tokens"] == 0
+        assert not any(
+            node.reservations for node in resident.engine.store._tree.nodes()
+        )
+
+
 def test_what_is_slower_than_computing_is_computed(
     model_folder: ModelFolder, tmp_path: Path
 ) -> None:
@@ -178,9 +219,9 @@ def test_a_restore_that_nobody_waits_for(
             assert disk is not None
             with ThreadPoolExecutor(1) as threads:
                 waiting = threads.submit(
-                    resident.bring_back, ModelPrompt(ids), lambda: not begun.is_set()
+                    resident.restore_raw, ModelPrompt(ids), lambda: not begun.is_set()
                 )
-                assert waiting.result(60) is False
+                assert waiting.result(60) == Hit()
                 go.set()
             disk_thread().submit(Urgency.TIDY, bool).result(60)  # behind it
             assert len(reads) == 2  # keys and values of one of two layers

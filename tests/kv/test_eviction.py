@@ -532,3 +532,62 @@ def test_what_is_handed_over_is_freed_at_once(make_store: MakeStore) -> None:
     assert freed >= 2000 * TOKEN_BYTES
     assert before - mx.get_active_memory() >= freed - TOKEN_BYTES
     running.finish()
+
+
+# What a waiting request was promised
+
+
+@on_gpu
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_what_is_reserved_stays_while_others_can_go(
+    make_store: MakeStore, clock: Clock, kind: str
+) -> None:
+    """The caps take others, though it is the oldest; after that it goes first."""
+    store = make_store(kind, max_leaves=2, checkpoints_in_all=2)
+    waiting = ids_of(1, 300)
+    run(store, waiting)
+    reservation = store.reserve(joined(waiting, (2999, 2998)), "")
+    for seed in range(2, 6):
+        clock.now += 600
+        run(store, ids_of(seed, 300))
+    assert stored(store, waiting) == 300
+    store.end_reservation(reservation)
+    store.end_reservation(reservation)
+    clock.now += 600
+    run(store, ids_of(6, 300))
+    assert stored(store, waiting) == 0
+    assert store.check_integrity() == []
+
+
+@on_gpu
+def test_what_is_reserved_goes_where_the_memory_is_needed(
+    make_store: MakeStore,
+) -> None:
+    """A request that runs is worth more than one that waits."""
+    store = make_store()
+    waiting, other = ids_of(1, 300), ids_of(2, 300)
+    run(store, waiting)
+    run(store, other)
+    reservation = store.reserve(joined(waiting, (7,)), "")
+    store.budget.evict_bytes(1)
+    assert (stored(store, waiting), stored(store, other)) == (300, 0)
+    store.budget.evict_bytes(1 << 40)
+    assert stored(store, waiting) == 0
+    store.end_reservation(reservation)
+    assert store.check_integrity() == []
+
+
+@on_gpu
+def test_a_reserved_path_may_be_parted_and_forgotten(make_store: MakeStore) -> None:
+    """Both parts stay reserved; who forgets does not ask who waits."""
+    store = make_store(max_leaves=2)
+    waiting = ids_of(1, 300)
+    run(store, waiting)
+    reservation = store.reserve(joined(waiting[:200], (7,)), "")
+    run(store, joined(waiting[:100], ids_of(2, 50)))
+    assert sorted(node.end for node in reservation.nodes) == [100, 299]
+    store.forget()
+    assert stored(store, waiting) == 0
+    store.end_reservation(reservation)
+    run(store, waiting)
+    assert not any(node.reservations for node in store._tree.nodes())

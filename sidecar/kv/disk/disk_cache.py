@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sidecar.core.conversation import Conversation, Whose
-from sidecar.core.prompt import ModelIds
+from sidecar.core.prompt import Hit, ModelIds
 from sidecar.kv.disk.disk_thread import Urgency
 from sidecar.kv.disk.due import Due
 from sidecar.kv.disk.forgetting import forget, forget_all, forget_some
@@ -56,6 +56,7 @@ class DiskCache:
 
     Args:
         find_folder: where its slots are; may take long, raises OSError.
+        model: what it is called.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class DiskCache:
         explained: Explained,
         machine: Machine,
         settings: DiskSettings,
+        model: str = "",
     ) -> None:
         self._store = store
         self._root, self._find_folder = places
@@ -81,8 +83,7 @@ class DiskCache:
         self._forgotten: list[Whose | None] = []  # before its folder was known
         self._place: _Place | None = None
         self._closed = threading.Event()
-        self.model = ""  # what it is called
-        self.when_closed: Callable[[], None] = lambda: None
+        self.model = model
         store.on_kept = self._hand_over.due.note
 
     def counters(self) -> dict[str, int]:
@@ -91,6 +92,11 @@ class DiskCache:
         if place is None:
             return {}
         return {**place.writer.counters.snapshot(), **place.reader.counters.snapshot()}
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it writes and reads nothing any more."""
+        return self._closed.is_set()
 
     @property
     def is_open(self) -> bool:
@@ -152,40 +158,36 @@ class DiskCache:
             self._look(folder)
         self._hand_over.start()
 
-    def longest(self, ids: ModelIds, salt: str, held: int) -> int:
+    def lookup(self, ids: ModelIds, salt: str, held: int) -> Hit:
         """
-        Tokens of a prompt that are held, or would be brought back for it.
+        What is held of a prompt, the disk's share included.
 
         Args:
-            held: what is in memory.
+            held: tokens of it that are in memory.
         """
         place = self._place
         if place is None:
-            return held
-        return self._found(place, ids, salt, held).depth or held
-
-    def restore_s(self, ids: ModelIds, salt: str) -> float:
-        """Seconds that bringing a prompt back would take."""
-        place, held = self._place, self._store.match_len(ids, salt)
-        if place is None:
-            return 0.0
+            return Hit(held)
         found = self._found(place, ids, salt, held)
-        return found.bytes_behind(held) / place.reader.rate
+        return Hit(held, found.depth, found.bytes_behind(held) / place.reader.rate)
 
-    def bring_back(
-        self, ids: ModelIds, owner: Conversation, is_wanted: Callable[[], bool]
+    def restore(
+        self,
+        ids: ModelIds,
+        owner: Conversation,
+        hit: Hit,
+        is_wanted: Callable[[], bool],
     ) -> bool:
         """
-        Have in memory what is worth it; False: what was promised could not be held.
+        Bring into memory what the look-up of a prompt found; False: it did not come.
 
         Args:
             is_wanted: whether its client is still there.
         """
-        place, held = self._place, self._store.match_len(ids, owner.salt)
-        found = self._found(place, ids, owner.salt, held) if place else DiskMatch()
-        if place is None or not found.depth:
-            return True
-        until = time.monotonic() + self._patience_s(found.depth - held)
+        place = self._place
+        if place is None:
+            return False
+        until = time.monotonic() + self._patience_s(hit.disk_len - hit.memory_len)
         given_up = threading.Event()
         wanted = Wanted(
             ids, owner, self._machine.make_room, lambda: not given_up.is_set()
@@ -200,7 +202,7 @@ class DiskCache:
         except Unwanted:
             return False
         except Exception:
-            logger.exception("KV could not be brought back")
+            logger.exception("KV could not be restored from the disk")
             return False
         finally:
             given_up.set()
@@ -268,7 +270,6 @@ class DiskCache:
             self._closed.set()
             self._hand_over.close()
             self._store.on_kept = _not_noted
-            self.when_closed()
 
     def forget(self, whose: Whose | None = None) -> tuple[int, int]:
         """

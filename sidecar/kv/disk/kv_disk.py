@@ -69,14 +69,10 @@ class KVDisk:
         return made
 
     def opened(self, cache: DiskCache) -> None:
-        """Count a loaded model's among those that are told to forget."""
+        """Tell a loaded model's to forget, until it is closed."""
         with self._lock:
+            self._open = [other for other in self._open if not other.is_closed]
             self._open.append(cache)
-
-    def closed(self, cache: DiskCache) -> None:
-        """It writes and reads nothing any more; repeatable."""
-        with self._lock:
-            self._open = [other for other in self._open if other is not cache]
 
     def forget(
         self, model: str | None = None, whose: Whose | None = None
@@ -91,7 +87,11 @@ class KVDisk:
             OSError: some cannot be.
         """
         with self._lock:
-            caches = [c for c in self._open if model in (None, c.model)]
+            caches = [
+                cache
+                for cache in self._open
+                if not cache.is_closed and model in (None, cache.model)
+            ]
         found, done = list[tuple[int, int]](), set[Path]()
         failed: OSError | None = None
         for cache in caches:

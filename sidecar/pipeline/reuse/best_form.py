@@ -1,11 +1,11 @@
 """Chooses the form of a prompt that the KV store holds most of, and tells of it."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sidecar.core.conversation import Conversation
-from sidecar.core.prompt import CacheReport, ChatTokenizer, ModelIds
+from sidecar.core.prompt import CacheReport, ChatTokenizer, Hit, Lookup, ModelIds
 from sidecar.memory.lineage import (
     LineageIndex,
     LineageRecord,
@@ -24,9 +24,6 @@ from sidecar.pipeline.template.elements import Element, Splice
 from sidecar.pipeline.template.encoder import PromptEncoder
 from sidecar.volatile.marked_message import MarkedMessage, Span, SpanKey
 from sidecar.volatile.rules import RuleSet
-
-# Tokens of a prompt that are held as KV.
-Longest = Callable[[ModelIds], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +85,19 @@ class Answer:
     The chosen form.
 
     Args:
-        strict_len: what M without pins would reuse; reused_len: what this one does.
+        strict_len: what M without pins would reuse. hit: what this one does.
         closest: the record that shares most with the request, and how much.
     """
 
     form: Form
     strict_len: int
-    reused_len: int
+    hit: Hit
     closest: tuple[LineageRecord, int] | None
+
+    @property
+    def reused_len(self) -> int:
+        """Tokens that this form reuses."""
+        return self.hit.cached_len
 
     @property
     def ids(self) -> ModelIds:
@@ -132,7 +134,7 @@ class ReuseChooser:
         self._min_gain = min_gain
         self._pinning = pinning
 
-    def choose(self, question: Question, longest: Longest, most_tokens: int) -> Answer:
+    def choose(self, question: Question, lookup: Lookup, most_tokens: int) -> Answer:
         """
         The best form of the prompt; the plain one unless pins clearly gain.
 
@@ -141,11 +143,12 @@ class ReuseChooser:
                 for no gain.
         """
         plain = self._form(question, None)
-        strict_len = longest(plain.assembled.ids)
+        strict = lookup(plain.assembled.ids, question.conversation)
+        strict_len = strict.cached_len
         canonical = pack(question.canonical.ids)
         found = self._lineage.candidates(canonical, question.conversation)
         closest = found[0] if found else None
-        best = Answer(plain, strict_len, strict_len, closest)
+        best = Answer(plain, strict_len, strict, closest)
         if not self._pinning or quotes_a_note(question.elements):
             return best
         most_tokens = min(most_tokens, plain.length + most_for_notes(plain.length))
@@ -160,23 +163,24 @@ class ReuseChooser:
             form = self._form(question, (pins, record))
             if form.length > most_tokens:
                 continue
-            reused_len = longest(form.assembled.ids)
+            hit = lookup(form.assembled.ids, question.conversation)
+            reused_len = hit.cached_len
             cost = form.length - plain.length
             gain = reused_len - strict_len
             if gain < self._min_gain or gain <= cost or reused_len <= best.reused_len:
                 continue
-            best = Answer(form, strict_len, reused_len, closest)
+            best = Answer(form, strict_len, hit, closest)
             self._lineage.touch(record)
             unshared = len(question.canonical.ids) - shared_len
             if form.length - reused_len <= unshared + cost + 2:
                 break  # all that this or any other record shares is reused
         return best
 
-    def plain(self, question: Question, longest: Longest) -> Answer:
+    def plain(self, question: Question, lookup: Lookup) -> Answer:
         """The prompt as it was sent, with strict reuse."""
         form = self._form(question, None)
-        strict_len = longest(form.assembled.ids)
-        return Answer(form, strict_len, strict_len, None)
+        hit = lookup(form.assembled.ids, question.conversation)
+        return Answer(form, hit.cached_len, hit, None)
 
     def _walk(
         self, question: Question, found: Sequence[tuple[LineageRecord, int]]
