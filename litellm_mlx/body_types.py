@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import orjson
 
+from litellm_mlx import google_body
+
 _MOST_FALLBACKS = 8
 _USER_LEN = 4096
 _MODEL_NAME_LEN = 512  # LiteLLM looks through longer ones for secrets, for seconds
@@ -79,7 +81,11 @@ _FALLBACKS = FieldType(
 # LiteLLM keeps each that it has seen, and makes keys of it.
 _USER = FieldType(
     f"a text of at most {_USER_LEN} characters",
-    lambda value: not isinstance(value, str) or len(value) <= _USER_LEN,
+    lambda value: (
+        len(value) <= _USER_LEN
+        if isinstance(value, str)
+        else not isinstance(value, list | dict)
+    ),
 )
 
 
@@ -138,6 +144,14 @@ _CHAT: Mapping[str, FieldType] = {
 }
 _ANTHROPIC: Mapping[str, FieldType] = {
     "messages": _MESSAGES,
+    "metadata": FieldType(
+        f"an object whose user_id is a text of at most {_USER_LEN} characters",
+        lambda value: (
+            isinstance(value, dict)
+            and isinstance(value.get("user_id"), str | None)
+            and _USER.fits(value.get("user_id"))
+        ),
+    ),
     "tool_choice": _OBJECT,
     "context_management": _OBJECT,
 }
@@ -162,14 +176,27 @@ _GOOGLE: Mapping[str, FieldType] = {
         may_be_null=False,
     ),
 }
+_COUNTED: Mapping[str, FieldType] = {
+    "contents": FieldType(
+        "an object, a text, or a list of them, with parts that are taken here",
+        google_body.can_be_read,
+        may_be_null=False,
+    ),
+}
 _EMBEDDINGS: Mapping[str, FieldType] = {
     "input": FieldType(
-        "a string, or a list without an empty list in it",
+        "a string, or a list of strings, of token ids, or of non-empty lists of ids",
         lambda value: (
-            isinstance(value, str) or (isinstance(value, list) and [] not in value)
+            isinstance(value, str)
+            or (
+                isinstance(value, list)
+                and [] not in value
+                and (len({*map(type, value)}) < 2)
+            )
         ),
     ),
 }
+_IMAGES: Mapping[str, FieldType] = {"prompt": _TEXT}
 _RERANK: Mapping[str, FieldType] = {
     "query": _TEXT,
     "documents": FieldType(
@@ -178,15 +205,17 @@ _RERANK: Mapping[str, FieldType] = {
     ),
 }
 _BEFORE = r"(/v1|/(engines|openai/deployments)/[^/]+)?"
+_PICTURES = re.compile(r"(/v1)?/images/generations")  # which LiteLLM alone refuses
 _ROUTES: tuple[tuple[re.Pattern[str], Mapping[str, FieldType]], ...] = (
     (re.compile(f"{_BEFORE}/chat/completions"), _CHAT),
     (re.compile(f"{_BEFORE}/completions"), _COMPLETIONS),
     (re.compile(f"{_BEFORE}/embeddings"), _EMBEDDINGS),
     (re.compile(r"(/v1|/v2)?/rerank"), _RERANK),
+    (re.compile(r"(/v1beta)?/models/[^/]+:countTokens"), _COUNTED),
     (re.compile(r"(/v1)?/messages(/count_tokens)?"), _ANTHROPIC),
     (re.compile(r"(/v1)?/responses"), _RESPONSES),
     (
-        re.compile(r"(/v1beta)?/models/[^/]+:(\w*[gG]enerateContent|countTokens)"),
+        re.compile(r"(/v1beta)?/models/[^/]+:\w*[gG]enerateContent"),
         _GOOGLE,
     ),
 )
@@ -194,6 +223,8 @@ _ROUTES: tuple[tuple[re.Pattern[str], Mapping[str, FieldType]], ...] = (
 
 def types_for(path: str) -> Mapping[str, FieldType]:
     """The types of a route's fields; of one that we do not serve those of LiteLLM's."""
+    if _PICTURES.fullmatch(path):
+        return {**_ALWAYS, **_IMAGES}
     for pattern, own in _ROUTES:
         if pattern.fullmatch(path):
             return {**_EVERYWHERE, **own}

@@ -4,7 +4,9 @@ Which failures of a local model another one may answer.
 LiteLLM's router asks the fallback after every error. A refusal is none of the model's
 faults: another model would be sent, and paid for, what this one cannot be asked. One
 picture in a group chat would take the whole conversation to a cloud, at each turn.
-What begins too late, is too long, is busy or down still falls back.
+Nor does another model write the other half of an answer that broke off: of Responses
+alone LiteLLM would have it so. What begins too late, is too long, is busy or down still
+falls back.
 """
 
 import functools
@@ -12,6 +14,7 @@ import logging
 from typing import Any
 
 import litellm
+from litellm.exceptions import MidStreamFallbackError
 
 from litellm_mlx.errors import PROVIDER
 from litellm_mlx.lost_refusals import is_unserved
@@ -51,6 +54,11 @@ def is_refusal(error: BaseException, *, is_ours: bool = False) -> bool:
     return 400 <= status < 500 or status == _NOT_IMPLEMENTED
 
 
+def has_begun(error: BaseException) -> bool:
+    """Whether an answer broke off of which the client has a part."""
+    return isinstance(error, MidStreamFallbackError) and not error.is_pre_first_chunk
+
+
 def install() -> None:
     """Have LiteLLM's routers keep refusals. Doing it twice does no harm."""
     original = getattr(litellm.Router, _METHOD, None)
@@ -62,7 +70,7 @@ def install() -> None:
 
     @functools.wraps(original)
     async def keeping(router: Any, e: Exception, *args: Any, **kwargs: Any) -> Any:
-        if is_refusal(e, is_ours=_is_ours(router, e)):
+        if has_begun(e) or is_refusal(e, is_ours=_is_ours(router, e)):
             raise e
         return await original(router, e, *args, **kwargs)
 

@@ -10,26 +10,49 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+import litellm
+
 from litellm_mlx import errors
 
 Json = Mapping[str, object]
 
 _AT_V1 = re.compile(r"/v1(/models/[^/]+:(\w*[gG]enerateContent|countTokens))")
+_ANSWERS = (":generateContent", ":streamGenerateContent")
+_CALLING = "functionCallingConfig"
 _CONFIGS = ("config", "generationConfig", "generation_config")
 _ROLES = {None: "user", "user": "user", "function": "user", "model": "model"}
-# Of the configuration, what LiteLLM leaves out: its name in a chat.
+# Of the configuration, what LiteLLM leaves out or cuts: its name in a chat.
 _LEFT_OUT = {
     "topK": "top_k",
     "seed": "seed",
     "presencePenalty": "presence_penalty",
     "frequencyPenalty": "frequency_penalty",
+    "stopSequences": "stop",
 }
+_STOPS = ("stopSequences", "stop_sequences")
+_MODES = ("MODE_UNSPECIFIED", "AUTO", "ANY", "NONE", "VALIDATED")
+_KEPT_MODES = ("MODE_UNSPECIFIED", "AUTO", "NONE")
+_LEVELS = ("minimal", "low", "medium", "high")
+# What has an effect; all else is named to the client.
+_TAKEN = (
+    "model", "contents", "systemInstruction", "tools", "toolConfig", "generationConfig",
+    "config",
+)  # fmt: skip
+_TAKEN_OF_CONFIG = (
+    *_LEFT_OUT, "temperature", "topP", "maxOutputTokens", "candidateCount",
+    "thinkingConfig",
+)  # fmt: skip
 
 
 def served_path(path: str) -> str:
     """The path where LiteLLM serves it: newer clients of Google's ask under /v1."""
     found = _AT_V1.fullmatch(path)
     return f"/v1beta{found[1]}" if found else path
+
+
+def makes_an_answer(path: str) -> bool:
+    """Whether a route of Google's has the model write something."""
+    return path.endswith(_ANSWERS)
 
 
 def readable(call: Json) -> dict[str, object]:
@@ -44,7 +67,10 @@ def readable(call: Json) -> dict[str, object]:
         _content(content, f"contents[{index}]")
         for index, content in enumerate(_listed(call.get("contents")))
     )
-    read["config"] = _config(read)
+    config = _config(read)
+    # LiteLLM cuts a list of stops after four; the plugin's header has it whole.
+    read["config"] = {k: v for k, v in config.items() if k not in _STOPS}
+    _check_thinking(config)
     _check_stored(read)
     _check_tools(read)
     system = read.pop("system_instruction", None) or read.get("systemInstruction")
@@ -56,10 +82,83 @@ def readable(call: Json) -> dict[str, object]:
 
 def left_out(body: Json) -> dict[str, object]:
     """The fields of a client's body that LiteLLM leaves out, as a chat names them."""
-    config = body.get("generationConfig") or body.get("generation_config")
-    if not isinstance(config, Mapping):
-        return {}
-    return {chat: config[name] for name, chat in _LEFT_OUT.items() if name in config}
+    config = _config_of(body)
+    said = {chat: _get(config, name) for name, chat in _LEFT_OUT.items()}
+    return {
+        **{name: value for name, value in said.items() if value is not None},
+        **_thinking(_mapping(_get(config, "thinkingConfig"))),
+    }
+
+
+def in_vain(body: Json) -> list[str]:
+    """What a client's body asks for on a route that makes an answer, without effect."""
+    config = _config_of(body)
+    named = [name for name in body if _camel(name) not in _TAKEN and body[name]]
+    named += [
+        f"generationConfig.{name}"
+        for name, value in config.items()
+        if _camel(name) not in _TAKEN_OF_CONFIG and value is not None
+    ]
+    thinking = _mapping(_get(config, "thinkingConfig"))
+    if _get(thinking, "includeThoughts"):
+        named.append("generationConfig.thinkingConfig.includeThoughts")
+    if _get(thinking, "thinkingBudget") not in (None, 0, -1):
+        named.append("generationConfig.thinkingConfig.thinkingBudget")
+    return named + _choice_in_vain(_mapping(_get(body, "toolConfig")))
+
+
+def can_be_read(contents: object) -> bool:
+    """Whether contents are of the kinds that are taken here."""
+    try:
+        for index, content in enumerate(_listed(contents)):
+            _content(content, f"contents[{index}]")
+    except litellm.BadRequestError:
+        return False
+    return True
+
+
+def _choice_in_vain(choice: Json) -> list[str]:
+    calling = _mapping(_get(choice, "functionCallingConfig"))
+    named = [f"toolConfig.{name}" for name in choice if _camel(name) != _CALLING]
+    if _get(calling, "mode") not in (None, *_KEPT_MODES):
+        named.append(f"toolConfig.{_CALLING}.mode")
+    if _get(calling, "allowedFunctionNames"):
+        named.append(f"toolConfig.{_CALLING}.allowedFunctionNames")
+    return named
+
+
+def _thinking(config: Json) -> dict[str, object]:
+    """How a chat says what Google's `thinkingConfig` says."""
+    level, budget = _get(config, "thinkingLevel"), _get(config, "thinkingBudget")
+    if budget == 0 and not isinstance(budget, bool):
+        return {"thinking": {"type": "disabled"}}
+    if isinstance(level, str) and level.lower() in _LEVELS:
+        return {"reasoning_effort": level.lower()}
+    return {}
+
+
+def _check_thinking(config: Json) -> None:
+    where = "generationConfig.thinkingConfig"
+    given = _get(config, "thinkingConfig")
+    thinking = {} if given is None else _object(given, where)
+    level, budget = _get(thinking, "thinkingLevel"), _get(thinking, "thinkingBudget")
+    if level is not None and str(level).lower() not in _LEVELS:
+        _refuse(f"{where}.thinkingLevel", f"must be one of {', '.join(_LEVELS)}")
+    if budget is not None and (type(budget) is not int or budget < -1):
+        _refuse(f"{where}.thinkingBudget", "must be a whole number, -1 or more")
+
+
+def _config_of(body: Json) -> Json:
+    return _mapping(next(filter(None, (body.get(name) for name in _CONFIGS)), {}))
+
+
+def _get(fields: Json, name: str) -> object:
+    """A field by either of its two names."""
+    return fields.get(name, fields.get(_snake(name)))
+
+
+def _mapping(value: object) -> Json:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _config(read: dict[str, object]) -> Json:
@@ -78,20 +177,28 @@ def _check_stored(read: Json) -> None:
             _refuse("cachedContent", "is not kept here: send the whole conversation")
 
 
-def _check_tools(read: Json) -> None:
-    choice = _object(
-        read.get("toolConfig") or read.get("tool_config") or {}, "toolConfig"
-    )
-    where = "toolConfig.functionCallingConfig"
-    _object(choice.get("functionCallingConfig") or {}, where)
-    for index, tool in enumerate(_sequence(read.get("tools") or [], "tools")):
+def _check_tools(read: dict[str, object]) -> None:
+    """Refuse what is no choice or tool; leave out fields that are null."""
+    given = read.pop("tool_config", None)
+    choice = _without_null(read.pop("toolConfig", given), "toolConfig")
+    if choice:
+        read["toolConfig"] = choice
+    if (calling := choice.get(_CALLING)) is not None:
+        where = f"toolConfig.{_CALLING}"
+        choice[_CALLING] = _without_null(calling, where)
+        if choice[_CALLING].get("mode", "AUTO") not in _MODES:
+            _refuse(f"{where}.mode", f"must be one of {', '.join(_MODES)}")
+    listed = _sequence(read.get("tools") or [], "tools")
+    tools = [_without_null(tool, f"tools[{n}]") for n, tool in enumerate(listed)]
+    if "tools" in read:
+        read["tools"] = tools
+    for index, offered in enumerate(tools):
         where = f"tools[{index}].functionDeclarations"
-        offered = _object(tool, f"tools[{index}]")
         for name in offered:
             if name not in ("functionDeclarations", "function_declarations"):
                 what = "is run by Google: only functionDeclarations are taken"
                 _refuse(f"tools[{index}].{name}", what)
-        declared = offered.get("functionDeclarations") or []
+        declared = offered.get("functionDeclarations", [])
         for number, one in enumerate(_sequence(declared, where)):
             _object(one, f"{where}[{number}]")
 
@@ -201,10 +308,19 @@ def _sequence(value: object, where: str) -> Sequence[object]:
     return value
 
 
+def _without_null(value: object, where: str) -> dict[str, Any]:
+    given = {} if value is None else _object(value, where)
+    return {name: field for name, field in given.items() if field is not None}
+
+
 def _object(value: object, where: str) -> Json:
     if not isinstance(value, Mapping):
         _refuse(where, "must be an object")
     return value
+
+
+def _camel(name: str) -> str:
+    return re.sub(r"_([a-z])", lambda found: found[1].upper(), name)
 
 
 def _snake(name: str) -> str:

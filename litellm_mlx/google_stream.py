@@ -16,6 +16,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from litellm_mlx import ignored_header
 from litellm_mlx.asgi import Message, Send
 from litellm_mlx.errors import as_object
 from litellm_mlx.refusals import problem
@@ -50,6 +51,7 @@ def install() -> None:
                 "translate_streaming_completion_to_generate_content",
                 _with_parts,
             ),
+            (adapter, "translate_completion_to_generate_content", _noting_headers),
             (adapter, "_map_usage", _with_all_counts),
         ]
         wrapped = [(on, name, wrap(getattr(on, name))) for on, name, wrap in wraps]
@@ -115,6 +117,7 @@ def _asking_for_usage(original: Callable[..., Any]) -> Callable[..., Any]:
 def _with_usage(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def translated(self: Any, completion_stream: Any) -> Any:
+        ignored_header.note_of(completion_stream)
         return original(self, _ended_by_usage(completion_stream))
 
     return translated
@@ -132,6 +135,15 @@ async def _ended_by_usage(chunks: AsyncIterator[Any]) -> AsyncIterator[Any]:
             yield chunk
     if last is not None:
         yield last
+
+
+def _noting_headers(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def translated(self: Any, response: Any, *args: Any, **named: Any) -> Any:
+        ignored_header.note_of(response)
+        return original(self, response, *args, **named)
+
+    return translated
 
 
 def _with_parts(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,16 +2,23 @@
 The header that names what the sidecar was asked for in vain, on its way to the client.
 
 LiteLLM sends on the headers of some answers only, under a prefix. Its logging object is
-the same from the provider to the proxy: there they are kept.
+the same from the provider to the proxy: there they are kept. On Google's route it asks
+no hook for headers: there the gate adds what the request's context has collected.
 """
 
+import json
 from collections.abc import Mapping
+from contextvars import ContextVar
 
+from litellm_mlx.asgi import Message, Send
 from litellm_mlx.errors import as_object
-from litellm_mlx.translate import IGNORED
+from litellm_mlx.google_body import in_vain
 
+IGNORED = "x-litellm-mlx-ignored"
 _KEPT = "response_headers"  # where LiteLLM itself keeps them of Messages
 _PREFIX = "llm_provider-"
+# Tasks that LiteLLM starts for a request have a copy of the context, so the same list.
+_named: ContextVar[list[str] | None] = ContextVar("litellm_mlx_ignored", default=None)
 
 
 def note(call: Mapping[str, object], headers: Mapping[str, str]) -> None:
@@ -19,6 +26,37 @@ def note(call: Mapping[str, object], headers: Mapping[str, str]) -> None:
     kept = getattr(call.get("logging_obj"), "model_call_details", None)
     if isinstance(kept, dict):
         kept[_KEPT] = dict(headers)
+
+
+def note_of(answer: object) -> None:
+    """Collect what the sidecar named with an answer on Google's route."""
+    named = _named.get()
+    hidden = as_object(getattr(answer, "_hidden_params", None))
+    told = as_object(hidden.get("additional_headers")).get(_PREFIX + IGNORED)
+    if named is not None and told:
+        named.append(str(told))
+
+
+def on_googles_route(body: bytes, send: Send) -> Send:
+    """What sends an answer with the names of what its request's body has in vain."""
+    named = in_vain(_fields(body))
+    _named.set(named)
+
+    async def sending(message: Message) -> None:
+        is_answer = message["type"] == "http.response.start" and message["status"] < 400
+        if is_answer and named:
+            told = (IGNORED.encode(), ", ".join(named).encode("ascii", "replace"))
+            message = {**message, "headers": [*message.get("headers", ()), told]}
+        await send(message)
+
+    return sending
+
+
+def _fields(body: bytes) -> Mapping[str, object]:
+    try:
+        return as_object(json.loads(body))
+    except ValueError:
+        return {}
 
 
 def of_answer(data: Mapping[str, object], answer: object) -> dict[str, str]:

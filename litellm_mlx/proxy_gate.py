@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 
-from litellm_mlx import google_stream, lost_refusals, response_ids
+from litellm_mlx import google_stream, ignored_header, lost_refusals, response_ids
 from litellm_mlx.admission import Asked, Policy, given_key, is_model_route, refusal
 from litellm_mlx.asgi import App, Message, Receive, Scope, Send
 from litellm_mlx.departures import WatchedRequest
-from litellm_mlx.google_body import served_path
+from litellm_mlx.google_body import makes_an_answer, served_path
 from litellm_mlx.identity import CHALLENGE, PROOF, proof_of
 from litellm_mlx.live_models import LiveModels
-from litellm_mlx.refusals import answer
+from litellm_mlx.refusals import answer, is_google
 from litellm_mlx.request_body import (
     BadBody,
     Body,
@@ -71,6 +71,7 @@ class ProxyGate:
         asked = _asked(scope)
         caller = Caller((scope.get("client") or ("",))[0], given_key(asked))
         if self._wrong_keys.are_too_many(caller):
+            await self._wrong_keys.wait()
             await _refuse(scope, receive, send, (429, _TOO_MANY))
             return
         if caller.key:
@@ -104,7 +105,10 @@ class ProxyGate:
             send = google_stream.readable(asked.path, send)
             try:
                 if is_read:
-                    receive = _replaying(await body.read(receive), receive)
+                    whole = await body.read(receive)
+                    receive = _replaying(whole, receive)
+                    if makes_an_answer(asked.path):
+                        send = ignored_header.on_googles_route(whole, send)
                 await lost_refusals.run(self._app, scope, receive, (send, asked.path))
             except BadBody as why:
                 await answer(send, asked.path, why.status, str(why), why.param)
@@ -185,8 +189,10 @@ def _asked(scope: Scope) -> Asked:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
     path = scope["path"].removeprefix(scope.get("root_path", ""))
-    keys = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("key", [""])
-    return Asked(scope.get("method", "GET"), path, headers, keys[0])
+    query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+    # On other routes LiteLLM does not look there: it would find no key at all.
+    key = query.get("key", [""])[0] if is_google(path) else ""
+    return Asked(scope.get("method", "GET"), path, headers, key)
 
 
 def _replaying(whole: bytes, receive: Receive) -> Receive:

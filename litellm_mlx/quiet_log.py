@@ -2,13 +2,17 @@
 One line in LiteLLM's log for a refusal, instead of sixty.
 
 LiteLLM writes a traceback for each error of a provider's. Of one that says what a
-client did wrong, or that the sidecar is busy, it tells of LiteLLM's own code only.
+client did wrong, that the sidecar is busy, or that no local model serves a route, it
+tells of LiteLLM's own code only.
 """
 
 import logging
 
+from litellm_mlx.lost_refusals import is_unserved
+
 _LOGGERS = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 _TOLD = (429, 501, 503)
+_TRACEBACK = "\nTraceback (most recent call last)"
 
 
 class WithoutTraceback(logging.Filter):
@@ -19,6 +23,9 @@ class WithoutTraceback(logging.Filter):
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         if error is not None and _is_told(error):
             record.exc_info = record.exc_text = None
+        text = record.getMessage()
+        if _TRACEBACK in text and is_unserved(text.encode(errors="replace")):
+            record.msg, record.args = text.partition(_TRACEBACK)[0], ()
         return True
 
 
@@ -32,4 +39,6 @@ def install() -> None:
 
 def _is_told(error: BaseException) -> bool:
     status = getattr(error, "status_code", None)
-    return isinstance(status, int) and (400 <= status < 500 or status in _TOLD)
+    if isinstance(status, int) and (400 <= status < 500 or status in _TOLD):
+        return True
+    return is_unserved(str(error).encode(errors="replace"))

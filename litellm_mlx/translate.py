@@ -18,6 +18,7 @@ import orjson
 from litellm_mlx import errors
 from litellm_mlx.errors import as_object
 from litellm_mlx.extra_body import fill
+from litellm_mlx.ignored_header import IGNORED
 from litellm_mlx.private import (
     ClientRequest,
     client_request,
@@ -28,7 +29,6 @@ from litellm_mlx.private import (
 from litellm_mlx.settings import Settings
 
 Json = Mapping[str, object]
-IGNORED = "x-litellm-mlx-ignored"  # what the sidecar was asked for in vain
 
 # Transport matters between LiteLLM and a provider; none is the model's business.
 _NOT_FORWARDED = frozenset(

@@ -51,6 +51,14 @@ class WrongKeys:
             return False
         return caller.digest not in self._known
 
+    async def wait(self) -> None:
+        """
+        Keep one waiting who is not heard, as long as a wrong key's answer waits.
+
+        Answered at once it would tell a guesser that no client here has that key.
+        """
+        await asyncio.sleep(WAIT_S)
+
     def slowed(self, caller: Caller, send: Send, *, is_keyed: bool) -> Send:
         """
         The same, but a refused key's answer waits.

@@ -5,6 +5,9 @@ It sends Messages and Responses bodies on as they are, less the fields that it d
 know. The plugin's hook puts those, and who asks, into one header: `x-mlx`, ASCII JSON.
 """
 
+import base64
+import binascii
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +16,7 @@ import orjson
 from sidecar.core.errors import BadRequest
 
 HEADER = "x-mlx"
+_WRAPPED = re.compile(rb"litellm:.*response_id:([A-Za-z0-9_-]+)")
 
 
 def with_client_facts(body: Any, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -30,6 +34,17 @@ def with_client_facts(body: Any, headers: Mapping[str, str]) -> dict[str, Any]:
     if HEADER in headers:
         whole["x_mlx"] = facts
     return whole
+
+
+def inner_id(response_id: str) -> tuple[str, ...]:
+    """The id of ours within one that LiteLLM made for a response."""
+    packed = response_id.removeprefix("resp_")
+    try:
+        told = base64.b64decode(packed + "=" * (-len(packed) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        return ()
+    found = _WRAPPED.match(told)
+    return (found[1].decode(),) if found else ()
 
 
 def _facts(header: str | None) -> dict[str, Any]:

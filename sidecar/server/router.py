@@ -12,6 +12,7 @@ from sidecar.core.errors import (
 )
 from sidecar.core.ports import Dialect
 from sidecar.dialects.anthropic_messages.dialect import AnthropicMessages
+from sidecar.dialects.litellm_header import inner_id
 from sidecar.dialects.openai_chat.dialect import OpenAIChat
 from sidecar.dialects.openai_chat.stream import OpenAIStream
 from sidecar.dialects.openai_completions import CompletionFormat, parse_completion
@@ -204,8 +205,10 @@ class Routes:
         return json_response(gone)
 
     def _cancel(self, request: Request) -> Response:
-        found = self._services.chat.cancel(request.tail, access.key_id(request.headers))
-        return json_response({"cancelled": found, "id": request.tail})
+        sender = access.key_id(request.headers)
+        names = (request.tail, *inner_id(request.tail))
+        cancelled = [self._services.chat.cancel(name, sender) for name in names]
+        return json_response({"cancelled": any(cancelled), "id": request.tail})
 
     def _health(self, request: Request) -> Response:
         health = self._services.models.health()

@@ -1,9 +1,11 @@
 """What the real proxy refuses: told as the client reads it, and sent to nobody else."""
 
 import base64
+import functools
 import io
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -83,6 +85,25 @@ REFUSED: list[tuple[str, Any]] = [
     ("choice", {**user({"text": "hi"}), "toolConfig": 5}),
     ("cached", {**user({"text": "hi"}), "cachedContent": "cachedContents/abc"}),
     ("search", {**user({"text": "hi"}), "tools": [{"googleSearch": {}}]}),
+    ("null", {**user({"text": "hi"}), "toolConfig": {"functionCallingConfig": []}}),
+    (
+        "mode",
+        {**user({"text": "hi"}), "toolConfig": {"functionCallingConfig": {"mode": []}}},
+    ),
+    (
+        "level",
+        {
+            **user({"text": "hi"}),
+            "generationConfig": {"thinkingConfig": {"thinkingLevel": "x"}},
+        },
+    ),
+    (
+        "budget",
+        {
+            **user({"text": "hi"}),
+            "generationConfig": {"thinkingConfig": {"thinkingBudget": "1"}},
+        },
+    ),
     ("two", {**user({"text": "hi"}), "generationConfig": {"candidateCount": 2}}),
 ]
 
@@ -111,6 +132,146 @@ def test_what_is_down_or_too_slow_on_googles_route_still_falls_back(
     before = len(cloud.asked)
     assert "SPENT" in post_google(paid, body).text
     assert len(cloud.asked) == before + 1
+
+
+def test_an_answer_that_breaks_off_is_not_gone_on_with_elsewhere(
+    app: App, paid: Proxy, cloud: Cloud
+) -> None:
+    """Of Responses LiteLLM sent prompt and half answer to the cloud."""
+    before = len(cloud.asked)
+    body = {
+        "model": "local",
+        "input": "tell",
+        "stream": True,
+        "max_output_tokens": 20_000,
+        "logit_bias": {"5": 100},
+    }
+    with paid.http.stream("POST", "/v1/responses", json=body) as answer:
+        lines = answer.iter_lines()
+        next(line for line in lines if ".delta" in line)
+        app.chat.stop()
+        rest = "\n".join(lines)
+    assert "shutting down" in rest
+    assert "response.completed" not in rest
+    assert len(cloud.asked) == before
+
+
+def test_a_response_is_cancelled_by_the_id_that_its_client_sees(
+    app: App, paid: Proxy
+) -> None:
+    """LiteLLM wraps the sidecar's own id in one of its own."""
+    body = {"model": "local", "input": "tell", "stream": True,
+            "max_output_tokens": 20_000, "logit_bias": {"5": 100}}  # fmt: skip
+    with paid.http.stream("POST", "/v1/responses", json=body) as answer:
+        lines = answer.iter_lines()
+        first = next(line for line in lines if '"response.created"' in line)
+        name = json.loads(first.removeprefix("data: "))["response"]["id"]
+        next(line for line in lines if ".delta" in line)
+        told = httpx.post(f"{app.url}/v1/cancel/{name}", timeout=60).json()
+        rest = "\n".join(lines)
+    assert told == {"cancelled": True, "id": name}
+    assert "response.completed" not in rest
+
+
+def test_a_key_in_the_query_is_one_on_googles_route_alone(
+    app: App, tmp_path: Path
+) -> None:
+    """Elsewhere LiteLLM does not look there: it was a bare 500."""
+    key = "sk-1234567890"
+    own = {"general_settings": {"master_key": key}}
+    with running_proxy(app.url, tmp_path, own=own) as proxy:
+        ask = functools.partial(httpx.post, params={"key": key}, timeout=120)
+        chatted = ask(f"{proxy.url}/v1/chat/completions", json=chat("hi"))
+        assert chatted.status_code == 401
+        assert chatted.json()["error"]["message"].startswith("a key is needed")
+        google = ask(proxy.url + GOOGLE, json=user({"text": "hi"}))
+        assert google.status_code == 200, google.text
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tools": [{"functionDeclarations": None}]},
+        {"toolConfig": {"functionCallingConfig": None}},
+        {"toolConfig": None, "tools": None},
+    ],
+)
+def test_null_is_as_good_as_no_field_on_googles_route(
+    paid: Proxy, cloud: Cloud, more: Any
+) -> None:
+    """SDKs write it; LiteLLM fails at it, and would ask the cloud."""
+    before = len(cloud.asked)
+    answer = post_google(paid, {**user({"text": "hi"}), **more})
+    assert answer.status_code == 200, answer.text
+    assert len(cloud.asked) == before
+
+
+@pytest.mark.parametrize("verb", ["generateContent", "streamGenerateContent?alt=sse"])
+def test_what_is_asked_for_in_vain_on_googles_route_is_named(
+    paid: Proxy, verb: str
+) -> None:
+    """In the header that the other routes have."""
+    config = {
+        "maxOutputTokens": 4,
+        "topK": 3,
+        "responseModalities": ["IMAGE"],
+        "thinkingConfig": {"includeThoughts": True, "thinkingBudget": 1000},
+    }
+    asked = {"mode": "ANY", "allowedFunctionNames": ["f"]}
+    turns = [
+        {
+            "role": "user",
+            "parts": [{"inlineData": {"mimeType": "image/png", "data": png()}}],
+        },
+        {"role": "model", "parts": [{"text": "A picture."}]},
+        {"role": "user", "parts": [{"text": "hi"}]},
+    ]
+    body = {
+        "contents": turns,
+        "generationConfig": config,
+        "toolConfig": {"functionCallingConfig": asked},
+        "safetySettings": [{}],
+    }
+    answer = post_google(paid, body, f"/v1beta/models/local:{verb}")
+    assert answer.status_code == 200, answer.text
+    named = answer.headers["x-litellm-mlx-ignored"]
+    calling = "toolConfig.functionCallingConfig"
+    for name in (
+        "safetySettings", "generationConfig.responseModalities", f"{calling}.mode",
+        f"{calling}.allowedFunctionNames", "messages[0].content[0]",
+        "generationConfig.thinkingConfig.includeThoughts",
+        "generationConfig.thinkingConfig.thinkingBudget",
+    ):  # fmt: skip
+        assert name in named, named
+    for name in ("topK", "maxOutputTokens", "contents"):
+        assert name not in named
+    plain = post_google(paid, user({"text": "hi"}))
+    assert "x-litellm-mlx-ignored" not in plain.headers
+
+
+def test_thinking_is_switched_off_on_googles_route(paid: Proxy) -> None:
+    """A budget of 0 had no effect, and was not named."""
+    for config, thinks in (({}, True), ({"thinkingBudget": 0}, False)):
+        body = {**user({"text": "Who are you?"})}
+        body["generationConfig"] = {"thinkingConfig": config}
+        usage = post_google(paid, body).json()["usageMetadata"]
+        assert bool(usage.get("thoughtsTokenCount")) is thinks
+
+
+@pytest.mark.parametrize("number", [5, 17])
+def test_all_stop_strings_count(paid: Proxy, number: int) -> None:
+    """LiteLLM passes on the first four of a list, and says nothing."""
+    stops = [f"zz{at}" for at in range(number - 1)] + ["demo"]
+    who: list[Any] = [{"role": "user", "content": "Who are you?"}]
+    chat = paid.openai.chat.completions.create(
+        model="local", messages=who, stop=stops, extra_body={"enable_thinking": False}
+    )
+    assert chat.choices[0].message.content == "I am the built-in"
+    config = {"stopSequences": stops, "thinkingConfig": {"thinkingBudget": 0}}
+    told = post_google(
+        paid, {**user({"text": "Who are you?"}), "generationConfig": config}
+    ).json()
+    assert told["candidates"][0]["content"]["parts"][0]["text"] == "I am the built-in"
 
 
 def test_all_that_a_configuration_of_googles_says_is_told(
@@ -148,6 +309,7 @@ def call(value: Any) -> dict[str, Any]:
 
 
 CHAT = "/v1/chat/completions"
+COUNT = "/v1beta/models/local:countTokens"
 STUMBLED: list[tuple[str, str, Any, str]] = [
     ("content", CHAT, chat(5), "messages[0].content"),
     ("part", CHAT, chat([5]), "messages[0].content[0]"),
@@ -163,6 +325,13 @@ STUMBLED: list[tuple[str, str, Any, str]] = [
         "messages[0].content[0]",
     ),
     ("model", "/v1/messages/count_tokens", {"model": 5, "messages": HI}, "model"),
+    ("user", "/v1/messages", {"model": "local", "max_tokens": 2, "messages": HI,
+     "metadata": {"user_id": 5}}, "user_id"),
+    ("user of a chat", CHAT, {**chat("hi"), "user": ["me"]}, "user"),
+    ("count", COUNT, {"contents": [{"parts": 5}]}, "contents"),
+    ("counted", COUNT, {"contents": [{"parts": [{"text": [5]}]}]}, "contents"),
+    ("mixed", "/v1/embeddings", {"model": "local", "input": [[5], "b"]}, "input"),
+    ("drawing", "/v1/images/generations", {"model": "local", "prompt": [5]}, "prompt"),
     ("document", "/v1/rerank", {"model": "local", "query": "x", "documents": [5]},
      "documents"),
     ("documents", "/v2/rerank", {"model": "local", "query": "x", "documents": 5},
@@ -187,6 +356,9 @@ def test_what_litellm_stumbled_over_is_400_and_named(
 def test_a_refusal_is_one_line_in_the_log(paid: Proxy) -> None:
     """It was sixty, of LiteLLM's own code."""
     bodies = [
+        ("/v1/rerank", {"model": "local", "query": "x", "documents": ["y"]}),
+        ("/v1/audio/speech", {"model": "local", "input": "x", "voice": "a"}),
+        ("/v1/images/generations", {"model": "local", "prompt": "x"}),
         (CHAT, {**chat("hi"), "max_tokens": -5}),
         ("/v1/messages", {"model": "local", "max_tokens": -5, "messages": HI}),
         ("/v1/responses", {"model": "local", "input": [5]}),
@@ -194,7 +366,7 @@ def test_a_refusal_is_one_line_in_the_log(paid: Proxy) -> None:
     ]
     for path, body in bodies:
         before = paid.log.stat().st_size
-        assert paid.http.post(path, json=body).status_code in (400, 422)
+        assert paid.http.post(path, json=body).status_code in (400, 422, 501)
         said = paid.log.read_bytes()[before:].decode()
         assert "Traceback" not in said
         assert len(said.splitlines()) <= 4, said
