@@ -264,6 +264,19 @@ class ConversationMemory:
         if told["said"] is not None:
             self.healing.record(*turn_of(told["said"]))
 
+    def note_unkept(self, promise: Promise, said: Said) -> None:
+        """
+        Know that a client was shown what will not be remembered.
+
+        If it goes on from there, an older turn that looks like it is not meant.
+        """
+        visible = visible_hash(said.text, said.calls)
+        context = promise.context.behind(promise.vanishing)
+        conversation = promise.record.conversation
+        for shown in filter(None, (visible, *said.others)):
+            self.healing.drop(shown, context, conversation)
+        self.healing.drop_beginnings(said.text, context, conversation)
+
     def keep_past(self, promise: Promise) -> None:
         """
         Remember what a prompt looked like whose answer was broken off.

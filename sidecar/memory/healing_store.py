@@ -22,6 +22,7 @@ from sidecar.infra.lru import Lru
 from sidecar.volatile.marked_message import MarkedMessage, SpanKey
 
 _MOST_CANDIDATES = 8  # of one place
+_MAX_COMPARED = 4096  # characters of an answer that broke off
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,9 @@ class Asker:
         return self._behind_proof(self.values) == self._behind_proof(turn.told)
 
     def _behind_proof(self, values: Mapping[SpanKey, str]) -> dict[SpanKey, str]:
-        return {k: value for k, value in values.items() if k[0] > self.proved_until}
+        """Of a message that is kept in none, too: its place is before all others."""
+        proved = range(self.proved_until + 1)
+        return {key: value for key, value in values.items() if key[0] not in proved}
 
     def has_values_of(self, turn: KnownTurn) -> bool:
         """Whether all that told who asked is the same, no more and no less."""
@@ -201,21 +204,49 @@ class HealingStore:
 
     def drop(self, visible: str, context: Context, conversation: Conversation) -> None:
         """
-        Know no turn of a session behind this very prompt any more.
+        Know no turn of a session behind such a prompt any more.
 
         What was shown there last cannot be put back; an older turn that looked like it
-        is not what the client goes on from.
+        is not what the client goes on from, though it was written when the clock said
+        something else. Where no client has named the session it may be many people's:
+        there the prompt must be the very same.
         """
         place = (visible, context.canonical, conversation.tenant)
+        may_differ = not is_implicit(conversation.session)
         with self._lock:
             known = self._turns.get(place, [])
-            behind = [turn for turn in known if turn.context == context]
             speaker = conversation.speaker
-            self._remove(
-                known, [t for t in behind if t.conversation.speaker == speaker]
-            )
+            gone = [
+                turn
+                for turn in known
+                if turn.conversation.speaker == speaker
+                and (may_differ or turn.context == context)
+            ]
+            self._remove(known, gone)
             if not known:
                 self._turns.pop(place, None)
+
+    def drop_beginnings(
+        self, text: str, context: Context, conversation: Conversation
+    ) -> None:
+        """
+        Drop the turns that look like a beginning of an answer that broke off.
+
+        Its client may have read any part of it, and goes on from that.
+        """
+        with self._lock:
+            places = [
+                visible
+                for visible, canonical, tenant in self._turns
+                if (canonical, tenant) == (context.canonical, conversation.tenant)
+            ]
+        if not places:
+            return
+        lengths = range(1, len(text) + 1) if len(text) <= _MAX_COMPARED else ()
+        beginnings = {visible_hash(text[:length], ()) for length in lengths}
+        for visible in places:
+            if visible in beginnings or not lengths:
+                self.drop(visible, context, conversation)
 
     def remember_calls(
         self, calls: Sequence[ToolCall], conversation: Conversation

@@ -124,7 +124,12 @@ def lineage_json(record: LineageRecord) -> Json:
         for s in record.spans
     ]
     notes = [[n, note.text, _values(note.stated)] for n, note in record.notes.items()]
-    return {"scope": record.conversation.as_json(), "spans": spans, "notes": notes}
+    return {
+        "scope": record.conversation.as_json(),
+        "spans": spans,
+        "notes": notes,
+        "answered": sorted(record.answered),
+    }
 
 
 def lineage_of(told: Json, canonical: np.ndarray) -> LineageRecord:
@@ -137,7 +142,9 @@ def lineage_of(told: Json, canonical: np.ndarray) -> LineageRecord:
     ]
     notes = {int(n): Note(str(text), _stated(v)) for n, text, v in told["notes"]}
     ids = array("I", canonical.astype(np.uint32).tobytes())
-    return LineageRecord(ids, tuple(spans), notes, conversation_of(told["scope"]))
+    record = LineageRecord(ids, tuple(spans), notes, conversation_of(told["scope"]))
+    record.answered = frozenset(map(_key, told.get("answered", ())))
+    return record
 
 
 def turn_json(visible: str, turn: KnownTurn, ids: Sequence[str]) -> Json:

@@ -78,6 +78,8 @@ class LineageRecord:
     Args:
         notes: by message index; their texts are values of `note` spans.
         number: the order in which records were made.
+        answered: spans that the client sent in answered messages of equal prompts,
+            which this one has replaced.
     """
 
     canonical: array[int]
@@ -88,6 +90,13 @@ class LineageRecord:
     touched: float = field(default_factory=time.monotonic)
     hits: int = 0
     number: int = field(default_factory=lambda: next(_numbers))
+    answered: frozenset[SpanKey] = frozenset()
+
+    @property
+    def sent_answered(self) -> frozenset[SpanKey]:
+        """Spans that the client itself has sent in messages with an answer behind."""
+        own = (span.key for span in self.spans if span.was_sent_answered)
+        return self.answered.union(own)
 
     @property
     def num_bytes(self) -> int:
@@ -187,6 +196,7 @@ class LineageIndex:
         record.block_hashes = self._hashes(record.canonical, record.conversation)
         with self._lock:
             for old in self._equals(record):
+                record.answered |= old.sent_answered
                 self._remove(old)
             self._records[id(record)] = record
             self._num_bytes += record.num_bytes

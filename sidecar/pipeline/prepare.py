@@ -329,6 +329,7 @@ class Pipeline:
             first_own=min(own, default=None),
             answered_before=max(own, default=0),
             is_proved=layout.is_proved,
+            told_then=recalled.told_then,
         )
 
     def _conversation(

@@ -341,12 +341,15 @@ class _Progress:
 
 def remember(pipeline: Pipeline, prepared: PreparedPrompt, receipt: Receipt) -> None:
     """What becomes of a chat's end: only what a client was shown is remembered."""
+    memory, promise = pipeline.memory, prepared.promise
     if receipt.is_whole:
-        pipeline.memory.commit(prepared.promise, receipt.said)
-    elif receipt.is_spoiled:
-        pipeline.counters.add("watchdog_abort")
-    elif receipt.is_broken_off:
-        pipeline.memory.keep_past(prepared.promise)
+        memory.commit(promise, receipt.said)
+    else:
+        memory.note_unkept(promise, receipt.said)
+        if receipt.is_spoiled:
+            pipeline.counters.add("watchdog_abort")
+        elif receipt.is_broken_off:
+            memory.keep_past(promise)
     usage = receipt.usage
     pipeline.note_cost(prepared, usage.prompt_tokens - usage.cached_tokens)
 

@@ -699,3 +699,135 @@ def test_a_clock_of_a_later_system_message_is_not_said_behind_another() -> None:
     chats.turn([*begun, system("Current time is 07:00."), *rest], "Hm.")
     again = [*begun, system("Current time is 08:00."), *rest]
     assert notes(chats.ask([*again, assistant("Hm."), user("go")]).text) == []
+
+
+def broken_off(chats: Chats, messages: list[Message], shown: str, who: Client) -> None:
+    """A request whose client leaves, having been shown that much."""
+    promise = chats.ask(messages, who).promise
+    chats.memory.note_unkept(promise, conversation_memory.Said(shown, "", (), ()))
+    chats.memory.keep_past(promise)
+
+
+def test_an_envelope_deleted_in_a_request_that_was_broken_off_is_not_read_on() -> None:
+    """Its record takes the place of the one that says that it was kept."""
+    chats = Chats(min_gain=1)
+    about, asked = system(words(200)), f"who is it? {words(60)}"
+    kept = [about, enveloped("Mallory", asked)]
+    chats.turn(kept, "Hm.", ONE)
+    chats.turn([*kept, assistant("Hm."), user("and?")], "Hm two.", ONE)
+    deleted = [about, user(asked), assistant("Hm."), user("and?")]
+    for _ in range(2):
+        broken_off(chats, deleted, "", ONE)
+        assert "Mallory" not in chats.ask(deleted, ONE).text
+
+
+@pytest.mark.parametrize("session", ["one", None])
+def test_what_a_stopped_answer_showed_is_taken_for_no_older_one(
+    session: str | None,
+) -> None:
+    """Asked again and stopped behind "Done.", or behind more that nobody read."""
+    for shown in ("Done.", "Done. And there is"):
+        chats, client = Chats(min_gain=1), Client(session)
+        talk = [system(words(200)), user("well?")]
+        chats.turn(talk, Said("Done.", "the older thought"), client)
+        broken_off(chats, talk, shown, client)
+        prompt = chats.ask([*talk, assistant("Done."), user("go on")], client)
+        assert "the older thought" not in prompt.text
+
+
+def test_another_clock_makes_no_older_answer_the_one_that_was_shown() -> None:
+    """What was shown last cannot be put back: it ended at a stop string."""
+    chats = Chats(min_gain=1)
+
+    def at(time: str) -> list[Message]:
+        return [system(f"Current time is {time}.\n{words(200)}"), user("well?")]
+
+    chats.turn(at("10:00"), Said("Done.", "the older thought"), ONE)
+    prompt = chats.ask(at("10:05"), ONE)
+    chats.answer(prompt, Said("Done.", "the newer thought"), sampled=())
+    prompt = chats.ask([*at("10:05"), assistant("Done."), user("go on")], ONE)
+    assert "the older thought" not in prompt.text
+
+
+def test_threads_of_one_session_with_equal_words_keep_their_own_senders() -> None:
+    """The model's own turn tells which of them goes on."""
+    chats = Chats(min_gain=1)
+    about, task = system(words(200)), f"do the task {words(60)}"
+    for name, answer in (("Ada", "One."), ("Bob", "Two.")):
+        said = Said(answer, f"{name} asks")
+        chats.turn([about, enveloped(name, task)], said, ONE)
+    for other, answer in (("Bob", "One."), ("Ada", "Two.")):
+        talk = [about, user(task), assistant(answer), user("and on")]
+        assert other not in chats.ask(talk, ONE).text
+
+
+def test_a_thought_about_an_internal_context_is_nobody_elses() -> None:
+    """Two people begin with one call; the context was told to one of them."""
+    chats, nobody = Chats(min_gain=1), Client(None)
+    begun = preamble(chats, nobody)
+    context = user(
+        "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nher pay is 100\n"
+        "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+    )
+    chats.turn([*begun, user("q"), context], Said("Done.", "her pay is 100"), nobody)
+    talk = [*begun, user("q"), assistant("Done."), user("I am Bob.")]
+    assert "her pay" not in chats.ask(talk, nobody).text
+
+
+def test_no_client_names_a_session_as_they_are_named_here() -> None:
+    """It would own what people without a name have said."""
+    chats = Chats(min_gain=1)
+
+    def about(person: str) -> list[Message]:
+        status = f"gitStatus: This is the status.\n\nGit user: {person}\n\nNow."
+        return [system(f"{status} {words(200)}"), user("hi")]
+
+    turn = chats.turn(about("Ada"), Said("Hello!", "Ada is here"), Client(None))
+    conversation = turn.prompt.model.conversation
+    assert conversation is not None
+    thief = Client(conversation.session)
+    prompt = chats.ask([*about("Bob"), assistant("Hello!"), user("go")], thief)
+    assert "Ada" not in prompt.text
+
+
+def test_a_stamp_before_one_that_has_its_own_is_not_said_again() -> None:
+    """The first and the third were edited, the second stands as it was."""
+    chats = Chats(min_gain=1)
+
+    def talk(first: str, third: str) -> list[Message]:
+        stamps = [first, "08:15", third]
+        asked = [stamped(at, f"ask {words(40, n)}") for n, at in enumerate(stamps)]
+        hm = assistant("Hm.")
+        return [system(words(100)), asked[0], hm, asked[1], hm, asked[2]]
+
+    chats.turn(talk("07:00", "08:20"), "Hm.", ONE)
+    prompt = chats.ask([*talk("08:00", "08:30"), assistant("Hm."), user("go")], ONE)
+    assert not any("08:00" in note for note in notes(prompt.text))
+
+
+def test_no_stamp_is_said_behind_the_models_own_newer_word() -> None:
+    """Its answers are read as what clients say is."""
+    chats = Chats(min_gain=1)
+    about = system(words(200))
+    answer = Said("Current time: 14:30", "look")
+    chats.turn([about, stamped("07:00", "hi")], answer, ONE)
+    edited = [about, stamped("08:00", "hi"), assistant(answer.text), user("go")]
+    assert notes(chats.ask(edited, ONE).text) == []
+
+
+def test_what_was_sent_is_known_again_from_the_disk() -> None:
+    """An envelope that was kept in an answered message, and is deleted then."""
+    chats = Chats(min_gain=1)
+    chats.memory.keepsakes = Keepsakes()
+    about, asked = system(words(200)), f"who is it? {words(60)}"
+    kept = [about, enveloped("Mallory", asked)]
+    chats.turn(kept, "Hm.", ONE)
+    talk = [*kept, assistant("Hm."), user("and?")]
+    path = chats.turn(talk, "Hm two.", ONE).prompt.model_ids
+    known, canonical = chats.memory.save(path, "")
+    chats.memory.lineage.forget(None)
+    chats.memory.load(known, canonical)
+    deleted = [about, user(asked), assistant("Hm."), user("and?")]
+    assert "Mallory" not in chats.ask(deleted, ONE).text
+    (record,) = chats.memory.lineage._records.values()
+    assert record.sent_answered

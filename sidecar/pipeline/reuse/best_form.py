@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sidecar.core.conversation import Conversation
 from sidecar.core.prompt import CacheReport, ChatTokenizer, Hit, Lookup, ModelIds
@@ -36,6 +36,7 @@ class Question:
         first_own: index of the first message that the model wrote for it, if known.
         answered_before: index of the last one: it has read the messages before that.
         is_proved: the substitution proof holds (template/elements).
+        told_then: what told who asks when the model's own turns in it were written.
     """
 
     elements: tuple[Element, ...]
@@ -46,6 +47,7 @@ class Question:
     first_own: int | None = None
     answered_before: int = 0
     is_proved: bool = True
+    told_then: Mapping[SpanKey, str] = field(default_factory=dict)
 
     @property
     def threads(self) -> tuple[Conversation | None, ...]:
@@ -190,9 +192,8 @@ class ReuseChooser:
         sent_answered = set[SpanKey]()
         last_sent: dict[SpanKey, str] = {}
         for record, shared_len in own:
+            sent_answered |= record.sent_answered
             for span in record.spans:
-                if span.was_sent_answered:
-                    sent_answered.add(span.key)
                 if span.was_sent and span.settled <= shared_len:
                     last_sent[span.key] = span.value
         return Walk(
@@ -204,6 +205,7 @@ class ReuseChooser:
             sent_answered,
             question.roles,
             last_sent,
+            question.told_then,
         )
 
     def _pins(

@@ -78,6 +78,7 @@ class Recalled:
             there is none.
         proved_until: index of the last one that is known by ids, which were issued for
             it alone; -1: none is.
+        told_then: the same values when the model's own turns were written.
         vanishing: the message that will not be sent again: the canonical context that
             it stands behind, its text.
     """
@@ -89,6 +90,7 @@ class Recalled:
     told: Mapping[SpanKey, str]
     conversation: Conversation | None
     proved_until: int
+    told_then: Mapping[SpanKey, str]
     vanishing: tuple[str, str] | None = None
 
 
@@ -113,6 +115,12 @@ class _Past:
     def last(self) -> KnownTurn | None:
         """The last of them."""
         return self.turns[max(self.turns)] if self.turns else None
+
+    @property
+    def told_then(self) -> dict[SpanKey, str]:
+        """The values that told who asks in the requests that they answered."""
+        turns = (self.turns[index] for index in sorted(self.turns))
+        return {key: value for turn in turns for key, value in turn.told.items()}
 
     @property
     def conversation(self) -> Conversation | None:
@@ -148,7 +156,7 @@ def recall(
     }
     found = Recalled(
         marked, marked, healed, past.contexts[-1], past.told, past.conversation,
-        max(past.issued, default=-1),
+        max(past.issued, default=-1), past.told_then,
     )  # fmt: skip
     if vanishing is None:
         return found
@@ -161,8 +169,15 @@ def recall(
         marked=mark([*kept[:at], vanishing, *kept[at:]], to_mark, check),
         healed={i + (i >= at): turn for i, turn in healed.items()},
         told={**past.told, _VANISHING: vanishing.text},  # no later request has it
+        told_then={_behind(key, at): said for key, said in past.told_then.items()},
         vanishing=(past.contexts[at].canonical, vanishing.text),
     )
+
+
+def _behind(key: SpanKey, at: int) -> SpanKey:
+    """A span's place where a message was put in."""
+    message, place, kind, nth = key
+    return (message + (message >= at), place, kind, nth)
 
 
 def _find_turns(

@@ -81,6 +81,7 @@ class Walk:
         sent_answered: spans that the client itself has sent in answered messages.
         roles: of the request's messages.
         last_sent: what stood in a span when the client last sent a value there.
+        told_then: what stood there when the model's own turns in it were written.
     """
 
     spans: Sequence[Span]
@@ -91,6 +92,7 @@ class Walk:
     sent_answered: Collection[SpanKey] = ()
     roles: Sequence[str] = ()
     last_sent: Mapping[SpanKey, str] = field(default_factory=dict)
+    told_then: Mapping[SpanKey, str] = field(default_factory=dict)
 
     @property
     def last_note(self) -> int:
@@ -152,7 +154,7 @@ def _has_newer(key: SpanKey, said: Collection[SpanKey], walk: Walk) -> bool:
     """Whether a later value of a span's kind stands in the prompt, or is spoken of."""
     kind = key[2]
     later = [s.key for s in walk.spans if s.kind == kind and s.value and s.key > key]
-    if later and later[-1] not in said:
+    if any(each not in said for each in later):
         return True
     policy = walk.policy(kind)
     # A client tells the clock of its leading system text anew in each request.
@@ -229,8 +231,11 @@ def _may_stay(pair: _Pair, walk: Walk) -> bool:
     """
     Whether a value that is gone now was left out by the client, not by its user.
 
-    Where a message was said again with another value, it is that one which is gone.
+    Where a message was said again with another value, it is that one which is gone. Of
+    two threads with equal first words the model's own turns tell which one goes on.
     """
+    if walk.told_then.get(pair.key, pair.stored) != pair.stored:
+        return False
     if walk.last_sent.get(pair.key, pair.stored) != pair.stored:
         return False
     past = walk.policy(pair.key[2]).past

@@ -26,13 +26,16 @@ def note_mark() -> str:
 
 def write_note(restated: Sequence[Restated], roles: Sequence[str]) -> Note:
     """
-    The tail note that says these values; blocks first, whose lines may look so.
+    The tail note that says these values, the last one of a kind last.
+
+    Kinds with blocks come first: their lines may look like single values.
 
     Args:
         roles: of the prompt's messages: each value is named by where it stood.
     """
-    said = [_line(item, _place(item.key[0], roles)) for item in restated]
-    lines = sorted(said, key=lambda line: line.count("\n") == 1)
+    blocks = {item.key[2] for item in restated if "\n" in item.value.strip("\n")}
+    ordered = sorted(restated, key=lambda item: item.key[2] not in blocks)
+    lines = [_line(item, _place(item.key[0], roles)) for item in ordered]
     tag = f"context-update {note_mark()}"
     head = f"\n\n<{tag}>\nThese values replace the ones given above.\n"
     return Note(f"{head}{''.join(lines)}</{tag}>", stated_by(restated))
