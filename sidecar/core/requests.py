@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from sidecar.core.conversation import is_implicit
-
 Role = Literal["system", "user", "assistant", "tool"]
 Json = Mapping[str, Any]
 Detail = Literal["low", "high"]
@@ -234,10 +232,7 @@ class ClientInfo:
 
     def __post_init__(self) -> None:
         """Bound what a client may have kept."""
-        session = short_id(self.session)
-        if session is not None and is_implicit(session):
-            session = f"named {session}"  # it is made here where no client names one
-        object.__setattr__(self, "session", session)
+        object.__setattr__(self, "session", short_id(self.session))
         object.__setattr__(self, "api_key_id", short_id(self.api_key_id))
         object.__setattr__(self, "branch", short_id(self.branch))
         parents = tuple(short_id(name) or "" for name in self.parents)

@@ -10,11 +10,14 @@ stays as it is, and what memory has of it is reused.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from sidecar.core.conversation import Conversation, unknown
 from sidecar.core.prompt import Hit, ModelIds, ModelPrompt
-from sidecar.kv.disk.disk_cache import DiskCache
 from sidecar.kv.prefix_store import PrefixStore
+
+if TYPE_CHECKING:  # it is given, not made here
+    from sidecar.kv.disk.disk_cache import DiskCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class KVCache:
     """
 
     store: PrefixStore
-    disk: DiskCache | None = None
+    disk: "DiskCache | None" = None
 
     def lookup(self, ids: ModelIds, conversation: Conversation) -> Hit:
         """Say what is held of a prompt; nothing is changed."""

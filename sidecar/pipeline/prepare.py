@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sidecar.core.conversation import Conversation
+from sidecar.core.conversation import Conversation, is_implicit
 from sidecar.core.errors import RequestCancelled
 from sidecar.core.prompt import (
     CacheReport,
@@ -210,6 +210,7 @@ class Pipeline:
             ContextLengthExceeded: it is so much too long that a part tells.
             RequestCancelled: nobody waits for the answer any more.
         """
+        request = _with_own_session(request)
         reading = self._reading(request, salt, is_wanted)
         found = self._recall(reading)
         layout = self._lay_out(reading, found, images)
@@ -438,6 +439,15 @@ class Pipeline:
         if ids[len(ids) - len(lead_ids) :] != lead_ids:
             return None
         return Opening(start.header, start.lead, lead_ids)
+
+
+def _with_own_session(request: ChatRequest) -> ChatRequest:
+    """A request whose client does not name the session of those that name none."""
+    session = request.client.session
+    if session is None or not is_implicit(session):
+        return request
+    client = replace(request.client, session=f"named {session}")
+    return replace(request, client=client)
 
 
 def _check_wanted(is_wanted: Callable[[], bool]) -> None:

@@ -518,7 +518,7 @@ def test_the_second_of_two_is_the_second_when_the_first_is_gone() -> None:
     second = chats.turn([later, user("hi"), assistant("Hm."), user("go")], "Hm.")
     (note,) = notes(second.text)
     assert note.startswith("git status: (none now)\ngit status #2:\n")
-    assert note.endswith("\ngit status: (none now)\n")
+    assert note.endswith("Current branch: three\n")
     assert "three" in note
 
 
