@@ -1,5 +1,6 @@
 """LiteLLM custom provider for the local MLX sidecar: `litellm_mlx.mlx_llm`."""
 
+import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -7,11 +8,15 @@ if TYPE_CHECKING:
 
     mlx_llm: MLXProvider
 
-__all__ = ["mlx_llm"]
+__all__ = ["__version__", "mlx_llm"]
+
+__version__: str
 
 
-def __getattr__(name: str) -> "MLXProvider":
+def __getattr__(name: str) -> "MLXProvider | str":
     """Load the provider on first use: `import litellm` alone takes seconds."""
+    if name == "__version__":
+        return importlib.metadata.version("litellm-mlx")
     if name != "mlx_llm":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from litellm_mlx.provider import mlx_llm

@@ -85,7 +85,7 @@ def notices(settings: LaunchSettings) -> list[str]:
             "No MODEL_PATH is set: serving the small built-in model. A real one:",
             f"  python3 install_and_run.py --model {_REAL_MODEL}",
         ]
-    return [*lines, f"Platform: {_platform_notice()}"]
+    return [*lines, *_name_clash(), f"Platform: {_platform_notice()}"]
 
 
 def run(settings: LaunchSettings) -> int:
@@ -172,6 +172,18 @@ def _handle_signals(supervisor: Supervisor) -> None:
     # Under nohup a hang-up is ignored, and stays so.
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, supervisor.request_stop)
+
+
+def _name_clash() -> list[str]:
+    """Say that a package index's `sidecar`, which is not ours, has its import name."""
+    try:
+        importlib.metadata.version("sidecar")
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [
+        "Another package called `sidecar` is installed here, and takes the import name of "
+        "this project's server: remove it (pip uninstall sidecar) and install again."
+    ]
 
 
 def _platform_notice() -> str:

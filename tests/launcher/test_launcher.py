@@ -6,12 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+import litellm_mlx
 from litellm_mlx.identity import (
     CHALLENGE,
     PROOF,
@@ -353,3 +355,24 @@ def test_the_launcher_is_light() -> None:
         check=True,
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_another_package_of_the_servers_name_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package index has a `sidecar` that is not ours."""
+    settings = load_settings(Flags(model="/m"), tmp_path, {})
+    before = notices(settings)
+    about = tmp_path / "sidecar-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Name: sidecar\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    told, *rest = notices(settings)
+    assert rest == before
+    assert "pip uninstall sidecar" in told
+
+
+def test_the_version_is_the_projects() -> None:
+    """As packages say it, for reports of faults."""
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    assert litellm_mlx.__version__ == project["version"]
