@@ -181,8 +181,8 @@ def _name_clash() -> list[str]:
     except importlib.metadata.PackageNotFoundError:
         return []
     return [
-        "Another package called `sidecar` is installed here, and takes the import name of "
-        "this project's server: remove it (pip uninstall sidecar) and install again."
+        "Another package called `sidecar` is installed here, and takes the import name "
+        "of this project's server: remove it (pip uninstall sidecar) and install again."
     ]
 
 
