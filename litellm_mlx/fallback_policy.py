@@ -9,8 +9,10 @@ alone LiteLLM would have it so. What begins too late, is too long, is busy or do
 falls back.
 """
 
+import contextlib
 import functools
 import logging
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import litellm
@@ -21,6 +23,7 @@ from litellm_mlx.lost_refusals import is_unserved
 from litellm_mlx.served_models import OURS
 
 _METHOD = "async_function_with_fallbacks_common_utils"
+_OF_RESPONSES = "_aresponses_fallback_attempt"
 _FAILURES_BELOW_500 = (408, 429)  # too late, busy
 _NOT_IMPLEMENTED = 501
 # In all the ways that the sidecar says it: another model may have the room.
@@ -54,11 +57,6 @@ def is_refusal(error: BaseException, *, is_ours: bool = False) -> bool:
     return 400 <= status < 500 or status == _NOT_IMPLEMENTED
 
 
-def has_begun(error: BaseException) -> bool:
-    """Whether an answer broke off of which the client has a part."""
-    return isinstance(error, MidStreamFallbackError) and not error.is_pre_first_chunk
-
-
 def install() -> None:
     """Have LiteLLM's routers keep refusals. Doing it twice does no harm."""
     original = getattr(litellm.Router, _METHOD, None)
@@ -70,12 +68,35 @@ def install() -> None:
 
     @functools.wraps(original)
     async def keeping(router: Any, e: Exception, *args: Any, **kwargs: Any) -> Any:
-        if has_begun(e) or is_refusal(e, is_ours=_is_ours(router, e)):
+        if is_refusal(e, is_ours=_is_ours(router, e)):
             raise e
         return await original(router, e, *args, **kwargs)
 
     keeping.keeps_refusals = True  # type: ignore[attr-defined]
     setattr(litellm.Router, _METHOD, keeping)
+    _keep_begun_responses()
+
+
+def _keep_begun_responses() -> None:
+    """Have a Responses stream go on with nobody else once its client has some of it."""
+    original = getattr(litellm.Router, _OF_RESPONSES, None)
+    if original is None:
+        logger.warning("this LiteLLM goes on with broken Responses at fallbacks")
+        return
+
+    @functools.wraps(original)
+    async def keeping(
+        router: Any, e: MidStreamFallbackError, source: Any, *args: Any, **named: Any
+    ) -> AsyncGenerator[object, None]:
+        if getattr(source, "_output_started", False) or e.generated_content:
+            raise e.original_exception or e
+        async with contextlib.aclosing(
+            original(router, e, source, *args, **named)
+        ) as elsewhere:
+            async for item in elsewhere:
+                yield item
+
+    setattr(litellm.Router, _OF_RESPONSES, keeping)
 
 
 def _is_ours(router: Any, error: Exception) -> bool:

@@ -17,6 +17,8 @@ from PIL import Image
 from sidecar.app import App
 from testkit.cloud import Cloud, cloud_config, running_cloud
 from testkit.proxy import Proxy, running_proxy
+from testkit.raw_http import eventually
+from testkit.servers import held_gpu, metric
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 GOOGLE = "/v1beta/models/local:generateContent"
@@ -154,6 +156,21 @@ def test_an_answer_that_breaks_off_is_not_gone_on_with_elsewhere(
     assert "shutting down" in rest
     assert "response.completed" not in rest
     assert len(cloud.asked) == before
+
+
+def test_a_response_that_has_not_begun_falls_back(
+    app: App, paid: Proxy, cloud: Cloud
+) -> None:
+    """Its client knows no more than that it was taken."""
+    before = len(cloud.asked)
+    body = {"model": "local", "input": "tell", "stream": True}
+    with held_gpu(app) as go:
+        with paid.http.stream("POST", "/v1/responses", json=body) as answer:
+            assert eventually(lambda: metric(app, "mlx_active_requests") > 0)
+            app.chat.stop()
+            answer.read()
+        go.set()
+    assert len(cloud.asked) > before
 
 
 def test_a_response_is_cancelled_by_the_id_that_its_client_sees(
