@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 Json = Mapping[str, object]
 
+_MAX_STOPS_OF_LITELLM = 4
 _KWARGS = "chat_template_kwargs"
 _RANKED_KWARG = "enable_thinking"
 _RANKED = frozenset(
@@ -36,3 +37,16 @@ def fill(body: Json, extra: Json) -> dict[str, object]:
     filled = {name: value for name, value in filled.items() if value not in (None, {})}
     left = {"extra_body": ranked} if ranked else {}
     return {**filled, **body, **left}
+
+
+def with_all_stops(call: Json) -> dict[str, object]:
+    """
+    A call whose long list of stop strings stands in its `extra_body`.
+
+    LiteLLM cuts a list of them after four, and looks into no `extra_body`.
+    """
+    stops, extra = call.get("stop"), call.get("extra_body")
+    if not isinstance(stops, list) or len(stops) <= _MAX_STOPS_OF_LITELLM:
+        return dict(call)
+    given = extra if isinstance(extra, Mapping) else {}
+    return {**call, "stop": None, "extra_body": {**given, "stop": stops}}

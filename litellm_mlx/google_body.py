@@ -21,26 +21,25 @@ _ANSWERS = (":generateContent", ":streamGenerateContent")
 _CALLING = "functionCallingConfig"
 _CONFIGS = ("config", "generationConfig", "generation_config")
 _ROLES = {None: "user", "user": "user", "function": "user", "model": "model"}
-# Of the configuration, what LiteLLM leaves out or cuts: its name in a chat.
+# Of the configuration, what LiteLLM leaves out: its name in a chat.
 _LEFT_OUT = {
     "topK": "top_k",
     "seed": "seed",
     "presencePenalty": "presence_penalty",
     "frequencyPenalty": "frequency_penalty",
-    "stopSequences": "stop",
 }
-_STOPS = ("stopSequences", "stop_sequences")
 _MODES = ("MODE_UNSPECIFIED", "AUTO", "ANY", "NONE", "VALIDATED")
 _KEPT_MODES = ("MODE_UNSPECIFIED", "AUTO", "NONE")
 _LEVELS = ("minimal", "low", "medium", "high")
+_NO_LEVEL = "thinking_level_unspecified"
 # What has an effect; all else is named to the client.
 _TAKEN = (
     "model", "contents", "systemInstruction", "tools", "toolConfig", "generationConfig",
     "config",
 )  # fmt: skip
 _TAKEN_OF_CONFIG = (
-    *_LEFT_OUT, "temperature", "topP", "maxOutputTokens", "candidateCount",
-    "thinkingConfig",
+    *_LEFT_OUT, "stopSequences", "temperature", "topP", "maxOutputTokens",
+    "candidateCount", "thinkingConfig",
 )  # fmt: skip
 
 
@@ -67,14 +66,12 @@ def readable(call: Json) -> dict[str, object]:
         _content(content, f"contents[{index}]")
         for index, content in enumerate(_listed(call.get("contents")))
     )
-    config = _config(read)
-    # LiteLLM cuts a list of stops after four; the plugin's header has it whole.
-    read["config"] = {k: v for k, v in config.items() if k not in _STOPS}
+    read["config"] = config = _config(read)
     _check_thinking(config)
     _check_stored(read)
     _check_tools(read)
     system = read.pop("system_instruction", None) or read.get("systemInstruction")
-    if system is not None:
+    if system:
         text = "\n".join(_texts(system, "systemInstruction"))
         read["systemInstruction"] = {"parts": [{"text": text}]}
     return read
@@ -142,10 +139,17 @@ def _check_thinking(config: Json) -> None:
     given = _get(config, "thinkingConfig")
     thinking = {} if given is None else _object(given, where)
     level, budget = _get(thinking, "thinkingLevel"), _get(thinking, "thinkingBudget")
-    if level is not None and str(level).lower() not in _LEVELS:
+    if level is not None and str(level).lower() not in (*_LEVELS, _NO_LEVEL):
         _refuse(f"{where}.thinkingLevel", f"must be one of {', '.join(_LEVELS)}")
-    if budget is not None and (type(budget) is not int or budget < -1):
+    if budget is not None and not _is_budget(budget):
         _refuse(f"{where}.thinkingBudget", "must be a whole number, -1 or more")
+
+
+def _is_budget(value: object) -> bool:
+    """A whole number from -1 on; in JSON of Google's it may have a point."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value >= -1 and float(value).is_integer()
 
 
 def _config_of(body: Json) -> Json:

@@ -19,6 +19,7 @@ from typing import Any
 from litellm_mlx import ignored_header
 from litellm_mlx.asgi import Message, Send
 from litellm_mlx.errors import as_object
+from litellm_mlx.extra_body import with_all_stops
 from litellm_mlx.refusals import problem
 
 _ADAPTERS = "litellm.google_genai.adapters"
@@ -109,6 +110,8 @@ def _asking_for_usage(original: Callable[..., Any]) -> Callable[..., Any]:
         made = original(*args, **call)
         if made.get("stream") and made.get("custom_llm_provider") == _KNOWN_PROVIDER:
             made.setdefault("stream_options", {"include_usage": True})
+        if made.get("custom_llm_provider") == _KNOWN_PROVIDER:
+            made = with_all_stops(made)
         return made
 
     return prepared

@@ -31,6 +31,7 @@ from litellm_mlx import (
     translate,
 )
 from litellm_mlx.errors import PROVIDER
+from litellm_mlx.extra_body import with_all_stops
 from litellm_mlx.settings import current_settings
 
 ALLOWED_PARAMS = (
@@ -57,7 +58,6 @@ _KNOWN_PROVIDER = "hosted_vllm"  # for LiteLLM an OpenAI server with extensions
 
 _CHAT_CALLS = ("completion", "acompletion")
 # Bodies of these go to the sidecar as they are, if the deployment says so.
-_MOST_STOPS_OF_LITELLM = 4
 _NATIVE_CALLS = ("anthropic_messages", "aresponses", "responses")
 
 _calling_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar(
@@ -96,7 +96,7 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
         messages = kwargs.get("messages")
         if kind in _CHAT_CALLS and isinstance(messages, list):
             kwargs = {**kwargs, "messages": chat_messages.readable(messages)}
-            kwargs = _with_all_stops(kwargs)
+            kwargs = with_all_stops(kwargs)
         if kind in _NATIVE_CALLS:
             kwargs = _with_client_facts(kwargs)
         return _with_allowed_params(kwargs)
@@ -178,15 +178,6 @@ def _with_allowed_params(kwargs: dict[str, object]) -> dict[str, object]:
     allowed = list(given) if isinstance(given, Iterable) else []
     missing = [name for name in ALLOWED_PARAMS if name not in allowed]
     return {**kwargs, "allowed_openai_params": allowed + missing}
-
-
-def _with_all_stops(kwargs: dict[str, object]) -> dict[str, object]:
-    """LiteLLM cuts a list of stops after four, and looks into no extra_body."""
-    stops, given = kwargs.get("stop"), kwargs.get("extra_body")
-    if not isinstance(stops, list) or len(stops) <= _MOST_STOPS_OF_LITELLM:
-        return kwargs
-    extra = {**errors.as_object(given), "stop": stops}
-    return {**kwargs, "stop": None, "extra_body": extra}
 
 
 def _with_client_facts(kwargs: dict[str, object]) -> dict[str, object]:

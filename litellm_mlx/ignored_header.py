@@ -7,7 +7,8 @@ no hook for headers: there the gate adds what the request's context has collecte
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
 from litellm_mlx.asgi import Message, Send
@@ -17,6 +18,8 @@ from litellm_mlx.google_body import in_vain
 IGNORED = "x-litellm-mlx-ignored"
 _KEPT = "response_headers"  # where LiteLLM itself keeps them of Messages
 _PREFIX = "llm_provider-"
+_ODD = re.compile(r"[^A-Za-z0-9_.=\[\]/-]")
+_MAX_NAMES, _MAX_NAME_CHARS = 32, 80  # as the sidecar's own header
 # Tasks that LiteLLM starts for a request have a copy of the context, so the same list.
 _named: ContextVar[list[str] | None] = ContextVar("litellm_mlx_ignored", default=None)
 
@@ -45,11 +48,18 @@ def on_googles_route(body: bytes, send: Send) -> Send:
     async def sending(message: Message) -> None:
         is_answer = message["type"] == "http.response.start" and message["status"] < 400
         if is_answer and named:
-            told = (IGNORED.encode(), ", ".join(named).encode("ascii", "replace"))
+            told = (IGNORED.encode(), _in_one_line(named))
             message = {**message, "headers": [*message.get("headers", ()), told]}
         await send(message)
 
     return sending
+
+
+def _in_one_line(named: Sequence[str]) -> bytes:
+    """Names that a client wrote: nothing odd, none too long, and not too many."""
+    each = (name for told in named for name in told.split(", "))
+    shown = [_ODD.sub("?", name)[:_MAX_NAME_CHARS] for name in each]
+    return ", ".join(shown[:_MAX_NAMES]).encode()
 
 
 def _fields(body: bytes) -> Mapping[str, object]:

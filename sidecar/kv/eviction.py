@@ -139,7 +139,8 @@ def expires_in(trees: Trees, limits: Limits) -> float:
     if not limits.ttl_s:
         return math.inf
     now = time.monotonic()
-    free = (node for tree in trees for node in _free_leaves(tree))
+    leaves = (node for tree in trees for node in _free_leaves(tree))
+    free = (node for node in leaves if not node.reservations)
     oldest = min((node.touched for node in free), default=now)
     return max(0.0, oldest + limits.ttl_s - now)
 

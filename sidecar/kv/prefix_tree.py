@@ -293,6 +293,9 @@ class RadixTree:
         if node in self.holders:
             self._uncount(self.holders.pop(node))
         self.leaves.pop(node, None)
+        for reservation in node.reservations:
+            reservation.nodes.remove(node)
+        node.reservations.clear()
 
     def _take(self, node: Node) -> None:
         if node.lent_to is not None:

@@ -233,7 +233,14 @@ class ConversationMemory:
         """
         if self.keepsakes is None:
             return [], np.empty(0, np.uint32)
-        return self.keepsakes.of_path(ids, salt)
+        kept, canonical = self.keepsakes.of_path(ids, salt)
+        return list(map(self._without_dropped, kept)), canonical
+
+    def _without_dropped(self, told: Json) -> Json:
+        said = told["said"]
+        if said is None or not self.healing.was_dropped(turn_of(said)[1]):
+            return told
+        return {**told, "said": None}
 
     def saved(self, kept: Sequence[Json]) -> None:
         """These were written."""
@@ -261,6 +268,7 @@ class ConversationMemory:
         names, known = tuple(map(str, parents)), list(map(str, digests))
         self.turns.advance(conversation, known, int(num_tokens), names)
         self.healing.remember_calls(calls_of(told["calls"]), conversation)
+        told = self._without_dropped(told)
         if told["said"] is not None:
             self.healing.record(*turn_of(told["said"]))
 
@@ -275,7 +283,9 @@ class ConversationMemory:
         conversation = promise.record.conversation
         for shown in filter(None, (visible, *said.others)):
             self.healing.drop(shown, context, conversation)
-        self.healing.drop_beginnings(said.text, context, conversation)
+        parts = None if said.others else (said.text, said.calls)
+        if visible is not None or said.others:
+            self.healing.drop_beginnings(parts, context, conversation)
 
     def keep_past(self, promise: Promise) -> None:
         """

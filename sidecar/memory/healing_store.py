@@ -155,6 +155,7 @@ class Continued:
 
 
 Defaults = Mapping[str, Mapping[str, Any]]  # tool, argument -> value
+_Dropped = tuple[str, Context, Conversation]  # digest of its ids, where, whose
 _Place = tuple[str, str, str | None]  # visible hash, canonical context, API key
 
 
@@ -180,6 +181,9 @@ class HealingStore:
         self._by_id: Lru[str, tuple[str, KnownTurn]] = Lru(
             4 * max_entries, max_bytes, lambda key, item: item[1].num_bytes
         )
+        self._dropped: Lru[_Dropped, bool] = Lru(
+            4 * max_entries, max_bytes, lambda key, is_it: 300
+        )
         self._lock = threading.Lock()
         self.num_ambiguous = 0
 
@@ -192,6 +196,7 @@ class HealingStore:
         """
         for issued in ids:
             self._by_id.put(call_key(issued), (visible, turn))
+        self._dropped.pop(_as_dropped(turn))
         with self._lock:
             place = (visible, turn.context.canonical, turn.conversation.tenant)
             known = self._turns.setdefault(place, [])
@@ -223,16 +228,28 @@ class HealingStore:
                 and (may_differ or turn.context == context)
             ]
             self._remove(known, gone)
+            for turn in gone:
+                self._dropped.put(_as_dropped(turn), True)
             if not known:
                 self._turns.pop(place, None)
 
+    def was_dropped(self, turn: KnownTurn) -> bool:
+        """Whether a turn that comes from a file is not to be known any more."""
+        return self._dropped.get(_as_dropped(turn)) is not None
+
     def drop_beginnings(
-        self, text: str, context: Context, conversation: Conversation
+        self,
+        shown: tuple[str, Sequence[ToolCall]] | None,
+        context: Context,
+        conversation: Conversation,
     ) -> None:
         """
         Drop the turns that look like a beginning of an answer that broke off.
 
         Its client may have read any part of it, and goes on from that.
+
+        Args:
+            shown: text and calls; None: of several answers it is not known.
         """
         with self._lock:
             places = [
@@ -242,10 +259,9 @@ class HealingStore:
             ]
         if not places:
             return
-        lengths = range(1, len(text) + 1) if len(text) <= _MAX_COMPARED else ()
-        beginnings = {visible_hash(text[:length], ()) for length in lengths}
+        beginnings = _beginnings(*shown) if shown else None
         for visible in places:
-            if visible in beginnings or not lengths:
+            if beginnings is None or visible in beginnings:
                 self.drop(visible, context, conversation)
 
     def remember_calls(
@@ -293,6 +309,11 @@ class HealingStore:
         known_visible, turn = first
         is_whole = known_visible == visible and turn.conversation.tenant == api_key
         return turn if is_whole else None
+
+    def knows_any(self, ids: Sequence[str], api_key: str | None) -> bool:
+        """Whether one of these ids was issued for a turn, whatever that showed."""
+        found = (self._by_id.get(call_key(i)) for i in ids if i)
+        return any(each and each[1].conversation.tenant == api_key for each in found)
 
     def forget(self, whose: Whose | None) -> None:
         """Forget everything, or some conversations."""
@@ -378,6 +399,18 @@ def _best(turns: Sequence[KnownTurn], asker: Asker) -> list[KnownTurn]:
     """Those that agree with the request in most values."""
     most = max(map(asker.num_agreeing, turns), default=0)
     return [turn for turn in turns if asker.num_agreeing(turn) == most]
+
+
+def _beginnings(text: str, calls: Sequence[ToolCall]) -> set[str | None] | None:
+    """Visible hashes of all beginnings of an answer; None: it is too long for that."""
+    if len(text) > _MAX_COMPARED:
+        return None
+    found = {visible_hash(text[:length], ()) for length in range(1, len(text) + 1)}
+    return found | {visible_hash(text, calls[:n]) for n in range(1, len(calls) + 1)}
+
+
+def _as_dropped(turn: KnownTurn) -> _Dropped:
+    return turn.healed.digest, turn.context, turn.conversation
 
 
 def visible_hash(text: str, calls: Sequence[ToolCall]) -> str | None:

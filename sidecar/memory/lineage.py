@@ -15,7 +15,7 @@ import threading
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -207,6 +207,18 @@ class LineageIndex:
                 len(self._records) > _MOST_RECORDS or self._num_bytes > self._most_bytes
             ):
                 self._remove(next(iter(self._records.values())))
+
+    def note_sent(
+        self, conversation: Conversation, answered: Collection[SpanKey]
+    ) -> None:
+        """
+        Know that a client sends values in answered messages of a thread.
+
+        Whatever becomes of the request: where one is gone later, its user deleted it.
+        """
+        with self._lock:
+            for record in self._threads.get(conversation, ()):
+                record.answered = record.answered.union(answered)
 
     def touch(self, record: LineageRecord) -> None:
         """Count a use."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sidecar.core.conversation import Conversation, is_implicit
-from sidecar.core.errors import RequestCancelled
+from sidecar.core.conversation import IMPLICIT, Conversation, is_implicit
+from sidecar.core.errors import ContextLengthExceeded, RequestCancelled
 from sidecar.core.prompt import (
     CacheReport,
     ChatTokenizer,
@@ -61,6 +61,7 @@ from sidecar.pipeline.template.marked_render import Layout, lay_out
 from sidecar.pipeline.template.turn_frames import FrameCache
 from sidecar.pipeline.template.turn_markers import Frame
 from sidecar.volatile import spans
+from sidecar.volatile.marked_message import Span
 from sidecar.volatile.rules import RuleSet
 
 
@@ -214,9 +215,14 @@ class Pipeline:
         reading = self._reading(request, salt, is_wanted)
         found = self._recall(reading)
         layout = self._lay_out(reading, found, images)
-        check_length(layout.elements, self.encoder, most_tokens)
+        try:
+            check_length(layout.elements, self.encoder, most_tokens)
+        except ContextLengthExceeded:
+            self._note_sent(reading, found, layout)
+            raise
         question = self._question(reading, found, layout)
         reading.check()
+        self.memory.lineage.note_sent(question.conversation, question.sent_answered)
         answer, is_false = self._choose(question, most_tokens)
         report, digests = self._report(question, answer, found)
         moved = counted(report, answer, num_healed=len(found.healed))
@@ -332,6 +338,26 @@ class Pipeline:
             is_proved=layout.is_proved,
             told_then=recalled.told_then,
         )
+
+    def _note_sent(self, reading: _Reading, recalled: Recalled, layout: Layout) -> None:
+        """Know what a request sends in answered messages that is refused."""
+        client = reading.request.client
+        session = client.session or IMPLICIT
+        continued = self.memory.healing.continued(
+            recalled.marked, client.api_key_id, session
+        )
+        answered = max(
+            [*recalled.healed, *([continued.first] if continued else [])], default=0
+        )
+        sent = [
+            element.key
+            for element in layout.elements
+            if isinstance(element, Span)
+            and element.value
+            and element.message < answered
+        ]
+        conversation = self._conversation(reading, recalled, session, continued)
+        self.memory.lineage.note_sent(conversation, sent)
 
     def _conversation(
         self,

@@ -589,6 +589,7 @@ def test_a_reserved_path_may_be_parted_and_forgotten(make_store: MakeStore) -> N
     assert sorted(node.end for node in reservation.nodes) == [100, 299]
     store.forget()
     assert stored(store, waiting) == 0
+    assert reservation.nodes == []  # nor are its arrays held
     store.end_reservation(reservation)
     run(store, waiting)
     assert not any(node.reservations for node in store._tree.nodes())

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from sidecar.core.errors import ContextLengthExceeded
 from sidecar.core.requests import ChatRequest, Message, ToolCall
 from sidecar.dialects.openai_responses.request import input_items, parse_responses
 from sidecar.memory import conversation_memory, healing_store
@@ -831,3 +832,87 @@ def test_what_was_sent_is_known_again_from_the_disk() -> None:
     assert "Mallory" not in chats.ask(deleted, ONE).text
     (record,) = chats.memory.lineage._records.values()
     assert record.sent_answered
+
+
+@pytest.mark.parametrize("session", ["one", None])
+def test_what_was_dropped_does_not_come_back_from_the_disk(
+    session: str | None,
+) -> None:
+    """Not from what is written then, nor from what was written before."""
+    chats, client = Chats(min_gain=1), Client(session)
+    chats.memory.keepsakes = Keepsakes()
+    talk = [system(words(200)), user("well?")]
+    path = chats.turn(talk, Said("Done.", "the older thought"), client).prompt.model_ids
+    written = chats.memory.save(path, "")
+    broken_off(chats, talk, "Done.", client)
+    for known, canonical in (written, chats.memory.save(path, "")):
+        chats.memory.load(known, canonical)
+        prompt = chats.ask([*talk, assistant("Done."), user("go on")], client)
+        assert "the older thought" not in prompt.text
+    unwritten, _ = chats.memory.save(path, "")
+    assert all(told["said"] is None for told in unwritten)
+
+
+@pytest.mark.parametrize("num_calls", [0, 1])
+def test_a_beginning_of_calls_is_taken_for_no_older_answer(num_calls: int) -> None:
+    """The client keeps the text, and the first call, of an answer that broke off."""
+    chats = Chats(min_gain=1)
+    talk = [system(words(200)), user("well?")]
+    shown = Said("I look.", "the older thought", (CALL,)[:num_calls])
+    chats.turn(talk, shown, ONE)
+    promise = chats.ask(talk, ONE).promise
+    calls = (ToolCall("other_1", CALL.name, CALL.arguments), ToolCall("o2", "f", "{}"))
+    broken = conversation_memory.Said("I look.", "", calls, ())
+    chats.memory.note_unkept(promise, broken)
+    echoed = assistant("I look.", *calls[:num_calls])
+    rest = [result("x", "other_1")] if num_calls else []
+    prompt = chats.ask([*talk, echoed, *rest, user("go on")], ONE)
+    assert "the older thought" not in prompt.text
+
+
+def test_an_answer_that_showed_nothing_drops_no_other() -> None:
+    """Its client has nothing to go on from but the older one."""
+    chats = Chats(min_gain=1)
+    talk = [system(words(200)), user("well?")]
+    chats.turn(talk, Said("Done.", "the older thought"), ONE)
+    broken_off(chats, talk, "", ONE)
+    prompt = chats.ask([*talk, assistant("Done."), user("go on")], ONE)
+    assert "the older thought" in prompt.text
+
+
+def test_an_envelope_kept_in_a_refused_request_is_not_read_on() -> None:
+    """Nothing is remembered of that request, but that the client keeps it."""
+    chats = Chats(min_gain=1)
+    about, asked = system(words(200)), f"who is it? {words(60)}"
+    kept = [about, enveloped("Mallory", asked)]
+    chats.turn(kept, "Hm.", ONE)
+    chats.ask([*kept, assistant("Hm."), user("and?")], ONE)  # and it is too long, say
+    deleted = [about, user(asked), assistant("Hm."), user("and?")]
+    assert "Mallory" not in chats.ask(deleted, ONE).text
+
+
+def test_an_envelope_kept_in_a_request_that_is_too_long_is_not_read_on() -> None:
+    """It is refused before all of it is read; its user makes room."""
+    chats = Chats(min_gain=1)
+    about, asked = system(words(200)), f"who is it? {words(60)}"
+    kept = [about, enveloped("Mallory", asked)]
+    chats.turn(kept, "Hm.", ONE)
+    pasted = [*kept, assistant("Hm."), user(words(4000))]
+    with pytest.raises(ContextLengthExceeded):
+        chats.ask(pasted, Client("one", most_tokens=500))
+    deleted = [about, user(asked), assistant("Hm."), user("and?")]
+    assert "Mallory" not in chats.ask(deleted, ONE).text
+
+
+def test_a_part_of_a_turn_with_calls_is_no_older_turn_that_looks_so() -> None:
+    """Its id says which turn it is of; the client keeps one call of two."""
+    chats = Chats(min_gain=1)
+    talk = [system(words(200)), user("run it")]
+    older = Said("Let me.", "the older thought", (CALL,))
+    chats.turn(talk, older, ONE)
+    first = ToolCall("newer_1", CALL.name, CALL.arguments)
+    second = ToolCall("newer_2", "read", "{}")
+    chats.turn(talk, Said("Let me.", "a newer thought", (first, second)), ONE)
+    part = [*talk, assistant("Let me.", first), result("x", first.id), user("so?")]
+    prompt = chats.ask(part, ONE)
+    assert "thought" not in prompt.text

@@ -266,6 +266,16 @@ def test_what_is_asked_for_in_vain_on_googles_route_is_named(
     assert "x-litellm-mlx-ignored" not in plain.headers
 
 
+def test_names_that_are_ignored_make_no_header_of_their_own(paid: Proxy) -> None:
+    """A client wrote them: no line ends, and not thousands."""
+    odd = {"x\r\nset-cookie: a": 1, **{f"zork{at}": 1 for at in range(500)}}
+    answer = post_google(paid, {**user({"text": "hi"}), **odd})
+    assert answer.status_code == 200, answer.text
+    named = answer.headers["x-litellm-mlx-ignored"].split(", ")
+    assert (len(named), named[0]) == (32, "x??set-cookie??a")
+    assert "set-cookie" not in answer.headers
+
+
 def test_thinking_is_switched_off_on_googles_route(paid: Proxy) -> None:
     """A budget of 0 had no effect, and was not named."""
     for config, thinks in (({}, True), ({"thinkingBudget": 0}, False)):
@@ -285,9 +295,8 @@ def test_all_stop_strings_count(paid: Proxy, number: int) -> None:
     )
     assert chat.choices[0].message.content == "I am the built-in"
     config = {"stopSequences": stops, "thinkingConfig": {"thinkingBudget": 0}}
-    told = post_google(
-        paid, {**user({"text": "Who are you?"}), "generationConfig": config}
-    ).json()
+    asked = user({"text": "Who are you?"})
+    told = post_google(paid, {**asked, "generationConfig": config}).json()
     assert told["candidates"][0]["content"]["parts"][0]["text"] == "I am the built-in"
 
 

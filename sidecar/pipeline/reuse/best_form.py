@@ -55,6 +55,12 @@ class Question:
         return (self.conversation, self.conversation.resembles)
 
     @property
+    def sent_answered(self) -> list[SpanKey]:
+        """Spans with values that the client sends in answered messages."""
+        answered = self.answered_before
+        return [s.key for s in self.spans if s.value and s.message < answered]
+
+    @property
     def spans(self) -> list[Span]:
         """Its volatile stretches, in order."""
         return [e for e in self.elements if isinstance(e, Span)]

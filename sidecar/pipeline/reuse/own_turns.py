@@ -266,6 +266,8 @@ def _own_turn(
         return _issued(store, ids, message, (visible, asker.api_key, defaults)), True
     ids = [call.id for call in message.tool_calls]
     issued = _issued(store, ids, message, (visible, asker.api_key, defaults))
+    if issued is None and store.knows_any(ids, asker.api_key):
+        return None, False  # a part of that turn: it is no older one that looks so
     turn = issued or store.find(visible, context, asker)
     if turn is None or is_edited(message, turn.healed):
         return None, False
