@@ -6,13 +6,12 @@ the same from the provider to the proxy: there they are kept. On Google's route 
 no hook for headers: there the gate adds what the request's context has collected.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
 from litellm_mlx.asgi import Message, Send
-from litellm_mlx.errors import as_object
+from litellm_mlx.errors import as_object, json_object
 from litellm_mlx.google_body import in_vain
 
 IGNORED = "x-litellm-mlx-ignored"
@@ -42,7 +41,7 @@ def note_of(answer: object) -> None:
 
 def on_googles_route(body: bytes, send: Send) -> Send:
     """What sends an answer with the names of what its request's body has in vain."""
-    named = in_vain(_fields(body))
+    named = in_vain(json_object(body))
     _named.set(named)
 
     async def sending(message: Message) -> None:
@@ -60,13 +59,6 @@ def _in_one_line(named: Sequence[str]) -> bytes:
     each = (name for told in named for name in told.split(", "))
     shown = [_ODD.sub("?", name)[:_MAX_NAME_CHARS] for name in each]
     return ", ".join(shown[:_MAX_NAMES]).encode()
-
-
-def _fields(body: bytes) -> Mapping[str, object]:
-    try:
-        return as_object(json.loads(body))
-    except ValueError:
-        return {}
 
 
 def of_answer(data: Mapping[str, object], answer: object) -> dict[str, str]:

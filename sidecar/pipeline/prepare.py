@@ -326,7 +326,7 @@ class Pipeline:
         client = reading.request.client
         session = client.session or session_turn_store.implicit_session(found.ids)
         continued = self.memory.healing.continued(marked, client.api_key_id, session)
-        own = [*recalled.healed, *([continued.first] if continued else [])]
+        own = _own_turns(recalled, continued)
         return Question(
             layout.elements,
             found,
@@ -346,9 +346,7 @@ class Pipeline:
         continued = self.memory.healing.continued(
             recalled.marked, client.api_key_id, session
         )
-        answered = max(
-            [*recalled.healed, *([continued.first] if continued else [])], default=0
-        )
+        answered = max(_own_turns(recalled, continued), default=0)
         sent = [
             element.key
             for element in layout.elements
@@ -465,6 +463,11 @@ class Pipeline:
         if ids[len(ids) - len(lead_ids) :] != lead_ids:
             return None
         return Opening(start.header, start.lead, lead_ids)
+
+
+def _own_turns(recalled: Recalled, continued: Continued | None) -> list[int]:
+    """Indexes of messages that the model wrote in this conversation."""
+    return [*recalled.healed, *([continued.first] if continued else [])]
 
 
 def _with_own_session(request: ChatRequest) -> ChatRequest:
