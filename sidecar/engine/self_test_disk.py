@@ -62,6 +62,8 @@ class Shelf:
 class _Silence:
     """Nothing was said behind made-up ids."""
 
+    num_dropped = 0
+
     def save(
         self, ids: ModelIds, salt: str
     ) -> tuple[list[Mapping[str, Any]], np.ndarray]:
@@ -69,6 +71,9 @@ class _Silence:
 
     def saved(self, kept: Sequence[Mapping[str, Any]]) -> None:
         pass
+
+    def without_dropped(self, told: Mapping[str, Any]) -> Mapping[str, Any]:
+        return told
 
     def load(self, kept: Sequence[Mapping[str, Any]], canonical: np.ndarray) -> None:
         pass

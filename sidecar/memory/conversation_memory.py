@@ -234,9 +234,15 @@ class ConversationMemory:
         if self.keepsakes is None:
             return [], np.empty(0, np.uint32)
         kept, canonical = self.keepsakes.of_path(ids, salt)
-        return list(map(self._without_dropped, kept)), canonical
+        return list(map(self.without_dropped, kept)), canonical
 
-    def _without_dropped(self, told: Json) -> Json:
+    @property
+    def num_dropped(self) -> int:
+        """Turns that are not known any more; what was written may still have them."""
+        return self.healing.num_dropped
+
+    def without_dropped(self, told: Json) -> Json:
+        """What is kept of a turn on the disk: not its words, if it was dropped."""
         said = told["said"]
         if said is None or not self.healing.was_dropped(turn_of(said)[1]):
             return told
@@ -268,7 +274,7 @@ class ConversationMemory:
         names, known = tuple(map(str, parents)), list(map(str, digests))
         self.turns.advance(conversation, known, int(num_tokens), names)
         self.healing.remember_calls(calls_of(told["calls"]), conversation)
-        told = self._without_dropped(told)
+        told = self.without_dropped(told)
         if told["said"] is not None:
             self.healing.record(*turn_of(told["said"]))
 

@@ -186,6 +186,7 @@ class HealingStore:
         )
         self._lock = threading.Lock()
         self.num_ambiguous = 0
+        self.num_dropped = 0
 
     def record(self, visible: str, turn: KnownTurn, ids: Sequence[str] = ()) -> None:
         """
@@ -230,6 +231,7 @@ class HealingStore:
             self._remove(known, gone)
             for turn in gone:
                 self._dropped.put(_as_dropped(turn), True)
+            self.num_dropped += len(gone)
             if not known:
                 self._turns.pop(place, None)
 

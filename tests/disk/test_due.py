@@ -85,7 +85,7 @@ def test_what_others_said_is_written_where_its_end_was_forgotten_meanwhile() -> 
     now: Any = SimpleNamespace(submit=lambda _urgency, act: (act(), Future())[1])
     machine: Any = SimpleNamespace(thread=now, is_idle=lambda: True)
     settings: Any = SimpleNamespace(quiet_s=0.0)
-    hand_over = HandOver(store, SlotIndex(), machine, settings, write)
+    hand_over = HandOver(store, SlotIndex(), machine, settings, write, lambda: None)
     for length, session in ((1, "a"), (2, "b"), (3, "c")):
         hand_over.due.note(ids(*range(length)), owned(session))
     hand_over.look()

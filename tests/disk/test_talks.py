@@ -1,5 +1,7 @@
 """A conversation over restarts of the process: values, thinking, and forgetting."""
 
+import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -124,13 +126,68 @@ def files_with(root: Path, ids: list[int], text: str) -> list[Path]:
         windows = np.lib.stride_tricks.sliding_window_view(tokens, len(ids))
         if (windows == wanted).all(axis=1).any():
             found.append(file)
-    others = (f for f in root.rglob("*") if f.is_file())
-    return found + [f for f in others if text.encode() in f.read_bytes()]
+    return found + files_that_say(root, text)
+
+
+def files_that_say(root: Path, text: str) -> list[Path]:
+    """Files of a root in which a text stands, as JSON has it."""
+    wanted = json.dumps(text, ensure_ascii=False)[1:-1].encode()
+    found = []
+    for file in root.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # it was replaced meanwhile
+            if file.is_file() and wanted in file.read_bytes():
+                found.append(file)
+    return found
 
 
 def planted_ids() -> list[int]:
     tokenizer = Tokenizer.from_file(str(BUILTIN / "tokenizer.json"))
     return list(tokenizer.encode(f" {PHRASE}", add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize("when", ["while it runs", "when it ends"])
+def test_a_turn_that_was_dropped_stays_so(when: str, tmp_path: Path) -> None:
+    """
+    Asked again for two answers, both as before: which one the client goes on from
+    nobody knows, and none is put back, in this process or in the next.
+    """
+    root = tmp_path / "kv"
+    question = [{"role": "user", "content": f"Who are you? {'word ' * 100}"}]
+
+    def ask(url: str, messages: list[Message], **more: Any) -> dict[str, Any]:
+        body = {
+            "model": "local", "max_tokens": 300, "temperature": 0, "session_id": "one",
+            "messages": messages,
+            "chat_template_kwargs": {"enable_thinking": True}, **more,
+        }  # fmt: skip
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
+        told: dict[str, Any] = answer.json()
+        return told
+
+    def size_of_next(url: str) -> int:
+        told = ask(url, goes_on, max_tokens=1)
+        return int(told["usage"]["prompt_tokens"])
+
+    with process(tmp_path / "a", root, KV_DISK_QUIET_SECONDS="0") as url:
+        message = ask(url, question)["choices"][0]["message"]
+        thinking = message["reasoning_content"]
+        echoed = {"role": "assistant", "content": message["content"]}
+        goes_on = [*question, echoed, {"role": "user", "content": "And then?"}]
+        known = size_of_next(url)
+        wait_until(lambda: bool(files_that_say(root, thinking)))
+    with process(tmp_path / "b", root, KV_DISK_QUIET_SECONDS="0") as url:
+        assert size_of_next(url) == known
+        again = ask(url, question, n=2)
+        assert {c["message"]["content"] for c in again["choices"]} == {
+            message["content"]
+        }
+        dropped = size_of_next(url)
+        assert dropped < known
+        if when == "while it runs":
+            wait_until(lambda: not files_that_say(root, thinking))
+    assert not files_that_say(root, thinking)
+    with process(tmp_path / "c", root) as url:
+        assert size_of_next(url) == dropped
 
 
 @pytest.mark.parametrize("when", ["at rest", "while it waits"])

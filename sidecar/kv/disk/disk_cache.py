@@ -7,6 +7,7 @@ stands in docs/disk.md.
 """
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -19,7 +20,12 @@ from sidecar.core.conversation import Conversation, Whose
 from sidecar.core.prompt import Hit, ModelIds
 from sidecar.kv.disk.disk_thread import Urgency
 from sidecar.kv.disk.due import Due
-from sidecar.kv.disk.forgetting import forget, forget_all, forget_some
+from sidecar.kv.disk.forgetting import (
+    forget,
+    forget_all,
+    forget_some,
+    rewrite_turns,
+)
 from sidecar.kv.disk.hand_over import HandOver
 from sidecar.kv.disk.ports import DiskSettings, Explained, Machine, salt_name
 from sidecar.kv.disk.root import DiskRoot
@@ -74,9 +80,12 @@ class DiskCache:
         self._machine = machine
         self._settings = settings
         self._index = SlotIndex()
-        self._hand_over = HandOver(store, self._index, machine, settings, self._write)
+        self._hand_over = HandOver(
+            store, self._index, machine, settings, self._write, self._rewrite
+        )
         self._lock = threading.RLock()  # of what forgetting must not come between
         self._num_cleared = 0
+        self._num_dropped = 0  # turns that the slots do not have any more
         self._looked_at = 0.0
         self._seen = 0
         self._stamps: dict[int, tuple[int, int]] = {}  # of the slots that were taken in
@@ -325,6 +334,27 @@ class DiskCache:
             self._root.pause(error)
         except Exception:
             logger.exception("KV could not be written to the disk")
+
+    def _rewrite(self) -> None:
+        """Have turns that were dropped taken out of the slots that they stand in."""
+        place, num_dropped = self._place, self._explained.num_dropped
+        if place is not None and num_dropped != self._num_dropped:
+            self._num_dropped = num_dropped
+            take_out = functools.partial(self._take_out_dropped, place.folder)
+            self._machine.thread.submit(Urgency.WRITE, take_out)
+
+    def _take_out_dropped(self, folder: SlotFolder) -> None:
+        try:
+            with self._lock:
+                self._look(folder)
+                retold = rewrite_turns(folder, self._explained.without_dropped)
+                there = folder.stamps()  # nothing is to be learnt from these anew
+                self._stamps.update({n: there[n] for n in retold if n in there})
+        except FileNotFoundError:  # another process has forgotten all
+            pass
+        except OSError as error:
+            logger.info("turns that were dropped stay in KV slots for now: %s", error)
+            self._num_dropped = -1  # again, at the next look
 
     def _current(
         self, due: Due

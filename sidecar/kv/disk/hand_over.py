@@ -24,6 +24,7 @@ _TELLING_S = 1.0  # a busy process' turn may still be telling its end
 _FLUSH_S = 30.0
 
 Write = Callable[..., None]  # (due, *, is_last): writes it, on the disk thread
+Rewrite = Callable[[], None]  # has what changed since put right, if anything did
 
 
 class HandOver:
@@ -32,6 +33,7 @@ class HandOver:
 
     Args:
         write: takes what is due and, by name, whether the process ends.
+        rewrite: hands over what of the slots is to be another.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class HandOver:
         machine: Machine,
         settings: DiskSettings,
         write: Write,
+        rewrite: Rewrite,
     ) -> None:
         self._store = store
         self._index = index
         self._machine = machine
         self._settings = settings
         self._write = write
+        self._rewrite = rewrite
         self._closed = threading.Event()
         self.due = DueList()
 
@@ -68,6 +72,7 @@ class HandOver:
 
     def look(self) -> None:
         """Hand over what has rested long enough, or has grown too long."""
+        self._rewrite()
         rest_s = self._settings.quiet_s
         if not self._machine.is_idle():
             rest_s = max(rest_s, _TELLING_S)
@@ -79,6 +84,7 @@ class HandOver:
 
     def flush(self) -> None:
         """Have all that is due written, now; returns when it is."""
+        self._rewrite()
         for due in self.due.take(0.0):
             self._submit(due, is_last=True)
         # Behind all writes that are on their way, those of before too.

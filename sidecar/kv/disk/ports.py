@@ -79,6 +79,18 @@ class Explained(Protocol):
     def saved(self, kept: Sequence[Mapping[str, Any]]) -> None:
         """These were written; they need not be saved again."""
 
+    @property
+    def num_dropped(self) -> int:
+        """Turns that are not known any more; grows."""
+
+    def without_dropped(self, told: Mapping[str, Any]) -> Mapping[str, Any]:
+        """
+        A turn as it is to be kept: not its words, if it was dropped.
+
+        Raises:
+            KeyError, ValueError, TypeError: it is not what was saved.
+        """
+
     def load(self, kept: Sequence[Mapping[str, Any]], canonical: np.ndarray) -> None:
         """Know again what was saved with a path."""
 
