@@ -81,7 +81,7 @@ def _ask(port: int) -> None:
             answer.read()
             return
         except ConnectionError:
-            time.sleep(0.02)
+            time.sleep(0.005)
         finally:
             connection.close()
     raise TimeoutError(f"no answer within {_DEADLINE_S:g} seconds")

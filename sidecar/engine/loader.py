@@ -29,7 +29,7 @@ from sidecar.engine.vision import (
     read_seeing,
 )
 from sidecar.engine.weights import let_go, weights_nbytes
-from sidecar.kv.kv_layers import KVLayers, evaluate
+from sidecar.kv.kv_layers import KVLayers
 from sidecar.kv.quantization import KVQuantization
 from sidecar.output.families import OutputSyntax, find_family, output_syntax
 
@@ -183,7 +183,7 @@ def finish(
         ModelLoadFailed: with the reason.
     """
     with _told_as(ModelSource(loaded.name, loaded.folder)):
-        vocab_size = _warm_up(loaded.model, sorted(loaded.stop_ids))
+        vocab_size = _first_step(loaded.model, sorted(loaded.stop_ids))
         loaded = replace(loaded, vocab_size=vocab_size)
         _tell_of_ids_without_rows(loaded)
         if quantization:
@@ -359,13 +359,14 @@ def _generation_config(folder: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _warm_up(model: Any, stop_ids: list[int]) -> int:
-    """Compile the kernels of a chunk and of single steps; return the logits' width."""
+def _first_step(model: Any, stop_ids: list[int]) -> int:
+    """
+    Compute a single step; the logits' width.
+
+    No more than that: a model that has been measured here before answers next, and
+    waits for no kernels that its prompt may not need.
+    """
     token = stop_ids[0] if stop_ids else 0
-    cache = make_prompt_cache(model)
-    model(mx.array([[token] * 64]), cache=cache)
-    evaluate(cache)
-    for _ in range(2):
-        logits = model(mx.array([[token]]), cache=cache)
-        mx.eval(logits)
+    logits = model(mx.array([[token]]), cache=make_prompt_cache(model))
+    mx.eval(logits)
     return int(logits.shape[-1])

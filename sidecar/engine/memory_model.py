@@ -20,7 +20,7 @@ from sidecar.kv import kv_layers
 from sidecar.kv.kv_layers import KVLayers, give_back_freed
 from sidecar.kv.quantization import KVQuantization
 
-_PROBES = (64, 128)  # chunks, one behind the other: a load waits for them
+_PROBES = (48, 96)  # chunks, one behind the other: a load waits for them
 _SMALLEST_CHUNK = 64
 _ROOM_STEP = 256  # tokens by which KV buffers grow
 _SAFETY = 1.1

@@ -287,11 +287,12 @@ class ConversationMemory:
         visible = visible_hash(said.text, said.calls)
         context = promise.context.behind(promise.vanishing)
         conversation = promise.record.conversation
-        for shown in filter(None, (visible, *said.others)):
-            self.healing.drop(shown, context, conversation)
         parts = None if said.others else (said.text, said.calls)
-        if visible is not None or said.others:
-            self.healing.drop_beginnings(parts, context, conversation)
+        with self.lock:
+            for shown in filter(None, (visible, *said.others)):
+                self.healing.drop(shown, context, conversation)
+            if visible is not None or said.others:
+                self.healing.drop_beginnings(parts, context, conversation)
 
     def keep_past(self, promise: Promise) -> None:
         """

@@ -81,11 +81,12 @@ class TextLoader:
         kept = self._memory_of(model)
         engine: TextEngine | None = None
         try:
-            known = self._known(model) or self._measured(model)
+            key = self._key(model)
+            known = self._known(key) or self._measured(model)
             engine = self._engine_of(model, kept.store, known)
             engine.check_splitter()
             tell("selftest")
-            self._prove(engine, kept, known)
+            self._prove(engine, kept, known, key)
             resident = self._resident_of(engine, kept, model)
             shared.gpu.call(shared.process.sample)
             shared.gpu.call(shared.process.count_buffers)
@@ -155,11 +156,11 @@ class TextLoader:
             memory.also_forget(forget)
         return reader
 
-    def _known(self, model: LoadedModel) -> ProvedModel | None:
+    def _known(self, key: str) -> ProvedModel | None:
         """What was measured and proved of a model on this machine before."""
         if self._config.cache.selftest != "background":
             return None
-        return self._shared.proved.find(self._key(model))
+        return self._shared.proved.find(key)
 
     def _key(self, model: LoadedModel) -> str:
         return key_of(model, self._config.engine.prefill_step_size)
@@ -186,14 +187,15 @@ class TextLoader:
         )
         return TextEngine(model, loop, store, shared.gpu, config)
 
-    def _prove(self, engine: TextEngine, kept: Kept, known: ProvedModel) -> None:
+    def _prove(
+        self, engine: TextEngine, kept: Kept, known: ProvedModel, key: str
+    ) -> None:
         """Have each way of reuse tried, and every kernel used once."""
         shared, model, when = self._shared, engine.model, self._config.cache.selftest
         test = SelfTest(model)
         if shared.disk is None or not shared.disk.is_usable:
             test.skip("disk")
         if when == "background":
-            key = self._key(model)
 
             def note(passed: Sequence[str]) -> None:
                 shared.proved.keep(key, replace(known, passed=passed))
