@@ -1,5 +1,5 @@
 """
-A text model's turns on the GPU thread: admit, restore, prefill, decode, keep.
+A text model's turns on the GPU thread: admit, restore, prefill, decode, commit.
 
 Prompts are prefilled one at a time, in chunks, with caches of their own, so that a
 chunk can end anywhere and a cancelled prompt's KV can be kept; then the sequence
@@ -24,13 +24,13 @@ from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.memory_model import MemoryGuard
 from sidecar.engine.pacing import PrefillPacer, Watchdog
-from sidecar.engine.prefill import Prefill, PrefillQueue, keep
+from sidecar.engine.prefill import PrefillQueue
 from sidecar.engine.process_memory import NOTHING, Admission, Demand, Running
 from sidecar.engine.sampling import LogitsProcessor
+from sidecar.engine.sequence import Sequence
 from sidecar.engine.weights import weights_count
 from sidecar.kv.kv_layers import (
     KVLayers,
-    arrays_of,
     copy_layers,
     evaluate,
 )
@@ -45,7 +45,7 @@ class Row:
     job: Job
     choice: int
     model: LoadedModel
-    prefill: Prefill
+    sequence: Sequence
     sampled: list[int] = field(default_factory=list)
     stop_string: str | None = None
     last_progress: float = field(default_factory=lambda: time.monotonic())
@@ -213,23 +213,23 @@ class BatchLoop:
         if not self.prefills:
             return False
         before = self._begun()
-        prefill = None
+        sequence = None
         try:
             self._drop_ended()
-            if prefill := self.prefills.next(self._free_rows()):
+            if sequence := self.prefills.next(self._free_rows()):
                 started = time.perf_counter()
-                self._prefill_chunk(prefill, beside_streams=beside_streams)
+                self._prefill_chunk(sequence, beside_streams=beside_streams)
                 self.prefills.took(time.perf_counter() - started)
         except Exception:
             logger.exception("a turn failed model=%s", self._model.name)
-        if prefill or before != self._begun():
+        if sequence or before != self._begun():
             self._sample()
-        return prefill is not None
+        return sequence is not None
 
     @property
     def _arrays(self) -> list[mx.array]:
         """What its running requests hold."""
-        begun = [a for p in self.prefills.begun for a in arrays_of(p.cache)]
+        begun = [a for sequence in self.prefills.begun for a in sequence.arrays]
         return begun + self._lanes.arrays
 
     def _free_rows(self) -> int:
@@ -246,10 +246,10 @@ class BatchLoop:
     def _sample(self) -> None:
         """Note what is in use, and what the jobs begun will take beyond that."""
         self.guard.process.sample()
-        for prefill in self.prefills.begun:
-            spec = prefill.job.spec
-            rest = self.guard.model.rest(len(spec.model_ids), spec.n, prefill.done)
-            prefill.job.due = rest
+        for sequence in self.prefills.begun:
+            spec = sequence.job.spec
+            rest = self.guard.model.rest(len(spec.model_ids), spec.n, sequence.done)
+            sequence.job.due = rest
         for row in self._rows.values():
             row.job.due = NOTHING
 
@@ -258,7 +258,7 @@ class BatchLoop:
         rows = [uid for uid, row in self._rows.items() if row.job in jobs]
         self._lanes.remove(rows)
         for uid in rows:
-            self._store.abandon(self._rows.pop(uid).prefill.lease)
+            self._rows.pop(uid).sequence.abandon(self._store)
         for job in jobs:
             job.emit(JobFailed(GenerationFailed(f"the engine failed: {error}")))
 
@@ -274,87 +274,87 @@ class BatchLoop:
             row.end("length", is_aborted=True)
 
     def _is_late(self, row: Row) -> bool:
-        is_over = self._watchdog.is_over(row.prefill.began, row.last_progress)
-        gap_s = max(row.longest_gap_s, row.prefill.longest_gap_s)
+        is_over = self._watchdog.is_over(row.sequence.began, row.last_progress)
+        gap_s = max(row.longest_gap_s, row.sequence.longest_gap_s)
         return is_over or self._watchdog.is_stall(gap_s)
 
-    def _prefill_chunk(self, prefill: Prefill, *, beside_streams: bool) -> None:
+    def _prefill_chunk(self, sequence: Sequence, *, beside_streams: bool) -> None:
         try:
-            prefill.open(self._model.eyes)
-            if prefill.done < prefill.target:
-                self._compute(prefill, beside_streams=beside_streams)
-            if prefill.done == prefill.target:
+            sequence.open(self._model.eyes)
+            if sequence.done < sequence.target:
+                self._compute(sequence, beside_streams=beside_streams)
+            if sequence.done == sequence.target:
                 self.prefills.done()
-                self._begin_decode(prefill)
+                self._begin_decode(sequence)
         except MemoryPressure as error:
-            self.prefills.give_up(prefill)
+            self.prefills.give_up(sequence)
             self._sample()
-            prefill.job.emit(JobFailed(error))
+            sequence.job.emit(JobFailed(error))
         except Exception as error:
             logger.exception("prefill failed model=%s", self._model.name)
             self.prefills.done()
-            self._store.budget.released.hold(arrays_of(prefill.cache))
-            self._store.abandon(prefill.lease)
+            sequence.abandon(self._store)
             failure = GenerationFailed(f"the prompt could not be computed: {error}")
-            prefill.job.emit(JobFailed(failure))
+            sequence.job.emit(JobFailed(failure))
 
-    def _compute(self, prefill: Prefill, *, beside_streams: bool) -> None:
-        if prefill.done == prefill.cached_len > 0:
-            evaluate(prefill.cache)  # a copy is in use from here on, its source free
+    def _compute(self, sequence: Sequence, *, beside_streams: bool) -> None:
+        if sequence.done == sequence.cached_len > 0:
+            evaluate(sequence.layers)  # a copy is in use from here on, its source free
         chunk = self.pacer.chunk_len(beside_streams=beside_streams)
-        chunk = self.guard.fitting_chunk(prefill.done, chunk)
-        end = prefill.end_of_chunk(chunk)
-        if unseen := prefill.unseen(end):
-            self._make_room(prefill, self.guard.images([unseen]).total)
-            prefill.look(end)
+        chunk = self.guard.fitting_chunk(sequence.done, chunk)
+        end = sequence.end_of_chunk(chunk)
+        if unseen := sequence.unseen(end):
+            self._make_room(sequence, self.guard.images([unseen]).total)
+            sequence.look(end)
             return
-        needed = self.guard.model.peak_bytes(end, end - prefill.done)
-        self._make_room(prefill, needed)
-        ids = prefill.job.spec.prompt.read_ids
+        needed = self.guard.model.peak_bytes(end, end - sequence.done)
+        self._make_room(sequence, needed)
+        ids = sequence.job.spec.prompt.read_ids
         started = time.perf_counter()
-        told = mx.array([ids[prefill.done : end]])
-        self._model.forward(told, prefill.cache, prefill.sight(end))
+        told = mx.array([ids[sequence.done : end]])
+        self._model.forward(told, sequence.layers, sequence.sight(end))
         if self._model.quantization:
-            self._model.quantization.apply(prefill.cache)
-        evaluate(prefill.cache)
-        self.pacer.prefilled(end - prefill.done, time.perf_counter() - started)
-        prefill.advance(end)
-        prefill.job.emit(Prefilled(end, len(ids), prefill.cached_len))
+            self._model.quantization.apply(sequence.layers)
+        evaluate(sequence.layers)
+        self.pacer.prefilled(end - sequence.done, time.perf_counter() - started)
+        sequence.advance(end)
+        sequence.job.emit(Prefilled(end, len(ids), sequence.cached_len))
 
-    def _make_room(self, prefill: Prefill, needed: int) -> None:
+    def _make_room(self, sequence: Sequence, needed: int) -> None:
         if self.guard.process.relieve(needed):
             return
         # A checkpoint only saves work later: no request fails for the sake of one.
-        for begun in (*self.prefills.begun, *(r.prefill for r in self._rows.values())):
+        for begun in (*self.prefills.begun, *(r.sequence for r in self._rows.values())):
             begun.checkpoints.clear()
         if self.guard.process.relieve(needed):
             return
         self._sample()
-        others = sum((p.job.due for p in self.prefills.begun if p != prefill), NOTHING)
-        own = self.guard.model.kv_bytes(prefill.done)  # it would be free at the start
-        spec, others = prefill.job.spec, others + Demand(-own, 0)
+        others = sum((p.job.due for p in self.prefills.begun if p != sequence), NOTHING)
+        own = self.guard.model.kv_bytes(sequence.done)  # it would be free at the start
+        spec, others = sequence.job.spec, others + Demand(-own, 0)
         length = len(spec.model_ids)
         why = self.guard.refusal(length, spec.n, length, others)
         raise MemoryPressure(why, param="messages", retry_after_s=5)
 
-    def _begin_decode(self, prefill: Prefill) -> None:
+    def _begin_decode(self, sequence: Sequence) -> None:
         self._store.budget.released.clear_later()
-        self._store.register(prefill.lease, prefill.done_ids)
-        for choice in reversed(range(prefill.job.spec.n)):
-            cache = prefill.cache if choice == 0 else copy_layers(prefill.cache)
-            self._join(Row(prefill.job, choice, self._model, prefill), cache)
+        sequence.register(self._store)
+        for choice in reversed(range(sequence.job.spec.n)):
+            layers = sequence.layers if choice == 0 else copy_layers(sequence.layers)
+            self._join(Row(sequence.job, choice, self._model, sequence), layers)
 
-    def _join(self, row: Row, cache: KVLayers) -> None:
+    def _join(self, row: Row, layers: KVLayers) -> None:
         uid, self._next_uid = self._next_uid, self._next_uid + 1
         more = self._extra_processors(row.job, row.choice)
         spec, choice = row.job.spec, (row.choice, more)
-        single = batch_of_one(self._model, uid, spec, choice, cache, row.prefill.shift)
+        single = batch_of_one(
+            self._model, uid, spec, choice, layers, row.sequence.shift
+        )
         row.take_early(*single.first_token())
         self._lanes.join(uid, single, len(spec.model_ids))
         self._rows[uid] = row
         if row.choice == 0:
-            row.prefill.cache = []
-            row.prefill.lease.live = lambda: self._lanes.extract(uid)
+            row.sequence.enter_batch(lambda: self._lanes.extract(uid))
         time.sleep(_HAND_OVER_S)
 
     def _decode(self) -> None:
@@ -379,11 +379,11 @@ class BatchLoop:
             logger.exception("row failed model=%s", self._model.name)
             self._fail({row.job}, error)
 
-    def _finish(self, row: Row, reason: str, cache: KVLayers) -> None:
+    def _finish(self, row: Row, reason: str, layers: KVLayers) -> None:
         if row.choice == 0:  # before the reader knows: its next turn finds all of it
-            row.prefill.cache = cache
+            row.sequence.leave_batch(layers)
             end = row.kv_ids if row.stop_string is None else None
-            keep(self._store, row.prefill, row.kv_ids, end)
+            row.sequence.commit(self._store, row.kv_ids, end)
             self._sample()
         row.end("length" if reason == "length" else "stop")
 
@@ -391,7 +391,7 @@ class BatchLoop:
         """Take rows out of the batch; what their prompts computed is kept."""
         for uid in uids:
             row = self._rows.pop(uid)
-            if row.choice == 0 and not row.prefill.lease.is_over:
-                row.prefill.cache = self._lanes.extract(uid)
-                keep(self._store, row.prefill, row.job.spec.model_ids, None)
+            if row.choice == 0 and row.sequence.state != "ended":
+                row.sequence.leave_batch(self._lanes.extract(uid))
+                row.sequence.commit(self._store, row.job.spec.model_ids, None)
         self._lanes.remove(uids)

@@ -76,6 +76,10 @@ class Lease:
     nodes: list["Node"] = field(default_factory=list)
     is_over: bool = False
 
+    def hold(self, read: Callable[[], KVLayers]) -> None:
+        """Have others read the sequence's caches, wherever they are at that time."""
+        self.live = read
+
 
 @dataclass(eq=False)
 class Reservation:

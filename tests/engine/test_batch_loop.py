@@ -18,9 +18,9 @@ from sidecar.core.errors import (
 )
 from sidecar.core.prompt import Boundary, ModelIds
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
-from sidecar.engine.prefill import places_of_parting
 from sidecar.engine.sampling import LogitsProcessor
 from sidecar.engine.text import TextEngine
+from sidecar.kv.checkpoints import places_of_parting
 from testkit.jobs import (
     Outcome,
     by_hand,

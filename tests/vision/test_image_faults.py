@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sidecar.engine import sequence
 from sidecar.engine.looking import Looking
-from sidecar.engine.prefill import Prefill
 from sidecar.engine.vision import FeatureMemo, SeeingModel
 from sidecar.images import reader, seen
 from sidecar.images.reader import ImageReader
@@ -114,7 +114,7 @@ def positions_of_images_one_on() -> AbstractContextManager[None]:
 def positions_behind_images_one_on() -> AbstractContextManager[None]:
     """What is decoded stands one further on than what was read."""
     return patched(
-        Prefill,
+        sequence.Sequence,
         "shift",
         lambda shift: property(lambda self: shift.fget(self) + bool(shift.fget(self))),
     )

@@ -1,0 +1,178 @@
+"""
+A sequence: one prompt, from its cached prefix to the end of its first choice.
+
+It owns the KV that is computed for it. The scheduler moves it on by these methods, and
+nothing else changes where its KV is:
+
+    prefilling -- enter_batch --> decoding -- leave_batch, commit --> ended
+    prefilling -- commit or abandon --> ended
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from sidecar.core.prompt import Boundary, ModelIds
+from sidecar.engine.job import Job
+from sidecar.engine.looking import Looking
+from sidecar.engine.vision import Eyes, Sight
+from sidecar.kv.kv_layers import KVLayers, arrays_of, evaluate, take_checkpoint
+from sidecar.kv.prefix_store import PrefixStore
+from sidecar.kv.prefix_tree import Restored
+
+logger = logging.getLogger(__name__)
+
+State = Literal["prefilling", "decoding", "ended"]
+
+
+class Sequence:
+    """
+    A prompt being computed, then its first choice. GPU thread only.
+
+    Args:
+        restored: the cached prefix, and the lease on it.
+        stops: depths where a chunk must end, ascending, with the rank of the checkpoint
+            that is taken there.
+    """
+
+    def __init__(self, job: Job, restored: Restored, stops: list[Boundary]) -> None:
+        self.job = job
+        self.cached_len = restored.cached_len
+        self.done = restored.cached_len  # tokens whose KV it has
+        self.stops = stops
+        self.state: State = "prefilling"
+        self.began = self.last_progress = time.monotonic()
+        self.longest_gap_s = 0.0
+        self.checkpoints: dict[int, tuple[int, list[Any]]] = {}
+        self._layers = restored.cache
+        self._extract: Callable[[], KVLayers] | None = None
+        self._lease = restored.lease
+        self._looking: Looking | None = None
+        self._lease.hold(lambda: self.layers)
+
+    @property
+    def layers(self) -> KVLayers:
+        """Its KV now: its own while it prefills, its row of the batch afterwards."""
+        return self._layers if self._extract is None else self._extract()
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The arrays that it holds itself: none while it decodes."""
+        return arrays_of(self._layers)
+
+    @property
+    def target(self) -> int:
+        """The last token goes through the decode batch: its logits are needed."""
+        return len(self.job.spec.model_ids) - 1
+
+    @property
+    def done_ids(self) -> ModelIds:
+        """The ids of the prompt whose KV it has."""
+        return ModelIds(self.job.spec.model_ids[: self.done])
+
+    def end_of_chunk(self, chunk_len: int) -> int:
+        """Where the next chunk ends."""
+        whole = self._looking.whole_until if self._looking else 0
+        if self.done < whole:
+            return whole
+        end = min(self.done + chunk_len, self.target)
+        following = next((s.depth for s in self.stops if s.depth > self.done), end)
+        return min(end, following)
+
+    def advance(self, end: int) -> None:
+        """Note that tokens up to `end` are computed; take a checkpoint if due."""
+        self.done = end
+        self._note_progress()
+        for stop in self.stops:
+            if stop.depth == end:
+                self.checkpoints[end] = (stop.rank, take_checkpoint(self._layers))
+
+    def register(self, store: PrefixStore) -> None:
+        """Let other sequences copy the KV of its prompt from it."""
+        store.register(self._lease, self.done_ids)
+
+    def enter_batch(self, extract: Callable[[], KVLayers]) -> None:
+        """
+        Give the KV to a decode batch.
+
+        Args:
+            extract: reads its row out of the batch.
+        """
+        self.state = "decoding"
+        self._layers, self._extract = [], extract
+
+    def leave_batch(self, layers: KVLayers) -> None:
+        """Take the KV of its row back."""
+        self._layers, self._extract = layers, None
+
+    def commit(self, store: PrefixStore, ids: ModelIds, end: ModelIds | None) -> None:
+        """
+        Give the KV to the store; a failure there is a miss later.
+
+        Args:
+            ids: what is kept. end: what the KV is of, if a next turn may go on from
+                there: a checkpoint is taken.
+        """
+        try:
+            evaluate(self._layers)
+            if end and store.needs_checkpoints:
+                self.checkpoints[len(end)] = (2, take_checkpoint(self._layers))
+            store.give_back(self._lease, ids, self._layers, self.checkpoints)
+        except Exception:
+            logger.exception("could not keep KV num_tokens=%d", len(ids))
+            store.abandon(self._lease)
+        self._end()
+
+    def abandon(self, store: PrefixStore) -> None:
+        """End it without keeping anything: its KV is lost."""
+        store.budget.released.hold(arrays_of(self._layers))
+        store.abandon(self._lease)
+        self._end()
+
+    def _end(self) -> None:
+        self.state = "ended"
+        self._layers, self._extract = [], None
+
+    def open(self, eyes: Eyes | None) -> None:
+        """
+        Get ready to look at the prompt's images, if it has any.
+
+        Raises:
+            ValueError: the model takes text only.
+        """
+        prompt = self.job.spec.prompt
+        if prompt.images and self._looking is None:
+            if eyes is None:
+                raise ValueError("this model takes text only")
+            self._looking = Looking(eyes, prompt)
+            if 0 < self.done < self._looking.whole_until:
+                raise ValueError("its images are to be computed in one pass")
+
+    def unseen(self, end: int) -> int:
+        """How many ids the next image before a depth has, that is to be looked at."""
+        placed = self._looking.unseen(self.done, end) if self._looking else None
+        return placed.end - placed.start if placed else 0
+
+    def look(self, end: int) -> None:
+        """The tower for one image before a depth, if its pixels are there."""
+        placed = self._looking.unseen(self.done, end) if self._looking else None
+        started = time.perf_counter()
+        if self._looking and placed and self._looking.look(placed):
+            self._note_progress()
+            seconds = time.perf_counter() - started
+            logger.debug("looked at an image seconds=%.3f", seconds)
+
+    def sight(self, end: int) -> Sight | None:
+        """What the model is told of the next ids, up to a depth, besides them."""
+        return self._looking.sight(self.done, end) if self._looking else None
+
+    @property
+    def shift(self) -> int:
+        """How far its positions are from its number of tokens."""
+        return self._looking.shift if self._looking else 0
+
+    def _note_progress(self) -> None:
+        now = time.monotonic()
+        self.longest_gap_s = max(self.longest_gap_s, now - self.last_progress)
+        self.last_progress = now
