@@ -11,12 +11,11 @@ from sidecar.core.errors import (
     SidecarError,
 )
 from sidecar.core.ports import Dialect
-from sidecar.dialects.anthropic_messages.dialect import AnthropicMessages
+from sidecar.dialects.anthropic_messages.stream import AnthropicMessages
 from sidecar.dialects.litellm_header import inner_id
-from sidecar.dialects.openai_chat.dialect import OpenAIChat
-from sidecar.dialects.openai_chat.stream import OpenAIStream
+from sidecar.dialects.openai_chat.stream import OpenAIChat, OpenAIStream
 from sidecar.dialects.openai_completions import CompletionFormat, parse_completion
-from sidecar.dialects.openai_responses.dialect import OpenAIResponses
+from sidecar.dialects.openai_responses.stream import OpenAIResponses
 from sidecar.dialects.openai_tasks import (
     embedding_list,
     parse_embedding,

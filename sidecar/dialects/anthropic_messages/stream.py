@@ -1,5 +1,5 @@
 """
-Events -> the Messages API's event stream.
+The Messages API as a dialect: events -> its event stream.
 
     message_start ping
     [content_block_start content_block_delta* content_block_stop]*
@@ -9,6 +9,8 @@ One block is open at a time; a block opens at its first piece, and thinking ends
 its signature.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -24,13 +26,17 @@ from sidecar.core.events import (
     ToolCallDelta,
     Usage,
 )
+from sidecar.core.ports import RequestFacts
+from sidecar.core.requests import ChatRequest
 from sidecar.dialects.anthropic_messages.answer import (
+    format_message,
     new_message,
     stop_fields,
     tool_use,
     usage_dict,
 )
-from sidecar.dialects.anthropic_messages.problem import error_object
+from sidecar.dialects.anthropic_messages.problem import error_object, problem
+from sidecar.dialects.anthropic_messages.request import parse_messages
 
 _EMPTY = {
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},
@@ -117,3 +123,36 @@ class MessageStream:
 def _event(name: str, fields: dict[str, Any]) -> bytes:
     data = orjson.dumps({"type": name, **fields})
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesCall:
+    """A body of `POST /v1/messages`."""
+
+    chat: ChatRequest
+
+    def encoder(self) -> MessageStream:
+        """Named events."""
+        chat, is_shown = self.chat, self.chat.thinking.is_shown
+        return MessageStream(
+            chat.model, shows_thinking=is_shown, answer_id=chat.answer_id
+        )
+
+    def whole(self, events: Sequence[Event]) -> dict[str, Any]:
+        """A message object."""
+        is_shown = self.chat.thinking.is_shown
+        return format_message(events, self.chat.model, shows_thinking=is_shown)
+
+
+class AnthropicMessages:
+    """The Messages API."""
+
+    def parse(self, body: Any, facts: RequestFacts) -> MessagesCall:
+        """Check a body; complaints name the field."""
+        return MessagesCall(parse_messages(body, facts.request_id, facts.headers))
+
+    def problem(
+        self, error: SidecarError, request_id: str, path: str
+    ) -> tuple[str, dict[str, Any]]:
+        """Anthropic's form."""
+        return "application/json", problem(error, request_id)

@@ -1,7 +1,8 @@
-"""Events -> OpenAI's event stream: role, deltas, usage, finish, `[DONE]`."""
+"""Chat Completions as a dialect: events -> role, deltas, usage, finish, `[DONE]`."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
@@ -16,9 +17,19 @@ from sidecar.core.events import (
     ToolCallDelta,
     Usage,
 )
-from sidecar.dialects.openai_chat.request import logprobs_dict, new_id, usage_dict
-from sidecar.dialects.openai_chat.tools import call_dict
-from sidecar.dialects.problem import error_object
+from sidecar.core.ports import RequestFacts
+from sidecar.core.requests import ChatRequest
+from sidecar.dialects.litellm_header import with_client_facts
+from sidecar.dialects.openai_chat.request import (
+    StreamOptions,
+    format_chat,
+    logprobs_dict,
+    new_id,
+    parse_chat,
+    usage_dict,
+)
+from sidecar.dialects.openai_chat.tools import call_dict, custom_names
+from sidecar.dialects.problem import CONTENT_TYPE, error_object, problem
 
 Frame = dict[str, Any]
 _DONE = b"data: [DONE]\n\n"
@@ -146,3 +157,45 @@ class ChatChunks:
             "finish_reason": reason,
         }
         return {**self._base, "choices": [entry]}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """A body of `POST /v1/chat/completions`."""
+
+    chat: ChatRequest
+    how: StreamOptions
+
+    def encoder(self) -> OpenAIStream:
+        """Chunks."""
+        chunks = ChatChunks(
+            self.chat.model,
+            self.chat.options.n,
+            include_usage=self.how.include_usage,
+            custom=custom_names(self.chat.tools),
+            answer_id=self.chat.answer_id,
+        )
+        # Comments do not pass through LiteLLM.
+        keepalive = chunks.keepalive if self.how.is_plugin else None
+        return OpenAIStream(chunks, keepalive)
+
+    def whole(self, events: Sequence[Event]) -> dict[str, Any]:
+        """A `chat.completion` object."""
+        chat = self.chat
+        return format_chat(events, chat.model, chat.options.n, chat.tools)
+
+
+class OpenAIChat:
+    """Chat Completions."""
+
+    def parse(self, body: Any, facts: RequestFacts) -> ChatCall:
+        """Check a body; complaints name the field."""
+        whole = with_client_facts(body, facts.headers)
+        agent = facts.headers.get("user-agent")
+        return ChatCall(*parse_chat(whole, facts.request_id, agent))
+
+    def problem(
+        self, error: SidecarError, request_id: str, path: str
+    ) -> tuple[str, dict[str, Any]]:
+        """problem+json that is an OpenAI error body as well."""
+        return CONTENT_TYPE, problem(error, request_id, path)
