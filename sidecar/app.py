@@ -15,7 +15,6 @@ import mlx.core as mx
 from sidecar.config.settings import Config, ImageConfig
 from sidecar.config.sources import ConfigError
 from sidecar.core.lasting_secret import use_secret
-from sidecar.engine.batch_loop import ExtraProcessors, no_extra_processors
 from sidecar.engine.device_memory import (
     WiredMemory,
     buffer_limit,
@@ -28,6 +27,7 @@ from sidecar.engine.gpu_thread import GpuThread, gpu_thread
 from sidecar.engine.kv_expiry import Expiry
 from sidecar.engine.process_memory import Admission, ProcessMemory, Releasing
 from sidecar.engine.proved_models import ProvedModels
+from sidecar.engine.scheduler import ExtraProcessors, no_extra_processors
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import LogLimits, SessionLog
 from sidecar.kv.disk.kv_disk import KVDisk
@@ -47,8 +47,8 @@ from sidecar.residents.model_settings import (
 from sidecar.residents.pool import ResidentPool
 from sidecar.residents.pool_worker import LOAD_END_S
 from sidecar.residents.process_weights import ProcessWeights
-from sidecar.residents.room import PoolLimits
 from sidecar.residents.shared import Shared
+from sidecar.residents.weight_eviction import PoolLimits
 from sidecar.server.connection import Handler
 from sidecar.server.listener import Listener
 from sidecar.server.router import Routes, Services

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sidecar.core.conversation import Conversation, Generations, Whose
+from sidecar.core.conversation import Conversation, ForgetFilter, Generations
 from sidecar.core.prompt import Hit, ModelIds
 from sidecar.core.requests import (
     ChatRequest,
@@ -56,7 +56,7 @@ class StoredPrompts:
         """Keep a sequence."""
         self.sequences.append(tuple(ids))
 
-    def new_generation(self, whose: Whose | None) -> None:
+    def new_generation(self, whose: ForgetFilter | None) -> None:
         """What is stored is still there."""
         self._generations.end(whose)
 
@@ -64,7 +64,7 @@ class StoredPrompts:
         """Whether nothing of a conversation was forgotten since."""
         return self._generations.is_current(conversation)
 
-    def forget(self, whose: Whose | None) -> int:
+    def forget(self, whose: ForgetFilter | None) -> int:
         """Keep none: nobody knows whose they are."""
         self._generations.end(whose)
         self.sequences.clear()
@@ -208,7 +208,9 @@ class Chats:
         """Finish a turn: it is remembered, its KV is kept; returns the sampled ids."""
         raw = said.raw if raw is None else raw
         ids = tuple(self.sample(raw) if sampled is None else sampled)
-        shown = conversation_memory.Said(said.text, said.reasoning, said.calls, ids)
+        shown = conversation_memory.AssistantOutput(
+            said.text, said.reasoning, said.calls, ids
+        )
         self.memory.commit(prompt.promise, shown)
         self.store.add((*prompt.model_ids, *ids))
         return ids

@@ -19,7 +19,7 @@ import numpy as np
 from mlx_vlm.utils import load_model, load_processor, process_inputs
 
 from sidecar.app import App
-from sidecar.engine import turns
+from sidecar.engine import gpu_scheduler
 from sidecar.engine.job import Job
 from sidecar.engine.sampling import LogitsProcessor
 from testkit.image_talk import Look, pixels_of
@@ -136,11 +136,11 @@ class SeeingRig(Rig):
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """No row decodes while a prompt waits: so all are in one batch."""
-        share, turns._DECODE_SHARE = turns._DECODE_SHARE, 0.0
+        share, gpu_scheduler._DECODE_SHARE = gpu_scheduler._DECODE_SHARE, 0.0
         try:
             yield
         finally:
-            turns._DECODE_SHARE = share
+            gpu_scheduler._DECODE_SHARE = share
 
     def _release(self, due: int, go: threading.Event) -> None:
         with self._more:

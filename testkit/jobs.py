@@ -14,10 +14,10 @@ from sidecar.app import App
 from sidecar.core.events import TokenLogprob
 from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import GenerationOptions, SamplingParams
+from sidecar.engine.gpu_scheduler import GpuScheduler
 from sidecar.engine.job import ChoiceEnded, Job, JobEvent, JobFailed, Prefilled, Token
 from sidecar.engine.sampling import Sampling, settle
 from sidecar.engine.text import TextEngine
-from sidecar.engine.turns import Turns
 
 _WAIT_S = 120.0
 
@@ -57,7 +57,7 @@ def by_hand(app: App, engine: TextEngine) -> Iterator[Callable[[int], None]]:
     So a test sees jobs at the moment it means, however busy the machine is. At the end
     the engine goes on by itself.
     """
-    loop, turns = engine._loop, Turns()
+    loop, turns = engine._loop, GpuScheduler()
     turns.add(loop)
 
     def make(steps: int) -> None:

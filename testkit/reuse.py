@@ -23,9 +23,9 @@ from sidecar.core.errors import SidecarError
 from sidecar.core.requests import Message
 from sidecar.dialects.anthropic_messages.request import parse_messages
 from sidecar.dialects.openai_chat.tools import call_dict
-from sidecar.engine.batch_loop import ExtraProcessors
 from sidecar.engine.job import Job
 from sidecar.engine.sampling import LogitsProcessor
+from sidecar.engine.scheduler import ExtraProcessors
 from sidecar.server.messages import Endpoint, EventStream, Request, Response
 from sidecar.server.router import Routes
 from testkit.replay import Replayer, Reply

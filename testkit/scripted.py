@@ -15,9 +15,9 @@ from typing import Any, Literal
 import mlx.core as mx
 from tokenizers import Tokenizer
 
-from sidecar.engine.batch_loop import ExtraProcessors
 from sidecar.engine.job import Job
 from sidecar.engine.sampling import LogitsProcessor
+from sidecar.engine.scheduler import ExtraProcessors
 from testkit.tiny_models import BUILTIN
 
 Json = Mapping[str, Any]

@@ -11,7 +11,7 @@ import httpx
 
 from sidecar.app import App, build, serve_in_thread
 from sidecar.config.settings import load_config
-from sidecar.engine.batch_loop import ExtraProcessors, no_extra_processors
+from sidecar.engine.scheduler import ExtraProcessors, no_extra_processors
 from sidecar.server.listener import Listener
 
 NO_FILE = Path("/nonexistent/.env")

@@ -24,7 +24,7 @@ from typing import Any
 from sidecar.app import App, build
 from sidecar.config.settings import Config, load_config
 from sidecar.config.sources import ConfigError
-from sidecar.core.conversation import Whose
+from sidecar.core.conversation import ForgetFilter
 from sidecar.core.errors import SidecarError
 from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import short_id
@@ -203,7 +203,7 @@ def _forget(root: Path, options: argparse.Namespace) -> int:
     if options.session is not None or options.key is not None or options.no_key:
         key = short_id(options.key)
         is_any = key is None and not options.no_key
-        whose = Whose(short_id(options.session), key, any_key=is_any)
+        whose = ForgetFilter(short_id(options.session), key, any_key=is_any)
     slots, num_bytes = _root(root).forget(whose=whose)
     sys.stdout.write(f"{slots} slots, {num_bytes / 1e6:.1f} MB\n")
     return 0

@@ -93,7 +93,7 @@ def is_implicit(session: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Whose:
+class ForgetFilter:
     """
     Conversations by whose they are.
 
@@ -124,9 +124,11 @@ class Generations:
 
     def __init__(self) -> None:
         self.now = 0
-        self._ended: deque[tuple[int, Whose | None]] = deque(maxlen=_MOST_FORGETTINGS)
+        self._ended: deque[tuple[int, ForgetFilter | None]] = deque(
+            maxlen=_MOST_FORGETTINGS
+        )
 
-    def end(self, whose: Whose | None) -> None:
+    def end(self, whose: ForgetFilter | None) -> None:
         """Forget; None: everybody's."""
         self._ended.append((self.now, whose))
         self.now += 1

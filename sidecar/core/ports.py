@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sidecar.core.conversation import Conversation, Whose
+from sidecar.core.conversation import Conversation, ForgetFilter
 from sidecar.core.errors import SidecarError
 from sidecar.core.events import Event, Usage
 from sidecar.core.requests import ChatRequest
@@ -94,7 +94,7 @@ class KVStore(Protocol):
     def generation(self) -> int:
         """How often something was forgotten."""
 
-    def new_generation(self, whose: Whose | None) -> None:
+    def new_generation(self, whose: ForgetFilter | None) -> None:
         """
         Begin another; what is stored is still there until it is cleared.
 

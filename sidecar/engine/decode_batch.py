@@ -23,7 +23,7 @@ from sidecar.engine.sampling import (
     make_row_processors,
     make_row_sampler,
 )
-from sidecar.engine.vision import Sight
+from sidecar.engine.vision import VisionInputs
 from sidecar.kv.kv_layers import (
     KVLayers,
     Released,
@@ -114,9 +114,9 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             said.append(token)
         return tokens, [_read(found) for found in due]
 
-    def _sight(self) -> Sight:
+    def _sight(self) -> VisionInputs:
         shifts = [[self._shifts.get(uid, 0)] for uid in self.uids]
-        return Sight(shifts=mx.array(shifts))
+        return VisionInputs(shifts=mx.array(shifts))
 
     def _as_printed(self, sampled: mx.array) -> mx.array:
         """What stands in later prompts for what was sampled."""
@@ -266,7 +266,7 @@ def _read(found: _Found | None) -> TopLogprobs | None:
 _MOST_PADDING = 1 / 4  # bytes of padding over bytes of weights
 
 
-class Lanes:
+class DecodeBatches:
     """The decode batches of one model. GPU thread only."""
 
     def __init__(self, model: LoadedModel, released: Released | None = None) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from sidecar.engine.turns import Errand, Turns, Worker
+from sidecar.engine.gpu_scheduler import Errand, GpuScheduler, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class GpuThread(MlxThread):
     """Runs commands and, between them, gives the workers their turns."""
 
     def __init__(self) -> None:
-        self._turns = Turns()
+        self._turns = GpuScheduler()
         self._busy_since: float | None = None
         super().__init__("gpu")
 

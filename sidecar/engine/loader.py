@@ -21,10 +21,10 @@ from sidecar.engine.model_place import ModelSource
 from sidecar.engine.printed_stops import printed_stops
 from sidecar.engine.reachable_arrays import evaluate_in_slices
 from sidecar.engine.vision import (
-    Eyes,
     FeatureMemo,
     SeeingModel,
-    Sight,
+    VisionEncoder,
+    VisionInputs,
     open_eyes,
     read_seeing,
 )
@@ -73,7 +73,7 @@ class LoadedModel:
     num_bytes: int
     quantization: KVQuantization | None = None
     printed_stops: Mapping[int, int] = field(default_factory=dict)
-    eyes: Eyes | None = None
+    eyes: VisionEncoder | None = None
     blindness: str = ""
 
     def new_cache(self) -> KVLayers:
@@ -82,7 +82,7 @@ class LoadedModel:
         return cache
 
     def forward(
-        self, ids: mx.array, cache: KVLayers, sight: Sight | None = None
+        self, ids: mx.array, cache: KVLayers, sight: VisionInputs | None = None
     ) -> mx.array:
         """
         The one call of the model; GPU thread only.

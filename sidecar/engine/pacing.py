@@ -79,7 +79,7 @@ class PrefillPacer:
     A chunk cannot be broken off: it is cut to what the last measured rate does in
     `stall_s` beside running streams, and alone, where a newcomer or a cancelled prompt
     waits for its end, in twice that. Between two chunks the streams decode for a share
-    of the last chunk's time (engine/turns). Steps between chunks are slower than others
+    of the last chunk's time (engine/gpu_scheduler). Steps between chunks are slower than others
     (caches are cold, the next is not yet begun), which is not the streams' loss: what
     counts is how many they get.
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import mlx.core as mx
 
 from sidecar.core.errors import GOING_DOWN, Busy, Unavailable
-from sidecar.engine.turns import Errand
+from sidecar.engine.gpu_scheduler import Errand
 from sidecar.kv.kv_layers import Released, give_back_freed
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sidecar.engine.array_distance import Difference
+from sidecar.engine.gpu_scheduler import Errand
 from sidecar.engine.loader import LoadedModel, run_to_end
 from sidecar.engine.self_test_runs import Runs
 from sidecar.engine.text import TextEngine
-from sidecar.engine.turns import Errand
 from sidecar.kv.kv_layers import give_back_much
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from sidecar.core.prompt import ModelIds
 from sidecar.kv.disk.ports import DiskSettings
 from sidecar.kv.disk.root import DiskLimits, DiskRoot
 from sidecar.kv.disk.slot_index import SlotIndex
-from sidecar.kv.disk.slot_reader import SlotReader, Wanted
+from sidecar.kv.disk.slot_reader import RestoreRequest, SlotReader
 from sidecar.kv.disk.slot_writer import SlotWriter
 from sidecar.kv.prefix_store import PrefixStore
 
@@ -54,7 +54,9 @@ class Shelf:
         if match.depth != len(ids):
             raise ValueError(f"written {match.depth}, asked {len(ids)}")
         reader = SlotReader(store, self._folder, self._index, _here)
-        wanted = Wanted(ids, unknown(store.generation), lambda _: True, lambda: True)
+        wanted = RestoreRequest(
+            ids, unknown(store.generation), lambda _: True, lambda: True
+        )
         if not reader.restore(match, wanted):
             raise ValueError("what was written is not read again")
 

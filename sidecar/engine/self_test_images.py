@@ -12,8 +12,8 @@ from mlx.utils import tree_flatten
 from sidecar.core.prompt import ModelIds, ModelPrompt, Pixels, PlacedImage, SeenImage
 from sidecar.engine.array_distance import Difference, logits_distance, rounding_of
 from sidecar.engine.loader import LoadedModel
-from sidecar.engine.looking import Looking
-from sidecar.engine.vision import TOKEN_TYPES, Eyes
+from sidecar.engine.prompt_images import PromptImages
+from sidecar.engine.vision import TOKEN_TYPES, VisionEncoder
 from sidecar.images.seen import seen_image
 from sidecar.kv import kv_layers
 
@@ -29,7 +29,7 @@ class ImageRuns:
     Chunks end within the image. Another image of equal size must not look the same.
     """
 
-    def __init__(self, model: LoadedModel, eyes: Eyes, ids: ModelIds) -> None:
+    def __init__(self, model: LoadedModel, eyes: VisionEncoder, ids: ModelIds) -> None:
         self._model = model
         self._eyes = eyes
         self._ids = ids
@@ -54,7 +54,7 @@ class ImageRuns:
 
     def _computed(self, prompt: ModelPrompt) -> Steps[mx.array]:
         """The last logits, in chunks as the engine does."""
-        looking = Looking(self._eyes, prompt)
+        looking = PromptImages(self._eyes, prompt)
         (placed,) = prompt.images
         looking.look(placed)
         yield
@@ -92,7 +92,9 @@ class _Kept:
         return self._pixels
 
 
-def sample_image(eyes: Eyes, seed: int, size: tuple[int, int] = _SAMPLE) -> SeenImage:
+def sample_image(
+    eyes: VisionEncoder, seed: int, size: tuple[int, int] = _SAMPLE
+) -> SeenImage:
     """A picture of noise, to try a model's eyes on."""
     from PIL import Image
 
@@ -105,7 +107,7 @@ def sample_image(eyes: Eyes, seed: int, size: tuple[int, int] = _SAMPLE) -> Seen
     return replace(image, pixels=_Kept(processed.pixels))
 
 
-def as_library(eyes: Eyes, prompt: ModelPrompt) -> Steps[mx.array]:
+def as_library(eyes: VisionEncoder, prompt: ModelPrompt) -> Steps[mx.array]:
     """
     The last logits of a prompt with one image, all of it by mlx-vlm's own way.
 

@@ -26,7 +26,7 @@ from sidecar.engine.array_distance import (
     rounding_of,
     states_distance,
 )
-from sidecar.engine.decode_batch import Lanes, batch_of_one
+from sidecar.engine.decode_batch import DecodeBatches, batch_of_one
 from sidecar.engine.job import JobSpec
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import settle
@@ -284,7 +284,7 @@ class Rows:
         Args:
             joins_after: the step before which each joins, ascending.
         """
-        lanes, num_steps, waiting = Lanes(self._model), 0, list(joins_after)
+        lanes, num_steps, waiting = DecodeBatches(self._model), 0, list(joins_after)
         num_ended = 0
         while num_ended < len(self._sequences):
             while waiting and waiting[0] <= num_steps:
@@ -297,7 +297,7 @@ class Rows:
             num_steps += 1
             yield
 
-    def _join(self, lanes: Lanes, row: int, forced: Sequence[int]) -> None:
+    def _join(self, lanes: DecodeBatches, row: int, forced: Sequence[int]) -> None:
         ids, cache = self._sequences[row]
         seen = self.logits[row]
 

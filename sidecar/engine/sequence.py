@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from sidecar.core.prompt import Boundary, ModelIds
 from sidecar.engine.job import Job
-from sidecar.engine.looking import Looking
-from sidecar.engine.vision import Eyes, Sight
+from sidecar.engine.prompt_images import PromptImages
+from sidecar.engine.vision import VisionEncoder, VisionInputs
 from sidecar.kv.kv_layers import KVLayers, arrays_of, evaluate, take_checkpoint
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.kv.prefix_tree import Restored
@@ -48,7 +48,7 @@ class Sequence:
         self._layers = restored.cache
         self._extract: Callable[[], KVLayers] | None = None
         self._lease = restored.lease
-        self._looking: Looking | None = None
+        self._looking: PromptImages | None = None
         self._lease.hold(lambda: self.layers)
 
     @property
@@ -134,7 +134,7 @@ class Sequence:
         self.state = "ended"
         self._layers, self._extract = [], None
 
-    def open(self, eyes: Eyes | None) -> None:
+    def open(self, eyes: VisionEncoder | None) -> None:
         """
         Get ready to look at the prompt's images, if it has any.
 
@@ -145,7 +145,7 @@ class Sequence:
         if prompt.images and self._looking is None:
             if eyes is None:
                 raise ValueError("this model takes text only")
-            self._looking = Looking(eyes, prompt)
+            self._looking = PromptImages(eyes, prompt)
             if 0 < self.done < self._looking.whole_until:
                 raise ValueError("its images are to be computed in one pass")
 
@@ -163,7 +163,7 @@ class Sequence:
             seconds = time.perf_counter() - started
             logger.debug("looked at an image seconds=%.3f", seconds)
 
-    def sight(self, end: int) -> Sight | None:
+    def sight(self, end: int) -> VisionInputs | None:
         """What the model is told of the next ids, up to a depth, besides them."""
         return self._looking.sight(self.done, end) if self._looking else None
 

@@ -11,13 +11,13 @@ from sidecar.core.conversation import unknown
 from sidecar.core.errors import BadRequest, ContextLengthExceeded
 from sidecar.core.prompt import ModelPrompt, behind_images
 from sidecar.core.requests import GenerationOptions
-from sidecar.engine.batch_loop import BatchLoop
+from sidecar.engine.gpu_scheduler import Worker
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.job import Job, JobSpec
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.process_memory import Demand
 from sidecar.engine.sampling import Sampling
-from sidecar.engine.turns import Worker
+from sidecar.engine.scheduler import BatchScheduler
 from sidecar.engine.weights import let_go_measured
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.output.splitter_check import splitter_faults
@@ -64,7 +64,7 @@ class TextEngine:
     def __init__(
         self,
         model: LoadedModel,
-        loop: BatchLoop,
+        loop: BatchScheduler,
         store: PrefixStore,
         gpu: GpuThread,
         config: EngineConfig,

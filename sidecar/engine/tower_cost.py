@@ -10,7 +10,7 @@ import numpy as np
 from sidecar.core.prompt import SeenImage
 from sidecar.engine.memory_model import TowerCost
 from sidecar.engine.self_test_images import sample_image
-from sidecar.engine.vision import Eyes
+from sidecar.engine.vision import VisionEncoder
 from sidecar.kv.kv_layers import give_back_freed
 
 _FIRST = (96, 128)  # height, width
@@ -32,7 +32,7 @@ class _Look:
 
 
 def fit_tower(
-    eyes: Eyes, clock: Callable[[], float] = time.perf_counter
+    eyes: VisionEncoder, clock: Callable[[], float] = time.perf_counter
 ) -> Generator[None, None, TowerCost]:
     """
     Look at two pictures of noise, each twice; a turn of the GPU thread each.
@@ -66,7 +66,7 @@ def _second_size(first_s: float) -> tuple[int, int]:
 
 
 def _look(
-    eyes: Eyes, size: tuple[int, int], clock: Callable[[], float]
+    eyes: VisionEncoder, size: tuple[int, int], clock: Callable[[], float]
 ) -> Generator[None, None, _Look]:
     image = sample_image(eyes, 1, size)
     yield from _looked(eyes, image, clock)  # the first one compiles
@@ -74,7 +74,7 @@ def _look(
 
 
 def _looked(
-    eyes: Eyes, image: SeenImage, clock: Callable[[], float]
+    eyes: VisionEncoder, image: SeenImage, clock: Callable[[], float]
 ) -> Generator[None, None, _Look]:
     """One look; all is read before the turn ends, and others use the memory."""
     mx.clear_cache()

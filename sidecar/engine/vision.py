@@ -34,7 +34,7 @@ _KNOWN = frozenset((
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class VisionInputs:
     """
     What a forward call is told besides ids.
 
@@ -103,7 +103,7 @@ class SeeingModel(nn.Module):  # type: ignore[misc]
         return [text_caches.KVCache() for _ in self.layers]
 
     def __call__(
-        self, ids: mx.array, cache: Any = None, sight: Sight | None = None
+        self, ids: mx.array, cache: Any = None, sight: VisionInputs | None = None
     ) -> mx.array:
         """Logits of (rows, tokens) ids."""
         told = dict(sight.embedded or {}) if sight else {}
@@ -235,7 +235,7 @@ class FeatureMemo:
 
 
 @dataclass(frozen=True)
-class Eyes:
+class VisionEncoder:
     """
     What a loaded model sees with.
 
@@ -274,7 +274,7 @@ def open_eyes(
     memo: FeatureMemo,
     *,
     trust: bool,
-) -> Eyes:
+) -> VisionEncoder:
     """
     What a model that was read sees with.
 
@@ -284,7 +284,7 @@ def open_eyes(
     Raises:
         ValueError: images of this architecture are not taken, with the reason.
     """
-    return Eyes(
+    return VisionEncoder(
         model, LibraryProcessor(*parts, trust=trust), memo, _is_causal(model.whole)
     )
 

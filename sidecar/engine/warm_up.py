@@ -16,7 +16,7 @@ import mlx.core as mx
 from sidecar.config.settings import GenerationConfig
 from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import SamplingParams
-from sidecar.engine.decode_batch import Lanes, batch_of_one
+from sidecar.engine.decode_batch import DecodeBatches, batch_of_one
 from sidecar.engine.job import JobSpec
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import Sampling, settle
@@ -55,7 +55,7 @@ def warm_up(model: LoadedModel) -> Generator[None, None, None]:
 
 def decode_in_every_way(model: LoadedModel) -> Generator[None, None, int]:
     """Rows with all kinds of sampling, beside each other; how many tokens they said."""
-    lanes, num_said = Lanes(model), 0
+    lanes, num_said = DecodeBatches(model), 0
     ids = ModelIds((0,) * 9)
     own = model.generation_config or {}
     for uid, asked in enumerate(_KINDS):

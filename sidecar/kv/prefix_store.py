@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from sidecar.core.conversation import Conversation, Generations, Whose, unknown
+from sidecar.core.conversation import Conversation, ForgetFilter, Generations, unknown
 from sidecar.core.prompt import ModelIds, before_image, behind_images
 from sidecar.infra.metrics import Counters
 from sidecar.kv import kv_layers, stored_runs
@@ -137,7 +137,7 @@ class PrefixStore:
         """How often something was forgotten; any thread."""
         return self._generations.now
 
-    def new_generation(self, whose: Whose | None = None) -> None:
+    def new_generation(self, whose: ForgetFilter | None = None) -> None:
         """What was begun before leaves nothing; any thread."""
         with self._lock:
             self._generations.end(whose)
@@ -343,7 +343,7 @@ class PrefixStore:
         """Be under the common limits no more, with all that is stored."""
         self.budget.leave(self._tree)
 
-    def forget(self, whose: Whose | None = None) -> int:
+    def forget(self, whose: ForgetFilter | None = None) -> int:
         """
         Forget everything, or some conversations; the bytes that came back.
 

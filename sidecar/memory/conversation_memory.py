@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sidecar.core.conversation import Whose, conversation_of
+from sidecar.core.conversation import ForgetFilter, conversation_of
 from sidecar.core.ports import KVStore
 from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import ClientInfo, ToolCall
@@ -29,10 +29,12 @@ from sidecar.memory.healing_store import (
     KnownTurn,
     visible_hash,
 )
-from sidecar.memory.keepsakes import (
+from sidecar.memory.lineage import LineageIndex, LineageRecord
+from sidecar.memory.session_turn_store import TurnStore
+from sidecar.memory.unwritten_turns import (
     Json,
-    Keepsake,
-    Keepsakes,
+    UnwrittenTurn,
+    UnwrittenTurns,
     calls_json,
     calls_of,
     digest_of,
@@ -40,8 +42,6 @@ from sidecar.memory.keepsakes import (
     turn_json,
     turn_of,
 )
-from sidecar.memory.lineage import LineageIndex, LineageRecord
-from sidecar.memory.session_turn_store import TurnStore
 from sidecar.volatile.marked_message import SpanKey
 
 
@@ -64,7 +64,7 @@ class MemoryLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class GenerationPrefix:
     """
     What a turn is written behind: the assistant header, and the rest of the generation
     prompt (the lead) as text and ids.
@@ -76,7 +76,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class PendingTurn:
     """
     What will be remembered of a prompt if its answer ends cleanly.
 
@@ -96,14 +96,14 @@ class Promise:
     context: Context
     told: Mapping[SpanKey, str]
     vanishing: tuple[str, str] | None
-    opening: Opening | None
+    opening: GenerationPrefix | None
     as_sent: bool
     client: ClientInfo
     ids: ModelIds
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class AssistantOutput:
     """
     What a client was sent of a turn that ended cleanly.
 
@@ -161,11 +161,11 @@ class ConversationMemory:
     def __init__(
         self,
         kv: KVStore,
-        clear: Callable[[Whose | None], int],
+        clear: Callable[[ForgetFilter | None], int],
         decode: Callable[[Sequence[int]], str],
         lineage_key: str,
         limits: MemoryLimits,
-        keepsakes: Keepsakes | None = None,
+        keepsakes: UnwrittenTurns | None = None,
     ) -> None:
         self.counters = Counters(("turn_write_refused",))
         self.lineage = LineageIndex(
@@ -189,13 +189,13 @@ class ConversationMemory:
         with self.lock:
             return self._kv.generation
 
-    def commit(self, promise: Promise, said: Said) -> None:
+    def commit(self, promise: PendingTurn, said: AssistantOutput) -> None:
         """Remember a cleanly finished turn; nothing if all was forgotten since."""
         with self.lock:
             if self.is_current(promise):
                 self._commit(promise, said)
 
-    def _commit(self, promise: Promise, said: Said) -> None:
+    def _commit(self, promise: PendingTurn, said: AssistantOutput) -> None:
         self.lineage.add(promise.record)
         conversation = promise.record.conversation
         parents, num_tokens = promise.client.parents, promise.num_tokens
@@ -221,7 +221,9 @@ class ConversationMemory:
                 "calls": calls_json(said.calls),
                 "said": turn_json(visible or "", turn, ids) if turn else None,
             }
-            kept = Keepsake(num_tokens, digest_of(promise.ids), promise.record, told)
+            kept = UnwrittenTurn(
+                num_tokens, digest_of(promise.ids), promise.record, told
+            )
             self.keepsakes.add(promise.turn, kept)
 
     def save(self, ids: ModelIds, salt: str) -> tuple[list[Json], np.ndarray]:
@@ -278,7 +280,7 @@ class ConversationMemory:
         if told["said"] is not None:
             self.healing.record(*turn_of(told["said"]))
 
-    def note_unkept(self, promise: Promise, said: Said) -> None:
+    def note_unkept(self, promise: PendingTurn, said: AssistantOutput) -> None:
         """
         Know that a client was shown what will not be remembered.
 
@@ -294,7 +296,7 @@ class ConversationMemory:
             if visible is not None or said.others:
                 self.healing.drop_beginnings(parts, context, conversation)
 
-    def keep_past(self, promise: Promise) -> None:
+    def keep_past(self, promise: PendingTurn) -> None:
         """
         Remember what a prompt looked like whose answer was broken off.
 
@@ -304,7 +306,7 @@ class ConversationMemory:
             if self.is_current(promise):
                 self.lineage.add(promise.record)
 
-    def is_current(self, promise: Promise) -> bool:
+    def is_current(self, promise: PendingTurn) -> bool:
         """Whether nothing was forgotten since a prompt was begun."""
         return self._kv.is_current(promise.record.conversation)
 
@@ -318,7 +320,7 @@ class ConversationMemory:
         """Name another place that holds text of conversations."""
         self._texts.append(clear)
 
-    def forget(self, whose: Whose | None = None) -> Forgotten:
+    def forget(self, whose: ForgetFilter | None = None) -> Forgotten:
         """
         Forget everything, or some conversations: KV, lineage, turns, threads, at once.
 
@@ -335,7 +337,9 @@ class ConversationMemory:
                 clear()
         return Forgotten(self._clear(whose), *found)
 
-    def _turn(self, promise: Promise, opening: Opening, said: Said) -> KnownTurn:
+    def _turn(
+        self, promise: PendingTurn, opening: GenerationPrefix, said: AssistantOutput
+    ) -> KnownTurn:
         raw = (*opening.lead_ids, *said.sampled)
         turn = Healed(
             opening.header, raw, self._decode(raw), said.reasoning, promise.vanishing,

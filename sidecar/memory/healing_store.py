@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sidecar.core.conversation import Conversation, Whose, is_implicit
+from sidecar.core.conversation import Conversation, ForgetFilter, is_implicit
 from sidecar.core.json_bytes import load_json
 from sidecar.core.requests import Message, Tool, ToolCall, call_key
 from sidecar.infra.lru import Lru
@@ -95,7 +95,7 @@ class KnownTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class TurnQuery:
     """
     Whose turn is looked for.
 
@@ -317,7 +317,7 @@ class HealingStore:
         found = (self._by_id.get(call_key(i)) for i in ids if i)
         return any(each and each[1].conversation.tenant == api_key for each in found)
 
-    def forget(self, whose: Whose | None) -> None:
+    def forget(self, whose: ForgetFilter | None) -> None:
         """Forget everything, or some conversations."""
         is_gone = whose.covers if whose else lambda _: True
         with self._lock:
@@ -341,7 +341,9 @@ class HealingStore:
         is_same = _extends(echoed, known, defaults.get(echoed.name, {}))
         return known if is_same else echoed
 
-    def find(self, visible: str, context: Context, asker: Asker) -> KnownTurn | None:
+    def find(
+        self, visible: str, context: Context, asker: TurnQuery
+    ) -> KnownTurn | None:
         """
         The turn behind an echoed message, of the same API key.
 
@@ -397,7 +399,7 @@ def _are_alike(turns: Sequence[KnownTurn]) -> bool:
     return len(askers) == 1 or len({turn.healed.raw_ids for turn in turns}) == 1
 
 
-def _best(turns: Sequence[KnownTurn], asker: Asker) -> list[KnownTurn]:
+def _best(turns: Sequence[KnownTurn], asker: TurnQuery) -> list[KnownTurn]:
     """Those that agree with the request in most values."""
     most = max(map(asker.num_agreeing, turns), default=0)
     return [turn for turn in turns if asker.num_agreeing(turn) == most]

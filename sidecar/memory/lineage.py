@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sidecar.core.conversation import Conversation, Whose
+from sidecar.core.conversation import Conversation, ForgetFilter
 from sidecar.core.prompt import CanonicalIds
 from sidecar.volatile.marked_message import SpanKey
 
@@ -228,7 +228,7 @@ class LineageIndex:
             if id(record) in self._records:
                 self._records.move_to_end(id(record))
 
-    def forget(self, whose: Whose | None) -> int:
+    def forget(self, whose: ForgetFilter | None) -> int:
         """Forget everything, or some conversations; how many records went."""
         with self._lock:
             before = len(self._records)

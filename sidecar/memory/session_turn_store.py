@@ -14,7 +14,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sidecar.core.conversation import IMPLICIT, Conversation, Whose
+from sidecar.core.conversation import IMPLICIT, Conversation, ForgetFilter
 from sidecar.volatile.marked_message import MarkedMessage, canonical_text
 
 _MOST_THREADS = 4096
@@ -188,7 +188,7 @@ class TurnStore:
         with self._lock:
             return len(self._threads)
 
-    def forget(self, whose: Whose | None) -> int:
+    def forget(self, whose: ForgetFilter | None) -> int:
         """Forget everything, or some conversations; how many threads went."""
         with self._lock:
             gone = [c for c in self._threads if whose is None or whose.covers(c)]

@@ -27,28 +27,28 @@ from sidecar.infra.metrics import Counters
 from sidecar.memory import session_turn_store
 from sidecar.memory.conversation_memory import (
     ConversationMemory,
-    Opening,
-    Promise,
+    GenerationPrefix,
+    PendingTurn,
     new_turn,
 )
 from sidecar.memory.healing_store import Continued
 from sidecar.memory.lineage import LineageRecord, pack
-from sidecar.pipeline.reuse.best_form import (
-    COUNTED,
-    Answer,
-    Question,
-    ReuseChooser,
-    counted,
-    make_report,
-)
 from sidecar.pipeline.reuse.first_difference import DriftReport
-from sidecar.pipeline.reuse.own_turns import Recalled, recall
+from sidecar.pipeline.reuse.healed_history import HealedHistory, recall
 from sidecar.pipeline.reuse.prompt_ids import (
     canonical_ids,
     check_length,
     end_of_message,
     rank_boundaries,
     says_its_text,
+)
+from sidecar.pipeline.reuse.prompt_variants import (
+    COUNTED,
+    ReuseChooser,
+    ReuseDecision,
+    ReuseQuery,
+    counted,
+    make_report,
 )
 from sidecar.pipeline.template.chat_template import (
     ChatTemplate,
@@ -58,8 +58,8 @@ from sidecar.pipeline.template.chat_template import (
 from sidecar.pipeline.template.encoder import PromptEncoder
 from sidecar.pipeline.template.image_slots import place_images
 from sidecar.pipeline.template.marked_render import Layout, lay_out
-from sidecar.pipeline.template.turn_frames import FrameCache
-from sidecar.pipeline.template.turn_markers import Frame
+from sidecar.pipeline.template.turn_delimiters import TurnDelimiters
+from sidecar.pipeline.template.turn_delimiters_cache import TurnDelimitersCache
 from sidecar.volatile import spans
 from sidecar.volatile.marked_message import Span
 from sidecar.volatile.rules import RuleSet
@@ -106,7 +106,7 @@ class PreparedPrompt:
     hit: Hit
     report: CacheReport
     counted: Mapping[str, int]
-    promise: Promise
+    promise: PendingTurn
     unseen: tuple[str, ...] = ()  # where images stood that are told in words
 
     @property
@@ -144,7 +144,7 @@ class _Reading:
     salt: str
     thinking: bool
     kwargs: Mapping[str, Any]
-    frame: Frame | None
+    frame: TurnDelimiters | None
     generation: int
     check: Callable[[], None]
 
@@ -181,7 +181,7 @@ class Pipeline:
         )
         added = tokenizer.get_added_vocab()
         self._media_ids = {added[t] for t in settings.media_tokens if t in added}
-        self._frames = FrameCache(self.template, self.encoder)
+        self._frames = TurnDelimitersCache(self.template, self.encoder)
         self._chooser = ReuseChooser(
             self.encoder, memory.lineage, ruleset, settings.min_gain,
             pinning=settings.pinning,
@@ -266,7 +266,7 @@ class Pipeline:
         generation = self.memory.generation
         return _Reading(request, salt, thinking, kwargs, frame, generation, check)
 
-    def _recall(self, reading: _Reading) -> Recalled:
+    def _recall(self, reading: _Reading) -> HealedHistory:
         request = reading.request
         to_alter = self._ruleset if self._settings.pinning else None
         to_mark = self._ruleset if self._settings.canonicalize else None
@@ -279,7 +279,7 @@ class Pipeline:
         return recall(healing, read, frame, rulesets, reading.check)
 
     def _lay_out(
-        self, reading: _Reading, found: Recalled, images: Sequence[SeenImage]
+        self, reading: _Reading, found: HealedHistory, images: Sequence[SeenImage]
     ) -> Layout:
         tools = offered_tools(reading.request)
 
@@ -296,7 +296,9 @@ class Pipeline:
             return layout
         return replace(layout, elements=place_images(layout.elements, images))
 
-    def _choose(self, question: Question, most_tokens: int) -> tuple[Answer, bool]:
+    def _choose(
+        self, question: ReuseQuery, most_tokens: int
+    ) -> tuple[ReuseDecision, bool]:
         """The answer, and whether a first one was false and is not used."""
         answer = self._chooser.choose(question, self._lookup, most_tokens)
         decode = self._tokenizer.decode
@@ -318,8 +320,8 @@ class Pipeline:
         return {**kwargs, **request.template_kwargs, "enable_thinking": thinking}
 
     def _question(
-        self, reading: _Reading, recalled: Recalled, layout: Layout
-    ) -> Question:
+        self, reading: _Reading, recalled: HealedHistory, layout: Layout
+    ) -> ReuseQuery:
         marked = recalled.marked
         roles = [item.message.role for item in marked]
         found = canonical_ids(layout.elements, roles, self.encoder)
@@ -327,7 +329,7 @@ class Pipeline:
         session = client.session or session_turn_store.implicit_session(found.ids)
         continued = self.memory.healing.continued(marked, client.api_key_id, session)
         own = _own_turns(recalled, continued)
-        return Question(
+        return ReuseQuery(
             layout.elements,
             found,
             self._conversation(reading, recalled, session, continued),
@@ -339,7 +341,9 @@ class Pipeline:
             told_then=recalled.told_then,
         )
 
-    def _note_sent(self, reading: _Reading, recalled: Recalled, layout: Layout) -> None:
+    def _note_sent(
+        self, reading: _Reading, recalled: HealedHistory, layout: Layout
+    ) -> None:
         """Know what a request sends in answered messages that is refused."""
         client = reading.request.client
         session = client.session or IMPLICIT
@@ -360,7 +364,7 @@ class Pipeline:
     def _conversation(
         self,
         reading: _Reading,
-        recalled: Recalled,
+        recalled: HealedHistory,
         session: str,
         continued: Continued | None,
     ) -> Conversation:
@@ -402,7 +406,7 @@ class Pipeline:
         return text.rstrip().lower().endswith(self._think_open.lower())
 
     def _report(
-        self, question: Question, answer: Answer, found: Recalled
+        self, question: ReuseQuery, answer: ReuseDecision, found: HealedHistory
     ) -> tuple[CacheReport, tuple[str, ...]]:
         """And the digests of the messages that will be sent again."""
         digests = tuple(session_turn_store.message_digests(found.kept))
@@ -411,7 +415,7 @@ class Pipeline:
         return report, digests
 
     def _model_prompt(
-        self, question: Question, answer: Answer, found: Recalled
+        self, question: ReuseQuery, answer: ReuseDecision, found: HealedHistory
     ) -> ModelPrompt:
         assembled, turns = answer.form.assembled, self.memory.turns
         length, asked_by = len(assembled.ids), question.conversation
@@ -430,14 +434,14 @@ class Pipeline:
     def _promise(
         self,
         reading: _Reading,
-        question: Question,
-        answer: Answer,
-        seen: tuple[Recalled, tuple[str, ...]],
-    ) -> Promise:
+        question: ReuseQuery,
+        answer: ReuseDecision,
+        seen: tuple[HealedHistory, tuple[str, ...]],
+    ) -> PendingTurn:
         found, digests = seen
         form = answer.form
         canonical = pack(question.canonical.ids)
-        return Promise(
+        return PendingTurn(
             LineageRecord(canonical, form.stands, form.notes, question.conversation),
             new_turn(),
             len(answer.ids),
@@ -452,8 +456,8 @@ class Pipeline:
         )
 
     def _opening(
-        self, frame: Frame | None, found: Recalled, ids: ModelIds
-    ) -> Opening | None:
+        self, frame: TurnDelimiters | None, found: HealedHistory, ids: ModelIds
+    ) -> GenerationPrefix | None:
         """What the turn is written behind, if its ids are where they should be."""
         role = found.marked[-1].message.role
         start = frame.starts.get(role) if frame is not None else None
@@ -462,10 +466,10 @@ class Pipeline:
         lead_ids = self._frames.lead_ids(start)
         if ids[len(ids) - len(lead_ids) :] != lead_ids:
             return None
-        return Opening(start.header, start.lead, lead_ids)
+        return GenerationPrefix(start.header, start.lead, lead_ids)
 
 
-def _own_turns(recalled: Recalled, continued: Continued | None) -> list[int]:
+def _own_turns(recalled: HealedHistory, continued: Continued | None) -> list[int]:
     """Indexes of messages that the model wrote in this conversation."""
     return [*recalled.healed, *([continued.first] if continued else [])]
 

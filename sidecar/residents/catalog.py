@@ -12,7 +12,7 @@ from sidecar.core.errors import ModelNotFound
 from sidecar.engine import model_place
 from sidecar.residents.detection import loader_of
 from sidecar.residents.discovery import HUB, Found, discover, kind_at
-from sidecar.residents.model_entry import Offer
+from sidecar.residents.model_entry import ModelSpec
 from sidecar.residents.model_settings import NOTHING_SET, ModelSettings
 
 _MOST_NAME_CHARS = 200
@@ -71,7 +71,7 @@ class Names:
 class Catalog:
     """All that is offered, each model once, and how requests name it."""
 
-    offers: tuple[Offer, ...]
+    offers: tuple[ModelSpec, ...]
     names: Names
 
 
@@ -109,7 +109,7 @@ def find_catalog(
     )
 
 
-def _given(offer: Offer, names: Names) -> list[str]:
+def _given(offer: ModelSpec, names: Names) -> list[str]:
     """Names that MODEL_ALIASES gives it; globs as they are, for routers."""
     return [
         name
@@ -118,7 +118,9 @@ def _given(offer: Offer, names: Names) -> list[str]:
     ]
 
 
-def _default(config: ModelConfig, found: Sequence[Found]) -> tuple[Offer, Found | None]:
+def _default(
+    config: ModelConfig, found: Sequence[Found]
+) -> tuple[ModelSpec, Found | None]:
     """What MODEL_PATH names: a model that was found, a folder, a hub id, built in."""
     path = config.path
     folder = model_place.folder_of(path)
@@ -134,7 +136,7 @@ def _default(config: ModelConfig, found: Sequence[Found]) -> tuple[Offer, Found 
         size = own.size_bytes if own else model_place.size_of(path)
         context_len = own.context_len if own else None
         kind, takes_images = kind_at(folder) if folder else ("llm", False)
-        offer = Offer(
+        offer = ModelSpec(
             own_id, aliases, kind, path, size, context_len, takes_images=takes_images
         )
     else:
@@ -151,7 +153,7 @@ def _is_meant(found: Found, path: str | None, folder: Path | None) -> bool:
     return is_bare or path in (found.id, *found.aliases)
 
 
-def _offer(found: Found, taken: set[str]) -> Offer | None:
+def _offer(found: Found, taken: set[str]) -> ModelSpec | None:
     """Under names that nobody has; None if none is left."""
     names = (found.id, *found.aliases)
     # A pattern would be a net for whatever is asked of a router.
@@ -161,11 +163,11 @@ def _offer(found: Found, taken: set[str]) -> Offer | None:
     return replace(_described(found, free[0]), aliases=tuple(free[1:]))
 
 
-def _described(found: Found, own_id: str) -> Offer:
+def _described(found: Found, own_id: str) -> ModelSpec:
     state, fault = found.state, found.reason
     if state == "unloaded" and loader_of(found.kind) is None:
         state, fault = "unavailable", f"{found.kind} models are not served"
-    return Offer(
+    return ModelSpec(
         own_id,
         kind=found.kind,
         place=str(found.folder),
@@ -178,11 +180,11 @@ def _described(found: Found, own_id: str) -> Offer:
 
 
 def _wished(
-    offer: Offer,
+    offer: ModelSpec,
     config: ModelConfig,
     wishes: Mapping[str, ModelSettings],
     taken: set[str],
-) -> Offer:
+) -> ModelSpec:
     """With what the settings say of it; no name that another one has."""
     names = (offer.id, *offer.aliases)
     wish = next((wishes[name] for name in names if name in wishes), NOTHING_SET)
@@ -198,7 +200,7 @@ def _wished(
     )
 
 
-def _is_allowed(offer: Offer, allowed: Iterable[str]) -> bool:
+def _is_allowed(offer: ModelSpec, allowed: Iterable[str]) -> bool:
     """Whether AVAILABLE_MODELS, names and globs, lets it be served; empty: all."""
     patterns = tuple(allowed)
     names = (offer.id, *offer.aliases)

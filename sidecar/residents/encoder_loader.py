@@ -26,7 +26,7 @@ from sidecar.engine.model_place import folder_of
 from sidecar.engine.reachable_arrays import evaluate_in_slices
 from sidecar.residents.detection import Evidence
 from sidecar.residents.encoder_resident import EncoderResident
-from sidecar.residents.model_entry import Offer
+from sidecar.residents.model_entry import ModelSpec
 from sidecar.residents.shared import Shared, not_loaded
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class EncoderLoader:
         self._shared = shared
         self._trust = config.model.trust_remote_code
 
-    def load(self, offer: Offer, tell: Callable[[str], None]) -> EncoderResident:
+    def load(self, offer: ModelSpec, tell: Callable[[str], None]) -> EncoderResident:
         """
         Read a model; its first computation is the first request's.
 

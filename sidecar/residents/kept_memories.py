@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from sidecar.core.conversation import Whose
+from sidecar.core.conversation import ForgetFilter
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.memory.conversation_memory import ConversationMemory, Forgotten
 
@@ -65,7 +65,7 @@ class KeptMemories:
             self._lent = [other for other in self._lent if other is not lent]
         _forget(lent)
 
-    def forget(self, whose: Whose | None = None) -> Forgotten:
+    def forget(self, whose: ForgetFilter | None = None) -> Forgotten:
         """Forget all of it, or some conversations, what is lent too."""
         with self._lock:
             gone, lent = list(self._kept.values()), list(self._lent)

@@ -15,7 +15,7 @@ from sidecar.core.errors import (
 )
 from sidecar.residents.model_entry import Entry, Held, Waiter, anew
 from sidecar.residents.pool_worker import PoolWorker
-from sidecar.residents.room import PoolLimits, Room
+from sidecar.residents.weight_eviction import PoolLimits, WeightEviction
 
 _RETRY_FAILED_S = 60.0
 _WATCH_S = 1.0
@@ -32,7 +32,7 @@ class LoadWaits(Generic[E]):
     """
 
     def __init__(
-        self, worker: PoolWorker[E], room: Room[E], limits: PoolLimits
+        self, worker: PoolWorker[E], room: WeightEviction[E], limits: PoolLimits
     ) -> None:
         self._worker = worker
         self._room = room

@@ -8,10 +8,10 @@ from typing import Any
 from sidecar.config.settings import Config
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.residents.detection import loader_of
-from sidecar.residents.model_entry import Held, Offer
+from sidecar.residents.model_entry import Held, ModelSpec
 from sidecar.residents.shared import Shared
 
-Load = Callable[[Offer, Callable[[str], None]], Held]
+Load = Callable[[ModelSpec, Callable[[str], None]], Held]
 
 
 def loader(config: Config, shared: Shared) -> Load:
@@ -22,7 +22,7 @@ def loader(config: Config, shared: Shared) -> Load:
         module, _, name = place.partition(":")
         return getattr(importlib.import_module(module), name)(config, shared)
 
-    def load(offer: Offer, tell: Callable[[str], None]) -> Held:
+    def load(offer: ModelSpec, tell: Callable[[str], None]) -> Held:
         place = loader_of(offer.kind)
         if place is None:
             message = f"model {offer.id} cannot be loaded: {offer.kind} is not served"

@@ -15,7 +15,7 @@ State = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ModelSpec:
     """
     A model that can be served.
 
@@ -138,7 +138,7 @@ class Entry(Generic[E]):
         folder: that it was loaded from, if its place is one.
     """
 
-    offer: Offer
+    offer: ModelSpec
     state: State = "unloaded"
     resident: E | None = None
     pinned: bool = field(init=False)
@@ -162,7 +162,7 @@ class Entry(Generic[E]):
         self.state = self.offer.state
         self.pinned, self.ttl_s = self.offer.pinned, self.offer.ttl_s
 
-    def offered(self, offer: Offer) -> None:
+    def offered(self, offer: ModelSpec) -> None:
         """It was found again, maybe whole by now, or broken."""
         is_settled = self.state not in ("loading", "unloading")
         if self.offer.state != offer.state and self.resident is None and is_settled:

@@ -24,9 +24,9 @@ from sidecar.core.errors import (
 )
 from sidecar.residents.catalog import Catalog
 from sidecar.residents.load_waits import LoadWaits, gone
-from sidecar.residents.model_entry import Entry, Held, ModelEntry, Offer
+from sidecar.residents.model_entry import Entry, Held, ModelEntry, ModelSpec
 from sidecar.residents.pool_worker import LOAD_END_S, PoolWorker, Tell
-from sidecar.residents.room import PoolLimits, Room, Weights
+from sidecar.residents.weight_eviction import PoolLimits, WeightEviction, Weights
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class ResidentPool(Generic[E]):
     def __init__(
         self,
         find: Callable[[], Catalog],
-        load: Callable[[Offer, Tell], E],
+        load: Callable[[ModelSpec, Tell], E],
         weights: Weights,
         limits: PoolLimits,
         clock: Callable[[], float] = time.monotonic,
@@ -60,7 +60,7 @@ class ResidentPool(Generic[E]):
         self._find, self._found_at = find, clock()
         self._names = catalog.names
         self._limits = limits
-        self._room = Room[E](weights, limits)
+        self._room = WeightEviction[E](weights, limits)
         self._worker = PoolWorker[E](catalog.offers, load, self._room, limits, clock)
         self._waits = LoadWaits[E](self._worker, self._room, limits)
         self.is_stopped = False  # what runs all the same is to end

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from sidecar.core.errors import ModelLoadFailed, SidecarError
-from sidecar.residents.model_entry import Entry, Held, Offer
-from sidecar.residents.room import PoolLimits, Room
+from sidecar.residents.model_entry import Entry, Held, ModelSpec
+from sidecar.residents.weight_eviction import PoolLimits, WeightEviction
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +40,9 @@ class PoolWorker(Generic[E]):
 
     def __init__(
         self,
-        offers: tuple[Offer, ...],
-        load: Callable[[Offer, Tell], E],
-        room: Room[E],
+        offers: tuple[ModelSpec, ...],
+        load: Callable[[ModelSpec, Tell], E],
+        room: WeightEviction[E],
         limits: PoolLimits,
         clock: Callable[[], float],
     ) -> None:
@@ -56,7 +56,7 @@ class PoolWorker(Generic[E]):
         self._looked_at = clock()
         self._thread: threading.Thread | None = None
 
-    def offer(self, offers: tuple[Offer, ...]) -> None:
+    def offer(self, offers: tuple[ModelSpec, ...]) -> None:
         """Have entries for these, and for what is loaded; holds the lock already."""
         wanted = {offer.id: offer for offer in offers}
         for own_id, entry in list(self.entries.items()):

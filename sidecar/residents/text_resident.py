@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from sidecar.config.settings import CacheConfig, Config
 from sidecar.core.errors import ModelLoadFailed
-from sidecar.engine.batch_loop import BatchLoop
 from sidecar.engine.checkpoint_files import memory_limit, read_config
 from sidecar.engine.gpu_thread import load_thread
 from sidecar.engine.loader import (
@@ -30,6 +29,7 @@ from sidecar.engine.memory_model import MemoryGuard, TowerCost, fit_memory
 from sidecar.engine.model_place import ModelSource
 from sidecar.engine.model_source import find_model
 from sidecar.engine.proved_models import ProvedModel, key_of
+from sidecar.engine.scheduler import BatchScheduler
 from sidecar.engine.self_test import LOAD_S, ProofPlan, SelfTest, prove
 from sidecar.engine.text import TextEngine
 from sidecar.engine.tower_cost import fit_tower
@@ -38,12 +38,12 @@ from sidecar.engine.warm_up import warm_up
 from sidecar.kv.cache import KVCache
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.memory.conversation_memory import ConversationMemory, MemoryLimits
-from sidecar.memory.keepsakes import Keepsakes
+from sidecar.memory.unwritten_turns import UnwrittenTurns
 from sidecar.pipeline.prepare import Pipeline, PipelineSettings
 from sidecar.residents.detection import can_see, is_library_there, sees
 from sidecar.residents.disk import open_disk
 from sidecar.residents.kept_memories import Kept
-from sidecar.residents.model_entry import Offer
+from sidecar.residents.model_entry import ModelSpec
 from sidecar.residents.ocr import ocr_prompt
 from sidecar.residents.resident import Resident
 from sidecar.residents.shared import Shared
@@ -62,7 +62,7 @@ class TextLoader:
         self._config = config
         self._shared = shared
 
-    def load(self, offer: Offer, tell: Callable[[str], None]) -> Resident:
+    def load(self, offer: ModelSpec, tell: Callable[[str], None]) -> Resident:
         """
         Find, read and prove a model.
 
@@ -97,7 +97,7 @@ class TextLoader:
         logger.info("ready to reuse %s", resident.start_line())
         return resident
 
-    def _find(self, offer: Offer) -> ModelSource:
+    def _find(self, offer: ModelSpec) -> ModelSource:
         most = self._config.engine.max_model_bytes
         limit = memory_limit(self._shared.process.limit_bytes, most)
         source = find_model(offer.place, self._shared.download, limit)
@@ -106,7 +106,7 @@ class TextLoader:
         name = offer.id.removeprefix("openai/") if is_found else source.name
         return ModelSource(name, source.folder)
 
-    def _read(self, source: ModelSource, offer: Offer) -> LoadedModel:
+    def _read(self, source: ModelSource, offer: ModelSpec) -> LoadedModel:
         memo = self._memo(source.folder)
         if memo is None:
             return self._read_as(source, offer, None)
@@ -120,7 +120,7 @@ class TextLoader:
             return replace(model, blindness=f"{BLIND_HERE}: {why}")
 
     def _read_as(
-        self, source: ModelSource, offer: Offer, memo: FeatureMemo | None
+        self, source: ModelSource, offer: ModelSpec, memo: FeatureMemo | None
     ) -> LoadedModel:
         config, gpu = self._config, self._shared.gpu
         family = offer.family or config.model.family
@@ -176,7 +176,7 @@ class TextLoader:
     ) -> TextEngine:
         config, shared = self._config.engine, self._shared
         guard = MemoryGuard(known.memory, shared.process, known.tower)
-        loop = BatchLoop(
+        loop = BatchScheduler(
             model,
             store,
             config,
@@ -231,7 +231,7 @@ class TextLoader:
                 model.tokenizer.decode,
                 f"{model.key} {shared.rules.digest}",
                 memory_limits(cache),
-                Keepsakes() if shared.disk and shared.disk.is_usable else None,
+                UnwrittenTurns() if shared.disk and shared.disk.is_usable else None,
             )
             return Kept(store, memory)
 

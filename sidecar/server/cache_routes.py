@@ -3,7 +3,7 @@
 from typing import Any
 from urllib.parse import parse_qs
 
-from sidecar.core.conversation import Whose
+from sidecar.core.conversation import ForgetFilter
 from sidecar.core.errors import BadRequest, Unavailable
 from sidecar.core.requests import short_id
 from sidecar.dialects.fields import Fields
@@ -41,7 +41,7 @@ class CacheRoutes:
         told = self._forget(request, _whose(request.json()))
         return json_response({"forgotten": any(told.values()), **told})
 
-    def _forget(self, request: Request, whose: Whose | None) -> dict[str, int]:
+    def _forget(self, request: Request, whose: ForgetFilter | None) -> dict[str, int]:
         asked = parse_qs(request.query).get("disk", ["clear"])[-1]
         if asked not in ("clear", "keep"):
             raise BadRequest("disk must be clear or keep", param="disk")
@@ -53,7 +53,7 @@ class CacheRoutes:
         return {**_told(gone), "responses": self._responses.forget(whose)}
 
 
-def _whose(body: Any) -> Whose:
+def _whose(body: Any) -> ForgetFilter:
     fields = Fields(body)
     if unknown := sorted(set(body) - set(_WHOSE)):
         raise BadRequest(
@@ -65,7 +65,7 @@ def _whose(body: Any) -> Whose:
         raise BadRequest("session or key must say whose", param="session")
     # "key": null is what the report says of conversations without one.
     session, key = (short_id(named.get(name)) for name in _WHOSE)
-    return Whose(session, key, any_key="key" not in body)
+    return ForgetFilter(session, key, any_key="key" not in body)
 
 
 def _model(request: Request) -> str | None:

@@ -34,7 +34,7 @@ RESERVED = 8
 _TOLD_AT_ONCE = 4  # times the places; each of them holds a thread for some seconds
 
 
-class Places:
+class ConnectionLimiter:
     """A bounded number of connections. Any thread."""
 
     def __init__(self, most: int, num_reserved: int = RESERVED) -> None:
@@ -166,7 +166,7 @@ class Listener(http.server.ThreadingHTTPServer):
         self.config = config
         self.routes = routes
         self.metrics = metrics
-        self.places = Places(config.max_connections)
+        self.places = ConnectionLimiter(config.max_connections)
         self._idle = IdleTrim()
         self.bodies = BodyBudget(config.max_body_mb << 20)
         if ":" in config.host:

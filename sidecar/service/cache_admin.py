@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from sidecar.core.conversation import Whose
+from sidecar.core.conversation import ForgetFilter
 from sidecar.core.errors import Unavailable
 from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.memory.conversation_memory import Forgotten
@@ -72,7 +72,7 @@ class CacheService:
     def clear(
         self,
         name: str | None = None,
-        whose: Whose | None = None,
+        whose: ForgetFilter | None = None,
         *,
         on_disk: bool = True,
     ) -> Forgotten:
@@ -104,8 +104,8 @@ class CacheService:
 def _forget(
     disk: KVDisk | None,
     model: str | None,
-    whose: Whose | None,
-    forget: Callable[[Whose | None], Forgotten],
+    whose: ForgetFilter | None,
+    forget: Callable[[ForgetFilter | None], Forgotten],
 ) -> Forgotten:
     """Of the memory, and of the disk before and behind it."""
     found = []

@@ -8,7 +8,7 @@ from sidecar.core.prompt import Divergence
 from sidecar.core.requests import ChatRequest, ClientInfo, told_names
 from sidecar.engine.sampling import Sampling
 from sidecar.infra.session_log import SessionLog
-from sidecar.memory.conversation_memory import Said
+from sidecar.memory.conversation_memory import AssistantOutput
 from sidecar.pipeline.prepare import PreparedPrompt
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class RequestLog:
         sampler = {name: getattr(sampling, name) for name in sampling.__slots__}
         self._write("sampler", sampler, {})
 
-    def ended(self, numbers: Mapping[str, Any], said: Said) -> None:
+    def ended(self, numbers: Mapping[str, Any], said: AssistantOutput) -> None:
         """At the end: what it cost, what was said."""
         text = {
             "reasoning": said.reasoning,

@@ -8,7 +8,12 @@ from typing import Any
 
 import orjson
 
-from sidecar.core.conversation import Conversation, Generations, Whose, is_implicit
+from sidecar.core.conversation import (
+    Conversation,
+    ForgetFilter,
+    Generations,
+    is_implicit,
+)
 from sidecar.core.errors import NotFound, PayloadTooLarge, PreviousResponseNotFound
 from sidecar.infra.lru import Lru
 
@@ -115,7 +120,7 @@ class StoredResponses:
         self.get(key_id, response_id)
         self._of(key_id).responses.pop(response_id)
 
-    def forget(self, whose: Whose | None = None) -> int:
+    def forget(self, whose: ForgetFilter | None = None) -> int:
         """
         Forget everything, or some conversations; how many responses that were.
 

@@ -30,7 +30,7 @@ from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.text import Forecast
 from sidecar.infra.metrics import Metrics
-from sidecar.memory.conversation_memory import Said
+from sidecar.memory.conversation_memory import AssistantOutput
 from sidecar.memory.healing_store import visible_hash
 from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
 from sidecar.service.choice import Choice
@@ -132,7 +132,7 @@ class Receipt:
 
     outcome: str
     usage: Usage
-    said: Said
+    said: AssistantOutput
     is_spoiled: bool
     ttft_s: float | None
     seconds: float
@@ -274,10 +274,12 @@ class _Shown:
         """By what a client's echo of it is known."""
         return visible_hash("".join(self.text), self.calls)
 
-    def said(self, sampled: tuple[int, ...], others: tuple[str, ...]) -> Said:
+    def said(
+        self, sampled: tuple[int, ...], others: tuple[str, ...]
+    ) -> AssistantOutput:
         """It, with the ids that may be put back, and how the others look."""
         text, reasoning = "".join(self.text), "".join(self.reasoning)
-        return Said(text, reasoning, tuple(self.calls), sampled, others)
+        return AssistantOutput(text, reasoning, tuple(self.calls), sampled, others)
 
 
 class _Progress:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from sidecar.core.conversation import Conversation, Generations, Whose, unknown
+from sidecar.core.conversation import Conversation, ForgetFilter, Generations, unknown
 
 MINE, YOURS = Conversation("k", "mine", "t"), Conversation("k", "yours", "t")
 
@@ -14,23 +14,23 @@ def since(conversation: Conversation, generation: int) -> Conversation:
 
 def test_whose_they_are() -> None:
     """By session, by key, by both; what is nobody's is nobody's."""
-    whoever = Whose("mine", any_key=True)
+    whoever = ForgetFilter("mine", any_key=True)
     assert whoever.covers(MINE)
     assert not whoever.covers(YOURS)
-    assert Whose(api_key="k").covers(YOURS)
-    assert not Whose(api_key="other").covers(YOURS)
-    assert Whose("mine", "k").covers(MINE)
-    assert not Whose("mine", "other").covers(MINE)
-    assert not Whose("mine").covers(MINE), "of clients without a key"
-    assert Whose("mine").covers(Conversation(None, "mine", "t"))
+    assert ForgetFilter(api_key="k").covers(YOURS)
+    assert not ForgetFilter(api_key="other").covers(YOURS)
+    assert ForgetFilter("mine", "k").covers(MINE)
+    assert not ForgetFilter("mine", "other").covers(MINE)
+    assert not ForgetFilter("mine").covers(MINE), "of clients without a key"
+    assert ForgetFilter("mine").covers(Conversation(None, "mine", "t"))
     assert not whoever.covers(unknown(0))
-    assert not Whose(any_key=True).covers(unknown(0))
+    assert not ForgetFilter(any_key=True).covers(unknown(0))
 
 
 def test_what_was_begun_before_is_over_for_those_who_are_forgotten() -> None:
     generations = Generations()
     begun = generations.now
-    generations.end(Whose("mine", "k"))
+    generations.end(ForgetFilter("mine", "k"))
     assert not generations.is_current(since(MINE, begun))
     assert generations.is_current(since(YOURS, begun))
     assert generations.is_current(unknown(begun))
@@ -44,8 +44,8 @@ def test_what_was_begun_before_is_over_for_those_who_are_forgotten() -> None:
 def test_what_is_older_than_all_that_is_remembered_is_over() -> None:
     generations = Generations()
     for _ in range(256):
-        generations.end(Whose("mine", "k"))
+        generations.end(ForgetFilter("mine", "k"))
     assert generations.is_current(since(YOURS, 0))
-    generations.end(Whose("mine", "k"))
+    generations.end(ForgetFilter("mine", "k"))
     assert not generations.is_current(since(YOURS, 0))
     assert generations.is_current(since(YOURS, 1))

@@ -4,11 +4,10 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-from sidecar.core.conversation import Whose
+from sidecar.core.conversation import ForgetFilter
 from sidecar.core.prompt import ModelIds
-from sidecar.kv.disk.due import Due, DueList
-from sidecar.kv.disk.hand_over import HandOver
 from sidecar.kv.disk.slot_index import SlotIndex
+from sidecar.kv.disk.write_queue import PendingWrite, PendingWrites, WriteQueue
 from testkit.sequences import owned
 
 MINE = owned("s", salt="mine")
@@ -21,7 +20,7 @@ def ids(*values: int) -> ModelIds:
 
 def test_a_conversation_rests_before_it_is_due() -> None:
     now = [100.0]
-    due = DueList(clock=lambda: now[0])
+    due = PendingWrites(clock=lambda: now[0])
     due.note(ids(1, 2), MINE)
     now[0] += 19
     assert due.take(20) == []
@@ -32,7 +31,7 @@ def test_a_conversation_rests_before_it_is_due() -> None:
 
 def test_what_goes_on_is_not_due_before_it_rests_again() -> None:
     now = [0.0]
-    due = DueList(clock=lambda: now[0])
+    due = PendingWrites(clock=lambda: now[0])
     due.note(ids(1, 2), MINE)
     now[0] = 19
     due.note(ids(1, 2, 3), MINE)
@@ -43,7 +42,7 @@ def test_what_goes_on_is_not_due_before_it_rests_again() -> None:
 
 
 def test_siblings_and_other_keys_are_due_by_themselves() -> None:
-    due = DueList(clock=lambda: 0.0)
+    due = PendingWrites(clock=lambda: 0.0)
     due.note(ids(1, 2), MINE)
     due.note(ids(1, 3), MINE)
     due.note(ids(1, 2, 3), owned("s", salt="another"))
@@ -51,24 +50,24 @@ def test_siblings_and_other_keys_are_due_by_themselves() -> None:
 
 
 def test_what_another_went_on_from_is_due_again_where_that_is_forgotten() -> None:
-    due = DueList(clock=lambda: 0.0)
+    due = PendingWrites(clock=lambda: 0.0)
     for length, session in ((1, "a"), (2, "b"), (3, "c"), (4, "c"), (5, "d")):
         due.note(ids(*range(length)), owned(session))
     assert len(due) == 1
-    due.forget(Whose("d"))
+    due.forget(ForgetFilter("d"))
     assert [(d.owner, len(d.ids)) for d in due.waiting()] == [(CONVERSATIONS["c"], 4)]
-    due.forget(Whose("b"))
-    due.forget(Whose("c"))
+    due.forget(ForgetFilter("b"))
+    due.forget(ForgetFilter("c"))
     assert [(d.owner, len(d.ids)) for d in due.waiting()] == [(CONVERSATIONS["a"], 1)]
-    due.forget(Whose("a"))
+    due.forget(ForgetFilter("a"))
     assert due.waiting() == []
 
 
 def test_who_is_dropped_is_dropped_once() -> None:
-    due = DueList(clock=lambda: 0.0)
+    due = PendingWrites(clock=lambda: 0.0)
     due.note(ids(1), MINE)
     (one,) = due.waiting()
-    due.forget(Whose("another"))
+    due.forget(ForgetFilter("another"))
     assert due.drop(one)
     assert not due.drop(one)
 
@@ -77,7 +76,7 @@ def test_what_others_said_is_written_where_its_end_was_forgotten_meanwhile() -> 
     written: list[str] = []
     gone: list[object] = []
 
-    def write(due: Due, *, is_last: bool) -> None:
+    def write(due: PendingWrite, *, is_last: bool) -> None:
         written.append(due.owner.session)
         gone.append(CONVERSATIONS["b"])  # while it is being written
 
@@ -85,7 +84,7 @@ def test_what_others_said_is_written_where_its_end_was_forgotten_meanwhile() -> 
     now: Any = SimpleNamespace(submit=lambda _urgency, act: (act(), Future())[1])
     machine: Any = SimpleNamespace(thread=now, is_idle=lambda: True)
     settings: Any = SimpleNamespace(quiet_s=0.0)
-    hand_over = HandOver(store, SlotIndex(), machine, settings, write, lambda: None)
+    hand_over = WriteQueue(store, SlotIndex(), machine, settings, write, lambda: None)
     for length, session in ((1, "a"), (2, "b"), (3, "c")):
         hand_over.due.note(ids(*range(length)), owned(session))
     hand_over.look()
@@ -97,7 +96,7 @@ def test_what_others_said_is_written_where_its_end_was_forgotten_meanwhile() -> 
 
 
 def test_the_list_has_a_bound() -> None:
-    due = DueList(clock=lambda: 0.0)
+    due = PendingWrites(clock=lambda: 0.0)
     for number in range(1000):
         due.note(ids(number), MINE)
     assert len(due) == 64

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sidecar.core.conversation import Conversation, Whose
+from sidecar.core.conversation import Conversation, ForgetFilter
 from sidecar.kv.disk import kv_disk
 from sidecar.kv.disk.durable_files import open_private
 from sidecar.kv.disk.forgetting import forget_all, forget_some
@@ -147,7 +147,7 @@ def test_what_another_goes_on_from_is_its_own(folder: SlotFolder) -> None:
     write(folder, write(folder, first, [4], "one"), [5], "one")
     write(folder, first, [8], "another")
     os.utime(folder.file(1, "meta"), (1000, 1000))
-    slots, num_bytes = forget_some(folder, Whose("one"))
+    slots, num_bytes = forget_some(folder, ForgetFilter("one"))
     assert slots == 2
     assert num_bytes > 0
     assert whole(folder) == [[1, 2, 3], [8]]
@@ -156,9 +156,9 @@ def test_what_another_goes_on_from_is_its_own(folder: SlotFolder) -> None:
     assert [len(slot.meta["kept"]) for slot in left] == [0, 1]
     assert left[0].used == 1000
     assert '"one"' not in folder.file(1, "meta").read_text()
-    assert forget_some(folder, Whose("one")) == (0, 0)
-    assert forget_some(folder, Whose(api_key="k")) == (0, 0)
-    assert forget_some(folder, Whose("another"))[0] == 2
+    assert forget_some(folder, ForgetFilter("one")) == (0, 0)
+    assert forget_some(folder, ForgetFilter(api_key="k")) == (0, 0)
+    assert forget_some(folder, ForgetFilter("another"))[0] == 2
     assert folder.files() == {}
 
 
@@ -169,13 +169,13 @@ def test_what_another_goes_on_from_within_is_cut(folder: SlotFolder) -> None:
     write(folder, branch, [9], "another")
     write(folder, replace(first, end=1), [7], "third")
     assert branch.at == 2
-    assert forget_some(folder, Whose("one"))[0] == 0
+    assert forget_some(folder, ForgetFilter("one"))[0] == 0
     assert whole(folder) == [[1, 2], [8], [9], [7]]
     assert '"one"' not in folder.file(1, "meta").read_text()
     assert folder.read(1).num_bytes == folder.file(1, "cache").stat().st_size
     with pytest.raises(Replaced), folder.locked(shared=True):
         folder.open(first)
-    assert forget_some(folder, Whose("another"))[0] == 2
+    assert forget_some(folder, ForgetFilter("another"))[0] == 2
     assert whole(folder) == [[1], [7]]
     assert folder.files().keys() == {1, 4}
 
@@ -184,7 +184,7 @@ def test_what_another_said_in_it_stays(folder: SlotFolder) -> None:
     """Up to there it is theirs, although the slot bears the forgotten one's name."""
     kept = [said("another", 2), said("one", 4)]
     write(folder, None, [1, 2, 3, 4], "one", kept=kept, canonical=[7, 7])
-    assert forget_some(folder, Whose("one")) == (0, 0)
+    assert forget_some(folder, ForgetFilter("one")) == (0, 0)
     assert whole(folder) == [[1, 2]]
     left = folder.read(1)
     assert left.owner == Conversation(None, "another", "t")
@@ -193,7 +193,7 @@ def test_what_another_said_in_it_stays(folder: SlotFolder) -> None:
         {"scope": [None, "another", "t"], "turn": "another", "depth": 2}
     ]
     assert left.canonical.size == 0
-    assert forget_some(folder, Whose("another"))[0] == 1
+    assert forget_some(folder, ForgetFilter("another"))[0] == 1
 
 
 def test_what_was_said_at_its_end_leaves_no_ids(folder: SlotFolder) -> None:
@@ -201,7 +201,7 @@ def test_what_was_said_at_its_end_leaves_no_ids(folder: SlotFolder) -> None:
     kept = [said("another", 2), said("one", 3)]
     write(folder, None, [1, 2, 3], "another", kept=kept, canonical=[7, 8, 9])
     write(folder, None, [1, 2, 4], "another", kept=kept[::-1], canonical=[7, 8])
-    assert forget_some(folder, Whose("one")) == (0, 0)
+    assert forget_some(folder, ForgetFilter("one")) == (0, 0)
     stripped, other = folder.read(1), folder.read(2)
     assert stripped.canonical.size == 0
     assert "lineage" not in stripped.meta["kept"][-1]
@@ -213,7 +213,7 @@ def test_what_is_cut_says_how_long_it_is(folder: SlotFolder) -> None:
     """To mlx-lm as well, which reads it by the number beside its arrays."""
     first = write(folder, None, [1, 2, 3], "one")
     write(folder, replace(first, end=2), [8], "another")
-    forget_some(folder, Whose("one"))
+    forget_some(folder, ForgetFilter("one"))
     assert folder.read(1).meta["scalars"]["0.2"] == 2
     with folder.file(1, "cache").open("rb") as file:
         header = read_header(file)
@@ -225,7 +225,7 @@ def test_a_state_that_cannot_be_cut_goes_alone(folder: SlotFolder) -> None:
     """What others go on from stays; no prompt may end there any more."""
     first = write(folder, None, [1, 2, 3], "one", state=WITH_STATE)
     write(folder, replace(first, end=2), [8, 9], "another", state=WITH_STATE)
-    assert forget_some(folder, Whose("one")) == (0, 0)
+    assert forget_some(folder, ForgetFilter("one")) == (0, 0)
     assert whole(folder) == [[1, 2], [8, 9]]
     cut = folder.read(1)
     assert not cut.is_end
@@ -249,7 +249,7 @@ def test_what_others_said_in_a_slot_that_goes_needs_what_is_before(
     kept = [said("another", 4), said("one", 5)]
     write(folder, first, [3, 4, 5], "one", kept=kept, **more)
     write(folder, None, [9], "one", kept=[said("one", 1)], **more)
-    assert forget_some(folder, Whose("one"))[0] == 2
+    assert forget_some(folder, ForgetFilter("one"))[0] == 2
     assert whole(folder) == [[1, 2]]
     left = folder.read(1)
     assert left.is_end
@@ -285,7 +285,7 @@ def test_a_slot_that_says_what_none_says_is_damaged(
     with pytest.raises(Damaged):
         folder.read(1)
     tidy(folder)
-    assert forget_some(folder, Whose("nobody"))[0] in (0, 1)
+    assert forget_some(folder, ForgetFilter("nobody"))[0] in (0, 1)
     assert whole(folder) == [[3]]
 
 
@@ -306,7 +306,7 @@ def test_shapes_that_no_array_has_are_damage(folder: SlotFolder) -> None:
         file.write_bytes(header_bytes(specs, metadata) + b"\1\0\0\0")
         with pytest.raises(Damaged, match="has the shape"):
             folder.read(1)
-        assert forget_some(folder, Whose("one"))[0] == 1
+        assert forget_some(folder, ForgetFilter("one"))[0] == 1
 
 
 def test_numbers_do_not_run_out_unseen(folder: SlotFolder) -> None:
@@ -350,7 +350,7 @@ def test_one_that_cannot_be_cut_goes_with_all_behind_it(folder: SlotFolder) -> N
     data = bytearray(file.read_bytes())
     data[-6] ^= 1  # behind it is how long it is
     file.write_bytes(data)
-    assert forget_some(folder, Whose("one"))[0] == 2
+    assert forget_some(folder, ForgetFilter("one"))[0] == 2
     assert folder.files() == {}
 
 
@@ -363,7 +363,7 @@ def test_what_cannot_be_read_is_forgotten_with_it(folder: SlotFolder) -> None:
     folder.file(3, "meta").write_text(folder.file(3, "meta").read_text()[:-2])
     folder.file(4, "tokens").unlink()
     (folder.path / ".tmp-1-0123456789ab-meta").write_text("one")
-    assert forget_some(folder, Whose("one"))[0] == 3
+    assert forget_some(folder, ForgetFilter("one"))[0] == 3
     assert whole(folder) == [[2]]
     assert folder.files().keys() == {2}
     assert not list(folder.path.glob(".tmp-*"))
@@ -379,7 +379,7 @@ def test_on_a_full_disk_it_goes_whole(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("sidecar.kv.disk.slot_folder.write_words", full)
-    assert forget_some(folder, Whose("one"))[0] == 2
+    assert forget_some(folder, ForgetFilter("one"))[0] == 2
     assert folder.files() == {}
 
 
@@ -478,7 +478,7 @@ def test_a_death_before_any_call(act: str, folder: SlotFolder) -> None:
         is_whole = die(folder, act, number)
         assert readable(folder) in allowed
         if act in ("forget one", "cut"):
-            forget_some(folder, Whose("one"))
+            forget_some(folder, ForgetFilter("one"))
             words = (f.read_bytes() for f in folder.path.iterdir() if f.is_file())
             assert not any(b'"one"' in text for text in words)
         tidy(folder)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.engine.gpu_scheduler import Errand
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.turns import Errand
 from tests.litellm_mlx.fake_sidecar import wait_until
 
 REPO = Path(__file__).parents[2]

@@ -21,11 +21,11 @@ from mlx_lm.models.cache import ArraysCache
 from sidecar.app import App
 from sidecar.core.errors import InsufficientMemory
 from sidecar.core.prompt import ModelIds
-from sidecar.engine import batch_loop
+from sidecar.engine import scheduler
+from sidecar.engine.gpu_scheduler import GpuScheduler
 from sidecar.engine.job import Job, Prefilled, Token
 from sidecar.engine.process_memory import ProcessMemory, Releasing
 from sidecar.engine.text import TextEngine
-from sidecar.engine.turns import Turns
 from sidecar.kv import eviction
 from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.kv_layers import Released
@@ -49,7 +49,7 @@ def serving(folder: Path, **settings: str) -> Iterator[tuple[App, TextEngine]]:
 @contextmanager
 def turn_by_turn(app: App, engine: TextEngine) -> Iterator[Callable[[], None]]:
     """Turns of the engine and of what lets go, made one at a time."""
-    turns, workers = Turns(), (engine._loop, app.releasing)
+    turns, workers = GpuScheduler(), (engine._loop, app.releasing)
     for worker in workers:
         app.gpu.remove_worker(worker)
         turns.add(worker)
@@ -195,7 +195,7 @@ def test_what_nobody_reads_of_a_cache_does_not_pile_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in mlx-lm issue 1845: a lazy subtraction a layer and step, never computed."""
-    monkeypatch.setattr(batch_loop, "_STEPS_BETWEEN_CLEARS", 16)
+    monkeypatch.setattr(scheduler, "_STEPS_BETWEEN_CLEARS", 16)
     folder = make_model(tmp_path / "model", "hybrid", layers=8)
     with serving(folder) as (app, engine), turn_by_turn(app, engine) as turn:
         jobs = [submit(engine, random_ids(i, 60), 400) for i in (1, 2)]

@@ -10,7 +10,7 @@ import pytest
 from sidecar.app import App
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.job import Job, JobEvent, Prefilled, Token
-from sidecar.engine.prefill import PrefillQueue
+from sidecar.engine.prefill_queue import PrefillQueue
 from sidecar.engine.text import TextEngine
 from testkit.jobs import (
     by_hand,

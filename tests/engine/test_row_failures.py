@@ -9,7 +9,7 @@ import pytest
 from sidecar.app import App
 from sidecar.core.errors import GenerationFailed
 from sidecar.engine import decode_batch
-from sidecar.engine.batch_loop import Row
+from sidecar.engine.scheduler import ChoiceRow
 from testkit.jobs import finish, leased_engine, random_ids, run, submit
 from testkit.servers import running_sidecar
 
@@ -32,16 +32,16 @@ def test_only_the_job_whose_row_failed_fails(
     if apart:
         monkeypatch.setattr(decode_batch, "_MOST_PADDING", 0)
     bad, good = random_ids(1, 40), random_ids(2, 90)
-    original: Callable[..., None] = getattr(Row, where)
+    original: Callable[..., None] = getattr(ChoiceRow, where)
 
-    def failing(row: Row, *args: Any, **kwargs: Any) -> None:
+    def failing(row: ChoiceRow, *args: Any, **kwargs: Any) -> None:
         if row.job.spec.model_ids is bad and (where == "end" or len(row.sampled) == 3):
             raise RuntimeError("planted failure")
         original(row, *args, **kwargs)
 
     with leased_engine(served) as engine:
         alone = run(engine, good, 24)
-        monkeypatch.setattr(Row, where, failing)
+        monkeypatch.setattr(ChoiceRow, where, failing)
         jobs = [submit(engine, ids, 24) for ids in (bad, good)]
         lost, kept = (finish(engine, job) for job in jobs)
         assert isinstance(lost.failure, GenerationFailed)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sidecar.engine.turns import Turns
+from sidecar.engine.gpu_scheduler import GpuScheduler
 
 
 @dataclass
@@ -56,7 +56,7 @@ class House:
     def __init__(self) -> None:
         self.clock = Clock()
         self.log: list[str] = []
-        self.turns = Turns(self.clock)
+        self.turns = GpuScheduler(self.clock)
 
     def model(self, name: str, **fields: object) -> Model:
         made = Model(name, self.clock, self.log)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache
 
-from sidecar.core.conversation import Conversation, Whose, unknown
+from sidecar.core.conversation import Conversation, ForgetFilter, unknown
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv import kv_layers
@@ -630,11 +630,11 @@ def test_one_conversation_is_forgotten(store: PrefixStore) -> None:
     for ids, owner in ((first, one), (second, other)):
         Running(store, ids, owner).prefill().finish()
     before = store.num_bytes
-    store.forget(Whose("one"))
+    store.forget(ForgetFilter("one"))
     assert store.num_bytes < 0.85 * before, "of 1,400 tokens 400 are gone"
     assert store.match_len(first) == 600
     assert store.match_len(joined(second, (7,))) == 999
-    store.forget(Whose("other"))
+    store.forget(ForgetFilter("other"))
     assert store.rows() == []
     assert store.num_bytes == 0
     assert_sound(store)
@@ -646,9 +646,9 @@ def test_what_two_have_said_alike_is_both_of_theirs(store: PrefixStore) -> None:
     ids = ids_of(1, 60)
     for session in ("one", "other"):
         Running(store, ids, owned(session)).prefill().finish()
-    store.forget(Whose("one"))
+    store.forget(ForgetFilter("one"))
     assert store.match_len(joined(ids, (7,))) == 59
-    store.forget(Whose("other"))
+    store.forget(ForgetFilter("other"))
     assert store.rows() == []
     assert_sound(store)
 
@@ -667,7 +667,7 @@ def test_what_others_said_alone_is_not_of_those_who_said_its_beginning(
         Running(store, prompt, owner).prefill().decode(common[50:]).finish()
     else:
         assert store.adopt(common, owner, [], [])
-    store.forget(Whose("one"))
+    store.forget(ForgetFilter("one"))
     assert store.survey(whole, "").depth == 60
     assert store.match_len(joined(common, (7,))) == 60
     assert_sound(store)
@@ -689,7 +689,7 @@ def test_whoever_is_forgotten_while_one_goes_on_from_another(
     Running(store, first, owned("first")).prefill().finish()
     running = Running(store, joined(first[:-1], ids_of(2, 40)), owned("heir")).prefill()
     for name in forgotten:
-        store.forget(Whose(name))
+        store.forget(ForgetFilter(name))
     running.decode(ids_of(3, 3)).finish()
     assert ended == [(59, "first")] * (1 if "first" in forgotten else 2)
     assert store.survey(first, "").depth == (0 if "first" in forgotten else 59)
@@ -709,7 +709,7 @@ def test_what_very_many_began_with_goes_with_the_last_of_them(
         Running(store, ids, owned(name)).prefill().finish()
     for name in reversed(names):
         assert store.match_len(joined(common, (1, 1))) == 60
-        store.forget(Whose(name))
+        store.forget(ForgetFilter(name))
     assert store.rows() == []
 
 
@@ -729,7 +729,7 @@ def test_what_runs_of_a_forgotten_conversation_leaves_nothing(
     assert running.cached_len == 59
     store.register(running.lease, mine)
     running.prefill((200, 1))
-    store.forget(Whose("one" if is_forgotten else "nobody"))
+    store.forget(ForgetFilter("one" if is_forgotten else "nobody"))
     running.decode(ids_of(4, 3)).finish()
     assert store.match_len(theirs) == 59
     assert (store.survey(mine, "").depth == 59) is is_forgotten

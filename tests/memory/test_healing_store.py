@@ -7,12 +7,12 @@ import pytest
 from sidecar.core.conversation import Conversation
 from sidecar.core.requests import Message, Tool, ToolCall
 from sidecar.memory.healing_store import (
-    Asker,
     Context,
     ContextHasher,
     Healed,
     HealingStore,
     KnownTurn,
+    TurnQuery,
     is_edited,
     visible_hash,
 )
@@ -34,7 +34,7 @@ def found(
     turns: HealingStore, visible: str, context: Context, key: str | None,
     session: str | None,
 ) -> Healed | None:  # fmt: skip
-    turn = turns.find(visible, context, Asker(key, session))
+    turn = turns.find(visible, context, TurnQuery(key, session))
     return turn.healed if turn else None
 
 

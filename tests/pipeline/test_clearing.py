@@ -101,7 +101,7 @@ def test_a_clearing_waits_for_what_is_being_kept(
         add(record)
 
     monkeypatch.setattr(chats.memory.lineage, "add", slowly)
-    said = conversation_memory.Said(SAID.text, SAID.reasoning, (), (1, 2))
+    said = conversation_memory.AssistantOutput(SAID.text, SAID.reasoning, (), (1, 2))
     keep = {
         "commit": lambda: chats.memory.commit(prompt.promise, said),
         "keep_past": lambda: chats.memory.keep_past(prompt.promise),

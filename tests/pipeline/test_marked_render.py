@@ -10,7 +10,7 @@ from sidecar.memory.healing_store import Healed
 from sidecar.pipeline.template.chat_template import ChatTemplate
 from sidecar.pipeline.template.elements import Splice
 from sidecar.pipeline.template.marked_render import Layout, lay_out
-from sidecar.pipeline.template.turn_markers import Frame, Start
+from sidecar.pipeline.template.turn_delimiters import Start, TurnDelimiters
 from sidecar.volatile import spans
 from sidecar.volatile.marked_message import Span
 from sidecar.volatile.rules import load_rules
@@ -196,7 +196,9 @@ def test_a_typed_sentinel_is_not_a_span(kind: str) -> None:
 
 
 GAPS = (frozenset({""}), frozenset({"["}))
-FRAME = Frame({"user": Start("</u>", "<a>", "+", *GAPS)}, closing="]", drops_calls=True)
+FRAME = TurnDelimiters(
+    {"user": Start("</u>", "<a>", "+", *GAPS)}, closing="]", drops_calls=True
+)
 TURN = Healed("<a>", (1, 2), "raw", "")
 TALK = [user("hi"), assistant("well"), user("and?")]
 
@@ -274,7 +276,7 @@ def test_white_space_before_a_turn_costs_no_splice_where_there_are_no_spans() ->
 
 
 CALLS = (ToolCall("c1", "f", '{"x": "</a>"}'), ToolCall("c2", "g", "]</a>"))
-CALLING = Frame({"user": FRAME.starts["user"]}, '"}]', drops_calls=True)
+CALLING = TurnDelimiters({"user": FRAME.starts["user"]}, '"}]', drops_calls=True)
 
 
 @pytest.mark.parametrize("calls", [CALLS, CALLS[1:]], ids=["two", "one"])
@@ -292,7 +294,7 @@ def test_calls_that_do_not_end_as_the_frame_says_are_dropped_if_they_may(
     drops_calls: bool,
 ) -> None:
     """Else the turn goes through the template."""
-    frame = Frame(FRAME.starts, "}}", drops_calls=drops_calls)
+    frame = TurnDelimiters(FRAME.starts, "}}", drops_calls=drops_calls)
     talk = [user("hi"), assistant("well", *CALLS), result("out")]
     layout = lay_out(spans.mark(talk, RULES), {1: TURN}, frame, in_frame)
     is_spliced = any(isinstance(e, Splice) for e in layout.elements)

@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import ChatRequest, ClientInfo, Message, Thinking
-from sidecar.pipeline.reuse import best_form
+from sidecar.pipeline.reuse import prompt_variants
 from testkit.chats import (
     Chats,
     Client,
@@ -175,8 +175,8 @@ def test_a_violation_becomes_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
         found = assemble(*args)
         return replace(found, ids=(*found.ids[:-1], 7)) if args[1] else found
 
-    assemble = best_form.model_ids
-    monkeypatch.setattr(best_form, "model_ids", broken)
+    assemble = prompt_variants.model_ids
+    monkeypatch.setattr(prompt_variants, "model_ids", broken)
     counted = talk(Chats(verify=True))
     assert counted["invariant_violation"] == 1
     assert counted["match"] != "pinned"

@@ -10,7 +10,7 @@ from sidecar.core.requests import ChatRequest, Message, ToolCall
 from sidecar.dialects.openai_responses.request import input_items, parse_responses
 from sidecar.memory import conversation_memory, healing_store
 from sidecar.memory.conversation_memory import ConversationMemory
-from sidecar.memory.keepsakes import Keepsakes
+from sidecar.memory.unwritten_turns import UnwrittenTurns
 from sidecar.volatile.rules import RuleSet, load_rules
 from testkit.chats import (
     LIMITS,
@@ -330,7 +330,7 @@ def test_a21_a_rule_that_is_gone_stops_and_breaks_nothing() -> None:
 def test_lineage_of_other_rules_is_not_brought_back() -> None:
     """Its spans were found by those, and would be paired wrongly."""
     chats = Chats(min_gain=1)
-    chats.memory.keepsakes = Keepsakes()
+    chats.memory.keepsakes = UnwrittenTurns()
     prompt = chats.turn([system(words(60)), user("hi")], "Hm.").prompt
     kept, canonical = chats.memory.save(prompt.model_ids, "")
     for key, num_records in (("builtin", 1), ("builtin, other rules", 0)):
@@ -405,7 +405,7 @@ def test_what_was_shown_last_is_not_taken_for_an_older_turn_of_its_looks(
     looks = (healing_store.visible_hash("Yes.", ()),) if others else ()
     ids = chats.sample("No.") if others else ()
     chats.memory.commit(
-        prompt.promise, conversation_memory.Said(shown, "", (), ids, looks)
+        prompt.promise, conversation_memory.AssistantOutput(shown, "", (), ids, looks)
     )
     prompt = chats.ask([*asked, assistant("Yes."), user("sure?")], client)
     assert "first request" not in prompt.text
@@ -705,7 +705,9 @@ def test_a_clock_of_a_later_system_message_is_not_said_behind_another() -> None:
 def broken_off(chats: Chats, messages: list[Message], shown: str, who: Client) -> None:
     """A request whose client leaves, having been shown that much."""
     promise = chats.ask(messages, who).promise
-    chats.memory.note_unkept(promise, conversation_memory.Said(shown, "", (), ()))
+    chats.memory.note_unkept(
+        promise, conversation_memory.AssistantOutput(shown, "", (), ())
+    )
     chats.memory.keep_past(promise)
 
 
@@ -819,7 +821,7 @@ def test_no_stamp_is_said_behind_the_models_own_newer_word() -> None:
 def test_what_was_sent_is_known_again_from_the_disk() -> None:
     """An envelope that was kept in an answered message, and is deleted then."""
     chats = Chats(min_gain=1)
-    chats.memory.keepsakes = Keepsakes()
+    chats.memory.keepsakes = UnwrittenTurns()
     about, asked = system(words(200)), f"who is it? {words(60)}"
     kept = [about, enveloped("Mallory", asked)]
     chats.turn(kept, "Hm.", ONE)
@@ -840,7 +842,7 @@ def test_what_was_dropped_does_not_come_back_from_the_disk(
 ) -> None:
     """Not from what is written then, nor from what was written before."""
     chats, client = Chats(min_gain=1), Client(session)
-    chats.memory.keepsakes = Keepsakes()
+    chats.memory.keepsakes = UnwrittenTurns()
     talk = [system(words(200)), user("well?")]
     path = chats.turn(talk, Said("Done.", "the older thought"), client).prompt.model_ids
     written = chats.memory.save(path, "")
@@ -862,7 +864,7 @@ def test_a_beginning_of_calls_is_taken_for_no_older_answer(num_calls: int) -> No
     chats.turn(talk, shown, ONE)
     promise = chats.ask(talk, ONE).promise
     calls = (ToolCall("other_1", CALL.name, CALL.arguments), ToolCall("o2", "f", "{}"))
-    broken = conversation_memory.Said("I look.", "", calls, ())
+    broken = conversation_memory.AssistantOutput("I look.", "", calls, ())
     chats.memory.note_unkept(promise, broken)
     echoed = assistant("I look.", *calls[:num_calls])
     rest = [result("x", "other_1")] if num_calls else []

@@ -7,8 +7,8 @@ import pytest
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import ToolCall
 from sidecar.pipeline.template.encoder import Encoded, PromptEncoder
-from sidecar.pipeline.template.turn_frames import FrameCache
-from sidecar.pipeline.template.turn_markers import Frame, Start
+from sidecar.pipeline.template.turn_delimiters import Start, TurnDelimiters
+from sidecar.pipeline.template.turn_delimiters_cache import TurnDelimitersCache
 from testkit.chat_templates import tokenizer_of
 from testkit.chats import (
     Chats,
@@ -41,10 +41,10 @@ THINK = "<think>\n\n</think>\n\n"
 RESULT = "\n</tool_response><|im_end|>\n"
 
 
-def frame_of(kind: str, *, thinking: bool = True) -> Frame | None:
+def frame_of(kind: str, *, thinking: bool = True) -> TurnDelimiters | None:
     pipeline = Chats(kind).pipeline
     kwargs = {"enable_thinking": thinking, "preserve_thinking": True}
-    return FrameCache(pipeline.template, pipeline.encoder).get(kwargs)
+    return TurnDelimitersCache(pipeline.template, pipeline.encoder).get(kwargs)
 
 
 def call(name: str = "look", call_id: str = "call_1", **arguments: object) -> ToolCall:
@@ -97,7 +97,7 @@ def test_a_header_that_does_not_tokenise_alone_is_no_frame() -> None:
     """Its ids would not be those that the KV holds."""
     template = Chats("opens_think").pipeline.template
     for encoder, sound in ((PromptEncoder, True), (Gluing, False)):
-        frames = FrameCache(template, encoder(tokenizer_of("opens_think")))
+        frames = TurnDelimitersCache(template, encoder(tokenizer_of("opens_think")))
         assert (frames.get({}) is not None) is sound
     assert (frames.lead_ids(None), frames.header_tokens(None)) == ((), 1)
 
@@ -118,7 +118,7 @@ def test_frames_are_probed_once_for_each_set_of_arguments() -> None:
     """And the number of sets is bounded."""
     chats = Chats()
     template = chats.pipeline.template
-    frames = FrameCache(template, chats.pipeline.encoder)
+    frames = TurnDelimitersCache(template, chats.pipeline.encoder)
     calls = []
     render = template.render
     template.render = lambda *a, **k: calls.append(k) or render(*a, **k)

@@ -19,9 +19,9 @@ import sidecar.kv.prefix_store as store_module
 from sidecar.kv import kv_layers, leases, prefix_tree
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.kv.prefix_tree import path_to
-from sidecar.memory.healing_store import Asker, HealingStore
+from sidecar.memory.healing_store import HealingStore, TurnQuery
 from sidecar.pipeline import prepare
-from sidecar.pipeline.reuse import best_form, pinned_values, prompt_ids
+from sidecar.pipeline.reuse import pinned_values, prompt_ids, prompt_variants
 from testkit.oracle import Player
 from testkit.oracle_rig import Rig, running_rig
 from testkit.oracle_talk import Op, plan
@@ -218,7 +218,7 @@ def a_note_with_another_value() -> AbstractContextManager[None]:
 
         return wrong
 
-    return patched(best_form, "write_note", make)
+    return patched(prompt_variants, "write_note", make)
 
 
 def the_words_of_another_turn() -> AbstractContextManager[None]:
@@ -233,7 +233,7 @@ def the_words_of_another_turn() -> AbstractContextManager[None]:
 
 
 def a_turn_of_another_nameless_chat() -> AbstractContextManager[None]:
-    return patched(Asker, "owns", lambda _: lambda *_: True)
+    return patched(TurnQuery, "owns", lambda _: lambda *_: True)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 from sidecar.config.settings import Config
 from sidecar.residents import detection
 from sidecar.residents.detection import Row
-from sidecar.residents.model_entry import Offer
+from sidecar.residents.model_entry import ModelSpec
 from sidecar.residents.shared import Shared
 from testkit.servers import running_sidecar
 from testkit.tiny_models import make_model
@@ -42,7 +42,7 @@ class ParrotLoader:
     def __init__(self, config: Config, shared: Shared) -> None:
         self._shared = shared
 
-    def load(self, offer: Offer, tell: Callable[[str], None]) -> Parrot:
+    def load(self, offer: ModelSpec, tell: Callable[[str], None]) -> Parrot:
         tell("weights_loading")
         return Parrot(offer.id)
 

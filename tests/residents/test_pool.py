@@ -25,9 +25,9 @@ from sidecar.core.errors import (
 )
 from sidecar.engine.checkpoint_files import MemoryLimit
 from sidecar.residents.catalog import Catalog, Names
-from sidecar.residents.model_entry import ModelEntry, Offer
+from sidecar.residents.model_entry import ModelEntry, ModelSpec
 from sidecar.residents.pool import ResidentPool
-from sidecar.residents.room import PoolLimits, Room
+from sidecar.residents.weight_eviction import PoolLimits, WeightEviction
 from testkit.raw_http import Answer, eventually, exchange, request
 from testkit.servers import NO_FILE, running_sidecar
 
@@ -103,7 +103,7 @@ class House:
         self.failures: dict[str, SidecarError] = {}
         self.go = threading.Event()
         self.go.set()
-        offers = tuple(Offer(name, size_bytes=n * GB) for name, n in sizes.items())
+        offers = tuple(ModelSpec(name, size_bytes=n * GB) for name, n in sizes.items())
         names = Names(offers[0].id, {offer.id: offer.aliases for offer in offers})
         self.catalog = Catalog(offers, names)
         asked = {"load_wait_s": 5.0, **limits}
@@ -114,7 +114,7 @@ class House:
             PoolLimits(**asked),  # type: ignore[arg-type]
         )
 
-    def _load(self, offer: Offer, tell: Callable[[str], None]) -> Engine:
+    def _load(self, offer: ModelSpec, tell: Callable[[str], None]) -> Engine:
         tell("weights_loading")
         self.loads.append(offer.id)
         assert self.go.wait(120)
@@ -370,7 +370,7 @@ def test_memory_that_comes_back_late_is_waited_for() -> None:
         if len(waits) == 3:
             weights.held = 0  # what hung on comes free
 
-    room = Room[Engine](weights, PoolLimits(settle_s=10.0), wait)
+    room = WeightEviction[Engine](weights, PoolLimits(settle_s=10.0), wait)
     house = House({"a": 8})
     house.pool.close()
     entry = house.pool._worker.entries["a"]
@@ -388,7 +388,7 @@ def test_what_does_not_come_back_stays_counted_until_it_does() -> None:
     def wait(seconds: float) -> None:
         clock.now += seconds
 
-    room = Room[Engine](weights, PoolLimits(settle_s=1.0), wait, clock)
+    room = WeightEviction[Engine](weights, PoolLimits(settle_s=1.0), wait, clock)
     house = House({"a": 8, "b": 4})
     house.pool.close()
     first, second = house.pool._worker.entries.values()
@@ -483,7 +483,7 @@ def test_files_that_change_while_they_load_make_no_second_copy(
     assert eventually(lambda: house.entry("a").state == "loading")
     whole = house.catalog
     for state in ("incomplete", "unloaded"):
-        offer = Offer("a", size_bytes=GB, state=state)  # type: ignore[arg-type]
+        offer = ModelSpec("a", size_bytes=GB, state=state)  # type: ignore[arg-type]
         house.catalog = Catalog((offer,), whole.names)
         assert house.pool.rescan(at_once=True)
     house.go.set()
@@ -494,7 +494,7 @@ def test_files_that_change_while_they_load_make_no_second_copy(
 def test_a_loaded_one_goes_on_whatever_becomes_of_its_files(houses: Houses) -> None:
     house = houses({"a": 1})
     house.use("a")
-    torn = Offer("a", size_bytes=GB, state="incomplete", fault="a shard is missing")
+    torn = ModelSpec("a", size_bytes=GB, state="incomplete", fault="a shard is missing")
     house.catalog = Catalog((torn,), house.catalog.names)
     assert house.pool.rescan(at_once=True)
     house.use("a")
@@ -528,7 +528,7 @@ def test_under_pressure_the_oldest_idle_one_leaves(houses: Houses) -> None:
 
 def test_the_time_of_a_load_is_foretold_from_the_last_ones(houses: Houses) -> None:
     """E10: 10 s for 5 GB, then 4 s for 4 GB."""
-    room = Room[Engine](Weights(), PoolLimits())
+    room = WeightEviction[Engine](Weights(), PoolLimits())
     assert room.load_s(5 * GB) is None
     room.learn(5 * GB, 10.0)
     assert room.load_s(GB) == 2.0
@@ -609,7 +609,7 @@ def test_who_watches_a_load_hears_its_steps_and_its_end(houses: Houses) -> None:
 def test_what_is_found_anew_is_served_and_what_is_gone_is_not(houses: Houses) -> None:
     """A loaded one stays for as long as it is used, for nobody new."""
     house = houses({"a": 1, "b": 1})
-    offers = (Offer("a", size_bytes=GB), Offer("c", size_bytes=GB))
+    offers = (ModelSpec("a", size_bytes=GB), ModelSpec("c", size_bytes=GB))
     with house.pool.lease("b"):
         house.catalog = Catalog(offers, Names("a", {"a": (), "c": ()}))
         assert not house.pool.rescan(at_once=False)  # a moment ago there was no c
@@ -628,7 +628,9 @@ def test_an_unknown_name_is_looked_for_if_that_was_long_ago(houses: Houses) -> N
     house = houses({"a": 1})
     house.pool._worker.clock = house.clock
     house.pool._found_at = house.clock.now
-    house.catalog = Catalog((Offer("a"), Offer("b")), Names("a", {"a": (), "b": ()}))
+    house.catalog = Catalog(
+        (ModelSpec("a"), ModelSpec("b")), Names("a", {"a": (), "b": ()})
+    )
     with pytest.raises(ModelNotFound):
         house.use("b")
     house.clock.now += 11
@@ -695,7 +697,7 @@ def never_loaded() -> Iterator[App]:
     thread.start()
     go = threading.Event()
 
-    def load(_offer: Offer, _tell: Callable[[str], None]) -> NoReturn:
+    def load(_offer: ModelSpec, _tell: Callable[[str], None]) -> NoReturn:
         go.wait(120)
         raise ModelLoadFailed("never")
 

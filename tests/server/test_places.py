@@ -12,7 +12,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.server import turned_away
-from sidecar.server.listener import RESERVED, Places
+from sidecar.server.listener import RESERVED, ConnectionLimiter
 from sidecar.server.turned_away import TurnedAway
 from testkit.raw_http import (
     CLOSED,
@@ -66,7 +66,7 @@ Lines = Callable[[], Line]
 
 def test_the_one_that_is_idle_longest_makes_room(lines: Lines) -> None:
     """An answered request counts as a new wait; who has to go is told."""
-    places = Places(2, 0)
+    places = ConnectionLimiter(2, 0)
     first, second, third = (lines() for _ in range(3))
     assert places.enter(first.ours)
     assert places.enter(second.ours)
@@ -84,7 +84,7 @@ def test_the_one_that_is_idle_longest_makes_room(lines: Lines) -> None:
 
 def test_a_crowd_does_not_drive_out_who_is_asking_something(lines: Lines) -> None:
     """Not while the request is read, nor while it waits to be read."""
-    places, early, crowd = Places(3, 0), lines(), [lines() for _ in range(5)]
+    places, early, crowd = ConnectionLimiter(3, 0), lines(), [lines() for _ in range(5)]
     sender = lines()
     assert places.enter(early.ours)
     places.hear(early.ours)
@@ -101,7 +101,7 @@ def test_a_crowd_does_not_drive_out_who_is_asking_something(lines: Lines) -> Non
 
 def test_of_those_that_send_halves_the_first_makes_room(lines: Lines) -> None:
     """When nobody is idle."""
-    places, half = Places(2, 0), [lines() for _ in range(3)]
+    places, half = ConnectionLimiter(2, 0), [lines() for _ in range(3)]
     for one in half:
         assert places.enter(one.ours)
         places.hear(one.ours)
@@ -114,7 +114,7 @@ def test_of_those_that_send_halves_the_first_makes_room(lines: Lines) -> None:
 
 def test_places_are_kept_for_what_is_urgent(lines: Lines) -> None:
     """Of those that all ask, no more than the usual number do so at once."""
-    places, asking = Places(2, 1), [lines() for _ in range(3)]
+    places, asking = ConnectionLimiter(2, 1), [lines() for _ in range(3)]
     for one in asking[:2]:
         assert places.enter(one.ours)
         assert places.begin(one.ours, is_urgent=False)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from sidecar.engine import sequence
-from sidecar.engine.looking import Looking
+from sidecar.engine.prompt_images import PromptImages
 from sidecar.engine.vision import FeatureMemo, SeeingModel
 from sidecar.images import reader, seen
 from sidecar.images.reader import ImageReader
@@ -122,7 +122,7 @@ def positions_behind_images_one_on() -> AbstractContextManager[None]:
 
 def an_image_embedded_as_one_before_it() -> AbstractContextManager[None]:
     def make(look: Any) -> Any:
-        def wrong(self: Looking, placed: Any) -> bool:
+        def wrong(self: PromptImages, placed: Any) -> bool:
             done: bool = look(self, placed)
             like = [
                 p
@@ -138,7 +138,7 @@ def an_image_embedded_as_one_before_it() -> AbstractContextManager[None]:
 
         return wrong
 
-    return patched(Looking, "look", make)
+    return patched(PromptImages, "look", make)
 
 
 def pixels_of_another_image() -> AbstractContextManager[None]:

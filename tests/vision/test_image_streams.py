@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.engine.job import Job, Token
-from sidecar.engine.looking import Looking
+from sidecar.engine.prompt_images import PromptImages
 from testkit.pictures import data_url, picture
 from testkit.raw_http import eventually
 from testkit.servers import running_sidecar
@@ -23,9 +23,9 @@ def test_a_stream_goes_on_between_pictures(
 ) -> None:
     """Three megapixels each, of eight clients; health answers, and all get theirs."""
     told: list[str] = []
-    look, emit = Looking.look, Job.emit
+    look, emit = PromptImages.look, Job.emit
 
-    def looked(self: Looking, *args: Any) -> bool:
+    def looked(self: PromptImages, *args: Any) -> bool:
         is_seen = look(self, *args)
         if is_seen:
             told.append("look")
@@ -39,7 +39,7 @@ def test_a_stream_goes_on_between_pictures(
     settings = {"MODEL_PATH": str(folder / "seeing"), "MAX_CONCURRENT_REQUESTS": "16"}
     with running_sidecar(settings) as app, ThreadPoolExecutor(CLIENTS + 1) as pool:
         urls = [data_url(picture(n, 2048, 1536), "JPEG") for n in range(CLIENTS)]
-        monkeypatch.setattr(Looking, "look", looked)
+        monkeypatch.setattr(PromptImages, "look", looked)
         monkeypatch.setattr(Job, "emit", emitted)
         over = threading.Event()
         stream = pool.submit(read_stream, app, over)

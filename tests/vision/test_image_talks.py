@@ -16,7 +16,7 @@ import pytest
 from sidecar.app import App
 from sidecar.core.prompt import ModelIds, ModelPrompt, PlacedImage
 from sidecar.core.requests import Image, Message
-from sidecar.engine.looking import Looking
+from sidecar.engine.prompt_images import PromptImages
 from testkit.image_chats import (
     WORDS,
     ask,
@@ -266,7 +266,7 @@ def test_towers_run_once_for_each_key_and_nothing_stays(app: App) -> None:
         prompt = ModelPrompt(ModelIds(image.ids), images=(PlacedImage(0, image),))
 
         def consume() -> int:
-            looking = Looking(eyes, prompt)
+            looking = PromptImages(eyes, prompt)
             while placed := looking.unseen(0, len(image.ids)):
                 looking.look(placed)
             looking.sight(0, len(image.ids))

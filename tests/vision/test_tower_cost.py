@@ -10,7 +10,7 @@ from sidecar.app import App
 from sidecar.core.prompt import SeenImage
 from sidecar.engine.self_test_runs import Runs
 from sidecar.engine.tower_cost import fit_tower
-from sidecar.engine.vision import Eyes, SeeingModel
+from sidecar.engine.vision import SeeingModel, VisionEncoder
 from testkit.servers import running_sidecar
 
 
@@ -20,9 +20,9 @@ def app(folder: Path) -> Iterator[App]:
         yield app
 
 
-def eyes_of(app: App) -> Eyes:
+def eyes_of(app: App) -> VisionEncoder:
     with app.pool.lease("default") as model:
-        eyes: Eyes = model.engine.model.eyes
+        eyes: VisionEncoder = model.engine.model.eyes
         return eyes
 
 

@@ -16,25 +16,24 @@ from concurrent.futures import TimeoutError
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidecar.core.conversation import Conversation, Whose
+from sidecar.core.conversation import Conversation, ForgetFilter
 from sidecar.core.prompt import Hit, ModelIds
 from sidecar.kv.disk.disk_thread import Urgency
-from sidecar.kv.disk.due import Due
 from sidecar.kv.disk.forgetting import (
     forget,
     forget_all,
     forget_some,
     rewrite_turns,
 )
-from sidecar.kv.disk.hand_over import HandOver
 from sidecar.kv.disk.ports import DiskSettings, Explained, Machine, salt_name
 from sidecar.kv.disk.root import DiskRoot
 from sidecar.kv.disk.slot import Slot
 from sidecar.kv.disk.slot_folder import SlotFolder
 from sidecar.kv.disk.slot_index import DiskMatch, SlotIndex
-from sidecar.kv.disk.slot_reader import SlotReader, Unwanted, Wanted
+from sidecar.kv.disk.slot_reader import RestoreCancelled, RestoreRequest, SlotReader
 from sidecar.kv.disk.slot_writer import SlotWriter, slim
 from sidecar.kv.disk.tensor_file import Damaged
+from sidecar.kv.disk.write_queue import PendingWrite, WriteQueue
 from sidecar.kv.prefix_store import PrefixStore
 
 logger = logging.getLogger(__name__)
@@ -80,7 +79,7 @@ class DiskCache:
         self._machine = machine
         self._settings = settings
         self._index = SlotIndex()
-        self._hand_over = HandOver(
+        self._hand_over = WriteQueue(
             store, self._index, machine, settings, self._write, self._rewrite
         )
         self._lock = threading.RLock()  # of what forgetting must not come between
@@ -89,7 +88,7 @@ class DiskCache:
         self._looked_at = 0.0
         self._seen = 0
         self._stamps: dict[int, tuple[int, int]] = {}  # of the slots that were taken in
-        self._forgotten: list[Whose | None] = []  # before its folder was known
+        self._forgotten: list[ForgetFilter | None] = []  # before its folder was known
         self._place: _Place | None = None
         self._closed = threading.Event()
         self.model = model
@@ -198,7 +197,7 @@ class DiskCache:
             return False
         until = time.monotonic() + self._patience_s(hit.disk_len - hit.memory_len)
         given_up = threading.Event()
-        wanted = Wanted(
+        wanted = RestoreRequest(
             ids, owner, self._machine.make_room, lambda: not given_up.is_set()
         )
         restored = self._machine.thread.submit(
@@ -208,7 +207,7 @@ class DiskCache:
             while is_wanted() and time.monotonic() < until:
                 with contextlib.suppress(TimeoutError):
                     return restored.result(_TICK_S)
-        except Unwanted:
+        except RestoreCancelled:
             return False
         except Exception:
             logger.exception("KV could not be restored from the disk")
@@ -225,7 +224,7 @@ class DiskCache:
             return _RESTORE_S
         return min(_RESTORE_S, max(_TICK_S, num_tokens * self._machine.token_s()))
 
-    def _restore(self, place: _Place, wanted: Wanted) -> bool:
+    def _restore(self, place: _Place, wanted: RestoreRequest) -> bool:
         """
         Look again: another request may have brought it, or found it damaged.
 
@@ -280,7 +279,7 @@ class DiskCache:
             self._hand_over.close()
             self._store.on_kept = _not_noted
 
-    def forget(self, whose: Whose | None = None) -> tuple[int, int]:
+    def forget(self, whose: ForgetFilter | None = None) -> tuple[int, int]:
         """
         Delete all of it, or some conversations; slots, and their bytes.
 
@@ -319,7 +318,7 @@ class DiskCache:
             except OSError as error:
                 logger.warning("KV on the disk could not be deleted: %s", error)
 
-    def _write(self, due: Due, *, is_last: bool) -> None:
+    def _write(self, due: PendingWrite, *, is_last: bool) -> None:
         place = self._place
         if place is None or self._closed.is_set() or self._is_off:
             return
@@ -357,7 +356,7 @@ class DiskCache:
             self._num_dropped = -1  # again, at the next look
 
     def _current(
-        self, due: Due
+        self, due: PendingWrite
     ) -> Callable[[], contextlib.AbstractContextManager[bool]]:
         """Holds forgetting off, and says whether there was none of it since."""
         begun = self._num_cleared

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from sidecar.core.conversation import Whose, conversation_of
+from sidecar.core.conversation import ForgetFilter, conversation_of
 from sidecar.kv.disk.cache_form import RUN_FORMAT, metadata_of, scalar_array, to_numpy
 from sidecar.kv.disk.durable_files import (
     MALFORMED,
@@ -37,7 +37,7 @@ _Told = Mapping[str, Any]  # a turn, as it is kept with a slot
 _Claim = tuple[int, Any]  # a depth, and whose: a scope as JSON
 
 
-def forget(folder: SlotFolder, whose: Whose | None) -> tuple[int, int]:
+def forget(folder: SlotFolder, whose: ForgetFilter | None) -> tuple[int, int]:
     """
     Delete slots of a model; how many, and their bytes.
 
@@ -64,7 +64,7 @@ def forget_all(folder: SlotFolder) -> tuple[int, int]:
     return len(numbers), num_bytes
 
 
-def forget_some(folder: SlotFolder, whose: Whose) -> tuple[int, int]:
+def forget_some(folder: SlotFolder, whose: ForgetFilter) -> tuple[int, int]:
     """
     Delete the slots of some conversations; how many, and their bytes.
 
@@ -142,7 +142,7 @@ def rewrite_turns(folder: SlotFolder, rewritten: Callable[[_Told], _Told]) -> li
 def _keep(
     folder: SlotFolder,
     slot: Slot,
-    whose: Whose,
+    whose: ForgetFilter,
     claims: tuple[Sequence[Slot], Sequence[_Claim]],
 ) -> Slot | None:
     """What stays of a slot for those who go on from it; None: nothing."""
@@ -162,7 +162,7 @@ def _keep(
 
 
 def _claims(
-    slot: Slot, whose: Whose, heirs: Sequence[Slot], spoken: Sequence[_Claim]
+    slot: Slot, whose: ForgetFilter, heirs: Sequence[Slot], spoken: Sequence[_Claim]
 ) -> Iterator[_Claim]:
     """Up to where others need a slot, and who: they go on from it, or spoke in it."""
     yield from ((heir.at, heir.meta["owner"]) for heir in heirs)
@@ -173,7 +173,7 @@ def _claims(
             yield depth, scope
 
 
-def _spoken(slot: Slot, whose: Whose) -> list[_Claim]:
+def _spoken(slot: Slot, whose: ForgetFilter) -> list[_Claim]:
     """Up to where others have said what was written with a slot, before it as well."""
     return [(told["depth"], told["scope"]) for told in _others(slot, whose)]
 
@@ -183,7 +183,7 @@ def _depth(claim: _Claim) -> int:
 
 
 def _shorten(
-    folder: SlotFolder, slot: Slot, whose: Whose, end: int, owner: Any
+    folder: SlotFolder, slot: Slot, whose: ForgetFilter, end: int, owner: Any
 ) -> Slot:
     """Keep what stands before a depth, as another's."""
     draft, told = _cut_kv(folder, slot, end)
@@ -203,7 +203,7 @@ def _chain(slot: Slot, below: Mapping[str, Sequence[Slot]]) -> list[Slot]:
     return found[::-1]
 
 
-def _strip(folder: SlotFolder, slot: Slot, whose: Whose, owner: Any) -> Slot:
+def _strip(folder: SlotFolder, slot: Slot, whose: ForgetFilter, owner: Any) -> Slot:
     """Let a slot say nothing of some conversations; what it is then."""
     before, kept = slot.meta["kept"], _others(slot, whose)
     if len(kept) == len(before) and owner == slot.meta["owner"]:
@@ -215,7 +215,7 @@ def _strip(folder: SlotFolder, slot: Slot, whose: Whose, owner: Any) -> Slot:
     return folder.read(slot.number)
 
 
-def _others(slot: Slot, whose: Whose) -> list[Mapping[str, Any]]:
+def _others(slot: Slot, whose: ForgetFilter) -> list[Mapping[str, Any]]:
     """What was said in a slot, but for some conversations."""
     said: list[Mapping[str, Any]] = slot.meta["kept"]
     return [told for told in said if not whose.covers(conversation_of(told["scope"]))]

@@ -6,7 +6,7 @@ import secrets
 import threading
 from pathlib import Path
 
-from sidecar.core.conversation import Whose
+from sidecar.core.conversation import ForgetFilter
 from sidecar.kv.disk.disk_cache import DiskCache
 from sidecar.kv.disk.disk_thread import DiskThread, Urgency, disk_thread
 from sidecar.kv.disk.durable_files import read_private, replace_private
@@ -75,7 +75,7 @@ class KVDisk:
             self._open.append(cache)
 
     def forget(
-        self, model: str | None = None, whose: Whose | None = None
+        self, model: str | None = None, whose: ForgetFilter | None = None
     ) -> tuple[int, int]:
         """
         Delete the slots of all models, loaded or not; how many, and their bytes.

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sidecar.core.conversation import Whose
+from sidecar.core.conversation import ForgetFilter
 from sidecar.kv.disk.durable_files import (
     MALFORMED,
     clear_broken_off,
@@ -275,7 +275,7 @@ class DiskRoot:
     def forget(
         self,
         model: str | None = None,
-        whose: Whose | None = None,
+        whose: ForgetFilter | None = None,
         but: Collection[Path] = (),
     ) -> tuple[int, int]:
         """

@@ -37,12 +37,12 @@ _State = tuple[Slot, dict[str, mx.array]]  # whose it is, by name
 _Runs = list[tuple[int, int, list[Leaves]]]  # from a depth to another: all layers
 
 
-class Unwanted(Exception):
+class RestoreCancelled(Exception):
     """Nobody waits for it any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RestoreRequest:
     """
     A path that is to be brought back.
 
@@ -90,7 +90,7 @@ class SlotReader:
         """Somebody gave up waiting: what is expected of the disk is halved."""
         self.rate /= 2
 
-    def restore(self, match: DiskMatch, wanted: Wanted) -> bool:
+    def restore(self, match: DiskMatch, wanted: RestoreRequest) -> bool:
         """
         Have the store hold a path, as deep as a match is; whether it does.
 
@@ -127,7 +127,7 @@ class SlotReader:
 
     def _hand_over(
         self,
-        wanted: Wanted,
+        wanted: RestoreRequest,
         ids: ModelIds,
         runs: _Runs,
         state: _State,
@@ -170,7 +170,7 @@ class SlotReader:
         layers = []
         for named in group[0].opened.slot.meta["runs"]:
             if not is_wanted():
-                raise Unwanted
+                raise RestoreCancelled
             parts = [[_tokens(part, name) for part in group] for name in named]
             layers.append(self._joined(group, parts))
         return layers

@@ -22,12 +22,12 @@ from sidecar.pipeline.template.elements import (
     Splice,
     match_run,
 )
-from sidecar.pipeline.template.turn_frames import (
+from sidecar.pipeline.template.turn_delimiters import TurnDelimiters
+from sidecar.pipeline.template.turn_delimiters_cache import (
     Placeholder,
     plan_placeholders,
     without,
 )
-from sidecar.pipeline.template.turn_markers import Frame
 from sidecar.volatile.marked_message import MarkedMessage, Span
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class _Cut:
 def lay_out(
     marked: Sequence[MarkedMessage],
     healed: Mapping[int, Healed],
-    frame: Frame | None,
+    frame: TurnDelimiters | None,
     render: Render,
 ) -> Layout:
     """
@@ -124,7 +124,7 @@ def _without_spans_if_blank(item: MarkedMessage) -> MarkedMessage:
 def _lay_out(
     marked: Sequence[MarkedMessage],
     healed: Mapping[int, Healed],
-    frame: Frame | None,
+    frame: TurnDelimiters | None,
     render: Render,
 ) -> Layout:
     planned = plan_placeholders(marked, healed, frame)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sidecar.core.conversation import Whose, conversation_of
+from sidecar.core.conversation import ForgetFilter, conversation_of
 from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import ToolCall
 from sidecar.memory.healing_store import Context, Healed, KnownTurn
@@ -28,7 +28,7 @@ Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Keepsake:
+class UnwrittenTurn:
     """
     A turn that ended cleanly, as it will be written.
 
@@ -43,18 +43,18 @@ class Keepsake:
     told: Json
 
 
-class Keepsakes:
+class UnwrittenTurns:
     """Turns that were not written yet. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, Keepsake] = OrderedDict()
+        self._kept: OrderedDict[str, UnwrittenTurn] = OrderedDict()
         self._num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, turn: str, keepsake: Keepsake) -> None:
+    def add(self, turn: str, keepsake: UnwrittenTurn) -> None:
         """Keep a turn, by its own id."""
         with self._lock:
             self._kept[turn] = keepsake
@@ -97,7 +97,7 @@ class Keepsakes:
             for gone in filter(None, (self._kept.pop(turn, None) for turn in turns)):
                 self._num_bytes -= gone.record.num_bytes
 
-    def forget(self, whose: Whose | None) -> None:
+    def forget(self, whose: ForgetFilter | None) -> None:
         """Forget all, or some conversations."""
         with self._lock:
             turns = [

@@ -17,17 +17,17 @@ from sidecar.core.conversation import Conversation
 from sidecar.core.requests import ChatRequest, Message, Thought, text_of
 from sidecar.core.turn_token import read_token
 from sidecar.memory.healing_store import (
-    Asker,
     Context,
     ContextHasher,
     Defaults,
     Healed,
     HealingStore,
     KnownTurn,
+    TurnQuery,
     defaults_of,
     is_edited,
 )
-from sidecar.pipeline.template.turn_markers import Frame
+from sidecar.pipeline.template.turn_delimiters import TurnDelimiters
 from sidecar.volatile.marked_message import MarkedMessage, Span, SpanKey, canonical_text
 from sidecar.volatile.rules import SILENT_KINDS, RuleSet
 from sidecar.volatile.spans import mark
@@ -64,7 +64,7 @@ _VANISHING: SpanKey = (-1, 0, "vanishing", 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class HealedHistory:
     """
     A conversation, and what is known of its past.
 
@@ -132,10 +132,10 @@ class _Past:
 def recall(
     store: HealingStore,
     request: ChatRequest,
-    frame: Frame | None,
+    frame: TurnDelimiters | None,
     rulesets: tuple[RuleSet | None, RuleSet | None],
     check: Callable[[], None],
-) -> Recalled:
+) -> HealedHistory:
     """
     Find the model's own turns, and where a vanishing message was first said.
 
@@ -154,7 +154,7 @@ def recall(
         for index, turn in past.turns.items()
         if frame is not None and turn.healed.header in frame.headers
     }
-    found = Recalled(
+    found = HealedHistory(
         marked, marked, healed, past.contexts[-1], past.told, past.conversation,
         max(past.issued, default=-1), past.told_then,
     )  # fmt: skip
@@ -198,7 +198,7 @@ def _find_turns(
         visible, turn = None, None
         if message.role == "assistant":
             visible = store.visible_hash(message, defaults)
-            asker = Asker(
+            asker = TurnQuery(
                 client.api_key_id,
                 client.session,
                 values,
@@ -248,7 +248,7 @@ def _own_turn(
     store: HealingStore,
     message: Message,
     visible: str | None,
-    asked: tuple[Context, Asker, Defaults],
+    asked: tuple[Context, TurnQuery, Defaults],
 ) -> tuple[KnownTurn | None, bool]:
     """
     The turn that a message echoes: by its tokens, its calls' ids, its text.

@@ -27,7 +27,7 @@ from sidecar.volatile.rules import RuleSet
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ReuseQuery:
     """
     A request as far as reuse is concerned.
 
@@ -67,7 +67,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class PromptVariant:
     """
     One form of a prompt.
 
@@ -88,7 +88,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReuseDecision:
     """
     The chosen form.
 
@@ -97,7 +97,7 @@ class Answer:
         closest: the record that shares most with the request, and how much.
     """
 
-    form: Form
+    form: PromptVariant
     strict_len: int
     hit: Hit
     closest: tuple[LineageRecord, int] | None
@@ -142,7 +142,9 @@ class ReuseChooser:
         self._min_gain = min_gain
         self._pinning = pinning
 
-    def choose(self, question: Question, lookup: Lookup, most_tokens: int) -> Answer:
+    def choose(
+        self, question: ReuseQuery, lookup: Lookup, most_tokens: int
+    ) -> ReuseDecision:
         """
         The best form of the prompt; the plain one unless pins clearly gain.
 
@@ -156,7 +158,7 @@ class ReuseChooser:
         canonical = pack(question.canonical.ids)
         found = self._lineage.candidates(canonical, question.conversation)
         closest = found[0] if found else None
-        best = Answer(plain, strict_len, strict, closest)
+        best = ReuseDecision(plain, strict_len, strict, closest)
         if not self._pinning or quotes_a_note(question.elements):
             return best
         most_tokens = min(most_tokens, plain.length + most_for_notes(plain.length))
@@ -177,21 +179,21 @@ class ReuseChooser:
             gain = reused_len - strict_len
             if gain < self._min_gain or gain <= cost or reused_len <= best.reused_len:
                 continue
-            best = Answer(form, strict_len, hit, closest)
+            best = ReuseDecision(form, strict_len, hit, closest)
             self._lineage.touch(record)
             unshared = len(question.canonical.ids) - shared_len
             if form.length - reused_len <= unshared + cost + 2:
                 break  # all that this or any other record shares is reused
         return best
 
-    def plain(self, question: Question, lookup: Lookup) -> Answer:
+    def plain(self, question: ReuseQuery, lookup: Lookup) -> ReuseDecision:
         """The prompt as it was sent, with strict reuse."""
         form = self._form(question, None)
         hit = lookup(form.assembled.ids, question.conversation)
-        return Answer(form, hit.cached_len, hit, None)
+        return ReuseDecision(form, hit.cached_len, hit, None)
 
     def _walk(
-        self, question: Question, found: Sequence[tuple[LineageRecord, int]]
+        self, question: ReuseQuery, found: Sequence[tuple[LineageRecord, int]]
     ) -> Walk:
         own = [item for item in found if item[0].conversation in question.threads]
         own.sort(key=lambda item: item[0].number)
@@ -215,7 +217,7 @@ class ReuseChooser:
         )
 
     def _pins(
-        self, question: Question, walk: Walk, record: LineageRecord, shared: int
+        self, question: ReuseQuery, walk: Walk, record: LineageRecord, shared: int
     ) -> Pins:
         lends = pinned_values.lender(
             record.conversation, question.conversation, walk.policy
@@ -223,8 +225,8 @@ class ReuseChooser:
         return pinned_values.choose(walk, (record, shared), lends)
 
     def _form(
-        self, question: Question, chosen: tuple[Pins, LineageRecord] | None
-    ) -> Form:
+        self, question: ReuseQuery, chosen: tuple[Pins, LineageRecord] | None
+    ) -> PromptVariant:
         elements: Sequence[Element] = question.elements
         values: dict[SpanKey, str] = {}
         notes: dict[int, Note] = {}
@@ -251,7 +253,7 @@ class ReuseChooser:
             for e in elements
             if isinstance(e, Span)
         )
-        return Form(assembled, stands, notes, chosen[0] if chosen else None)
+        return PromptVariant(assembled, stands, notes, chosen[0] if chosen else None)
 
 
 def _add_note(
@@ -277,8 +279,8 @@ COUNTED = (
 
 
 def make_report(
-    question: Question,
-    answer: Answer,
+    question: ReuseQuery,
+    answer: ReuseDecision,
     change: Change,
     tokenizer: ChatTokenizer,
     marked: Sequence[MarkedMessage],
@@ -308,7 +310,9 @@ def make_report(
     )
 
 
-def counted(report: CacheReport, answer: Answer, num_healed: int) -> dict[str, int]:
+def counted(
+    report: CacheReport, answer: ReuseDecision, num_healed: int
+) -> dict[str, int]:
     """The counters that a request moves (docs/metrics.md), and by how much."""
     moved = Counter(f"pin_{kind}" for kind in report.pinned)
     moved.update(f"restate_{kind}" for kind in report.restated)

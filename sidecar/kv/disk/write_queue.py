@@ -8,11 +8,14 @@ import contextlib
 import functools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, TimeoutError
+from dataclasses import dataclass, replace
 
+from sidecar.core.conversation import Conversation, ForgetFilter
+from sidecar.core.prompt import ModelIds
 from sidecar.kv.disk.disk_thread import Urgency
-from sidecar.kv.disk.due import Due, DueList
 from sidecar.kv.disk.ports import DiskSettings, Machine, salt_name
 from sidecar.kv.disk.slot_index import SlotIndex
 from sidecar.kv.prefix_store import PrefixStore
@@ -27,7 +30,7 @@ Write = Callable[..., None]  # (due, *, is_last): writes it, on the disk thread
 Rewrite = Callable[[], None]  # has what changed since put right, if anything did
 
 
-class HandOver:
+class WriteQueue:
     """
     Of one loaded model, until it is closed. Any thread.
 
@@ -52,7 +55,7 @@ class HandOver:
         self._write = write
         self._rewrite = rewrite
         self._closed = threading.Event()
-        self.due = DueList()
+        self.due = PendingWrites()
 
     def start(self) -> None:
         """Look again and again, on a thread of its own."""
@@ -92,7 +95,7 @@ class HandOver:
         with contextlib.suppress(TimeoutError):
             ended.result(_FLUSH_S)
 
-    def _is_long(self, due: Due) -> bool:
+    def _is_long(self, due: PendingWrite) -> bool:
         """Whether it is written although it goes on."""
         most = self._settings.run_tokens
         if len(due.ids) < max(most, self._settings.min_tokens):
@@ -102,7 +105,7 @@ class HandOver:
         states = found.ends[-1][2] if found.ends else 0
         return size >= most and size * found.token_bytes >= states
 
-    def _submit_long(self, due: Due) -> None:
+    def _submit_long(self, due: PendingWrite) -> None:
         """Have it written, if it is long and an end even when the disk has time."""
 
         def write() -> None:
@@ -111,11 +114,11 @@ class HandOver:
 
         self._machine.thread.submit(Urgency.WRITE, write)
 
-    def _submit(self, due: Due, *, is_last: bool) -> "Future[None]":
+    def _submit(self, due: PendingWrite, *, is_last: bool) -> "Future[None]":
         write = functools.partial(self._write_of, due, is_last=is_last)
         return self._machine.thread.submit(Urgency.WRITE, write)
 
-    def _write_of(self, due: Due, *, is_last: bool) -> None:
+    def _write_of(self, due: PendingWrite, *, is_last: bool) -> None:
         """Have it written; if it was forgotten meanwhile, what others said of it."""
         self._write(due, is_last=is_last)
         if not self._store.is_current(due.owner):
@@ -125,3 +128,100 @@ class HandOver:
 
 def _nothing() -> None:
     pass
+
+
+_MOST = 64  # conversations; the one that rests longest is written or not at all
+_MOST_OTHERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PendingWrite:
+    """
+    A path that a sequence left, and when.
+
+    Args:
+        others: ends on it of other conversations, the deepest first: due again where
+            this one is forgotten.
+    """
+
+    ids: ModelIds
+    owner: Conversation
+    since: float
+    others: tuple["PendingWrite", ...] = ()
+
+
+class PendingWrites:
+    """
+    Ends of conversations that rest. Any thread.
+
+    Args:
+        clock: seconds. For tests.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._due: list[PendingWrite] = []
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def note(self, ids: ModelIds, owner: Conversation) -> None:
+        """A sequence left this path; what it went on from is not an end any more."""
+        new = PendingWrite(ids, owner, self._clock())
+        with self._lock:
+            before, kept = list[PendingWrite](), list[PendingWrite]()
+            for old in self._due:
+                (before if _goes_on(old, new) else kept).append(old)
+            others = [
+                replace(due, others=())
+                for old in before
+                for due in (old, *old.others)
+                if due.owner.speaker != owner.speaker
+            ]
+            others.sort(key=lambda due: -len(due.ids))
+            new = replace(new, others=tuple(others[:_MOST_OTHERS]))
+            self._due = [*kept, new][-_MOST:]
+
+    def take(self, quiet_s: float) -> list[PendingWrite]:
+        """Those that have rested so long, taken off the list."""
+        before = self._clock() - quiet_s
+        with self._lock:
+            taken = [due for due in self._due if due.since <= before]
+            self._due = [due for due in self._due if due.since > before]
+        return taken
+
+    def waiting(self) -> list[PendingWrite]:
+        """All that is on the list."""
+        with self._lock:
+            return list(self._due)
+
+    def drop(self, due: PendingWrite) -> bool:
+        """Take one off the list; False: it is not there any more."""
+        with self._lock:
+            kept = [other for other in self._due if other is not due]
+            is_there = len(kept) < len(self._due)
+            self._due = kept
+        return is_there
+
+    def forget(self, whose: ForgetFilter | None = None) -> None:
+        """Forget all, or some conversations; what others said in these stays due."""
+        with self._lock:
+            due, self._due = self._due, []
+            if whose is None:
+                return
+            for each in due:
+                ends = (each, *each.others)
+                left = [end for end in ends if not whose.covers(end.owner)]
+                if len(left) == len(ends):
+                    self._due.append(each)
+                elif left:
+                    self._due.append(replace(left[0], others=tuple(left[1:])))
+
+
+def _goes_on(old: PendingWrite, new: PendingWrite) -> bool:
+    size = len(old.ids)
+    if old.owner.salt != new.owner.salt or not 0 < size <= len(new.ids):
+        return False
+    # Cheap where they differ: this runs on the GPU thread.
+    return new.ids[size - 1] == old.ids[-1] and new.ids[:size] == old.ids

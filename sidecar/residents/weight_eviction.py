@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from sidecar.engine.checkpoint_files import MemoryLimit, memory_fault, told_bytes
-from sidecar.residents.model_entry import Entry, Held, Offer
+from sidecar.residents.model_entry import Entry, Held, ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class _Unsettled:
     base: int
 
 
-class Room(Generic[E]):
+class WeightEviction(Generic[E]):
     """
     Decides who stays.
 
@@ -108,7 +108,7 @@ class Room(Generic[E]):
         self._unsettled = _Unsettled(0, 0)
         self._load_s_per_gb: float | None = None
 
-    def too_large(self, offer: Offer) -> str | None:
+    def too_large(self, offer: ModelSpec) -> str | None:
         """Why it never fits, not even alone."""
         fault = memory_fault(offer.size_bytes, self._weights.limit)
         name = offer.id.removeprefix("openai/")

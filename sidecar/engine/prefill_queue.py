@@ -22,7 +22,7 @@ from sidecar.kv.prefix_store import PrefixStore
 logger = logging.getLogger(__name__)
 
 
-def begin(job: Job, store: PrefixStore, min_gap: int) -> Sequence:
+def begin_sequence(job: Job, store: PrefixStore, min_gap: int) -> Sequence:
     """Restore what is stored of a job's prompt."""
     prompt = job.spec.prompt
     restored = store.restore(prompt.ids, prompt.conversation)
@@ -146,7 +146,7 @@ class PrefillQueue:
 
     def _begin(self, job: Job) -> bool:
         try:
-            self.current = begin(job, self._store, self._config.checkpoint_gap)
+            self.current = begin_sequence(job, self._store, self._config.checkpoint_gap)
         except Exception as error:  # it is this job's alone, which waits to be told
             logger.exception("a prompt could not be begun")
             failure = GenerationFailed(f"the prompt could not be begun: {error}")

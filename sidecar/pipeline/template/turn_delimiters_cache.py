@@ -11,7 +11,7 @@ from sidecar.core.requests import Message
 from sidecar.memory.healing_store import Healed
 from sidecar.pipeline.template.chat_template import ChatTemplate
 from sidecar.pipeline.template.encoder import PromptEncoder
-from sidecar.pipeline.template.turn_markers import Frame, Start, probe_frame
+from sidecar.pipeline.template.turn_delimiters import Start, TurnDelimiters, probe_frame
 from sidecar.volatile.marked_message import MarkedMessage
 
 # Some templates print a call's id, nine digits, beside its arguments and its result.
@@ -66,7 +66,9 @@ class Placeholder:
 
 
 def plan_placeholders(
-    marked: Sequence[MarkedMessage], healed: Mapping[int, Healed], frame: Frame | None
+    marked: Sequence[MarkedMessage],
+    healed: Mapping[int, Healed],
+    frame: TurnDelimiters | None,
 ) -> dict[int, Placeholder]:
     """
     By message index, for the turns that may be spliced.
@@ -115,16 +117,16 @@ def _masked(text: str) -> str:
 _MOST_SETS = 64
 
 
-class FrameCache:
+class TurnDelimitersCache:
     """Frames of one template. Any thread."""
 
     def __init__(self, template: ChatTemplate, encoder: PromptEncoder) -> None:
         self._template = template
         self._encoder = encoder
-        self._known: dict[str, Frame | None] = {}
+        self._known: dict[str, TurnDelimiters | None] = {}
         self._lock = threading.Lock()
 
-    def get(self, kwargs: Mapping[str, Any]) -> Frame | None:
+    def get(self, kwargs: Mapping[str, Any]) -> TurnDelimiters | None:
         """The frame under these template arguments; None: turns cannot be spliced."""
         key = json.dumps(kwargs, sort_keys=True, default=str)
         with self._lock:
@@ -143,14 +145,14 @@ class FrameCache:
             return ()
         return self._encoder.encode(start.lead, is_start=False).ids
 
-    def header_tokens(self, frame: Frame | None) -> int:
+    def header_tokens(self, frame: TurnDelimiters | None) -> int:
         """How many added tokens a message header has."""
         if frame is None:
             return 1
         header = frame.starts["user"].header
         return len(self._encoder.encode(header, is_start=False).chars)
 
-    def _probe(self, kwargs: Mapping[str, Any]) -> Frame | None:
+    def _probe(self, kwargs: Mapping[str, Any]) -> TurnDelimiters | None:
         sets = [kwargs]
         if isinstance(kwargs.get("enable_thinking"), bool):
             sets.append({**kwargs, "enable_thinking": not kwargs["enable_thinking"]})

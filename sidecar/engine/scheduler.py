@@ -19,12 +19,12 @@ from sidecar.config.settings import EngineConfig
 from sidecar.core.errors import GenerationFailed, MemoryPressure
 from sidecar.core.events import TokenLogprob
 from sidecar.core.prompt import ModelIds
-from sidecar.engine.decode_batch import Lanes, TopLogprobs, batch_of_one
+from sidecar.engine.decode_batch import DecodeBatches, TopLogprobs, batch_of_one
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.memory_model import MemoryGuard
 from sidecar.engine.pacing import PrefillPacer, Watchdog
-from sidecar.engine.prefill import PrefillQueue
+from sidecar.engine.prefill_queue import PrefillQueue
 from sidecar.engine.process_memory import NOTHING, Admission, Demand, Running
 from sidecar.engine.sampling import LogitsProcessor
 from sidecar.engine.sequence import Sequence
@@ -39,7 +39,7 @@ from sidecar.output.stop_strings import StopStrings
 
 
 @dataclass(eq=False)
-class Row:
+class ChoiceRow:
     """What one choice of a job has generated. GPU thread only."""
 
     job: Job
@@ -139,7 +139,7 @@ def no_extra_processors(_job: Job, _choice: int) -> list[LogitsProcessor]:
     return []
 
 
-class BatchLoop:
+class BatchScheduler:
     """The worker of one text model. All methods on the GPU thread."""
 
     is_background = False
@@ -163,11 +163,11 @@ class BatchLoop:
         self.pacer = PrefillPacer(
             config.prefill_step_size, config.decode_stall_ms / 1000, rate_s
         )
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, ChoiceRow] = {}
         self._uncount = admission.count_rows(lambda: len(self._rows))
         self._next_uid = 0
         self._num_steps = 0
-        self._lanes = Lanes(model, store.budget.released)
+        self._lanes = DecodeBatches(model, store.budget.released)
         running = Running(weights_count(model.model), lambda: self._arrays)
         self._unwatch = guard.process.watch(running)
         self._watchdog = Watchdog(config.watchdog_s, config.deadline_s)
@@ -273,7 +273,7 @@ class BatchLoop:
         for row in late.values():
             row.end("length", is_aborted=True)
 
-    def _is_late(self, row: Row) -> bool:
+    def _is_late(self, row: ChoiceRow) -> bool:
         is_over = self._watchdog.is_over(row.sequence.began, row.last_progress)
         gap_s = max(row.longest_gap_s, row.sequence.longest_gap_s)
         return is_over or self._watchdog.is_stall(gap_s)
@@ -341,9 +341,9 @@ class BatchLoop:
         sequence.register(self._store)
         for choice in reversed(range(sequence.job.spec.n)):
             layers = sequence.layers if choice == 0 else copy_layers(sequence.layers)
-            self._join(Row(sequence.job, choice, self._model, sequence), layers)
+            self._join(ChoiceRow(sequence.job, choice, self._model, sequence), layers)
 
-    def _join(self, row: Row, layers: KVLayers) -> None:
+    def _join(self, row: ChoiceRow, layers: KVLayers) -> None:
         uid, self._next_uid = self._next_uid, self._next_uid + 1
         more = self._extra_processors(row.job, row.choice)
         spec, choice = row.job.spec, (row.choice, more)
@@ -365,7 +365,7 @@ class BatchLoop:
         if not self._num_steps % _STEPS_BETWEEN_CLEARS:
             self._lanes.settle()
 
-    def _take(self, uid: int, row: Row, response: Any) -> None:
+    def _take(self, uid: int, row: ChoiceRow, response: Any) -> None:
         """A row's next token; a failure there is its own job's."""
         try:
             row.take(response.token, response.logprobs)
@@ -379,7 +379,7 @@ class BatchLoop:
             logger.exception("row failed model=%s", self._model.name)
             self._fail({row.job}, error)
 
-    def _finish(self, row: Row, reason: str, layers: KVLayers) -> None:
+    def _finish(self, row: ChoiceRow, reason: str, layers: KVLayers) -> None:
         if row.choice == 0:  # before the reader knows: its next turn finds all of it
             row.sequence.leave_batch(layers)
             end = row.kv_ids if row.stop_string is None else None

@@ -12,15 +12,15 @@ import mlx.core as mx
 import numpy as np
 
 from sidecar.core.prompt import ModelPrompt, PlacedImage, behind_images
-from sidecar.engine.vision import TOKEN_TYPES, Eyes, Features, Sight
+from sidecar.engine.vision import TOKEN_TYPES, Features, VisionEncoder, VisionInputs
 
 _PATIENCE_S = 0.005  # of the GPU thread with an image that is being decoded
 
 
-class Looking:
+class PromptImages:
     """The images of one prompt while it is computed. GPU thread only."""
 
-    def __init__(self, eyes: Eyes, prompt: ModelPrompt) -> None:
+    def __init__(self, eyes: VisionEncoder, prompt: ModelPrompt) -> None:
         self._eyes = eyes
         self._ids = prompt.read_ids
         self._images = prompt.images
@@ -61,7 +61,7 @@ class Looking:
         self._features[placed.start] = found
         return True
 
-    def sight(self, start: int, end: int) -> Sight:
+    def sight(self, start: int, end: int) -> VisionInputs:
         """What the model is told of the ids in [start, end)."""
         runs = list(self._runs(start, end))
         embedded = _joined(runs)
@@ -73,8 +73,8 @@ class Looking:
             embedded[TOKEN_TYPES] = mx.array(pads.astype(np.int32))
         positions = self._positions
         if positions is None:
-            return Sight(embedded)
-        return Sight(embedded, mx.array(positions[:, None, start:end]))
+            return VisionInputs(embedded)
+        return VisionInputs(embedded, mx.array(positions[:, None, start:end]))
 
     def _runs(self, start: int, end: int) -> "Sequence[Features]":
         runs: list[Features] = []

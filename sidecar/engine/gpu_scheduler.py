@@ -66,7 +66,7 @@ class Errand:
         return 0.0
 
 
-class Turns:
+class GpuScheduler:
     """
     Gives the workers their turns. One thread, but for `add` and `remove`: the same.
 

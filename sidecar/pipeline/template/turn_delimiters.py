@@ -77,7 +77,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class TurnDelimiters:
     """
     The texts around a turn.
 
@@ -105,7 +105,7 @@ class Frame:
         return is_one and self.closing is not None
 
 
-def probe_frame(renders: Sequence[Render], cuts: TokenCuts) -> Frame | None:
+def probe_frame(renders: Sequence[Render], cuts: TokenCuts) -> TurnDelimiters | None:
     """
     Find the texts around a turn; None if this template does not show them.
 
@@ -120,7 +120,7 @@ def probe_frame(renders: Sequence[Render], cuts: TokenCuts) -> Frame | None:
         return None
     silent = _probe_silent(renders[0])
     closing = _probe_closing(renders[0], cuts, silent)
-    return Frame(found, closing, drops_calls=silent is not None)
+    return TurnDelimiters(found, closing, drops_calls=silent is not None)
 
 
 @dataclass(frozen=True, slots=True)
