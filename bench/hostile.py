@@ -115,7 +115,7 @@ def run(plan: Plan, scratch: Path) -> Result:
     return Result(
         alone.heard, crowded.heard, beside.heard,
         alone.wrong + crowded.wrong + beside.wrong, pair.outages,
-        base, after, pair.most, attacks["outcomes"], attacks["slowest"],
+        base, after, pair.maximum, attacks["outcomes"], attacks["slowest"],
         attacks["findings"],
     )  # fmt: skip
 

@@ -28,7 +28,7 @@ from bench.hostile_inputs import KINDS, ROUTES, Attack, Kind, Target, good_body,
 NUM_CLIENTS = 8
 _SILENCE_S = 60.0
 _PAUSE_S = 0.1  # on average, between two attacks of a client
-_MOST_READ = 4 << 20
+_MAX_READ = 4 << 20
 _SHOWN = 600
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 # Events of a stream end so; LiteLLM's and the sidecar's alike.
@@ -164,7 +164,7 @@ def _read(connection: socket.socket, num_events: int) -> bytes:
     data = bytearray()
     with contextlib.suppress(ConnectionError):
         while piece := connection.recv(1 << 16):
-            data += piece[: max(0, _MOST_READ - len(data))]
+            data += piece[: max(0, _MAX_READ - len(data))]
             if num_events and len(_EVENT_END.findall(data)) > num_events:
                 break
     return bytes(data)

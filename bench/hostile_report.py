@@ -9,7 +9,7 @@ from typing import Any
 from bench.good_agents import Heard
 from bench.server_pair import Figures, Outage
 
-MOST_RATIO = 3.0
+MAX_RATIO = 3.0
 # Of anyio and LiteLLM's logging, and an executor's, by its documented default: they
 # come when many ask at once, and stay.
 _EXECUTOR_THREADS = min(32, (os.cpu_count() or 1) + 4)
@@ -40,7 +40,7 @@ class Result:
     outages: list[Outage]
     base: dict[str, Figures]
     after: list[dict[str, Figures]]
-    most: dict[str, Figures]
+    maximum: dict[str, Figures]
     attacks: dict[str, dict[str, int]]
     slowest: dict[str, float]
     findings: list[dict[str, Any]]
@@ -62,8 +62,8 @@ def judge(result: Result, *, with_times: bool) -> list[str]:
     ]
     failed += _left_over(result)
     ratio = _p(0.99, _alive(result)) / _p(0.99, result.alone)
-    if with_times and ratio > MOST_RATIO:
-        failed.append(f"p99 of the waits: {ratio:.1f} times, at most {MOST_RATIO:g}")
+    if with_times and ratio > MAX_RATIO:
+        failed.append(f"p99 of the waits: {ratio:.1f} times, at most {MAX_RATIO:g}")
     return failed
 
 
@@ -117,7 +117,7 @@ def _resources(result: Result) -> Iterator[str]:
     yield "| server | | fds | threads | RSS, MiB |"
     yield "| --- | --- | ---: | ---: | ---: |"
     for name, base in result.base.items():
-        rows = [("before", base), ("most", result.most.get(name, base))]
+        rows = [("before", base), ("most", result.maximum.get(name, base))]
         rows += [("after", measure[name]) for measure in result.after]
         for when, seen in rows:
             rss = f"{seen.rss_bytes / _MIB:,.0f}"
@@ -141,18 +141,18 @@ def _attacks(result: Result) -> Iterator[str]:
 
 def _left_over(result: Result) -> Iterator[str]:
     for name, base in result.base.items():
-        least = _least([measure[name] for measure in result.after])
+        minimum = _min([measure[name] for measure in result.after])
         limit = base.rss_bytes * _RSS_FACTOR + _RSS_BYTES
         is_back = (
-            least.num_fds <= base.num_fds
-            and least.num_threads <= base.num_threads + POOL_THREADS[name]
-            and least.rss_bytes <= limit
+            minimum.num_fds <= base.num_fds
+            and minimum.num_threads <= base.num_threads + POOL_THREADS[name]
+            and minimum.rss_bytes <= limit
         )
         if not is_back:
-            yield f"{name} is not back at its base: {least}, before {base}"
+            yield f"{name} is not back at its base: {minimum}, before {base}"
 
 
-def _least(measures: Sequence[Figures]) -> Figures:
+def _min(measures: Sequence[Figures]) -> Figures:
     return Figures(
         min(m.num_fds for m in measures),
         min(m.num_threads for m in measures),

@@ -8,8 +8,8 @@ from bench.threads import thread_places
 from testkit.counted import COUNTED, Counted
 from testkit.reuse import Served
 
-LEAST_OF_ORACLE = 0.99
-LEAST_APPENDED = 0.97
+MIN_OF_ORACLE = 0.99
+MIN_APPENDED = 0.97
 _FIRST_APPENDED = 3
 
 
@@ -63,8 +63,8 @@ class Saving:
     def passed(self) -> bool:
         """Whether both bars are kept."""
         appended = self.appended_rate
-        return self.of_oracle >= LEAST_OF_ORACLE and (
-            appended is None or appended >= LEAST_APPENDED
+        return self.of_oracle >= MIN_OF_ORACLE and (
+            appended is None or appended >= MIN_APPENDED
         )
 
 
@@ -114,8 +114,8 @@ def prefill_table(savings: Sequence[Saving]) -> str:
 def bar_table(savings: Sequence[Saving]) -> str:
     """Both bars, and what they are held against."""
     columns = (
-        "client", f"of the oracle (>= {LEAST_OF_ORACLE})", "append-only requests",
-        f"their hit rate (>= {LEAST_APPENDED:.0%})", "verdict",
+        "client", f"of the oracle (>= {MIN_OF_ORACLE})", "append-only requests",
+        f"their hit rate (>= {MIN_APPENDED:.0%})", "verdict",
     )  # fmt: skip
     rows = [
         (

@@ -62,7 +62,7 @@ class ServerPair:
         self.ports = {"litellm": launcher.proxy_port, "sidecar": launcher.port}
         self.outages: list[Outage] = []
         self.num_kills = 0
-        self.most: dict[str, Figures] = {}
+        self.maximum: dict[str, Figures] = {}
         self._over = threading.Event()
 
     @property
@@ -115,8 +115,8 @@ class ServerPair:
         while not self._over.wait(_SAMPLE_S):
             with contextlib.suppress(psutil.Error, ProcessLookupError):
                 for name, now in self.figures().items():
-                    before = self.most.get(name, now)
-                    self.most[name] = Figures(
+                    before = self.maximum.get(name, now)
+                    self.maximum[name] = Figures(
                         max(before.num_fds, now.num_fds),
                         max(before.num_threads, now.num_threads),
                         max(before.rss_bytes, now.rss_bytes),

@@ -14,7 +14,7 @@ import orjson
 
 from litellm_mlx import google_body
 
-_MOST_FALLBACKS = 8
+_MAX_FALLBACKS = 8
 _USER_LEN = 4096
 _MODEL_NAME_LEN = 512  # LiteLLM looks through longer ones for secrets, for seconds
 
@@ -71,11 +71,11 @@ _MODEL = FieldType(
 )
 # Each name costs LiteLLM milliseconds, in which it serves nobody.
 _FALLBACKS = FieldType(
-    f"a list of at most {_MOST_FALLBACKS} models",
+    f"a list of at most {_MAX_FALLBACKS} models",
     lambda value: (
         isinstance(value, list)
-        and len(value) <= _MOST_FALLBACKS
-        and len(orjson.dumps(value)) <= _MOST_FALLBACKS * _MODEL_NAME_LEN
+        and len(value) <= _MAX_FALLBACKS
+        and len(orjson.dumps(value)) <= _MAX_FALLBACKS * _MODEL_NAME_LEN
     ),
 )
 # LiteLLM keeps each that it has seen, and makes keys of it.

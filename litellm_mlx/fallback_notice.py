@@ -9,7 +9,7 @@ import re
 
 logger = logging.getLogger(__name__)
 
-_MOST_CHARS = 160
+_MAX_CHARS = 160
 _SECONDS = re.compile(r"first token would take about ([\d.]+) s")
 _CODE = re.compile(r"\(sidecar (?:answered \d+|broke off the answer), (\w+)")
 _WORDS_OF_CODE = {
@@ -48,7 +48,7 @@ def reason(error: BaseException) -> str:
         return "is not reachable"
     if "sidecar fell silent" in text:
         return "fell silent"
-    return f"failed: {(text.splitlines() or [type(error).__name__])[0][:_MOST_CHARS]}"
+    return f"failed: {(text.splitlines() or [type(error).__name__])[0][:_MAX_CHARS]}"
 
 
 def _printable(line: str) -> str:

@@ -15,7 +15,7 @@ from litellm_mlx.admission import is_model_route
 from litellm_mlx.asgi import App, Message, Receive, Scope, Send
 from litellm_mlx.refusals import answer
 
-_LEAST_ERROR = 400
+_MIN_ERROR = 400
 _REFUSED = "Rejected Request: "  # how LiteLLM begins it
 _UNSERVED = re.compile(
     rb"'mlx' is not a valid LlmProviders|MlxException - Not implemented yet!"
@@ -75,7 +75,7 @@ class _Told:
 
     async def send(self, message: Message) -> None:
         is_start = message["type"] == "http.response.start"
-        if self._held or (is_start and message["status"] >= _LEAST_ERROR):
+        if self._held or (is_start and message["status"] >= _MIN_ERROR):
             self._held.append(message)
             return
         self.is_begun = True

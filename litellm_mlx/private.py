@@ -56,7 +56,7 @@ _KEY_NAMES = (
 )  # fmt: skip
 _SESSION_HEADERS = ("session-id", "session_id")  # Codex; LiteLLM reads others
 _MAX_TTFT = "mlx_max_ttft_s"
-_MOST_HEADER_CHARS = 16 * 1024
+_MAX_HEADER_CHARS = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def native_header(kwargs: Json) -> str:
         cut.setdefault(_MAX_TTFT, kwargs[_MAX_TTFT])
     for body in (cut, {}):
         header = json.dumps({**facts, "body": body}, default=str)
-        if len(header) <= _MOST_HEADER_CHARS:
+        if len(header) <= _MAX_HEADER_CHARS:
             return header
     session = str(facts.get("session") or "")
     short = hashlib.sha256(session.encode("utf-8", "surrogatepass")).hexdigest()

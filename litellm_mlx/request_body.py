@@ -20,11 +20,11 @@ from litellm_mlx.body_types import NOT_TAKEN, is_ours, types_for, wrong_type
 
 # Long conversations have a hundred thousand. LiteLLM walks through all of them, several
 # times; what the sidecar itself takes is more.
-MOST_VALUES = 250_000
-MOST_IDS = 1_000_000  # prompts of token ids are lists of numbers
-_MOST_FORM_BYTES = 1 << 20  # a password, not a file
+MAX_VALUES = 250_000
+MAX_IDS = 1_000_000  # prompts of token ids are lists of numbers
+_MAX_FORM_BYTES = 1 << 20  # a password, not a file
 _FREE_BYTES = 1 << 20  # of each body: small ones are served beside large ones
-_LEAST_HELD_BYTES = 512 << 20
+_MIN_HELD_BYTES = 512 << 20
 _GAP_S, _BODY_S = 60.0, 600.0  # as the sidecar waits: between two pieces, and in all
 _MARKS = b"[{,:"
 _PART_HEAD = re.compile(rb"(?:\A|\n)(?i:content-disposition)[ \t]*:([^\r\n]*)")
@@ -34,7 +34,7 @@ _HALVES = re.compile(  # each run of backslashes is looked at once
     rb"(?<!\\)(?P<slashes>\\++)u(?:(?P<high>[dD][89abAB][0-9a-fA-F]{2})"
     rb"(?P<low>\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[dD][c-fC-F][0-9a-fA-F]{2})"
 )
-_MOST_SIGNS = 500_000  # whole pairs, too; with more the body stays as it is
+_MAX_SIGNS = 500_000  # whole pairs, too; with more the body stays as it is
 # Here LiteLLM takes what it cannot parse for a fault of its own.
 _UNCHECKED = re.compile(
     r"(/v1)?/(moderations|rerank|audio/speech|images/generations)|/v2/rerank"
@@ -98,10 +98,10 @@ class BodyHead:
         return self.is_unchecked or is_ours(self.path)
 
     @property
-    def most_values(self) -> int:
+    def max_values(self) -> int:
         """How many values its JSON may hold."""
         is_ids = _TAKES_IDS.fullmatch(self.path) and not _CHAT.fullmatch(self.path)
-        return MOST_IDS if is_ids else MOST_VALUES
+        return MAX_IDS if is_ids else MAX_VALUES
 
 
 class BodyBudget:
@@ -114,7 +114,7 @@ class BodyBudget:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self._most = max(4 * limit_bytes, _LEAST_HELD_BYTES)
+        self._max = max(4 * limit_bytes, _MIN_HELD_BYTES)
         self.held_bytes = 0
 
     def take(self, num_bytes: int) -> None:
@@ -124,7 +124,7 @@ class BodyBudget:
         Raises:
             BadBody: there are not so many.
         """
-        if num_bytes > 0 and self.held_bytes + num_bytes > self._most:
+        if num_bytes > 0 and self.held_bytes + num_bytes > self._max:
             raise BadBody(503, "too many large bodies at once")
         self.held_bytes += num_bytes
 
@@ -186,15 +186,15 @@ class Body:
 
     def _add(self, piece: bytes) -> None:
         self._size += len(piece)
-        most = _MOST_FORM_BYTES if self._head.is_form else self._budget.limit_bytes
-        if self._size > most:
-            raise BadBody(413, f"the body must be at most {most} bytes")
+        maximum = _MAX_FORM_BYTES if self._head.is_form else self._budget.limit_bytes
+        if self._size > maximum:
+            raise BadBody(413, f"the body must be at most {maximum} bytes")
         wanted = max(0, self._size - _FREE_BYTES)
         self._budget.take(wanted - self._taken)
         self._taken = wanted
-        most_values = self._head.most_values
-        if self._head.is_json and self._values.add(piece) > most_values:
-            raise BadBody(413, f"a body must hold at most {most_values} JSON values")
+        max_values = self._head.max_values
+        if self._head.is_json and self._values.add(piece) > max_values:
+            raise BadBody(413, f"a body must hold at most {max_values} JSON values")
         self._pieces.append(piece)
 
     def _checked(self, whole: bytes) -> bytes:
@@ -226,7 +226,7 @@ def _parsed(whole: bytes) -> tuple[bytes, object]:
     try:
         return whole, orjson.loads(whole)
     except ValueError:
-        mended = _HALVES.sub(_whole, whole, count=_MOST_SIGNS)
+        mended = _HALVES.sub(_whole, whole, count=_MAX_SIGNS)
         return mended, orjson.loads(mended)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from litellm_mlx.asgi import Message, Send
 
 WAIT_S = 0.5
-MOST_WAITING = 8
+MAX_WAITING = 8
 _MAX_KNOWN = 1024
 _POLICY_VIOLATION = 1008  # RFC 6455: how a web socket is refused
 
@@ -47,7 +47,7 @@ class WrongKeys:
 
     def are_too_many(self, caller: Caller) -> bool:
         """Whether a caller's address has so many that the caller is not heard."""
-        if self._waiting[caller.address] < MOST_WAITING:
+        if self._waiting[caller.address] < MAX_WAITING:
             return False
         return caller.digest not in self._known
 

@@ -31,7 +31,7 @@ logger = logging.getLogger("sidecar")
 
 _POLL_S = 0.1
 _LOAD_END_S = 1.0  # of a load that nobody is served by any more
-_MOST_CHARS = 1000
+_MAX_CHARS = 1000
 
 _FLAGS = (  # group, flag, variable
     ("model", "--model", "MODEL_PATH"),
@@ -161,7 +161,7 @@ def _tell(line: str) -> None:
 
 def _refuse(message: str, code: int = 2) -> int:
     # A model's folder may have a part in it, and must not drive the terminal.
-    shown = "".join(c if c.isprintable() else "?" for c in message[:_MOST_CHARS])
+    shown = "".join(c if c.isprintable() else "?" for c in message[:_MAX_CHARS])
     # The launcher knows the reason for the end by the word behind the name.
     _tell(f"error: {shown}")
     return code

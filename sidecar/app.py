@@ -232,9 +232,9 @@ def open_image_intake(config: ImageConfig) -> "ImageIntake":
     from sidecar.images.fetch import FetchLimits
     from sidecar.images.reader import ImageIntake, ImageLimits
 
-    most_bytes = config.max_mb << 20
-    fetch = FetchLimits(most_bytes, config.url_cache_s, config.allow_private_urls)
-    limits = ImageLimits(most_bytes, config.max_pixels, config.max_images, fetch)
+    image_bytes = config.max_mb << 20
+    fetch = FetchLimits(image_bytes, config.url_cache_s, config.allow_private_urls)
+    limits = ImageLimits(image_bytes, config.max_pixels, config.max_images, fetch)
     return ImageIntake(limits)
 
 

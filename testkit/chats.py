@@ -125,7 +125,7 @@ class Client:
     tools: tuple[Tool, ...] = ()
     thinking: bool | None = True
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    most_tokens: int = sys.maxsize
+    max_tokens: int = sys.maxsize
 
 
 class Chats:
@@ -178,7 +178,7 @@ class Chats:
             template_kwargs=client.kwargs,
             client=ClientInfo(client.session, client.agent, client.key),
         )
-        return self.pipeline.prepare(request, "", client.most_tokens)
+        return self.pipeline.prepare(request, "", client.max_tokens)
 
     def check(self, prompt: PreparedPrompt) -> None:
         """Ids and text are the same; marks never leak; boundaries are in place."""

@@ -19,7 +19,7 @@ from testkit.raw_http import read_answer as read
 
 CHAT = "/v1/chat/completions"
 Json = dict[str, Any]
-_MOST_MESSAGES = 40
+_MAX_MESSAGES = 40
 _WORDS = [f"w{number}" for number in range(300)]
 _NONSENSE = [
     b"{", b"[]", b'{"messages": 3}', b'{"messages": []}', b"\xff\xfe",
@@ -94,7 +94,7 @@ class Traffic:
         """The next turn of a conversation, now and then asked twice."""
         talk = chance.choice(self._talks)
         with talk.lock:
-            if len(talk.messages) >= _MOST_MESSAGES:
+            if len(talk.messages) >= _MAX_MESSAGES:
                 talk.messages.clear()
             talk.messages.append({"role": "user", "content": _text(chance)})
             body = talk.body(chance) | {"max_tokens": chance.randint(4, 40)}
@@ -167,5 +167,5 @@ class Traffic:
         return str(status)
 
 
-def _text(chance: random.Random, most: int = 60) -> str:
-    return " ".join(chance.choices(_WORDS, k=chance.randint(3, most)))
+def _text(chance: random.Random, maximum: int = 60) -> str:
+    return " ".join(chance.choices(_WORDS, k=chance.randint(3, maximum)))

@@ -25,7 +25,7 @@ _WORD = "zworacle"  # of letters, and a quote: it tells where a template escapes
 _MARK = re.compile(rf'{_WORD}(\\*)"([0-9]+);')
 _TURN = re.compile(rf"{_WORD}turn([0-9]+)z")
 _NOTE = f"\n\n{OPENER}\n(?:.*?){CLOSER}"
-_MOST_CHOICES = 64
+_MAX_CHOICES = 64
 Render = Callable[[Sequence[Message]], str]
 Values = Callable[["Place"], set[str]]
 
@@ -153,7 +153,7 @@ class Expected:
         choices = (c for size in sizes for c in combinations(known, size))
         fits = any(
             re.fullmatch(self._whole({n: bodies[n] for n in chosen}), text)
-            for chosen in islice(choices, _MOST_CHOICES)
+            for chosen in islice(choices, _MAX_CHOICES)
         )
         if not fits:
             return Found(fault=_first_difference(text, self.plain))

@@ -163,9 +163,9 @@ def thread(messages: Sequence[Spoken]) -> str:
     return ""
 
 
-def words(chance: random.Random, most: int) -> str:
+def words(chance: random.Random, maximum: int) -> str:
     """Ordinary text."""
-    return " ".join(chance.choice(WORDS) for _ in range(chance.randint(1, most)))
+    return " ".join(chance.choice(WORDS) for _ in range(chance.randint(1, maximum)))
 
 
 def value_of(kind: str, chance: random.Random) -> str:

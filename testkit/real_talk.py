@@ -67,7 +67,7 @@ class Talk:
         self.call("I look.", "Where is it?", read(path="a.py", lines=[1, 2]))
         self.call("", "Not there.", read(path="b.py"))
         pair = (read(path="c.py"), write(path="d.py", text='x = "1"\ny'))
-        self.call("Both.", "Two files.", *pair[: self.most_calls])
+        self.call("Both.", "Two files.", *pair[: self.max_calls])
         self.call("", "", write(path="e.py", text="it's"))
         self.say("It is done.", "All is well.")
         self.behind.append(user("And the other?"))
@@ -79,7 +79,7 @@ class Talk:
         return self.steps
 
     @property
-    def most_calls(self) -> int:
+    def max_calls(self) -> int:
         """How many calls its model writes in a turn."""
         takes_two = self.chats.pipeline.template.traits.parallel_calls
         return (

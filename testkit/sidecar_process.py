@@ -55,8 +55,8 @@ def started(
         process.stderr.close()
 
 
-def _limit_files(most: int) -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def _limit_files(maximum: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
 
 
 def is_ready(port: int) -> bool:

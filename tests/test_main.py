@@ -279,8 +279,8 @@ def test_what_the_pool_finds_too_large_ends_the_start(
         with started(tmp_path, *flags, **env) as (_, port):
             assert eventually(lambda: is_ready(port), 60)
         other = make_model(tmp_path / "models" / "small", "dense", layers=1)
-        most = str(len(files["model.safetensors"]) - 1)
-        limits = {"MAX_MODEL_MEMORY": most, "MODEL_DIR": f"{other.parent}:hub"}
+        maximum = str(len(files["model.safetensors"]) - 1)
+        limits = {"MAX_MODEL_MEMORY": maximum, "MODEL_DIR": f"{other.parent}:hub"}
         code, said = run_to_the_end(tmp_path, *flags, **{**env, **limits})
     assert code == 1
     assert "model org/tiny cannot be loaded: its weights take" in fault_of(said)

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 120.0
 _STAGE = "stage "
 _RESULT = "result "
-_MOST_REASON = 240
+_MAX_REASON = 240
 _MUCH_NOISE = 1e-3  # fp32 rounding makes 1e-6
 
 
@@ -78,7 +78,7 @@ def short(error: BaseException) -> str:
     """An error and the innermost places of its traceback, in one line."""
     frames = traceback.extract_tb(error.__traceback__)[-2:]
     places = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames]
-    first = (str(error).strip().splitlines() or [""])[0][:_MOST_REASON]
+    first = (str(error).strip().splitlines() or [""])[0][:_MAX_REASON]
     return f"{type(error).__name__}: {first} [{' > '.join(places)}]"
 
 

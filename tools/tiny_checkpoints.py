@@ -22,7 +22,7 @@ from tools.tiny_seeing import build, seeing_config
 from tools.tiny_seeing_overrides import PROCESSORS
 
 _SPREAD = 0.02  # of what was constant
-_MOST_BYTES = 1300 << 20
+_MAX_BYTES = 1300 << 20
 
 
 def make_text(out: Path, name: str) -> Path:
@@ -60,7 +60,7 @@ def special_ids(base: Config) -> Config:
 def write_model(out: Path, model: Any, config: Config) -> None:
     """Write the weights of a model and its config."""
     arrays = tree_flatten(model.parameters())
-    if (size := sum(array.nbytes for _, array in arrays)) > _MOST_BYTES:
+    if (size := sum(array.nbytes for _, array in arrays)) > _MAX_BYTES:
         raise ValueError(f"{size >> 20} MiB are not tiny")
     weights = {name: _random(a) for name, a in arrays}
     mx.eval(weights)

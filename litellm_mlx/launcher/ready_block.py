@@ -10,7 +10,7 @@ import httpx
 from litellm_mlx.launcher.settings import MASTER_KEY, Address, LaunchSettings
 from litellm_mlx.served_models import ServedModel
 
-_MOST_CHARS = 60  # of names
+_MAX_CHARS = 60  # of names
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _reach(
         yield title, f"LiteLLM: {_whom(settings.proxy)}, {what}"
         title = ""
         if others and not needs_key:
-            named = ", ".join(dict.fromkeys(others))[:_MOST_CHARS]
+            named = ", ".join(dict.fromkeys(others))[:_MAX_CHARS]
             yield "", f"and may use {named} on your keys ({MASTER_KEY} shuts that)"
     key = "with MLX_API_KEY" if settings.api_key else "no key"
     yield title, f"sidecar: {_whom(settings.sidecar)}, {key}"

@@ -189,7 +189,7 @@ class Supervisor:
             raise ServiceFailed(message, child.tail())
         if answer is None or not service.is_healthy(answer):
             return False
-        if child.age_s() < service.least_wait_s:
+        if child.age_s() < service.min_wait_s:
             return False
         watched.is_up, watched.num_failed, watched.num_sick = True, 0, 0
         return True

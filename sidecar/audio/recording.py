@@ -18,11 +18,11 @@ from sidecar.core.errors import BadRequest
 FORMATS = ("WAV", "FLAC", "MP3", "OGG", "AIFF")
 WINDOW_S = 30.0
 _READ_AS = (*FORMATS, "WAVEX", "RF64")
-_LEAST_S = 0.1
+_MIN_S = 0.1
 _SEARCHED_S = 5.0  # at a window's end, for its quietest place
 _FRAME_S = 0.1
-_MOST_DENOMINATOR = 1000
-_MOST_RATE, _LEAST_RATE, _MOST_CHANNELS = 384_000, 4_000, 16
+_MAX_DENOMINATOR = 1000
+_MAX_RATE, _MIN_RATE, _MAX_CHANNELS = 384_000, 4_000, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,13 @@ class Recording:
         Raises:
             BadRequest: it is damaged, or shorter than 0.1 s.
         """
-        most, start = int(WINDOW_S * self._rate), 0
-        held = self._read(most + 1)
-        if len(held) < _LEAST_S * self._rate:
-            raise BadRequest(f"file must hold at least {_LEAST_S} s of sound",
+        maximum, start = int(WINDOW_S * self._rate), 0
+        held = self._read(maximum + 1)
+        if len(held) < _MIN_S * self._rate:
+            raise BadRequest(f"file must hold at least {_MIN_S} s of sound",
                              param="file")  # fmt: skip
         while len(held):
-            size = len(held) if len(held) <= most else _quietest(held, self._rate)
+            size = len(held) if len(held) <= maximum else _quietest(held, self._rate)
             samples = _resampled(held[:size], self._rate, rate)
             yield Window(start / self._rate, size / self._rate, samples)
             start += size
@@ -86,15 +86,15 @@ class Recording:
     def _check(self) -> None:
         if self._file.format not in _READ_AS:
             raise _unreadable()
-        if not _LEAST_RATE <= self._rate <= _MOST_RATE:
+        if not _MIN_RATE <= self._rate <= _MAX_RATE:
             raise BadRequest(
-                f"file must have {_LEAST_RATE}..{_MOST_RATE} samples a second, "
+                f"file must have {_MIN_RATE}..{_MAX_RATE} samples a second, "
                 f"got {self._rate}",
                 param="file",
             )
-        if self._file.channels > _MOST_CHANNELS:
+        if self._file.channels > _MAX_CHANNELS:
             raise BadRequest(
-                f"file must have 1..{_MOST_CHANNELS} channels, "
+                f"file must have 1..{_MAX_CHANNELS} channels, "
                 f"got {self._file.channels}",
                 param="file",
             )
@@ -119,24 +119,24 @@ class Recording:
 def _quietest(samples: np.ndarray, rate: int) -> int:
     """Where to cut a window: amid the quietest tenth of a second of its last ones."""
     frame = int(_FRAME_S * rate)
-    most = int(WINDOW_S * rate)
-    searched = samples[most - int(_SEARCHED_S * rate) : most]
+    maximum = int(WINDOW_S * rate)
+    searched = samples[maximum - int(_SEARCHED_S * rate) : maximum]
     frames = searched[: len(searched) // frame * frame].reshape(-1, frame)
     loudness = np.square(frames).sum(axis=1)
     last = len(loudness) - 1 - int(np.argmin(loudness[::-1]))  # of equal ones
-    return most - len(searched) + last * frame + frame // 2
+    return maximum - len(searched) + last * frame + frame // 2
 
 
 def _resampled(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
-    least = int(_LEAST_S * wanted)
+    minimum = int(_MIN_S * wanted)
     if rate != wanted:
         from scipy.signal import resample_poly
 
         # Of two odd rates the exact ratio takes a filter of millions of taps.
-        ratio = Fraction(wanted, rate).limit_denominator(_MOST_DENOMINATOR)
+        ratio = Fraction(wanted, rate).limit_denominator(_MAX_DENOMINATOR)
         samples = resample_poly(samples, ratio.numerator, ratio.denominator)
     samples = np.asarray(samples, np.float32)
-    return np.pad(samples, (0, max(0, least - len(samples))))
+    return np.pad(samples, (0, max(0, minimum - len(samples))))
 
 
 def _unreadable() -> BadRequest:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-_MOST_CHARACTERS = 300  # some twenty seconds of speech
+_MAX_CHARACTERS = 300  # some twenty seconds of speech
 _SENTENCE_ENDS = re.compile(r"(?<=[.!?…;:])\s+|(?<=[。！？；])|\s*\n\s*")
 
 
@@ -23,7 +23,7 @@ def pieces(text: str) -> list[str]:
 def _joined(parts: Sequence[str]) -> list[str]:
     found: list[str] = []
     for part in parts:
-        if found and len(found[-1]) + len(part) < _MOST_CHARACTERS:
+        if found and len(found[-1]) + len(part) < _MAX_CHARACTERS:
             found[-1] += f" {part}"
         else:
             found.append(part)
@@ -32,9 +32,9 @@ def _joined(parts: Sequence[str]) -> list[str]:
 
 def _fitting(sentence: str) -> list[str]:
     found = []
-    while len(sentence) > _MOST_CHARACTERS:
-        cut = sentence.rfind(" ", 1, _MOST_CHARACTERS + 1)
-        cut = cut if cut > 0 else _MOST_CHARACTERS
+    while len(sentence) > _MAX_CHARACTERS:
+        cut = sentence.rfind(" ", 1, _MAX_CHARACTERS + 1)
+        cut = cut if cut > 0 else _MAX_CHARACTERS
         found.append(sentence[:cut].strip())
         sentence = sentence[cut:].strip()
     return [*found, sentence] if sentence else found

@@ -7,7 +7,7 @@ from sidecar.cli.server import Json
 from sidecar.infra.logs import printable
 
 _SIZES = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
-_MOST_INDENT = 20
+_MAX_INDENT = 20
 
 
 def draw_tree(rows: Sequence[Json]) -> Iterator[str]:
@@ -27,7 +27,7 @@ def draw_tree(rows: Sequence[Json]) -> Iterator[str]:
         stretch = [row]
         while len(below := children[stretch[-1]["node"]]) == 1 and _alike(row, *below):
             stretch += below
-        yield "  " * min(depth, _MOST_INDENT) + _line(stretch)
+        yield "  " * min(depth, _MAX_INDENT) + _line(stretch)
         todo += [(child, depth + 1) for child in reversed(below)]
 
 

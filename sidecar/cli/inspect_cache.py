@@ -13,8 +13,8 @@ from sidecar.cli.server import Json, Server, ServerError, add_server_flags
 from sidecar.infra.logs import printable
 from sidecar.infra.metrics import HEALTHY_AT_ZERO
 
-_MOST_PLACES = 10
-_MOST_SESSIONS = 20
+_MAX_PLACES = 10
+_MAX_SESSIONS = 20
 
 
 def main(argv: list[str]) -> int:
@@ -66,7 +66,7 @@ def _state(report: Json) -> Iterator[str]:
 
 def _sessions(sessions: list[Json]) -> Iterator[str]:
     yield f"\nsessions ({len(sessions)}, the one used last first)"
-    for row in sessions[:_MOST_SESSIONS]:
+    for row in sessions[:_MAX_SESSIONS]:
         parents = " < ".join(printable(name) for name in row["parents"])
         yield (
             f"  {printable(row['session'])}  threads={row['threads']}  "
@@ -83,7 +83,7 @@ def _counters(counters: Mapping[str, int]) -> Iterator[str]:
 
 def _drift(places: list[Json]) -> Iterator[str]:
     yield f"\ndrift ({len(places)} places, the dearest first)"
-    for place in places[:_MOST_PLACES]:
+    for place in places[:_MAX_PLACES]:
         yield (
             f"  {place['prefilled']:>9} tokens {place['times']:>5} times  "
             f"{place['role']:<10}{printable(place['agent'])}"

@@ -167,8 +167,8 @@ def _import(config: Config, file: Path, ids_file: Path) -> int:
     if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
         raise _Refused(f"{ids_file} must hold a list of token ids")
     if len(ids) < config.disk.min_tokens:
-        least = f"KV_DISK_MIN_PREFIX_TOKENS is {config.disk.min_tokens}"
-        raise _Refused(f"{len(ids)} tokens are too few: {least}")
+        minimum = f"KV_DISK_MIN_PREFIX_TOKENS is {config.disk.min_tokens}"
+        raise _Refused(f"{len(ids)} tokens are too few: {minimum}")
     app = build(replace(config, server=replace(config.server, port=0)))
     try:
         return _take_in(app, file, tuple(ids))

@@ -19,7 +19,7 @@ from sidecar.cli.server import (
     at_least,
 )
 
-_LEAST_TURNS = 3
+_MIN_TURNS = 3
 _QUALITY = "--quality"
 _COLUMNS = f"  {'turn':<12}{'prompt':>8}{'cached':>8}{'prefilled':>11}{'TTFT':>10}"
 
@@ -142,8 +142,8 @@ def _parser() -> argparse.ArgumentParser:
         help="what happens to the conversation (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--turns", type=at_least(_LEAST_TURNS), default=6,
-        help=f"requests of a scenario, {_LEAST_TURNS} or more (%(default)s)",
+        "--turns", type=at_least(_MIN_TURNS), default=6,
+        help=f"requests of a scenario, {_MIN_TURNS} or more (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--max-tokens", type=at_least(1), default=128,

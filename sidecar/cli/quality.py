@@ -52,7 +52,7 @@ _LOAD_S = 3600.0  # a download is part of it
 _STOP_S = 60.0
 _NUM_WARM_UPS = 10
 _WARM_UP_PAUSE_S = 2.0
-_LEAST_DEPTH = 240  # words: what a pin gains must be seen in the counts
+_MIN_DEPTH = 240  # words: what a pin gains must be seen in the counts
 
 
 def main(argv: list[str]) -> int:
@@ -243,7 +243,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--depth",
-        type=at_least(_LEAST_DEPTH),
+        type=at_least(_MIN_DEPTH),
         default=1500,
         help="words between a value and its question (%(default)s)",
     )

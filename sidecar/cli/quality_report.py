@@ -47,8 +47,8 @@ class Answer:
 
         Where reuse ends at a value, at least a token for each word behind it is left.
         """
-        most_before_value = self.before_len - self.question.num_words
-        is_beyond = self.reply.cached_len > most_before_value
+        max_before_value = self.before_len - self.question.num_words
+        is_beyond = self.reply.cached_len > max_before_value
         is_pinned = self.question.kind.rule in self.reply.pinned
         return is_beyond == is_pinned == (self.policy != "stop")
 

@@ -100,12 +100,12 @@ def add_server_flags(parser: argparse.ArgumentParser, key: str) -> None:
     parser.add_argument("--key", help=f"{key}, if the server has one")
 
 
-def at_least(least: int) -> Callable[[str], int]:
+def at_least(minimum: int) -> Callable[[str], int]:
     """The type of a flag that takes a whole number, `least` or more."""
 
     def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be {least} or more, got {text!r}")
+        if not text.isdecimal() or int(text) < minimum:
+            raise argparse.ArgumentTypeError(f"must be {minimum} or more, got {text!r}")
         return int(text)
 
     return parse

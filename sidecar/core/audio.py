@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 SoundFormat = Literal["wav", "flac", "mp3"]
-MOST_CHARACTERS = 4096  # of a text that is spoken
+MAX_CHARACTERS = 4096  # of a text that is spoken
 TextFormat = Literal["json", "text", "verbose_json"]
 
 

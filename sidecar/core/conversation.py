@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 IMPLICIT = "implicit-"  # begins the ids of sessions that no client named
-_MOST_FORGETTINGS = 256  # by name; beyond, nothing begun before is kept
+_MAX_FORGETTINGS = 256  # by name; beyond, nothing begun before is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Generations:
     def __init__(self) -> None:
         self.now = 0
         self._ended: deque[tuple[int, ForgetFilter | None]] = deque(
-            maxlen=_MOST_FORGETTINGS
+            maxlen=_MAX_FORGETTINGS
         )
 
     def end(self, whose: ForgetFilter | None) -> None:

@@ -8,7 +8,7 @@ import orjson
 
 # What prints a value again counts its own levels on top: orjson takes 254 in all,
 # Python's encoder and chat templates some hundreds.
-MOST_LEVELS = 100
+MAX_LEVELS = 100
 
 
 def load_json(text: str, **options: Any) -> Any:
@@ -29,7 +29,7 @@ def load_json(text: str, **options: Any) -> Any:
 def check_depth(value: Any) -> None:
     """ValueError for lists and objects that are nested deeper than MOST_LEVELS."""
     level = [value]
-    for _ in range(MOST_LEVELS + 1):
+    for _ in range(MAX_LEVELS + 1):
         level = [
             child
             for item in level
@@ -46,7 +46,7 @@ _HALVES = re.compile(  # each run of backslashes is looked at once
     rb"(?<!\\)(?P<slashes>\\++)u(?:(?P<high>[dD][89abAB][0-9a-fA-F]{2})"
     rb"(?P<low>\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[dD][c-fC-F][0-9a-fA-F]{2})"
 )
-_MOST_SIGNS = 500_000  # whole pairs, too; with more the body stays as it is
+_MAX_SIGNS = 500_000  # whole pairs, too; with more the body stays as it is
 
 
 def load_bytes(body: bytes) -> Any:
@@ -62,7 +62,7 @@ def load_bytes(body: bytes) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
-        whole = _HALVES.sub(_whole, body, count=_MOST_SIGNS)
+        whole = _HALVES.sub(_whole, body, count=_MAX_SIGNS)
         if whole == body:
             raise
         return orjson.loads(whole)

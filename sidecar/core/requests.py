@@ -238,29 +238,29 @@ class ClientInfo:
         parents = tuple(short_id(name) or "" for name in self.parents)
         object.__setattr__(self, "parents", parents)
         if self.user_agent is not None:
-            agent = self.user_agent[:_MOST_ID_CHARS]
+            agent = self.user_agent[:_MAX_ID_CHARS]
             object.__setattr__(self, "user_agent", agent)
 
 
-_MOST_ID_CHARS = 256
+_MAX_ID_CHARS = 256
 
 
 def short_id(name: str | None) -> str | None:
     """A client's name for something; its hash if it is longer than 256 characters."""
-    if name is None or len(name) <= _MOST_ID_CHARS:
+    if name is None or len(name) <= _MAX_ID_CHARS:
         return name
     return "sha256:" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-_MOST_NAMES = 32
-_MOST_NAME_CHARS = 80
+_MAX_NAMES = 32
+_MAX_NAME_CHARS = 80
 _ODD = re.compile(r"[^A-Za-z0-9_.=\[\]/-]")
 
 
 def told_names(names: Sequence[str]) -> str:
     """The names in one line; a client wrote them, so nothing odd and not too many."""
-    told = [_ODD.sub("?", name)[:_MOST_NAME_CHARS] for name in names[:_MOST_NAMES]]
-    more = len(names) - _MOST_NAMES
+    told = [_ODD.sub("?", name)[:_MAX_NAME_CHARS] for name in names[:_MAX_NAMES]]
+    more = len(names) - _MAX_NAMES
     return ", ".join([*told, f"and {more} more"] if more > 0 else told)
 
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sidecar.core.errors import BadRequest, ValidationFailed
-from sidecar.core.json_bytes import MOST_LEVELS, check_depth
+from sidecar.core.json_bytes import MAX_LEVELS, check_depth
 from sidecar.dialects.known_fields import DONE_ANYWAY, NOTHING
 
-_MOST_NAMES = 1024  # of an object that goes into a prompt
+_MAX_NAMES = 1024  # of an object that goes into a prompt
 
 
 class Fields:
@@ -48,7 +48,7 @@ class Fields:
             check_depth(self._value)
         except ValueError:
             raise BadRequest(
-                f"{self._path} must be nested {MOST_LEVELS} levels deep at most",
+                f"{self._path} must be nested {MAX_LEVELS} levels deep at most",
                 param=self._path,
             ) from None
 
@@ -120,9 +120,9 @@ class Fields:
     def printable_object(self, name: str) -> dict[str, Any] | None:
         """An object that goes into a prompt: not too deep or too wide to be printed."""
         value = self.object(name)
-        if len(value or ()) > _MOST_NAMES:
+        if len(value or ()) > _MAX_NAMES:
             path = self.path(name)
-            raise BadRequest(f"{path} may have at most {_MOST_NAMES} names", param=path)
+            raise BadRequest(f"{path} may have at most {_MAX_NAMES} names", param=path)
         if value is not None:
             Fields(value, self.path(name)).require_printable()
         return value

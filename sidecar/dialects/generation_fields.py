@@ -106,10 +106,10 @@ def _effort(body: dict[str, Any]) -> str | None:
     return None
 
 
-_MOST_STOPS = 64
-_MOST_STOP_CHARS = 1024
-_MOST_TOKENS = 1 << 31
-_MOST_BIASES = 4096
+_MAX_STOPS = 64
+_MAX_STOP_CHARS = 1024
+_MAX_TOKENS = 1 << 31
+_MAX_BIASES = 4096
 
 
 def read_options(fields: Fields, top_logprobs: int | None) -> GenerationOptions:
@@ -129,7 +129,7 @@ def _max_tokens(fields: Fields) -> int | None:
     """-1 is no limit, as in LM Studio: as many as fit."""
     for name in ("max_completion_tokens", "max_tokens"):
         if fields.raw(name) not in (None, -1):
-            return fields.integer(name, 1, _MOST_TOKENS)
+            return fields.integer(name, 1, _MAX_TOKENS)
     return None
 
 
@@ -159,9 +159,9 @@ def read_client(body: dict[str, Any], user_agent: str | None) -> ClientInfo:
         str(agent) if agent else None,
         key if isinstance(key, str) and key else None,
         source,
-        tuple(parents)[:_MOST_PARENTS],
+        tuple(parents)[:_MAX_PARENTS],
         branch,
-        tuple(parents.values())[:_MOST_PARENTS],
+        tuple(parents.values())[:_MAX_PARENTS],
         branch_source,
         is_key_checked=private.get("key_checked") is True,
     )
@@ -174,7 +174,7 @@ _PARENTS = (
     "parent_session_id", "parent_id", "source_session_id", "origin_session_id",
 )  # fmt: skip
 _BRANCHES = ("branch_id", "branch", "subsession_id", "subagent_id")
-_MOST_PARENTS = 8
+_MAX_PARENTS = 8
 
 
 def _sessions(
@@ -203,11 +203,11 @@ def _sampling(fields: Fields) -> SamplingParams:
     return SamplingParams(
         temperature=fields.number("temperature", 0, 100),
         top_p=fields.number("top_p", 0, 1),
-        top_k=fields.integer("top_k", -1, _MOST_TOKENS),
+        top_k=fields.integer("top_k", -1, _MAX_TOKENS),
         min_p=fields.number("min_p", 0, 1),
         repetition_penalty=fields.number("repetition_penalty", 0.01, 100),
         repetition_context_size=fields.integer(
-            "repetition_context_size", 1, _MOST_TOKENS
+            "repetition_context_size", 1, _MAX_TOKENS
         ),
         presence_penalty=fields.number("presence_penalty", -100, 100) or 0.0,
         frequency_penalty=fields.number("frequency_penalty", -100, 100) or 0.0,
@@ -218,9 +218,9 @@ def _sampling(fields: Fields) -> SamplingParams:
 
 def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
     biases = fields.object("logit_bias") or {}
-    if len(biases) > _MOST_BIASES:
+    if len(biases) > _MAX_BIASES:
         raise ValidationFailed(
-            f"logit_bias must have at most {_MOST_BIASES} entries", param="logit_bias"
+            f"logit_bias must have at most {_MAX_BIASES} entries", param="logit_bias"
         )
     read = Fields(biases, "logit_bias")
     pairs = []
@@ -240,18 +240,18 @@ def _stop(fields: Fields) -> tuple[str, ...]:
         return ()
     path = fields.path("stop")
     stops = [value] if isinstance(value, str) else fields.items("stop")
-    if len(stops) > _MOST_STOPS:
+    if len(stops) > _MAX_STOPS:
         raise ValidationFailed(
-            f"{path} must have at most {_MOST_STOPS} entries", param=path
+            f"{path} must have at most {_MAX_STOPS} entries", param=path
         )
     for index, stop in enumerate(stops):
         if not isinstance(stop, str):
             raise BadRequest(
                 f"{path}[{index}] must be a string", param=f"{path}[{index}]"
             )
-        if len(stop) > _MOST_STOP_CHARS:
+        if len(stop) > _MAX_STOP_CHARS:
             raise ValidationFailed(
-                f"{path}[{index}] must have at most {_MOST_STOP_CHARS} characters",
+                f"{path}[{index}] must have at most {_MAX_STOP_CHARS} characters",
                 param=f"{path}[{index}]",
             )
     return tuple(stop for stop in stops if stop)

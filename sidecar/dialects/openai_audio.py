@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from sidecar.core.audio import (
-    MOST_CHARACTERS,
+    MAX_CHARACTERS,
     SoundFormat,
     SpeechRequest,
     TextFormat,
@@ -15,7 +15,7 @@ from sidecar.core.audio import (
 from sidecar.core.errors import BadRequest, ValidationFailed
 from sidecar.dialects.fields import Fields
 
-_MOST_PROMPT = 4096
+_MAX_PROMPT = 4096
 # A library takes it for a file's name, too: no path fits this.
 _VOICE = re.compile(r"\w[\w ,+-]{0,63}")
 _LANGUAGE = re.compile(r"[A-Za-z][A-Za-z _-]{1,39}")
@@ -32,9 +32,9 @@ def parse_speech(body: Any) -> SpeechRequest:
     """
     fields = Fields(body)
     text = fields.required_text("input")
-    if len(text) > MOST_CHARACTERS or not text.strip():
+    if len(text) > MAX_CHARACTERS or not text.strip():
         raise BadRequest(
-            f"input must have 1..{MOST_CHARACTERS} characters that are not all blank, "
+            f"input must have 1..{MAX_CHARACTERS} characters that are not all blank, "
             f"got {len(text)}",
             param="input",
         )
@@ -83,9 +83,9 @@ def parse_transcription(
             param="language",
         )
     prompt = fields.get("prompt") or None
-    if prompt is not None and len(prompt) > _MOST_PROMPT:
+    if prompt is not None and len(prompt) > _MAX_PROMPT:
         raise BadRequest(
-            f"prompt must have at most {_MOST_PROMPT} characters, got {len(prompt)}",
+            f"prompt must have at most {_MAX_PROMPT} characters, got {len(prompt)}",
             param="prompt",
         )
     return TranscriptionRequest(

@@ -11,9 +11,9 @@ from sidecar.core.errors import BadRequest
 from sidecar.core.requests import EmbeddingRequest, RerankRequest
 from sidecar.dialects.fields import Fields
 
-_MOST_INPUTS = 2048
-_MOST_DOCUMENTS = 1000
-_MOST_DIMENSIONS = 65536
+_MAX_INPUTS = 2048
+_MAX_DOCUMENTS = 1000
+_MAX_DIMENSIONS = 65536
 
 
 def parse_embedding(body: Any) -> EmbeddingRequest:
@@ -33,7 +33,7 @@ def parse_embedding(body: Any) -> EmbeddingRequest:
     return EmbeddingRequest(
         model=fields.text("model") or "",
         inputs=_inputs(fields.raw("input")),
-        dimensions=fields.integer("dimensions", 1, _MOST_DIMENSIONS),
+        dimensions=fields.integer("dimensions", 1, _MAX_DIMENSIONS),
         as_base64=form == "base64",
         truncates=fields.boolean("truncate", False),
     )
@@ -60,9 +60,9 @@ def parse_rerank(body: Any) -> RerankRequest:
     """
     fields = Fields(body)
     listed = fields.raw("documents")
-    if not isinstance(listed, list) or not 1 <= len(listed) <= _MOST_DOCUMENTS:
+    if not isinstance(listed, list) or not 1 <= len(listed) <= _MAX_DOCUMENTS:
         raise BadRequest(
-            f"documents must be a list of 1..{_MOST_DOCUMENTS} texts", param="documents"
+            f"documents must be a list of 1..{_MAX_DOCUMENTS} texts", param="documents"
         )
     return RerankRequest(
         model=fields.text("model") or "",
@@ -99,9 +99,9 @@ def _inputs(value: Any) -> tuple[str | tuple[int, ...], ...]:
         value = [value]
     if isinstance(value, list) and value and all(map(_is_id, value)):
         value = [value]
-    if not isinstance(value, list) or not 1 <= len(value) <= _MOST_INPUTS:
+    if not isinstance(value, list) or not 1 <= len(value) <= _MAX_INPUTS:
         raise BadRequest(
-            f"input must be a text, or a list of 1..{_MOST_INPUTS} texts or lists of "
+            f"input must be a text, or a list of 1..{_MAX_INPUTS} texts or lists of "
             "token ids",
             param="input",
         )

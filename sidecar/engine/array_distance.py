@@ -14,7 +14,7 @@ from sidecar.kv.kv_layers import KVLayers
 _ROUNDING = {mx.float32: 1e-5, mx.float16: 2**-10, mx.bfloat16: 2**-7}
 
 
-_MOST_NOISE = 1000  # times what the number format rounds
+_MAX_NOISE = 1000  # times what the number format rounds
 _NOISE_FACTOR = 3.0  # of two computations that differ in all shapes, not in one
 
 
@@ -117,7 +117,7 @@ class Difference:
     @property
     def limit(self) -> float:
         """What `computed` may be; noise far beyond rounding is none."""
-        noise = min(self.noise or 0.0, _MOST_NOISE * self.rounding)
+        noise = min(self.noise or 0.0, _MAX_NOISE * self.rounding)
         return _NOISE_FACTOR * noise + self.rounding
 
     @property

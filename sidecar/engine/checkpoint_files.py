@@ -27,7 +27,7 @@ _ENCODER = re.compile(
     re.IGNORECASE,
 )
 _ADAPTERS = ("adapters.safetensors", "adapter_model.safetensors")
-_MOST_HEADER_BYTES = 100_000_000  # the format's own limit
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _NOT_THE_FORMAT = (
     ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError,
     OverflowError,
@@ -36,13 +36,13 @@ _CONFIG_FILES = (
     "config.json", "tokenizer_config.json", "processor_config.json",
     "preprocessor_config.json", "video_preprocessor_config.json",
 )  # fmt: skip
-_MOST_SIZES = {
+_MAX_SIZES = {
     "num_hidden_layers": 2048, "num_layers": 2048, "n_layer": 2048, "depth": 2048,
     "num_experts": 1 << 16, "hidden_size": 1 << 20, "intermediate_size": 1 << 22,
     "image_seq_length": 1 << 16, "min_pixels": 1 << 24,
 }  # fmt: skip
 _CODE_KEYS = frozenset(("auto_map", "model_file"))
-_MOST_OF_PROCESS = 0.95  # the rest is for what computes
+_MAX_OF_PROCESS = 0.95  # the rest is for what computes
 _NAMED = 3  # of many files, so many are named
 
 _GIVE_ACCESS = "let the user who runs this read it (chmod, chown)"
@@ -75,8 +75,8 @@ def memory_limit(
     """
     limits = []
     if process_bytes is not None:
-        most = int(_MOST_OF_PROCESS * process_bytes)
-        limits.append(MemoryLimit(most, "MAX_PROCESS_MEMORY"))
+        maximum = int(_MAX_OF_PROCESS * process_bytes)
+        limits.append(MemoryLimit(maximum, "MAX_PROCESS_MEMORY"))
     if model_bytes:
         limits.append(MemoryLimit(model_bytes, "MAX_MODEL_MEMORY"))
     return min(limits, key=lambda limit: limit.num_bytes, default=None)
@@ -266,7 +266,7 @@ def safetensors_fault(file: Path) -> str | None:
         if head.startswith(b"version "):
             return f"{file.name} is only a pointer of Git LFS; run git lfs pull"
         length = int.from_bytes(head, "little")
-        if len(head) == 8 and length > _MOST_HEADER_BYTES:
+        if len(head) == 8 and length > _MAX_HEADER_BYTES:
             return f"{file.name} is not a safetensors file; download it again"
         text = stream.read(length)
     if len(head) < 8 or len(text) < length:
@@ -307,7 +307,7 @@ def _names_in(file: Path) -> list[str]:
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if length > _MOST_HEADER_BYTES:
+            if length > _MAX_HEADER_BYTES:
                 return []
             return list(_entries(stream.read(length)))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
@@ -338,10 +338,12 @@ def sizes_fault(folder: Path) -> str | None:
     for name in _CONFIG_FILES:
         config = read_config(folder, name) or {}
         for part in (config, *config.values()):
-            for key, most in _MOST_SIZES.items():
+            for key, maximum in _MAX_SIZES.items():
                 value = part.get(key) if isinstance(part, dict) else None
-                if isinstance(value, (int, float)) and not value <= most:
-                    return f"its {name} asks for {key} = {value:.4g}, more than {most}"
+                if isinstance(value, (int, float)) and not value <= maximum:
+                    return (
+                        f"its {name} asks for {key} = {value:.4g}, more than {maximum}"
+                    )
     return None
 
 

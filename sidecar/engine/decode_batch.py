@@ -263,7 +263,7 @@ def _read(found: _Found | None) -> TopLogprobs | None:
     return TopLogprobs(own, [i for _, i in best], [value for value, _ in best])
 
 
-_MOST_PADDING = 1 / 4  # bytes of padding over bytes of weights
+_MAX_PADDING = 1 / 4  # bytes of padding over bytes of weights
 
 
 class DecodeBatches:
@@ -298,8 +298,10 @@ class DecodeBatches:
 
     def join(self, uid: int, single: DecodeBatch, length: int) -> None:
         """Add a batch of one sequence with `length` tokens to the fitting batch."""
-        most = _MOST_PADDING * self._model.num_bytes / token_nbytes(single.prompt_cache)
-        lanes = [b for b in self._batches if self._padding(b, length) <= most]
+        maximum = (
+            _MAX_PADDING * self._model.num_bytes / token_nbytes(single.prompt_cache)
+        )
+        lanes = [b for b in self._batches if self._padding(b, length) <= maximum]
         if self._model.quantization or not self.may_batch:
             lanes = []  # mlx-lm's batch caches hold no quantised KV
         if lanes:

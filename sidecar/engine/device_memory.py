@@ -12,8 +12,8 @@ from sidecar.config.values import physical_memory
 logger = logging.getLogger(__name__)
 
 _LEFT_FREE = 8 << 30
-_LEAST = 4 << 30
-_MOST_BUFFERS = 499_000  # of a process on Metal, where the device does not say
+_MIN = 4 << 30
+_MAX_BUFFERS = 499_000  # of a process on Metal, where the device does not say
 _DELAY_STEPS = 8  # on Metal; what omlx found to do (its pull 648)
 
 
@@ -26,7 +26,7 @@ def device_memory() -> int:
 def process_limit(config: EngineConfig) -> int:
     """MAX_PROCESS_MEMORY in bytes, else the device's memory less 8 GB, at least 4."""
     asked = config.max_process_bytes
-    return asked or max(device_memory() - _LEFT_FREE, _LEAST)
+    return asked or max(device_memory() - _LEFT_FREE, _MIN)
 
 
 def buffer_limit() -> int | None:
@@ -34,7 +34,7 @@ def buffer_limit() -> int | None:
     told = mx.device_info().get("resource_limit")  # Metal only
     if told:
         return int(told)
-    return _MOST_BUFFERS if mx.metal.is_available() else None
+    return _MAX_BUFFERS if mx.metal.is_available() else None
 
 
 def release_delay(config: DeviceConfig) -> int:
@@ -56,19 +56,19 @@ class WiredMemory:
     """
 
     def __init__(self, asked: int | str) -> None:
-        most = mx.device_info().get("max_recommended_working_set_size")
-        self._most = int(most) if most else None  # else nothing can be wired here
+        maximum = mx.device_info().get("max_recommended_working_set_size")
+        self._max = int(maximum) if maximum else None  # else nothing can be wired here
         self._asked = asked
         self._weights: dict[str, int] = {}
         self._limit = 0
-        if self._most is not None:
+        if self._max is not None:
             self._set: Callable[[int], int] = _own_setter()
             self._follow()
 
     @property
     def told(self) -> str | None:
         """In words; None: nothing is ever wired on this device. Any thread."""
-        if self._most is None:
+        if self._max is None:
             return None
         gigabytes = f"{self._limit / (1 << 30):.1f} GB"
         if self._asked == "weights":
@@ -78,18 +78,20 @@ class WiredMemory:
     def note(self, name: str, num_bytes: int) -> None:
         """A model's weights are there, or with 0 bytes gone."""
         self._weights[name] = num_bytes
-        if self._most is not None and self._asked == "weights":
+        if self._max is not None and self._asked == "weights":
             mx.synchronize()  # no step may be under way
             self._follow()
 
     def _follow(self) -> None:
         whole = sum(self._weights.values())
         wanted = whole if isinstance(self._asked, str) else self._asked
-        most = self._most or 0
-        if wanted > most:
-            logger.warning("WIRED_LIMIT is cut to %d, the most that can be", most)
-        if min(wanted, most) != self._limit:  # where nothing is wired it is not called
-            self._limit = min(wanted, most)
+        maximum = self._max or 0
+        if wanted > maximum:
+            logger.warning("WIRED_LIMIT is cut to %d, the most that can be", maximum)
+        if (
+            min(wanted, maximum) != self._limit
+        ):  # where nothing is wired it is not called
+            self._limit = min(wanted, maximum)
             self._set(self._limit)
 
 

@@ -32,7 +32,7 @@ _MODES: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max", "pooling_mode_lasttoken": "lasttoken",
 }  # fmt: skip
-_LEAST_BATCH, _FIRST_BATCH, _MOST_BATCH = 256, 2048, 16384  # tokens, padding included
+_MIN_BATCH, _FIRST_BATCH, _MAX_BATCH = 256, 2048, 16384  # tokens, padding included
 _SMOOTHING = 0.5
 
 
@@ -113,17 +113,17 @@ class EncoderTurns:
 
     def _next(self, waiting: list[int], texts: Sequence[Ids]) -> list[int]:
         """Take the shortest that are left, as many as one turn may take."""
-        most, count = self._most_tokens(), 1
-        while count < len(waiting) and (count + 1) * len(texts[waiting[count]]) <= most:
+        room, count = self._max_tokens(), 1
+        while count < len(waiting) and (count + 1) * len(texts[waiting[count]]) <= room:
             count += 1
         batch = waiting[:count]
         del waiting[:count]
         return batch
 
-    def _most_tokens(self) -> int:
+    def _max_tokens(self) -> int:
         if self._rate_s is None:
             return _FIRST_BATCH
-        return int(min(_MOST_BATCH, max(_LEAST_BATCH, self._stall_s / self._rate_s)))
+        return int(min(_MAX_BATCH, max(_MIN_BATCH, self._stall_s / self._rate_s)))
 
     def _learn(self, rate_s: float) -> None:
         known = rate_s if self._rate_s is None else self._rate_s

@@ -16,7 +16,7 @@ from sidecar.kv.eviction import KVBudget
 
 logger = logging.getLogger(__name__)
 
-_LEAST_WAIT_S = 1.0  # what expires shortly after each other goes together
+_MIN_WAIT_S = 1.0  # what expires shortly after each other goes together
 
 
 class Expiry:
@@ -45,7 +45,7 @@ class Expiry:
         self._closed.set()
 
     def _run(self) -> None:
-        while not self._wait(max(_LEAST_WAIT_S, self._budget.expires_in())):
+        while not self._wait(max(_MIN_WAIT_S, self._budget.expires_in())):
             if self._budget.expires_in() == 0:
                 try:
                     self._gpu.call(self._budget.expire)

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _UNKNOWN_CONTEXT = 1 << 20
-_MOST_REASON = 300  # characters
+_MAX_REASON = 300  # characters
 BLIND_HERE = "this model takes text only here"
 
 
@@ -223,8 +223,8 @@ def _reason(error: BaseException) -> str:
     if lines[0].endswith(":") and len(lines) > 1:  # what it is of stands below
         lines[0] = f"{lines[0]} {lines[1].rstrip(',')}"
     if isinstance(error, (ValueError, OSError)) and lines[0]:
-        return lines[0][:_MOST_REASON]
-    return f"{type(error).__name__} {lines[0]}"[:_MOST_REASON]
+        return lines[0][:_MAX_REASON]
+    return f"{type(error).__name__} {lines[0]}"[:_MAX_REASON]
 
 
 def _tell_of_ids_without_rows(model: LoadedModel) -> None:

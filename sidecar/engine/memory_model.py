@@ -76,10 +76,14 @@ class MemoryModel:
         return Demand(held, whole.peak, whole.buffers - self.buffers)
 
     def largest_context(
-        self, free_bytes: int, most: int, others: Demand = NOTHING, num_copies: int = 1
+        self,
+        free_bytes: int,
+        maximum: int,
+        others: Demand = NOTHING,
+        num_copies: int = 1,
     ) -> int:
         """The longest prompt that fits into `free_bytes` beside what others need."""
-        low, high = 0, most
+        low, high = 0, maximum
         while low < high:
             middle = (low + high + 1) // 2
             if (others + self.demand(middle, num_copies)).total <= free_bytes:
@@ -211,11 +215,11 @@ class MemoryGuard:
         self.tower = tower
 
     def largest_context(
-        self, most: int, others: Demand = NOTHING, num_copies: int = 1
+        self, maximum: int, others: Demand = NOTHING, num_copies: int = 1
     ) -> int:
         """The longest prompt that fits now, at most `most` tokens."""
         free_bytes = self.process.free_bytes
-        return self.model.largest_context(free_bytes, most, others, num_copies)
+        return self.model.largest_context(free_bytes, maximum, others, num_copies)
 
     def images(self, lengths: Sequence[int]) -> Demand:
         """What images take that are still to be looked at, by the number of ids."""
@@ -225,7 +229,7 @@ class MemoryGuard:
         self,
         length: int,
         num_copies: int,
-        most: int,
+        maximum: int,
         others: Demand,
         images: Demand = NOTHING,
     ) -> Demand:
@@ -235,8 +239,8 @@ class MemoryGuard:
         Raises:
             InsufficientMemory: it does not fit beside the others.
         """
-        if length >= self.largest_context(most, others + images, num_copies):
-            why = self.refusal(length, num_copies, most, others, images)
+        if length >= self.largest_context(maximum, others + images, num_copies):
+            why = self.refusal(length, num_copies, maximum, others, images)
             raise InsufficientMemory(why, param="messages", retry_after_s=5)
         needed = self.model.demand(length, num_copies) + images
         free = self.process.free_buffers - others.buffers
@@ -252,7 +256,7 @@ class MemoryGuard:
         self,
         length: int,
         num_copies: int,
-        most: int,
+        maximum: int,
         others: Demand = NOTHING,
         images: Demand = NOTHING,
     ) -> str:
@@ -261,7 +265,7 @@ class MemoryGuard:
         own = images.total >> 20
         share = f" ({own} of them for its images)" if own else ""
         left = max(0, self.process.free_bytes - others.held)
-        largest = self.largest_context(most, others + images, num_copies)
+        largest = self.largest_context(maximum, others + images, num_copies)
         return (
             f"a prompt of {length} tokens needs {needed >> 20} MiB{share}, and "
             f"{left >> 20} MiB of {self.process.limit_bytes >> 20} MiB are left: the "

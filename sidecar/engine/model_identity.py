@@ -24,7 +24,7 @@ from sidecar.kv.disk.durable_files import read_private, replace_private
 _VERSION = 2
 _SMALL = 256 << 20  # bytes that are read at once
 _LIBRARIES = ("mlx", "mlx-lm", "mlx-vlm")
-_MOST = 4096  # digests
+_MAX = 4096  # digests
 _CHUNK = 8 << 20
 _SAMPLE, _NUM_SAMPLES = 4 << 10, 64  # bytes; places of a file, its ends among them
 _NAMED = ("*.json", "*.jinja", "*.py", "*.model", "*.txt")
@@ -74,7 +74,7 @@ class WeightDigests:
         return {}
 
     def _write(self, known: dict[str, str]) -> None:
-        kept = dict(list(known.items())[-_MOST:])
+        kept = dict(list(known.items())[-_MAX:])
         with contextlib.suppress(OSError):
             replace_private(self._file, json.dumps(kept).encode())
 

@@ -30,9 +30,9 @@ class Watchdog:
         return bool(self._stall_s) and gap_s > self._stall_s
 
 
-_LEAST_CHUNK = 64
+_MIN_CHUNK = 64
 _ALONE = 2  # times as long a chunk where no stream waits: small ones cost throughput
-_MOST_SLOWDOWN = 1.6  # of a step between two chunks; the rest has other reasons
+_MAX_SLOWDOWN = 1.6  # of a step between two chunks; the rest has other reasons
 _SMOOTHING = 0.5
 _FREE_SMOOTHING = 1 / 32  # what is promised is a mean: one slow step must not move it
 _NUM_RECENT, _NUM_USUAL = 3, 64  # chunks
@@ -79,7 +79,7 @@ class PrefillPacer:
     A chunk cannot be broken off: it is cut to what the last measured rate does in
     `stall_s` beside running streams, and alone, where a newcomer or a cancelled prompt
     waits for its end, in twice that. Between two chunks the streams decode for a share
-    of the last chunk's time (engine/gpu_scheduler). Steps between chunks are slower than others
+    of the last chunk's time (gpu_scheduler). Steps between chunks are slower than others
     (caches are cold, the next is not yet begun), which is not the streams' loss: what
     counts is how many they get.
 
@@ -109,16 +109,16 @@ class PrefillPacer:
     def chunk_len(self, *, beside_streams: bool) -> int:
         """Tokens of the next chunk."""
         if self._seconds_per_token is None:
-            return min(_LEAST_CHUNK, self._step_size)
-        most_s = self._stall_s if beside_streams else _ALONE * self._stall_s
-        fitting = int(most_s / self._seconds_per_token)
-        fitting -= fitting % _LEAST_CHUNK  # few lengths: kernels are tuned for each
-        return max(min(fitting, self._step_size), min(_LEAST_CHUNK, self._step_size))
+            return min(_MIN_CHUNK, self._step_size)
+        max_s = self._stall_s if beside_streams else _ALONE * self._stall_s
+        fitting = int(max_s / self._seconds_per_token)
+        fitting -= fitting % _MIN_CHUNK  # few lengths: kernels are tuned for each
+        return max(min(fitting, self._step_size), min(_MIN_CHUNK, self._step_size))
 
     def prefilled(self, num_tokens: int, seconds: float) -> None:
         """Learn from a chunk just done; the rate follows the depth."""
         last = self._seconds_per_token
-        if last is not None and num_tokens < min(_LEAST_CHUNK, self._step_size):
+        if last is not None and num_tokens < min(_MIN_CHUNK, self._step_size):
             return  # a short rest: mostly what any chunk costs
         rate = seconds / max(1, num_tokens)
         self.rate.measured(rate)
@@ -141,7 +141,7 @@ class PrefillPacer:
         if is_free:
             self._free_step_s = _smoothed(self._free_step_s, seconds, _FREE_SMOOTHING)
         as_free = min(seconds, self._free_step_s or seconds)
-        return max(as_free, seconds / _MOST_SLOWDOWN)
+        return max(as_free, seconds / _MAX_SLOWDOWN)
 
 
 def _smoothed(last: float, now: float, share: float = _SMOOTHING) -> float:

@@ -131,14 +131,14 @@ class PrefillQueue:
 
     def _let_pass(self, long: Sequence, num_free: int) -> None:
         left = long.target - long.done
-        most = min(_SHORT * left, self._config.prefill_step_size)
+        maximum = min(_SHORT * left, self._config.prefill_step_size)
         if left < self._config.prefill_step_size:
             return
         for job in self._waiting:
             ids = job.spec.model_ids
             if job.spec.n + long.job.spec.n > num_free:
                 continue
-            if len(ids) - self._store.match_len(ids, job.spec.prompt.salt) <= most:
+            if len(ids) - self._store.match_len(ids, job.spec.prompt.salt) <= maximum:
                 self._waiting.remove(job)
                 if self._begin(job):
                     self._passed = long

@@ -206,13 +206,13 @@ class ProcessMemory:
 
     def _relieve_buffers(self) -> None:
         """Have less stored where the device will soon take no more buffers."""
-        most = self.limit_buffers
-        if most is None or self.live_buffers <= _CLEAR_AT * most:
+        maximum = self.limit_buffers
+        if maximum is None or self.live_buffers <= _CLEAR_AT * maximum:
             return
-        self._stored.evict_buffers(self.live_buffers - int(_EVICT_TO * most))
+        self._stored.evict_buffers(self.live_buffers - int(_EVICT_TO * maximum))
         give_back_freed()  # what the allocator keeps counts, too
         self.sample()
-        logger.info("made room limit=%d buffers=%d", most, self.live_buffers)
+        logger.info("made room limit=%d buffers=%d", maximum, self.live_buffers)
 
 
 class Releasing(Errand):
@@ -246,8 +246,8 @@ class Admission:
     """
 
     def __init__(self, config: "EngineConfig") -> None:
-        self._most_rows = config.max_concurrent
-        self.most_jobs = config.max_concurrent + config.max_queued
+        self._max_rows = config.max_concurrent
+        self.max_jobs = config.max_concurrent + config.max_queued
         self._lock = threading.Lock()
         self._open: set[Job] = set()
         self._loading = NOTHING
@@ -279,8 +279,8 @@ class Admission:
         with self._lock:
             if self._is_draining:
                 raise Unavailable(GOING_DOWN, retry_after_s=5)
-            if len(self._open) >= self.most_jobs:
-                raise Busy(f"all {self.most_jobs} places are taken", retry_after_s=2)
+            if len(self._open) >= self.max_jobs:
+                raise Busy(f"all {self.max_jobs} places are taken", retry_after_s=2)
             job.due = demand(self._promised())
             self._open.add(job)
 
@@ -324,7 +324,7 @@ class Admission:
 
     def free_rows(self) -> int:
         """Rows that may still be decoded beside those of all models."""
-        return self._most_rows - sum(count() for count in self._decoding)
+        return self._max_rows - sum(count() for count in self._decoding)
 
     def _promised(self) -> Demand:
         return sum((job.due for job in self._open), self._loading)

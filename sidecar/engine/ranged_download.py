@@ -40,7 +40,7 @@ class RetryPolicy:
 
     first_pause_s: float = 0.5
     longest_pause_s: float = 30.0
-    most_failures: int = 9  # two minutes of pauses
+    max_failures: int = 9  # two minutes of pauses
 
     def pause_s(self, num_failures: int) -> float:
         """Pause after that many failures in a row."""
@@ -74,7 +74,7 @@ class Retries:
             except (httpx.HTTPError, LocalEntryNotFoundError, _Broken) as error:
                 final = final_fault(error)
                 num_failures = 1 if self._num_done() > seen else num_failures + 1
-                if final or num_failures >= self.policy.most_failures:
+                if final or num_failures >= self.policy.max_failures:
                     raise HubFault(final or self._given_up(error)) from error
                 seen = self._num_done()
                 pause_s = self.policy.pause_s(num_failures)

@@ -24,7 +24,7 @@ from sidecar.output.splitter_check import splitter_faults
 
 logger = logging.getLogger(__name__)
 
-_MOST_BY_DEFAULT = 32768  # when neither the request nor the user says
+_MAX_BY_DEFAULT = 32768  # when neither the request nor the user says
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,9 @@ class TextEngine:
         return self._loop.pacer.rate.seconds
 
     @property
-    def most_jobs(self) -> int:
+    def max_jobs(self) -> int:
         """Jobs that may be submitted and not released, of all models."""
-        return self._admission.most_jobs
+        return self._admission.max_jobs
 
     def submit(
         self,
@@ -253,13 +253,13 @@ class TextEngine:
                 f"and the prompt has {len(ids)}",
                 num_tokens=len(ids),
             )
-        most = self._config.batch_max_size if self._config.enable_batching else 1
-        most = min(most, self._config.max_concurrent)
-        if options.n > most:
-            raise BadRequest(f"n must be 1..{most}, got {options.n}", param="n")
+        maximum = self._config.batch_max_size if self._config.enable_batching else 1
+        maximum = min(maximum, self._config.max_concurrent)
+        if options.n > maximum:
+            raise BadRequest(f"n must be 1..{maximum}, got {options.n}", param="n")
         self._check_ids(prompt.read_ids, options)
         wanted = (
-            options.max_tokens or self._config.default_max_tokens or _MOST_BY_DEFAULT
+            options.max_tokens or self._config.default_max_tokens or _MAX_BY_DEFAULT
         )
         max_tokens = min(wanted, room)
         return JobSpec(

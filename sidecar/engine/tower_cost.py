@@ -17,7 +17,7 @@ _FIRST = (96, 128)  # height, width
 # The largest that takes no longer: a look is one turn, and streams wait for its end. On
 # a GPU it is the largest of all; on a CPU that one took 3 to 6 s.
 _SECOND = ((448, 448), (320, 320), (224, 224), (160, 160))
-_MOST_S = 1.0
+_MAX_S = 1.0
 _EXPONENT = 1.5  # of a look's time by pixels: embedding is linear, attention square
 
 
@@ -60,7 +60,7 @@ def _second_size(first_s: float) -> tuple[int, int]:
     """The largest whose look is expected to be short, after one of `_FIRST`."""
     for height, width in _SECOND:
         growth = height * width / (_FIRST[0] * _FIRST[1])
-        if first_s * growth**_EXPONENT <= _MOST_S:
+        if first_s * growth**_EXPONENT <= _MAX_S:
             return height, width
     return _SECOND[-1]
 

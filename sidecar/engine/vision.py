@@ -207,9 +207,9 @@ def to_arrays(pixels: Pixels) -> dict[str, Any]:
 class FeatureMemo:
     """What towers gave for images, so that a branch does not run them again."""
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self._known: Lru[tuple[str, str], Features] = Lru(
-            65536, most_bytes, lambda mark, features: features.num_bytes
+            65536, max_bytes, lambda mark, features: features.num_bytes
         )
         self.num_runs = 0
 

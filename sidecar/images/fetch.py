@@ -28,9 +28,9 @@ from sidecar.infra.lru import Lru
 _CONNECT_S = 5.0
 _IN_ALL_S = 30.0
 _LOOK_S = 0.2  # between two looks whether it is still wanted
-_MOST_ADDRESSES = 3
-_MOST_REDIRECTS = 3
-_MOST_URL_CHARS = 8192
+_MAX_ADDRESSES = 3
+_MAX_REDIRECTS = 3
+_MAX_URL_CHARS = 8192
 _CACHE_BYTES = 64 << 20
 _PORTS = {"http": 80, "https": 443}
 _MOVED = (301, 302, 303, 307, 308)
@@ -49,7 +49,7 @@ class FetchLimits:
             the bytes that it gave first. allow_private: take any address.
     """
 
-    most_bytes: int
+    max_bytes: int
     cache_s: float
     allow_private: bool = False
 
@@ -122,7 +122,7 @@ class _Errand:
 
     def run(self, url: str) -> _Answer:
         fresh = math.inf  # as the shortest of the way there
-        for _ in range(_MOST_REDIRECTS + 1):
+        for _ in range(_MAX_REDIRECTS + 1):
             found = self._get(url)
             fresh = min(fresh, found.fresh_s)
             if found.moved is None:
@@ -133,7 +133,7 @@ class _Errand:
     def _get(self, url: str) -> _Answer:
         """The image, or where it has moved."""
         parts, host, addresses = self._checked(url)
-        for address in addresses[:_MOST_ADDRESSES]:
+        for address in addresses[:_MAX_ADDRESSES]:
             try:
                 return self._ask(parts, host, address)
             # What a URL or a server can bring about: all of it is the client's.
@@ -143,8 +143,8 @@ class _Errand:
 
     def _checked(self, url: str) -> tuple[SplitResult, str, list[str]]:
         """A URL that may be asked, its host in ASCII, and the addresses to ask."""
-        if len(url) > _MOST_URL_CHARS:
-            raise self._failed(f"has a URL of more than {_MOST_URL_CHARS} characters")
+        if len(url) > _MAX_URL_CHARS:
+            raise self._failed(f"has a URL of more than {_MAX_URL_CHARS} characters")
         try:
             parts = urlsplit(url)
             host, port = (parts.hostname or "").encode("idna").decode(), parts.port
@@ -234,8 +234,8 @@ class _Errand:
         data = bytearray()
         while piece := answer.read1(65536):
             data += piece
-            if len(data) > self._limits.most_bytes:
-                raise self._failed(f"is larger than {self._limits.most_bytes >> 20} MB")
+            if len(data) > self._limits.max_bytes:
+                raise self._failed(f"is larger than {self._limits.max_bytes >> 20} MB")
         self._require_time()  # else it was the watch that ended it
         if answer.length:  # `read1` tells nobody that so many bytes did not come
             raise http.client.IncompleteRead(bytes(data), answer.length)

@@ -12,14 +12,14 @@ from sidecar.core.requests import Detail
 # No TIFF: its tiles may be larger than the picture that its header tells of.
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
 _LONGEST_SIDE: dict[Detail, int] = {"low": 512, "high": 2048}
-_MOST_ASPECT = 200
-_MOST_SCANS = 200  # of a progressive JPEG; each is a pass over all of it
+_MAX_ASPECT = 200
+_MAX_SCANS = 200  # of a progressive JPEG; each is a pass over all of it
 _BEGINS_SCAN = b"\xff\xda"
 _WHITE = (255, 255, 255, 255)
 
 
 def open_picture(
-    data: bytes, detail: Detail, most_pixels: int, path: str
+    data: bytes, detail: Detail, max_pixels: int, path: str
 ) -> Pillow.Image:
     """
     Decode an image: its first frame, turned as its EXIF says, RGB, over white.
@@ -32,7 +32,7 @@ def open_picture(
     """
     try:
         with Pillow.open(io.BytesIO(data), formats=_FORMATS) as found:
-            _require_sane(found, data, most_pixels, path)
+            _require_sane(found, data, max_pixels, path)
             longest = _LONGEST_SIDE[detail]
             found.draft("RGB", (2 * longest, 2 * longest))
             found.load()
@@ -40,7 +40,7 @@ def open_picture(
             picture = _rgb(ImageOps.exif_transpose(small) or small)
     except Pillow.DecompressionBombError:
         raise BadRequest(
-            f"{path}: the image has more than {most_pixels} pixels", param=path
+            f"{path}: the image has more than {max_pixels} pixels", param=path
         ) from None
     except BadRequest:
         raise
@@ -52,26 +52,24 @@ def open_picture(
     return _fitted(picture, longest) if max(picture.size) > longest else picture
 
 
-def _require_sane(
-    found: Pillow.Image, data: bytes, most_pixels: int, path: str
-) -> None:
+def _require_sane(found: Pillow.Image, data: bytes, max_pixels: int, path: str) -> None:
     """Refuse by header and size what would take memory or minutes to decode."""
     width, height = found.size
-    if width * height > most_pixels:
+    if width * height > max_pixels:
         raise BadRequest(
-            f"{path}: the image has {width}x{height} pixels; at most {most_pixels} "
+            f"{path}: the image has {width}x{height} pixels; at most {max_pixels} "
             "are taken",
             param=path,
         )
-    if max(width, height) > _MOST_ASPECT * min(width, height):
+    if max(width, height) > _MAX_ASPECT * min(width, height):
         raise BadRequest(
             f"{path}: the image has {width}x{height} pixels; one side may be at most "
-            f"{_MOST_ASPECT} times the other",
+            f"{_MAX_ASPECT} times the other",
             param=path,
         )
-    if found.format == "JPEG" and data.count(_BEGINS_SCAN) > _MOST_SCANS:
+    if found.format == "JPEG" and data.count(_BEGINS_SCAN) > _MAX_SCANS:
         raise BadRequest(
-            f"{path}: the image has more than {_MOST_SCANS} scans", param=path
+            f"{path}: the image has more than {_MAX_SCANS} scans", param=path
         )
 
 

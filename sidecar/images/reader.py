@@ -35,7 +35,7 @@ from sidecar.infra.lru import Lru
 from sidecar.infra.metrics import Counters
 
 _NUM_THREADS = 2
-_MOST_KNOWN = 65536
+_MAX_KNOWN = 65536
 _KNOWN_BYTES = 64 << 20
 _PIXEL_BYTES = 256 << 20
 _DECODE_S = 60.0
@@ -53,9 +53,9 @@ class ImageLimits:
         most_bytes: of one, encoded. most_pixels: of one. most_images: in a request.
     """
 
-    most_bytes: int
-    most_pixels: int
-    most_images: int
+    max_bytes: int
+    max_pixels: int
+    max_images: int
     fetch: FetchLimits
 
 
@@ -82,7 +82,7 @@ class ImageIntake:
             BadRequest: the data URL is none, or too large. ImageFetchFailed: see fetch.
         """
         if image.source[:5].lower() == "data:":
-            return _decoded(image, self.limits.most_bytes)
+            return _decoded(image, self.limits.max_bytes)
         return self.fetcher.fetch(image.source, salt, image.path, is_wanted)
 
     def run(self, task: Callable[[], T]) -> "Future[T]":
@@ -94,17 +94,17 @@ class ImageIntake:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _decoded(image: Image, most_bytes: int) -> bytes:
+def _decoded(image: Image, max_bytes: int) -> bytes:
     head, comma, body = image.source.partition(",")
     if not comma or not head[5:].lower().startswith("image/"):
         raise BadRequest(
             f"{image.path}: a data URL must begin with data:image/", param=image.path
         )
     too_large = BadRequest(
-        f"{image.path}: the image is larger than {most_bytes >> 20} MB",
+        f"{image.path}: the image is larger than {max_bytes >> 20} MB",
         param=image.path,
     )
-    if len(body) > 4 * most_bytes:  # each byte may be spelt with three characters
+    if len(body) > 4 * max_bytes:  # each byte may be spelt with three characters
         raise too_large
     is_base64 = head.lower().endswith(";base64")
     try:
@@ -117,7 +117,7 @@ def _decoded(image: Image, most_bytes: int) -> bytes:
             f"{image.path}: the image's base64 or percent-encoding is broken",
             param=image.path,
         ) from None
-    if len(data) > most_bytes:
+    if len(data) > max_bytes:
         raise too_large
     return data
 
@@ -138,10 +138,10 @@ class ImageReader:
         self._intake = intake
         self._processor = processor
         self._known: Lru[_Key, SeenImage] = Lru(
-            _MOST_KNOWN, _KNOWN_BYTES, lambda key, seen: seen.num_bytes
+            _MAX_KNOWN, _KNOWN_BYTES, lambda key, seen: seen.num_bytes
         )
         self._prepared_by_key: Lru[_Key, _Prepared] = Lru(
-            _MOST_KNOWN, _PIXEL_BYTES, lambda key, sight: sight.processed.num_bytes
+            _MAX_KNOWN, _PIXEL_BYTES, lambda key, sight: sight.processed.num_bytes
         )
         self.counters = Counters(("images_seen", "images_decoded"))
 
@@ -166,10 +166,10 @@ class ImageReader:
             BadRequest: naming the image. RequestCancelled: the client is gone.
         """
         found = [image for message in messages for image in message.images]
-        most = self._intake.limits.most_images
-        if len(found) > most:
-            path = found[most].path
-            raise BadRequest(f"{path}: at most {most} images a request", param=path)
+        maximum = self._intake.limits.max_images
+        if len(found) > maximum:
+            path = found[maximum].path
+            raise BadRequest(f"{path}: at most {maximum} images a request", param=path)
         deadline, seen = time.monotonic() + _READ_S, list[SeenImage]()
         for image in found:
             if time.monotonic() > deadline:
@@ -216,8 +216,8 @@ class ImageReader:
         if (kept := self._prepared_by_key.get(key)) is not None:
             return kept
         since = self._prepared_by_key.num_clears
-        most = self._intake.limits.most_pixels
-        picture = open_picture(data, image.detail, most, image.path)
+        maximum = self._intake.limits.max_pixels
+        picture = open_picture(data, image.detail, maximum, image.path)
         named = f"{picture.mode} {picture.size}".encode()
         digest = hashlib.sha256(named + picture.tobytes()).hexdigest()
         try:

@@ -17,7 +17,7 @@ from sidecar.core.prompt import FIRST, MADE, ProcessedImage, SeenImage
 from sidecar.core.requests import IMAGE_MARK
 
 _LETTERS = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
-_LEAST_IDS = 3  # 87 bits: fewer could be the same for two images by many tries
+_MIN_IDS = 3  # 87 bits: fewer could be the same for two images by many tries
 
 
 def seen_image(
@@ -31,7 +31,7 @@ def seen_image(
     Raises:
         ValueError: so few ids stand for it that others might have the same.
     """
-    if len(processed.ids) < _LEAST_IDS:
+    if len(processed.ids) < _MIN_IDS:
         raise ValueError("it is too small")
     # What stands on a web page cannot hold a mark.
     secret = secret_for("image")

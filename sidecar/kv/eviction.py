@@ -62,7 +62,7 @@ def plan_forgetting(trees: Trees, limits: Limits) -> list[tuple[RadixTree, Node]
     places = {node: tree for tree in trees for node in tree.holders}
     holders = _least_worthy_first(list(places))
     room = int(limits.max_bytes * _CHECKPOINT_SHARE)
-    most_per_session = limits.checkpoints_per_session or len(holders)
+    max_per_session = limits.checkpoints_per_session or len(holders)
     total = sum(node.checkpoint_bytes for node in holders)
     per_session = Counter(node.session for node in holders)
     going, num_left = [], len(holders)
@@ -70,7 +70,7 @@ def plan_forgetting(trees: Trees, limits: Limits) -> list[tuple[RadixTree, Node]
         if (
             total <= room
             and num_left <= limits.checkpoints_in_all
-            and per_session[node.session] <= most_per_session
+            and per_session[node.session] <= max_per_session
         ):
             continue
         if node.reservations:

@@ -377,9 +377,9 @@ class PrefixStore:
     def _legal(self, ids: ModelIds, depth: int) -> int:
         """Where a prompt may be gone on from, as far as its images say."""
         legal = before_image(ids, depth)
-        return legal if legal >= self.least_depth(ids) else 0
+        return legal if legal >= self.min_depth(ids) else 0
 
-    def least_depth(self, ids: ModelIds) -> int:
+    def min_depth(self, ids: ModelIds) -> int:
         """Where it may be gone on from at the earliest; any thread."""
         return behind_images(ids) if self.whole_images else 0
 

@@ -27,7 +27,7 @@ from sidecar.kv.kv_layers import (
 
 _numbers = itertools.count()
 
-_MOST_USERS = 16  # sessions of a node that are remembered
+_MAX_USERS = 16  # sessions of a node that are remembered
 
 
 @dataclass(eq=False)
@@ -129,7 +129,7 @@ class Node:
         """Note whose prompt it is a part of; of many the oldest are let go."""
         if conversation.is_known:
             self.users[Conversation(conversation.tenant, conversation.session)] = None
-        while len(self.users) > _MOST_USERS:
+        while len(self.users) > _MAX_USERS:
             self.users.pop(next(iter(self.users)))
 
     @property

@@ -21,7 +21,7 @@ from sidecar.core.requests import Message, Tool, ToolCall, call_key
 from sidecar.infra.lru import Lru
 from sidecar.volatile.marked_message import MarkedMessage, SpanKey
 
-_MOST_CANDIDATES = 8  # of one place
+_MAX_CANDIDATES = 8  # of one place
 _MAX_COMPARED = 4096  # characters of an answer that broke off
 
 
@@ -204,7 +204,7 @@ class HealingStore:
             self._remove(known, [k for k in known if _same_place(k, turn)])
             known.insert(0, turn)
             self._num_bytes += turn.num_bytes
-            self._remove(known, known[_MOST_CANDIDATES:])
+            self._remove(known, known[_MAX_CANDIDATES:])
             self._turns.move_to_end(place)
             self._evict()
 
@@ -401,8 +401,8 @@ def _are_alike(turns: Sequence[KnownTurn]) -> bool:
 
 def _best(turns: Sequence[KnownTurn], asker: TurnQuery) -> list[KnownTurn]:
     """Those that agree with the request in most values."""
-    most = max(map(asker.num_agreeing, turns), default=0)
-    return [turn for turn in turns if asker.num_agreeing(turn) == most]
+    maximum = max(map(asker.num_agreeing, turns), default=0)
+    return [turn for turn in turns if asker.num_agreeing(turn) == maximum]
 
 
 def _beginnings(text: str, calls: Sequence[ToolCall]) -> set[str | None] | None:

@@ -25,12 +25,12 @@ from sidecar.core.prompt import CanonicalIds
 from sidecar.volatile.marked_message import SpanKey
 
 BLOCK_LEN = 16
-_MOST_RECORDS = 4096
-_MOST_BYTES = 256 << 20
+_MAX_RECORDS = 4096
+_MAX_BYTES = 256 << 20
 _BYTES_PER_ID = 15  # itself, its share of a block hash and of that one's entry
 _BYTES_PER_SPAN = 300
-_MOST_PER_BLOCK = 8
-_MOST_PER_THREAD = 8
+_MAX_PER_BLOCK = 8
+_MAX_PER_THREAD = 8
 _numbers = itertools.count()
 
 
@@ -136,7 +136,7 @@ class LineageIndex:
         ttl_s: float,
         *,
         use_blocks: bool,
-        most_bytes: int = _MOST_BYTES,
+        max_bytes: int = _MAX_BYTES,
     ) -> None:
         self._seed = hashlib.sha256(model_key.encode()).digest()
         self._ttl_s = ttl_s
@@ -144,7 +144,7 @@ class LineageIndex:
         self._records: OrderedDict[int, LineageRecord] = OrderedDict()
         self._blocks: dict[int, _Holders] = {}
         self._threads: dict[Conversation, _Holders] = {}
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._num_bytes = 0
         self._lock = threading.Lock()
 
@@ -157,7 +157,7 @@ class LineageIndex:
         return self._num_bytes
 
     def candidates(
-        self, canonical: array[int], conversation: Conversation, most: int = 8
+        self, canonical: array[int], conversation: Conversation, maximum: int = 8
     ) -> list[tuple[LineageRecord, int]]:
         """
         The key's records that share a beginning, deepest first, with that length.
@@ -168,7 +168,7 @@ class LineageIndex:
         with self._lock:
             self._expire()
             if self._use_blocks:
-                others = self._by_block(self._hashes(canonical, conversation), most)
+                others = self._by_block(self._hashes(canonical, conversation), maximum)
             else:
                 others = [
                     record
@@ -182,7 +182,7 @@ class LineageIndex:
         shared = [(r, r.common_len(canonical)) for r in records]
         shared = [(r, n) for r, n in shared if n >= BLOCK_LEN]
         shared.sort(key=lambda item: (item[1], item[0].touched), reverse=True)
-        left = {True: most, False: most}  # of its own, of others
+        left = {True: maximum, False: maximum}  # of its own, of others
         chosen = []
         for record, length in shared:
             is_own = record in own
@@ -201,10 +201,10 @@ class LineageIndex:
             self._records[id(record)] = record
             self._num_bytes += record.num_bytes
             own = (*self._threads.get(record.conversation, ()), record)
-            self._threads[record.conversation] = own[-_MOST_PER_THREAD:]
-            self._replace(record, lambda old: (*old, record)[-_MOST_PER_BLOCK:])
+            self._threads[record.conversation] = own[-_MAX_PER_THREAD:]
+            self._replace(record, lambda old: (*old, record)[-_MAX_PER_BLOCK:])
             while self._records and (
-                len(self._records) > _MOST_RECORDS or self._num_bytes > self._most_bytes
+                len(self._records) > _MAX_RECORDS or self._num_bytes > self._max_bytes
             ):
                 self._remove(next(iter(self._records.values())))
 
@@ -243,14 +243,14 @@ class LineageIndex:
                     self._remove(record)
             return before - len(self._records)
 
-    def _by_block(self, hashes: array[int], most: int) -> list[LineageRecord]:
+    def _by_block(self, hashes: array[int], maximum: int) -> list[LineageRecord]:
         found: dict[int, LineageRecord] = {}
         # No binary search: a block may have lost its holders to younger records that
         # are gone, and the blocks behind it still have theirs.
         for block in reversed(hashes):
             for record in reversed(self._blocks.get(block, ())):
                 found[id(record)] = record
-            if len(found) >= most:
+            if len(found) >= maximum:
                 break
         return list(found.values())
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from sidecar.core.conversation import IMPLICIT, Conversation, ForgetFilter
 from sidecar.volatile.marked_message import MarkedMessage, canonical_text
 
-_MOST_THREADS = 4096
-_MOST_DIGESTS = 1 << 18  # 20 MB; a template may print nothing for an empty message
+_MAX_THREADS = 4096
+_MAX_DIGESTS = 1 << 18  # 20 MB; a template may print nothing for an empty message
 _REFUSALS_BEFORE_REPLACE = 3
-_MOST_DESCRIPTORS = 8
-_MOST_PARENTS = 8
+_MAX_DESCRIPTORS = 8
+_MAX_PARENTS = 8
 _IMPLICIT_IDS = 128
 _Named = tuple[str | None, str]  # a key, the name of a session of it
 
@@ -198,7 +198,7 @@ class TurnStore:
 
     def _shrink(self) -> None:
         num_digests = sum(thread.weight for thread in self._threads.values())
-        while len(self._threads) > _MOST_THREADS or num_digests > _MOST_DIGESTS:
+        while len(self._threads) > _MAX_THREADS or num_digests > _MAX_DIGESTS:
             num_digests -= self._threads.popitem(last=False)[1].weight
 
     def _expire(self) -> None:
@@ -260,7 +260,7 @@ def _ancestors(
     key, session = named
     found: dict[str, None] = {}
     todo = deque(parents.get(named, ()))
-    while todo and len(found) < _MOST_PARENTS:
+    while todo and len(found) < _MAX_PARENTS:
         name = todo.popleft()
         if name != session and name not in found:
             found[name] = None
@@ -277,7 +277,7 @@ def _describe(old: Sequence[str], new: Sequence[str]) -> tuple[str, ...]:
     if before & now:
         inserted = [f"insert {i}" for i, d in enumerate(new) if d not in before]
         deleted = [f"delete {i}" for i, d in enumerate(old) if d not in now]
-        return tuple([*inserted, *deleted][:_MOST_DESCRIPTORS])
+        return tuple([*inserted, *deleted][:_MAX_DESCRIPTORS])
     return (f"replace {len(old)}",)
 
 

@@ -23,7 +23,7 @@ from sidecar.memory.healing_store import Context, Healed, KnownTurn
 from sidecar.memory.lineage import LineageRecord, Note, StoredSpan
 from sidecar.volatile.marked_message import SpanKey
 
-_MOST, _MOST_BYTES = 4096, 64 << 20  # turns; the oldest is not written then
+_MAX, _MAX_BYTES = 4096, 64 << 20  # turns; the oldest is not written then
 Json = Mapping[str, Any]
 
 
@@ -59,7 +59,7 @@ class UnwrittenTurns:
         with self._lock:
             self._kept[turn] = keepsake
             self._num_bytes += keepsake.record.num_bytes
-            while len(self._kept) > _MOST or self._num_bytes > _MOST_BYTES:
+            while len(self._kept) > _MAX or self._num_bytes > _MAX_BYTES:
                 _, gone = self._kept.popitem(last=False)
                 self._num_bytes -= gone.record.num_bytes
 

@@ -17,7 +17,7 @@ from sidecar.output.reasoning_splitter import Kind, Span, held_suffix, joined
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 _END = re.compile("|".join(map(re.escape, _ENDS)))
-_MOST_HEADER_CHARS = 4096
+_MAX_HEADER_CHARS = 4096
 _RECIPIENT = re.compile(r"\bto=")
 
 
@@ -75,7 +75,7 @@ class ChannelSplitter:
     def _header(self) -> list[Span] | None:
         header, found, rest = self._buffer.partition(_MESSAGE)
         may_end = 0 if found else len(_MESSAGE) - 1  # what may be half of the token
-        if len(header) - may_end > _MOST_HEADER_CHARS or _is_no_header(header):
+        if len(header) - may_end > _MAX_HEADER_CHARS or _is_no_header(header):
             self._kind = "content"
             return []
         if not found:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sidecar.core.json_bytes import load_json
 from sidecar.core.requests import Tool
 
-_MOST_UNCLOSED = 64
+_MAX_UNCLOSED = 64
 Closer = Callable[[re.Match[str]], re.Pattern[str]]
 Element = tuple[re.Match[str], str]  # the opener, what stands inside
 
@@ -61,7 +61,7 @@ def _pairs(
         else:
             at = begun.start() + 1
             num_unclosed += 1
-            if num_unclosed > _MOST_UNCLOSED:
+            if num_unclosed > _MAX_UNCLOSED:
                 raise ValueError("elements that nothing closes")
 
 

@@ -193,7 +193,7 @@ class Pipeline:
         self,
         request: ChatRequest,
         salt: str = "",
-        most_tokens: int = sys.maxsize,
+        max_tokens: int = sys.maxsize,
         is_wanted: Callable[[], bool] = lambda: True,
         images: Sequence[SeenImage] = (),
     ) -> PreparedPrompt:
@@ -216,14 +216,14 @@ class Pipeline:
         found = self._recall(reading)
         layout = self._lay_out(reading, found, images)
         try:
-            check_length(layout.elements, self.encoder, most_tokens)
+            check_length(layout.elements, self.encoder, max_tokens)
         except ContextLengthExceeded:
             self._note_sent(reading, found, layout)
             raise
         question = self._question(reading, found, layout)
         reading.check()
         self.memory.lineage.note_sent(question.conversation, question.sent_answered)
-        answer, is_false = self._choose(question, most_tokens)
+        answer, is_false = self._choose(question, max_tokens)
         report, digests = self._report(question, answer, found)
         moved = counted(report, answer, num_healed=len(found.healed))
         moved |= {"invariant_violation": 1} if is_false else {}
@@ -297,10 +297,10 @@ class Pipeline:
         return replace(layout, elements=place_images(layout.elements, images))
 
     def _choose(
-        self, question: ReuseQuery, most_tokens: int
+        self, question: ReuseQuery, max_tokens: int
     ) -> tuple[ReuseDecision, bool]:
         """The answer, and whether a first one was false and is not used."""
-        answer = self._chooser.choose(question, self._lookup, most_tokens)
+        answer = self._chooser.choose(question, self._lookup, max_tokens)
         decode = self._tokenizer.decode
         said = answer.form.assembled
         if self._settings.verify and not says_its_text(said, self.encoder, decode):

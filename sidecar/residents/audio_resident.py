@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sidecar.core.audio import MOST_CHARACTERS
+from sidecar.core.audio import MAX_CHARACTERS
 from sidecar.engine.audio_model import AudioModel
 from sidecar.engine.hearing import Hearing
 from sidecar.engine.speaking import Speaking
@@ -29,7 +29,7 @@ class AudioResident:
     @property
     def max_context(self) -> int:
         """Most characters of text that go in."""
-        return MOST_CHARACTERS
+        return MAX_CHARACTERS
 
     @property
     def num_bytes(self) -> int:

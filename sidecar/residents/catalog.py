@@ -15,8 +15,8 @@ from sidecar.residents.discovery import HUB, Found, discover, kind_at
 from sidecar.residents.model_entry import ModelSpec
 from sidecar.residents.model_settings import NOTHING_SET, ModelSettings
 
-_MOST_NAME_CHARS = 200
-_MOST_CLOSE = 10
+_MAX_NAME_CHARS = 200
+_MAX_CLOSE = 10
 DEFAULT_NAMES = ("local", "openai/local")
 _PATTERN = re.compile(r"[*?\[\]]")
 _NO_NAMES = ("", "default", *DEFAULT_NAMES)
@@ -49,7 +49,7 @@ class Names:
         for pattern, wish in self.wishes.items():
             if fnmatchcase(name, pattern) and (found := self.find(wish)) is not None:
                 return found
-        raise ModelNotFound(self._unknown(name[:_MOST_NAME_CHARS]), param="model")
+        raise ModelNotFound(self._unknown(name[:_MAX_NAME_CHARS]), param="model")
 
     def find(self, name: str) -> str | None:
         """The id that has this very name."""
@@ -62,8 +62,8 @@ class Names:
 
     def _unknown(self, name: str) -> str:
         names = [n for own, others in self.aliases.items() for n in (own, *others)]
-        close = difflib.get_close_matches(name, names, n=_MOST_CLOSE, cutoff=0.3)
-        there_is = ", ".join(close or names[:_MOST_CLOSE])
+        close = difflib.get_close_matches(name, names, n=_MAX_CLOSE, cutoff=0.3)
+        there_is = ", ".join(close or names[:_MAX_CLOSE])
         return f"no model named {name!r} is served; there is: {there_is}"
 
 
@@ -76,7 +76,7 @@ class Catalog:
 
 
 def find_catalog(
-    config: ModelConfig, wishes: Mapping[str, ModelSettings], most_context: int
+    config: ModelConfig, wishes: Mapping[str, ModelSettings], max_context: int
 ) -> Catalog:
     """
     Look for models, and put the default one first.
@@ -101,7 +101,7 @@ def find_catalog(
             replace(
                 offer,
                 aliases=(*offer.aliases, *_given(offer, names)),
-                context_len=min(offer.context_len or most_context, most_context),
+                context_len=min(offer.context_len or max_context, max_context),
             )
             for offer in settled
         ),

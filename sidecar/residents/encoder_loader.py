@@ -31,7 +31,7 @@ from sidecar.residents.shared import Shared, not_loaded
 
 logger = logging.getLogger(__name__)
 
-_MOST_TOKENS = 8192  # where a checkpoint says nothing, or more than is sane
+_MAX_TOKENS = 8192  # where a checkpoint says nothing, or more than is sane
 
 
 class EncoderLoader:
@@ -68,7 +68,7 @@ class EncoderLoader:
         leave = functools.partial(shared.note_left, name)
         return EncoderResident(
             name, offer.kind, EncoderTurns(encoder, shared.gpu, self._stall_s),
-            tokenizer, _most_tokens(config, tokenizer), encoder.num_bytes,
+            tokenizer, _max_tokens(config, tokenizer), encoder.num_bytes,
             int(config.get("vocab_size") or 1 << 31), is_pair, leave,
             threading.Lock(),
         )  # fmt: skip
@@ -108,12 +108,12 @@ def _word(tokenizer: Any, word: str) -> int:
     return int(ids[0])
 
 
-def _most_tokens(config: dict[str, Any], tokenizer: Any) -> int:
+def _max_tokens(config: dict[str, Any], tokenizer: Any) -> int:
     told = getattr(tokenizer, "model_max_length", None)
-    found = [_MOST_TOKENS, context_len(config) or _MOST_TOKENS]
+    found = [_MAX_TOKENS, context_len(config) or _MAX_TOKENS]
     if isinstance(told, int) and 0 < told < 1_000_000:
         found.append(told)
     # RoBERTa counts positions from behind its padding id.
     if "roberta" in str(config.get("model_type", "")).lower():
-        found.append((context_len(config) or _MOST_TOKENS) - 2)
+        found.append((context_len(config) or _MAX_TOKENS) - 2)
     return min(found)

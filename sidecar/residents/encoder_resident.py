@@ -31,7 +31,7 @@ class EncoderResident:
     kind: str
     turns: EncoderTurns
     tokenizer: Any
-    most_tokens: int
+    max_tokens: int
     num_bytes: int
     vocab_size: int
     is_pair: bool
@@ -44,7 +44,7 @@ class EncoderResident:
     @property
     def max_context(self) -> int:
         """Most tokens of a text."""
-        return self.most_tokens
+        return self.max_tokens
 
     def counters(self) -> dict[str, int]:
         """It keeps nothing that could be reused."""
@@ -115,12 +115,12 @@ class EncoderResident:
         return list(item)
 
     def _fitting(self, ids: list[int], path: str, truncates: bool) -> list[int]:
-        if len(ids) <= self.most_tokens:
+        if len(ids) <= self.max_tokens:
             return ids
         if truncates:
-            return ids[: self.most_tokens]
+            return ids[: self.max_tokens]
         raise ContextLengthExceeded(
-            f"{path} has {len(ids)} tokens, this model takes {self.most_tokens}; "
+            f"{path} has {len(ids)} tokens, this model takes {self.max_tokens}; "
             "truncate: true cuts it",
             param=path,
             num_tokens=len(ids),
@@ -135,7 +135,7 @@ class EncoderResident:
                 [query] * len(documents),
                 list(documents),
                 truncation="only_second",
-                max_length=self.most_tokens,
+                max_length=self.max_tokens,
             )
         ids = [list(row) for row in found["input_ids"]]
         if "token_type_ids" not in found:
@@ -155,7 +155,7 @@ class EncoderResident:
             before += self._plain("\n<Document>: ")
             behind = self._plain(tail)
             found = [self._typed(document) for document in documents]
-        room = self.most_tokens - len(before) - len(behind)
+        room = self.max_tokens - len(before) - len(behind)
         self._require_room([*before, *behind])
         return [[*before, *ids[:room], *behind] for ids in found]
 
@@ -193,9 +193,9 @@ class EncoderResident:
         return [i for a, b in itertools.pairwise(cuts) for i in self._plain(text[a:b])]
 
     def _require_room(self, ids: Sequence[int]) -> None:
-        if len(ids) >= self.most_tokens:
+        if len(ids) >= self.max_tokens:
             raise ContextLengthExceeded(
-                f"query leaves no room for a document in {self.most_tokens} tokens",
+                f"query leaves no room for a document in {self.max_tokens} tokens",
                 param="query",
                 num_tokens=len(ids),
             )

@@ -15,7 +15,7 @@ from sidecar.core.conversation import ForgetFilter
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.memory.conversation_memory import ConversationMemory, Forgotten
 
-_MOST = 16  # models; their turns and lineage are not under the limits of KV
+_MAX = 16  # models; their turns and lineage are not under the limits of KV
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class KeptMemories:
             self._lent = [other for other in self._lent if other is not lent]
             gone = [self._kept.pop(key)] if key in self._kept else []
             self._kept[key] = replace(lent, tested=tested)
-            if len(self._kept) > _MOST:
+            if len(self._kept) > _MAX:
                 gone.append(self._kept.popitem(last=False)[1])
         for kept in gone:
             _forget(kept)

@@ -40,7 +40,7 @@ class LoadWaits(Generic[E]):
         self.is_draining = False
 
     def wait(
-        self, entry: Entry[E], most_wait_s: float | None, time_left_s: float
+        self, entry: Entry[E], max_wait_s: float | None, time_left_s: float
     ) -> None:
         """
         Wait until a model is loaded, which counts a lease.
@@ -49,10 +49,10 @@ class LoadWaits(Generic[E]):
             SidecarError: see the pool's `lease`.
         """
         wait_s = min(self._limits.load_wait_s, time_left_s)
-        deadline = self._worker.clock() + min(wait_s, most_wait_s or wait_s)
+        deadline = self._worker.clock() + min(wait_s, max_wait_s or wait_s)
         self.check_loadable(entry)
-        if entry.resident is None and most_wait_s is not None:
-            self._check_soon(entry, most_wait_s)
+        if entry.resident is None and max_wait_s is not None:
+            self._check_soon(entry, max_wait_s)
         self._wait_leased(entry, deadline)
 
     def watch(
@@ -128,9 +128,9 @@ class LoadWaits(Generic[E]):
         finally:
             entry.waiters.discard(waiter)
 
-    def _check_soon(self, entry: Entry[E], most_wait_s: float) -> None:
+    def _check_soon(self, entry: Entry[E], max_wait_s: float) -> None:
         expected_s = self._room.load_s(entry.offer.size_bytes)
-        if expected_s is not None and expected_s > most_wait_s:
+        if expected_s is not None and expected_s > max_wait_s:
             self._worker.wish(entry)  # the next request finds it here
             raise TooSlow(
                 f"the model has to be loaded first, which takes about {expected_s:g} s",

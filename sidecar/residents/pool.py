@@ -166,7 +166,7 @@ class ResidentPool(Generic[E]):
     def lease(
         self,
         name: str,
-        most_wait_s: float | None = None,
+        max_wait_s: float | None = None,
         *,
         time_left_s: float = math.inf,
     ) -> Iterator[E]:
@@ -190,7 +190,7 @@ class ResidentPool(Generic[E]):
             if entry.is_ready and not (self.is_draining or entry.is_deleted):
                 entry.num_leases += 1
             else:
-                self._waits.wait(entry, most_wait_s, time_left_s)
+                self._waits.wait(entry, max_wait_s, time_left_s)
             entry.last_access = self._worker.clock()
             resident = entry.resident
         assert resident is not None

@@ -146,9 +146,9 @@ class Resident:
         messages = with_prompt(messages, self.ocr) if self.ocr else messages
         return self.images.read(messages, salt, is_connected)
 
-    def forecast(self, prepared: PreparedPrompt, most: int | None) -> Forecast:
+    def forecast(self, prepared: PreparedPrompt, maximum: int | None) -> Forecast:
         """What a prompt will cost, the time to bring some of it back included."""
-        found = self.engine.forecast(prepared.lengths, most)
+        found = self.engine.forecast(prepared.lengths, maximum)
         found = found.later(self.engine.look_s(prepared.model))
         return found.later(prepared.hit.restore_s)
 

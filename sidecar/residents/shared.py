@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # of the extra `vision`
     from sidecar.images.reader import ImageIntake
 
 
-_MOST_REASON = 300  # characters
+_MAX_REASON = 300  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,6 @@ class Shared:
 
 def not_loaded(name: str, folder: Path, error: BaseException) -> ModelLoadFailed:
     """What a library says of a load that failed, without a path of this machine."""
-    reason = str(error).strip().replace(str(folder), name)[:_MOST_REASON]
+    reason = str(error).strip().replace(str(folder), name)[:_MAX_REASON]
     told = reason or type(error).__name__
     return ModelLoadFailed(f"model {name} cannot be loaded: {told}")

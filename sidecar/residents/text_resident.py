@@ -98,8 +98,8 @@ class TextLoader:
         return resident
 
     def _find(self, offer: ModelSpec) -> ModelSource:
-        most = self._config.engine.max_model_bytes
-        limit = memory_limit(self._shared.process.limit_bytes, most)
+        maximum = self._config.engine.max_model_bytes
+        limit = memory_limit(self._shared.process.limit_bytes, maximum)
         source = find_model(offer.place, self._shared.download, limit)
         # A snapshot's folder is named after a commit: the name is the offer's.
         is_found = offer.place is not None and Path(offer.place).is_absolute()

@@ -120,8 +120,8 @@ class WeightEviction(Generic[E]):
         size, limit = wanted.offer.size_bytes, self._weights.limit.num_bytes
         bare = self._used(held) + size - limit
         missing = bare + int(size * self._limits.headroom)
-        most = self._limits.max_models
-        is_crowded = bool(most) and len(held) >= most
+        maximum = self._limits.max_models
+        is_crowded = bool(maximum) and len(held) >= maximum
         if missing <= 0 and not is_crowded:
             return Plan(None, fits=True)
         # Nobody leaves in vain: not for what would not fit all the same.
@@ -135,8 +135,8 @@ class WeightEviction(Generic[E]):
         """Whether pinned models alone leave no room, so that waiting is in vain."""
         stay = [e for e in entries if e.held_bytes and e.pinned and not e.is_leaving]
         size = wanted.offer.size_bytes + sum(entry.held_bytes for entry in stay)
-        most = self._limits.max_models
-        return size > self._weights.limit.num_bytes or 0 < most <= len(stay)
+        maximum = self._limits.max_models
+        return size > self._weights.limit.num_bytes or 0 < maximum <= len(stay)
 
     def oldest(self, entries: Iterable[Entry[E]]) -> Entry[E] | None:
         """Who has to go under pressure."""

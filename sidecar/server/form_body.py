@@ -6,9 +6,9 @@ from typing import Any
 from sidecar.core.errors import BadRequest
 
 FORM_PATHS = ("/v1/audio/transcriptions", "/audio/transcriptions")
-_MOST_PARTS = 64
-_MOST_FIELD_BYTES = 1 << 16
-_MOST_HEADERS, _MOST_HEADER_BYTES = 8, 4096  # of a part
+_MAX_PARTS = 64
+_MAX_FIELD_BYTES = 1 << 16
+_MAX_HEADERS, _MAX_HEADER_BYTES = 8, 4096  # of a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ def parse_form(content_type: str, body: bytes) -> Form:
         raise BadRequest("the body must be a form: Content-Type multipart/form-data")
     parts, config = _Parts(), {
         "MAX_MEMORY_FILE_SIZE": len(body) + 1,  # never into a file of its own
-        "MAX_HEADER_COUNT": _MOST_HEADERS,
-        "MAX_HEADER_SIZE": _MOST_HEADER_BYTES,
+        "MAX_HEADER_COUNT": _MAX_HEADERS,
+        "MAX_HEADER_SIZE": _MAX_HEADER_BYTES,
         "UPLOAD_ERROR_ON_BAD_CTE": True,
     }  # fmt: skip
     headers = {"Content-Type": content_type.encode("latin-1", "replace")}
@@ -69,10 +69,10 @@ class _Parts:
     def on_field(self, part: Any) -> None:
         self._count()
         name, value = _text(part.field_name), part.value or b""
-        if len(value) > _MOST_FIELD_BYTES:
+        if len(value) > _MAX_FIELD_BYTES:
             told = name[:64]
             raise BadRequest(
-                f"{told} must have at most {_MOST_FIELD_BYTES} bytes", param=told
+                f"{told} must have at most {_MAX_FIELD_BYTES} bytes", param=told
             )
         self.form.fields[name] = _text(value)
 
@@ -83,8 +83,8 @@ class _Parts:
 
     def _count(self) -> None:
         self._num_parts += 1
-        if self._num_parts > _MOST_PARTS:
-            raise BadRequest(f"a form must have at most {_MOST_PARTS} parts")
+        if self._num_parts > _MAX_PARTS:
+            raise BadRequest(f"a form must have at most {_MAX_PARTS} parts")
 
 
 def _text(value: bytes | None) -> str:

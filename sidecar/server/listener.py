@@ -37,15 +37,15 @@ _TOLD_AT_ONCE = 4  # times the places; each of them holds a thread for some seco
 class ConnectionLimiter:
     """A bounded number of connections. Any thread."""
 
-    def __init__(self, most: int, num_reserved: int = RESERVED) -> None:
-        self._most = most
+    def __init__(self, maximum: int, num_reserved: int = RESERVED) -> None:
+        self._max = maximum
         self._num_reserved = num_reserved
         # The longest first.
         self._idle: OrderedDict[socket.socket, None] = OrderedDict()
         self._reading: OrderedDict[socket.socket, None] = OrderedDict()
         self._asking: dict[socket.socket, bool] = {}  # whether it is urgent
         self._num_begun = 0  # that are not
-        self.turned_away = TurnedAway(_TOLD_AT_ONCE * most)
+        self.turned_away = TurnedAway(_TOLD_AT_ONCE * maximum)
         self._lock = threading.Lock()
 
     @property
@@ -64,12 +64,12 @@ class ConnectionLimiter:
     def enter(self, connection: socket.socket) -> bool:
         """Give a new connection a place, perhaps another's; False: it got none."""
         with self._lock:
-            if self._num_taken() >= self._most and (self._idle or self._reading):
+            if self._num_taken() >= self._max and (self._idle or self._reading):
                 closed = self._choose()
                 self._forget(closed)
                 # Under the lock, without a wait: else its thread could close it first.
                 self.turned_away.tell(closed, has_thread=True)
-            has_place = self._num_taken() < self._most + self._num_reserved
+            has_place = self._num_taken() < self._max + self._num_reserved
             if has_place:
                 self._idle[connection] = None
         if not has_place:
@@ -94,7 +94,7 @@ class ConnectionLimiter:
             if connection not in self._idle and connection not in self._reading:
                 raise ConnectionResetError("its place was given to another connection")
             num_usual = sum(not urgent for urgent in self._asking.values())
-            if not is_urgent and num_usual >= self._most:
+            if not is_urgent and num_usual >= self._max:
                 return False
             self._forget(connection)
             self._asking[connection] = is_urgent

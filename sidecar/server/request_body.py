@@ -62,11 +62,11 @@ def _end_of_slice(text: bytes, start: int) -> int:
 
 
 # The longest prompt of token ids has 2**18; long conversations a tenth of that.
-MOST_VALUES = 1_000_000
+MAX_VALUES = 1_000_000
 _VALUE_BYTES = 128  # of a parsed value; a list in a list takes 64
 # So much of each body is free: small ones are served while large ones fill the rest.
 _FREE = 1 << 20
-_LEAST = 512 << 20
+_MIN = 512 << 20
 
 
 class BodyBudget:
@@ -78,7 +78,7 @@ class BodyBudget:
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._most = max(4 * limit_bytes, _LEAST)
+        self._max = max(4 * limit_bytes, _MIN)
         self._used = 0
         self._lock = threading.Lock()
 
@@ -96,7 +96,7 @@ class BodyBudget:
             Unavailable: there are not so many.
         """
         with self._lock:
-            if num_bytes > 0 and self._used + num_bytes > self._most:
+            if num_bytes > 0 and self._used + num_bytes > self._max:
                 raise Unavailable("too many large bodies at once", retry_after_s=2)
             self._used += num_bytes
 
@@ -140,9 +140,9 @@ class BodyShare:
         Raises:
             PayloadTooLarge: it holds too many values. Unavailable.
         """
-        num_values = count_values(body, MOST_VALUES)
-        if num_values > MOST_VALUES:
-            raise PayloadTooLarge(f"a body must hold at most {MOST_VALUES} JSON values")
+        num_values = count_values(body, MAX_VALUES)
+        if num_values > MAX_VALUES:
+            raise PayloadTooLarge(f"a body must hold at most {MAX_VALUES} JSON values")
         self.grow(2 * len(body) + num_values * _VALUE_BYTES)
 
 

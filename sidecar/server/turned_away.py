@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 
 _LINGER_S = 3.0  # a client in a crowd takes its time to send what it connected for
-_MOST_READS = 16  # of one connection at a look
+_MAX_READS = 16  # of one connection at a look
 _PIECE = 1 << 16
 _BODY = b'{"error":{"message":"too many connections","code":"rate_limited"}}'
 _ANSWER = (
@@ -33,9 +33,9 @@ class TurnedAway:
     `num_told` are there now: without any there is nothing to `look` at, or to `leave`.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, maximum: int) -> None:
         self.num_told = 0
-        self._most = most
+        self._max = maximum
         self._until: OrderedDict[socket.socket, float] = OrderedDict()
         self._threadless: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class TurnedAway:
             self.num_told = len(self._until)
             if not has_thread:
                 self._threadless.add(connection)
-            over = list(self._until)[: -self._most]
+            over = list(self._until)[: -self._max]
         for one in over:
             self._end(one)
 
@@ -106,7 +106,7 @@ def _is_writable(connection: socket.socket) -> bool:
 def _is_sending(connection: socket.socket) -> bool:
     """Read what is there; whether more may come."""
     try:
-        for _ in range(_MOST_READS):
+        for _ in range(_MAX_READS):
             if not connection.recv(_PIECE):
                 return False
     except BlockingIOError:

@@ -124,14 +124,14 @@ class ChatService:
         self, request: ChatRequest, is_connected: Callable[[], bool] = _always
     ) -> Forecast:
         """What a chat request would cost; nothing is generated or remembered."""
-        most = request.options.max_tokens
+        maximum = request.options.max_tokens
         with self._pool.lease(request.model) as leased:
             resident = require_text(leased)
             try:
                 prepared = resident.prepare(request, is_connected)
             except ContextLengthExceeded as error:  # so long that it was not read whole
-                return resident.engine.forecast((error.num_tokens, 0), most)
-            return resident.forecast(prepared, most)
+                return resident.engine.forecast((error.num_tokens, 0), maximum)
+            return resident.forecast(prepared, maximum)
 
     def start_completion(
         self, request: CompletionRequest, timeout_s: float
@@ -171,9 +171,11 @@ class ChatService:
     def _check_number(self, request: CompletionRequest) -> None:
         """Else it would take every place before it is refused."""
         with self._pool.lease(request.model) as leased:
-            most = require_text(leased).engine.most_jobs
-        if len(request.prompts) > most:
-            raise BadRequest(f"prompt may hold at most {most} prompts", param="prompt")
+            maximum = require_text(leased).engine.max_jobs
+        if len(request.prompts) > maximum:
+            raise BadRequest(
+                f"prompt may hold at most {maximum} prompts", param="prompt"
+            )
 
     def cancel(self, request_id: str, sender: str | None) -> bool:
         """
@@ -207,8 +209,8 @@ class ChatService:
         is_connected: Callable[[], bool],
     ) -> ChatPlan:
         prepared = resident.prepare(request, is_connected)
-        most = request.options.max_tokens
-        found = resident.forecast(prepared, most)
+        maximum = request.options.max_tokens
+        found = resident.forecast(prepared, maximum)
         _require_ttft(found, request.options.max_ttft_s)
         prepared = resident.restore(prepared, is_connected)
         sampling = self._sampling(resident, request)

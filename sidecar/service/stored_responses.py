@@ -17,9 +17,9 @@ from sidecar.core.conversation import (
 from sidecar.core.errors import NotFound, PayloadTooLarge, PreviousResponseNotFound
 from sidecar.infra.lru import Lru
 
-_MOST_RESPONSES = 256
-_MOST_BYTES = 64 << 20
-_MOST_ITEMS = 1 << 12
+_MAX_RESPONSES = 256
+_MAX_BYTES = 64 << 20
+_MAX_ITEMS = 1 << 12
 _TTL_S = 3600.0
 
 
@@ -41,10 +41,10 @@ class _OfKey:
 
     def __init__(self) -> None:
         self.responses: Lru[str, _Stored] = Lru(
-            _MOST_RESPONSES, _MOST_BYTES, lambda key, stored: stored.num_bytes
+            _MAX_RESPONSES, _MAX_BYTES, lambda key, stored: stored.num_bytes
         )
         # An item is named by its id alone: which response it is in.
-        self.homes: Lru[str, str] = Lru(_MOST_ITEMS, _MOST_ITEMS, lambda key, home: 1)
+        self.homes: Lru[str, str] = Lru(_MAX_ITEMS, _MAX_ITEMS, lambda key, home: 1)
 
 
 class StoredResponses:
@@ -94,7 +94,7 @@ class StoredResponses:
             for item in body["output"]:
                 own.homes.put(item["id"], body["id"])
             held = [known.responses for known in self._of_keys.values()]
-            while sum(known.weight for known in held) > _MOST_BYTES:
+            while sum(known.weight for known in held) > _MAX_BYTES:
                 max(held, key=lambda known: known.weight).pop_oldest()
 
     def get(self, key_id: str | None, response_id: str) -> dict[str, Any]:
@@ -212,9 +212,9 @@ class _References:
             self._known[name] = found, len(orjson.dumps(found))
         found, num_bytes = self._known[name]
         self._num_bytes += num_bytes
-        if self._num_bytes > _MOST_BYTES:
+        if self._num_bytes > _MAX_BYTES:
             raise PayloadTooLarge(
-                f"input: its item_references stand for more than {_MOST_BYTES >> 20} "
+                f"input: its item_references stand for more than {_MAX_BYTES >> 20} "
                 "MiB",
                 param="input",
             )

@@ -20,14 +20,14 @@ from itertools import islice
 from sidecar.volatile.value_patterns import GRAMMARS
 
 Range = tuple[int, int]
-MOST_PLACES = 4096
-_MOST_LINES = 65536
-_MOST_LINE_CHARS = 512
-_MOST_PATTERN_CHARS = 4096
-_MOST_DESCRIPTION_LINES = 10
-_MOST_TAGGED_CHARS = 16 * 1024
-_MOST_BLOCK_LINES = 2000
-_MOST_JSON_CHARS = 256 * 1024
+MAX_PLACES = 4096
+_MAX_LINES = 65536
+_MAX_LINE_CHARS = 512
+_MAX_PATTERN_CHARS = 4096
+_MAX_DESCRIPTION_LINES = 10
+_MAX_TAGGED_CHARS = 16 * 1024
+_MAX_BLOCK_LINES = 2000
+_MAX_JSON_CHARS = 256 * 1024
 _SPACE = re.compile(r"\s*")
 _NEWLINES = re.compile(r"\n*")
 _LABEL = re.compile(r"\[[^\]\n]{1,64}\] ")
@@ -82,7 +82,7 @@ def _pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
 def json_string(text: str, *, key: str, grammar: str = "") -> list[Range]:
     """The value of `"key": "value"`, 1..256 characters, all of a grammar if named."""
     pattern = _pattern(rf'"{re.escape(key)}"[ \t]*:[ \t]*"([^"\\\n]{{1,256}})"')
-    found = islice(pattern.finditer(text), MOST_PLACES)
+    found = islice(pattern.finditer(text), MAX_PLACES)
     return [
         match.span(1)
         for match in found
@@ -94,9 +94,9 @@ def line_prefix(text: str, *, prefixes: Sequence[str]) -> list[Range]:
     """Whole lines, newline included, that start with a prefix."""
     found = []
     for prefix in prefixes:
-        for at in islice(_starts(text, prefix), MOST_PLACES):
+        for at in islice(_starts(text, prefix), MAX_PLACES):
             end = _end_of_line(text, at)
-            if end - at <= _MOST_LINE_CHARS:
+            if end - at <= _MAX_LINE_CHARS:
                 found.append((at, end))
     return sorted(found)
 
@@ -106,8 +106,8 @@ def line_pattern(text: str, *, pattern: str) -> list[Range]:
     compiled = _pattern(pattern)
     return [
         line
-        for line in islice(_lines(text), _MOST_LINES)
-        if line[1] - line[0] <= _MOST_PATTERN_CHARS
+        for line in islice(_lines(text), _MAX_LINES)
+        if line[1] - line[0] <= _MAX_PATTERN_CHARS
         and compiled.fullmatch(_content(text, line))
     ]
 
@@ -117,7 +117,7 @@ def line_value(text: str, *, prefixes: Sequence[str], grammar: str) -> list[Rang
     any_prefix = "|".join(map(re.escape, prefixes))
     begins = _pattern(rf"^[ \t]*(?={any_prefix})", re.IGNORECASE | re.MULTILINE)
     found = []
-    for match in islice(begins.finditer(text), MOST_PLACES):
+    for match in islice(begins.finditer(text), MAX_PLACES):
         at = match.end()
         content = _content(text, (at, _end_of_line(text, at)))
         for prefix in prefixes:
@@ -183,7 +183,7 @@ def fenced_section(
     `anchor`: an empty range at that line, so that both cases look alike.
     """
     fences = _Fences(text)
-    for at in islice(_starts(text, header), MOST_PLACES):
+    for at in islice(_starts(text, header), MAX_PLACES):
         end_of_header = _end_of_line(text, at)
         is_line = text[at + len(header) : end_of_header].strip("\n") == ""
         if not (header_is_prefix or is_line):
@@ -205,7 +205,7 @@ def fenced_section(
 def _fence_end(text: str, start: int, language: str, fences: _Fences) -> int | None:
     """End of a fenced block that begins within the description lines."""
     at = start
-    for _ in range(_MOST_DESCRIPTION_LINES + 1):
+    for _ in range(_MAX_DESCRIPTION_LINES + 1):
         at = _skip_blank_lines(text, at)
         if text.startswith(f"```{language}", at):
             return _closed_fence(text, _end_of_line(text, at), language, fences)
@@ -217,7 +217,7 @@ def _fence_end(text: str, start: int, language: str, fences: _Fences) -> int | N
 
 def _closed_fence(text: str, start: int, language: str, fences: _Fences) -> int | None:
     close, num_lines = fences.behind(start)
-    if close < 0 or num_lines > _MOST_BLOCK_LINES:
+    if close < 0 or num_lines > _MAX_BLOCK_LINES:
         return None
     is_good = language != "json" or _is_json_object(text, start, close)
     return _end_of_line(text, close) if is_good else None
@@ -228,7 +228,7 @@ def _is_json_object(text: str, start: int, end: int) -> bool:
     is_broken = (
         text.startswith("```", start, end) or text.find("\n```", start, end) >= 0
     )
-    if end - start > _MOST_JSON_CHARS or is_broken:
+    if end - start > _MAX_JSON_CHARS or is_broken:
         return False
     try:
         return isinstance(json.loads(text[start:end]), dict)
@@ -245,7 +245,7 @@ def fenced_blocks(text: str, *, header_suffix: str, language: str) -> list[Range
     found: list[Range] = []
     fences = _Fences(text)
     head = f"{header_suffix}\n```{language}\n"
-    for match in islice(_pattern(re.escape(head)).finditer(text), MOST_PLACES):
+    for match in islice(_pattern(re.escape(head)).finditer(text), MAX_PLACES):
         line_start = text.rfind("\n", 0, match.start()) + 1
         end = _closed_fence(text, match.end(), language, fences)
         if end is None or (found and line_start < found[-1][1]):
@@ -278,9 +278,9 @@ def tagged(
             continue
         if close is None or close.start() < at:
             close = closer.search(text, at)
-        if close is None or len(found) >= MOST_PLACES:
+        if close is None or len(found) >= MAX_PLACES:
             break
-        if close.start() - at > _MOST_TAGGED_CHARS:
+        if close.start() - at > _MAX_TAGGED_CHARS:
             continue
         if opener.search(text, inside_at, close.start()):
             barred_until = close.start()

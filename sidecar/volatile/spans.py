@@ -14,7 +14,7 @@ from sidecar.volatile import rules as rules_module
 from sidecar.volatile.marked_message import MarkedMessage, Span
 from sidecar.volatile.rules import RuleSet
 
-_MOST_FINDS = 16384  # in a conversation; what it holds beyond is ordinary text
+_MAX_FINDS = 16384  # in a conversation; what it holds beyond is ordinary text
 _BLANK_ANSWERS = ("(no content)",)
 
 
@@ -50,7 +50,7 @@ def mark(
         check: called before each message; what it raises ends the work.
     """
     marked = []
-    left = _MOST_FINDS
+    left = _MAX_FINDS
     for index, message in enumerate(messages):
         check()
         if ruleset is None or message.role == "assistant":
@@ -97,7 +97,7 @@ def _without_telemetry(message: Message, ruleset: RuleSet) -> tuple[Part, ...]:
 Found = tuple[str, tuple[int, int], str, str]  # kind, range, value, sentinel
 
 
-def _found(message: Message, ruleset: RuleSet, most: int) -> list[Found]:
+def _found(message: Message, ruleset: RuleSet, maximum: int) -> list[Found]:
     """The first finds in the joined text, part by part: no rule looks across a part."""
     keeping = [
         rule
@@ -107,7 +107,7 @@ def _found(message: Message, ruleset: RuleSet, most: int) -> list[Found]:
     text, offset = message.text, 0
     found: list[Found] = []
     for part in message.parts:
-        if len(found) >= most:
+        if len(found) >= maximum:
             break
         if isinstance(part, Image):  # its mark names its content: no value in it varies
             offset = text.find(part.mark, offset) + len(part.mark)
@@ -120,7 +120,7 @@ def _found(message: Message, ruleset: RuleSet, most: int) -> list[Found]:
                 end += 1  # the seam goes with a part that may go
             found.append((rule.kind, (start, end), text[start:end], rule.sentinel))
         offset += len(part)
-    return found[:most]
+    return found[:maximum]
 
 
 def _cut(text: str, found: Sequence[Found], spans: Sequence[Span]) -> list[str | Span]:

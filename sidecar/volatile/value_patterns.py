@@ -5,8 +5,8 @@ import re
 import zoneinfo
 from collections.abc import Callable
 
-_MOST_CLOCK_CHARS = 64
-_MOST_GIT_LINES = 10_000
+_MAX_CLOCK_CHARS = 64
+_MAX_GIT_LINES = 10_000
 _RUNTIME = re.compile(
     r"((?:\d{1,9}(?:\.\d{1,9})?(?:ms|s|m|h|d)){1,8}|n/a)(?=[ \t]*$|[ \t]+•)",
     re.IGNORECASE,
@@ -70,7 +70,7 @@ _GIT_STATE = re.compile(
 _GIT_CUT = re.compile(r"\.\.\. \(truncated because it exceeds .*")
 _GIT_COMMIT = re.compile(r"[0-9a-f]{7,40} .*")
 _GIT_PROMPT = re.compile(r"```text(?:\ngit: [^\n]{0,512}){1,10000}(?=\n|$)")
-_MOST_FOLDER_LINES = 2_000
+_MAX_FOLDER_LINES = 2_000
 _FOLDER_LINES = (  # headings, what is in the folders, the folders themselves
     re.compile(
         r"Here is the folder structure of the current working director(?:y|ies):"
@@ -96,10 +96,10 @@ def _message_id_size(text: str) -> int:
 
 def _clock_size(text: str) -> int:
     """Length of the longest beginning that is a time, up to `.` or the end."""
-    text = text[: _MOST_CLOCK_CHARS + 1]
+    text = text[: _MAX_CLOCK_CHARS + 1]
     for match in reversed([*_CLOCK_END.finditer(text)]):
         value = text[: match.start()].rstrip()
-        found = _CLOCK.fullmatch(value) if len(value) <= _MOST_CLOCK_CHARS else None
+        found = _CLOCK.fullmatch(value) if len(value) <= _MAX_CLOCK_CHARS else None
         if found and (found["zone"] is None or found["zone"] in _zones()):
             return len(value)
     return 0
@@ -130,7 +130,7 @@ def _git_status_size(text: str) -> int:
     if head is None:
         return 0
     at = size = head.end()
-    lines = text[at:].split("\n", _MOST_GIT_LINES)[1:_MOST_GIT_LINES]
+    lines = text[at:].split("\n", _MAX_GIT_LINES)[1:_MAX_GIT_LINES]
     allowed: tuple[re.Pattern[str], ...] = (_GIT_FIELD,)
     is_open = True  # a blank line ends the files and the commits
     for line in lines:
@@ -152,7 +152,7 @@ def _git_status_size(text: str) -> int:
 def _git_lines_size(text: str) -> int:
     """All of a text if each line is one that git prints of a repository's state."""
     patterns = (_GIT_STATE, _GIT_FIELD, _GIT_FILE, _GIT_CUT, _GIT_COMMIT)
-    lines = text.split("\n", _MOST_GIT_LINES)
+    lines = text.split("\n", _MAX_GIT_LINES)
     are_known = all(
         not line or line in _GIT_PARTS or any(p.fullmatch(line) for p in patterns)
         for line in lines
@@ -173,8 +173,8 @@ def _git_prompt_size(text: str) -> int:
 
 def _folder_lines_size(text: str) -> int:
     """All of a text if each line could be one of a folder's listing."""
-    lines = text.split("\n", _MOST_FOLDER_LINES)
-    are_known = len(lines) < _MOST_FOLDER_LINES and all(
+    lines = text.split("\n", _MAX_FOLDER_LINES)
+    are_known = len(lines) < _MAX_FOLDER_LINES and all(
         not line or any(p.fullmatch(line) for p in _FOLDER_LINES) for line in lines
     )
     return len(text) if are_known else 0

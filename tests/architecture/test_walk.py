@@ -17,11 +17,11 @@ from testkit.servers import running_sidecar
 
 REPO = Path(__file__).parents[2]
 HOUSE = f"{REPO}/sidecar/"
-MOST_FILES = (
+MAX_FILES = (
     75  # with the rounds of the pool and of malloc, which come at their own times
 )
-MOST_DOORS = 4  # modules of a folder that are called from outside it
-MOST_CHAIN = 14
+MAX_DOORS = 4  # modules of a folder that are called from outside it
+MAX_CHAIN = 14
 
 
 class Walk:
@@ -90,8 +90,8 @@ def test_a_warm_chat_passes_few_files(model_folder: Callable[[str], Path]) -> No
         with Walk() as walk:
             ask(url, talk)
     assert "pipeline/prepare.py" in walk.files
-    assert len(walk.files) <= MOST_FILES, sorted(walk.files)
-    crowded = {f: sorted(d) for f, d in walk.doors.items() if len(d) > MOST_DOORS}
+    assert len(walk.files) <= MAX_FILES, sorted(walk.files)
+    crowded = {f: sorted(d) for f, d in walk.doors.items() if len(d) > MAX_DOORS}
     assert crowded == {}
 
 
@@ -122,5 +122,5 @@ def test_no_import_goes_deep() -> None:
         return (name, *rest)
 
     longest = max(map(chain, known), key=len)
-    assert len(longest) <= MOST_CHAIN, longest
+    assert len(longest) <= MAX_CHAIN, longest
     assert len(longest) > 5

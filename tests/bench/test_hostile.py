@@ -70,8 +70,8 @@ def test_each_bar_is_judged() -> None:
     for more in (Figures(10, 9, 1), Figures(9, 10, 1), Figures(9, 9, 90 << 20)):
         left = result_of([], after=[{**_SERVERS, "sidecar": more}])
         assert "not back" in judge(left, with_times=False)[0]
-    least = [{**_SERVERS, "sidecar": Figures(10, 9, 1)}, _SERVERS]
-    assert judge(result_of([], after=least), with_times=False) == []
+    minimum = [{**_SERVERS, "sidecar": Figures(10, 9, 1)}, _SERVERS]
+    assert judge(result_of([], after=minimum), with_times=False) == []
 
 
 def test_what_a_kill_explains_is_counted_apart() -> None:

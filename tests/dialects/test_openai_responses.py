@@ -308,14 +308,17 @@ class TestStoredResponses:
     ) -> None:
         """As if it had been sent: 4 MB of them became 3.7 GB."""
         store, whole = self.stored()
-        monkeypatch.setattr("sidecar.service.stored_responses._MOST_BYTES", 1 << 20)
+        monkeypatch.setattr("sidecar.service.stored_responses._MAX_BYTES", 1 << 20)
         item = whole["output"][1]
         reference = {"type": "item_reference", "id": item["id"]}
         size = len(json.dumps(item, separators=(",", ":")).encode())
-        most = (1 << 20) // size
-        assert len(store.resolve("key", None, [reference] * (most // 2))) == most // 2
+        maximum = (1 << 20) // size
+        assert (
+            len(store.resolve("key", None, [reference] * (maximum // 2)))
+            == maximum // 2
+        )
         with pytest.raises(PayloadTooLarge, match="item_references"):
-            store.resolve("key", None, [reference] * (most * 2))
+            store.resolve("key", None, [reference] * (maximum * 2))
 
     @pytest.mark.parametrize("previous", ["resp_x", 7])
     def test_what_is_not_kept_is_refused(self, previous: object) -> None:
@@ -362,11 +365,11 @@ class TestStoredResponses:
         item = {"type": "item_reference", "id": whole["output"][0]["id"]}
         assert store.resolve("key", None, [item]) == [whole["output"][0]]
 
-    def test_beyond_the_bytes_who_holds_most_loses(
+    def test_beyond_the_bytes_who_holds_max_loses(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store, whole = self.stored()
-        monkeypatch.setattr("sidecar.service.stored_responses._MOST_BYTES", 200_000)
+        monkeypatch.setattr("sidecar.service.stored_responses._MAX_BYTES", 200_000)
         for _ in range(30):
             other = whole_response(ANSWER[-2:], delivery(), lambda r: None)
             store.put("another key", ["x" * 20_000], other)
@@ -374,7 +377,7 @@ class TestStoredResponses:
         held = [known.responses.weight for known in store._of_keys.values()]
         assert 100_000 < sum(held) <= 200_000
 
-    def test_at_most_256_are_kept(self) -> None:
+    def test_at_max_256_are_kept(self) -> None:
         store = StoredResponses()
         ids = []
         for _ in range(257):

@@ -133,19 +133,19 @@ def test_who_said_its_beginning_keeps_nothing_of_a_forgotten_talk(
 
 @pytest.mark.parametrize(("kind", "least"), [("dense", 200), ("hybrid", 150)])
 def test_what_another_went_on_from_is_not_all_theirs(
-    kind: str, least: int, model_folder: ModelFolder, tmp_path: Path
+    kind: str, minimum: int, model_folder: ModelFolder, tmp_path: Path
 ) -> None:
     """Where layers cannot be cut it is warm to the last state before."""
     with kept_sidecar(tmp_path, model_folder(kind)) as app:
         talk = fork_of_what_was_not_written(app)
         forget(app, "gone")
     with kept_sidecar(tmp_path, model_folder(kind)) as app:
-        assert cached(ask(app, "stay", talk)) >= least
+        assert cached(ask(app, "stay", talk)) >= minimum
 
 
 @pytest.mark.parametrize(("kind", "least"), [("dense", 200), ("hybrid", 150)])
 def test_what_was_to_be_written_of_others_is(
-    kind: str, least: int, model_folder: ModelFolder, tmp_path: Path
+    kind: str, minimum: int, model_folder: ModelFolder, tmp_path: Path
 ) -> None:
     """Though the forgotten one went on from it, and was to be written instead."""
     talk = [SYSTEM, user(f"It is the sun {'more ' * 40}")]
@@ -155,7 +155,7 @@ def test_what_was_to_be_written_of_others_is(
         forget(app, "gone")
     assert "heliotrope" not in written(tmp_path)
     with kept_sidecar(tmp_path, model_folder(kind)) as app:
-        assert cached(ask(app, "stay", [*talk, user("and?")])) >= least
+        assert cached(ask(app, "stay", [*talk, user("and?")])) >= minimum
 
 
 def test_a_name_that_changes_each_turn_makes_no_endless_chain(

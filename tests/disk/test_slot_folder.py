@@ -327,7 +327,7 @@ def test_the_janitor_comes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though nobody asks anything any more."""
-    monkeypatch.setattr(kv_disk, "_LEAST_PAUSE_S", 0.02)
+    monkeypatch.setattr(kv_disk, "_MIN_PAUSE_S", 0.02)
     now = time.time()
     root = DiskRoot(tmp_path, DiskLimits(1 << 40, 0, 0, 0.1), clock=lambda: now)
     root.prepare()
@@ -513,8 +513,8 @@ def test_the_oldest_leaf_goes_whatever_its_model(tmp_path: Path) -> None:
             os.utime(folder.file(slot.number, "meta"), (at, at))
     sizes = sum(k.num_bytes for f in (one, other) for k in f.links().values())
     for left in ([2, 1], [2, 0], [1, 0], [0, 0]):
-        least = sizes * sum(left) // 4 + 100
-        DiskRoot(tmp_path, DiskLimits(least, 0, 0, 0)).clear_away()
+        minimum = sizes * sum(left) // 4 + 100
+        DiskRoot(tmp_path, DiskLimits(minimum, 0, 0, 0)).clear_away()
         assert [len(other.numbers()), len(one.numbers())] == left
 
 

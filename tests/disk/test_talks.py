@@ -246,7 +246,7 @@ def test_one_conversation_is_forgotten(when: str, tmp_path: Path) -> None:
         for number, (session, text) in enumerate([("one", PHRASE), ("other", "sun")]):
             ask(url, session, text)
             if when == "at rest":
-                wait_until(lambda least=number: len(slots(root)) > least)
+                wait_until(lambda minimum=number: len(slots(root)) > minimum)
         assert bool(files_with(root, planted_ids(), PHRASE)) is (when == "at rest")
         forget = f"{url}/admin/cache/forget"
         told = httpx.post(forget, json={"session": "one"}, timeout=60).json()

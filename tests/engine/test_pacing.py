@@ -11,7 +11,7 @@ def pacer() -> PrefillPacer:
     return made
 
 
-def test_alone_a_chunk_is_at_most_a_whole_step() -> None:
+def test_alone_a_chunk_is_at_max_a_whole_step() -> None:
     fast = PrefillPacer(2048, 0.5)
     fast.prefilled(1024, 0.1)
     assert fast.chunk_len(beside_streams=False) == 2048

@@ -30,7 +30,7 @@ def test_only_the_job_whose_row_failed_fails(
 ) -> None:
     """Whatever batch it is in, and in the middle of it or at its end."""
     if apart:
-        monkeypatch.setattr(decode_batch, "_MOST_PADDING", 0)
+        monkeypatch.setattr(decode_batch, "_MAX_PADDING", 0)
     bad, good = random_ids(1, 40), random_ids(2, 90)
     original: Callable[..., None] = getattr(ChoiceRow, where)
 

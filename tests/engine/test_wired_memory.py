@@ -16,14 +16,14 @@ from sidecar.config.sources import ConfigError
 from sidecar.engine.device_memory import WiredMemory, buffer_limit, release_delay
 from testkit.servers import NO_FILE, running_sidecar
 
-MOST = 24 << 30
+MAX = 24 << 30
 
 
 @pytest.fixture
 def wirings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A Mac's device, and what is asked of it."""
     asked: list[int] = []
-    device = {"max_recommended_working_set_size": MOST, "resource_limit": 499_001}
+    device = {"max_recommended_working_set_size": MAX, "resource_limit": 499_001}
     monkeypatch.setattr(mx, "device_info", lambda: device)
     monkeypatch.setattr(mx, "set_wired_limit", lambda limit: asked.append(limit) or 0)
     return asked
@@ -68,11 +68,11 @@ def test_weights_are_wired_as_they_come_and_go(
         assert wirings == [own, 0]
 
 
-def test_bytes_are_wired_up_to_the_most(wirings: list[int]) -> None:
+def test_bytes_are_wired_up_to_the_max(wirings: list[int]) -> None:
     """MLX refuses more than the system's own limit."""
     assert WiredMemory(8 << 30).told == "8.0 GB"
     assert WiredMemory(40 << 30).told == "24.0 GB"
-    assert wirings == [8 << 30, MOST]
+    assert wirings == [8 << 30, MAX]
 
 
 def test_elsewhere_there_is_nothing_to_wire(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,10 +34,10 @@ def test_twenty_megabytes_take_little_more_than_their_image() -> None:
     tracemalloc.start()
     try:
         assert _decoded(source, 20 << 20) == image
-        most = tracemalloc.get_traced_memory()[1]
+        maximum = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert most < 2 * len(source.source)
+    assert maximum < 2 * len(source.source)
 
 
 @pytest.mark.parametrize("body", ["%", "%4", "aGk%3", "%zz", "aGk=%"])

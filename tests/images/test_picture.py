@@ -11,12 +11,12 @@ from sidecar.core.errors import BadRequest
 from sidecar.images.picture import open_picture
 from testkit.pictures import encoded, picture
 
-MOST = 1_000_000
+MAX = 1_000_000
 PLACE = "messages[0].content[1]"
 
 
 def opened(data: bytes, detail: str = "high") -> Image.Image:
-    return open_picture(data, "low" if detail == "low" else "high", MOST, PLACE)
+    return open_picture(data, "low" if detail == "low" else "high", MAX, PLACE)
 
 
 def pixel(image: Image.Image, x: int, y: int) -> tuple[int, ...]:

@@ -344,8 +344,8 @@ def test_checkpoints_take_a_quarter_of_the_budget_by_rank(
     make_store: MakeStore,
 ) -> None:
     """Few large ones: their bytes count; the least worthy go."""
-    most = 100 * HEADS * WIDTH * 2 * 4  # of a window of 64 and a chunk of at most 37
-    budget = 4 * 5 * most
+    maximum = 100 * HEADS * WIDTH * 2 * 4  # of a window of 64 and a chunk of at most 37
+    budget = 4 * 5 * maximum
     store = make_store("sliding", max_bytes=budget)
     stops = [
         (36, 3),

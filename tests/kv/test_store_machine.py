@@ -36,7 +36,7 @@ from testkit.told_kv import digests, faults, leaf_faults
 TinyModel = Callable[[str], LoadedModel]
 SEGMENTS = [some_ids(n, length) for n, length in enumerate((5, 17, 30, 70))]
 TIGHT = Limits(60_000, 5, 0, 4, 7)
-MOST_RUNNING = 3
+MAX_RUNNING = 3
 TAIL = st.lists(st.integers(0, 2), min_size=1, max_size=3)
 
 
@@ -73,14 +73,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     # What comes
 
-    @precondition(lambda self: len(self.running) < MOST_RUNNING)
+    @precondition(lambda self: len(self.running) < MAX_RUNNING)
     @rule(parts=st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=3),
           tail=TAIL, how=HOW)  # fmt: skip
     def ask(self, parts: list[ModelIds], tail: list[int], how: "How") -> None:
         """A prompt of stretches that others have as well."""
         self._start(joined(*parts, tail), how)
 
-    @precondition(lambda self: len(self.running) < MOST_RUNNING and self.computed)
+    @precondition(lambda self: len(self.running) < MAX_RUNNING and self.computed)
     @rule(data=st.data(), tail=TAIL, how=HOW)
     def ask_again(self, data: Any, tail: list[int], how: "How") -> None:
         """The next turn of something, or a branch of it, or the same once more."""

@@ -36,7 +36,7 @@ from tests.litellm_mlx.proxy_client import (
 )
 from tests.litellm_mlx.sidecar_answers import Json, Script, Step, slow_answer
 
-MOST_FILES = 256
+MAX_FILES = 256
 NUM_CLIENTS = 6  # at once: more than the streams that may be opened early
 # Streamed and left after two words, streamed and left before the first, whole; whole
 # and left about when the answer comes.
@@ -44,7 +44,7 @@ KINDS = ("words", "silence", "whole", "late")
 LATE_S = 0.02
 NUM_WORDS = 2400  # two minutes: no answer ends by itself in time
 # LiteLLM starts threads for its log as they are needed, and keeps them.
-MOST_NEW_THREADS = 40
+MAX_NEW_THREADS = 40
 
 
 def event(name: str, **fields: object) -> bytes:
@@ -162,7 +162,7 @@ def few_files(proxy: Proxy) -> Iterator[psutil.Process]:
     """The proxy's process, which can not have more than 256 files open meanwhile."""
     process = psutil.Process(proxy.pid)
     usual = process.rlimit(resource.RLIMIT_NOFILE)
-    process.rlimit(resource.RLIMIT_NOFILE, (MOST_FILES, usual[1]))
+    process.rlimit(resource.RLIMIT_NOFILE, (MAX_FILES, usual[1]))
     yield process
     process.rlimit(resource.RLIMIT_NOFILE, usual)
 
@@ -182,7 +182,7 @@ def check_nothing_stays(
     num_aborts: int,
 ) -> None:
     # Of its own requests LiteLLM keeps some connections for the next.
-    most = 0 if route == CHAT else NUM_CLIENTS
+    maximum = 0 if route == CHAT else NUM_CLIENTS
     before = num_sockets(process, sidecar)
     files, threads = process.num_fds(), process.num_threads()
     own_threads = threading.active_count()
@@ -198,10 +198,10 @@ def check_nothing_stays(
         assert len(sidecar.calls_for(model)) == num_aborts  # none was asked again
         if kind != "late":  # an answer that came in time needs no cancel
             wait_until(lambda model=model: sidecar.is_cancelled(model))  # type: ignore[misc]
-        wait_until(lambda: num_sockets(process, sidecar) <= before + most)
-    wait_until(lambda: process.num_fds() <= files + most)
-    wait_until(lambda: threading.active_count() <= own_threads + most)
-    assert process.num_threads() <= threads + MOST_NEW_THREADS
+        wait_until(lambda: num_sockets(process, sidecar) <= before + maximum)
+    wait_until(lambda: process.num_fds() <= files + maximum)
+    wait_until(lambda: threading.active_count() <= own_threads + maximum)
+    assert process.num_threads() <= threads + MAX_NEW_THREADS
     after = exchange(port_of(proxy.url), asking(route, "late", "after all"))
     assert after.status == 200
 

@@ -13,7 +13,7 @@ from litellm_mlx import request_body
 from litellm_mlx.admission import Policy
 from litellm_mlx.proxy_gate import ProxyGate
 from litellm_mlx.request_body import (
-    MOST_VALUES,
+    MAX_VALUES,
     BadBody,
     Body,
     BodyBudget,
@@ -105,7 +105,7 @@ def test_the_name_of_a_model_is_short() -> None:
 
 
 def test_prompts_of_token_ids_may_be_longer() -> None:
-    text = json.dumps({"prompt": [7] * (MOST_VALUES + 1)}).encode()
+    text = json.dumps({"prompt": [7] * (MAX_VALUES + 1)}).encode()
     assert read(Sender(text), body("/v1/completions")) == text
     with pytest.raises(BadBody, match="JSON values"):
         read(Sender(text), body())
@@ -115,7 +115,7 @@ def test_too_many_values_are_413_however_small_they_are() -> None:
     """The rest is read and thrown away, so that the answer is heard."""
     piece = b"[]," * (1 << 14)
     sender = Sender(b'{"a": [', *[piece] * 50, b"[]]}")
-    with pytest.raises(BadBody, match=f"{MOST_VALUES} JSON values") as refused:
+    with pytest.raises(BadBody, match=f"{MAX_VALUES} JSON values") as refused:
         read(sender, body())
     assert refused.value.status == 413
     assert sender.num_taken == 52
@@ -141,7 +141,7 @@ def test_bodies_share_a_budget_and_give_it_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Small ones are free of it."""
-    monkeypatch.setattr(request_body, "_LEAST_HELD_BYTES", 0)
+    monkeypatch.setattr(request_body, "_MIN_HELD_BYTES", 0)
     budget = BodyBudget(LIMIT)
     head = BodyHead("POST", CHAT, "")
     large = b'{"a": "' + b"x" * (LIMIT - 100) + b'"}'

@@ -7,7 +7,7 @@ from typing import Any
 from litellm_mlx.admission import Policy
 from litellm_mlx.proxy_gate import ProxyGate
 from litellm_mlx.settings import Settings
-from litellm_mlx.wrong_keys import MOST_WAITING, WAIT_S
+from litellm_mlx.wrong_keys import MAX_WAITING, WAIT_S
 
 KEY = "sk-mine"
 
@@ -64,20 +64,20 @@ def test_a_wrong_key_waits_and_a_right_one_does_not() -> None:
         assert slow >= WAIT_S * 0.9
 
 
-def test_of_many_guesses_at_once_most_are_not_heard() -> None:
+def test_of_many_guesses_at_once_max_are_not_heard() -> None:
     """The right key among them neither, else it could be found by trying all."""
 
     async def play() -> tuple[list[int], int, int]:
         gate = gate_with(Policy(KEY))
-        keys = [f"sk-{n}" for n in range(3 * MOST_WAITING)] + [KEY]
+        keys = [f"sk-{n}" for n in range(3 * MAX_WAITING)] + [KEY]
         guesses = asyncio.gather(*(status_of(gate, key) for key in keys))
         await asyncio.sleep(0)
         elsewhere = await status_of(gate, KEY, "10.0.0.8")
         return await guesses, elsewhere, await status_of(gate, KEY)
 
     guesses, elsewhere, later = asyncio.run(play())
-    assert guesses.count(401) == MOST_WAITING
-    assert guesses.count(429) == len(guesses) - MOST_WAITING
+    assert guesses.count(401) == MAX_WAITING
+    assert guesses.count(429) == len(guesses) - MAX_WAITING
     assert (elsewhere, later) == (200, 200)
 
 
@@ -87,7 +87,7 @@ def test_who_was_let_in_before_is_heard_beside_many_guesses() -> None:
     async def play(path: str) -> int:
         gate = gate_with(Policy(KEY))
         assert await status_of(gate, KEY, path=path) == 200
-        keys = [f"sk-{n}" for n in range(2 * MOST_WAITING)]
+        keys = [f"sk-{n}" for n in range(2 * MAX_WAITING)]
         guesses = [asyncio.create_task(status_of(gate, key)) for key in keys]
         await asyncio.sleep(0)
         heard = await status_of(gate, KEY)

@@ -170,7 +170,7 @@ def test_an_agent_that_says_the_same_a_hundred_times_is_known_each_time() -> Non
         assert found(turns, "h", place, "key", "s") == healed(str(number))
 
 
-def test_the_least_recently_used_turn_leaves_first() -> None:
+def test_the_min_recently_used_turn_leaves_first() -> None:
     """By number of places."""
     turns = store(entries=2)
     turns.record("a", KnownTurn(HERE, MINE, healed("a")))

@@ -120,7 +120,7 @@ def test_idle_threads_leave(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_threads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one not heard of for longest leaves."""
-    monkeypatch.setattr(session_turn_store, "_MOST_THREADS", 2)
+    monkeypatch.setattr(session_turn_store, "_MAX_THREADS", 2)
     store = TurnStore(0)
     for thread in "abac":
         store.advance(replace(MAIN, thread=thread), thread, 1)
@@ -132,7 +132,7 @@ def test_threads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_digests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some templates print nothing for an empty message: the context bounds none."""
-    monkeypatch.setattr(session_turn_store, "_MOST_DIGESTS", 100)
+    monkeypatch.setattr(session_turn_store, "_MAX_DIGESTS", 100)
     store = TurnStore(0)
     for thread in range(30):
         conversation = replace(MAIN, thread=str(thread))
@@ -250,7 +250,7 @@ def test_parents_that_name_one_another_end_somewhere() -> None:
     assert line == {"a": ("b",), "b": ("a",), "c": ()}
 
 
-def test_a_line_of_parents_is_eight_long_at_most() -> None:
+def test_a_line_of_parents_is_eight_long_at_max() -> None:
     names = [f"s{number}" for number in range(20)]
     parents = {name: (older,) for older, name in pairwise(names)}
     assert told(parents)["s19"] == tuple(reversed(names[11:19]))

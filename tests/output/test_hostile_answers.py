@@ -7,7 +7,7 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from sidecar.core.json_bytes import MOST_LEVELS, check_depth, load_json
+from sidecar.core.json_bytes import MAX_LEVELS, check_depth, load_json
 from sidecar.core.requests import Tool, ToolCall
 from sidecar.dialects.anthropic_messages.answer import parse_input, tool_use
 from sidecar.output.channel_splitter import ChannelSplitter
@@ -68,7 +68,7 @@ def test_a_call_block_is_read_once(
     pytest.fail("the time grows faster than the text")
 
 
-@pytest.mark.parametrize("depth", [MOST_LEVELS + 1, 300, 990, 5000, 100_000])
+@pytest.mark.parametrize("depth", [MAX_LEVELS + 1, 300, 990, 5000, 100_000])
 def test_a_call_nested_beyond_reason_is_text(depth: int) -> None:
     """It could not be sent: orjson prints 254 levels, and templates fewer."""
     nested = "[" * depth + "]" * depth
@@ -81,7 +81,7 @@ def test_a_call_nested_beyond_reason_is_text(depth: int) -> None:
 
 def test_a_call_nested_as_tools_want_it_is_a_call() -> None:
     """And what is made of it can be printed."""
-    nested = "[" * (MOST_LEVELS - 5) + "]" * (MOST_LEVELS - 5)
+    nested = "[" * (MAX_LEVELS - 5) + "]" * (MAX_LEVELS - 5)
     body = f'{{"name": "look", "arguments": {{"a": {nested}}}}}'
     syntax = ToolSyntax("<tool_call>", "</tool_call>", (hermes_json,))
     buffer = f"<tool_call>{body}</tool_call>"
@@ -101,7 +101,7 @@ def test_calls_that_say_the_same_are_one() -> None:
     ]
 
 
-@pytest.mark.parametrize("depth", [MOST_LEVELS + 1, 300, 990, 100_000])
+@pytest.mark.parametrize("depth", [MAX_LEVELS + 1, 300, 990, 100_000])
 def test_a_block_of_a_call_nested_beyond_reason_holds_its_text(depth: int) -> None:
     """A tool_use block needs an object, and one that can be printed."""
     text = '{"a": ' + "[" * depth + "]" * depth + "}"
@@ -114,7 +114,7 @@ def test_depth_counts_lists_and_objects() -> None:
     """A wide value is not a deep one."""
     check_depth([[{"a": [1]}] * 1000] * 100)
     with pytest.raises(ValueError, match="deep"):
-        load_json("[" * (MOST_LEVELS + 2) + "]" * (MOST_LEVELS + 2))
+        load_json("[" * (MAX_LEVELS + 2) + "]" * (MAX_LEVELS + 2))
     assert load_json("[[1]]") == [[1]]
 
 

@@ -51,7 +51,7 @@ def test_no_stop_string_is_ever_shown(
     assert "".join(pieces).startswith(shown + (stop or ""))
 
 
-def test_held_text_is_the_least_possible() -> None:
+def test_held_text_is_the_min_possible() -> None:
     """Only a suffix that can begin a stop string waits for the next piece."""
     watch = StopStrings(("END",))
     assert watch.feed("abcEN") == ("abc", None)

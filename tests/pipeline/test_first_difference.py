@@ -80,7 +80,7 @@ def test_costs_are_added_up_by_client_and_place() -> None:
 
 def test_places_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one not seen for longest is dropped."""
-    monkeypatch.setattr(first_difference, "_MOST_PLACES", 2)
+    monkeypatch.setattr(first_difference, "_MAX_PLACES", 2)
     report = DriftReport()
     for before in ("a", "b", "a", "c"):
         report.note("x", place(before), 1)

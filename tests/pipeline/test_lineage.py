@@ -90,7 +90,7 @@ def test_an_equal_prompt_of_the_same_scope_is_kept_once() -> None:
 
 def test_records_leave_by_number_and_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """The least recently used first."""
-    monkeypatch.setattr(lineage, "_MOST_RECORDS", 3)
+    monkeypatch.setattr(lineage, "_MAX_RECORDS", 3)
     known = index()
     kept = [record(blocks(name)) for name in range(3)]
     for each in kept:
@@ -100,7 +100,7 @@ def test_records_leave_by_number_and_by_size(monkeypatch: pytest.MonkeyPatch) ->
     assert [bool(found(known, blocks(n))) for n in range(4)] == [
         True, False, True, True,
     ]  # fmt: skip
-    monkeypatch.setattr(known, "_most_bytes", 3 * record(blocks(0)).num_bytes)
+    monkeypatch.setattr(known, "_max_bytes", 3 * record(blocks(0)).num_bytes)
     known.add(record(blocks(4, 5)))
     assert [bool(found(known, blocks(n))) for n in range(5)] == [
         False, False, False, True, True,
@@ -219,7 +219,7 @@ def test_a_thread_finds_its_last_eight() -> None:
 
 def test_long_values_count() -> None:
     """A megabyte of status in each record, behind some ids: the oldest leave."""
-    known = LineageIndex("model", 0, use_blocks=True, most_bytes=10_000_000)
+    known = LineageIndex("model", 0, use_blocks=True, max_bytes=10_000_000)
     for number in range(20):
         one = record(blocks(number))
         one.spans = (StoredSpan((0, 0, "git_status", 0), "x" * 1_000_000, 0),)

@@ -380,7 +380,7 @@ def test_a_prompt_that_fits_is_never_made_too_long() -> None:
     asked = [clock("10:06", 200), user("hi"), assistant("Fine."), user("go")]
     assert notes(chats.ask(asked).text)
     size = len(chats.tokenizer.encode(chats.plain_text(asked)))
-    text = chats.ask(asked, Client(most_tokens=size + 4)).text
+    text = chats.ask(asked, Client(max_tokens=size + 4)).text
     assert notes(text) == []
     assert "Current time is 10:06." in text
 

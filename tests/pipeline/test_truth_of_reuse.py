@@ -901,7 +901,7 @@ def test_an_envelope_kept_in_a_request_that_is_too_long_is_not_read_on() -> None
     chats.turn(kept, "Hm.", ONE)
     pasted = [*kept, assistant("Hm."), user(words(4000))]
     with pytest.raises(ContextLengthExceeded):
-        chats.ask(pasted, Client("one", most_tokens=500))
+        chats.ask(pasted, Client("one", max_tokens=500))
     deleted = [about, user(asked), assistant("Hm."), user("and?")]
     assert "Mallory" not in chats.ask(deleted, ONE).text
 

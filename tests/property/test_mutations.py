@@ -29,7 +29,7 @@ from testkit.planted import patched
 
 MakeRig = Callable[[str], Rig]
 _LENGTH = 8
-_MOST_SEQUENCES = 60
+_MAX_SEQUENCES = 60
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def make_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeRig]:
 
 def caught(rig: Rig, ops: Sequence[str]) -> str:
     """The invariant that the first violation names; "" if a run shows none."""
-    for number in range(_MOST_SEQUENCES):
+    for number in range(_MAX_SEQUENCES):
         player = Player(rig)
         if player.play(_only(plan(f"mutants/{number}", _LENGTH), ops)):
             return player.found[0].invariant

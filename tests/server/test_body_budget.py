@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sidecar.app import App
 from sidecar.core.errors import PayloadTooLarge, Unavailable
 from sidecar.server import request_body
-from sidecar.server.request_body import MOST_VALUES, BodyBudget, BodyShare, count_values
+from sidecar.server.request_body import MAX_VALUES, BodyBudget, BodyShare, count_values
 from sidecar.server.request_head import HeadReader
 from testkit.json_marks import JSON, num_marks
 from testkit.raw_http import eventually, exchange, request
@@ -46,7 +46,7 @@ class TestBudget:
     @pytest.fixture(autouse=True)
     def small(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without the least that is always there."""
-        monkeypatch.setattr(request_body, "_LEAST", 0)
+        monkeypatch.setattr(request_body, "_MIN", 0)
 
     def test_large_bodies_are_bounded_together(self) -> None:
         """Five do not fit where four do; small ones do all the same."""
@@ -76,7 +76,7 @@ class TestBudget:
 
     def test_too_many_values_are_refused(self) -> None:
         with BodyShare(BodyBudget(64 << 20)) as share, pytest.raises(PayloadTooLarge):
-            share.weigh(b"[" + b"[]," * MOST_VALUES + b"[]]")
+            share.weigh(b"[" + b"[]," * MAX_VALUES + b"[]]")
 
 
 def test_a_head_is_bounded_while_it_is_read() -> None:
@@ -108,7 +108,7 @@ def test_small_bodies_are_served_beside_large_ones(server: App) -> None:
     bodies, port = server.listener.bodies, server.listener.port
     said = {"role": "user", "content": "x"}
     small = json.dumps({"messages": [said], "max_tokens": 1}).encode()
-    bodies.take(taken := bodies._most)
+    bodies.take(taken := bodies._max)
     refused = exchange(port, request(CHAT, small + b" " * (2 << 20)))
     assert (refused.status, refused.header("retry-after")) == (503, "2")
     assert exchange(port, request(CHAT, small)).status == 200

@@ -25,7 +25,7 @@ from testkit.raw_http import (
 from testkit.servers import held_gpu, running_sidecar
 
 CHAT = "/v1/chat/completions"
-MOST = 4
+MAX = 4
 
 
 class Line:
@@ -150,7 +150,7 @@ def small(model_folder: Callable[[str], Path]) -> Iterator[App]:
     """A sidecar with four places."""
     settings = {
         "MODEL_PATH": str(model_folder("dense")),
-        "MAX_CONNECTIONS": str(MOST),
+        "MAX_CONNECTIONS": str(MAX),
         "TIMEOUT_CHAT_SECONDS": "600",
     }
     with running_sidecar(settings) as app:
@@ -162,12 +162,12 @@ def test_idle_connections_shut_nobody_out(small: App) -> None:
     port = small.listener.port
     halves = (b"", b"POST /v1", request(CHAT, b"{}")[:-1], request("/health")[:-2])
     with contextlib.ExitStack() as opened:
-        for number in range(10 * MOST):
+        for number in range(10 * MAX):
             connection = opened.enter_context(connect(port))
             connection.sendall(halves[number % len(halves)])
         assert exchange(port, request("/health")).status == 200
         assert exchange(port, request("/v1/models")).status == 200
-        assert small.listener.places.num_taken <= MOST + RESERVED
+        assert small.listener.places.num_taken <= MAX + RESERVED
     assert eventually(lambda: small.listener.places.num_taken == 0)
 
 
@@ -179,11 +179,11 @@ def test_health_answers_however_many_ask(small: App) -> None:
     with held_gpu(small) as go:
         asking = [
             threading.Thread(target=exchange, args=(port, request(CHAT, body)))
-            for _ in range(MOST)
+            for _ in range(MAX)
         ]
         for one in asking:
             one.start()
-        assert eventually(lambda: len(places._asking) == MOST)
+        assert eventually(lambda: len(places._asking) == MAX)
         for path in ("/health", "/metrics", "/admin/cache"):
             assert exchange(port, request(path)).status == 200
         refused = exchange(port, request(CHAT, body))
@@ -201,7 +201,7 @@ def test_health_answers_however_many_ask(small: App) -> None:
 def test_a_connection_too_many_is_turned_away(small: App) -> None:
     """When none of them waits, not even on the places that are kept."""
     places = small.listener.places
-    asking = [socket.socket() for _ in range(MOST + RESERVED)]
+    asking = [socket.socket() for _ in range(MAX + RESERVED)]
     for one in asking:
         assert places.enter(one)
         assert places.begin(one, is_urgent=True)
@@ -219,7 +219,7 @@ def test_whoever_asks_gets_a_status(
 ) -> None:
     """Fifty connect, then ask, at four places: 52 of 200 were cut without a word."""
     monkeypatch.setattr(turned_away, "_LINGER_S", 60.0)
-    monkeypatch.setattr(small.listener.places.turned_away, "_most", 50)
+    monkeypatch.setattr(small.listener.places.turned_away, "_max", 50)
     said = {"role": "user", "content": "x"}
     body = json.dumps({"messages": [said], "max_tokens": 1}).encode()
     with contextlib.ExitStack() as opened:

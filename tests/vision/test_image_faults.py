@@ -29,7 +29,7 @@ from testkit.planted import patched
 
 MakeRig = Callable[[str], SeeingRig]
 _LENGTH = 6
-_MOST_SEQUENCES = 12
+_MAX_SEQUENCES = 12
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ CASES = [
 def test_a_planted_fault_is_caught(fault: Fault, kind: str, make_rig: MakeRig) -> None:
     rig = make_rig(kind)
     with fault.plant():
-        assert fault.by in found(rig, fault.ops, _MOST_SEQUENCES)
+        assert fault.by in found(rig, fault.ops, _MAX_SEQUENCES)
         rig.forget()
 
 

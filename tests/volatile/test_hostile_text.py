@@ -153,23 +153,23 @@ def test_marking_reads_a_text_once(name: str, role: str) -> None:
 
 def test_a_conversation_has_so_many_spans_and_no_more() -> None:
     """In order, so that what a later message holds changes no earlier one."""
-    most = spans._MOST_FINDS
+    maximum = spans._MAX_FINDS
     line = '"message_id": "7"\n'
-    messages = [user(line * matchers.MOST_PLACES)] * (most // matchers.MOST_PLACES + 2)
+    messages = [user(line * matchers.MAX_PLACES)] * (maximum // matchers.MAX_PLACES + 2)
     marked = spans.mark(messages, RULES)
     found = [
         sum(isinstance(p, Span) and p.kind == "message_id" for p in item.pieces)
         for item in marked
     ]
-    assert sum(found) == most
-    assert found[:2] == [matchers.MOST_PLACES] * 2
+    assert sum(found) == maximum
+    assert found[:2] == [matchers.MAX_PLACES] * 2
     assert found[-1] == 0
 
 
 def test_a_part_has_so_many_finds_and_the_rest_is_text() -> None:
     """The budget of a rule in one part."""
-    text = "Current time is 10:05.\n" * (matchers.MOST_PLACES + 5)
-    assert len(rules.find(RULES.rules, "user", text)) == matchers.MOST_PLACES
+    text = "Current time is 10:05.\n" * (matchers.MAX_PLACES + 5)
+    assert len(rules.find(RULES.rules, "user", text)) == matchers.MAX_PLACES
 
 
 def test_spans_are_put_back_in_one_walk() -> None:
@@ -218,14 +218,14 @@ def test_work_ends_when_the_client_is_gone() -> None:
     assert chats.pipeline.prepare(request, chats.store).model_ids
 
 
-MOST = 4096  # tokens: a small context
+MAX = 4096  # tokens: a small context
 
 
 def ask(text: str, role: str) -> None:
     asked = [system(text), user("hi")] if role == "system" else [user(text)]
     request = ChatRequest("r", "m", tuple(asked))
     chats = Chats()
-    chats.pipeline.prepare(request, chats.store, MOST)
+    chats.pipeline.prepare(request, chats.store, MAX)
 
 
 @pytest.mark.parametrize("role", ["system", "user"])
@@ -244,7 +244,7 @@ def test_what_is_far_too_long_is_not_tokenised_whole(
     monkeypatch.setattr(PromptEncoder, "_ids", counted)
     with pytest.raises(ContextLengthExceeded) as refused:
         ask(DEAR[name](3_000_000), role)
-    assert refused.value.num_tokens > MOST
+    assert refused.value.num_tokens > MAX
     assert sum(read) < 1_000_000
 
 
@@ -257,6 +257,6 @@ def test_what_fits_is_never_refused(text: str, times: int, role: str) -> None:
     """Whatever the text is cut into to count it."""
     text = text * times
     try:
-        check_length([text], ENCODER, MOST)
+        check_length([text], ENCODER, MAX)
     except ContextLengthExceeded:
-        assert ENCODER.count(text) > MOST
+        assert ENCODER.count(text) > MAX

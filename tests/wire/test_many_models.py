@@ -455,7 +455,7 @@ class Crowd:
     def __init__(self, app: App, alone: dict[str, str]) -> None:
         self.app, self.alone = app, alone
         self.wrong: list[str] = []
-        self.most_bytes = 0
+        self.max_bytes = 0
         self._over = threading.Event()
 
     def run(self, num_requests: int, num_clients: int) -> None:
@@ -476,7 +476,7 @@ class Crowd:
     def _watch(self) -> None:
         while not self._over.wait(0.02):
             held = sum(one.actual_bytes or 0 for one in self.app.pool.entries())
-            self.most_bytes = max(self.most_bytes, held)
+            self.max_bytes = max(self.max_bytes, held)
 
 
 def check_crowd(folder: Path, num_requests: int) -> None:
@@ -490,7 +490,7 @@ def check_crowd(folder: Path, num_requests: int) -> None:
         loads = sum(one.num_loads for one in app.pool.entries())
         assert app.shared.admission.num_open == app.pool.num_leases == 0
     assert crowd.wrong == []
-    assert crowd.most_bytes <= limit
+    assert crowd.max_bytes <= limit
     assert loads > len(KINDS)
 
 

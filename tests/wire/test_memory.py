@@ -89,12 +89,12 @@ def test_one_conversation_that_grows(tight: SidecarProcess) -> None:
 def test_what_fits_is_told_live(tight: SidecarProcess) -> None:
     """`/v1/models` and the probe say the largest context that fits now."""
     listed = httpx.get(f"{tight.url}/v1/models").json()["data"][0]
-    most = listed["max_input_tokens"]
-    assert 500 < most < 262144
-    body = {"messages": [{"role": "user", "content": "w " * 2 * most}]}
+    maximum = listed["max_input_tokens"]
+    assert 500 < maximum < 262144
+    body = {"messages": [{"role": "user", "content": "w " * 2 * maximum}]}
     probe = httpx.post(f"{tight.url}/v1/cache/probe", json=body, timeout=60).json()
     assert probe["fits"] is False
-    assert probe["max_context_tokens"] == pytest.approx(most, rel=0.2)
+    assert probe["max_context_tokens"] == pytest.approx(maximum, rel=0.2)
 
 
 def test_the_limit_was_kept(tight: SidecarProcess) -> None:

@@ -46,7 +46,7 @@ def watched(
         "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS": "30",
         "HEALING_STORE_MAX_ENTRIES": "50",
     }
-    monkeypatch.setattr(encoder, "_MOST_CACHED_CHARS", 1 << 18)
+    monkeypatch.setattr(encoder, "_MAX_CACHED_CHARS", 1 << 18)
     with (
         watched_locks(monkeypatch) as order,
         running_sidecar(settings) as app,

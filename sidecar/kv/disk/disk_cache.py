@@ -241,19 +241,19 @@ class DiskCache:
 
     def _found(self, place: _Place, ids: ModelIds, salt: str, held: int) -> DiskMatch:
         """What of a prompt is to be brought back; nothing, if that does not pay."""
-        settings, most = self._settings, len(ids) - 1
-        least = held + settings.least_gain
+        settings, maximum = self._settings, len(ids) - 1
+        minimum = held + settings.min_gain
         may = settings.restore != "never" and self._store.may_restore
-        if not may or self._is_off or most < least:
+        if not may or self._is_off or maximum < minimum:
             return DiskMatch()
         self._look_again(place.folder)
         match = self._index.match(ids, salt_name(salt))
         if self._store.needs_checkpoints:
-            match = match.state_at_most(most)
+            match = match.state_at_most(maximum)
         else:
-            match = match.at_most(most)
-        least = max(least, settings.min_tokens, self._store.least_depth(ids))
-        if match.depth < least:
+            match = match.at_most(maximum)
+        minimum = max(minimum, settings.min_tokens, self._store.min_depth(ids))
+        if match.depth < minimum:
             return DiskMatch()
         computing_s = (match.depth - held) * self._machine.token_s()
         reading_s = match.bytes_behind(held) / place.reader.rate

@@ -35,7 +35,7 @@ def read_private(path: Path) -> bytes:
     with os.fdopen(number, "rb") as file:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise OSError(f"{path.name} is no file")
-        return file.read(_MOST_BYTES)
+        return file.read(_MAX_BYTES)
 
 
 def replace_private(path: Path, data: bytes) -> None:
@@ -49,7 +49,7 @@ def replace_private(path: Path, data: bytes) -> None:
         new.unlink(missing_ok=True)
 
 
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 _OURS = re.compile(r"\.tmp-\d+-[0-9a-f]{12}-.+|slot_\d+_[0-9a-f]{8}\.bad")
 
 

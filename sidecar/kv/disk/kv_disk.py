@@ -15,7 +15,7 @@ from sidecar.kv.disk.root import DiskRoot
 from sidecar.kv.disk.slot_folder import SlotFolder
 
 _SECRET_BYTES = 32
-_LEAST_PAUSE_S, _MOST_PAUSE_S = 1.0, 3600.0  # between two looks of the janitor's
+_MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 3600.0  # between two looks of the janitor's
 
 
 class KVDisk:
@@ -40,7 +40,7 @@ class KVDisk:
 
     def _tidy(self) -> None:
         ttl_s = self.root.limits.ttl_s or math.inf
-        pause_s = min(_MOST_PAUSE_S, max(_LEAST_PAUSE_S, ttl_s / 10))
+        pause_s = min(_MAX_PAUSE_S, max(_MIN_PAUSE_S, ttl_s / 10))
         while True:
             self.thread.submit(Urgency.TIDY, self.root.clear_away)
             if self._closed.wait(pause_s):

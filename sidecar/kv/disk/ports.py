@@ -39,7 +39,7 @@ class DiskSettings:
     restore: Literal["auto", "always", "never"]
 
     @property
-    def least_gain(self) -> int:
+    def min_gain(self) -> int:
         """Tokens that a write or a restore must be worth."""
         return min(256, self.min_tokens)
 

@@ -154,8 +154,8 @@ class DiskRoot:
         with contextlib.suppress(OSError):
             if shutil.disk_usage(self.path).free - num_bytes < limits.min_free_bytes:
                 return self._tell("space", "the disk is nearly full")
-        most = limits.day_bytes * (1.1 if is_last else 1.0)
-        if limits.day_bytes and self.written_today + num_bytes > most:
+        maximum = limits.day_bytes * (1.1 if is_last else 1.0)
+        if limits.day_bytes and self.written_today + num_bytes > maximum:
             return self._tell("budget", "KV_DISK_MAX_WRITE_GB_PER_DAY is used up")
         return None
 

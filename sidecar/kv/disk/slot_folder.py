@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 _PARTS = {"cache": "safetensors", "meta": "json", "tokens": "safetensors"}
 _NAME = re.compile(r"slot_(\d+)_(cache|meta|tokens)\.(safetensors|json)")
-_MOST_SLOTS = 10**12  # numbers above are nobody's
+_MAX_SLOTS = 10**12  # numbers above are nobody's
 _LOCK_WAIT_S = 10.0
-_MOST_WORDS = 256 << 20
+_MAX_WORDS = 256 << 20
 
 
 class Replaced(Exception):
@@ -128,7 +128,7 @@ class SlotFolder:
             for entry in entries:
                 match = _NAME.fullmatch(entry.name)
                 number = int(match[1]) if match and len(match[1]) < 19 else 0
-                if not match or not 0 < number <= _MOST_SLOTS:
+                if not match or not 0 < number <= _MAX_SLOTS:
                     continue
                 if entry.name == self.file(number, match[2]).name:
                     yield number, match[2], entry.is_file(follow_symlinks=False)
@@ -174,8 +174,8 @@ class SlotFolder:
             if parent is not None and self.uid_of(parent.number) != parent.uid:
                 return None
             number = 1 + max((taken for taken, *_ in self._named()), default=0)
-            if number > _MOST_SLOTS:  # it would be in no list, and never forgotten
-                raise OSError(f"{self.path.name} has a slot {_MOST_SLOTS}")
+            if number > _MAX_SLOTS:  # it would be in no list, and never forgotten
+                raise OSError(f"{self.path.name} has a slot {_MAX_SLOTS}")
             for part in _PARTS:
                 draft.paths[part].rename(self.file(number, part))
             draft.is_done = True
@@ -255,7 +255,7 @@ class SlotFolder:
         meta_file = self.file(number, "meta")
         with self.file(number, "tokens").open("rb") as file:
             header = read_header(file)
-            if max(header.size, meta_file.stat().st_size) > _MOST_WORDS:
+            if max(header.size, meta_file.stat().st_size) > _MAX_WORDS:
                 raise Damaged("its ids or its meta are too large")
             ids = read_tensor(file, header, "tokens")
             canonical = read_tensor(file, header, "canonical")

@@ -48,7 +48,7 @@ from sidecar.kv.stored_runs import Gone, Survey
 logger = logging.getLogger(__name__)
 
 MayCommit = Callable[[], contextlib.AbstractContextManager[bool]]
-_MOST_ENDS = 32  # of other sessions' slots in a chain: a name that changes each turn
+_MAX_ENDS = 32  # of other sessions' slots in a chain: a name that changes each turn
 _BRANCHES = 0  # rank of a checkpoint behind which conversations part (core.prompt)
 
 
@@ -99,11 +99,11 @@ class SlotWriter:
         is_worth = self._is_worth(found, owner, is_last=is_last)
         if not is_worth or self._root.is_paused:
             return
-        least = 1 if is_last else self._settings.least_gain
-        for end, keeps_end in self._ends(found, least):
+        minimum = 1 if is_last else self._settings.min_gain
+        for end, keeps_end in self._ends(found, minimum):
             path = ModelIds(ids[:end])
             try:
-                self._write(path, owner, found, may, (least, keeps_end, is_last))
+                self._write(path, owner, found, may, (minimum, keeps_end, is_last))
             except Gone as why:
                 logger.debug("KV is not written now: %s", why)
                 return
@@ -134,13 +134,13 @@ class SlotWriter:
             return False
         return True
 
-    def _ends(self, found: Survey, least: int) -> list[tuple[int, bool]]:
+    def _ends(self, found: Survey, minimum: int) -> list[tuple[int, bool]]:
         """Where slots are to end, and whether others may go on from there."""
         if not self._store.needs_checkpoints:
             return [(found.depth, False)]
         ends = [(depth, rank == _BRANCHES) for depth, rank, _ in found.ends]
         last = ends[-1:]
-        return [e for e in ends[:-1] if e[1] and e[0] + least <= last[0][0]] + last
+        return [e for e in ends[:-1] if e[1] and e[0] + minimum <= last[0][0]] + last
 
     def _write(
         self,
@@ -150,9 +150,9 @@ class SlotWriter:
         may: MayCommit,
         how: tuple[int, bool, bool],
     ) -> None:
-        least, keeps_end, is_last = how
+        minimum, keeps_end, is_last = how
         known = self._index.match(ids, salt_name(owner.salt))
-        if len(ids) - known.depth < least:
+        if len(ids) - known.depth < minimum:
             return
         run = self._run(len(ids), known, owner)
         states = sum(size for depth, _, size in found.ends if depth == len(ids))
@@ -243,7 +243,7 @@ class SlotWriter:
             if slot.end != start or below or not is_short or slot.meta["keeps_end"]:
                 break
             is_another = slot.owner.speaker != owner.speaker
-            if is_another and len(known.chain) < _MOST_ENDS:
+            if is_another and len(known.chain) < _MAX_ENDS:
                 break
             replaced.append(slot)
             start = slot.at

@@ -21,7 +21,7 @@ DTYPES = {  # safetensors' names -> NumPy's; it has no bfloat16, its bits are ca
     "I32": "<i4", "U64": "<u8", "I64": "<i8", "F16": "<f2", "BF16": "<u2",
     "F32": "<f4", "F64": "<f8",
 }  # fmt: skip
-_MOST_HEADER = 64 << 20  # bytes
+_MAX_HEADER = 64 << 20  # bytes
 
 
 class Damaged(Exception):
@@ -114,7 +114,7 @@ def read_header(file: BinaryIO) -> Header:
     file.seek(0)
     begin = file.read(8)
     length = struct.unpack("<Q", begin)[0] if len(begin) == 8 else -1
-    if not 0 < length <= min(_MOST_HEADER, size - 8):
+    if not 0 < length <= min(_MAX_HEADER, size - 8):
         raise Damaged("it has no header")
     text = file.read(length)
     try:

@@ -1,7 +1,6 @@
 """
-Gives conversations to the writer: those that rest, and those that grow too long.
-
-Which they are stands in due.py; how one is written, in slot_writer.py.
+Decides when a conversation's KV is written to the disk: once it rests, or has grown
+too long. How it is written stands in slot_writer.py.
 """
 
 import contextlib
@@ -28,6 +27,91 @@ _FLUSH_S = 30.0
 
 Write = Callable[..., None]  # (due, *, is_last): writes it, on the disk thread
 Rewrite = Callable[[], None]  # has what changed since put right, if anything did
+
+
+@dataclass(frozen=True, slots=True)
+class PendingWrite:
+    """
+    A path that a sequence left, and when.
+
+    Args:
+        others: ends on it of other conversations, the deepest first: due again where
+            this one is forgotten.
+    """
+
+    ids: ModelIds
+    owner: Conversation
+    since: float
+    others: tuple["PendingWrite", ...] = ()
+
+
+class PendingWrites:
+    """
+    Ends of conversations that rest. Any thread.
+
+    Args:
+        clock: seconds. For tests.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._due: list[PendingWrite] = []
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def note(self, ids: ModelIds, owner: Conversation) -> None:
+        """A sequence left this path; what it went on from is not an end any more."""
+        new = PendingWrite(ids, owner, self._clock())
+        with self._lock:
+            before, kept = list[PendingWrite](), list[PendingWrite]()
+            for old in self._due:
+                (before if _goes_on(old, new) else kept).append(old)
+            others = [
+                replace(due, others=())
+                for old in before
+                for due in (old, *old.others)
+                if due.owner.speaker != owner.speaker
+            ]
+            others.sort(key=lambda due: -len(due.ids))
+            new = replace(new, others=tuple(others[:_MAX_OTHERS]))
+            self._due = [*kept, new][-_MAX:]
+
+    def take(self, quiet_s: float) -> list[PendingWrite]:
+        """Those that have rested so long, taken off the list."""
+        before = self._clock() - quiet_s
+        with self._lock:
+            taken = [due for due in self._due if due.since <= before]
+            self._due = [due for due in self._due if due.since > before]
+        return taken
+
+    def waiting(self) -> list[PendingWrite]:
+        """All that is on the list."""
+        with self._lock:
+            return list(self._due)
+
+    def drop(self, due: PendingWrite) -> bool:
+        """Take one off the list; False: it is not there any more."""
+        with self._lock:
+            kept = [other for other in self._due if other is not due]
+            is_there = len(kept) < len(self._due)
+            self._due = kept
+        return is_there
+
+    def forget(self, whose: ForgetFilter | None = None) -> None:
+        """Forget all, or some conversations; what others said in these stays due."""
+        with self._lock:
+            due, self._due = self._due, []
+            if whose is None:
+                return
+            for each in due:
+                ends = (each, *each.others)
+                left = [end for end in ends if not whose.covers(end.owner)]
+                if len(left) == len(ends):
+                    self._due.append(each)
+                elif left:
+                    self._due.append(replace(left[0], others=tuple(left[1:])))
 
 
 class WriteQueue:
@@ -97,13 +181,13 @@ class WriteQueue:
 
     def _is_long(self, due: PendingWrite) -> bool:
         """Whether it is written although it goes on."""
-        most = self._settings.run_tokens
-        if len(due.ids) < max(most, self._settings.min_tokens):
+        maximum = self._settings.run_tokens
+        if len(due.ids) < max(maximum, self._settings.min_tokens):
             return False
         found = self._store.survey(due.ids, due.owner.salt)
         size = found.depth - self._index.match(due.ids, salt_name(due.owner.salt)).depth
         states = found.ends[-1][2] if found.ends else 0
-        return size >= most and size * found.token_bytes >= states
+        return size >= maximum and size * found.token_bytes >= states
 
     def _submit_long(self, due: PendingWrite) -> None:
         """Have it written, if it is long and an end even when the disk has time."""
@@ -130,93 +214,8 @@ def _nothing() -> None:
     pass
 
 
-_MOST = 64  # conversations; the one that rests longest is written or not at all
-_MOST_OTHERS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class PendingWrite:
-    """
-    A path that a sequence left, and when.
-
-    Args:
-        others: ends on it of other conversations, the deepest first: due again where
-            this one is forgotten.
-    """
-
-    ids: ModelIds
-    owner: Conversation
-    since: float
-    others: tuple["PendingWrite", ...] = ()
-
-
-class PendingWrites:
-    """
-    Ends of conversations that rest. Any thread.
-
-    Args:
-        clock: seconds. For tests.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._due: list[PendingWrite] = []
-
-    def __len__(self) -> int:
-        return len(self._due)
-
-    def note(self, ids: ModelIds, owner: Conversation) -> None:
-        """A sequence left this path; what it went on from is not an end any more."""
-        new = PendingWrite(ids, owner, self._clock())
-        with self._lock:
-            before, kept = list[PendingWrite](), list[PendingWrite]()
-            for old in self._due:
-                (before if _goes_on(old, new) else kept).append(old)
-            others = [
-                replace(due, others=())
-                for old in before
-                for due in (old, *old.others)
-                if due.owner.speaker != owner.speaker
-            ]
-            others.sort(key=lambda due: -len(due.ids))
-            new = replace(new, others=tuple(others[:_MOST_OTHERS]))
-            self._due = [*kept, new][-_MOST:]
-
-    def take(self, quiet_s: float) -> list[PendingWrite]:
-        """Those that have rested so long, taken off the list."""
-        before = self._clock() - quiet_s
-        with self._lock:
-            taken = [due for due in self._due if due.since <= before]
-            self._due = [due for due in self._due if due.since > before]
-        return taken
-
-    def waiting(self) -> list[PendingWrite]:
-        """All that is on the list."""
-        with self._lock:
-            return list(self._due)
-
-    def drop(self, due: PendingWrite) -> bool:
-        """Take one off the list; False: it is not there any more."""
-        with self._lock:
-            kept = [other for other in self._due if other is not due]
-            is_there = len(kept) < len(self._due)
-            self._due = kept
-        return is_there
-
-    def forget(self, whose: ForgetFilter | None = None) -> None:
-        """Forget all, or some conversations; what others said in these stays due."""
-        with self._lock:
-            due, self._due = self._due, []
-            if whose is None:
-                return
-            for each in due:
-                ends = (each, *each.others)
-                left = [end for end in ends if not whose.covers(end.owner)]
-                if len(left) == len(ends):
-                    self._due.append(each)
-                elif left:
-                    self._due.append(replace(left[0], others=tuple(left[1:])))
+_MAX = 64  # conversations; the one that rests longest is written or not at all
+_MAX_OTHERS = 16
 
 
 def _goes_on(old: PendingWrite, new: PendingWrite) -> bool:

@@ -12,7 +12,7 @@ from sidecar.volatile.marked_message import MarkedMessage
 
 _WINDOW_CHARS = 40
 _WINDOW_IDS = 24
-_MOST_PLACES = 512
+_MAX_PLACES = 512
 
 
 def first_divergence(
@@ -69,7 +69,7 @@ class DriftReport:
             entry["prefilled"] += num_prefilled
             entry["before"], entry["now"] = place.before, place.now
             self._places.move_to_end(key)
-            while len(self._places) > _MOST_PLACES:
+            while len(self._places) > _MAX_PLACES:
                 self._places.popitem(last=False)
 
     def clear(self) -> None:

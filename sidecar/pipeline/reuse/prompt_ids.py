@@ -16,13 +16,13 @@ from sidecar.pipeline.template.encoder import Encoded, PromptEncoder
 from sidecar.volatile.marked_message import MarkedMessage, Span, SpanKey
 
 _CHARS_A_TOKEN = 8  # a text below this is tokenised whole: it may well fit
-_MOST_CUT = 16  # ids that a cut inside a word may add: its halves' own
+_MAX_CUT = 16  # ids that a cut inside a word may add: its halves' own
 
 
 def check_length(
     elements: Sequence[Element],
     encoder: PromptEncoder,
-    most_tokens: int,
+    max_tokens: int,
     param: str = "messages",
 ) -> None:
     """
@@ -34,14 +34,14 @@ def check_length(
     Raises:
         ContextLengthExceeded: with the number of ids that were counted.
     """
-    if sum(map(_num_chars, elements)) <= most_tokens * _CHARS_A_TOKEN:
+    if sum(map(_num_chars, elements)) <= max_tokens * _CHARS_A_TOKEN:
         return
     num_ids = 0
     for element in elements:
-        num_ids += _least_ids(element, encoder, most_tokens - num_ids)
-        if num_ids > most_tokens:
+        num_ids += _min_ids(element, encoder, max_tokens - num_ids)
+        if num_ids > max_tokens:
             raise ContextLengthExceeded(
-                f"this model's maximum context length is {most_tokens + 1} tokens, "
+                f"this model's maximum context length is {max_tokens + 1} tokens, "
                 f"and the prompt has more than {num_ids}",
                 param=param,
                 num_tokens=num_ids,
@@ -56,7 +56,7 @@ def _num_chars(element: Element) -> int:
     return len(element.value if isinstance(element, Span) else element.healed.raw_text)
 
 
-def _least_ids(element: Element, encoder: PromptEncoder, most: int) -> int:
+def _min_ids(element: Element, encoder: PromptEncoder, maximum: int) -> int:
     """Read a text in parts until it has more than so many ids; how many it has."""
     if isinstance(element, Splice):
         return len(element.healed.raw_ids)
@@ -64,11 +64,11 @@ def _least_ids(element: Element, encoder: PromptEncoder, most: int) -> int:
         return len(element.image.ids)
     text = element.value if isinstance(element, Span) else element
     num_ids = start = 0
-    while start < len(text) and num_ids <= most:
-        end = start + max(most, 1024) * 2
+    while start < len(text) and num_ids <= maximum:
+        end = start + max(maximum, 1024) * 2
         end = text.rfind("\n", start + 1, end) + 1 or end
         found = encoder.count(text[start:end])
-        num_ids += max(0, found - _MOST_CUT)
+        num_ids += max(0, found - _MAX_CUT)
         start = end
     return num_ids
 

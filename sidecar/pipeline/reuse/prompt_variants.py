@@ -19,7 +19,7 @@ from sidecar.pipeline.reuse.first_difference import first_divergence, key_delta_
 from sidecar.pipeline.reuse.gone_spans import put_back
 from sidecar.pipeline.reuse.pinned_values import Pins, Walk
 from sidecar.pipeline.reuse.prompt_ids import Assembled, Canonical, model_ids
-from sidecar.pipeline.reuse.update_note import most_for_notes, quotes_a_note, write_note
+from sidecar.pipeline.reuse.update_note import max_for_notes, quotes_a_note, write_note
 from sidecar.pipeline.template.elements import Element, Splice
 from sidecar.pipeline.template.encoder import PromptEncoder
 from sidecar.volatile.marked_message import MarkedMessage, Span, SpanKey
@@ -143,7 +143,7 @@ class ReuseChooser:
         self._pinning = pinning
 
     def choose(
-        self, question: ReuseQuery, lookup: Lookup, most_tokens: int
+        self, question: ReuseQuery, lookup: Lookup, max_tokens: int
     ) -> ReuseDecision:
         """
         The best form of the prompt; the plain one unless pins clearly gain.
@@ -161,7 +161,7 @@ class ReuseChooser:
         best = ReuseDecision(plain, strict_len, strict, closest)
         if not self._pinning or quotes_a_note(question.elements):
             return best
-        most_tokens = min(most_tokens, plain.length + most_for_notes(plain.length))
+        max_tokens = min(max_tokens, plain.length + max_for_notes(plain.length))
         seen: set[object] = set()
         walk = self._walk(question, found)
         for record, shared_len in found:
@@ -171,7 +171,7 @@ class ReuseChooser:
                 continue
             seen.add(shape)
             form = self._form(question, (pins, record))
-            if form.length > most_tokens:
+            if form.length > max_tokens:
                 continue
             hit = lookup(form.assembled.ids, question.conversation)
             reused_len = hit.cached_len

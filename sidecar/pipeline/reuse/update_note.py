@@ -55,7 +55,7 @@ def _text_of(element: Element) -> str:
     return element if isinstance(element, str) else element.healed.raw_text
 
 
-def most_for_notes(plain_len: int) -> int:
+def max_for_notes(plain_len: int) -> int:
     """
     How many tokens longer than the plain prompt a prompt may be, notes and all.
 

@@ -34,8 +34,8 @@ Rendered = str | Span | Splice
 Element = Rendered | ImageSlot
 
 
-_MOST_STEPS_BACK = 1000
-_MOST_STEPS = 64  # for each element
+_MAX_STEPS_BACK = 1000
+_MAX_STEPS = 64  # for each element
 Run = Sequence[str | Span]
 
 
@@ -57,8 +57,8 @@ def match_run(run: Run, text: str) -> list[str | Span] | None:
             continue
         at = _last_choice(options, chosen, at)
         steps_back += 1
-        is_too_long = steps > _MOST_STEPS * len(run) + _MOST_STEPS_BACK
-        if at < 0 or steps_back > _MOST_STEPS_BACK or is_too_long:
+        is_too_long = steps > _MAX_STEPS * len(run) + _MAX_STEPS_BACK
+        if at < 0 or steps_back > _MAX_STEPS_BACK or is_too_long:
             return None
         chosen[at] += 1
     return [

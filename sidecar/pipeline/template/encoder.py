@@ -20,9 +20,9 @@ from typing import Any
 from sidecar.core.prompt import ChatTokenizer
 from sidecar.infra.lru import Lru
 
-_MOST_PIECES = 65536
-_MOST_SYSTEM_TEXTS = 256
-_MOST_CACHED_CHARS = 8 << 20  # with their ids some 10 bytes each
+_MAX_PIECES = 65536
+_MAX_SYSTEM_TEXTS = 256
+_MAX_CACHED_CHARS = 8 << 20  # with their ids some 10 bytes each
 _LONG = 2048
 _LINE = re.compile(r"\n(?=\S)")
 _SAMPLE = "zq: user text,\n\tcode(1) naïve 東京 \U0001f600 tail  "
@@ -71,11 +71,11 @@ class PromptEncoder:
         self._lock = threading.Lock()
         self._core = _usable_core(tokenizer)
         self._pieces: Lru[str, tuple[int, ...]] = Lru(
-            _MOST_PIECES, _MOST_CACHED_CHARS, lambda text, ids: len(text)
+            _MAX_PIECES, _MAX_CACHED_CHARS, lambda text, ids: len(text)
         )
         # Offsets are asked for in system texts only, and those are few.
         self._starts: Lru[str, array[int]] = Lru(
-            _MOST_SYSTEM_TEXTS, _MOST_CACHED_CHARS, lambda text, starts: len(text)
+            _MAX_SYSTEM_TEXTS, _MAX_CACHED_CHARS, lambda text, starts: len(text)
         )
         self._tokens = _added_tokens(tokenizer)
         self._stops = _stop_tokens(tokenizer)
@@ -234,9 +234,9 @@ class PromptEncoder:
         return True
 
 
-def _lines(text: str, least: int = _LONG) -> list[str]:
+def _lines(text: str, minimum: int = _LONG) -> list[str]:
     """A long text cut where its lines begin: a changed line is one new piece."""
-    if len(text) < least:
+    if len(text) < minimum:
         return [text]
     cuts = [0, *(m.end() for m in _LINE.finditer(text)), len(text)]
     return [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False) if b > a]

@@ -114,7 +114,7 @@ def _masked(text: str) -> str:
     return _CALL_ID.sub("0" * 9, text)
 
 
-_MOST_SETS = 64
+_MAX_SETS = 64
 
 
 class TurnDelimitersCache:
@@ -134,7 +134,7 @@ class TurnDelimitersCache:
                 return self._known[key]
         frame = self._probe(kwargs)
         with self._lock:
-            if len(self._known) >= _MOST_SETS:
+            if len(self._known) >= _MAX_SETS:
                 self._known.clear()
             self._known[key] = frame
         return frame

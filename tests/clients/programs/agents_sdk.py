@@ -39,12 +39,12 @@ async def main() -> list[str]:
         items.append({"role": "user", "content": prompt})
         if toy.STREAM:
             result: Any = Runner.run_streamed(
-                agent, items, max_turns=toy.MOST_STEPS, **extra
+                agent, items, max_turns=toy.MAX_STEPS, **extra
             )
             async for _event in result.stream_events():
                 pass
         else:
-            result = await Runner.run(agent, items, max_turns=toy.MOST_STEPS, **extra)
+            result = await Runner.run(agent, items, max_turns=toy.MAX_STEPS, **extra)
         items = result.to_input_list()
         previous = result.last_response_id
         answers.append(str(result.final_output))

@@ -20,7 +20,7 @@ answers = []
 signatures = []
 for prompt in toy.PROMPTS:
     messages.append({"role": "user", "content": prompt})
-    for _ in range(toy.MOST_STEPS):
+    for _ in range(toy.MAX_STEPS):
         same: Any = {
             "model": toy.MODEL, "max_tokens": 4096, "system": SYSTEM,
             "messages": messages, "tools": TOOLS,

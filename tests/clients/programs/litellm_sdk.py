@@ -24,7 +24,7 @@ messages: list[Any] = [{"role": "system", "content": toy.SYSTEM}]
 answers = []
 for prompt in toy.PROMPTS:
     messages.append({"role": "user", "content": prompt})
-    for _ in range(toy.MOST_STEPS):
+    for _ in range(toy.MAX_STEPS):
         same: Any = {
             "model": model, "api_base": base, "api_key": toy.KEY, "messages": messages,
             "tools": [{"type": "function", "function": f} for f in FUNCTIONS],

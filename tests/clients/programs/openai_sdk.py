@@ -23,7 +23,7 @@ def chat() -> list[str]:
     answers = []
     for prompt in toy.PROMPTS:
         messages.append({"role": "user", "content": prompt})
-        for _ in range(toy.MOST_STEPS):
+        for _ in range(toy.MAX_STEPS):
             same: Any = {"model": toy.MODEL, "messages": messages, "tools": tools}
             if toy.STREAM:
                 options: Any = {"include_usage": True}
@@ -72,7 +72,7 @@ def responses(stateful: bool) -> list[str]:
     answers = []
     for prompt in toy.PROMPTS:
         items.append({"role": "user", "content": prompt})
-        for _ in range(toy.MOST_STEPS):
+        for _ in range(toy.MAX_STEPS):
             if stateful:
                 extra = {"previous_response_id": previous} if previous else {}
                 done = respond(input=items, **extra)

@@ -35,7 +35,7 @@ async def main() -> list[str]:
     )  # fmt: skip
     history: Any = None
     answers = []
-    limits = UsageLimits(request_limit=toy.MOST_STEPS)
+    limits = UsageLimits(request_limit=toy.MAX_STEPS)
     for prompt in toy.PROMPTS:
         if toy.STREAM:
             async with agent.iter(

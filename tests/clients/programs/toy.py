@@ -9,7 +9,7 @@ MODEL = "local"
 KEY = "any"
 STREAM = os.environ.get("STREAM") == "1"
 WIRE = os.environ.get("WIRE", "chat")
-MOST_STEPS = 16
+MAX_STEPS = 16
 _RULE = (
     "Rule {n}: when a person asks about item {n}, look at shelf {m} first, tell them "
     "what you found there, and only then go on to the next of their questions.\n"
