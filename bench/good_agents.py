@@ -143,17 +143,17 @@ def learn(
     Raises:
         ValueError: an answer failed.
     """
-    asker, history, bodies, warm = Asker(http, route), [], [], []
+    turn_query, history, bodies, warm = Asker(http, route), [], [], []
     forget()
     for text in texts:
         history.append({"role": "user", "content": text})
         bodies.append(_body(route, model, list(history)))
-        warm.append(_whole(asker.ask(bodies[-1])))
+        warm.append(_whole(turn_query.ask(bodies[-1])))
         history.append({"role": "assistant", "content": warm[-1]})
     cold = []
     for body in bodies:
         forget()
-        cold.append(_whole(asker.ask(body)))
+        cold.append(_whole(turn_query.ask(body)))
     turns = (Turn(*turn) for turn in zip(bodies, warm, cold, strict=True))
     return Talk(route, tuple(turns))
 

@@ -49,7 +49,7 @@ class _Talk:
         restored.lease.live = lambda: restored.cache
         started = time.perf_counter()
         self.store.register(restored.lease, prompt)
-        self.store.give_back(restored.lease, prompt, restored.cache, {})
+        self.store.commit_kv(restored.lease, prompt, restored.cache, {})
         seconds += time.perf_counter() - started
         self.ids = prompt
         return seconds

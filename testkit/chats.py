@@ -56,17 +56,17 @@ class StoredPrompts:
         """Keep a sequence."""
         self.sequences.append(tuple(ids))
 
-    def new_generation(self, whose: ForgetFilter | None) -> None:
+    def new_generation(self, forget_filter: ForgetFilter | None) -> None:
         """What is stored is still there."""
-        self._generations.end(whose)
+        self._generations.end(forget_filter)
 
     def is_current(self, conversation: Conversation) -> bool:
         """Whether nothing of a conversation was forgotten since."""
         return self._generations.is_current(conversation)
 
-    def forget(self, whose: ForgetFilter | None) -> int:
+    def forget(self, forget_filter: ForgetFilter | None) -> int:
         """Keep none: nobody knows whose they are."""
-        self._generations.end(whose)
+        self._generations.end(forget_filter)
         self.sequences.clear()
         return 0
 
@@ -211,7 +211,7 @@ class Chats:
         shown = conversation_memory.AssistantOutput(
             said.text, said.reasoning, said.calls, ids
         )
-        self.memory.commit(prompt.promise, shown)
+        self.memory.commit(prompt.pending_turn, shown)
         self.store.add((*prompt.model_ids, *ids))
         return ids
 
@@ -268,7 +268,7 @@ class Turn:
     @property
     def issued(self) -> str:
         """The random id that was issued for it."""
-        return self.prompt.promise.turn
+        return self.prompt.pending_turn.turn
 
     @property
     def text(self) -> str:

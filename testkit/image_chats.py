@@ -62,6 +62,6 @@ def cached(answer: Json) -> int:
 def tower_runs(app: App) -> int:
     """How often the model has looked at an image."""
     with app.pool.lease("default") as model:
-        eyes = model.engine.model.eyes
-        assert eyes is not None
-        return int(eyes.memo.num_runs)
+        vision_encoder = model.engine.model.vision_encoder
+        assert vision_encoder is not None
+        return int(vision_encoder.memo.num_runs)

@@ -102,9 +102,9 @@ class SeeingRig(Rig):
         self.library: Library = app.gpu.call(lambda: Library(folder))
 
     def _watched_head(self) -> LastRows:
-        eyes = self.engine.model.eyes
-        assert eyes is not None
-        memo, prepare = eyes.memo, self.pipeline.prepare
+        vision_encoder = self.engine.model.vision_encoder
+        assert vision_encoder is not None
+        memo, prepare = vision_encoder.memo, self.pipeline.prepare
 
         def looked(*args: Any) -> Any:
             if self._loop.prefills.current is not None:

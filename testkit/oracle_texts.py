@@ -59,8 +59,8 @@ class Memory:
         said = as_said(messages)
         scope = _scope(scope, said)
         for place in Expected(said, lambda _: "").places:
-            whose = "" if _is_lent(place) else scope
-            self.values[whose, place.kind].add(place.own)
+            forget_filter = "" if _is_lent(place) else scope
+            self.values[forget_filter, place.kind].add(place.own)
 
     def known(self, scope: str, kind: str) -> set[str]:
         """Values that a record may lend to this thread."""

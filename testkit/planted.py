@@ -56,10 +56,10 @@ def foreign_block() -> Iterator[None]:
 @contextlib.contextmanager
 def offset_off_by_one() -> Iterator[None]:
     """A row that joins a batch believes that it is one token longer."""
-    adopt = kv_layers._adopt
+    insert = kv_layers._adopt
 
     def wrong(layer: Any) -> Any:
-        batch = adopt(layer)
+        batch = insert(layer)
         batch.offset = batch.offset + 1
         return batch
 

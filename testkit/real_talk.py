@@ -107,7 +107,7 @@ class Talk:
     def _step(self, said: Said) -> None:
         messages = tuple(self.messages)
         turn = self.chats.turn(messages, said, self.client)
-        start = turn.prompt.promise.opening
+        start = turn.prompt.pending_turn.opening
         raw = self.chats.family.write(said, turn.text)
         opening = start.header + start.lead if start else ""
         self.steps.append(Step(messages, turn, raw, opening))

@@ -111,7 +111,7 @@ class Running:
         """Give the KV back, known to be good up to a depth."""
         kept = ModelIds(self.ids[:depth])
         store = self.store
-        store.give_back(self.lease, kept, self.cache, self.checkpoints)
+        store.commit_kv(self.lease, kept, self.cache, self.checkpoints)
         self.cache = []
 
     def fail(self) -> None:

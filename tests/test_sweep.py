@@ -19,7 +19,7 @@ def test_one_that_reads() -> None:
 
 def test_one_that_sees() -> None:
     tried = run_apart("qwen2_vl", "vision")
-    assert tried.eyes
+    assert tried.vision_encoder
     assert tried.passed == [*_WAYS, "images"]
 
 

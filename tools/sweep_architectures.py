@@ -47,7 +47,7 @@ class Tried:
     outcome: str = "crashed"
     reason: str = ""
     layers: dict[str, int] = field(default_factory=dict)
-    eyes: bool | None = None
+    vision_encoder: bool | None = None
     passed: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     noise: float = 0.0
@@ -135,7 +135,10 @@ def _load_and_test(folder: Path, tried: Tried, faults: Faults) -> None:
     model = run_to_end(finish(run_to_end(reading), None))
     tried.layers = kv_layers.kinds(model.new_cache())
     if tried.kind == "vision":
-        tried.eyes, tried.reason = model.eyes is not None, faults.take()
+        tried.vision_encoder, tried.reason = (
+            model.vision_encoder is not None,
+            faults.take(),
+        )
     tell("generating")
     generate(model)
     tell("measuring its memory")
@@ -203,7 +206,7 @@ def row(tried: Tried) -> str:
     failed = "; ".join(f"{name}: {why}" for name, why in grouped(tried.failed))
     note = "" if tried.outcome == "made" else f"{tried.outcome}: "
     if tried.kind == "vision" and tried.outcome == "made":
-        note = "sees. " if tried.eyes else "text only: "
+        note = "sees. " if tried.vision_encoder else "text only: "
     if tried.noise > _MUCH_NOISE:
         note += f"its results hang on the chunks (noise {tried.noise:.1e}). "
     cells = (

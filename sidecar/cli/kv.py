@@ -72,9 +72,9 @@ def _parser() -> argparse.ArgumentParser:
         acts.add_parser(name)
     forget = acts.add_parser("forget")
     forget.add_argument("--session", help="of this one alone, as /admin/cache has it")
-    whose = forget.add_mutually_exclusive_group()
-    whose.add_argument("--key", help="of this key's id alone, as /admin/cache has it")
-    whose.add_argument("--no-key", action="store_true", help="of those without one")
+    keys = forget.add_mutually_exclusive_group()
+    keys.add_argument("--key", help="of this key's id alone, as /admin/cache has it")
+    keys.add_argument("--no-key", action="store_true", help="of those without one")
     export = acts.add_parser("export")
     export.add_argument("slot", help="FOLDER/NUMBER")
     export.add_argument("file", type=Path, help="what must not exist")
@@ -187,10 +187,10 @@ def _take_in(app: App, file: Path, ids: tuple[int, ...]) -> int:
         if ids and max(ids) >= size:
             raise _Refused(f"the model has no token {max(ids)}, only {size}")
 
-        def adopt() -> int:
+        def insert() -> int:
             return read_prompt_cache(store, file, ids)
 
-        length: Any = app.gpu.call(adopt)
+        length: Any = app.gpu.call(insert)
         disk.flush()
         if disk.num_written(ModelIds(ids)) < length:
             raise _Refused(f"{length} tokens were read, and not written: see above")
@@ -199,11 +199,11 @@ def _take_in(app: App, file: Path, ids: tuple[int, ...]) -> int:
 
 
 def _forget(root: Path, options: argparse.Namespace) -> int:
-    whose = None
+    keys = None
     if options.session is not None or options.key is not None or options.no_key:
         key = short_id(options.key)
         is_any = key is None and not options.no_key
-        whose = ForgetFilter(short_id(options.session), key, any_key=is_any)
-    slots, num_bytes = _root(root).forget(whose=whose)
+        keys = ForgetFilter(short_id(options.session), key, any_key=is_any)
+    slots, num_bytes = _root(root).forget(forget_filter=keys)
     sys.stdout.write(f"{slots} slots, {num_bytes / 1e6:.1f} MB\n")
     return 0

@@ -128,15 +128,20 @@ class Generations:
             maxlen=_MAX_FORGETTINGS
         )
 
-    def end(self, whose: ForgetFilter | None) -> None:
+    def end(self, forget_filter: ForgetFilter | None) -> None:
         """Forget; None: everybody's."""
-        self._ended.append((self.now, whose))
+        self._ended.append((self.now, forget_filter))
         self.now += 1
 
     def is_current(self, conversation: Conversation) -> bool:
         """Whether nothing of a conversation was forgotten since its request began."""
         began = conversation.generation
-        since = [whose for number, whose in self._ended if number >= began]
+        since = [
+            forget_filter for number, forget_filter in self._ended if number >= began
+        ]
         if len(since) < self.now - began:
             return False
-        return not any(whose is None or whose.covers(conversation) for whose in since)
+        return not any(
+            forget_filter is None or forget_filter.covers(conversation)
+            for forget_filter in since
+        )

@@ -94,7 +94,7 @@ class KVStore(Protocol):
     def generation(self) -> int:
         """How often something was forgotten."""
 
-    def new_generation(self, whose: ForgetFilter | None) -> None:
+    def new_generation(self, forget_filter: ForgetFilter | None) -> None:
         """
         Begin another; what is stored is still there until it is cleared.
 

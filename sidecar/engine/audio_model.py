@@ -13,7 +13,7 @@ from sidecar.engine.closed_network import closed_network
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.reachable_arrays import evaluate_in_slices, reachable_arrays
 from sidecar.engine.weights import let_go
-from sidecar.kv.kv_layers import give_back_freed, give_back_much
+from sidecar.kv.kv_layers import give_back_much, release_freed_memory
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class AudioModel:
         before = mx.get_active_memory()
         let_go(self._model)
         self._model = None  # a codec that it keeps for itself is no module of its
-        give_back_freed()
+        release_freed_memory()
         return max(0, before - mx.get_active_memory())
 
 

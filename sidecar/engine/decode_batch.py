@@ -28,9 +28,9 @@ from sidecar.kv.kv_layers import (
     KVLayers,
     Released,
     arrays_of,
+    borrow_layers,
     from_only_row,
-    give_back_freed,
-    lend_layers,
+    release_freed_memory,
     row_of,
     share_offsets,
     to_batch,
@@ -93,7 +93,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         self._current_tokens = inputs = self._next_tokens
         self._current_logprobs = due = self._next_logprobs
         fed = inputs if self._reads_prompt else self._as_printed(inputs)
-        told = (self._sight(),) if self._shifts else ()
+        told = (self._vision_inputs(),) if self._shifts else ()
         logits = self.model(fed[:, None], self.prompt_cache, *told)[:, -1, :]
         share_offsets(self.prompt_cache)
         contexts: list[mx.array] = []
@@ -114,7 +114,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             said.append(token)
         return tokens, [_read(found) for found in due]
 
-    def _sight(self) -> VisionInputs:
+    def _vision_inputs(self) -> VisionInputs:
         shifts = [[self._shifts.get(uid, 0)] for uid in self.uids]
         return VisionInputs(shifts=mx.array(shifts))
 
@@ -167,7 +167,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     def extract_cache(self, idx: int) -> KVLayers:
         """The caches of a row."""
         if self._is_plain:
-            return lend_layers(self.prompt_cache)
+            return borrow_layers(self.prompt_cache)
         if len(self.uids) == 1:
             return from_only_row(self.prompt_cache)
         return [row_of(layer, idx) for layer in self.prompt_cache]
@@ -294,18 +294,18 @@ class DecodeBatches:
         takes no more (mlx-lm issues 1332, 1662, 1845).
         """
         mx.eval(self.arrays)
-        give_back_freed()
+        release_freed_memory()
 
     def join(self, uid: int, single: DecodeBatch, length: int) -> None:
         """Add a batch of one sequence with `length` tokens to the fitting batch."""
         maximum = (
             _MAX_PADDING * self._model.num_bytes / token_nbytes(single.prompt_cache)
         )
-        lanes = [b for b in self._batches if self._padding(b, length) <= maximum]
+        fitting = [b for b in self._batches if self._padding(b, length) <= maximum]
         if self._model.quantization or not self.may_batch:
-            lanes = []  # mlx-lm's batch caches hold no quantised KV
-        if lanes:
-            min(lanes, key=lambda b: self._padding(b, length)).extend(single)
+            fitting = []  # mlx-lm's batch caches hold no quantised KV
+        if fitting:
+            min(fitting, key=lambda b: self._padding(b, length)).extend(single)
         else:
             batch = empty_batch(self._model, self._released)
             batch.extend(single)

@@ -73,8 +73,8 @@ class LoadedModel:
     num_bytes: int
     quantization: KVQuantization | None = None
     printed_stops: Mapping[int, int] = field(default_factory=dict)
-    eyes: VisionEncoder | None = None
-    blindness: str = ""
+    vision_encoder: VisionEncoder | None = None
+    no_vision_reason: str = ""
 
     def new_cache(self) -> KVLayers:
         """Empty caches for one sequence."""
@@ -82,7 +82,7 @@ class LoadedModel:
         return cache
 
     def forward(
-        self, ids: mx.array, cache: KVLayers, sight: VisionInputs | None = None
+        self, ids: mx.array, cache: KVLayers, vision_inputs: VisionInputs | None = None
     ) -> mx.array:
         """
         The one call of the model; GPU thread only.
@@ -93,7 +93,7 @@ class LoadedModel:
         Returns:
             Logits, (rows, tokens, vocabulary); not computed yet.
         """
-        told = {"sight": sight} if sight is not None else {}
+        told = {"vision_inputs": vision_inputs} if vision_inputs is not None else {}
         logits: mx.array = self.model(ids, cache=cache, **told)
         return logits
 
@@ -281,18 +281,18 @@ def _with_eyes(
         why = "mlx-vlm does not take it"
         if file:
             why = f"its {file} brings code of its own, TRUST_REMOTE_CODE=true runs it"
-        return replace(loaded, blindness=f"{BLIND_HERE}: {why}")
+        return replace(loaded, no_vision_reason=f"{BLIND_HERE}: {why}")
     # What mlx-vlm computes is not to the bit what mlx-lm does.
     loaded = replace(loaded, key=f"{loaded.key} seeing")
     parts = (loaded.folder, config, loaded.tokenizer)
     try:
-        eyes = open_eyes(loaded.model, parts, memo, trust=trust)
+        vision_encoder = open_eyes(loaded.model, parts, memo, trust=trust)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it likes
         reason = _reason(error).replace(str(loaded.folder), loaded.name)
         why = f"{BLIND_HERE}: {reason}"
         logger.warning("model %s: %s", loaded.name, why)
-        return replace(loaded, blindness=why)
-    return replace(loaded, eyes=eyes)
+        return replace(loaded, no_vision_reason=why)
+    return replace(loaded, vision_encoder=vision_encoder)
 
 
 def _describe(

@@ -17,7 +17,7 @@ from sidecar.core.errors import InsufficientMemory
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.process_memory import NOTHING, Demand, ProcessMemory
 from sidecar.kv import kv_layers
-from sidecar.kv.kv_layers import KVLayers, give_back_freed
+from sidecar.kv.kv_layers import KVLayers, release_freed_memory
 from sidecar.kv.quantization import KVQuantization
 
 _PROBES = (48, 96)  # chunks, one behind the other: a load waits for them
@@ -176,7 +176,7 @@ def _fit(
         np.array(rows, float), np.array(costs, float), rcond=None
     )
     per_token, per_pair = (max(0.0, float(value)) for value in solution[0])
-    give_back_freed()
+    release_freed_memory()
     growing, fixed = kv_sizes(cache)
     buffers = len(kv_layers.arrays_of(cache))
     return MemoryModel(growing, per_token, per_pair, fixed, buffers=buffers), rate_s

@@ -105,7 +105,7 @@ def platform_parts(model: LoadedModel) -> dict[str, Any]:
     kv = model.quantization
     return {
         "kv": [kv.bits, kv.group_size, kv.start] if kv else None,
-        "sees": model.eyes is not None,
+        "sees": model.vision_encoder is not None,
         "libraries": [f"{name} {_version(name)}" for name in _LIBRARIES],
         "device": [str(mx.default_device()), _device_name()],
     }

@@ -79,9 +79,9 @@ class PrefillPacer:
     A chunk cannot be broken off: it is cut to what the last measured rate does in
     `stall_s` beside running streams, and alone, where a newcomer or a cancelled prompt
     waits for its end, in twice that. Between two chunks the streams decode for a share
-    of the last chunk's time (gpu_scheduler). Steps between chunks are slower than others
-    (caches are cold, the next is not yet begun), which is not the streams' loss: what
-    counts is how many they get.
+    of the last chunk's time (gpu_scheduler). Steps between chunks are slower than other
+    ones (caches are cold, the next is not yet begun), which is not the streams' loss:
+    what counts is how many they get.
 
     Args:
         step_size: most tokens of a chunk.

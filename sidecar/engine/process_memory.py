@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from sidecar.core.errors import GOING_DOWN, Busy, Unavailable
 from sidecar.engine.gpu_scheduler import Errand
-from sidecar.kv.kv_layers import Released, give_back_freed
+from sidecar.kv.kv_layers import Released, release_freed_memory
 
 if TYPE_CHECKING:
     from sidecar.config.settings import EngineConfig
@@ -193,12 +193,12 @@ class ProcessMemory:
         used = self.active_bytes + mx.get_cache_memory() + needed_bytes
         if used > _CLEAR_AT * self.limit_bytes:
             self._stored.released.let_go()
-            give_back_freed()
+            release_freed_memory()
             self.sample()
             used = self.active_bytes + needed_bytes
         if used > _CLEAR_AT * self.limit_bytes:
             self._stored.evict_bytes(used - int(_EVICT_TO * self.limit_bytes))
-            give_back_freed()
+            release_freed_memory()
             self.sample()
             logger.info("made room limit=%d active=%d", self.limit_bytes,
                         self.active_bytes)  # fmt: skip
@@ -210,7 +210,7 @@ class ProcessMemory:
         if maximum is None or self.live_buffers <= _CLEAR_AT * maximum:
             return
         self._stored.evict_buffers(self.live_buffers - int(_EVICT_TO * maximum))
-        give_back_freed()  # what the allocator keeps counts, too
+        release_freed_memory()  # what the allocator keeps counts, too
         self.sample()
         logger.info("made room limit=%d buffers=%d", maximum, self.live_buffers)
 

@@ -20,19 +20,19 @@ _PATIENCE_S = 0.005  # of the GPU thread with an image that is being decoded
 class PromptImages:
     """The images of one prompt while it is computed. GPU thread only."""
 
-    def __init__(self, eyes: VisionEncoder, prompt: ModelPrompt) -> None:
-        self._eyes = eyes
+    def __init__(self, vision_encoder: VisionEncoder, prompt: ModelPrompt) -> None:
+        self._vision_encoder = vision_encoder
         self._ids = prompt.read_ids
         self._images = prompt.images
         self._salt = prompt.salt
         self._features: dict[int, Features] = {}
         images = [placed.image for placed in prompt.images]
-        due = sum(image.read_ids.count(eyes.pad) for image in images)
-        if self._ids.count(eyes.pad) != due:
+        due = sum(image.read_ids.count(vision_encoder.pad) for image in images)
+        if self._ids.count(vision_encoder.pad) != due:
             raise ValueError("the prompt has pads that are no image's")
         # In one pass up to there, where what an image is reads itself.
-        self.whole_until = 0 if eyes.is_causal else behind_images(prompt.ids)
-        self._positions, self.shift = eyes.model.positions(self._ids, images)
+        self.whole_until = 0 if vision_encoder.is_causal else behind_images(prompt.ids)
+        self._positions, self.shift = vision_encoder.model.positions(self._ids, images)
 
     def unseen(self, start: int, end: int) -> PlacedImage | None:
         """The first image in [start, end) without features; the next is decoded."""
@@ -53,15 +53,17 @@ class PromptImages:
         Returns:
             False if its pixels are still being decoded: streams are not to wait.
         """
-        eyes, pixels = self._eyes, placed.image.pixels
-        is_known = pixels is None or eyes.memo.has(placed.image, self._salt)
+        vision_encoder, pixels = self._vision_encoder, placed.image.pixels
+        is_known = pixels is None or vision_encoder.memo.has(placed.image, self._salt)
         if pixels is not None and not is_known and not pixels.is_ready(_PATIENCE_S):
             return False
-        found = eyes.memo.get(eyes.model, placed.image, eyes.pad, self._salt)
+        found = vision_encoder.memo.get(
+            vision_encoder.model, placed.image, vision_encoder.pad, self._salt
+        )
         self._features[placed.start] = found
         return True
 
-    def sight(self, start: int, end: int) -> VisionInputs:
+    def vision_inputs(self, start: int, end: int) -> VisionInputs:
         """What the model is told of the ids in [start, end)."""
         runs = list(self._runs(start, end))
         embedded = _joined(runs)
@@ -69,7 +71,7 @@ class PromptImages:
             if placed.end <= end:  # all of it is KV now
                 self._features.pop(placed.start, None)
         if start < self.whole_until:
-            pads = np.array([self._ids[start:end]]) == self._eyes.pad
+            pads = np.array([self._ids[start:end]]) == self._vision_encoder.pad
             embedded[TOKEN_TYPES] = mx.array(pads.astype(np.int32))
         positions = self._positions
         if positions is None:
@@ -94,7 +96,7 @@ class PromptImages:
         return runs
 
     def _text(self, start: int, end: int) -> Features:
-        return self._eyes.model.text_features(self._ids[start:end])
+        return self._vision_encoder.model.text_features(self._ids[start:end])
 
 
 def _joined(runs: Sequence[Features]) -> dict[str, Any]:

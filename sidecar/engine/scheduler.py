@@ -167,7 +167,7 @@ class BatchScheduler:
         self._uncount = admission.count_rows(lambda: len(self._rows))
         self._next_uid = 0
         self._num_steps = 0
-        self._lanes = DecodeBatches(model, store.budget.released)
+        self._decode_batches = DecodeBatches(model, store.budget.released)
         running = Running(weights_count(model.model), lambda: self._arrays)
         self._unwatch = guard.process.watch(running)
         self._watchdog = Watchdog(config.watchdog_s, config.deadline_s)
@@ -184,7 +184,7 @@ class BatchScheduler:
 
     def may_batch(self, is_allowed: bool) -> None:
         """Whether rows that join from now on may share a forward pass."""
-        self._lanes.may_batch = is_allowed
+        self._decode_batches.may_batch = is_allowed
 
     def has_streams(self) -> bool:
         """Whether rows decode."""
@@ -203,7 +203,9 @@ class BatchScheduler:
                 counted_s = self.pacer.decoded(seconds, is_free=is_free)
         except Exception as error:
             logger.exception("decode step failed model=%s", self._model.name)
-            self._fail({self._rows[u].job for u in self._lanes.drop_current()}, error)
+            self._fail(
+                {self._rows[u].job for u in self._decode_batches.drop_current()}, error
+            )
         if before != self._begun():
             self._sample()
         return counted_s
@@ -230,7 +232,7 @@ class BatchScheduler:
     def _arrays(self) -> list[mx.array]:
         """What its running requests hold."""
         begun = [a for sequence in self.prefills.begun for a in sequence.arrays]
-        return begun + self._lanes.arrays
+        return begun + self._decode_batches.arrays
 
     def _free_rows(self) -> int:
         return min(self._max_rows - len(self._rows), self.admission.free_rows())
@@ -256,7 +258,7 @@ class BatchScheduler:
     def _fail(self, jobs: set[Job], error: Exception) -> None:
         """End jobs whose caches are lost, all their rows in whatever batch."""
         rows = [uid for uid, row in self._rows.items() if row.job in jobs]
-        self._lanes.remove(rows)
+        self._decode_batches.remove(rows)
         for uid in rows:
             self._rows.pop(uid).sequence.abandon(self._store)
         for job in jobs:
@@ -280,7 +282,7 @@ class BatchScheduler:
 
     def _prefill_chunk(self, sequence: Sequence, *, beside_streams: bool) -> None:
         try:
-            sequence.open(self._model.eyes)
+            sequence.open(self._model.vision_encoder)
             if sequence.done < sequence.target:
                 self._compute(sequence, beside_streams=beside_streams)
             if sequence.done == sequence.target:
@@ -312,7 +314,7 @@ class BatchScheduler:
         ids = sequence.job.spec.prompt.read_ids
         started = time.perf_counter()
         told = mx.array([ids[sequence.done : end]])
-        self._model.forward(told, sequence.layers, sequence.sight(end))
+        self._model.forward(told, sequence.layers, sequence.vision_inputs(end))
         if self._model.quantization:
             self._model.quantization.apply(sequence.layers)
         evaluate(sequence.layers)
@@ -351,19 +353,19 @@ class BatchScheduler:
             self._model, uid, spec, choice, layers, row.sequence.shift
         )
         row.take_early(*single.first_token())
-        self._lanes.join(uid, single, len(spec.model_ids))
+        self._decode_batches.join(uid, single, len(spec.model_ids))
         self._rows[uid] = row
         if row.choice == 0:
-            row.sequence.enter_batch(lambda: self._lanes.extract(uid))
+            row.sequence.enter_batch(lambda: self._decode_batches.extract(uid))
         time.sleep(_HAND_OVER_S)
 
     def _decode(self) -> None:
-        for response in self._lanes.next():
+        for response in self._decode_batches.next():
             if row := self._rows.get(response.uid):  # else its job failed just now
                 self._take(response.uid, row, response)
         self._num_steps += 1
         if not self._num_steps % _STEPS_BETWEEN_CLEARS:
-            self._lanes.settle()
+            self._decode_batches.settle()
 
     def _take(self, uid: int, row: ChoiceRow, response: Any) -> None:
         """A row's next token; a failure there is its own job's."""
@@ -373,7 +375,7 @@ class BatchScheduler:
                 self._finish(row, response.finish_reason, response.prompt_cache)
                 del self._rows[uid]
             elif row.stop_string is not None:
-                self._finish(row, "stop", self._lanes.extract(uid))
+                self._finish(row, "stop", self._decode_batches.extract(uid))
                 self._remove_rows([uid])
         except Exception as error:
             logger.exception("row failed model=%s", self._model.name)
@@ -392,6 +394,6 @@ class BatchScheduler:
         for uid in uids:
             row = self._rows.pop(uid)
             if row.choice == 0 and row.sequence.state != "ended":
-                row.sequence.leave_batch(self._lanes.extract(uid))
+                row.sequence.leave_batch(self._decode_batches.extract(uid))
                 row.sequence.commit(self._store, row.job.spec.model_ids, None)
-        self._lanes.remove(uids)
+        self._decode_batches.remove(uids)

@@ -29,15 +29,19 @@ class ImageRuns:
     Chunks end within the image. Another image of equal size must not look the same.
     """
 
-    def __init__(self, model: LoadedModel, eyes: VisionEncoder, ids: ModelIds) -> None:
+    def __init__(
+        self, model: LoadedModel, vision_encoder: VisionEncoder, ids: ModelIds
+    ) -> None:
         self._model = model
-        self._eyes = eyes
+        self._vision_encoder = vision_encoder
         self._ids = ids
 
     def run(self, measured_noise: Callable[[], Steps[float]]) -> Steps[Difference]:
         """Compare; it yields after each computation, a look at an image being one."""
-        one, other = (self._prompt(sample_image(self._eyes, seed)) for seed in (1, 2))
-        expected = yield from as_library(self._eyes, one)
+        one, other = (
+            self._prompt(sample_image(self._vision_encoder, seed)) for seed in (1, 2)
+        )
+        expected = yield from as_library(self._vision_encoder, one)
         found = yield from self._computed(one)
         differs = yield from self._computed(other)
         noise = yield from measured_noise()
@@ -54,16 +58,18 @@ class ImageRuns:
 
     def _computed(self, prompt: ModelPrompt) -> Steps[mx.array]:
         """The last logits, in chunks as the engine does."""
-        looking = PromptImages(self._eyes, prompt)
+        prompt_images = PromptImages(self._vision_encoder, prompt)
         (placed,) = prompt.images
-        looking.look(placed)
+        prompt_images.look(placed)
         yield
         cache, ids, start = self._model.new_cache(), prompt.read_ids, 0
         middle = (placed.start + placed.end) // 2
         ends = (placed.start - 5, middle, placed.end + 3, len(ids))
-        for end in (e for e in ends if e >= looking.whole_until):
-            sight = looking.sight(start, end)
-            logits = self._model.forward(mx.array([ids[start:end]]), cache, sight)
+        for end in (e for e in ends if e >= prompt_images.whole_until):
+            vision_inputs = prompt_images.vision_inputs(start, end)
+            logits = self._model.forward(
+                mx.array([ids[start:end]]), cache, vision_inputs
+            )
             mx.eval(logits)
             kv_layers.evaluate(cache)
             start = end
@@ -93,7 +99,7 @@ class _Kept:
 
 
 def sample_image(
-    eyes: VisionEncoder, seed: int, size: tuple[int, int] = _SAMPLE
+    vision_encoder: VisionEncoder, seed: int, size: tuple[int, int] = _SAMPLE
 ) -> SeenImage:
     """A picture of noise, to try a model's eyes on."""
     from PIL import Image
@@ -101,26 +107,28 @@ def sample_image(
     chance = np.random.default_rng(seed)
     noise = chance.integers(0, 256, (*size, 3), dtype=np.uint8)
     picture = Image.fromarray(noise)
-    processed = eyes.processor.process(picture)
+    processed = vision_encoder.processor.process(picture)
     digest = hashlib.sha256(picture.tobytes()).hexdigest()
     image = seen_image(digest, picture.size, processed)
     return replace(image, pixels=_Kept(processed.pixels))
 
 
-def as_library(eyes: VisionEncoder, prompt: ModelPrompt) -> Steps[mx.array]:
+def as_library(vision_encoder: VisionEncoder, prompt: ModelPrompt) -> Steps[mx.array]:
     """
     The last logits of a prompt with one image, all of it by mlx-vlm's own way.
 
     It yields behind the look, and behind the rest.
     """
-    model = eyes.model
+    model = vision_encoder.model
     (placed,) = prompt.images
     found = model.embedded(prompt.read_ids, placed.image)
     told = {name: value for name, value in found.items() if value is not None}
     mx.eval([array for _, array in tree_flatten(told) if isinstance(array, mx.array)])
     yield
-    if not eyes.is_causal:
-        told[TOKEN_TYPES] = mx.array([[int(i == eyes.pad) for i in prompt.read_ids]])
+    if not vision_encoder.is_causal:
+        told[TOKEN_TYPES] = mx.array(
+            [[int(i == vision_encoder.pad) for i in prompt.read_ids]]
+        )
     ids = mx.array([prompt.read_ids])
     output = model.whole.language_model(ids, cache=model.make_cache(), **told)
     logits: mx.array = output.logits[:, -1]

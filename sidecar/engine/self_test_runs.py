@@ -75,8 +75,8 @@ class Runs:
             paths.pop()
         else:
             paths.insert(0, ("chunks", self._chunks))
-        if self._model.eyes is not None:
-            images = ImageRuns(self._model, self._model.eyes, self._ids)
+        if self._model.vision_encoder is not None:
+            images = ImageRuns(self._model, self._model.vision_encoder, self._ids)
             paths.append(("images", lambda: images.run(self._measured_noise)))
         return paths
 
@@ -231,7 +231,7 @@ class Runs:
             yield from self._compute(restored.cache, ids, start, (edge,))
             marks[edge] = (2, kv_layers.take_checkpoint(restored.cache))
             start = edge
-        store.give_back(restored.lease, ids, restored.cache, marks)
+        store.commit_kv(restored.lease, ids, restored.cache, marks)
 
     def _cold(self, ids: ModelIds) -> Steps[tuple[ModelIds, KVLayers]]:
         return ids, (yield from self._filled(ids, (len(ids) - 1,)))
@@ -284,20 +284,20 @@ class Rows:
         Args:
             joins_after: the step before which each joins, ascending.
         """
-        lanes, num_steps, waiting = DecodeBatches(self._model), 0, list(joins_after)
+        fitting, num_steps, waiting = DecodeBatches(self._model), 0, list(joins_after)
         num_ended = 0
         while num_ended < len(self._sequences):
             while waiting and waiting[0] <= num_steps:
-                self._join(lanes, len(joins_after) - len(waiting), forced)
+                self._join(fitting, len(joins_after) - len(waiting), forced)
                 waiting.pop(0)
-            for response in lanes.next():
+            for response in fitting.next():
                 if response.finish_reason is not None:
                     self.caches[response.uid] = response.prompt_cache
                     num_ended += 1
             num_steps += 1
             yield
 
-    def _join(self, lanes: DecodeBatches, row: int, forced: Sequence[int]) -> None:
+    def _join(self, fitting: DecodeBatches, row: int, forced: Sequence[int]) -> None:
         ids, cache = self._sequences[row]
         seen = self.logits[row]
 
@@ -310,4 +310,4 @@ class Rows:
 
         spec = JobSpec(ModelPrompt(ids), _GREEDY, len(forced))
         single = batch_of_one(self._model, row, spec, (0, [force]), cache)
-        lanes.join(row, single, len(ids))
+        fitting.join(row, single, len(ids))

@@ -48,7 +48,7 @@ class Sequence:
         self._layers = restored.cache
         self._extract: Callable[[], KVLayers] | None = None
         self._lease = restored.lease
-        self._looking: PromptImages | None = None
+        self._prompt_images: PromptImages | None = None
         self._lease.hold(lambda: self.layers)
 
     @property
@@ -73,7 +73,7 @@ class Sequence:
 
     def end_of_chunk(self, chunk_len: int) -> int:
         """Where the next chunk ends."""
-        whole = self._looking.whole_until if self._looking else 0
+        whole = self._prompt_images.whole_until if self._prompt_images else 0
         if self.done < whole:
             return whole
         end = min(self.done + chunk_len, self.target)
@@ -118,7 +118,7 @@ class Sequence:
             evaluate(self._layers)
             if end and store.needs_checkpoints:
                 self.checkpoints[len(end)] = (2, take_checkpoint(self._layers))
-            store.give_back(self._lease, ids, self._layers, self.checkpoints)
+            store.commit_kv(self._lease, ids, self._layers, self.checkpoints)
         except Exception:
             logger.exception("could not keep KV num_tokens=%d", len(ids))
             store.abandon(self._lease)
@@ -134,7 +134,7 @@ class Sequence:
         self.state = "ended"
         self._layers, self._extract = [], None
 
-    def open(self, eyes: VisionEncoder | None) -> None:
+    def open(self, vision_encoder: VisionEncoder | None) -> None:
         """
         Get ready to look at the prompt's images, if it has any.
 
@@ -142,35 +142,43 @@ class Sequence:
             ValueError: the model takes text only.
         """
         prompt = self.job.spec.prompt
-        if prompt.images and self._looking is None:
-            if eyes is None:
+        if prompt.images and self._prompt_images is None:
+            if vision_encoder is None:
                 raise ValueError("this model takes text only")
-            self._looking = PromptImages(eyes, prompt)
-            if 0 < self.done < self._looking.whole_until:
+            self._prompt_images = PromptImages(vision_encoder, prompt)
+            if 0 < self.done < self._prompt_images.whole_until:
                 raise ValueError("its images are to be computed in one pass")
 
     def unseen(self, end: int) -> int:
         """How many ids the next image before a depth has, that is to be looked at."""
-        placed = self._looking.unseen(self.done, end) if self._looking else None
+        placed = (
+            self._prompt_images.unseen(self.done, end) if self._prompt_images else None
+        )
         return placed.end - placed.start if placed else 0
 
     def look(self, end: int) -> None:
         """The tower for one image before a depth, if its pixels are there."""
-        placed = self._looking.unseen(self.done, end) if self._looking else None
+        placed = (
+            self._prompt_images.unseen(self.done, end) if self._prompt_images else None
+        )
         started = time.perf_counter()
-        if self._looking and placed and self._looking.look(placed):
+        if self._prompt_images and placed and self._prompt_images.look(placed):
             self._note_progress()
             seconds = time.perf_counter() - started
             logger.debug("looked at an image seconds=%.3f", seconds)
 
-    def sight(self, end: int) -> VisionInputs | None:
+    def vision_inputs(self, end: int) -> VisionInputs | None:
         """What the model is told of the next ids, up to a depth, besides them."""
-        return self._looking.sight(self.done, end) if self._looking else None
+        return (
+            self._prompt_images.vision_inputs(self.done, end)
+            if self._prompt_images
+            else None
+        )
 
     @property
     def shift(self) -> int:
         """How far its positions are from its number of tokens."""
-        return self._looking.shift if self._looking else 0
+        return self._prompt_images.shift if self._prompt_images else 0
 
     def _note_progress(self) -> None:
         now = time.monotonic()

@@ -150,8 +150,11 @@ class TextEngine:
 
     def _images(self, prompt: ModelPrompt) -> Demand:
         """What its images take beyond a text of that length."""
-        found, eyes = self.guard.images(self._unseen(prompt)), self.model.eyes
-        if eyes is None or eyes.is_causal:
+        found, vision_encoder = (
+            self.guard.images(self._unseen(prompt)),
+            self.model.vision_encoder,
+        )
+        if vision_encoder is None or vision_encoder.is_causal:
             return found
         last = behind_images(prompt.ids)
         if self.store.match_len(prompt.ids, prompt.salt) >= last:
@@ -160,9 +163,12 @@ class TextEngine:
 
     def _unseen(self, prompt: ModelPrompt) -> list[int]:
         """Numbers of ids of the images behind what is stored, without features."""
-        if not prompt.images or self.model.eyes is None:
+        if not prompt.images or self.model.vision_encoder is None:
             return []
-        held, memo = self.store.match_len(prompt.ids, prompt.salt), self.model.eyes.memo
+        held, memo = (
+            self.store.match_len(prompt.ids, prompt.salt),
+            self.model.vision_encoder.memo,
+        )
         return [
             placed.end - placed.start
             for placed in prompt.images

@@ -11,7 +11,7 @@ from sidecar.core.prompt import SeenImage
 from sidecar.engine.memory_model import TowerCost
 from sidecar.engine.self_test_images import sample_image
 from sidecar.engine.vision import VisionEncoder
-from sidecar.kv.kv_layers import give_back_freed
+from sidecar.kv.kv_layers import release_freed_memory
 
 _FIRST = (96, 128)  # height, width
 # The largest that takes no longer: a look is one turn, and streams wait for its end. On
@@ -32,7 +32,7 @@ class _Look:
 
 
 def fit_tower(
-    eyes: VisionEncoder, clock: Callable[[], float] = time.perf_counter
+    vision_encoder: VisionEncoder, clock: Callable[[], float] = time.perf_counter
 ) -> Generator[None, None, TowerCost]:
     """
     Look at two pictures of noise, each twice; a turn of the GPU thread each.
@@ -40,10 +40,10 @@ def fit_tower(
     Args:
         clock: seconds. For tests.
     """
-    first = yield from _look(eyes, _FIRST, clock)
+    first = yield from _look(vision_encoder, _FIRST, clock)
     size = _second_size(first.seconds)
-    second = yield from _look(eyes, size, clock)
-    give_back_freed()
+    second = yield from _look(vision_encoder, size, clock)
+    release_freed_memory()
     rows = [[look.num_ids, look.num_ids**2] for look in (first, second)]
     costs = [look.peak_bytes for look in (first, second)]
     found = np.linalg.lstsq(np.array(rows), np.array(costs, float), rcond=None)[0]
@@ -66,21 +66,21 @@ def _second_size(first_s: float) -> tuple[int, int]:
 
 
 def _look(
-    eyes: VisionEncoder, size: tuple[int, int], clock: Callable[[], float]
+    vision_encoder: VisionEncoder, size: tuple[int, int], clock: Callable[[], float]
 ) -> Generator[None, None, _Look]:
-    image = sample_image(eyes, 1, size)
-    yield from _looked(eyes, image, clock)  # the first one compiles
-    return (yield from _looked(eyes, image, clock))
+    image = sample_image(vision_encoder, 1, size)
+    yield from _looked(vision_encoder, image, clock)  # the first one compiles
+    return (yield from _looked(vision_encoder, image, clock))
 
 
 def _looked(
-    eyes: VisionEncoder, image: SeenImage, clock: Callable[[], float]
+    vision_encoder: VisionEncoder, image: SeenImage, clock: Callable[[], float]
 ) -> Generator[None, None, _Look]:
     """One look; all is read before the turn ends, and others use the memory."""
     mx.clear_cache()
     mx.reset_peak_memory()
     before, started = mx.get_active_memory(), clock()
-    features = eyes.model.image_features(image, eyes.pad)
+    features = vision_encoder.model.image_features(image, vision_encoder.pad)
     seconds, peak = clock() - started, mx.get_peak_memory()
     found = _Look(
         len(image.read_ids), max(0, peak - before), features.num_bytes, seconds

@@ -103,14 +103,19 @@ class SeeingModel(nn.Module):  # type: ignore[misc]
         return [text_caches.KVCache() for _ in self.layers]
 
     def __call__(
-        self, ids: mx.array, cache: Any = None, sight: VisionInputs | None = None
+        self,
+        ids: mx.array,
+        cache: Any = None,
+        vision_inputs: VisionInputs | None = None,
     ) -> mx.array:
         """Logits of (rows, tokens) ids."""
-        told = dict(sight.embedded or {}) if sight else {}
+        told = dict(vision_inputs.embedded or {}) if vision_inputs else {}
         if self._has_axes:
-            positions = sight.positions if sight else None
+            positions = vision_inputs.positions if vision_inputs else None
             if positions is None:
-                positions = _counted(ids, cache, sight.shifts if sight else None)
+                positions = _counted(
+                    ids, cache, vision_inputs.shifts if vision_inputs else None
+                )
             told["position_ids"] = positions
         found = self.whole.language_model(ids, cache=cache, **told)
         logits: mx.array = found.logits

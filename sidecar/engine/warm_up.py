@@ -21,7 +21,7 @@ from sidecar.engine.job import JobSpec
 from sidecar.engine.loader import LoadedModel
 from sidecar.engine.sampling import Sampling, settle
 from sidecar.kv import kv_layers
-from sidecar.kv.kv_layers import give_back_freed
+from sidecar.kv.kv_layers import release_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def warm_up(model: LoadedModel) -> Generator[None, None, None]:
 
 def decode_in_every_way(model: LoadedModel) -> Generator[None, None, int]:
     """Rows with all kinds of sampling, beside each other; how many tokens they said."""
-    lanes, num_said = DecodeBatches(model), 0
+    fitting, num_said = DecodeBatches(model), 0
     ids = ModelIds((0,) * 9)
     own = model.generation_config or {}
     for uid, asked in enumerate(_KINDS):
@@ -66,11 +66,11 @@ def decode_in_every_way(model: LoadedModel) -> Generator[None, None, int]:
         num_top = _NUM_TOP if uid == 0 else None
         prompt = ModelPrompt(ids)
         spec = JobSpec(prompt, sampling, _NUM_TOKENS, top_logprobs=num_top)
-        lanes.join(uid, batch_of_one(model, uid, spec, (0, []), cache), len(ids))
-        num_said += len(lanes.next())
+        fitting.join(uid, batch_of_one(model, uid, spec, (0, []), cache), len(ids))
+        num_said += len(fitting.next())
         yield
-    while lanes.has_rows:
-        num_said += len(lanes.next())
+    while fitting.has_rows:
+        num_said += len(fitting.next())
         yield
-    give_back_freed()
+    release_freed_memory()
     return num_said

@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from sidecar.kv.kv_layers import give_back_freed
+from sidecar.kv.kv_layers import release_freed_memory
 
 
 def weights_nbytes(model: Any) -> int:
@@ -29,5 +29,5 @@ def let_go_measured(model: Any) -> int:
     before = mx.get_active_memory()
     mx.synchronize()
     let_go(model)
-    give_back_freed()
+    release_freed_memory()
     return max(0, before - mx.get_active_memory())

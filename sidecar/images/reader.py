@@ -141,7 +141,9 @@ class ImageReader:
             _MAX_KNOWN, _KNOWN_BYTES, lambda key, seen: seen.num_bytes
         )
         self._prepared_by_key: Lru[_Key, _Prepared] = Lru(
-            _MAX_KNOWN, _PIXEL_BYTES, lambda key, sight: sight.processed.num_bytes
+            _MAX_KNOWN,
+            _PIXEL_BYTES,
+            lambda key, prepared: prepared.processed.num_bytes,
         )
         self.counters = Counters(("images_seen", "images_decoded"))
 
@@ -199,11 +201,11 @@ class ImageReader:
         data = self._intake.data_of(image, salt, is_wanted)
         key = (salt, hashlib.sha256(data).digest(), image.detail)
         known = self._known.get(key)
-        pixels = _LazyPixels(lambda: self._sight(key, data, image), self._intake)
+        pixels = _LazyPixels(lambda: self._prepare(key, data, image), self._intake)
         if known is None:
             since = self._known.num_clears
             try:
-                known = _named(pixels.sight(), image)
+                known = _named(pixels.prepared(), image)
             except BadRequest:  # what was fetched may have been half of it
                 self._intake.fetcher.drop(image.source, salt)
                 raise
@@ -211,7 +213,7 @@ class ImageReader:
             self._known.put(key, known, since)
         return replace(known, pixels=pixels)
 
-    def _sight(self, key: _Key, data: bytes, image: Image) -> _Prepared:
+    def _prepare(self, key: _Key, data: bytes, image: Image) -> _Prepared:
         """Decode an image, unless what it came to is still here."""
         if (kept := self._prepared_by_key.get(key)) is not None:
             return kept
@@ -228,10 +230,10 @@ class ImageReader:
                 f"{picture.width}x{picture.height} pixels",
                 param=image.path,
             ) from error
-        sight = _Prepared(digest, picture.size, processed)
+        prepared = _Prepared(digest, picture.size, processed)
         self.counters.add("images_decoded")
-        self._prepared_by_key.put(key, sight, since)
-        return sight
+        self._prepared_by_key.put(key, prepared, since)
+        return prepared
 
 
 class _LazyPixels:
@@ -254,9 +256,9 @@ class _LazyPixels:
         Raises:
             BadRequest: the image cannot be decoded.
         """
-        sight = self.sight()
+        prepared = self.prepared()
         self.drop()
-        return sight.processed.pixels
+        return prepared.processed.pixels
 
     def drop(self) -> None:
         """Hold them no more; they are decoded again if they are asked for."""
@@ -270,9 +272,9 @@ class _LazyPixels:
 
     def wait(self) -> None:
         """Until they are decoded."""
-        self.sight()
+        self.prepared()
 
-    def sight(self) -> _Prepared:
+    def prepared(self) -> _Prepared:
         """All that is found out about the image."""
         try:
             return self._begun().result(_DECODE_S)
@@ -288,9 +290,9 @@ class _LazyPixels:
             return self._coming
 
 
-def _named(sight: _Prepared, image: Image) -> SeenImage:
+def _named(prepared: _Prepared, image: Image) -> SeenImage:
     try:
-        return seen_image(sight.digest, sight.size, sight.processed)
+        return seen_image(prepared.digest, prepared.size, prepared.processed)
     except ValueError as error:
         raise BadRequest(
             f"{image.path}: the image: {error}", param=image.path

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from sidecar.infra.metrics import Counters
-from sidecar.kv.kv_layers import Leaves, Released, arrays_of, give_back_freed
-from sidecar.kv.leases import hand_over, shrink
+from sidecar.kv.kv_layers import Leaves, Released, arrays_of, release_freed_memory
+from sidecar.kv.leases import release_running, shrink
 from sidecar.kv.prefix_tree import Node, RadixTree, path_to
 
 ANCHOR_LEN = 2048
@@ -257,7 +257,7 @@ class KVBudget:
         with self.lock:
             shrunk = self.evict()
         self._settle(shrunk)
-        give_back_freed()
+        release_freed_memory()
 
     def evict_bytes(self, num_bytes: int) -> None:
         """Free at least that much, if it is there; GPU thread only."""
@@ -292,7 +292,7 @@ class KVBudget:
 
     def _evict_hard(self, limits: Limits) -> list[Leaves]:
         """Whatever running sequences hold as well goes first."""
-        shrunk = [a for tree in self._trees for a in hand_over(tree)]
+        shrunk = [a for tree in self._trees for a in release_running(tree)]
         shrunk += self._evict(limits)
         return shrunk + self._evict(limits, spare_reserved=False)
 

@@ -242,7 +242,7 @@ def row_of(layer: Any, row: int) -> Any:
     return layer.extract(row)
 
 
-def lend_layers(cache: KVLayers) -> KVLayers:
+def borrow_layers(cache: KVLayers) -> KVLayers:
     """
     A second cache at the same depth; plain KV layers share their arrays.
 
@@ -290,7 +290,7 @@ def _owned(state: Any) -> Any:
     return state
 
 
-def give_back_freed() -> None:
+def release_freed_memory() -> None:
     """
     Have the allocator give what it keeps of freed memory back to the system.
 
@@ -304,7 +304,7 @@ def give_back_freed() -> None:
 def give_back_much() -> None:
     """The same, where it is worth it: what is kept is there for the next one."""
     if mx.get_cache_memory() > _MUCH_KEPT:
-        give_back_freed()
+        release_freed_memory()
 
 
 class Released:

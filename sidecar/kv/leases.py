@@ -72,7 +72,7 @@ def release_held(tree: RadixTree, path: Sequence[Node], lease: Lease) -> None:
             tree.lend(node, lease)
 
 
-def hand_over(tree: RadixTree) -> list[Leaves]:
+def release_running(tree: RadixTree) -> list[Leaves]:
     """
     Drop all stored arrays that a running sequence holds as well; it gives them back.
 
@@ -126,7 +126,7 @@ def shrink(tree: RadixTree, buffer: Buffer | None) -> list[Leaves]:
     return kept
 
 
-def take_over(arrays: list[Leaves], start: int, end: int) -> Buffer:
+def claim(arrays: list[Leaves], start: int, end: int) -> Buffer:
     """
     A sequence's arrays, of which the tree needs those from a depth on.
 

@@ -21,10 +21,11 @@ from sidecar.infra.metrics import Counters
 from sidecar.kv import kv_layers, stored_runs
 from sidecar.kv.eviction import KVBudget
 from sidecar.kv.inspection import problems, tree_rows
-from sidecar.kv.kv_layers import KVLayers, Leaves, give_back_freed
+from sidecar.kv.kv_layers import KVLayers, Leaves, release_freed_memory
 from sidecar.kv.leases import (
     add_checkpoints,
     attach,
+    claim,
     copy_path,
     drop_lent,
     lend,
@@ -34,7 +35,6 @@ from sidecar.kv.leases import (
     release_held,
     shrink,
     supersede,
-    take_over,
 )
 from sidecar.kv.prefix_tree import (
     Buffer,
@@ -137,10 +137,10 @@ class PrefixStore:
         """How often something was forgotten; any thread."""
         return self._generations.now
 
-    def new_generation(self, whose: ForgetFilter | None = None) -> None:
+    def new_generation(self, forget_filter: ForgetFilter | None = None) -> None:
         """What was begun before leaves nothing; any thread."""
         with self._lock:
-            self._generations.end(whose)
+            self._generations.end(forget_filter)
 
     def is_current(self, conversation: Conversation) -> bool:
         """Whether nothing of a conversation was forgotten since; any thread."""
@@ -212,7 +212,7 @@ class PrefixStore:
                 node.leases.add(lease)
                 lease.nodes.append(node)
 
-    def give_back(
+    def commit_kv(
         self,
         lease: Lease,
         ids: ModelIds,
@@ -242,7 +242,7 @@ class PrefixStore:
                 arrays = [kv_layers.cut(a, 0, len(ids)) for a in arrays]
             is_plain = not any(map(kv_layers.is_quantized, arrays))
             start = owned_from(self._tree, lease, ids, is_plain=is_plain)
-        buffer = take_over(arrays, start, len(ids))
+        buffer = claim(arrays, start, len(ids))
         self.budget.released.hold(kv_layers.arrays_of(cache))  # but what is stored now
         with self._lock:
             attach(self._tree, lease, ids, buffer)
@@ -305,7 +305,7 @@ class PrefixStore:
             self._quantization.fresh(cache, arrays)
         return cache
 
-    def adopt(
+    def insert(
         self,
         ids: ModelIds,
         owner: Conversation,
@@ -321,7 +321,7 @@ class PrefixStore:
         with self._lock:
             if not self._generations.is_current(owner):
                 return False
-            is_whole = stored_runs.adopt(self._tree, ids, owner, runs, checkpoint)
+            is_whole = stored_runs.insert(self._tree, ids, owner, runs, checkpoint)
             shrunk = self.budget.evict()
         mx.eval(shrunk)
         return is_whole
@@ -343,7 +343,7 @@ class PrefixStore:
         """Be under the common limits no more, with all that is stored."""
         self.budget.leave(self._tree)
 
-    def forget(self, whose: ForgetFilter | None = None) -> int:
+    def forget(self, forget_filter: ForgetFilter | None = None) -> int:
         """
         Forget everything, or some conversations; the bytes that came back.
 
@@ -351,13 +351,13 @@ class PrefixStore:
         """
         before = mx.get_active_memory()
         with self._lock:
-            self._generations.end(whose)
-            buffers = self._tree.disown(whose.covers if whose else None)
+            self._generations.end(forget_filter)
+            buffers = self._tree.disown(forget_filter.covers if forget_filter else None)
             shrunk = [a for buffer in buffers for a in shrink(self._tree, buffer)]
         mx.eval(shrunk)
         del buffers, shrunk
         self.budget.released.let_go()
-        give_back_freed()
+        release_freed_memory()
         return max(0, before - mx.get_active_memory())
 
     def _usable(self, match: Match, ids: ModelIds) -> int:

@@ -113,7 +113,7 @@ def checkpoint_at(tree: RadixTree, ids: ModelIds, salt: str) -> list[Any]:
     return match.nodes[-1].checkpoint or []
 
 
-def adopt(
+def insert(
     tree: RadixTree,
     ids: ModelIds,
     owner: Conversation,

@@ -165,7 +165,7 @@ class ConversationMemory:
         decode: Callable[[Sequence[int]], str],
         lineage_key: str,
         limits: MemoryLimits,
-        keepsakes: UnwrittenTurns | None = None,
+        unwritten_turns: UnwrittenTurns | None = None,
     ) -> None:
         self.counters = Counters(("turn_write_refused",))
         self.lineage = LineageIndex(
@@ -176,7 +176,7 @@ class ConversationMemory:
         self.healing = HealingStore(limits.healing_entries, limits.healing_bytes)
         self.turns = TurnStore(limits.session_idle_s)
         self.lock = threading.RLock()  # what is kept and forgotten is so in one go
-        self.keepsakes = keepsakes
+        self.unwritten_turns = unwritten_turns
         self._kv = kv
         self._clear = clear
         self._lineage_key = lineage_key
@@ -189,42 +189,44 @@ class ConversationMemory:
         with self.lock:
             return self._kv.generation
 
-    def commit(self, promise: PendingTurn, said: AssistantOutput) -> None:
+    def commit(self, pending_turn: PendingTurn, said: AssistantOutput) -> None:
         """Remember a cleanly finished turn; nothing if all was forgotten since."""
         with self.lock:
-            if self.is_current(promise):
-                self._commit(promise, said)
+            if self.is_current(pending_turn):
+                self._commit(pending_turn, said)
 
-    def _commit(self, promise: PendingTurn, said: AssistantOutput) -> None:
-        self.lineage.add(promise.record)
-        conversation = promise.record.conversation
-        parents, num_tokens = promise.client.parents, promise.num_tokens
-        if not self.turns.advance(conversation, promise.digests, num_tokens, parents):
+    def _commit(self, pending_turn: PendingTurn, said: AssistantOutput) -> None:
+        self.lineage.add(pending_turn.record)
+        conversation = pending_turn.record.conversation
+        parents, num_tokens = pending_turn.client.parents, pending_turn.num_tokens
+        if not self.turns.advance(
+            conversation, pending_turn.digests, num_tokens, parents
+        ):
             self.counters.add("turn_write_refused")
         self.healing.remember_calls(said.calls, conversation)
         visible = visible_hash(said.text, said.calls)
-        turn, ids = None, [promise.turn, *(call.id for call in said.calls)]
-        context = promise.context.behind(promise.vanishing)
+        turn, ids = None, [pending_turn.turn, *(call.id for call in said.calls)]
+        context = pending_turn.context.behind(pending_turn.vanishing)
         lost = list(said.others)
-        if visible is not None and promise.opening is not None and said.sampled:
-            turn = self._turn(promise, promise.opening, said)
+        if visible is not None and pending_turn.opening is not None and said.sampled:
+            turn = self._turn(pending_turn, pending_turn.opening, said)
             self.healing.record(visible, turn, ids)
         elif visible is not None:
             lost.append(visible)
         for shown in lost:
             self.healing.drop(shown, context, conversation)
-        if self.keepsakes is not None:
+        if self.unwritten_turns is not None:
             told = {
                 "scope": conversation.as_json(),
                 "lineage_key": self._lineage_key,
-                "thread": [list(promise.digests), num_tokens, list(parents)],
+                "thread": [list(pending_turn.digests), num_tokens, list(parents)],
                 "calls": calls_json(said.calls),
                 "said": turn_json(visible or "", turn, ids) if turn else None,
             }
             kept = UnwrittenTurn(
-                num_tokens, digest_of(promise.ids), promise.record, told
+                num_tokens, digest_of(pending_turn.ids), pending_turn.record, told
             )
-            self.keepsakes.add(promise.turn, kept)
+            self.unwritten_turns.add(pending_turn.turn, kept)
 
     def save(self, ids: ModelIds, salt: str) -> tuple[list[Json], np.ndarray]:
         """
@@ -233,9 +235,9 @@ class ConversationMemory:
         Returns:
             Turns as JSON, oldest first; canonical ids of the last one's prompt.
         """
-        if self.keepsakes is None:
+        if self.unwritten_turns is None:
             return [], np.empty(0, np.uint32)
-        kept, canonical = self.keepsakes.of_path(ids, salt)
+        kept, canonical = self.unwritten_turns.of_path(ids, salt)
         return list(map(self.without_dropped, kept)), canonical
 
     @property
@@ -252,8 +254,8 @@ class ConversationMemory:
 
     def saved(self, kept: Sequence[Json]) -> None:
         """These were written."""
-        if self.keepsakes is not None:
-            self.keepsakes.drop([told["turn"] for told in kept])
+        if self.unwritten_turns is not None:
+            self.unwritten_turns.drop([told["turn"] for told in kept])
 
     def load(self, kept: Sequence[Json], canonical: np.ndarray) -> None:
         """
@@ -280,15 +282,15 @@ class ConversationMemory:
         if told["said"] is not None:
             self.healing.record(*turn_of(told["said"]))
 
-    def note_unkept(self, promise: PendingTurn, said: AssistantOutput) -> None:
+    def note_unkept(self, pending_turn: PendingTurn, said: AssistantOutput) -> None:
         """
         Know that a client was shown what will not be remembered.
 
         If it goes on from there, an older turn that looks like it is not meant.
         """
         visible = visible_hash(said.text, said.calls)
-        context = promise.context.behind(promise.vanishing)
-        conversation = promise.record.conversation
+        context = pending_turn.context.behind(pending_turn.vanishing)
+        conversation = pending_turn.record.conversation
         parts = None if said.others else (said.text, said.calls)
         with self.lock:
             for shown in filter(None, (visible, *said.others)):
@@ -296,19 +298,19 @@ class ConversationMemory:
             if visible is not None or said.others:
                 self.healing.drop_beginnings(parts, context, conversation)
 
-    def keep_past(self, promise: PendingTurn) -> None:
+    def keep_past(self, pending_turn: PendingTurn) -> None:
         """
         Remember what a prompt looked like whose answer was broken off.
 
         Some of it may have been computed: asked again with a new clock, it goes on.
         """
         with self.lock:
-            if self.is_current(promise):
-                self.lineage.add(promise.record)
+            if self.is_current(pending_turn):
+                self.lineage.add(pending_turn.record)
 
-    def is_current(self, promise: PendingTurn) -> bool:
+    def is_current(self, pending_turn: PendingTurn) -> bool:
         """Whether nothing was forgotten since a prompt was begun."""
-        return self._kv.is_current(promise.record.conversation)
+        return self._kv.is_current(pending_turn.record.conversation)
 
     def attach(self, decode: Callable[[Sequence[int]], str]) -> None:
         """Serve the same model, loaded again; other places are to be named anew."""
@@ -320,7 +322,7 @@ class ConversationMemory:
         """Name another place that holds text of conversations."""
         self._texts.append(clear)
 
-    def forget(self, whose: ForgetFilter | None = None) -> Forgotten:
+    def forget(self, forget_filter: ForgetFilter | None = None) -> Forgotten:
         """
         Forget everything, or some conversations: KV, lineage, turns, threads, at once.
 
@@ -328,26 +330,35 @@ class ConversationMemory:
         conversations said of these, or go on from, stays theirs.
         """
         with self.lock:
-            self._kv.new_generation(whose)
-            found = self.lineage.forget(whose), self.turns.forget(whose)
-            self.healing.forget(whose)
-            if self.keepsakes is not None:
-                self.keepsakes.forget(whose)
+            self._kv.new_generation(forget_filter)
+            found = self.lineage.forget(forget_filter), self.turns.forget(forget_filter)
+            self.healing.forget(forget_filter)
+            if self.unwritten_turns is not None:
+                self.unwritten_turns.forget(forget_filter)
             for clear in self._texts:
                 clear()
-        return Forgotten(self._clear(whose), *found)
+        return Forgotten(self._clear(forget_filter), *found)
 
     def _turn(
-        self, promise: PendingTurn, opening: GenerationPrefix, said: AssistantOutput
+        self,
+        pending_turn: PendingTurn,
+        opening: GenerationPrefix,
+        said: AssistantOutput,
     ) -> KnownTurn:
         raw = (*opening.lead_ids, *said.sampled)
         turn = Healed(
-            opening.header, raw, self._decode(raw), said.reasoning, promise.vanishing,
+            opening.header,
+            raw,
+            self._decode(raw),
+            said.reasoning,
+            pending_turn.vanishing,
             opening.lead,
-        )  # fmt: skip
-        context = promise.context.behind(promise.vanishing)
-        conversation = promise.record.conversation
-        return KnownTurn(context, conversation, turn, promise.told, promise.as_sent)
+        )
+        context = pending_turn.context.behind(pending_turn.vanishing)
+        conversation = pending_turn.record.conversation
+        return KnownTurn(
+            context, conversation, turn, pending_turn.told, pending_turn.as_sent
+        )
 
 
 def new_turn() -> str:

@@ -317,9 +317,9 @@ class HealingStore:
         found = (self._by_id.get(call_key(i)) for i in ids if i)
         return any(each and each[1].conversation.tenant == api_key for each in found)
 
-    def forget(self, whose: ForgetFilter | None) -> None:
+    def forget(self, forget_filter: ForgetFilter | None) -> None:
         """Forget everything, or some conversations."""
-        is_gone = whose.covers if whose else lambda _: True
+        is_gone = forget_filter.covers if forget_filter else lambda _: True
         with self._lock:
             for place, turns in list(self._turns.items()):
                 self._remove(turns, [t for t in turns if is_gone(t.conversation)])
@@ -342,7 +342,7 @@ class HealingStore:
         return known if is_same else echoed
 
     def find(
-        self, visible: str, context: Context, asker: TurnQuery
+        self, visible: str, context: Context, turn_query: TurnQuery
     ) -> KnownTurn | None:
         """
         The turn behind an echoed message, of the same API key.
@@ -356,20 +356,22 @@ class HealingStore:
         context is never taken for its text alone: one thread's thinking stood behind
         another's "Done.".
         """
-        place = (visible, context.canonical, asker.api_key)
+        place = (visible, context.canonical, turn_query.api_key)
         with self._lock:
             known = self._turns.get(place)
             if not known:
                 return None
             self._turns.move_to_end(place)
-            own = [turn for turn in known if asker.owns(turn)]
-            proved = [turn for turn in own if turn.conversation.thread in asker.threads]
+            own = [turn for turn in known if turn_query.owns(turn)]
+            proved = [
+                turn for turn in own if turn.conversation.thread in turn_query.threads
+            ]
             alike = [turn for turn in known if turn.as_sent]
-            if asker.session is None:
-                alike = [turn for turn in alike if asker.has_values_of(turn)]
+            if turn_query.session is None:
+                alike = [turn for turn in alike if turn_query.has_values_of(turn)]
             candidates = proved or own or alike
             equal = [turn for turn in candidates if turn.context == context]
-            found = equal or (_best(candidates, asker) if own else [])
+            found = equal or (_best(candidates, turn_query) if own else [])
             if found and _are_alike(found):
                 return found[0]
             self.num_ambiguous += 1
@@ -399,10 +401,10 @@ def _are_alike(turns: Sequence[KnownTurn]) -> bool:
     return len(askers) == 1 or len({turn.healed.raw_ids for turn in turns}) == 1
 
 
-def _best(turns: Sequence[KnownTurn], asker: TurnQuery) -> list[KnownTurn]:
+def _best(turns: Sequence[KnownTurn], turn_query: TurnQuery) -> list[KnownTurn]:
     """Those that agree with the request in most values."""
-    maximum = max(map(asker.num_agreeing, turns), default=0)
-    return [turn for turn in turns if asker.num_agreeing(turn) == maximum]
+    maximum = max(map(turn_query.num_agreeing, turns), default=0)
+    return [turn for turn in turns if turn_query.num_agreeing(turn) == maximum]
 
 
 def _beginnings(text: str, calls: Sequence[ToolCall]) -> set[str | None] | None:

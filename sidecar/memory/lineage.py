@@ -228,18 +228,18 @@ class LineageIndex:
             if id(record) in self._records:
                 self._records.move_to_end(id(record))
 
-    def forget(self, whose: ForgetFilter | None) -> int:
+    def forget(self, forget_filter: ForgetFilter | None) -> int:
         """Forget everything, or some conversations; how many records went."""
         with self._lock:
             before = len(self._records)
-            if whose is None:
+            if forget_filter is None:
                 self._records.clear()
                 self._blocks.clear()
                 self._threads.clear()
                 self._num_bytes = 0
                 return before
             for record in list(self._records.values()):
-                if whose.covers(record.conversation):
+                if forget_filter.covers(record.conversation):
                     self._remove(record)
             return before - len(self._records)
 

@@ -188,10 +188,14 @@ class TurnStore:
         with self._lock:
             return len(self._threads)
 
-    def forget(self, whose: ForgetFilter | None) -> int:
+    def forget(self, forget_filter: ForgetFilter | None) -> int:
         """Forget everything, or some conversations; how many threads went."""
         with self._lock:
-            gone = [c for c in self._threads if whose is None or whose.covers(c)]
+            gone = [
+                c
+                for c in self._threads
+                if forget_filter is None or forget_filter.covers(c)
+            ]
             for conversation in gone:
                 del self._threads[conversation]
         return len(gone)

@@ -54,11 +54,11 @@ class UnwrittenTurns:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, turn: str, keepsake: UnwrittenTurn) -> None:
+    def add(self, turn: str, unwritten_turn: UnwrittenTurn) -> None:
         """Keep a turn, by its own id."""
         with self._lock:
-            self._kept[turn] = keepsake
-            self._num_bytes += keepsake.record.num_bytes
+            self._kept[turn] = unwritten_turn
+            self._num_bytes += unwritten_turn.record.num_bytes
             while len(self._kept) > _MAX or self._num_bytes > _MAX_BYTES:
                 _, gone = self._kept.popitem(last=False)
                 self._num_bytes -= gone.record.num_bytes
@@ -72,20 +72,20 @@ class UnwrittenTurns:
         """
         with self._lock:
             asked = [
-                (keepsake.num_tokens, turn, keepsake)
-                for turn, keepsake in self._kept.items()
-                if keepsake.record.conversation.salt == salt
-                and keepsake.num_tokens <= len(ids)
+                (unwritten_turn.num_tokens, turn, unwritten_turn)
+                for turn, unwritten_turn in self._kept.items()
+                if unwritten_turn.record.conversation.salt == salt
+                and unwritten_turn.num_tokens <= len(ids)
             ]
         asked.sort(key=lambda item: item[0])
         digest, done, found = hashlib.sha256(), 0, list[Json]()
         last: LineageRecord | None = None
-        for num_tokens, turn, keepsake in asked:
+        for num_tokens, turn, unwritten_turn in asked:
             digest.update(_packed(ids[done:num_tokens]))
             done = num_tokens
-            if digest.hexdigest() == keepsake.digest:
-                found.append({**keepsake.told, "turn": turn, "depth": num_tokens})
-                last = keepsake.record
+            if digest.hexdigest() == unwritten_turn.digest:
+                found.append({**unwritten_turn.told, "turn": turn, "depth": num_tokens})
+                last = unwritten_turn.record
         if last is None:
             return [], np.empty(0, np.uint32)
         found[-1] = {**found[-1], "lineage": lineage_json(last)}
@@ -97,13 +97,14 @@ class UnwrittenTurns:
             for gone in filter(None, (self._kept.pop(turn, None) for turn in turns)):
                 self._num_bytes -= gone.record.num_bytes
 
-    def forget(self, whose: ForgetFilter | None) -> None:
+    def forget(self, forget_filter: ForgetFilter | None) -> None:
         """Forget all, or some conversations."""
         with self._lock:
             turns = [
                 turn
-                for turn, keepsake in self._kept.items()
-                if whose is None or whose.covers(keepsake.record.conversation)
+                for turn, unwritten_turn in self._kept.items()
+                if forget_filter is None
+                or forget_filter.covers(unwritten_turn.record.conversation)
             ]
         self.drop(turns)
 

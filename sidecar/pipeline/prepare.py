@@ -34,7 +34,7 @@ from sidecar.memory.conversation_memory import (
 from sidecar.memory.healing_store import Continued
 from sidecar.memory.lineage import LineageRecord, pack
 from sidecar.pipeline.reuse.first_difference import DriftReport
-from sidecar.pipeline.reuse.healed_history import HealedHistory, recall
+from sidecar.pipeline.reuse.healed_history import HealedHistory, heal
 from sidecar.pipeline.reuse.prompt_ids import (
     canonical_ids,
     check_length,
@@ -106,7 +106,7 @@ class PreparedPrompt:
     hit: Hit
     report: CacheReport
     counted: Mapping[str, int]
-    promise: PendingTurn
+    pending_turn: PendingTurn
     unseen: tuple[str, ...] = ()  # where images stood that are told in words
 
     @property
@@ -236,7 +236,7 @@ class Pipeline:
             hit=answer.hit,
             report=report,
             counted=moved,
-            promise=self._promise(reading, question, answer, (found, digests)),
+            pending_turn=self._promise(reading, question, answer, (found, digests)),
         )
 
     @property
@@ -249,9 +249,9 @@ class Pipeline:
         """Count what a divergence cost, for the drift report."""
         place = prompt.report.divergence
         with self.memory.lock:
-            if place is None or not self.memory.is_current(prompt.promise):
+            if place is None or not self.memory.is_current(prompt.pending_turn):
                 return
-            self.drift.note(prompt.promise.client.user_agent, place, num_prefilled)
+            self.drift.note(prompt.pending_turn.client.user_agent, place, num_prefilled)
         self.counters.add("resumed_prefill_tokens", num_prefilled)
 
     def _reading(
@@ -276,7 +276,7 @@ class Pipeline:
         read = replace(
             request, messages=tuple(messages), template_kwargs=reading.kwargs
         )
-        return recall(healing, read, frame, rulesets, reading.check)
+        return heal(healing, read, frame, rulesets, reading.check)
 
     def _lay_out(
         self, reading: _Reading, found: HealedHistory, images: Sequence[SeenImage]
@@ -320,37 +320,37 @@ class Pipeline:
         return {**kwargs, **request.template_kwargs, "enable_thinking": thinking}
 
     def _question(
-        self, reading: _Reading, recalled: HealedHistory, layout: Layout
+        self, reading: _Reading, healed_history: HealedHistory, layout: Layout
     ) -> ReuseQuery:
-        marked = recalled.marked
+        marked = healed_history.marked
         roles = [item.message.role for item in marked]
         found = canonical_ids(layout.elements, roles, self.encoder)
         client = reading.request.client
         session = client.session or session_turn_store.implicit_session(found.ids)
         continued = self.memory.healing.continued(marked, client.api_key_id, session)
-        own = _own_turns(recalled, continued)
+        own = _own_turns(healed_history, continued)
         return ReuseQuery(
             layout.elements,
             found,
-            self._conversation(reading, recalled, session, continued),
+            self._conversation(reading, healed_history, session, continued),
             self._frames.header_tokens(reading.frame),
             roles,
             first_own=min(own, default=None),
             answered_before=max(own, default=0),
             is_proved=layout.is_proved,
-            told_then=recalled.told_then,
+            told_then=healed_history.told_then,
         )
 
     def _note_sent(
-        self, reading: _Reading, recalled: HealedHistory, layout: Layout
+        self, reading: _Reading, healed_history: HealedHistory, layout: Layout
     ) -> None:
         """Know what a request sends in answered messages that is refused."""
         client = reading.request.client
         session = client.session or IMPLICIT
         continued = self.memory.healing.continued(
-            recalled.marked, client.api_key_id, session
+            healed_history.marked, client.api_key_id, session
         )
-        answered = max(_own_turns(recalled, continued), default=0)
+        answered = max(_own_turns(healed_history, continued), default=0)
         sent = [
             element.key
             for element in layout.elements
@@ -358,13 +358,13 @@ class Pipeline:
             and element.value
             and element.message < answered
         ]
-        conversation = self._conversation(reading, recalled, session, continued)
+        conversation = self._conversation(reading, healed_history, session, continued)
         self.memory.lineage.note_sent(conversation, sent)
 
     def _conversation(
         self,
         reading: _Reading,
-        recalled: HealedHistory,
+        healed_history: HealedHistory,
         session: str,
         continued: Continued | None,
     ) -> Conversation:
@@ -376,8 +376,8 @@ class Pipeline:
             continued: the one in which calls were made that the request carries.
         """
         client = reading.request.client
-        found, resembles = recalled.conversation, None
-        proved_until = recalled.proved_until
+        found, resembles = healed_history.conversation, None
+        proved_until = healed_history.proved_until
         if continued is not None:
             thread = continued.conversation
             if found == thread:
@@ -385,9 +385,9 @@ class Pipeline:
             else:
                 proved_until = continued.last
         elif client.session is not None:
-            name = session_turn_store.thread_name(recalled.marked)
+            name = session_turn_store.thread_name(healed_history.marked)
             thread = Conversation(client.api_key_id, session, name)
-        elif found is not None and recalled.proved_until >= 0:
+        elif found is not None and healed_history.proved_until >= 0:
             thread = found
         else:
             thread = session_turn_store.new_chat(client.api_key_id, session)
@@ -469,9 +469,9 @@ class Pipeline:
         return GenerationPrefix(start.header, start.lead, lead_ids)
 
 
-def _own_turns(recalled: HealedHistory, continued: Continued | None) -> list[int]:
+def _own_turns(healed_history: HealedHistory, continued: Continued | None) -> list[int]:
     """Indexes of messages that the model wrote in this conversation."""
-    return [*recalled.healed, *([continued.first] if continued else [])]
+    return [*healed_history.healed, *([continued.first] if continued else [])]
 
 
 def _with_own_session(request: ChatRequest) -> ChatRequest:

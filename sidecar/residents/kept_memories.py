@@ -65,15 +65,18 @@ class KeptMemories:
             self._lent = [other for other in self._lent if other is not lent]
         _forget(lent)
 
-    def forget(self, whose: ForgetFilter | None = None) -> Forgotten:
+    def forget(self, forget_filter: ForgetFilter | None = None) -> Forgotten:
         """Forget all of it, or some conversations, what is lent too."""
         with self._lock:
             gone, lent = list(self._kept.values()), list(self._lent)
-            if whose is None:
+            if forget_filter is None:
                 self._kept.clear()
             else:
                 gone, lent = [], [*gone, *lent]
-        found = [*map(_forget, gone), *(kept.memory.forget(whose) for kept in lent)]
+        found = [
+            *map(_forget, gone),
+            *(kept.memory.forget(forget_filter) for kept in lent),
+        ]
         return sum(found, Forgotten())
 
 

@@ -87,7 +87,7 @@ class Resident:
     def _why_blind(self) -> str:
         if self.images is not None:
             return "this model's test of images failed at its load"
-        return self.engine.model.blindness or "this model takes text only"
+        return self.engine.model.no_vision_reason or "this model takes text only"
 
     def counters(self) -> dict[str, int]:
         """What its store, its pipeline and its memory have counted."""

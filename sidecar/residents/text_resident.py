@@ -117,7 +117,7 @@ class TextLoader:
             logger.warning("read for its text alone: %s", error.message)
             model = self._read_as(source, offer, None)
             why = error.message.rpartition(": ")[2]
-            return replace(model, blindness=f"{BLIND_HERE}: {why}")
+            return replace(model, no_vision_reason=f"{BLIND_HERE}: {why}")
 
     def _read_as(
         self, source: ModelSource, offer: ModelSpec, memo: FeatureMemo | None
@@ -131,7 +131,7 @@ class TextLoader:
         else:
             model = load_thread().call(lambda: run_to_end(steps))
         if not is_library_there():
-            model = replace(model, blindness=_blindness(source.folder))
+            model = replace(model, no_vision_reason=_blindness(source.folder))
         try:
             return gpu.call_in_steps(finish(model, kv_quantization(config.cache)))
         except BaseException:
@@ -147,12 +147,14 @@ class TextLoader:
     def _images_of(
         self, model: LoadedModel, memory: ConversationMemory
     ) -> "ImageReader | None":
-        if model.eyes is None:
+        if model.vision_encoder is None:
             return None
         from sidecar.images.reader import ImageReader
 
-        reader = ImageReader(self._shared.image_intake(), model.eyes.processor)
-        for forget in (reader.forget, model.eyes.memo.forget):
+        reader = ImageReader(
+            self._shared.image_intake(), model.vision_encoder.processor
+        )
+        for forget in (reader.forget, model.vision_encoder.memo.forget):
             memory.also_forget(forget)
         return reader
 
@@ -210,10 +212,10 @@ class TextLoader:
 
     def _tower_of(self, model: LoadedModel) -> TowerCost | None:
         """What its images take; None: it takes none, as its self-test will find."""
-        if model.eyes is None:
+        if model.vision_encoder is None:
             return None
         try:
-            return self._shared.gpu.call_in_steps(fit_tower(model.eyes))
+            return self._shared.gpu.call_in_steps(fit_tower(model.vision_encoder))
         except Exception as error:  # noqa: BLE001 - whatever an architecture raises
             logger.warning("its images could not be measured: %r", error)
             return None
@@ -227,7 +229,9 @@ class TextLoader:
             store.verify = cache.verify
             memory = ConversationMemory(
                 store,
-                lambda whose: shared.gpu.call(lambda: store.forget(whose)),
+                lambda forget_filter: shared.gpu.call(
+                    lambda: store.forget(forget_filter)
+                ),
                 model.tokenizer.decode,
                 f"{model.key} {shared.rules.digest}",
                 memory_limits(cache),
@@ -237,7 +241,9 @@ class TextLoader:
 
         kept = shared.kept.lend(model.key, make)
         kept.store.attach(model.new_cache)
-        kept.store.whole_images = bool(model.eyes and not model.eyes.is_causal)
+        kept.store.whole_images = bool(
+            model.vision_encoder and not model.vision_encoder.is_causal
+        )
         kept.memory.attach(model.tokenizer.decode)
         return kept
 
@@ -245,8 +251,8 @@ class TextLoader:
         self, engine: TextEngine, kept: Kept, model: LoadedModel
     ) -> Resident:
         def leave() -> None:
-            if model.eyes is not None:
-                model.eyes.memo.forget()
+            if model.vision_encoder is not None:
+                model.vision_encoder.memo.forget()
             self._shared.note_left(model.name)
             if self._config.model.unload_keeps_kv:
                 self._shared.kept.keep(model.key, kept, dict(engine.selftest))
@@ -315,7 +321,9 @@ def build_pipeline(
         splicing=cache.splice and config.generation.preserve_thinking,
         min_gain=cache.pin_min_gain,
         verify=cache.verify,
-        media_tokens=model.eyes.processor.media_tokens if model.eyes else frozenset(),
+        media_tokens=model.vision_encoder.processor.media_tokens
+        if model.vision_encoder
+        else frozenset(),
     )
     think_open = model.syntax.markers.think_open
     return Pipeline(

@@ -41,16 +41,20 @@ class CacheRoutes:
         told = self._forget(request, _whose(request.json()))
         return json_response({"forgotten": any(told.values()), **told})
 
-    def _forget(self, request: Request, whose: ForgetFilter | None) -> dict[str, int]:
+    def _forget(
+        self, request: Request, forget_filter: ForgetFilter | None
+    ) -> dict[str, int]:
         asked = parse_qs(request.query).get("disk", ["clear"])[-1]
         if asked not in ("clear", "keep"):
             raise BadRequest("disk must be clear or keep", param="disk")
         try:
-            gone = self._caches.clear(_model(request), whose, on_disk=asked == "clear")
+            gone = self._caches.clear(
+                _model(request), forget_filter, on_disk=asked == "clear"
+            )
         except Unavailable:  # of the memory it is forgotten
-            self._responses.forget(whose)
+            self._responses.forget(forget_filter)
             raise
-        return {**_told(gone), "responses": self._responses.forget(whose)}
+        return {**_told(gone), "responses": self._responses.forget(forget_filter)}
 
 
 def _whose(body: Any) -> ForgetFilter:

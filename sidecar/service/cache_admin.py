@@ -72,7 +72,7 @@ class CacheService:
     def clear(
         self,
         name: str | None = None,
-        whose: ForgetFilter | None = None,
+        forget_filter: ForgetFilter | None = None,
         *,
         on_disk: bool = True,
     ) -> Forgotten:
@@ -88,10 +88,10 @@ class CacheService:
         """
         disk = self._disk if on_disk else None
         if name is None:
-            return _forget(disk, None, whose, self._kept.forget)
+            return _forget(disk, None, forget_filter, self._kept.forget)
         with self._pool.lease(name) as leased:
             resident = require_text(leased)
-            return _forget(disk, resident.name, whose, resident.memory.forget)
+            return _forget(disk, resident.name, forget_filter, resident.memory.forget)
 
     def counters(self) -> dict[str, int]:
         """All cache counters of loaded models together; empty while there is none."""
@@ -104,18 +104,18 @@ class CacheService:
 def _forget(
     disk: KVDisk | None,
     model: str | None,
-    whose: ForgetFilter | None,
+    forget_filter: ForgetFilter | None,
     forget: Callable[[ForgetFilter | None], Forgotten],
 ) -> Forgotten:
     """Of the memory, and of the disk before and behind it."""
     found = []
     with contextlib.suppress(OSError):  # it is tried once more
         # Before: nothing can be brought back any more.
-        found += [disk.forget(model, whose)] if disk else []
-    gone = forget(whose)
+        found += [disk.forget(model, forget_filter)] if disk else []
+    gone = forget(forget_filter)
     try:
         # Behind: what was written since.
-        found += [disk.forget(model, whose)] if disk else []
+        found += [disk.forget(model, forget_filter)] if disk else []
     except OSError as error:
         raise Unavailable(
             f"what is in memory is forgotten, the disk is not: {error}"

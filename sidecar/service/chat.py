@@ -272,7 +272,7 @@ def _chat_choices(plan: ChatPlan, syntax: OutputSyntax) -> list[ChatChoice]:
     tools = offered_tools(request)
     complete = functools.partial(is_complete_call, syntax=syntax.tools, tools=tools)
     token_of = functools.partial(
-        make_token, prepared.promise.turn, with_text=not request.thinking.is_shown
+        make_token, prepared.pending_turn.turn, with_text=not request.thinking.is_shown
     )
     start = _start_mode(syntax, prepared)
     return [

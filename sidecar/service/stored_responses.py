@@ -120,24 +120,22 @@ class StoredResponses:
         self.get(key_id, response_id)
         self._of(key_id).responses.pop(response_id)
 
-    def forget(self, whose: ForgetFilter | None = None) -> int:
+    def forget(self, forget_filter: ForgetFilter | None = None) -> int:
         """
         Forget everything, or some conversations; how many responses that were.
 
         Of a session that no client named, nobody knows which responses are its own: all
         without a name go.
         """
-        if whose is not None and is_implicit(whose.session or ""):
-            whose = replace(whose, session="")
+        if forget_filter is not None and is_implicit(forget_filter.session or ""):
+            forget_filter = replace(forget_filter, session="")
         with self._lock:
-            self._generations.end(whose)
-            gone = sum(
-                len(own.responses.pop_if(
-                    lambda _, stored: whose is None or whose.covers(stored.conversation)
-                ))
-                for own in self._of_keys.values()
-            )  # fmt: skip
-            if whose is None:
+            self._generations.end(forget_filter)
+            covers = forget_filter.covers if forget_filter else lambda _: True
+            gone = 0
+            for own in self._of_keys.values():
+                gone += len(own.responses.pop_if(lambda _, r: covers(r.conversation)))
+            if forget_filter is None:
                 self._of_keys.clear()
             return gone
 

@@ -343,15 +343,15 @@ class _Progress:
 
 def remember(pipeline: Pipeline, prepared: PreparedPrompt, receipt: Receipt) -> None:
     """What becomes of a chat's end: only what a client was shown is remembered."""
-    memory, promise = pipeline.memory, prepared.promise
+    memory, pending_turn = pipeline.memory, prepared.pending_turn
     if receipt.is_whole:
-        memory.commit(promise, receipt.said)
+        memory.commit(pending_turn, receipt.said)
     else:
-        memory.note_unkept(promise, receipt.said)
+        memory.note_unkept(pending_turn, receipt.said)
         if receipt.is_spoiled:
             pipeline.counters.add("watchdog_abort")
         elif receipt.is_broken_off:
-            memory.keep_past(promise)
+            memory.keep_past(pending_turn)
     usage = receipt.usage
     pipeline.note_cost(prepared, usage.prompt_tokens - usage.cached_tokens)
 

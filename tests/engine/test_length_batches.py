@@ -33,7 +33,7 @@ def kv_bytes(app: App, engine: TextEngine) -> list[int]:
     """Bytes of each batch's caches, room and padding included, smallest first."""
 
     def count() -> list[int]:
-        batches = engine._loop._lanes._batches
+        batches = engine._loop._decode_batches._batches
         return sorted(
             sum(layer.nbytes for layer in batch.prompt_cache) for batch in batches
         )
@@ -71,7 +71,7 @@ def test_rows_of_one_length_share_a_batch(served: App) -> None:
     """Each batch reads all the weights for itself: there are no more than needed."""
     with leased_engine(served) as engine, by_hand(served, engine) as make:
         jobs = [decoding(engine, make, random_ids(10 + i, SHORT)) for i in range(4)]
-        assert len(engine._loop._lanes._batches) == 1
+        assert len(engine._loop._decode_batches._batches) == 1
         for job in jobs:
             engine.release(job)
 

@@ -203,7 +203,7 @@ def test_what_nobody_reads_of_a_cache_does_not_pile_up(
             turn()
 
         def pad() -> None:
-            [batch] = engine._loop._lanes._batches
+            [batch] = engine._loop._decode_batches._batches
             for layer in batch.prompt_cache:
                 if isinstance(layer, ArraysCache):
                     layer.left_padding = mx.array([0, 0])

@@ -70,7 +70,7 @@ def test_what_the_load_has_no_time_for_is_proved_later(
         def begin() -> tuple[dict[str, str], set[str], bool]:
             run_to_end(prove(engine, SelfTest(engine.model), ProofPlan(0.0)))
             told, off = dict(engine.selftest), set(engine.store.switched_off)
-            return told, off, engine._loop._lanes.may_batch
+            return told, off, engine._loop._decode_batches.may_batch
 
         told, off, may_batch = app.gpu.call(begin)
         splitter = {"splitter": "ok"}  # no way of reuse; tried before
@@ -83,7 +83,7 @@ def test_what_the_load_has_no_time_for_is_proved_later(
             time.sleep(0.02)
         assert engine.selftest == splitter | dict.fromkeys(_WAYS, "ok")
         assert engine.store.switched_off == set()
-        assert engine._loop._lanes.may_batch
+        assert engine._loop._decode_batches.may_batch
 
 
 @pytest.mark.parametrize("waits_for", ["nobody", "a request"])

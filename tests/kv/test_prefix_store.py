@@ -666,7 +666,7 @@ def test_what_others_said_alone_is_not_of_those_who_said_its_beginning(
         prompt = ModelIds(common[:50])
         Running(store, prompt, owner).prefill().decode(common[50:]).finish()
     else:
-        assert store.adopt(common, owner, [], [])
+        assert store.insert(common, owner, [], [])
     store.forget(ForgetFilter("one"))
     assert store.survey(whole, "").depth == 60
     assert store.match_len(joined(common, (7,))) == 60

@@ -189,7 +189,7 @@ def test_a_session_without_a_name_is_known_by_its_beginning() -> None:
 def conversation_of(
     chats: Chats, messages: Sequence[Message], client: Client
 ) -> Conversation:
-    return chats.ask(messages, client).promise.record.conversation
+    return chats.ask(messages, client).pending_turn.record.conversation
 
 
 def test_whoever_sends_calls_back_continues_their_thread() -> None:

@@ -34,7 +34,7 @@ def test_what_runs_while_all_is_cleared_brings_nothing_back(broken_off: bool) ->
     prompt = chats.ask(PAST)
     chats.memory.forget()
     if broken_off:
-        chats.memory.keep_past(prompt.promise)
+        chats.memory.keep_past(prompt.pending_turn)
     else:
         chats.answer(prompt, SAID)
     assert len(chats.memory.lineage) == 0
@@ -78,9 +78,9 @@ def test_a_clearing_that_falls_into_a_prepare_lends_it_nothing(
     prompt = chats.prepare([clock("10:07", 200), *PAST[1:]], Client())
     monkeypatch.undo()
     chats.answer(prompt, SAID)
-    chats.memory.keep_past(prompt.promise)
+    chats.memory.keep_past(prompt.pending_turn)
     chats.pipeline.note_cost(prompt, 10)
-    assert not chats.memory.is_current(prompt.promise)
+    assert not chats.memory.is_current(prompt.pending_turn)
     assert len(chats.memory.lineage) == 0
     assert chats.memory.turns.num_threads == 0
     assert chats.pipeline.drift.rows() == []
@@ -103,8 +103,8 @@ def test_a_clearing_waits_for_what_is_being_kept(
     monkeypatch.setattr(chats.memory.lineage, "add", slowly)
     said = conversation_memory.AssistantOutput(SAID.text, SAID.reasoning, (), (1, 2))
     keep = {
-        "commit": lambda: chats.memory.commit(prompt.promise, said),
-        "keep_past": lambda: chats.memory.keep_past(prompt.promise),
+        "commit": lambda: chats.memory.commit(prompt.pending_turn, said),
+        "keep_past": lambda: chats.memory.keep_past(prompt.pending_turn),
     }
     keeping = Thread(target=keep[how])
     keeping.start()

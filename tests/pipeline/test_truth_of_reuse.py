@@ -330,7 +330,7 @@ def test_a21_a_rule_that_is_gone_stops_and_breaks_nothing() -> None:
 def test_lineage_of_other_rules_is_not_brought_back() -> None:
     """Its spans were found by those, and would be paired wrongly."""
     chats = Chats(min_gain=1)
-    chats.memory.keepsakes = UnwrittenTurns()
+    chats.memory.unwritten_turns = UnwrittenTurns()
     prompt = chats.turn([system(words(60)), user("hi")], "Hm.").prompt
     kept, canonical = chats.memory.save(prompt.model_ids, "")
     for key, num_records in (("builtin", 1), ("builtin, other rules", 0)):
@@ -405,7 +405,8 @@ def test_what_was_shown_last_is_not_taken_for_an_older_turn_of_its_looks(
     looks = (healing_store.visible_hash("Yes.", ()),) if others else ()
     ids = chats.sample("No.") if others else ()
     chats.memory.commit(
-        prompt.promise, conversation_memory.AssistantOutput(shown, "", (), ids, looks)
+        prompt.pending_turn,
+        conversation_memory.AssistantOutput(shown, "", (), ids, looks),
     )
     prompt = chats.ask([*asked, assistant("Yes."), user("sure?")], client)
     assert "first request" not in prompt.text
@@ -704,11 +705,11 @@ def test_a_clock_of_a_later_system_message_is_not_said_behind_another() -> None:
 
 def broken_off(chats: Chats, messages: list[Message], shown: str, who: Client) -> None:
     """A request whose client leaves, having been shown that much."""
-    promise = chats.ask(messages, who).promise
+    pending_turn = chats.ask(messages, who).pending_turn
     chats.memory.note_unkept(
-        promise, conversation_memory.AssistantOutput(shown, "", (), ())
+        pending_turn, conversation_memory.AssistantOutput(shown, "", (), ())
     )
-    chats.memory.keep_past(promise)
+    chats.memory.keep_past(pending_turn)
 
 
 def test_an_envelope_deleted_in_a_request_that_was_broken_off_is_not_read_on() -> None:
@@ -821,7 +822,7 @@ def test_no_stamp_is_said_behind_the_models_own_newer_word() -> None:
 def test_what_was_sent_is_known_again_from_the_disk() -> None:
     """An envelope that was kept in an answered message, and is deleted then."""
     chats = Chats(min_gain=1)
-    chats.memory.keepsakes = UnwrittenTurns()
+    chats.memory.unwritten_turns = UnwrittenTurns()
     about, asked = system(words(200)), f"who is it? {words(60)}"
     kept = [about, enveloped("Mallory", asked)]
     chats.turn(kept, "Hm.", ONE)
@@ -842,7 +843,7 @@ def test_what_was_dropped_does_not_come_back_from_the_disk(
 ) -> None:
     """Not from what is written then, nor from what was written before."""
     chats, client = Chats(min_gain=1), Client(session)
-    chats.memory.keepsakes = UnwrittenTurns()
+    chats.memory.unwritten_turns = UnwrittenTurns()
     talk = [system(words(200)), user("well?")]
     path = chats.turn(talk, Said("Done.", "the older thought"), client).prompt.model_ids
     written = chats.memory.save(path, "")
@@ -862,10 +863,10 @@ def test_a_beginning_of_calls_is_taken_for_no_older_answer(num_calls: int) -> No
     talk = [system(words(200)), user("well?")]
     shown = Said("I look.", "the older thought", (CALL,)[:num_calls])
     chats.turn(talk, shown, ONE)
-    promise = chats.ask(talk, ONE).promise
+    pending_turn = chats.ask(talk, ONE).pending_turn
     calls = (ToolCall("other_1", CALL.name, CALL.arguments), ToolCall("o2", "f", "{}"))
     broken = conversation_memory.AssistantOutput("I look.", "", calls, ())
-    chats.memory.note_unkept(promise, broken)
+    chats.memory.note_unkept(pending_turn, broken)
     echoed = assistant("I look.", *calls[:num_calls])
     rest = [result("x", "other_1")] if num_calls else []
     prompt = chats.ask([*talk, echoed, *rest, user("go on")], ONE)

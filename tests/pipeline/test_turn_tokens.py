@@ -111,7 +111,7 @@ def test_thinking_between_two_texts_is_known_again(chats: Chats) -> None:
     said = Said("mid end", "TATB")
     chats.answer(prompt, said, raw=raw)
     thoughts = tuple(
-        Thought(t, make_token(prompt.promise.turn, t)) for t in ("TA", "TB")
+        Thought(t, make_token(prompt.pending_turn.turn, t)) for t in ("TA", "TB")
     )
     shown = Message("assistant", ("mid", " end"), "TA\nTB", thoughts=thoughts)
     found = chats.ask([*asked(), shown, user("and?")])

@@ -63,8 +63,10 @@ def test_equal_greetings_do_not_lend_their_thinking() -> None:
     assert "Alice" not in prompt.text
 
 
-@pytest.mark.parametrize("asker", [Client("bob"), NOBODY])
-def test_no_thought_about_a_value_that_was_not_sent_any_more(asker: Client) -> None:
+@pytest.mark.parametrize("other", [Client("bob"), NOBODY])
+def test_no_thought_about_a_value_that_was_not_sent_any_more(
+    other: Client,
+) -> None:
     """Alice's context stood pinned in her prompt; she and Bob now send the same."""
     chats, alice = Chats(), Client("alice")
     chats.turn([told("Alice"), user("hi")], Said("x"), alice)
@@ -74,7 +76,7 @@ def test_no_thought_about_a_value_that_was_not_sent_any_more(asker: Client) -> N
     hello = Said("Hello!", "Alice owned it.")
     hers = chats.turn([without, user("hi")], hello, alice)
     assert "of Alice" in hers.text  # and that it is none now
-    prompt = chats.ask([without, user("hi"), assistant("Hello!"), user("go")], asker)
+    prompt = chats.ask([without, user("hi"), assistant("Hello!"), user("go")], other)
     assert "Alice" not in prompt.text
 
 
@@ -226,17 +228,17 @@ def internal(text: str) -> Message:
     return user(f"{marks[0]}\n{text}\n{marks[1]}")
 
 
-@pytest.mark.parametrize("asker", [Client("b"), NOBODY], ids=["named", "nameless"])
+@pytest.mark.parametrize("other", [Client("b"), NOBODY], ids=["named", "nameless"])
 @pytest.mark.parametrize("teller", [Client("a"), NOBODY], ids=["named", "nameless"])
 def test_what_vanished_is_not_thought_of_in_another_chat(
-    asker: Client, teller: Client
+    other: Client, teller: Client
 ) -> None:
     """Its turn was told something that no history shows."""
     chats = Chats()
     hello = Said("Hello!", "Alice is ill.")
     chats.turn([PLAIN, user("hi"), internal("Alice is ill.")], hello, teller)
     asked = [PLAIN, user("hi"), assistant("Hello!"), user("go")]
-    assert "Alice" not in chats.ask(asked, asker).text
+    assert "Alice" not in chats.ask(asked, other).text
 
 
 def test_with_other_tools_it_is_another_prompt() -> None:

@@ -91,15 +91,15 @@ def a_cache_one_token_too_deep() -> AbstractContextManager[None]:
 
 
 def a_row_kept_from_the_wrong_depth() -> AbstractContextManager[None]:
-    def make(take_over: Any) -> Any:
+    def make(claim: Any) -> Any:
         def late(arrays: Any, start: int, end: int) -> Any:
-            buffer = take_over(arrays, start, end)
+            buffer = claim(arrays, start, end)
             buffer.arrays = [[mx.roll(a, 1, -2) for a in run] for run in buffer.arrays]
             return buffer
 
         return late
 
-    return patched(store_module, "take_over", make)
+    return patched(store_module, "claim", make)
 
 
 def a_match_one_token_too_long() -> AbstractContextManager[None]:

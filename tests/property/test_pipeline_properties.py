@@ -292,8 +292,8 @@ def test_blocks_find_what_a_linear_scan_finds(
         for index in indexes:
             index.add(record)
     question = array("I", [*_ids(asked), *tail])
-    asker = Conversation("k", "0", "t")
-    by_block, by_scan = (index.candidates(question, asker) for index in indexes)
+    turn_query = Conversation("k", "0", "t")
+    by_block, by_scan = (index.candidates(question, turn_query) for index in indexes)
     assert by_block == by_scan
 
 

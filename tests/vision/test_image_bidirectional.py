@@ -49,9 +49,9 @@ def asking(text: str, *seeds: int) -> Json:
 def test_it_sees_and_its_test_has_passed(app: App) -> None:
     """By the library's own computation of one whole prompt."""
     with app.pool.lease("default") as model:
-        eyes = model.engine.model.eyes
-        assert eyes is not None
-        assert not eyes.is_causal
+        vision_encoder = model.engine.model.vision_encoder
+        assert vision_encoder is not None
+        assert not vision_encoder.is_causal
         assert model.engine.selftest["images"] == "ok"
         assert model.failed_tests == ()
 

@@ -130,9 +130,9 @@ def an_image_embedded_as_one_before_it() -> AbstractContextManager[None]:
                 if p.start < placed.start and len(p.image.ids) == len(placed.image.ids)
             ]
             if done and like:
-                eyes = self._eyes
-                self._features[placed.start] = eyes.memo.get(
-                    eyes.model, like[0].image, eyes.pad, self._salt
+                vision_encoder = self._vision_encoder
+                self._features[placed.start] = vision_encoder.memo.get(
+                    vision_encoder.model, like[0].image, vision_encoder.pad, self._salt
                 )
             return done
 
@@ -145,16 +145,16 @@ def pixels_of_another_image() -> AbstractContextManager[None]:
     """Decoded ones are kept by their number of bytes."""
     kept: dict[tuple[int, ...], Any] = {}
 
-    def make(sight: Any) -> Any:
+    def make(vision_inputs: Any) -> Any:
         def first(self: ImageReader, *args: Any) -> Any:
-            mine = sight(self, *args)
+            mine = vision_inputs(self, *args)
             named = {n: p.shape for n, p in mine.processed.pixels.items()}
             other = kept.setdefault(tuple(sorted(map(str, named.items()))), mine)  # type: ignore[arg-type]
             return replace(mine, processed=other.processed)
 
         return first
 
-    return patched(ImageReader, "_sight", make)
+    return patched(ImageReader, "_prepare", make)
 
 
 def a_match_that_ends_within_an_image() -> AbstractContextManager[None]:

@@ -43,17 +43,20 @@ def test_images_are_looked_at_one_after_another() -> None:
 def test_what_is_measured_at_load_holds_for_a_larger_one(app: App) -> None:
     """A tower takes no more than was foretold, and not a tenth of it either."""
     with app.pool.lease("default") as model:
-        eyes, tower = model.engine.model.eyes, model.engine.guard.tower
-        assert eyes is not None
+        vision_encoder, tower = (
+            model.engine.model.vision_encoder,
+            model.engine.guard.tower,
+        )
+        assert vision_encoder is not None
         assert tower is not None
-        image = sample_image(eyes, 3, (640, 640))
+        image = sample_image(vision_encoder, 3, (640, 640))
 
         def peak() -> int:
             for _ in range(2):
                 mx.clear_cache()
                 mx.reset_peak_memory()
                 before = mx.get_active_memory()
-                eyes.model.image_features(image, eyes.pad)
+                vision_encoder.model.image_features(image, vision_encoder.pad)
             return mx.get_peak_memory() - before
 
         told = tower.peak_bytes(len(image.read_ids))
@@ -67,7 +70,7 @@ def test_one_that_does_not_fit_is_refused_and_nothing_is_left(app: App) -> None:
         guard = model.engine.guard
         process, limit = guard.process, guard.process.limit_bytes
         text = guard.model.demand(2000)
-        runs = model.engine.model.eyes.memo.num_runs
+        runs = model.engine.model.vision_encoder.memo.num_runs
         try:
             process.limit_bytes = mx.get_active_memory() + text.total
             app.gpu.call(process.sample)
@@ -78,7 +81,7 @@ def test_one_that_does_not_fit_is_refused_and_nothing_is_left(app: App) -> None:
         finally:
             process.limit_bytes = limit
             app.gpu.call(process.sample)
-        assert model.engine.model.eyes.memo.num_runs == runs
+        assert model.engine.model.vision_encoder.memo.num_runs == runs
     assert post(app, shown(1, 1400)).is_success
 
 

@@ -61,7 +61,7 @@ def test_an_agents_talk_computes_what_is_new_and_answers_as_if_cold(app: App) ->
     forget(app)
     runs, held = tower_runs(app), 0
     with app.pool.lease("default") as model:
-        is_causal = model.engine.model.eyes.is_causal
+        is_causal = model.engine.model.vision_encoder.is_causal
     talk: list[Json] = []
     for number in range(6):
         more = [image_part(number)] if number % 2 == 0 else []
@@ -143,9 +143,9 @@ def test_rows_with_and_without_images_share_a_batch(app: App) -> None:
 def test_typed_markup_is_text(app: App) -> None:
     """V8: before and behind a picture; the picture stays where it is."""
     with app.pool.lease("default") as model:
-        eyes = model.engine.model.eyes
-        assert eyes is not None
-        typed = "".join(sorted(eyes.processor.media_tokens))
+        vision_encoder = model.engine.model.vision_encoder
+        assert vision_encoder is not None
+        typed = "".join(sorted(vision_encoder.processor.media_tokens))
     forget(app)
     plain = ask(app, [user("a ", image_part(31), " b")])
     marked = ask(app, [user(f"a {typed}", image_part(31), f"{typed} b")])
@@ -215,8 +215,8 @@ def test_what_the_model_says_is_never_an_image(folder: Path) -> None:
     """It may say what stands for one; put back as ids it would take one's place."""
     with serving(folder, "seeing", CACHE_SPLICE="true") as app:
         with app.pool.lease("default") as model:
-            eyes = model.engine.model.eyes
-            assert eyes is not None
+            vision_encoder = model.engine.model.vision_encoder
+            assert vision_encoder is not None
             added = model.engine.model.tokenizer.get_added_vocab()
             markup = [added[name] for name in ("<|vision_start|>", "<|image_pad|>")]
         for number in markup:
@@ -249,31 +249,31 @@ def shown(seed: int) -> Json:
 def test_towers_run_once_for_each_key_and_nothing_stays(app: App) -> None:
     """Else the time to a first token would tell what another one has shown."""
     with app.pool.lease("default") as model:
-        eyes = model.engine.model.eyes
-        assert eyes is not None
+        vision_encoder = model.engine.model.vision_encoder
+        assert vision_encoder is not None
         assert model.images is not None
         message = Message("user", (Image(data_url(picture(91)), path="x"),))
         _, (image,) = model.images.read((message,), "", lambda: True)
 
         def look(salt: str) -> None:
-            memo = eyes.memo
-            memo.get(eyes.model, image, eyes.pad, salt)
+            memo = vision_encoder.memo
+            memo.get(vision_encoder.model, image, vision_encoder.pad, salt)
 
-        runs = eyes.memo.num_runs
+        runs = vision_encoder.memo.num_runs
         for salt in ("one", "one", "two", "two"):
             app.gpu.call(functools.partial(look, salt))
-        assert eyes.memo.num_runs == runs + 2
+        assert vision_encoder.memo.num_runs == runs + 2
         prompt = ModelPrompt(ModelIds(image.ids), images=(PlacedImage(0, image),))
 
         def consume() -> int:
-            looking = PromptImages(eyes, prompt)
-            while placed := looking.unseen(0, len(image.ids)):
-                looking.look(placed)
-            looking.sight(0, len(image.ids))
-            return len(looking._features)
+            prompt_images = PromptImages(vision_encoder, prompt)
+            while placed := prompt_images.unseen(0, len(image.ids)):
+                prompt_images.look(placed)
+            prompt_images.vision_inputs(0, len(image.ids))
+            return len(prompt_images._features)
 
         assert app.gpu.call(consume) == 0
-        runs = eyes.memo.num_runs
-        eyes.memo.forget()
+        runs = vision_encoder.memo.num_runs
+        vision_encoder.memo.forget()
         app.gpu.call(functools.partial(look, "one"))
-        assert eyes.memo.num_runs == runs + 1
+        assert vision_encoder.memo.num_runs == runs + 1

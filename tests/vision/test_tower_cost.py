@@ -22,8 +22,8 @@ def app(folder: Path) -> Iterator[App]:
 
 def eyes_of(app: App) -> VisionEncoder:
     with app.pool.lease("default") as model:
-        eyes: VisionEncoder = model.engine.model.eyes
-        return eyes
+        vision_encoder: VisionEncoder = model.engine.model.vision_encoder
+        return vision_encoder
 
 
 @pytest.mark.parametrize(("first_s", "largest"), [(0.005, 448), (0.1, 224), (2, 160)])

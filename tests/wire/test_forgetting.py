@@ -194,8 +194,8 @@ def foretold(app: App, session: str, key: str, messages: list[Any]) -> int:
     return int(told["cached_tokens"])
 
 
-def forget(app: App, **whose: str) -> dict[str, Any]:
-    answer = httpx.post(f"{app.url}/admin/cache/forget", json=whose, timeout=60)
+def forget(app: App, **forget_filter: str) -> dict[str, Any]:
+    answer = httpx.post(f"{app.url}/admin/cache/forget", json=forget_filter, timeout=60)
     assert answer.status_code == 200, answer.text
     told: dict[str, Any] = answer.json()
     return told

@@ -39,7 +39,7 @@ def limited(model_folder: ModelFolder) -> Iterator[App]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    names = ("job", "prefill", "pacing", "batch_loop")
+    names = ("job", "prefill_queue", "sequence", "pacing", "scheduler")
     return Clock(monkeypatch, *(f"sidecar.engine.{name}" for name in names))
 
 

@@ -2,7 +2,7 @@
 One loaded model's KV on the disk: looked up, brought back, written, forgotten.
 
 Trouble with the disk is a warning and a prompt that is computed anew; no request fails
-by it. Formats: slot_folder, cache_form. When what is written: hand_over. The theory
+by it. Formats: slot_folder, cache_form. When what is written: write_queue. The theory
 stands in docs/disk.md.
 """
 
@@ -31,7 +31,7 @@ from sidecar.kv.disk.slot import Slot
 from sidecar.kv.disk.slot_folder import SlotFolder
 from sidecar.kv.disk.slot_index import DiskMatch, SlotIndex
 from sidecar.kv.disk.slot_reader import RestoreCancelled, RestoreRequest, SlotReader
-from sidecar.kv.disk.slot_writer import SlotWriter, slim
+from sidecar.kv.disk.slot_writer import SlotWriter, without_arrays
 from sidecar.kv.disk.tensor_file import Damaged
 from sidecar.kv.disk.write_queue import PendingWrite, WriteQueue
 from sidecar.kv.prefix_store import PrefixStore
@@ -279,7 +279,7 @@ class DiskCache:
             self._hand_over.close()
             self._store.on_kept = _not_noted
 
-    def forget(self, whose: ForgetFilter | None = None) -> tuple[int, int]:
+    def forget(self, forget_filter: ForgetFilter | None = None) -> tuple[int, int]:
         """
         Delete all of it, or some conversations; slots, and their bytes.
 
@@ -288,13 +288,13 @@ class DiskCache:
         Raises:
             OSError: they cannot be deleted.
         """
-        self._hand_over.due.forget(whose)
+        self._hand_over.due.forget(forget_filter)
         with self._lock:
             place = self._place
             if place is None:
-                self._forgotten.append(whose)
+                self._forgotten.append(forget_filter)
                 return 0, 0
-            if whose is None:
+            if forget_filter is None:
                 self._num_cleared += 1
                 self._index.clear()
                 self._stamps, self._seen = {}, 0
@@ -302,7 +302,7 @@ class DiskCache:
 
         def act() -> tuple[int, int]:
             try:
-                return forget_some(place.folder, whose)
+                return forget_some(place.folder, forget_filter)
             finally:
                 self._seen = 0  # a clock that ticks slowly shows no change
                 self._look(place.folder)
@@ -312,9 +312,9 @@ class DiskCache:
 
     def _forget_before(self, folder: SlotFolder) -> None:
         """What was forgotten while nobody knew where it is."""
-        for whose in self._forgotten:
+        for forget_filter in self._forgotten:
             try:
-                forget(folder, whose)
+                forget(folder, forget_filter)
             except OSError as error:
                 logger.warning("KV on the disk could not be deleted: %s", error)
 
@@ -409,10 +409,10 @@ class DiskCache:
             logger.info("KV slot %d cannot be read: %s", number, error)
             return
         except Damaged as error:
-            if folder.put_aside(number, None, str(error)) and self._place is not None:
+            if folder.quarantine(number, None, str(error)) and self._place is not None:
                 self._place.reader.counters.add("disk_damaged")
             return
-        if self._index.add(slim(slot)):
+        if self._index.add(without_arrays(slot)):
             self._load(slot)
 
     def _load(self, slot: Slot) -> None:

@@ -37,7 +37,7 @@ _Told = Mapping[str, Any]  # a turn, as it is kept with a slot
 _Claim = tuple[int, Any]  # a depth, and whose: a scope as JSON
 
 
-def forget(folder: SlotFolder, whose: ForgetFilter | None) -> tuple[int, int]:
+def forget(folder: SlotFolder, forget_filter: ForgetFilter | None) -> tuple[int, int]:
     """
     Delete slots of a model; how many, and their bytes.
 
@@ -46,7 +46,11 @@ def forget(folder: SlotFolder, whose: ForgetFilter | None) -> tuple[int, int]:
     Raises:
         OSError: they cannot be.
     """
-    return forget_all(folder) if whose is None else forget_some(folder, whose)
+    return (
+        forget_all(folder)
+        if forget_filter is None
+        else forget_some(folder, forget_filter)
+    )
 
 
 def forget_all(folder: SlotFolder) -> tuple[int, int]:
@@ -64,7 +68,7 @@ def forget_all(folder: SlotFolder) -> tuple[int, int]:
     return len(numbers), num_bytes
 
 
-def forget_some(folder: SlotFolder, whose: ForgetFilter) -> tuple[int, int]:
+def forget_some(folder: SlotFolder, forget_filter: ForgetFilter) -> tuple[int, int]:
     """
     Delete the slots of some conversations; how many, and their bytes.
 
@@ -91,10 +95,10 @@ def forget_some(folder: SlotFolder, whose: ForgetFilter) -> tuple[int, int]:
                 failed = error
                 continue
             claims = (below.get(slot.uid, []), spoken.get(slot.uid, []))
-            left = _keep(folder, slot, whose, claims)
+            left = _keep(folder, slot, forget_filter, claims)
             if left is None:
                 if slot.parent is not None:
-                    said = [*claims[1], *_spoken(slot, whose)]
+                    said = [*claims[1], *_spoken(slot, forget_filter)]
                     before = [(min(depth, slot.at), scope) for depth, scope in said]
                     spoken.setdefault(slot.parent[1], []).extend(before)
                 for other in _chain(slot, below):
@@ -130,7 +134,9 @@ def rewrite_turns(folder: SlotFolder, rewritten: Callable[[_Told], _Told]) -> li
             if kept == slot.meta["kept"]:
                 continue
             try:
-                folder.retell(slot, {"kept": kept}, (slot.ids, slot.canonical))
+                folder.rewrite_metadata(
+                    slot, {"kept": kept}, (slot.ids, slot.canonical)
+                )
                 retold.append(number)
             except OSError as error:  # better nothing than these words
                 logger.warning("KV slot %d goes whole: %s", number, error)
@@ -142,19 +148,21 @@ def rewrite_turns(folder: SlotFolder, rewritten: Callable[[_Told], _Told]) -> li
 def _keep(
     folder: SlotFolder,
     slot: Slot,
-    whose: ForgetFilter,
+    forget_filter: ForgetFilter,
     claims: tuple[Sequence[Slot], Sequence[_Claim]],
 ) -> Slot | None:
     """What stays of a slot for those who go on from it; None: nothing."""
     try:
-        if not whose.covers(slot.owner):
-            return _strip(folder, slot, whose, slot.meta["owner"])
-        end, owner = max(_claims(slot, whose, *claims), key=_depth, default=(0, None))
+        if not forget_filter.covers(slot.owner):
+            return _strip(folder, slot, forget_filter, slot.meta["owner"])
+        end, owner = max(
+            _claims(slot, forget_filter, *claims), key=_depth, default=(0, None)
+        )
         if not end:
             return None
         if end == slot.end:
-            return _strip(folder, slot, whose, owner)
-        return _shorten(folder, slot, whose, end, owner)
+            return _strip(folder, slot, forget_filter, owner)
+        return _shorten(folder, slot, forget_filter, end, owner)
     except (Damaged, OSError, *MALFORMED) as error:
         # On a full disk: better nothing than these words.
         logger.warning("KV slot %d goes whole: %s", slot.number, error)
@@ -162,20 +170,23 @@ def _keep(
 
 
 def _claims(
-    slot: Slot, whose: ForgetFilter, heirs: Sequence[Slot], spoken: Sequence[_Claim]
+    slot: Slot,
+    forget_filter: ForgetFilter,
+    heirs: Sequence[Slot],
+    spoken: Sequence[_Claim],
 ) -> Iterator[_Claim]:
     """Up to where others need a slot, and who: they go on from it, or spoke in it."""
     yield from ((heir.at, heir.meta["owner"]) for heir in heirs)
-    for depth, scope in (*spoken, *_spoken(slot, whose)):
+    for depth, scope in (*spoken, *_spoken(slot, forget_filter)):
         if depth > slot.at and slot.meta["state"] == STATELESS:
             yield min(depth, slot.end), scope
         elif depth == slot.end and slot.is_end:  # else nothing can end within it
             yield depth, scope
 
 
-def _spoken(slot: Slot, whose: ForgetFilter) -> list[_Claim]:
+def _spoken(slot: Slot, forget_filter: ForgetFilter) -> list[_Claim]:
     """Up to where others have said what was written with a slot, before it as well."""
-    return [(told["depth"], told["scope"]) for told in _others(slot, whose)]
+    return [(told["depth"], told["scope"]) for told in _others(slot, forget_filter)]
 
 
 def _depth(claim: _Claim) -> int:
@@ -183,14 +194,14 @@ def _depth(claim: _Claim) -> int:
 
 
 def _shorten(
-    folder: SlotFolder, slot: Slot, whose: ForgetFilter, end: int, owner: Any
+    folder: SlotFolder, slot: Slot, forget_filter: ForgetFilter, end: int, owner: Any
 ) -> Slot:
     """Keep what stands before a depth, as another's."""
     draft, told = _cut_kv(folder, slot, end)
-    kept = [_without_lineage(t) for t in _others(slot, whose)]
+    kept = [_without_lineage(t) for t in _others(slot, forget_filter)]
     words = {"kept": kept, "owner": owner, "keeps_end": True}
     ids = slot.ids[: end - slot.at]
-    folder.retell(slot, {**told, **words}, (ids, _NOTHING), draft)
+    folder.rewrite_metadata(slot, {**told, **words}, (ids, _NOTHING), draft)
     return folder.read(slot.number)
 
 
@@ -203,22 +214,28 @@ def _chain(slot: Slot, below: Mapping[str, Sequence[Slot]]) -> list[Slot]:
     return found[::-1]
 
 
-def _strip(folder: SlotFolder, slot: Slot, whose: ForgetFilter, owner: Any) -> Slot:
+def _strip(
+    folder: SlotFolder, slot: Slot, forget_filter: ForgetFilter, owner: Any
+) -> Slot:
     """Let a slot say nothing of some conversations; what it is then."""
-    before, kept = slot.meta["kept"], _others(slot, whose)
+    before, kept = slot.meta["kept"], _others(slot, forget_filter)
     if len(kept) == len(before) and owner == slot.meta["owner"]:
         return slot
     canonical = slot.canonical
     if before[-1:] != kept[-1:]:  # what the last one's prompt looked like goes with it
         kept, canonical = list(map(_without_lineage, kept)), _NOTHING
-    folder.retell(slot, {"kept": kept, "owner": owner}, (slot.ids, canonical))
+    folder.rewrite_metadata(slot, {"kept": kept, "owner": owner}, (slot.ids, canonical))
     return folder.read(slot.number)
 
 
-def _others(slot: Slot, whose: ForgetFilter) -> list[Mapping[str, Any]]:
+def _others(slot: Slot, forget_filter: ForgetFilter) -> list[Mapping[str, Any]]:
     """What was said in a slot, but for some conversations."""
     said: list[Mapping[str, Any]] = slot.meta["kept"]
-    return [told for told in said if not whose.covers(conversation_of(told["scope"]))]
+    return [
+        told
+        for told in said
+        if not forget_filter.covers(conversation_of(told["scope"]))
+    ]
 
 
 def _without_lineage(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class KVDisk:
             self._open.append(cache)
 
     def forget(
-        self, model: str | None = None, whose: ForgetFilter | None = None
+        self, model: str | None = None, forget_filter: ForgetFilter | None = None
     ) -> tuple[int, int]:
         """
         Delete the slots of all models, loaded or not; how many, and their bytes.
@@ -96,11 +96,11 @@ class KVDisk:
         failed: OSError | None = None
         for cache in caches:
             try:
-                found.append(cache.forget(whose))
+                found.append(cache.forget(forget_filter))
             except OSError as error:  # what can be forgotten is
                 failed = error
             done |= cache.folders
-        found.append(self.root.forget(model, whose, done))
+        found.append(self.root.forget(model, forget_filter, done))
         if failed is not None:
             raise failed
         return sum(n for n, _ in found), sum(size for _, size in found)

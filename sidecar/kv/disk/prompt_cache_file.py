@@ -144,7 +144,7 @@ def read_prompt_cache(store: PrefixStore, file: Path, ids: tuple[int, ...]) -> i
     mx.eval(runs)
     owner, path = unknown(store.generation), ModelIds(ids)
     checkpoint = kv_layers.take_checkpoint(cache)
-    if not store.adopt(path, owner, [Buffer(runs, 0, length)], checkpoint):
+    if not store.insert(path, owner, [Buffer(runs, 0, length)], checkpoint):
         raise Damaged(f"{file.name} could not be stored")
     store.on_kept(path, owner)
     return length

@@ -275,7 +275,7 @@ class DiskRoot:
     def forget(
         self,
         model: str | None = None,
-        whose: ForgetFilter | None = None,
+        forget_filter: ForgetFilter | None = None,
         but: Collection[Path] = (),
     ) -> tuple[int, int]:
         """
@@ -294,7 +294,7 @@ class DiskRoot:
             if not is_meant or folder.path in but:
                 continue
             try:
-                found = forget(folder, whose)
+                found = forget(folder, forget_filter)
             except OSError as error:
                 failed = error
                 continue

@@ -209,7 +209,7 @@ class SlotFolder:
             header = read_header(kv)
         write_words(draft.paths, told, arrays, (header.crc32, header.size))
 
-    def retell(
+    def rewrite_metadata(
         self,
         slot: Slot,
         told: Mapping[str, Any],
@@ -298,7 +298,7 @@ class SlotFolder:
                 path.unlink()
         return freed
 
-    def put_aside(self, number: int, uid: str | None, why: str) -> bool:
+    def quarantine(self, number: int, uid: str | None, why: str) -> bool:
         """
         Make a damaged slot none; its files go later.
 

@@ -135,7 +135,7 @@ class SlotReader:
         """On the GPU thread: what was read becomes the store's."""
         buffers = [Buffer(layers, start, end - start) for start, end, layers in runs]
         checkpoint = self._checkpoint(*state, len(ids))
-        return self._store.adopt(ids, wanted.owner, buffers, checkpoint)
+        return self._store.insert(ids, wanted.owner, buffers, checkpoint)
 
     def _open(self, match: DiskMatch, start: int) -> list[_Part]:
         """Open all that is needed at once: none can be deleted in between."""
@@ -225,7 +225,7 @@ class SlotReader:
         """A damaged slot is none any more; one that is gone is forgotten."""
         slot, cause = fault.slot, fault.cause
         self._index.remove(slot.number)
-        if isinstance(cause, Damaged) and self._folder.put_aside(
+        if isinstance(cause, Damaged) and self._folder.quarantine(
             slot.number, slot.uid, str(cause)
         ):
             self.counters.add("disk_damaged")

@@ -169,7 +169,7 @@ class SlotWriter:
             draft.discard()
         if slot is None:
             return
-        self._index.add(slim(slot))
+        self._index.add(without_arrays(slot))
         self._root.wrote(slot.num_bytes)
         self.counters.add("disk_bytes_written", slot.num_bytes)
         self._replace(run.replaced)
@@ -317,7 +317,7 @@ class SlotWriter:
                     self._index.remove(slot.number)
 
 
-def slim(slot: Slot) -> Slot:
+def without_arrays(slot: Slot) -> Slot:
     """A slot as the index keeps it: what was said is in the memory, or not at all."""
     meta = {name: value for name, value in slot.meta.items() if name != "kept"}
     return replace(slot, meta=meta, canonical=np.empty(0, np.uint32))

@@ -99,15 +99,15 @@ class PendingWrites:
             self._due = kept
         return is_there
 
-    def forget(self, whose: ForgetFilter | None = None) -> None:
+    def forget(self, forget_filter: ForgetFilter | None = None) -> None:
         """Forget all, or some conversations; what others said in these stays due."""
         with self._lock:
             due, self._due = self._due, []
-            if whose is None:
+            if forget_filter is None:
                 return
             for each in due:
                 ends = (each, *each.others)
-                left = [end for end in ends if not whose.covers(end.owner)]
+                left = [end for end in ends if not forget_filter.covers(end.owner)]
                 if len(left) == len(ends):
                     self._due.append(each)
                 elif left:

@@ -129,7 +129,7 @@ class _Past:
         return known.conversation if known else None
 
 
-def recall(
+def heal(
     store: HealingStore,
     request: ChatRequest,
     frame: TurnDelimiters | None,
@@ -198,7 +198,7 @@ def _find_turns(
         visible, turn = None, None
         if message.role == "assistant":
             visible = store.visible_hash(message, defaults)
-            asker = TurnQuery(
+            turn_query = TurnQuery(
                 client.api_key_id,
                 client.session,
                 values,
@@ -206,7 +206,7 @@ def _find_turns(
                 max(issued, default=-1),
             )
             turn, is_issued = _own_turn(
-                store, message, visible, (contexts[-1], asker, defaults)
+                store, message, visible, (contexts[-1], turn_query, defaults)
             )
             if turn:
                 found[index] = turn
@@ -255,7 +255,7 @@ def _own_turn(
 
     And whether it is known by ids.
     """
-    context, asker, defaults = asked
+    context, turn_query, defaults = asked
     if visible is None:
         return None, False
     if any(thought.token for thought in message.thoughts):
@@ -263,12 +263,14 @@ def _own_turn(
         ids = [turn for turn in turns if turn is not None]
         if len(ids) < len(turns):
             return None, False  # thinking of somebody else's, or edited
-        return _issued(store, ids, message, (visible, asker.api_key, defaults)), True
+        return _issued(
+            store, ids, message, (visible, turn_query.api_key, defaults)
+        ), True
     ids = [call.id for call in message.tool_calls]
-    issued = _issued(store, ids, message, (visible, asker.api_key, defaults))
-    if issued is None and store.knows_any(ids, asker.api_key):
+    issued = _issued(store, ids, message, (visible, turn_query.api_key, defaults))
+    if issued is None and store.knows_any(ids, turn_query.api_key):
         return None, False  # a part of that turn: it is no older one that looks so
-    turn = issued or store.find(visible, context, asker)
+    turn = issued or store.find(visible, context, turn_query)
     if turn is None or is_edited(message, turn.healed):
         return None, False
     return turn, issued is not None

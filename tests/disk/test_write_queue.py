@@ -84,14 +84,14 @@ def test_what_others_said_is_written_where_its_end_was_forgotten_meanwhile() -> 
     now: Any = SimpleNamespace(submit=lambda _urgency, act: (act(), Future())[1])
     machine: Any = SimpleNamespace(thread=now, is_idle=lambda: True)
     settings: Any = SimpleNamespace(quiet_s=0.0)
-    hand_over = WriteQueue(store, SlotIndex(), machine, settings, write, lambda: None)
+    queue = WriteQueue(store, SlotIndex(), machine, settings, write, lambda: None)
     for length, session in ((1, "a"), (2, "b"), (3, "c")):
-        hand_over.due.note(ids(*range(length)), owned(session))
-    hand_over.look()
+        queue.due.note(ids(*range(length)), owned(session))
+    queue.look()
     assert written == ["c"], "nobody forgot that"
     for length, session in ((1, "a"), (2, "b")):
-        hand_over.due.note(ids(*range(length)), owned(session))
-    hand_over.look()
+        queue.due.note(ids(*range(length)), owned(session))
+    queue.look()
     assert written == ["c", "b", "a"]
 
 

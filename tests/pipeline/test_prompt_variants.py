@@ -205,7 +205,7 @@ def test_b2_equal_canonical_prompts_have_a_path_each() -> None:
     asked = {v: [system(words(100)), ask_end(v)] for v in ("id-one", "id-two")}
     turns = {v: chats.turn(messages) for v, messages in asked.items()}
     canonical = {
-        turn.prompt.promise.record.canonical.tobytes() for turn in turns.values()
+        turn.prompt.pending_turn.record.canonical.tobytes() for turn in turns.values()
     }
     assert len(canonical) == 1
     for value, messages in asked.items():
@@ -251,7 +251,7 @@ def test_b5_a_deep_match_does_not_shadow_a_good_one(use_blocks: bool) -> None:
     chats.turn(asked("10:05", "you", long))
     prompt = chats.ask(asked("10:06", "me", long))
     candidates = chats.memory.lineage.candidates(
-        prompt.promise.record.canonical, prompt.promise.record.conversation
+        prompt.pending_turn.record.canonical, prompt.pending_turn.record.conversation
     )
     depths = [depth for _, depth in candidates]
     assert depths[0] > 4250
@@ -277,10 +277,10 @@ def test_b5_a_path_that_was_mostly_evicted_does_not_shadow_a_whole_one(
     chats.store.add(evicted.prompt.model_ids[:kept_len])
     prompt = chats.ask([clock("10:07"), user(long), user("end")])
     candidates = chats.memory.lineage.candidates(
-        prompt.promise.record.canonical, prompt.promise.record.conversation
+        prompt.pending_turn.record.canonical, prompt.pending_turn.record.conversation
     )
     assert [record for record, _ in candidates] == [
-        evicted.prompt.promise.record, whole.prompt.promise.record
+        evicted.prompt.pending_turn.record, whole.prompt.pending_turn.record
     ]  # fmt: skip
     assert chats.reuse(prompt) > 2 * kept_len
     assert "Current time is 10:06." in prompt.text
