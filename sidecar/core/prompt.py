@@ -99,7 +99,7 @@ class CacheReport:
     What was done to reuse KV, for the log and the response headers.
 
     Args:
-        key_delta_chars: see pipeline/reuse/first_difference.
+        key_delta_chars: see pipeline/reuse/prompt_variants.
         is_new: nothing was stored for this conversation before.
     """
 

@@ -9,30 +9,19 @@ took; then it is the long one's turn again, which so keeps half of the time at l
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from sidecar.config.settings import EngineConfig
 from sidecar.core.errors import GenerationFailed, Unavailable
-from sidecar.core.prompt import Boundary
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled
 from sidecar.engine.pacing import Watchdog
-from sidecar.engine.sequence import Sequence
-from sidecar.kv.checkpoints import planned_stops
 from sidecar.kv.prefix_store import PrefixStore
 
+if TYPE_CHECKING:
+    from sidecar.engine.sequence import Sequence
+
 logger = logging.getLogger(__name__)
-
-
-def begin_sequence(job: Job, store: PrefixStore, min_gap: int) -> Sequence:
-    """Restore what is stored of a job's prompt."""
-    prompt = job.spec.prompt
-    restored = store.restore(prompt.ids, prompt.conversation)
-    stops: list[Boundary] = []
-    if store.needs_checkpoints:
-        stops = planned_stops(
-            prompt.boundaries, restored.cached_len, restored.shared_len,
-            len(prompt.ids), min_gap,
-        )  # fmt: skip
-    return Sequence(job, restored, stops)
 
 
 # What may pass needs at most a chunk, and this share of what the passed one needs.
@@ -40,12 +29,22 @@ _SHORT = 1 / 4
 
 
 class PrefillQueue:
-    """Jobs between submission and their first token. GPU thread only."""
+    """
+    Jobs between submission and their first token. GPU thread only.
+
+    Args:
+        begin: restores what is stored of a job's prompt.
+    """
 
     def __init__(
-        self, store: PrefixStore, config: EngineConfig, watchdog: Watchdog
+        self,
+        store: PrefixStore,
+        config: EngineConfig,
+        watchdog: Watchdog,
+        begin: Callable[[Job], "Sequence"],
     ) -> None:
         self._store = store
+        self._begin_sequence = begin
         self._config = config
         self._watchdog = watchdog
         self._waiting: deque[Job] = deque()
@@ -60,7 +59,7 @@ class PrefillQueue:
         return sum(begun) + sum(len(job.spec.model_ids) for job in tuple(self._waiting))
 
     @property
-    def begun(self) -> list[Sequence]:
+    def begun(self) -> list["Sequence"]:
         """Prompts of which a part is computed or restored."""
         return [p for p in (self.current, self._passed) if p]
 
@@ -71,7 +70,7 @@ class PrefillQueue:
         """Queue a job."""
         self._waiting.append(job)
 
-    def next(self, num_free: int) -> Sequence | None:
+    def next(self, num_free: int) -> "Sequence | None":
         """
         The prompt whose chunk is next; its job is admitted if it was waiting.
 
@@ -100,7 +99,7 @@ class PrefillQueue:
         """The current prompt is computed, or given up."""
         self.current = None
 
-    def give_up(self, sequence: Sequence) -> None:
+    def give_up(self, sequence: "Sequence") -> None:
         """End the current prompt; what was computed is kept."""
         self.current = None
         self._keep(sequence)
@@ -125,11 +124,11 @@ class PrefillQueue:
             for choice in range(current.job.spec.n):
                 current.job.emit(ChoiceEnded(choice, "", "length", None, (), True))
 
-    def _is_late(self, sequence: Sequence) -> bool:
+    def _is_late(self, sequence: "Sequence") -> bool:
         is_over = self._watchdog.is_over(sequence.began, sequence.last_progress)
         return is_over or self._watchdog.is_stall(sequence.longest_gap_s)
 
-    def _let_pass(self, long: Sequence, num_free: int) -> None:
+    def _let_pass(self, long: "Sequence", num_free: int) -> None:
         left = long.target - long.done
         maximum = min(_SHORT * left, self._config.prefill_step_size)
         if left < self._config.prefill_step_size:
@@ -146,7 +145,7 @@ class PrefillQueue:
 
     def _begin(self, job: Job) -> bool:
         try:
-            self.current = begin_sequence(job, self._store, self._config.checkpoint_gap)
+            self.current = self._begin_sequence(job)
         except Exception as error:  # it is this job's alone, which waits to be told
             logger.exception("a prompt could not be begun")
             failure = GenerationFailed(f"the prompt could not be begun: {error}")
@@ -156,5 +155,5 @@ class PrefillQueue:
         job.emit(Prefilled(cached_len, len(job.spec.model_ids), cached_len))
         return True
 
-    def _keep(self, sequence: Sequence) -> None:
+    def _keep(self, sequence: "Sequence") -> None:
         sequence.commit(self._store, sequence.done_ids, sequence.done_ids)

@@ -27,7 +27,7 @@ from sidecar.engine.pacing import PrefillPacer, Watchdog
 from sidecar.engine.prefill_queue import PrefillQueue
 from sidecar.engine.process_memory import NOTHING, Admission, Demand, Running
 from sidecar.engine.sampling import LogitsProcessor
-from sidecar.engine.sequence import Sequence
+from sidecar.engine.sequence import Sequence, begin_sequence
 from sidecar.engine.weights import weights_count
 from sidecar.kv.kv_layers import (
     KVLayers,
@@ -171,7 +171,12 @@ class BatchScheduler:
         running = Running(weights_count(model.model), lambda: self._arrays)
         self._unwatch = guard.process.watch(running)
         self._watchdog = Watchdog(config.watchdog_s, config.deadline_s)
-        self.prefills = PrefillQueue(store, config, self._watchdog)
+        self.prefills = PrefillQueue(
+            store,
+            config,
+            self._watchdog,
+            lambda job: begin_sequence(job, store, config.checkpoint_gap),
+        )
 
     def has_work(self) -> bool:
         """Whether any job waits or runs."""

@@ -11,15 +11,18 @@ nothing else changes where its KV is:
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sidecar.core.prompt import Boundary, ModelIds
 from sidecar.engine.job import Job
 from sidecar.engine.prompt_images import PromptImages
 from sidecar.engine.vision import VisionEncoder, VisionInputs
+from sidecar.kv.checkpoints import planned_stops
 from sidecar.kv.kv_layers import KVLayers, arrays_of, evaluate, take_checkpoint
-from sidecar.kv.prefix_store import PrefixStore
 from sidecar.kv.prefix_tree import Restored
+
+if TYPE_CHECKING:
+    from sidecar.kv.prefix_store import PrefixStore
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +52,6 @@ class Sequence:
         self._extract: Callable[[], KVLayers] | None = None
         self._lease = restored.lease
         self._prompt_images: PromptImages | None = None
-        self._lease.hold(lambda: self.layers)
 
     @property
     def layers(self) -> KVLayers:
@@ -88,7 +90,7 @@ class Sequence:
             if stop.depth == end:
                 self.checkpoints[end] = (stop.rank, take_checkpoint(self._layers))
 
-    def register(self, store: PrefixStore) -> None:
+    def register(self, store: "PrefixStore") -> None:
         """Let other sequences copy the KV of its prompt from it."""
         store.register(self._lease, self.done_ids)
 
@@ -106,7 +108,7 @@ class Sequence:
         """Take the KV of its row back."""
         self._layers, self._extract = layers, None
 
-    def commit(self, store: PrefixStore, ids: ModelIds, end: ModelIds | None) -> None:
+    def commit(self, store: "PrefixStore", ids: ModelIds, end: ModelIds | None) -> None:
         """
         Give the KV to the store; a failure there is a miss later.
 
@@ -124,7 +126,7 @@ class Sequence:
             store.abandon(self._lease)
         self._end()
 
-    def abandon(self, store: PrefixStore) -> None:
+    def abandon(self, store: "PrefixStore") -> None:
         """End it without keeping anything: its KV is lost."""
         store.budget.released.hold(arrays_of(self._layers))
         store.abandon(self._lease)
@@ -184,3 +186,18 @@ class Sequence:
         now = time.monotonic()
         self.longest_gap_s = max(self.longest_gap_s, now - self.last_progress)
         self.last_progress = now
+
+
+def begin_sequence(job: Job, store: "PrefixStore", min_gap: int) -> Sequence:
+    """Restore what is stored of a job's prompt."""
+    prompt = job.spec.prompt
+    restored = store.restore(prompt.ids, prompt.conversation)
+    stops: list[Boundary] = []
+    if store.needs_checkpoints:
+        stops = planned_stops(
+            prompt.boundaries, restored.cached_len, restored.shared_len,
+            len(prompt.ids), min_gap,
+        )  # fmt: skip
+    sequence = Sequence(job, restored, stops)
+    store.share(restored.lease, lambda: sequence.layers)
+    return sequence

@@ -198,6 +198,10 @@ class PrefixStore:
         kv_layers.depth(cache)  # raises if a checkpoint is of another depth
         return Restored(cache, length, lease, match.depth)
 
+    def share(self, lease: Lease, read: Callable[[], KVLayers]) -> None:
+        """Have others read a sequence's caches, wherever they are at that time."""
+        lease.hold(read)
+
     def register(self, lease: Lease, ids: ModelIds) -> None:
         """Show the path of a running sequence, so that others can copy from it."""
         owner = lease.conversation

@@ -33,7 +33,7 @@ from sidecar.memory.conversation_memory import (
 )
 from sidecar.memory.healing_store import Continued
 from sidecar.memory.lineage import LineageRecord, pack
-from sidecar.pipeline.reuse.first_difference import DriftReport
+from sidecar.pipeline.reuse.drift_report import DriftReport
 from sidecar.pipeline.reuse.healed_history import HealedHistory, heal
 from sidecar.pipeline.reuse.prompt_ids import (
     canonical_ids,

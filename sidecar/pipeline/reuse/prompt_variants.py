@@ -5,7 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.conversation import Conversation
-from sidecar.core.prompt import CacheReport, ChatTokenizer, Hit, Lookup, ModelIds
+from sidecar.core.prompt import (
+    CacheReport,
+    ChatTokenizer,
+    Divergence,
+    Hit,
+    Lookup,
+    ModelIds,
+)
 from sidecar.memory.lineage import (
     LineageIndex,
     LineageRecord,
@@ -15,7 +22,6 @@ from sidecar.memory.lineage import (
 )
 from sidecar.memory.session_turn_store import Change
 from sidecar.pipeline.reuse import pinned_values
-from sidecar.pipeline.reuse.first_difference import first_divergence, key_delta_chars
 from sidecar.pipeline.reuse.gone_spans import put_back
 from sidecar.pipeline.reuse.pinned_values import Pins, Walk
 from sidecar.pipeline.reuse.prompt_ids import Assembled, Canonical, model_ids
@@ -24,6 +30,9 @@ from sidecar.pipeline.template.elements import Element, Splice
 from sidecar.pipeline.template.encoder import PromptEncoder
 from sidecar.volatile.marked_message import MarkedMessage, Span, SpanKey
 from sidecar.volatile.rules import RuleSet
+
+_WINDOW_CHARS = 40
+_WINDOW_IDS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,3 +337,38 @@ def counted(
     if is_equal and not report.divergence and answer.reused_len == 0:
         moved["exact_key_rejected_by_model_lcp"] += 1
     return {name: amount for name, amount in moved.items() if amount}
+
+
+def first_divergence(
+    record: LineageRecord,
+    canonical: Canonical,
+    shared_len: int,
+    tokenizer: ChatTokenizer,
+    marked: Sequence[MarkedMessage],
+) -> Divergence | None:
+    """The first differing canonical id; None if one prompt extends the other."""
+    if shared_len >= min(len(record.canonical), len(canonical.ids)):
+        return None
+    settled = [key for key, depth in canonical.settled.items() if depth > shared_len]
+    message = min((key[0] for key in settled), default=len(marked) - 1)
+    if message and canonical.begins.get(message, 0) > shared_len:
+        message -= 1  # a turn of the model: it has no spans
+    now = canonical.ids[shared_len : shared_len + _WINDOW_IDS]
+    before = record.canonical[shared_len : shared_len + _WINDOW_IDS]
+    return Divergence(
+        shared_len,
+        message,
+        marked[message].message.role,
+        tokenizer.decode(list(before))[:_WINDOW_CHARS],
+        tokenizer.decode(list(now))[:_WINDOW_CHARS],
+    )
+
+
+def key_delta_chars(
+    canonical: Canonical, shared_len: int, tokenizer: ChatTokenizer
+) -> int:
+    """
+    How much of the cache key is new: characters of the canonical text (volatile values
+    as marks, turns that are put back as digests) behind its first `shared_len` ids.
+    """
+    return len(tokenizer.decode(list(canonical.ids[shared_len:])))

@@ -4,8 +4,8 @@ import pytest
 
 from sidecar.core.prompt import Divergence
 from sidecar.core.requests import Message
-from sidecar.pipeline.reuse import first_difference
-from sidecar.pipeline.reuse.first_difference import DriftReport
+from sidecar.pipeline.reuse import drift_report
+from sidecar.pipeline.reuse.drift_report import DriftReport
 from testkit.chats import Chats, Client, assistant, system, user, words
 
 
@@ -80,7 +80,7 @@ def test_costs_are_added_up_by_client_and_place() -> None:
 
 def test_places_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one not seen for longest is dropped."""
-    monkeypatch.setattr(first_difference, "_MAX_PLACES", 2)
+    monkeypatch.setattr(drift_report, "_MAX_PLACES", 2)
     report = DriftReport()
     for before in ("a", "b", "a", "c"):
         report.note("x", place(before), 1)
