@@ -38,12 +38,12 @@ from sidecar.kv.kv_layers import Released
 from sidecar.residents.catalog import Catalog, find_catalog
 from sidecar.residents.kept_memories import KeptMemories
 from sidecar.residents.loading import loader
-from sidecar.residents.model_entry import Held
 from sidecar.residents.model_settings import (
     read_settings,
     settings_file,
     with_default_model,
 )
+from sidecar.residents.model_state import ServedModel
 from sidecar.residents.pool import ResidentPool
 from sidecar.residents.pool_worker import LOAD_END_S
 from sidecar.residents.process_weights import ProcessWeights
@@ -77,7 +77,7 @@ class App:
 
     config: Config
     listener: Listener
-    pool: ResidentPool[Held]
+    pool: ResidentPool[ServedModel]
     shared: Shared
     expiry: Expiry
     releasing: Releasing
@@ -189,7 +189,7 @@ def build(
 
 
 def _build_services(
-    config: Config, shared: Shared, pool: ResidentPool[Held]
+    config: Config, shared: Shared, pool: ResidentPool[ServedModel]
 ) -> Services:
     metrics, caches = shared.metrics, CacheService(pool, shared.kept, shared.disk)
     metrics.add_cache_source(caches.counters)

@@ -23,12 +23,12 @@ from pathlib import Path
 from sidecar.app import App, build, serve_in_thread
 from sidecar.cli.quality_questions import (
     KINDS,
-    Question,
+    QualityQuestion,
     make_questions,
 )
 from sidecar.cli.quality_report import (
     POLICIES,
-    Answer,
+    QualityAnswer,
     Score,
     answer_json,
     applies,
@@ -90,7 +90,9 @@ def main(argv: list[str]) -> int:
     return 1 if num_void else 0
 
 
-def ask_all(questions: Sequence[Question], serve: Serve, asks: Json) -> list[Answer]:
+def ask_all(
+    questions: Sequence[QualityQuestion], serve: Serve, asks: Json
+) -> list[QualityAnswer]:
     """
     Ask a server of each policy the questions that it applies to.
 
@@ -99,7 +101,7 @@ def ask_all(questions: Sequence[Question], serve: Serve, asks: Json) -> list[Ans
     Raises:
         ServerError: a server did not start or did not answer.
     """
-    answers: list[Answer] = []
+    answers: list[QualityAnswer] = []
     for policy in POLICIES:
         with serve(policy) as server:
             _warm_up(server, policy, asks)
@@ -119,7 +121,9 @@ def _warm_up(server: Server, policy: str, asks: Json) -> None:
         time.sleep(_WARM_UP_PAUSE_S)
 
 
-def _ask(server: Server, question: Question, policy: str, asks: Json) -> Answer:
+def _ask(
+    server: Server, question: QualityQuestion, policy: str, asks: Json
+) -> QualityAnswer:
     asks = {**asks, "session_id": question.conversation}
     moves = question.kind.moves
     first = {**asks, "messages": question.before}
@@ -128,7 +132,7 @@ def _ask(server: Server, question: Question, policy: str, asks: Json) -> Answer:
     # What a client leaves out is put back only before an answer of the model's own.
     answered = before.message if moves else noted
     reply = server.chat({**asks, "messages": [*history, answered, asked]})
-    return Answer(question, policy, before.prompt_len, reply)
+    return QualityAnswer(question, policy, before.prompt_len, reply)
 
 
 @contextlib.contextmanager
@@ -192,7 +196,9 @@ def _wait_ready(app: App, server: Server) -> None:
 
 
 def _write(
-    options: argparse.Namespace, scores: Sequence[Score], answers: Sequence[Answer]
+    options: argparse.Namespace,
+    scores: Sequence[Score],
+    answers: Sequence[QualityAnswer],
 ) -> None:
     if options.json:
         asked = {

@@ -68,7 +68,7 @@ KINDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class QualityQuestion:
     """
     A question about a value that drifted.
 
@@ -88,12 +88,12 @@ class Question:
     num_words: int
 
 
-def make_questions(num_questions: int, depth: int, seed: int) -> list[Question]:
+def make_questions(num_questions: int, depth: int, seed: int) -> list[QualityQuestion]:
     """The kinds take turns; at least `depth` words stand between value and question."""
     return [_question(number, depth, seed) for number in range(num_questions)]
 
 
-def _question(number: int, depth: int, seed: int) -> Question:
+def _question(number: int, depth: int, seed: int) -> QualityQuestion:
     conversation, index = divmod(number, len(KINDS))
     name, kind = f"quality-{seed}-{conversation}", KINDS[index]
     rng = random.Random(name)
@@ -105,7 +105,7 @@ def _question(number: int, depth: int, seed: int) -> Question:
         older |= {kind.name: "" for kind in KINDS if kind.moves}
     now = {**older, kind.name: "" if kind.moves else newer[kind.name]}
     asked = _sender(newer[kind.name]) if kind.moves else ""
-    return Question(
+    return QualityQuestion(
         name,
         kind,
         older[kind.name],

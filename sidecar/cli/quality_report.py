@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidecar.cli.quality_questions import KINDS, Kind, Question
+from sidecar.cli.quality_questions import KINDS, Kind, QualityQuestion
 from sidecar.cli.server import Json, Reply
 from sidecar.volatile.rules import load_rules
 
@@ -17,7 +17,7 @@ _BAR = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QualityAnswer:
     """
     What a model said to a question under a policy.
 
@@ -25,7 +25,7 @@ class Answer:
         before_len: tokens of the prompt that had the older value.
     """
 
-    question: Question
+    question: QualityQuestion
     policy: str
     before_len: int
     reply: Reply
@@ -109,7 +109,7 @@ def applies(policy: str, kind: Kind) -> bool:
     return policy != "restate" or not kind.moves
 
 
-def score(answers: Sequence[Answer]) -> list[Score]:
+def score(answers: Sequence[QualityAnswer]) -> list[Score]:
     """By kind and policy, then all kinds by policy."""
     rules = load_rules()
     counted = [answer for answer in answers if answer.is_in_force]
@@ -125,7 +125,7 @@ def score(answers: Sequence[Answer]) -> list[Score]:
 
 
 def _score(
-    kind: str, policy: str, is_default: bool, answers: Sequence[Answer]
+    kind: str, policy: str, is_default: bool, answers: Sequence[QualityAnswer]
 ) -> Score:
     own = [answer for answer in answers if answer.policy == policy]
     num_right = sum(answer.is_right for answer in own)
@@ -204,7 +204,7 @@ def score_json(one: Score) -> Json:
     }
 
 
-def answer_json(answer: Answer) -> Json:
+def answer_json(answer: QualityAnswer) -> Json:
     """An answer for a file, and what it was judged by."""
     question, reply = answer.question, answer.reply
     return {

@@ -20,7 +20,7 @@ from sidecar.residents.audio_resident import (
     SpeakingResident,
 )
 from sidecar.residents.detection import missing_library
-from sidecar.residents.model_entry import ModelSpec
+from sidecar.residents.model_state import ModelSpec
 from sidecar.residents.shared import Shared, not_loaded
 
 logger = logging.getLogger(__name__)
@@ -33,22 +33,22 @@ class AudioLoader:
         self._shared = shared
         self._trust = config.model.trust_remote_code
 
-    def load(self, offer: ModelSpec, tell: Callable[[str], None]) -> AudioResident:
+    def load(self, spec: ModelSpec, tell: Callable[[str], None]) -> AudioResident:
         """
         Read a model; its first computation is the first request's.
 
         Raises:
             ModelLoadFailed: with the reason.
         """
-        shared, started, name = self._shared, time.monotonic(), offer.id
+        shared, started, name = self._shared, time.monotonic(), spec.id
         tell("weights_loading")
-        folder = folder_of(offer.place)
+        folder = folder_of(spec.place)
         if folder is None:
             raise ModelLoadFailed(f"model {name} cannot be loaded: it has no folder")
-        fault = missing_library(offer.kind, folder, {}) or sizes_fault(folder)
+        fault = missing_library(spec.kind, folder, {}) or sizes_fault(folder)
         if fault:
             raise ModelLoadFailed(f"model {name} cannot be loaded: {fault}")
-        kind = cast(AudioKind, offer.kind)
+        kind = cast(AudioKind, spec.kind)
         read = functools.partial(read_audio_model, kind, folder, trust=self._trust)
         try:
             model = AudioModel(load_thread().call(read), shared.gpu)

@@ -11,9 +11,9 @@ from sidecar.config.settings import ModelConfig
 from sidecar.core.errors import ModelNotFound
 from sidecar.engine import model_place
 from sidecar.residents.detection import loader_of
-from sidecar.residents.discovery import HUB, Found, discover, kind_at
-from sidecar.residents.model_entry import ModelSpec
+from sidecar.residents.discovery import HUB, DiscoveredModel, discover, kind_at
 from sidecar.residents.model_settings import NOTHING_SET, ModelSettings
+from sidecar.residents.model_state import ModelSpec
 
 _MAX_NAME_CHARS = 200
 _MAX_CLOSE = 10
@@ -71,7 +71,7 @@ class Names:
 class Catalog:
     """All that is offered, each model once, and how requests name it."""
 
-    offers: tuple[ModelSpec, ...]
+    specs: tuple[ModelSpec, ...]
     names: Names
 
 
@@ -87,40 +87,40 @@ def find_catalog(
     """
     found = discover((HUB,) if config.places is None else config.places)
     default, own = _default(config, found)
-    offers, taken = [default], {default.id, *default.aliases, *_NO_NAMES}
+    specs, taken = [default], {default.id, *default.aliases, *_NO_NAMES}
     for one in found:
-        offer = _offer(one, taken) if one is not own else None
-        if offer is not None and _is_allowed(offer, config.available):
-            offers.append(offer)
-            taken |= {offer.id, *offer.aliases}
-    settled = [_wished(offer, config, wishes, taken) for offer in offers]
-    aliases = {offer.id: offer.aliases for offer in settled}
+        spec = _offer(one, taken) if one is not own else None
+        if spec is not None and _is_allowed(spec, config.available):
+            specs.append(spec)
+            taken |= {spec.id, *spec.aliases}
+    settled = [_wished(spec, config, wishes, taken) for spec in specs]
+    aliases = {spec.id: spec.aliases for spec in settled}
     names = Names(default.id, aliases, config.aliases)
     return Catalog(
         tuple(
             replace(
-                offer,
-                aliases=(*offer.aliases, *_given(offer, names)),
-                context_len=min(offer.context_len or max_context, max_context),
+                spec,
+                aliases=(*spec.aliases, *_given(spec, names)),
+                context_len=min(spec.context_len or max_context, max_context),
             )
-            for offer in settled
+            for spec in settled
         ),
         names,
     )
 
 
-def _given(offer: ModelSpec, names: Names) -> list[str]:
+def _given(spec: ModelSpec, names: Names) -> list[str]:
     """Names that MODEL_ALIASES gives it; globs as they are, for routers."""
     return [
         name
         for name, wish in names.wishes.items()
-        if names.find(name) is None and names.find(wish) == offer.id
+        if names.find(name) is None and names.find(wish) == spec.id
     ]
 
 
 def _default(
-    config: ModelConfig, found: Sequence[Found]
-) -> tuple[ModelSpec, Found | None]:
+    config: ModelConfig, found: Sequence[DiscoveredModel]
+) -> tuple[ModelSpec, DiscoveredModel | None]:
     """What MODEL_PATH names: a model that was found, a folder, a hub id, built in."""
     path = config.path
     folder = model_place.folder_of(path)
@@ -136,15 +136,15 @@ def _default(
         size = own.size_bytes if own else model_place.size_of(path)
         context_len = own.context_len if own else None
         kind, takes_images = kind_at(folder) if folder else ("llm", False)
-        offer = ModelSpec(
+        spec = ModelSpec(
             own_id, aliases, kind, path, size, context_len, takes_images=takes_images
         )
     else:
-        offer = replace(_described(own, own_id), aliases=aliases)
-    return offer, own
+        spec = replace(_described(own, own_id), aliases=aliases)
+    return spec, own
 
 
-def _is_meant(found: Found, path: str | None, folder: Path | None) -> bool:
+def _is_meant(found: DiscoveredModel, path: str | None, folder: Path | None) -> bool:
     if folder is not None:
         return folder.resolve() == found.folder.resolve()
     if path is None or found.state != "unloaded":
@@ -153,7 +153,7 @@ def _is_meant(found: Found, path: str | None, folder: Path | None) -> bool:
     return is_bare or path in (found.id, *found.aliases)
 
 
-def _offer(found: Found, taken: set[str]) -> ModelSpec | None:
+def _offer(found: DiscoveredModel, taken: set[str]) -> ModelSpec | None:
     """Under names that nobody has; None if none is left."""
     names = (found.id, *found.aliases)
     # A pattern would be a net for whatever is asked of a router.
@@ -163,7 +163,7 @@ def _offer(found: Found, taken: set[str]) -> ModelSpec | None:
     return replace(_described(found, free[0]), aliases=tuple(free[1:]))
 
 
-def _described(found: Found, own_id: str) -> ModelSpec:
+def _described(found: DiscoveredModel, own_id: str) -> ModelSpec:
     state, fault = found.state, found.reason
     if state == "unloaded" and loader_of(found.kind) is None:
         state, fault = "unavailable", f"{found.kind} models are not served"
@@ -180,28 +180,28 @@ def _described(found: Found, own_id: str) -> ModelSpec:
 
 
 def _wished(
-    offer: ModelSpec,
+    spec: ModelSpec,
     config: ModelConfig,
     wishes: Mapping[str, ModelSettings],
     taken: set[str],
 ) -> ModelSpec:
     """With what the settings say of it; no name that another one has."""
-    names = (offer.id, *offer.aliases)
+    names = (spec.id, *spec.aliases)
     wish = next((wishes[name] for name in names if name in wishes), NOTHING_SET)
     is_pinned = not set(names).isdisjoint(config.pinned)
     more = (wish.alias,) if wish.alias and wish.alias not in taken else ()
     taken.update(more)
     return replace(
-        offer,
-        aliases=(*offer.aliases, *more),
+        spec,
+        aliases=(*spec.aliases, *more),
         pinned=is_pinned if wish.pinned is None else wish.pinned,
         ttl_s=wish.ttl_seconds,
         family=wish.family,
     )
 
 
-def _is_allowed(offer: ModelSpec, allowed: Iterable[str]) -> bool:
+def _is_allowed(spec: ModelSpec, allowed: Iterable[str]) -> bool:
     """Whether AVAILABLE_MODELS, names and globs, lets it be served; empty: all."""
     patterns = tuple(allowed)
-    names = (offer.id, *offer.aliases)
+    names = (spec.id, *spec.aliases)
     return not patterns or any(fnmatchcase(n, p) for n in names for p in patterns)

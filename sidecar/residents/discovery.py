@@ -51,7 +51,7 @@ Usable = Literal["unloaded", "unavailable", "incomplete", "broken"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DiscoveredModel:
     """
     A model on this machine.
 
@@ -76,7 +76,7 @@ class Found:
     reason: str | None = None
 
 
-def discover(places: Sequence[str]) -> tuple[Found, ...]:
+def discover(places: Sequence[str]) -> tuple[DiscoveredModel, ...]:
     """
     All models in some places, each folder once, ids unique.
 
@@ -177,10 +177,12 @@ def _settled(named: Iterable[_Named]) -> list[tuple[str, tuple[str, ...]]]:
 @functools.lru_cache(maxsize=4096)
 def _described(
     folder: Path, named: _Named, names: tuple[str, tuple[str, ...]], stamp: Stamp
-) -> Found:
+) -> DiscoveredModel:
     """Read its files; not again while they stay as they are: it is asked often."""
     own_id, aliases = names
-    blank = Found(own_id, aliases, folder, "llm", 0, is_cached=named.is_cached)
+    blank = DiscoveredModel(
+        own_id, aliases, folder, "llm", 0, is_cached=named.is_cached
+    )
     try:
         # First: what is no file may keep its reader for ever.
         if fault := access_fault(folder) or special_fault(folder):
@@ -191,7 +193,7 @@ def _described(
         return replace(blank, state="broken", reason=f"it cannot be read: {error}")
 
 
-def _read(found: Found, named: _Named) -> Found:
+def _read(found: DiscoveredModel, named: _Named) -> DiscoveredModel:
     folder = found.folder
     config = read_config(folder)
     if config is None:
@@ -222,7 +224,7 @@ def _takes_images(kind: Kind) -> bool:
     return kind in ("vlm", "ocr") and is_library_there()
 
 
-def _judged(found: Found, folder: Path) -> Found:
+def _judged(found: DiscoveredModel, folder: Path) -> DiscoveredModel:
     """With what keeps it from being loaded, as far as its files show it."""
     if found.kind in AUDIO_KINDS:
         fault = named_weights_fault(folder)

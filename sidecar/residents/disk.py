@@ -9,13 +9,13 @@ from sidecar.engine.text import TextEngine
 from sidecar.kv.disk.disk_cache import DiskCache
 from sidecar.kv.disk.ports import Machine
 from sidecar.kv.disk.slot_folder import SlotFolder
-from sidecar.residents.kept_memories import Kept
+from sidecar.residents.kept_memories import KeptModel
 from sidecar.residents.shared import Shared
 
 logger = logging.getLogger(__name__)
 
 
-def open_disk(shared: Shared, engine: TextEngine, kept: Kept) -> DiskCache | None:
+def open_disk(shared: Shared, engine: TextEngine, kept: KeptModel) -> DiskCache | None:
     """Know again what the disk holds of a model; None: nothing is kept there."""
     disk, model, memory = shared.disk, engine.model, kept.memory
     if disk is None or not disk.is_usable:

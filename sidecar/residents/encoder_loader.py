@@ -26,7 +26,7 @@ from sidecar.engine.model_place import folder_of
 from sidecar.engine.reachable_arrays import evaluate_in_slices
 from sidecar.residents.detection import Evidence
 from sidecar.residents.encoder_resident import EncoderResident
-from sidecar.residents.model_entry import ModelSpec
+from sidecar.residents.model_state import ModelSpec
 from sidecar.residents.shared import Shared, not_loaded
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class EncoderLoader:
         self._shared = shared
         self._trust = config.model.trust_remote_code
 
-    def load(self, offer: ModelSpec, tell: Callable[[str], None]) -> EncoderResident:
+    def load(self, spec: ModelSpec, tell: Callable[[str], None]) -> EncoderResident:
         """
         Read a model; its first computation is the first request's.
 
@@ -51,7 +51,7 @@ class EncoderLoader:
         """
         shared, started = self._shared, time.monotonic()
         tell("weights_loading")
-        folder, name = folder_of(offer.place), offer.id
+        folder, name = folder_of(spec.place), spec.id
         if folder is None:
             raise ModelLoadFailed(f"model {name} cannot be loaded: it has no folder")
         if fault := sizes_fault(folder):
@@ -59,15 +59,15 @@ class EncoderLoader:
         config = read_config(folder) or {}
         is_pair = Evidence(folder, config).is_classifier
         try:
-            tokenizer, encoder = self._read(offer.kind, folder, is_pair=is_pair)
+            tokenizer, encoder = self._read(spec.kind, folder, is_pair=is_pair)
         except (Exception, SystemExit) as error:
             raise not_loaded(name, folder, error) from error
         shared.gpu.call(shared.process.sample)
         seconds = shared.note_loaded(name, encoder.num_bytes, started)
-        logger.info("loaded model=%s kind=%s seconds=%.1f", name, offer.kind, seconds)
+        logger.info("loaded model=%s kind=%s seconds=%.1f", name, spec.kind, seconds)
         leave = functools.partial(shared.note_left, name)
         return EncoderResident(
-            name, offer.kind, EncoderTurns(encoder, shared.gpu, self._stall_s),
+            name, spec.kind, EncoderTurns(encoder, shared.gpu, self._stall_s),
             tokenizer, _max_tokens(config, tokenizer), encoder.num_bytes,
             int(config.get("vocab_size") or 1 << 31), is_pair, leave,
             threading.Lock(),

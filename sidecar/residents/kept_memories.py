@@ -19,7 +19,7 @@ _MAX = 16  # models; their turns and lineage are not under the limits of KV
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptModel:
     """
     One model's KV, and all that explains it.
 
@@ -37,17 +37,17 @@ class KeptMemories:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
-        self._lent: list[Kept] = []
+        self._kept: OrderedDict[str, KeptModel] = OrderedDict()
+        self._lent: list[KeptModel] = []
 
-    def lend(self, key: str, make: Callable[[], Kept]) -> Kept:
+    def lend(self, key: str, make: Callable[[], KeptModel]) -> KeptModel:
         """What was kept of a model that is loaded again, or something new."""
         with self._lock:
             kept = self._kept.pop(key, None) or make()
             self._lent.append(kept)
         return kept
 
-    def keep(self, key: str, lent: Kept, tested: Mapping[str, str]) -> None:
+    def keep(self, key: str, lent: KeptModel, tested: Mapping[str, str]) -> None:
         """Keep what a model leaves; the one that left longest ago may go for it."""
         lent.store.detach()
         with self._lock:
@@ -59,7 +59,7 @@ class KeptMemories:
         for kept in gone:
             _forget(kept)
 
-    def drop(self, lent: Kept) -> None:
+    def drop(self, lent: KeptModel) -> None:
         """Forget what a model leaves."""
         with self._lock:
             self._lent = [other for other in self._lent if other is not lent]
@@ -80,7 +80,7 @@ class KeptMemories:
         return sum(found, Forgotten())
 
 
-def _forget(kept: Kept) -> Forgotten:
+def _forget(kept: KeptModel) -> Forgotten:
     gone = kept.memory.forget()
     kept.store.leave()
     return gone

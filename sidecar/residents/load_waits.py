@@ -13,14 +13,14 @@ from sidecar.core.errors import (
     TooSlow,
     Unavailable,
 )
-from sidecar.residents.model_entry import Entry, Held, Waiter, anew
+from sidecar.residents.model_state import ModelState, ServedModel, Waiter, anew
 from sidecar.residents.pool_worker import PoolWorker
 from sidecar.residents.weight_eviction import PoolLimits, WeightEviction
 
 _RETRY_FAILED_S = 60.0
 _WATCH_S = 1.0
 
-E = TypeVar("E", bound=Held)
+E = TypeVar("E", bound=ServedModel)
 
 
 class LoadWaits(Generic[E]):
@@ -40,7 +40,7 @@ class LoadWaits(Generic[E]):
         self.is_draining = False
 
     def wait(
-        self, entry: Entry[E], max_wait_s: float | None, time_left_s: float
+        self, entry: ModelState[E], max_wait_s: float | None, time_left_s: float
     ) -> None:
         """
         Wait until a model is loaded, which counts a lease.
@@ -56,7 +56,7 @@ class LoadWaits(Generic[E]):
         self._wait_leased(entry, deadline)
 
     def watch(
-        self, entry: Entry[E], longest_s: float
+        self, entry: ModelState[E], longest_s: float
     ) -> Iterator[tuple[str, str | None] | None]:
         """See the pool's `watch_load`."""
         told, deadline = "", self._worker.clock() + longest_s
@@ -77,7 +77,7 @@ class LoadWaits(Generic[E]):
             if step in ("ready", "error"):
                 return
 
-    def check_loadable(self, entry: Entry[E]) -> None:
+    def check_loadable(self, entry: ModelState[E]) -> None:
         """
         Refuse what need not be waited for.
 
@@ -87,30 +87,30 @@ class LoadWaits(Generic[E]):
         if entry.is_deleted:
             entry.is_leaving = True
             self._worker.wake()
-            raise gone(entry.offer.id)
+            raise gone(entry.spec.id)
         if refusal := self._refusal(entry):
             raise refusal
         if entry.resident is not None:
             return  # whatever became of its files
-        if entry.offer.fault:
-            raise ModelLoadFailed(entry.offer.fault)
+        if entry.spec.fault:
+            raise ModelLoadFailed(entry.spec.fault)
         since = self._worker.clock() - entry.failed_at
         if entry.state == "failed" and since < _RETRY_FAILED_S:
             raise self._failure(entry)
 
-    def _refusal(self, entry: Entry[E]) -> SidecarError | None:
+    def _refusal(self, entry: ModelState[E]) -> SidecarError | None:
         """Why nobody is to wait: the server ends, or only people could make room."""
         if self.is_draining:
             return Unavailable(GOING_DOWN, retry_after_s=5)
-        if entry.resident is not None or entry.state == "loading" or entry.offer.fault:
+        if entry.resident is not None or entry.state == "loading" or entry.spec.fault:
             return None
-        if fault := self._room.too_large(entry.offer):
+        if fault := self._room.too_large(entry.spec):
             return ModelTooLarge(fault)
         if self._room.is_taken(entry, self._worker.entries.values()):
             return self._late(entry)
         return None
 
-    def _wait_leased(self, entry: Entry[E], deadline: float) -> None:
+    def _wait_leased(self, entry: ModelState[E], deadline: float) -> None:
         """Wait for a load, which gives the lease."""
         waiter, seen = Waiter(), entry.num_failures
         entry.waiters.add(waiter)
@@ -128,8 +128,8 @@ class LoadWaits(Generic[E]):
         finally:
             entry.waiters.discard(waiter)
 
-    def _check_soon(self, entry: Entry[E], max_wait_s: float) -> None:
-        expected_s = self._room.load_s(entry.offer.size_bytes)
+    def _check_soon(self, entry: ModelState[E], max_wait_s: float) -> None:
+        expected_s = self._room.load_s(entry.spec.size_bytes)
         if expected_s is not None and expected_s > max_wait_s:
             self._worker.wish(entry)  # the next request finds it here
             raise TooSlow(
@@ -137,11 +137,11 @@ class LoadWaits(Generic[E]):
                 param="mlx_max_ttft_s",
             )
 
-    def _failure(self, entry: Entry[E]) -> SidecarError:
+    def _failure(self, entry: ModelState[E]) -> SidecarError:
         """Why the last load failed, for one more request."""
         return anew(entry.failure or ModelLoadFailed("the model could not be loaded"))
 
-    def _late(self, entry: Entry[E]) -> Unavailable:
+    def _late(self, entry: ModelState[E]) -> Unavailable:
         """Why it is not there: it loads, or nothing may leave for it."""
         if entry.state == "loading" or self._worker.is_closed:
             return Unavailable("the model is still loading", retry_after_s=10)
@@ -153,7 +153,7 @@ class LoadWaits(Generic[E]):
         )
 
 
-def _step(entry: Entry[E]) -> str | None:
+def _step(entry: ModelState[E]) -> str | None:
     """Where its load is."""
     if entry.state == "loaded":
         return "ready"

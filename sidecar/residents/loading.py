@@ -8,10 +8,10 @@ from typing import Any
 from sidecar.config.settings import Config
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.residents.detection import loader_of
-from sidecar.residents.model_entry import Held, ModelSpec
+from sidecar.residents.model_state import ModelSpec, ServedModel
 from sidecar.residents.shared import Shared
 
-Load = Callable[[ModelSpec, Callable[[str], None]], Held]
+Load = Callable[[ModelSpec, Callable[[str], None]], ServedModel]
 
 
 def loader(config: Config, shared: Shared) -> Load:
@@ -22,12 +22,12 @@ def loader(config: Config, shared: Shared) -> Load:
         module, _, name = place.partition(":")
         return getattr(importlib.import_module(module), name)(config, shared)
 
-    def load(offer: ModelSpec, tell: Callable[[str], None]) -> Held:
-        place = loader_of(offer.kind)
+    def load(spec: ModelSpec, tell: Callable[[str], None]) -> ServedModel:
+        place = loader_of(spec.kind)
         if place is None:
-            message = f"model {offer.id} cannot be loaded: {offer.kind} is not served"
+            message = f"model {spec.id} cannot be loaded: {spec.kind} is not served"
             raise ModelLoadFailed(message)
-        resident: Held = made(place).load(offer, tell)
+        resident: ServedModel = made(place).load(spec, tell)
         return resident
 
     return load

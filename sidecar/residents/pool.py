@@ -24,7 +24,7 @@ from sidecar.core.errors import (
 )
 from sidecar.residents.catalog import Catalog
 from sidecar.residents.load_waits import LoadWaits, gone
-from sidecar.residents.model_entry import Entry, Held, ModelEntry, ModelSpec
+from sidecar.residents.model_state import ModelSpec, ModelState, ModelView, ServedModel
 from sidecar.residents.pool_worker import LOAD_END_S, PoolWorker, Tell
 from sidecar.residents.weight_eviction import PoolLimits, WeightEviction, Weights
 
@@ -34,7 +34,7 @@ _UNLOAD_WAIT_S = 30.0  # for leases of a model that has to leave
 _RESCAN_S = 10.0  # between two looks that nobody asked for
 
 
-E = TypeVar("E", bound=Held)
+E = TypeVar("E", bound=ServedModel)
 
 
 class ResidentPool(Generic[E]):
@@ -61,22 +61,22 @@ class ResidentPool(Generic[E]):
         self._names = catalog.names
         self._limits = limits
         self._room = WeightEviction[E](weights, limits)
-        self._worker = PoolWorker[E](catalog.offers, load, self._room, limits, clock)
+        self._worker = PoolWorker[E](catalog.specs, load, self._room, limits, clock)
         self._waits = LoadWaits[E](self._worker, self._room, limits)
         self.is_stopped = False  # what runs all the same is to end
 
     # What there is.
 
-    def entries(self) -> tuple[ModelEntry, ...]:
+    def entries(self) -> tuple[ModelView, ...]:
         """All models, the default one first."""
         with self._worker.changed:
             now, seconds = self._worker.clock(), self._room.load_s
             default, all_entries = self._names.default, self._worker.entries.values()
-            offered = [entry for entry in all_entries if entry.is_offered]
-            rows = sorted(offered, key=lambda entry: entry.offer.id != default)
-            return tuple(row.seen(now, seconds(row.offer.size_bytes)) for row in rows)
+            update_spec = [entry for entry in all_entries if entry.is_available]
+            rows = sorted(update_spec, key=lambda entry: entry.spec.id != default)
+            return tuple(row.seen(now, seconds(row.spec.size_bytes)) for row in rows)
 
-    def entry(self, name: str) -> ModelEntry:
+    def entry(self, name: str) -> ModelView:
         """
         The model that a name means; "": the default one.
 
@@ -119,7 +119,7 @@ class ResidentPool(Generic[E]):
 
     def default_fault(self) -> str | None:
         """Why the default model is too large for the memory there is; None: it fits."""
-        return self._room.too_large(self._entry("").offer)
+        return self._room.too_large(self._entry("").spec)
 
     def start_loading(self) -> None:
         """Begin to load what is wanted from the start, the default one first."""
@@ -127,7 +127,7 @@ class ResidentPool(Generic[E]):
             if self._names.find(name) is None:
                 logger.warning("PINNED_MODELS: no model is named %s", name)
         pinned = [
-            entry.offer.id for entry in self._worker.entries.values() if entry.pinned
+            entry.spec.id for entry in self._worker.entries.values() if entry.pinned
         ]
         for name in ("", *pinned, *self._limits.preload):
             try:
@@ -135,11 +135,11 @@ class ResidentPool(Generic[E]):
             except ModelNotFound as error:
                 logger.warning("PRELOAD_MODELS: %s", error)
 
-    def _want(self, entry: Entry[E]) -> None:
-        too_large = self._room.too_large(entry.offer)
-        fault = entry.offer.fault or too_large
+    def _want(self, entry: ModelState[E]) -> None:
+        too_large = self._room.too_large(entry.spec)
+        fault = entry.spec.fault or too_large
         with self._worker.changed:
-            if fault and entry.offer.id != self._names.default:
+            if fault and entry.spec.id != self._names.default:
                 logger.warning("not loaded at the start: %s", fault)
             elif too_large:  # who starts the server hears of its default model
                 entry.failed(ModelTooLarge(too_large), self._worker.clock())
@@ -204,7 +204,7 @@ class ResidentPool(Generic[E]):
 
     # What people do by hand.
 
-    def load(self, name: str, *, pin: bool = False) -> ModelEntry:
+    def load(self, name: str, *, pin: bool = False) -> ModelView:
         """
         Load a model now and wait for it.
 
@@ -236,16 +236,16 @@ class ResidentPool(Generic[E]):
             if entry.resident is None:
                 return 0
             if entry.pinned and not force:
-                raise ModelPinned(f"model {entry.offer.id} is pinned", param="force")
+                raise ModelPinned(f"model {entry.spec.id} is pinned", param="force")
             if entry.num_leases and not force:
-                raise ModelBusy(f"model {entry.offer.id} is in use", param="force")
+                raise ModelBusy(f"model {entry.spec.id} is in use", param="force")
             entry.is_leaving = True
             self._worker.wake()
             while entry.is_leaving:
                 left = deadline - self._worker.clock()
                 if left <= 0:
                     entry.is_leaving = False
-                    raise ModelBusy(f"model {entry.offer.id} is still in use")
+                    raise ModelBusy(f"model {entry.spec.id} is still in use")
                 self._worker.changed.wait(left)
             return entry.freed_bytes
 
@@ -282,7 +282,7 @@ class ResidentPool(Generic[E]):
             return False
         with self._worker.changed:
             self._names = catalog.names
-            self._worker.offer(catalog.offers)
+            self._worker.spec(catalog.specs)
         return True
 
     def watch_load(
@@ -319,7 +319,7 @@ class ResidentPool(Generic[E]):
                 entry.resident, entry.state = None, "unloaded"
         return has_ended
 
-    def _entry(self, name: str) -> Entry[E]:
+    def _entry(self, name: str) -> ModelState[E]:
         own_id = self._resolve(name)
         with self._worker.changed:
             if (entry := self._worker.entries.get(own_id)) is None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from sidecar.core.errors import ModelLoadFailed, SidecarError
-from sidecar.residents.model_entry import Entry, Held, ModelSpec
+from sidecar.residents.model_state import ModelSpec, ModelState, ServedModel
 from sidecar.residents.weight_eviction import PoolLimits, WeightEviction
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _BEFORE_WEIGHTS = ("starting", "download_progress", "weights_loading")
 LOAD_END_S = 10.0  # of a load in hand, at the end
 _LOOK_EVERY_S = 5.0  # for idle models whose time is up, and for pressure
 
-E = TypeVar("E", bound=Held)
+E = TypeVar("E", bound=ServedModel)
 Tell = Callable[[str], None]
 
 
@@ -40,14 +40,14 @@ class PoolWorker(Generic[E]):
 
     def __init__(
         self,
-        offers: tuple[ModelSpec, ...],
+        specs: tuple[ModelSpec, ...],
         load: Callable[[ModelSpec, Tell], E],
         room: WeightEviction[E],
         limits: PoolLimits,
         clock: Callable[[], float],
     ) -> None:
         self.changed = threading.Condition()
-        self.entries = {offer.id: Entry[E](offer) for offer in offers}
+        self.entries = {spec.id: ModelState[E](spec) for spec in specs}
         self.is_closed = False
         self.clock = clock
         self.load = load
@@ -56,18 +56,18 @@ class PoolWorker(Generic[E]):
         self._looked_at = clock()
         self._thread: threading.Thread | None = None
 
-    def offer(self, offers: tuple[ModelSpec, ...]) -> None:
+    def spec(self, specs: tuple[ModelSpec, ...]) -> None:
         """Have entries for these, and for what is loaded; holds the lock already."""
-        wanted = {offer.id: offer for offer in offers}
+        wanted = {spec.id: spec for spec in specs}
         for own_id, entry in list(self.entries.items()):
             if own_id in wanted:
-                entry.offered(wanted.pop(own_id))
+                entry.update_spec(wanted.pop(own_id))
             elif entry.resident is None and entry.state != "loading":
                 del self.entries[own_id]
             else:  # its files are gone; who holds it may end
-                entry.is_offered, entry.is_leaving = False, True
-        for own_id, offer in wanted.items():
-            self.entries[own_id] = Entry[E](offer)
+                entry.is_available, entry.is_leaving = False, True
+        for own_id, spec in wanted.items():
+            self.entries[own_id] = ModelState[E](spec)
         self.changed.notify_all()
 
     def close(self, load_wait_s: float) -> bool:
@@ -80,7 +80,7 @@ class PoolWorker(Generic[E]):
             return not self._thread.is_alive()
         return True
 
-    def wish(self, entry: Entry[E]) -> None:
+    def wish(self, entry: ModelState[E]) -> None:
         """Have a model loaded; does not wait."""
         if not entry.is_wanted and entry.state not in ("loading", "loaded"):
             entry.is_wanted, entry.wanted_at = True, self.clock()
@@ -105,7 +105,7 @@ class PoolWorker(Generic[E]):
         if self._room.is_pressed() and (
             victim := self._room.oldest(list(self.entries.values()))
         ):
-            logger.warning("memory is short: unloading model=%s", victim.offer.id)
+            logger.warning("memory is short: unloading model=%s", victim.spec.id)
             victim.is_leaving = True
 
     def _run(self) -> None:
@@ -145,7 +145,7 @@ class PoolWorker(Generic[E]):
                 return lambda: self._run_load(entry)
         return None
 
-    def _unload(self, entry: Entry[E]) -> None:
+    def _unload(self, entry: ModelState[E]) -> None:
         with self.changed:
             resident = entry.resident
             if resident is None or entry.num_leases:
@@ -155,18 +155,18 @@ class PoolWorker(Generic[E]):
         try:
             freed = self._room.settle(resident, list(self.entries.values()))
         except Exception:
-            logger.exception("unload failed model=%s", entry.offer.id)
-        logger.info("unloaded model=%s bytes=%d", entry.offer.id, freed)
+            logger.exception("unload failed model=%s", entry.spec.id)
+        logger.info("unloaded model=%s bytes=%d", entry.spec.id, freed)
         with self.changed:
             entry.unloaded(freed)
-            if not entry.is_offered:
-                del self.entries[entry.offer.id]
+            if not entry.is_available:
+                del self.entries[entry.spec.id]
             self.changed.notify_all()
 
-    def _run_load(self, entry: Entry[E]) -> None:
+    def _run_load(self, entry: ModelState[E]) -> None:
         with self.changed:
             entry.is_wanted = False
-            if self.entries.get(entry.offer.id) is not entry:
+            if self.entries.get(entry.spec.id) is not entry:
                 return  # its files went away meanwhile
             entry.state, entry.step = "loading", "starting"
             self.changed.notify_all()
@@ -176,26 +176,28 @@ class PoolWorker(Generic[E]):
         try:
             with self._room.loading(entry) as arrived:
                 tell = functools.partial(self._tell, entry, arrived)
-                resident = self.load(entry.offer, tell)
+                resident = self.load(entry.spec, tell)
         except SidecarError as error:
             # Who asked for it says it in one sentence; where it was is for developers.
-            logger.debug("load failed model=%s", entry.offer.id, exc_info=True)
+            logger.debug("load failed model=%s", entry.spec.id, exc_info=True)
             failure = error
         except (Exception, SystemExit) as error:  # some libraries end the program
-            logger.exception("load failed model=%s", entry.offer.id)
+            logger.exception("load failed model=%s", entry.spec.id)
             failure = ModelLoadFailed(f"the model could not be loaded: {error}")
         with self.changed:
             now = self.clock()
             if resident is None:
                 entry.failed(failure, now)
-                if not entry.is_offered:
-                    del self.entries[entry.offer.id]
+                if not entry.is_available:
+                    del self.entries[entry.spec.id]
             else:
                 entry.loaded(resident, now)
                 self._room.learn(resident.num_bytes, now - started)
             self.changed.notify_all()
 
-    def _tell(self, entry: Entry[E], arrived: Callable[[], None], step: str) -> None:
+    def _tell(
+        self, entry: ModelState[E], arrived: Callable[[], None], step: str
+    ) -> None:
         if step not in _BEFORE_WEIGHTS:
             arrived()
         with self.changed:

@@ -17,7 +17,7 @@ from sidecar.kv.disk.ports import READING, WRITING
 from sidecar.memory.conversation_memory import ConversationMemory
 from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
 from sidecar.pipeline.reuse.prompt_ids import check_length
-from sidecar.residents.model_entry import Held
+from sidecar.residents.model_state import ServedModel
 from sidecar.residents.ocr import with_prompt
 
 if TYPE_CHECKING:  # of the extra `vision`
@@ -241,7 +241,7 @@ def _decode_first(prepared: PreparedPrompt) -> None:
         first.image.pixels.wait()
 
 
-def require_text(model: Held) -> Resident:
+def require_text(model: ServedModel) -> Resident:
     """
     A model that writes.
 

@@ -42,8 +42,8 @@ from sidecar.memory.unwritten_turns import UnwrittenTurns
 from sidecar.pipeline.prepare import Pipeline, PipelineSettings
 from sidecar.residents.detection import can_see, is_library_there, sees
 from sidecar.residents.disk import open_disk
-from sidecar.residents.kept_memories import Kept
-from sidecar.residents.model_entry import ModelSpec
+from sidecar.residents.kept_memories import KeptModel
+from sidecar.residents.model_state import ModelSpec
 from sidecar.residents.ocr import ocr_prompt
 from sidecar.residents.resident import Resident
 from sidecar.residents.shared import Shared
@@ -62,7 +62,7 @@ class TextLoader:
         self._config = config
         self._shared = shared
 
-    def load(self, offer: ModelSpec, tell: Callable[[str], None]) -> Resident:
+    def load(self, spec: ModelSpec, tell: Callable[[str], None]) -> Resident:
         """
         Find, read and prove a model.
 
@@ -73,9 +73,9 @@ class TextLoader:
         """
         shared, started = self._shared, time.monotonic()
         tell("download_progress")
-        source = self._find(offer)
+        source = self._find(spec)
         tell("weights_loading")
-        model = self._read(source, offer)
+        model = self._read(source, spec)
         shared.gpu.call(shared.process.sample)  # which sees the weights from here on
         tell("adapter_init")
         kept = self._memory_of(model)
@@ -97,33 +97,33 @@ class TextLoader:
         logger.info("ready to reuse %s", resident.start_line())
         return resident
 
-    def _find(self, offer: ModelSpec) -> ModelSource:
+    def _find(self, spec: ModelSpec) -> ModelSource:
         maximum = self._config.engine.max_model_bytes
         limit = memory_limit(self._shared.process.limit_bytes, maximum)
-        source = find_model(offer.place, self._shared.download, limit)
+        source = find_model(spec.place, self._shared.download, limit)
         # A snapshot's folder is named after a commit: the name is the offer's.
-        is_found = offer.place is not None and Path(offer.place).is_absolute()
-        name = offer.id.removeprefix("openai/") if is_found else source.name
+        is_found = spec.place is not None and Path(spec.place).is_absolute()
+        name = spec.id.removeprefix("openai/") if is_found else source.name
         return ModelSource(name, source.folder)
 
-    def _read(self, source: ModelSource, offer: ModelSpec) -> LoadedModel:
+    def _read(self, source: ModelSource, spec: ModelSpec) -> LoadedModel:
         memo = self._memo(source.folder)
         if memo is None:
-            return self._read_as(source, offer, None)
+            return self._read_as(source, spec, None)
         try:
-            return self._read_as(source, offer, memo)
+            return self._read_as(source, spec, memo)
         except ModelLoadFailed as error:
             # mlx-vlm may fail at an architecture whose text mlx-lm computes.
             logger.warning("read for its text alone: %s", error.message)
-            model = self._read_as(source, offer, None)
+            model = self._read_as(source, spec, None)
             why = error.message.rpartition(": ")[2]
             return replace(model, no_vision_reason=f"{BLIND_HERE}: {why}")
 
     def _read_as(
-        self, source: ModelSource, offer: ModelSpec, memo: FeatureMemo | None
+        self, source: ModelSource, spec: ModelSpec, memo: FeatureMemo | None
     ) -> LoadedModel:
         config, gpu = self._config, self._shared.gpu
-        family = offer.family or config.model.family
+        family = spec.family or config.model.family
         trust = config.model.trust_remote_code
         steps = read_model(source, family, trust=trust, memo=memo)
         if config.model.load_thread == "gpu":
@@ -131,7 +131,7 @@ class TextLoader:
         else:
             model = load_thread().call(lambda: run_to_end(steps))
         if not is_library_there():
-            model = replace(model, no_vision_reason=_blindness(source.folder))
+            model = replace(model, no_vision_reason=_no_vision_reason(source.folder))
         try:
             return gpu.call_in_steps(finish(model, kv_quantization(config.cache)))
         except BaseException:
@@ -190,7 +190,7 @@ class TextLoader:
         return TextEngine(model, loop, store, shared.gpu, config)
 
     def _prove(
-        self, engine: TextEngine, kept: Kept, known: ProvedModel, key: str
+        self, engine: TextEngine, kept: KeptModel, known: ProvedModel, key: str
     ) -> None:
         """Have each way of reuse tried, and every kernel used once."""
         shared, model, when = self._shared, engine.model, self._config.cache.selftest
@@ -220,11 +220,11 @@ class TextLoader:
             logger.warning("its images could not be measured: %r", error)
             return None
 
-    def _memory_of(self, model: LoadedModel) -> Kept:
+    def _memory_of(self, model: LoadedModel) -> KeptModel:
         """What this model's conversations left, or room for what they will."""
         cache, shared = self._config.cache, self._shared
 
-        def make() -> Kept:
+        def make() -> KeptModel:
             store = PrefixStore(shared.stored, model.new_cache, model.quantization)
             store.verify = cache.verify
             memory = ConversationMemory(
@@ -237,7 +237,7 @@ class TextLoader:
                 memory_limits(cache),
                 UnwrittenTurns() if shared.disk and shared.disk.is_usable else None,
             )
-            return Kept(store, memory)
+            return KeptModel(store, memory)
 
         kept = shared.kept.lend(model.key, make)
         kept.store.attach(model.new_cache)
@@ -248,7 +248,7 @@ class TextLoader:
         return kept
 
     def _resident_of(
-        self, engine: TextEngine, kept: Kept, model: LoadedModel
+        self, engine: TextEngine, kept: KeptModel, model: LoadedModel
     ) -> Resident:
         def leave() -> None:
             if model.vision_encoder is not None:
@@ -277,7 +277,7 @@ class TextLoader:
         )
 
     def _give_up(
-        self, model: LoadedModel, engine: TextEngine | None, kept: Kept
+        self, model: LoadedModel, engine: TextEngine | None, kept: KeptModel
     ) -> None:
         """A load that failed leaves the memory as it was before."""
         if engine is not None:
@@ -287,7 +287,7 @@ class TextLoader:
         self._shared.kept.keep(model.key, kept, kept.tested)
 
 
-def _blindness(folder: Path) -> str:
+def _no_vision_reason(folder: Path) -> str:
     """Why a model that was made to see does not."""
     if not sees(folder, read_config(folder) or {}):
         return ""
@@ -309,7 +309,7 @@ def memory_limits(cache: CacheConfig) -> MemoryLimits:
 
 
 def build_pipeline(
-    config: Config, model: LoadedModel, rules: RuleSet, kept: Kept, kv: KVCache
+    config: Config, model: LoadedModel, rules: RuleSet, kept: KeptModel, kv: KVCache
 ) -> Pipeline:
     """The prompt side of a model."""
     cache = config.cache

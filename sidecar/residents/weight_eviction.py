@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from sidecar.engine.checkpoint_files import MemoryLimit, memory_fault, told_bytes
-from sidecar.residents.model_entry import Entry, Held, ModelSpec
+from sidecar.residents.model_state import ModelSpec, ModelState, ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -67,14 +67,14 @@ class PoolLimits:
     pinned: tuple[str, ...] = ()
 
 
-E = TypeVar("E", bound=Held)
+E = TypeVar("E", bound=ServedModel)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[E]):
     """What a load needs next: a victim to leave, or nothing, or (neither) patience."""
 
-    victim: Entry[E] | None
+    victim: ModelState[E] | None
     fits: bool
 
 
@@ -108,16 +108,16 @@ class WeightEviction(Generic[E]):
         self._unsettled = _Unsettled(0, 0)
         self._load_s_per_gb: float | None = None
 
-    def too_large(self, offer: ModelSpec) -> str | None:
+    def too_large(self, spec: ModelSpec) -> str | None:
         """Why it never fits, not even alone."""
-        fault = memory_fault(offer.size_bytes, self._weights.limit)
-        name = offer.id.removeprefix("openai/")
+        fault = memory_fault(spec.size_bytes, self._weights.limit)
+        name = spec.id.removeprefix("openai/")
         return f"model {name} cannot be loaded: {fault}" if fault else None
 
-    def plan(self, wanted: Entry[E], entries: Sequence[Entry[E]]) -> Plan[E]:
+    def plan(self, wanted: ModelState[E], entries: Sequence[ModelState[E]]) -> Plan[E]:
         """What has to happen before a model can be loaded."""
         held = [entry for entry in entries if entry.resident is not None]
-        size, limit = wanted.offer.size_bytes, self._weights.limit.num_bytes
+        size, limit = wanted.spec.size_bytes, self._weights.limit.num_bytes
         bare = self._used(held) + size - limit
         missing = bare + int(size * self._limits.headroom)
         maximum = self._limits.max_models
@@ -131,14 +131,14 @@ class WeightEviction(Generic[E]):
             return Plan(victim, fits=False)
         return Plan(None, fits=bare <= 0 and not is_crowded)
 
-    def is_taken(self, wanted: Entry[E], entries: Iterable[Entry[E]]) -> bool:
+    def is_taken(self, wanted: ModelState[E], entries: Iterable[ModelState[E]]) -> bool:
         """Whether pinned models alone leave no room, so that waiting is in vain."""
         stay = [e for e in entries if e.held_bytes and e.pinned and not e.is_leaving]
-        size = wanted.offer.size_bytes + sum(entry.held_bytes for entry in stay)
+        size = wanted.spec.size_bytes + sum(entry.held_bytes for entry in stay)
         maximum = self._limits.max_models
         return size > self._weights.limit.num_bytes or 0 < maximum <= len(stay)
 
-    def oldest(self, entries: Iterable[Entry[E]]) -> Entry[E] | None:
+    def oldest(self, entries: Iterable[ModelState[E]]) -> ModelState[E] | None:
         """Who has to go under pressure."""
         return self._victim([e for e in entries if e.resident is not None], 0)
 
@@ -146,21 +146,21 @@ class WeightEviction(Generic[E]):
         """Whether an idle model has to go."""
         return self._weights.is_pressed()
 
-    def shortage(self, wanted: Entry[E], entries: Iterable[Entry[E]]) -> str:
+    def shortage(self, wanted: ModelState[E], entries: Iterable[ModelState[E]]) -> str:
         """Why there was no room: what it needs, the limit, and who holds it."""
         holders = [
-            f"{e.offer.id} {told_bytes(e.held_bytes)}"
+            f"{e.spec.id} {told_bytes(e.held_bytes)}"
             + (" (pinned)" if e.pinned else f" ({e.num_leases} in use)")
             for e in entries
             if e.resident is not None
         ]
         limit = told_bytes(self._weights.limit.num_bytes)
         return (
-            f"model {wanted.offer.id} needs {told_bytes(wanted.offer.size_bytes)} of "
+            f"model {wanted.spec.id} needs {told_bytes(wanted.spec.size_bytes)} of "
             f"{limit}, held by: {', '.join(holders)}"
         )
 
-    def settle(self, resident: E, entries: Sequence[Entry[E]]) -> int:
+    def settle(self, resident: E, entries: Sequence[ModelState[E]]) -> int:
         """
         Close a model and wait until its bytes are back; how many are.
 
@@ -182,10 +182,10 @@ class WeightEviction(Generic[E]):
         return freed
 
     def loading(
-        self, wanted: Entry[E]
+        self, wanted: ModelState[E]
     ) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """While a model is loaded; what is yielded says that its bytes are there."""
-        return self._weights.loading(wanted.offer.size_bytes)
+        return self._weights.loading(wanted.spec.size_bytes)
 
     def learn(self, num_bytes: int, seconds: float) -> None:
         """Measure a load."""
@@ -200,7 +200,7 @@ class WeightEviction(Generic[E]):
         rate = self._load_s_per_gb
         return None if rate is None else round(rate * num_bytes / _GB, 2)
 
-    def _used(self, held: Iterable[Entry[E]]) -> int:
+    def _used(self, held: Iterable[ModelState[E]]) -> int:
         """Bytes of weights, those included that were let go and have not come back."""
         known = sum(entry.held_bytes for entry in held)
         last = self._unsettled
@@ -209,7 +209,9 @@ class WeightEviction(Generic[E]):
             self._unsettled = replace(last, num_bytes=min(last.num_bytes, left))
         return known + self._unsettled.num_bytes
 
-    def _victim(self, held: Iterable[Entry[E]], missing: int) -> Entry[E] | None:
+    def _victim(
+        self, held: Iterable[ModelState[E]], missing: int
+    ) -> ModelState[E] | None:
         idle = sorted((e for e in held if e.is_idle), key=lambda e: e.last_access)
         enough = [e for e in idle if e.held_bytes >= _CHOICE_SHARE * missing]
         return next(iter(enough or idle), None)

@@ -12,7 +12,7 @@ _MAX_HEADERS, _MAX_HEADER_BYTES = 8, 4096  # of a part
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class FormFields:
     """
     A parsed form.
 
@@ -25,7 +25,7 @@ class Form:
     files: dict[str, bytes] = field(default_factory=dict)
 
 
-def parse_form(content_type: str, body: bytes) -> Form:
+def parse_form(content_type: str, body: bytes) -> FormFields:
     """
     Parse a whole body.
 
@@ -63,7 +63,7 @@ class _Parts:
     """Takes the parts as they are parsed."""
 
     def __init__(self) -> None:
-        self.form = Form()
+        self.form = FormFields()
         self._num_parts = 0
 
     def on_field(self, part: Any) -> None:

@@ -10,8 +10,8 @@ from sidecar.core.events import Idle, Usage
 from sidecar.core.json_bytes import dump_bytes
 from sidecar.dialects.openai_models import model_entry, model_list
 from sidecar.residents.detection import TEXT_KINDS
-from sidecar.residents.model_entry import ModelEntry
 from sidecar.residents.model_settings import check_setting
+from sidecar.residents.model_state import ModelView
 from sidecar.server.messages import (
     Endpoint,
     EventStream,
@@ -97,7 +97,7 @@ class ModelRoutes:
         return EventStream(_Steps(), _as_events(steps), lambda: None)
 
 
-def _listed(entry: ModelEntry) -> dict[str, Any]:
+def _listed(entry: ModelView) -> dict[str, Any]:
     found = model_entry(entry.id, entry.aliases, entry.max_input_tokens)
     found["kind"] = entry.kind
     if entry.kind not in TEXT_KINDS:

@@ -23,7 +23,7 @@ from sidecar.core.errors import (
 )
 from sidecar.engine.speaking import Speaking, Spoken
 from sidecar.residents.audio_resident import HearingResident, SpeakingResident
-from sidecar.residents.model_entry import Held
+from sidecar.residents.model_state import ServedModel
 from sidecar.residents.pool import ResidentPool
 from sidecar.service.tasks import ending, meant
 
@@ -54,11 +54,13 @@ class SpeechRun:
 class AudioService:
     """Answers requests for speech and transcriptions. Any thread."""
 
-    def __init__(self, pool: ResidentPool[Held], timeout_s: float) -> None:
+    def __init__(self, pool: ResidentPool[ServedModel], timeout_s: float) -> None:
         self._pool = pool
         self._timeout_s = timeout_s
 
-    def _lease(self, model: str, kind: str) -> contextlib.AbstractContextManager[Held]:
+    def _lease(
+        self, model: str, kind: str
+    ) -> contextlib.AbstractContextManager[ServedModel]:
         name = meant(self._pool, model, kind)
         return self._pool.lease(name, time_left_s=self._timeout_s)
 
@@ -166,17 +168,17 @@ def _whole(form: SoundFormat, segments: Sequence[Spoken]) -> bytes:
     return writer.add(samples) + writer.end()
 
 
-def _hearing(model: Held) -> HearingResident:
+def _hearing(model: ServedModel) -> HearingResident:
     if isinstance(model, HearingResident):
         return model
     raise _of_another_kind(model, "/v1/audio/transcriptions")
 
 
-def _speaking(model: Held) -> SpeakingResident:
+def _speaking(model: ServedModel) -> SpeakingResident:
     if isinstance(model, SpeakingResident):
         return model
     raise _of_another_kind(model, "/v1/audio/speech")
 
 
-def _of_another_kind(model: Held, path: str) -> BadRequest:
+def _of_another_kind(model: ServedModel, path: str) -> BadRequest:
     return BadRequest(f"{model.name} is no model that answers {path}", param="model")

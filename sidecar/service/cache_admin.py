@@ -11,7 +11,7 @@ from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.memory.conversation_memory import Forgotten
 from sidecar.memory.session_turn_store import SessionView
 from sidecar.residents.kept_memories import KeptMemories
-from sidecar.residents.model_entry import Held
+from sidecar.residents.model_state import ServedModel
 from sidecar.residents.pool import ResidentPool
 from sidecar.residents.resident import require_text
 
@@ -25,7 +25,7 @@ class CacheService:
     """
 
     def __init__(
-        self, pool: ResidentPool[Held], kept: KeptMemories, disk: KVDisk | None
+        self, pool: ResidentPool[ServedModel], kept: KeptMemories, disk: KVDisk | None
     ) -> None:
         self._pool = pool
         self._kept = kept

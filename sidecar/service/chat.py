@@ -28,7 +28,7 @@ from sidecar.output.reasoning_splitter import StartMode
 from sidecar.output.tool_calls import is_complete_call
 from sidecar.pipeline.prepare import PreparedPrompt
 from sidecar.pipeline.template.chat_template import offered_tools
-from sidecar.residents.model_entry import Held
+from sidecar.residents.model_state import ServedModel
 from sidecar.residents.pool import ResidentPool
 from sidecar.residents.resident import Resident, require_text
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
@@ -52,7 +52,7 @@ class ChatService:
 
     def __init__(
         self,
-        pool: ResidentPool[Held],
+        pool: ResidentPool[ServedModel],
         defaults: GenerationConfig,
         metrics: Metrics,
         log: SessionLog,

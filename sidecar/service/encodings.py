@@ -8,7 +8,7 @@ import numpy as np
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import EmbeddingRequest, RerankRequest
 from sidecar.residents.encoder_resident import EncoderResident
-from sidecar.residents.model_entry import Held
+from sidecar.residents.model_state import ServedModel
 from sidecar.residents.pool import ResidentPool
 from sidecar.service.tasks import ending, meant
 
@@ -16,11 +16,11 @@ from sidecar.service.tasks import ending, meant
 class EncodingService:
     """Answers requests for embeddings and reranking. Any thread."""
 
-    def __init__(self, pool: ResidentPool[Held], timeout_s: float) -> None:
+    def __init__(self, pool: ResidentPool[ServedModel], timeout_s: float) -> None:
         self._pool = pool
         self._timeout_s = timeout_s
 
-    def _lease(self, model: str, kind: str) -> AbstractContextManager[Held]:
+    def _lease(self, model: str, kind: str) -> AbstractContextManager[ServedModel]:
         name = meant(self._pool, model, kind)
         return self._pool.lease(name, time_left_s=self._timeout_s)
 
@@ -66,7 +66,7 @@ class EncodingService:
             )  # fmt: skip
 
 
-def _encoder(model: Held, path: str) -> EncoderResident:
+def _encoder(model: ServedModel, path: str) -> EncoderResident:
     if isinstance(model, EncoderResident):
         return model
     raise BadRequest(

@@ -13,8 +13,8 @@ from sidecar.engine.download_progress import DownloadProgress, DownloadState
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.process_memory import ProcessMemory
 from sidecar.residents.catalog import DEFAULT_NAMES
-from sidecar.residents.model_entry import Held, ModelEntry
 from sidecar.residents.model_settings import keep_settings
+from sidecar.residents.model_state import ModelView, ServedModel
 from sidecar.residents.pool import ResidentPool
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Health:
     """
 
     status: str
-    models: tuple[ModelEntry, ...]
+    models: tuple[ModelView, ...]
     memory_limit_bytes: int
     wired: str | None = None
     reason: str | None = None
@@ -74,19 +74,19 @@ class ModelService:
     """Lists models, reports health, loads and unloads by hand. Any thread."""
 
     def __init__(
-        self, pool: ResidentPool[Held], vitals: Vitals, settings_file: Path
+        self, pool: ResidentPool[ServedModel], vitals: Vitals, settings_file: Path
     ) -> None:
         self._pool = pool
         self._vitals = vitals
         self._settings_file = settings_file
         self._settings_lock = threading.Lock()
 
-    def entries(self) -> tuple[ModelEntry, ...]:
+    def entries(self) -> tuple[ModelView, ...]:
         """The models that requests may name; looked for anew, if it was long ago."""
         self._pool.rescan(at_once=False)
         return tuple(entry for entry in self._pool.entries() if entry.is_usable)
 
-    def all_entries(self) -> tuple[ModelEntry, ...]:
+    def all_entries(self) -> tuple[ModelView, ...]:
         """Those as well that cannot be loaded, and why."""
         return self._pool.entries()
 
@@ -115,12 +115,12 @@ class ModelService:
         status = "downloading" if download else "loading"
         return replace(found, status=status, download=download)
 
-    def rescan(self) -> tuple[ModelEntry, ...]:
+    def rescan(self) -> tuple[ModelView, ...]:
         """Look for models anew."""
         self._pool.rescan(at_once=True)
         return self._pool.entries()
 
-    def load(self, name: str, *, pin: bool) -> ModelEntry:
+    def load(self, name: str, *, pin: bool) -> ModelView:
         """
         Load a model and wait for it.
 

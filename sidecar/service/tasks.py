@@ -9,13 +9,13 @@ from sidecar.core.errors import (
     RequestTimeout,
     Unavailable,
 )
-from sidecar.residents.model_entry import Held
+from sidecar.residents.model_state import ServedModel
 from sidecar.residents.pool import ResidentPool
 
 _UNNAMED = ("", "default", "local")
 
 
-def meant(pool: ResidentPool[Held], name: str, kind: str) -> str:
+def meant(pool: ResidentPool[ServedModel], name: str, kind: str) -> str:
     """The model that is meant where none is named: the only one of its kind."""
     if name not in _UNNAMED:
         return name
@@ -24,7 +24,7 @@ def meant(pool: ResidentPool[Held], name: str, kind: str) -> str:
 
 
 def ending(
-    pool: ResidentPool[Held], is_connected: Callable[[], bool], timeout_s: float
+    pool: ResidentPool[ServedModel], is_connected: Callable[[], bool], timeout_s: float
 ) -> Callable[[], None]:
     """
     What is asked between two pieces of work, from now on.

@@ -11,7 +11,7 @@ import pytest
 from sidecar.__main__ import main
 from sidecar.cli import quality
 from sidecar.cli.quality import Serve, ask_all, pin_policy
-from sidecar.cli.quality_questions import KINDS, Question, make_questions
+from sidecar.cli.quality_questions import KINDS, QualityQuestion, make_questions
 from sidecar.cli.quality_report import POLICIES, Score, draw, score, table, wilson
 from sidecar.cli.server import Server
 from sidecar.volatile.rules import find, load_rules
@@ -24,7 +24,9 @@ ASKS = {"model": "local", "temperature": 0, "max_tokens": 32, "enable_thinking":
 Choose = Callable[[Sequence[int]], int]
 
 
-def reader(questions: Sequence[Question], choose: Choose) -> Callable[[Prompt], str]:
+def reader(
+    questions: Sequence[QualityQuestion], choose: Choose
+) -> Callable[[Prompt], str]:
     """A model that answers from the first mention (`min`), or the last one (`max`)."""
 
     def answer(prompt: Prompt) -> str:
@@ -40,7 +42,7 @@ def reader(questions: Sequence[Question], choose: Choose) -> Callable[[Prompt], 
     return answer
 
 
-def served(model: Path, questions: Sequence[Question], choose: Choose) -> Serve:
+def served(model: Path, questions: Sequence[QualityQuestion], choose: Choose) -> Serve:
     """Servers whose model is that reader."""
 
     @contextlib.contextmanager

@@ -12,7 +12,7 @@ import pytest
 from sidecar.config.settings import Config
 from sidecar.residents import detection
 from sidecar.residents.detection import Row
-from sidecar.residents.model_entry import ModelSpec
+from sidecar.residents.model_state import ModelSpec
 from sidecar.residents.shared import Shared
 from testkit.servers import running_sidecar
 from testkit.tiny_models import make_model
@@ -42,9 +42,9 @@ class ParrotLoader:
     def __init__(self, config: Config, shared: Shared) -> None:
         self._shared = shared
 
-    def load(self, offer: ModelSpec, tell: Callable[[str], None]) -> Parrot:
+    def load(self, spec: ModelSpec, tell: Callable[[str], None]) -> Parrot:
         tell("weights_loading")
-        return Parrot(offer.id)
+        return Parrot(spec.id)
 
 
 def test_it_is_found_loaded_leased_and_let_go(

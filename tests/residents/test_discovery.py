@@ -15,7 +15,7 @@ from sidecar.core.errors import ModelNotFound
 from sidecar.residents import detection, discovery
 from sidecar.residents.catalog import Catalog, find_catalog
 from sidecar.residents.detection import kind_of
-from sidecar.residents.discovery import Found, discover
+from sidecar.residents.discovery import DiscoveredModel, discover
 from sidecar.residents.model_settings import ModelSettings
 
 QWEN = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"],
@@ -40,7 +40,7 @@ def model(
     return folder
 
 
-def found(*places: Path) -> dict[str, Found]:
+def found(*places: Path) -> dict[str, DiscoveredModel]:
     return {one.id: one for one in discover([str(place) for place in places])}
 
 
@@ -219,7 +219,7 @@ def test_the_default_one_is_first_and_not_twice(tmp_path: Path) -> None:
     model(tmp_path / "a")
     model(tmp_path / "b")
     there = catalog(tmp_path, path=str(tmp_path / "b"))
-    assert [offer.id for offer in there.offers] == ["openai/b", "a"]
+    assert [spec.id for spec in there.specs] == ["openai/b", "a"]
     for name in ("", "default", "local", "openai/local", "b", f"{tmp_path.name}/b"):
         assert there.names.resolve(name) == "openai/b"
 
@@ -227,25 +227,25 @@ def test_the_default_one_is_first_and_not_twice(tmp_path: Path) -> None:
 def test_the_default_one_may_be_named_as_it_was_found(tmp_path: Path) -> None:
     model(tmp_path / "org" / "b")
     there = catalog(tmp_path, path="org/b")
-    assert [offer.id for offer in there.offers] == ["openai/org/b"]
+    assert [spec.id for spec in there.specs] == ["openai/org/b"]
     assert there.names.resolve("b") == "openai/org/b"
-    assert there.offers[0].place == str(tmp_path / "org" / "b")
+    assert there.specs[0].place == str(tmp_path / "org" / "b")
     model(tmp_path / "twin" / "b")  # what comes later changes none of its names
     again = catalog(tmp_path, path="org/b")
     assert again.names.resolve("openai/org/b") == "openai/org/b"
-    assert again.offers[0].place == str(tmp_path / "org" / "b")
+    assert again.specs[0].place == str(tmp_path / "org" / "b")
 
 
 def test_a_name_of_the_default_one_is_nobody_elses(tmp_path: Path) -> None:
     model(tmp_path / "one" / "b")
     model(tmp_path / "two" / "b")
     there = catalog(tmp_path / "two", path=str(tmp_path / "one" / "b"))
-    assert [offer.id for offer in there.offers] == ["openai/b", "two/b"]
+    assert [spec.id for spec in there.specs] == ["openai/b", "two/b"]
 
 
 def test_the_built_in_one_is_the_default(tmp_path: Path) -> None:
-    (offer,) = catalog(tmp_path).offers
-    assert (offer.id, offer.place) == ("openai/mlx-tiny-agent", None)
+    (spec,) = catalog(tmp_path).specs
+    assert (spec.id, spec.place) == ("openai/mlx-tiny-agent", None)
 
 
 def test_names_can_be_given_and_kept_back(tmp_path: Path) -> None:
@@ -260,10 +260,10 @@ def test_names_can_be_given_and_kept_back(tmp_path: Path) -> None:
         pinned=("qwen-b",),
         wishes=wishes,
     )
-    assert [offer.id for offer in there.offers[1:]] == ["qwen-a", "qwen-b"]
-    first, second = there.offers[1:]
+    assert [spec.id for spec in there.specs[1:]] == ["qwen-a", "qwen-b"]
+    first, second = there.specs[1:]
     assert (first.pinned, first.ttl_s, second.pinned) == (True, 7, True)
-    assert there.offers[0].aliases[-1] == "claude-*"  # LiteLLM is told of it
+    assert there.specs[0].aliases[-1] == "claude-*"  # LiteLLM is told of it
     assert second.aliases[-1] == "big"
     assert first.context_len == 2048  # MAX_KV_SIZE; it was made for 4096
     names = there.names
@@ -279,9 +279,9 @@ def test_kinds_without_an_engine_are_listed_and_say_so(
     own = detection.Row("parrot", lambda found: found.model_type == "parrot")
     monkeypatch.setattr(detection, "ROWS", (own, *detection.ROWS))
     model(tmp_path / "polly", {"model_type": "parrot"})
-    offer = catalog(tmp_path).offers[1]
-    assert offer.state == "unavailable"
-    assert "parrot models are not served" in str(offer.fault)
+    spec = catalog(tmp_path).specs[1]
+    assert spec.state == "unavailable"
+    assert "parrot models are not served" in str(spec.fault)
 
 
 def test_what_needs_a_library_says_which(
@@ -295,7 +295,7 @@ def test_what_needs_a_library_says_which(
     decoder = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
     model(tmp_path / "bge", encoder)
     model(tmp_path / "qwen3-embed", decoder)
-    by_id = {offer.id: offer for offer in catalog(tmp_path).offers}
+    by_id = {spec.id: spec for spec in catalog(tmp_path).specs}
     assert by_id["bge"].state == "unavailable"
     assert "litellm-mlx[vision]" in str(by_id["bge"].fault)
     assert by_id["kokoro"].state == "unavailable"
@@ -309,7 +309,7 @@ def test_a_pattern_is_no_name_and_an_alias_is_nobody_elses(tmp_path: Path) -> No
         model(tmp_path / name)
     wishes = {"one": ModelSettings(alias="two")}
     there = catalog(tmp_path, wishes=wishes)
-    listed = {offer.id: offer.aliases for offer in there.offers}
+    listed = {spec.id: spec.aliases for spec in there.specs}
     assert not any(
         "*" in name for names in listed.items() for name in (names[0], *names[1])
     )

@@ -25,7 +25,7 @@ from sidecar.core.errors import (
 )
 from sidecar.engine.checkpoint_files import MemoryLimit
 from sidecar.residents.catalog import Catalog, Names
-from sidecar.residents.model_entry import ModelEntry, ModelSpec
+from sidecar.residents.model_state import ModelSpec, ModelView
 from sidecar.residents.pool import ResidentPool
 from sidecar.residents.weight_eviction import PoolLimits, WeightEviction
 from testkit.raw_http import Answer, eventually, exchange, request
@@ -103,9 +103,9 @@ class House:
         self.failures: dict[str, SidecarError] = {}
         self.go = threading.Event()
         self.go.set()
-        offers = tuple(ModelSpec(name, size_bytes=n * GB) for name, n in sizes.items())
-        names = Names(offers[0].id, {offer.id: offer.aliases for offer in offers})
-        self.catalog = Catalog(offers, names)
+        specs = tuple(ModelSpec(name, size_bytes=n * GB) for name, n in sizes.items())
+        names = Names(specs[0].id, {spec.id: spec.aliases for spec in specs})
+        self.catalog = Catalog(specs, names)
         asked = {"load_wait_s": 5.0, **limits}
         self.pool: ResidentPool[Engine] = ResidentPool(
             lambda: self.catalog,
@@ -114,14 +114,14 @@ class House:
             PoolLimits(**asked),  # type: ignore[arg-type]
         )
 
-    def _load(self, offer: ModelSpec, tell: Callable[[str], None]) -> Engine:
+    def _load(self, spec: ModelSpec, tell: Callable[[str], None]) -> Engine:
         tell("weights_loading")
-        self.loads.append(offer.id)
+        self.loads.append(spec.id)
         assert self.go.wait(120)
-        if failure := self.failures.pop(offer.id, None):
+        if failure := self.failures.pop(spec.id, None):
             raise failure
-        self.engines[offer.id] = Engine(self.weights, offer.size_bytes)
-        return self.engines[offer.id]
+        self.engines[spec.id] = Engine(self.weights, spec.size_bytes)
+        return self.engines[spec.id]
 
     def use(self, *names: str) -> None:
         """A request for each, one after the other."""
@@ -132,7 +132,7 @@ class House:
     def loaded(self) -> list[str]:
         return sorted(e.id for e in self.pool.entries() if e.state == "loaded")
 
-    def entry(self, name: str) -> ModelEntry:
+    def entry(self, name: str) -> ModelView:
         return self.pool.entry(name)
 
 
@@ -483,8 +483,8 @@ def test_files_that_change_while_they_load_make_no_second_copy(
     assert eventually(lambda: house.entry("a").state == "loading")
     whole = house.catalog
     for state in ("incomplete", "unloaded"):
-        offer = ModelSpec("a", size_bytes=GB, state=state)  # type: ignore[arg-type]
-        house.catalog = Catalog((offer,), whole.names)
+        spec = ModelSpec("a", size_bytes=GB, state=state)  # type: ignore[arg-type]
+        house.catalog = Catalog((spec,), whole.names)
         assert house.pool.rescan(at_once=True)
     house.go.set()
     house.use("a")
@@ -609,9 +609,9 @@ def test_who_watches_a_load_hears_its_steps_and_its_end(houses: Houses) -> None:
 def test_what_is_found_anew_is_served_and_what_is_gone_is_not(houses: Houses) -> None:
     """A loaded one stays for as long as it is used, for nobody new."""
     house = houses({"a": 1, "b": 1})
-    offers = (ModelSpec("a", size_bytes=GB), ModelSpec("c", size_bytes=GB))
+    specs = (ModelSpec("a", size_bytes=GB), ModelSpec("c", size_bytes=GB))
     with house.pool.lease("b"):
-        house.catalog = Catalog(offers, Names("a", {"a": (), "c": ()}))
+        house.catalog = Catalog(specs, Names("a", {"a": (), "c": ()}))
         assert not house.pool.rescan(at_once=False)  # a moment ago there was no c
         assert house.pool.rescan(at_once=True)
         house.use("c")

@@ -35,10 +35,10 @@ def held(
     """A sidecar whose model is not there yet."""
     load, gate = TextLoader.load, HeldLoad()
 
-    def waiting(self: TextLoader, offer: object, tell: Callable[[str], None]) -> object:
+    def waiting(self: TextLoader, spec: object, tell: Callable[[str], None]) -> object:
         tell("weights_loading")
         assert gate.go.wait(120)
-        return load(self, offer, tell)  # type: ignore[arg-type]
+        return load(self, spec, tell)  # type: ignore[arg-type]
 
     monkeypatch.setattr(TextLoader, "load", waiting)
     settings = {"MODEL_PATH": str(model_folder("dense"))}

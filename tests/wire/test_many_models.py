@@ -24,7 +24,7 @@ import pytest
 from sidecar.app import App
 from sidecar.engine import loader
 from sidecar.infra.malloc import give_back_freed_pages
-from sidecar.residents.model_entry import ModelEntry
+from sidecar.residents.model_state import ModelView
 from testkit.raw_http import eventually
 from testkit.servers import held_gpu, running_sidecar
 from testkit.tiny_models import make_model
@@ -75,7 +75,7 @@ def said(answer: Json) -> str:
     return f"{message.get('reasoning_content')}|{message['content']}"
 
 
-def entry(app: App, kind: str) -> ModelEntry:
+def entry(app: App, kind: str) -> ModelView:
     return app.pool.entry(kind)
 
 
@@ -213,12 +213,12 @@ def test_who_talks_is_not_refused_for_a_load_that_is_already_there(
         promised: list[int] = []
         tell = app.pool._worker.load
 
-        def noting(offer: Any, said: Any) -> Any:
+        def noting(spec: Any, said: Any) -> Any:
             def step(name: str) -> None:
                 said(name)
                 promised.append(app.shared.admission.promised.held)
 
-            return tell(offer, step)
+            return tell(spec, step)
 
         app.pool._worker.load = noting
         ask(app, "sliding")

@@ -35,7 +35,7 @@ WireNames = dict[str, WireName]  # by the name that the model is given
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OfferedTool:
     """The offered functions; `hosted`: types of tools that OpenAI's servers run."""
 
     tools: tuple[Tool, ...]
@@ -43,7 +43,7 @@ class Offer:
     hosted: tuple[str, ...]
 
 
-def read_tools(fields: Fields) -> Offer:
+def read_tools(fields: Fields) -> OfferedTool:
     """
     The tools of a request; hosted ones are left out.
 
@@ -65,7 +65,7 @@ def read_tools(fields: Fields) -> Offer:
             names[tool.name] = wire
         else:
             hosted.append(kind[:40])
-    return Offer(tuple(tools), names, tuple(dict.fromkeys(hosted)))
+    return OfferedTool(tuple(tools), names, tuple(dict.fromkeys(hosted)))
 
 
 def _flat(fields: Fields) -> Iterator[tuple[Fields, str | None]]:

@@ -40,7 +40,7 @@ class NotWritable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class CacheForm:
     """
     All values of a cache, by name.
 
@@ -86,7 +86,7 @@ def metadata_of(
 
 def describe(
     fresh: KVLayers, runs: Sequence[Sequence[Shape]], checkpoint: Sequence[Any]
-) -> Form:
+) -> CacheForm:
     """
     What a file of a run will hold.
 
@@ -109,7 +109,7 @@ def describe(
             else:
                 _state(place, atom, next(kept), states, scalars)
     classes = tuple(type(layer).__name__ for layer in fresh)
-    return Form(tuple(specs), states, scalars, classes)
+    return CacheForm(tuple(specs), states, scalars, classes)
 
 
 def _named(

@@ -21,7 +21,7 @@ from sidecar.core.conversation import Conversation
 from sidecar.core.prompt import ModelIds
 from sidecar.infra.metrics import Counters
 from sidecar.kv.disk.cache_form import (
-    Form,
+    CacheForm,
     NotWritable,
     describe,
     shapes_of,
@@ -255,10 +255,12 @@ class SlotWriter:
         above = self._index.get(parent[0]) if parent else None
         return _Run(above, start, tuple(replaced))
 
-    def _form(self, ids: ModelIds, salt: str, start: int) -> tuple[Form, list[bool]]:
+    def _form(
+        self, ids: ModelIds, salt: str, start: int
+    ) -> tuple[CacheForm, list[bool]]:
         """What the file will hold, by the shapes of what is stored."""
 
-        def look() -> tuple[Form, list[bool]]:
+        def look() -> tuple[CacheForm, list[bool]]:
             num_layers, checkpoint = self._store.state_at(ids, salt)
             if self._store.needs_checkpoints and not checkpoint:
                 raise Gone("its checkpoint is gone")
@@ -271,10 +273,10 @@ class SlotWriter:
             mx.eval(list(form.states.values()))
             return form, [is_quantized(arrays) for arrays in layers]
 
-        return cast("tuple[Form, list[bool]]", self._turn(look))
+        return cast("tuple[CacheForm, list[bool]]", self._turn(look))
 
     def _arrays(
-        self, form: Form, ids: ModelIds, salt: str, start: int
+        self, form: CacheForm, ids: ModelIds, salt: str, start: int
     ) -> Iterator[np.ndarray]:
         for layer in range(len(form.runs)):
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from sidecar.core.errors import SidecarError, Unavailable
 
-State = Literal[
+LoadState = Literal[
     "unloaded", "loading", "loaded", "unloading", "failed",
     "unavailable", "incomplete", "broken",
 ]  # fmt: skip
@@ -38,12 +38,12 @@ class ModelSpec:
     ttl_s: float | None = None
     family: str | None = None
     takes_images: bool = False
-    state: State = "unloaded"
+    state: LoadState = "unloaded"
     fault: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ModelEntry:
+class ModelView:
     """
     A served model as people and clients see it.
 
@@ -55,7 +55,7 @@ class ModelEntry:
     id: str
     aliases: tuple[str, ...]
     kind: str
-    state: State
+    state: LoadState
     size_bytes: int
     actual_bytes: int | None
     max_input_tokens: int | None
@@ -86,7 +86,7 @@ def anew(error: SidecarError) -> SidecarError:
     return same
 
 
-class Held(Protocol):
+class ServedModel(Protocol):
     """What the pool and what tells of models ask of a loaded one, of any kind."""
 
     @property
@@ -116,7 +116,7 @@ class Held(Protocol):
         """Give its weights back; the bytes."""
 
 
-E = TypeVar("E", bound=Held)
+E = TypeVar("E", bound=ServedModel)
 
 
 @dataclass(eq=False)
@@ -127,7 +127,7 @@ class Waiter:
 
 
 @dataclass(eq=False)
-class Entry(Generic[E]):
+class ModelState(Generic[E]):
     """
     How a model stands; under the pool's lock.
 
@@ -138,8 +138,8 @@ class Entry(Generic[E]):
         folder: that it was loaded from, if its place is one.
     """
 
-    offer: ModelSpec
-    state: State = "unloaded"
+    spec: ModelSpec
+    state: LoadState = "unloaded"
     resident: E | None = None
     pinned: bool = field(init=False)
     ttl_s: float | None = field(init=False)
@@ -150,7 +150,7 @@ class Entry(Generic[E]):
     wanted_at: float = 0.0
     is_leaving: bool = False
     freed_bytes: int = 0
-    is_offered: bool = True
+    is_available: bool = True
     folder: Path | None = None
     waiters: set[Waiter] = field(default_factory=set)
     step: str | None = None
@@ -159,17 +159,17 @@ class Entry(Generic[E]):
     failed_at: float = -math.inf
 
     def __post_init__(self) -> None:
-        self.state = self.offer.state
-        self.pinned, self.ttl_s = self.offer.pinned, self.offer.ttl_s
+        self.state = self.spec.state
+        self.pinned, self.ttl_s = self.spec.pinned, self.spec.ttl_s
 
-    def offered(self, offer: ModelSpec) -> None:
+    def update_spec(self, spec: ModelSpec) -> None:
         """It was found again, maybe whole by now, or broken."""
         is_settled = self.state not in ("loading", "unloading")
-        if self.offer.state != offer.state and self.resident is None and is_settled:
-            self.state, self.failure = offer.state, None
-        if not self.is_offered:
-            self.is_offered, self.is_leaving = True, False
-        self.offer = offer
+        if self.spec.state != spec.state and self.resident is None and is_settled:
+            self.state, self.failure = spec.state, None
+        if not self.is_available:
+            self.is_available, self.is_leaving = True, False
+        self.spec = spec
 
     @property
     def is_ready(self) -> bool:
@@ -195,12 +195,12 @@ class Entry(Generic[E]):
     def loaded(self, resident: E, now: float) -> None:
         """It is there."""
         self.resident, self.state, self.step = resident, "loaded", None
-        place = Path(self.offer.place) if self.offer.place else None
+        place = Path(self.spec.place) if self.spec.place else None
         self.folder = place.resolve() if place and place.is_dir() else None
         self.num_loads += 1
         self.failure, self.last_access = None, now
         self.is_leaving = False
-        self.is_leaving = not self.is_offered
+        self.is_leaving = not self.is_available
         # At once, else it could be the next load's victim before they wake.
         self.num_leases += len(self.waiters)
         for waiter in self.waiters:
@@ -219,18 +219,18 @@ class Entry(Generic[E]):
         self.resident, self.state = None, "unloaded"
         self.is_leaving, self.freed_bytes = False, freed_bytes
 
-    def seen(self, now: float, load_s: float | None) -> ModelEntry:
+    def seen(self, now: float, load_s: float | None) -> ModelView:
         """For people and clients."""
-        resident, offer = self.resident, self.offer
-        return ModelEntry(
-            id=offer.id,
-            aliases=offer.aliases,
-            kind=offer.kind,
+        resident, spec = self.resident, self.spec
+        return ModelView(
+            id=spec.id,
+            aliases=spec.aliases,
+            kind=spec.kind,
             state=self.state,
-            size_bytes=offer.size_bytes,
+            size_bytes=spec.size_bytes,
             actual_bytes=resident.num_bytes if resident else None,
-            max_input_tokens=resident.max_context if resident else offer.context_len,
-            takes_images=(resident or offer).takes_images,
+            max_input_tokens=resident.max_context if resident else spec.context_len,
+            takes_images=(resident or spec).takes_images,
             pinned=self.pinned,
             ttl_s=self.ttl_s,
             num_leases=self.num_leases,
@@ -238,5 +238,5 @@ class Entry(Generic[E]):
             idle_s=now - self.last_access if resident else None,
             step=self.step,
             estimated_load_s=None if resident else load_s,
-            load_error=self.failure.message if self.failure else offer.fault,
+            load_error=self.failure.message if self.failure else spec.fault,
         )
