@@ -11,14 +11,16 @@ falls back.
 
 import contextlib
 import functools
+import json
 import logging
+import re
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import litellm
 from litellm.exceptions import MidStreamFallbackError
 
-from litellm_mlx.errors import PROVIDER
+from litellm_mlx.errors import PROVIDER, as_object
 from litellm_mlx.lost_refusals import is_unserved
 from litellm_mlx.served_models import OURS
 
@@ -26,8 +28,10 @@ _METHOD = "async_function_with_fallbacks_common_utils"
 _OF_RESPONSES = "_aresponses_fallback_attempt"
 _FAILURES_BELOW_500 = (408, 429)  # too late, busy
 _NOT_IMPLEMENTED = 501
-# In all the ways that the sidecar says it: another model may have the room.
-_TOO_LONG = ("context_length_exceeded", "prompt is too long", "ContextWindowExceeded")
+_TOO_LONG = "context_length_exceeded"
+_TOO_LONG_MESSAGE = "prompt is too long: "  # of Messages, whose errors have no code
+_ANSWERED = re.compile(r"\(sidecar answered \d+, (\w+)[^)]*\)\s*\Z")  # our provider's
+_BODY = re.compile(r"Exception - (?=\{)")  # behind it LiteLLM passes a body on
 
 # In all the ways that LiteLLM passes it on, before the first text of a stream too.
 _CANCELLED = ("request_cancelled", "the request was cancelled")
@@ -45,8 +49,8 @@ def is_refusal(error: BaseException, *, is_ours: bool = False) -> bool:
     text = str(error)
     if any(said in text for said in _CANCELLED):
         return True  # somebody stopped it: nobody else shall answer
-    if any(said in text for said in _TOO_LONG):
-        return False
+    if _is_too_long(error, text):
+        return False  # another model may have the room
     if is_unserved(text.encode(errors="replace")):
         return True
     if not is_ours and getattr(error, "llm_provider", None) != PROVIDER:
@@ -55,6 +59,34 @@ def is_refusal(error: BaseException, *, is_ours: bool = False) -> bool:
     if not isinstance(status, int) or status in _FAILURES_BELOW_500:
         return False
     return 400 <= status < 500 or status == _NOT_IMPLEMENTED
+
+
+def _is_too_long(error: BaseException, text: str) -> bool:
+    """
+    Whether the sidecar says by a code, or LiteLLM by itself, that a prompt is too long.
+
+    Words do not count: refusals quote what their client has sent.
+    """
+    if answered := _ANSWERED.search(text):
+        return answered[1] == _TOO_LONG
+    body = _body_in(text)
+    if body is None:
+        return isinstance(error, litellm.ContextWindowExceededError)
+    told = as_object(body.get("error"))
+    message = str(told.get("message", ""))
+    return told.get("code") == _TOO_LONG or message.startswith(_TOO_LONG_MESSAGE)
+
+
+def _body_in(text: str) -> dict[str, Any] | None:
+    """The sidecar's answer, which stands whole in what LiteLLM makes of it."""
+    begin = _BODY.search(text)
+    if begin is None:
+        return None
+    try:
+        body, _ = json.JSONDecoder().raw_decode(text, begin.end())
+    except (ValueError, RecursionError):
+        return None
+    return body if isinstance(body, dict) else None
 
 
 def install() -> None:

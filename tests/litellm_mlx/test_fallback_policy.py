@@ -1,10 +1,25 @@
 """Which failures of a local model another one may answer."""
 
+import json
+
 import litellm
 import pytest
 
 from litellm_mlx.errors import PROVIDER
 from litellm_mlx.fallback_policy import is_refusal
+
+TOO_LONG = "prompt is too long"
+QUOTED = (
+    f'{TOO_LONG}: ContextWindowExceeded "code": "context_length_exceeded" '
+    "(sidecar answered 400, context_length_exceeded)"
+)
+
+
+def _problem(code: str, message: str) -> str:
+    """A body of the sidecar's as LiteLLM passes it on."""
+    error = {"type": "invalid_request_error", "code": code, "message": message}
+    body = json.dumps({"type": "error", "error": error})
+    return f"litellm.BadRequestError: MlxException - {body}"
 
 
 def failure(status: int, text: str) -> Exception:
@@ -17,7 +32,19 @@ def failure(status: int, text: str) -> Exception:
     [
         (failure(400, "stop must be a string"), True),
         (failure(503, "the model is still loading"), False),
-        (failure(400, "context_length_exceeded"), False),
+        (failure(400, "x (sidecar answered 400, context_length_exceeded)"), False),
+        (failure(400, _problem("context_length_exceeded", "it is 9 long")), False),
+        (failure(400, _problem("invalid_request", f"{TOO_LONG}: 9 tokens")), False),
+        (litellm.ContextWindowExceededError("9 tokens", "local", PROVIDER), False),
+        # What a client wrote, and a refusal quotes.
+        (failure(400, f"got '{QUOTED}' (sidecar answered 400, invalid_request)"), True),
+        (failure(400, _problem("invalid_request", f"got {QUOTED}")), True),
+        (
+            litellm.ContextWindowExceededError(
+                _problem("invalid_request", f"got {QUOTED}"), "local", PROVIDER
+            ),
+            True,
+        ),
         (failure(499, '{"code": "request_cancelled"}'), True),
         # Before the first text LiteLLM makes another error of it, of another status.
         (
@@ -27,7 +54,19 @@ def failure(status: int, text: str) -> Exception:
             True,
         ),
     ],
-    ids=["refused", "loading", "too long", "cancelled", "cancelled in mid-stream"],
+    ids=[
+        "refused",
+        "loading",
+        "too long",
+        "too long, by code",
+        "too long, by message",
+        "too long, says LiteLLM",
+        "quoted",
+        "quoted in a body",
+        "misread by LiteLLM",
+        "cancelled",
+        "cancelled in mid-stream",
+    ],
 )
 def test_what_stays_with_the_local_model(error: Exception, stays: bool) -> None:
     """A prompt that was taken back goes nowhere."""
