@@ -99,13 +99,14 @@ def _with_short(name: str) -> FieldType:
 
 _NOT_TAKEN = FieldType("left out: it is not for clients", lambda value: False)
 # By these a request for the local model would go to a cloud, on the user's keys, or
-# would have LiteLLM shut the model out for everybody, as long as it says. The last
-# three are arguments of its own functions: given twice they are a fault of its own.
+# would have LiteLLM shut the model out for everybody, as long as it says. Three are
+# arguments of its own functions: given twice they are a fault of its own. The last one
+# holds headers, ours that say who asks among them.
 NOT_TAKEN = (
     "custom_llm_provider", "deployment_id", "cooldown_time", "allowed_fails",
     "allowed_fails_policy", "router_settings_override", "mock_response",
     "mock_timeout", "mock_testing_rate_limit_error", "azure",
-    "self", "original_function", "start_time",
+    "self", "original_function", "start_time", "provider_specific_header",
 )  # fmt: skip
 
 _ALWAYS: Mapping[str, FieldType] = {

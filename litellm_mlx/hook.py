@@ -183,11 +183,13 @@ def _with_allowed_params(kwargs: dict[str, object]) -> dict[str, object]:
 def _with_client_facts(kwargs: dict[str, object]) -> dict[str, object]:
     # What LiteLLM cuts from a body that it sends on goes into a header beside it.
     # A client's body may ask for headers too, but not for those that say who asks.
-    kept = {
+    kept: dict[str, object] = {
         name: private.without_ours(errors.as_object(kwargs[name]))
         for name in ("headers", "extra_headers")
         if kwargs.get(name) is not None
     }
+    if (specific := kwargs.get("provider_specific_header")) is not None:
+        kept["provider_specific_header"] = private.without_ours_within(specific)
     settings = current_settings()
     call_id = translate.attempt_id(kwargs)
     key = translate.authorization(kwargs.get("api_key"), settings)
@@ -200,7 +202,7 @@ def _with_client_facts(kwargs: dict[str, object]) -> dict[str, object]:
     return {
         **kwargs,
         **kept,
-        "extra_headers": {**kept.get("extra_headers", {}), **ours},
+        "extra_headers": {**errors.as_object(kept.get("extra_headers")), **ours},
     }
 
 

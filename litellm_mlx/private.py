@@ -146,6 +146,16 @@ def without_ours(headers: Json) -> dict[str, str]:
     }
 
 
+def without_ours_within(specific: object) -> object:
+    """The same of LiteLLM's headers for one provider, of which there may be several."""
+    if isinstance(specific, list):
+        return [without_ours_within(one) for one in specific]
+    if not isinstance(specific, Mapping):
+        return specific
+    headers = as_object(specific.get("extra_headers"))
+    return {**specific, "extra_headers": without_ours(headers)}
+
+
 def _may_be_cut(name: str) -> bool:
     return name not in _SENT_ON and not name.startswith(("litellm_", "_litellm"))
 

@@ -118,6 +118,22 @@ def test_a_clients_body_sets_no_header_of_ours() -> None:
     assert headers == found["headers"] == {"x-trace": "7"}
 
 
+@pytest.mark.parametrize("is_list", [False, True])
+def test_nor_for_one_provider(is_list: bool) -> None:
+    """LiteLLM has these headers take the place of all others."""
+    asked = {"x-mlx": '{"key": "alice"}', "X-Request-ID": "1", "x-trace": "7"}
+    one: Json = {"custom_llm_provider": "mlx", "extra_headers": asked}
+    given = kwargs(provider_specific_header=[one] if is_list else one)
+    found = asyncio.run(
+        MLXDeploymentHook().async_pre_call_deployment_hook(given, "anthropic_messages")
+    )
+    assert found is not None
+    kept: Any = found["provider_specific_header"]
+    (kept,) = kept if is_list else [kept]
+    assert kept == {"custom_llm_provider": "mlx", "extra_headers": {"x-trace": "7"}}
+    assert asked["x-mlx"], "what the client sent stays as it was"
+
+
 def test_nor_in_a_chat() -> None:
     call = {
         "model": "m", "messages": [], "litellm_params": {}, "optional_params": {},
