@@ -42,6 +42,9 @@ _TAKEN_OF_CONFIG = (
     "candidateCount", "thinkingConfig",
 )  # fmt: skip
 
+_DECLARED = "functionDeclarations"
+_TAKEN_OF_FUNCTION = ("name", "description", "parameters", "parametersJsonSchema")
+
 
 def served_path(path: str) -> str:
     """The path where LiteLLM serves it: newer clients of Google's ask under /v1."""
@@ -101,6 +104,7 @@ def in_vain(body: Json) -> list[str]:
         named.append("generationConfig.thinkingConfig.includeThoughts")
     if _get(thinking, "thinkingBudget") not in (None, 0, -1):
         named.append("generationConfig.thinkingConfig.thinkingBudget")
+    named += _tools_in_vain(body.get("tools"))
     return named + _choice_in_vain(_mapping(_get(body, "toolConfig")))
 
 
@@ -112,6 +116,17 @@ def can_be_read(contents: object) -> bool:
     except litellm.BadRequestError:
         return False
     return True
+
+
+def _tools_in_vain(tools: object) -> list[str]:
+    """What function declarations say beside what a chat has a place for."""
+    return [
+        f"tools[{index}].{_DECLARED}[{number}].{name}"
+        for index, tool in enumerate(_as_list(tools))
+        for number, one in enumerate(_as_list(_get(_mapping(tool), _DECLARED)))
+        for name, value in _mapping(one).items()
+        if _camel(str(name)) not in _TAKEN_OF_FUNCTION and value is not None
+    ]
 
 
 def _choice_in_vain(choice: Json) -> list[str]:
@@ -168,7 +183,7 @@ def _mapping(value: object) -> Json:
 def _config(read: dict[str, object]) -> Json:
     """What LiteLLM calls `config`; it reads it under one of three names."""
     given = [read.pop(name, None) for name in _CONFIGS]
-    config = _object(next(filter(None, given), {}), "generationConfig")
+    config = _renamed(_object(next(filter(None, given), {}), "generationConfig"))
     if config.get("candidateCount") not in (1, None):
         _refuse("generationConfig.candidateCount", "must be 1")
     return config
@@ -184,27 +199,30 @@ def _check_stored(read: Json) -> None:
 def _check_tools(read: dict[str, object]) -> None:
     """Refuse what is no choice or tool; leave out fields that are null."""
     given = read.pop("tool_config", None)
-    choice = _without_null(read.pop("toolConfig", given), "toolConfig")
+    choice = _renamed(_without_null(read.pop("toolConfig", given), "toolConfig"))
     if choice:
         read["toolConfig"] = choice
     if (calling := choice.get(_CALLING)) is not None:
         where = f"toolConfig.{_CALLING}"
-        choice[_CALLING] = _without_null(calling, where)
+        choice[_CALLING] = _renamed(_without_null(calling, where))
         if choice[_CALLING].get("mode", "AUTO") not in _MODES:
             _refuse(f"{where}.mode", f"must be one of {', '.join(_MODES)}")
     listed = _sequence(read.get("tools") or [], "tools")
-    tools = [_without_null(tool, f"tools[{n}]") for n, tool in enumerate(listed)]
+    tools = [
+        _renamed(_without_null(tool, f"tools[{n}]")) for n, tool in enumerate(listed)
+    ]
     if "tools" in read:
         read["tools"] = tools
     for index, offered in enumerate(tools):
-        where = f"tools[{index}].functionDeclarations"
         for name in offered:
-            if name not in ("functionDeclarations", "function_declarations"):
+            if name != _DECLARED:
                 what = "is run by Google: only functionDeclarations are taken"
                 _refuse(f"tools[{index}].{name}", what)
-        declared = offered.get("functionDeclarations", [])
-        for number, one in enumerate(_sequence(declared, where)):
-            _object(one, f"{where}[{number}]")
+        where = f"tools[{index}].{_DECLARED}"
+        offered[_DECLARED] = [
+            _renamed(_object(one, f"{where}[{number}]"))
+            for number, one in enumerate(_sequence(offered.get(_DECLARED, []), where))
+        ]
 
 
 def _turns(contents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -300,6 +318,15 @@ def _texts(value: object, where: str) -> list[str]:
             _refuse(f"{where}[{index}]", "must be a text")
         texts.append(text)
     return texts
+
+
+def _as_list(value: object) -> Sequence[object]:
+    return value if isinstance(value, list) else []
+
+
+def _renamed(fields: Json) -> dict[str, Any]:
+    """Fields by the one of their two names that LiteLLM knows."""
+    return {_camel(name): value for name, value in fields.items()}
 
 
 def _listed(value: object) -> Sequence[object]:
