@@ -30,6 +30,7 @@ from sidecar.engine.proved_models import ProvedModels
 from sidecar.engine.scheduler import ExtraProcessors, no_extra_processors
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import LogLimits, SessionLog
+from sidecar.infra.template_limits import limit_templates
 from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.kv.disk.ports import DiskSettings
 from sidecar.kv.disk.root import DiskLimits, DiskRoot
@@ -168,6 +169,7 @@ def build(
         ConfigError: the user's rules cannot be used.
         OSError: the address cannot be bound.
     """
+    limit_templates()
     shared = _build_shared(config, tell, extra_processors)
     pool = ResidentPool(
         lambda: read_catalog(config),

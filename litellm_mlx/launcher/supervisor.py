@@ -2,8 +2,9 @@
 Child processes that are kept running.
 
 A service is *starting* until its health URL answers well, then *up*. One that ends,
-or says it is sick, is started again after a pause that doubles with every start in
-a row that never came up; after the fifth such start all is given up:
+says it is sick, or says nothing for minutes, is started again after a pause that
+doubles with every start in a row that never came up; after the fifth such start all is
+given up:
 
     starting --healthy--> up --ended or sick--> pausing --> starting
     starting --ended or too late--> pausing, or (fifth in a row) ServiceFailed
@@ -54,6 +55,7 @@ class RestartPolicy:
     max_failed_starts: int = 5
     health_every_s: float = 5.0
     sick_after: int = 3  # times in a row that it says so
+    silent_after: int = 40  # times in a row that it says nothing: four minutes or more
 
     def pause_s(self, num_failed: int) -> float:
         """Pause before the next start, after so many failed ones in a row."""
@@ -68,6 +70,7 @@ class _Watched:
         self.is_up = False
         self.num_failed = 0
         self.num_sick = 0
+        self.num_silent = 0
         self.restart_at: float | None = None
         self.next_check = 0.0
 
@@ -218,6 +221,13 @@ class Supervisor:
             # Only its own word counts: a busy service answers late, or turns us away.
             is_sick = answer is not None and is_stuck(answer)
             watched.num_sick = watched.num_sick + 1 if is_sick else 0
+            # But one that has hung, interpreter and all, says nothing for ever.
+            watched.num_silent = watched.num_silent + 1 if answer is None else 0
+            if watched.num_silent >= self._policy.silent_after:
+                watched.num_silent = 0
+                child.kill()
+                self._pause(watched, f"{child.service.name} does not answer any more")
+                return
             if watched.num_sick >= self._policy.sick_after:
                 child.kill()
                 self._pause(watched, f"{child.service.name} said it is stuck")

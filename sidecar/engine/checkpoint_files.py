@@ -27,6 +27,8 @@ _ENCODER = re.compile(
     re.IGNORECASE,
 )
 _ADAPTERS = ("adapters.safetensors", "adapter_model.safetensors")
+_MAX_JSON_BYTES = 100_000_000
+_MAX_NUMBERED = 10_000  # weight files that their own names promise
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _NOT_THE_FORMAT = (
     ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError,
@@ -175,7 +177,7 @@ def gguf_fault() -> str:
 def read_config(folder: Path, name: str = "config.json") -> dict[str, Any] | None:
     """An object that a folder holds as JSON; None: there is none that can be read."""
     try:
-        config = json.loads((folder / name).read_bytes())
+        config = _json_of(folder / name)
     except (OSError, ValueError, RecursionError):
         return None
     return config if isinstance(config, dict) else None
@@ -244,7 +246,7 @@ def named_weights_fault(folder: Path) -> str | None:
 def _expected(folder: Path, files: Sequence[Path]) -> set[str]:
     """Names of the weight files that the index, or the files' own numbers, promise."""
     try:
-        index = json.loads((folder / _INDEX).read_bytes())
+        index = _json_of(folder / _INDEX)
         return {str(name) for name in index["weight_map"].values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
@@ -254,8 +256,22 @@ def _expected(folder: Path, files: Sequence[Path]) -> set[str]:
     count = found[0][1]
     number = f"0{len(count)}d"
     return {
-        f"model-{i:{number}}-of-{count}.safetensors" for i in range(1, int(count) + 1)
+        f"model-{i:{number}}-of-{count}.safetensors"
+        for i in range(1, min(int(count), _MAX_NUMBERED) + 1)
     }
+
+
+def _json_of(file: Path) -> Any:
+    """
+    What a file holds.
+
+    Raises:
+        OSError, ValueError, RecursionError: it cannot be read, is larger than any such
+            file is, or is no JSON.
+    """
+    if file.stat().st_size > _MAX_JSON_BYTES:
+        raise ValueError(f"{file.name} is too large")
+    return json.loads(file.read_bytes())
 
 
 def safetensors_fault(file: Path) -> str | None:
@@ -293,7 +309,7 @@ def _entries(header: bytes) -> dict[str, Any]:
 def tensor_names(folder: Path) -> frozenset[str]:
     """Names of the weights, from the index or the files' headers; what can be read."""
     try:
-        index = json.loads((folder / _INDEX).read_bytes())
+        index = _json_of(folder / _INDEX)
         return frozenset(map(str, index["weight_map"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass

@@ -16,6 +16,7 @@ from sidecar.engine.checkpoint_files import (
     memory_fault,
     memory_limit,
     names_fault,
+    read_config,
     safetensors_fault,
     told_bytes,
     weight_bytes,
@@ -169,6 +170,16 @@ def test_missing_shards_are_counted_and_named(folder: Path) -> None:
     index.write_text(json.dumps({"weight_map": shards}))
     (folder / "model-00002-of-00006.safetensors").rename(folder / "model.safetensors")
     assert "1 of its 2 weight files" in str(weights_fault(folder))
+
+
+def test_a_name_that_promises_too_many_shards_is_told_at_once(folder: Path) -> None:
+    """And a file that is too large to be what it is called is not read."""
+    name = f"model-1-of-{10**12 - 1}.safetensors"
+    (folder / "model.safetensors").rename(folder / name)
+    assert "weight files are missing" in str(weights_fault(folder))
+    with (folder / "config.json").open("r+b") as file:
+        file.truncate(40 << 30)
+    assert read_config(folder) is None
 
 
 def test_a_folder_one_level_too_high(folder: Path, tmp_path: Path) -> None:

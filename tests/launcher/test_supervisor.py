@@ -204,6 +204,18 @@ def test_a_service_that_says_it_is_stuck_is_started_again(run: Run) -> None:
     assert any("said it is stuck" in line for line in run.said)
 
 
+def test_a_service_that_says_nothing_any_more_is_started_again(run: Run) -> None:
+    """Its interpreter hangs: it takes connections, and answers none."""
+    run.supervisor._policy = dataclasses.replace(FAST, silent_after=3)
+    thread, _root = start_and_watch(run)
+    pid = run.pids[-1]
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: "stand-in is up again" in run.said)
+    run.stop(thread)
+    assert any("does not answer any more" in line for line in run.said)
+
+
 def test_a_service_that_is_busy_is_left_alone(run: Run) -> None:
     """503 for another reason, many times in a row: too many connections, draining."""
     thread, root = start_and_watch(run)

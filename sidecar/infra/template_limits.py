@@ -1,0 +1,38 @@
+"""
+Bounds for arithmetic in chat templates, which come with models that anybody made.
+
+Python computes a power or a long text in one go: no other thread runs meanwhile, and
+54 bytes of a template can keep it for hours or take all memory.
+"""
+
+import operator
+from typing import Any
+
+from jinja2.sandbox import SandboxedEnvironment
+
+_MAX_LENGTH = 10_000_000  # of a text or a list that is made by multiplying one
+_MAX_BITS = 10_000  # of a number
+
+
+def limit_templates() -> None:
+    """Have jinja's sandboxes refuse what takes too long. Twice does no harm."""
+    SandboxedEnvironment.intercepted_binops = frozenset({"**", "*"})
+    SandboxedEnvironment.default_binop_table.update({"**": _power, "*": _product})
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    are_whole = isinstance(base, int) and isinstance(exponent, int)
+    if are_whole and exponent * base.bit_length() > _MAX_BITS:
+        raise OverflowError("a chat template asks for too large a power")
+    return operator.pow(base, exponent)
+
+
+def _product(left: Any, right: Any) -> Any:
+    are_whole = isinstance(left, int) and isinstance(right, int)
+    if are_whole and left.bit_length() + right.bit_length() > _MAX_BITS:
+        raise OverflowError("a chat template asks for too large a number")
+    for whole, times in ((left, right), (right, left)):
+        is_repeated = isinstance(times, int) and isinstance(whole, str | list | tuple)
+        if is_repeated and len(whole) * times > _MAX_LENGTH:
+            raise OverflowError("a chat template asks for too long a text")
+    return operator.mul(left, right)

@@ -1,0 +1,37 @@
+"""What a chat template may compute."""
+
+import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from sidecar.infra.template_limits import limit_templates
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def rendered(template: str) -> str:
+    """As transformers renders it."""
+    limit_templates()
+    environment = ImmutableSandboxedEnvironment()
+    return environment.from_string(template).render(messages=MESSAGES)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ (7**(10**(messages|length + 7)))|string|length }}x",
+        "{{ 2**(10**9) }}",
+        "{{ 'x' * (10**9 * messages|length) }}",
+        "{{ (10**9) * 'x' }}",
+        "{{ ([0] * 10**8)|length }}",
+        "{% set ns = namespace(n=7) %}{% for i in range(40) %}"
+        "{% set ns.n = ns.n * ns.n %}{% endfor %}{{ ns.n % 10 }}",
+    ],
+)
+def test_what_would_hold_the_process_is_refused(template: str) -> None:
+    with pytest.raises(OverflowError, match="a chat template asks for too"):
+        rendered(template)
+
+
+def test_all_else_is_computed_as_ever() -> None:
+    said = "{{ 2**10 }} {{ 3 * 4 }} {{ '-' * 3 }} {{ 2.0**0.5 > 1.4 }} {{ 3 * [1] }}"
+    assert rendered(said) == "1024 12 --- True [1, 1, 1]"
