@@ -45,7 +45,8 @@ from sidecar.service.encodings import EncodingService
 from sidecar.service.models import ModelService
 from sidecar.service.stored_responses import StoredResponses
 
-_URGENT = ("/", "/health", "/ready", "/metrics")
+# LiteLLM's plugin asks for the models again and again: that is no work either.
+_URGENT = ("/", "/health", "/ready", "/metrics", "/v1/models")
 _ALSO_WITHOUT_V1 = (
     "/models", "/chat/completions", "/completions", "/embeddings", "/rerank",
     "/audio/speech", "/audio/transcriptions",

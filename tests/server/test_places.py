@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from sidecar.app import App
@@ -234,3 +235,12 @@ def test_whoever_asks_gets_a_status(
     assert len(refused) < 50
     assert all(answer.header("retry-after") for answer in refused)
     assert eventually(lambda: small.listener.places.num_taken == 0)
+
+
+def test_listing_the_models_is_no_work() -> None:
+    """LiteLLM does so every few seconds; freed memory goes back meanwhile."""
+    with running_sidecar() as app:
+        before = app.listener.places.work
+        for _ in range(3):
+            assert httpx.get(f"{app.url}/v1/models", timeout=60).status_code == 200
+        assert app.listener.places.work == before
