@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.errors import BadRequest, ContextLengthExceeded, Unavailable
+from sidecar.core.errors import (
+    BadRequest,
+    ContextLengthExceeded,
+    Unavailable,
+    UnsupportedContent,
+)
 from sidecar.core.events import (
     ChoiceFinished,
     Event,
@@ -386,3 +391,20 @@ def test_stops_are_refused_under_the_name_that_was_sent(
         parse({name: value})
     assert said.value.param == param
     assert str(said.value).startswith(f"{param} must be")
+
+
+@pytest.mark.parametrize("kind", ["tool_addition", "tool_removal"])
+@pytest.mark.parametrize("role", ["user", "system"])
+def test_tools_that_come_and_go_within_a_talk_are_refused(kind: str, role: str) -> None:
+    """The model would be offered the same ones as before."""
+    block = {"type": kind, "tool": {"type": "tool_definition", "name": "add"}}
+    body = {
+        "model": "m",
+        "max_tokens": 9,
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {"role": role, "content": [block]},
+        ],
+    }
+    with pytest.raises(UnsupportedContent, match=kind):
+        parse_messages(body, "id", {})

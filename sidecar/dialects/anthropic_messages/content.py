@@ -14,6 +14,8 @@ from sidecar.dialects.image_parts import anthropic_image, refuse
 logger = logging.getLogger(__name__)
 
 _ERROR_WORDS = ("error", "failed", "exception", "traceback")
+# Of the last two the model would read the same words, and have the same tools.
+_REFUSED = ("audio", "video", "container_upload", "tool_addition", "tool_removal")
 _NOT_TOLD = ("type", "id", "tool_use_id", "cache_control")
 _LOOKED_AT = 64  # characters in which a failed result may say so itself
 
@@ -141,7 +143,7 @@ def _text(block: Fields) -> str:
             "results",
             param=block.where,
         )
-    if kind in ("audio", "video", "container_upload"):
+    if kind in _REFUSED:
         refuse(block, kind)
     if kind == "document":
         return _document(block)
