@@ -16,7 +16,7 @@ def load_json(text: str, **options: Any) -> Any:
     Parse JSON text; `options` are those of `json.loads`.
 
     Raises:
-        ValueError: it is no JSON, or nested deeper than MOST_LEVELS.
+        ValueError: it is no JSON, or nested deeper than MAX_LEVELS.
     """
     try:
         value = json.loads(text, **options)
@@ -27,7 +27,7 @@ def load_json(text: str, **options: Any) -> Any:
 
 
 def check_depth(value: Any) -> None:
-    """ValueError for lists and objects that are nested deeper than MOST_LEVELS."""
+    """ValueError for lists and objects that are nested deeper than MAX_LEVELS."""
     level = [value]
     for _ in range(MAX_LEVELS + 1):
         level = [

@@ -99,7 +99,7 @@ class KVStore(Protocol):
         Begin another; what is stored is still there until it is cleared.
 
         Args:
-            whose: conversations that are forgotten; None: all.
+            forget_filter: conversations that are forgotten; None: all.
         """
 
     def is_current(self, conversation: Conversation) -> bool:

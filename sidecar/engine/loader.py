@@ -57,7 +57,7 @@ class LoadedModel:
         quantization: of its KV, None for none.
         printed_stops: what stands for a stop token once another turn follows.
         eyes: what it sees images with, None if it does not.
-        blindness: why it does not although it was made to; "": it was not.
+        no_vision_reason: why it does not although it was made to; "": it was not.
     """
 
     name: str
@@ -89,7 +89,7 @@ class LoadedModel:
 
         Args:
             ids: (rows, tokens). cache: of as many rows; grows by the tokens.
-            sight: what a model that sees is told besides (engine/vision).
+            vision_inputs: what a model that sees is told besides (engine/vision).
         Returns:
             Logits, (rows, tokens, vocabulary); not computed yet.
         """

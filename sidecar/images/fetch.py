@@ -45,7 +45,7 @@ class FetchLimits:
     What may be fetched.
 
     Args:
-        most_bytes: of an image, encoded. cache_s: for how long at most a URL stands for
+        max_bytes: of an image, encoded. cache_s: for how long at most a URL stands for
             the bytes that it gave first. allow_private: take any address.
     """
 

@@ -25,7 +25,7 @@ def open_picture(
     Decode an image: its first frame, turned as its EXIF says, RGB, over white.
 
     Args:
-        most_pixels: refused above, by its header alone.
+        max_pixels: refused above, by its header alone.
         path: the request's field, for messages.
     Raises:
         BadRequest: it is no image, is cut off, or is too large.

@@ -50,7 +50,7 @@ class ImageLimits:
     What is taken of a request's images.
 
     Args:
-        most_bytes: of one, encoded. most_pixels: of one. most_images: in a request.
+        max_bytes: of one, encoded. max_pixels: of one. max_images: in a request.
     """
 
     max_bytes: int

@@ -155,7 +155,7 @@ class ConversationMemory:
             that came back.
         decode: ids -> text. lineage_key: names what lineage is valid for: the model,
             and the rules by which its values were found.
-        keepsakes: what is to be written to the disk; None: nothing is.
+        unwritten_turns: what is to be written to the disk; None: nothing is.
     """
 
     def __init__(

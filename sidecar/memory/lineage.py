@@ -127,7 +127,7 @@ class LineageIndex:
     Args:
         model_key: seed of the hash chain. ttl_s: 0 keeps records for ever.
         use_blocks: False scans all records, with the same result (for comparison).
-        most_bytes: cap over all records; the least recently used leaves first.
+        max_bytes: cap over all records; the least recently used leaves first.
     """
 
     def __init__(

@@ -96,7 +96,7 @@ class PreparedPrompt:
         hit: what is held of it as KV.
         report: what was done to reuse KV.
         counted: the counters that it moved, and by how much.
-        promise: what is remembered of it if its answer ends cleanly.
+        pending_turn: what is remembered of it if its answer ends cleanly.
     """
 
     model: ModelPrompt
@@ -202,7 +202,7 @@ class Pipeline:
 
         Args:
             salt: the cache salt under which KV is looked for.
-            most_tokens: the longest prompt that can be answered.
+            max_tokens: the longest prompt that can be answered.
             is_wanted: whether the client is still there; asked between messages.
             images: of the request, in order; its messages hold their marks.
 

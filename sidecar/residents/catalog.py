@@ -83,7 +83,7 @@ def find_catalog(
 
     Args:
         wishes: by name, what the settings file asks for.
-        most_context: tokens that are served, whatever a model was made for.
+        max_context: tokens that are served, whatever a model was made for.
     """
     found = discover((HUB,) if config.places is None else config.places)
     default, own = _default(config, found)

@@ -23,7 +23,7 @@ class EncoderResident:
     What the pool leases to a request for vectors or scores.
 
     Args:
-        most_tokens: of a text, or of a pair.
+        max_tokens: of a text, or of a pair.
         is_pair: whether it reads query and document in one, as two texts.
     """
 

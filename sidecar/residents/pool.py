@@ -174,7 +174,7 @@ class ResidentPool(Generic[E]):
         Hold a model for the length of a request; it is loaded if it has to be.
 
         Args:
-            most_wait_s: what the request bears, if less than LOAD_WAIT_SECONDS: it is
+            max_wait_s: what the request bears, if less than LOAD_WAIT_SECONDS: it is
                 refused at once if the load is expected to take longer.
             time_left_s: until the request's own time limit.
         Raises:

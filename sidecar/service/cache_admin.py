@@ -81,7 +81,7 @@ class CacheService:
 
         Args:
             name: of one model; None: of all, loaded or not.
-            whose: conversations; None: all.
+            forget_filter: conversations; None: all.
             on_disk: what is kept there, too.
         Raises:
             Unavailable: what is on the disk could not be deleted.

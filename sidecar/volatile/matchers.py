@@ -7,7 +7,7 @@ gives the same result.
 
 Anybody may have written the text. So each shape reads it once, whatever it says: what
 it searches for next is searched for from where the last search ended, and no text is
-read for two places that a find may begin at. A shape looks at `MOST_PLACES` such
+read for two places that a find may begin at. A shape looks at `MAX_PLACES` such
 places at most; behind them all is ordinary text.
 """
 

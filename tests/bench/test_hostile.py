@@ -53,7 +53,8 @@ def result_of(beside: list[Heard], **changed: object) -> Result:
     same = {
         "alone": [heard(0, 1.0)], "crowded": [], "beside": beside, "wrong": [],
         "outages": [Outage(100, 110)], "base": _SERVERS, "after": [_SERVERS],
-        "most": _SERVERS, "attacks": {"x": {"200": 1}}, "slowest": {}, "findings": [],
+        "maximum": _SERVERS, "attacks": {"x": {"200": 1}}, "slowest": {},
+        "findings": [],
     }  # fmt: skip
     return Result(**{**same, **changed})  # type: ignore[arg-type]
 

@@ -131,7 +131,7 @@ def test_who_said_its_beginning_keeps_nothing_of_a_forgotten_talk(
         assert cached(ask(app, "stay", [*talk, user("and?")])) > 150
 
 
-@pytest.mark.parametrize(("kind", "least"), [("dense", 200), ("hybrid", 150)])
+@pytest.mark.parametrize(("kind", "minimum"), [("dense", 200), ("hybrid", 150)])
 def test_what_another_went_on_from_is_not_all_theirs(
     kind: str, minimum: int, model_folder: ModelFolder, tmp_path: Path
 ) -> None:
@@ -143,7 +143,7 @@ def test_what_another_went_on_from_is_not_all_theirs(
         assert cached(ask(app, "stay", talk)) >= minimum
 
 
-@pytest.mark.parametrize(("kind", "least"), [("dense", 200), ("hybrid", 150)])
+@pytest.mark.parametrize(("kind", "minimum"), [("dense", 200), ("hybrid", 150)])
 def test_what_was_to_be_written_of_others_is(
     kind: str, minimum: int, model_folder: ModelFolder, tmp_path: Path
 ) -> None:

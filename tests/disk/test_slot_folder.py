@@ -440,7 +440,7 @@ elif act == "delete":
 elif act == "forget":
     t.forget_all(folder)
 elif act in ("forget one", "cut"):
-    t.forget_some(folder, t.Whose("one"))
+    t.forget_some(folder, t.ForgetFilter("one"))
 else:
     t.DiskRoot(path.parent, t.DiskLimits(1, 0, 0, 0)).clear_away()
 print("done", left)

@@ -42,7 +42,8 @@ def forget(folder: SlotFolder, forget_filter: ForgetFilter | None) -> tuple[int,
     Delete slots of a model; how many, and their bytes.
 
     Args:
-        whose: conversations that are forgotten; None: all, what is being written too.
+        forget_filter: conversations that are forgotten; None: all, what is being
+            written too.
     Raises:
         OSError: they cannot be.
     """

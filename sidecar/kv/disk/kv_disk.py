@@ -82,7 +82,7 @@ class KVDisk:
 
         Args:
             model: of this one alone, however it was set up.
-            whose: conversations that are forgotten; None: all.
+            forget_filter: conversations that are forgotten; None: all.
         Raises:
             OSError: some cannot be.
         """

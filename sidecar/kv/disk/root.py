@@ -282,7 +282,7 @@ class DiskRoot:
         Delete slots of all models, or of one; how many, and their bytes.
 
         Args:
-            whose: conversations that are forgotten; None: all.
+            forget_filter: conversations that are forgotten; None: all.
             but: folders where that is done.
         Raises:
             OSError: some cannot be; the others are gone.

@@ -95,7 +95,7 @@ class SlotReader:
         Have the store hold a path, as deep as a match is; whether it does.
 
         Raises:
-            Unwanted: the request is gone.
+            RestoreCancelled: the request is gone.
         """
         ids, owner = ModelIds(wanted.ids[: match.depth]), wanted.owner
         start = min(self._store.survey(ids, owner.salt).depth, match.depth)

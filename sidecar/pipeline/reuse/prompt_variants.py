@@ -158,7 +158,7 @@ class ReuseChooser:
         The best form of the prompt; the plain one unless pins clearly gain.
 
         Args:
-            most_tokens: longest prompt that can be answered; a longer form is taken
+            max_tokens: longest prompt that can be answered; a longer form is taken
                 for no gain.
         """
         plain = self._form(question, None)
