@@ -81,7 +81,8 @@ class TextLoader:
         kept = self._memory_of(model)
         engine: TextEngine | None = None
         try:
-            key = self._key(model)
+            is_remembered = self._config.cache.selftest == "background"
+            key = self._key(model) if is_remembered else ""
             known = self._known(key) or self._measured(model)
             engine = self._engine_of(model, kept.store, known)
             engine.check_splitter()
@@ -160,9 +161,7 @@ class TextLoader:
 
     def _known(self, key: str) -> ProvedModel | None:
         """What was measured and proved of a model on this machine before."""
-        if self._config.cache.selftest != "background":
-            return None
-        return self._shared.proved.find(key)
+        return self._shared.proved.find(key) if key else None
 
     def _key(self, model: LoadedModel) -> str:
         return key_of(model, self._config.engine.prefill_step_size)
