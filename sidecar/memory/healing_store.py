@@ -78,6 +78,7 @@ class KnownTurn:
         told: the values that told who asks, where and what, in its request.
         as_sent: whether its prompt said no more than the request did: else the model
             has read values of earlier requests, and may speak of them.
+        is_loaded: it comes from a file: it is older than what this process has said.
     """
 
     context: Context
@@ -85,6 +86,7 @@ class KnownTurn:
     healed: Healed
     told: Mapping[SpanKey, str] = field(default_factory=dict)
     as_sent: bool = True
+    is_loaded: bool = field(default=False, compare=False)
 
     @property
     def num_bytes(self) -> int:
@@ -192,16 +194,25 @@ class HealingStore:
         """
         Keep a cleanly finished turn; the same place replaces an older one.
 
+        The older one is dropped: in a file it would come back with the next process.
+
         Args:
             ids: random ones that were issued for it: the turn's own, its calls'.
         """
         for issued in ids:
             self._by_id.put(call_key(issued), (visible, turn))
-        self._dropped.pop(_as_dropped(turn))
         with self._lock:
             place = (visible, turn.context.canonical, turn.conversation.tenant)
             known = self._turns.setdefault(place, [])
-            self._remove(known, [k for k in known if _same_place(k, turn)])
+            older = [k for k in known if _same_place(k, turn)]
+            if turn.is_loaded and any(not k.is_loaded for k in older):
+                return
+            self._remove(known, older)
+            for each in older:
+                if each.healed.digest != turn.healed.digest and not turn.is_loaded:
+                    self._dropped.put(_as_dropped(each), True)
+                    self.num_dropped += 1
+            self._dropped.pop(_as_dropped(turn))
             known.insert(0, turn)
             self._num_bytes += turn.num_bytes
             self._remove(known, known[_MAX_CANDIDATES:])

@@ -182,6 +182,7 @@ def turn_of(told: Json) -> tuple[str, KnownTurn, list[str]]:
         ),
         _stated(told["told"]),
         bool(told["as_sent"]),
+        is_loaded=True,
     )
     return str(told["visible"]), turn, [str(issued) for issued in told["ids"]]
 

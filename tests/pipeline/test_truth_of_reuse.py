@@ -919,3 +919,35 @@ def test_a_part_of_a_turn_with_calls_is_no_older_turn_that_looks_so() -> None:
     part = [*talk, assistant("Let me.", first), result("x", first.id), user("so?")]
     prompt = chats.ask(part, ONE)
     assert "thought" not in prompt.text
+
+
+def test_an_older_try_that_was_written_does_not_replace_a_newer_one() -> None:
+    """Read from its slot it is no news; and what is written then has it no more."""
+    chats, client = Chats(min_gain=1), ONE
+    chats.memory.unwritten_turns = UnwrittenTurns()
+    talk = [system(words(200)), user("well?")]
+    path = chats.turn(talk, Said("Done.", "the older thought"), client).prompt.model_ids
+    known, canonical = chats.memory.save(path, "")
+    chats.turn(talk, Said("Done.", "the newer thought"), client)
+    assert chats.memory.num_dropped == 1
+    chats.memory.load(known, canonical)
+    prompt = chats.ask([*talk, assistant("Done."), user("go on")], client)
+    assert "the newer thought" in prompt.text
+    assert [chats.memory.without_dropped(turn)["said"] for turn in known] == [None]
+
+
+def test_of_two_tries_that_were_written_the_later_one_is_known() -> None:
+    """Slots are read in the order in which they were written."""
+    chats = Chats(min_gain=1)
+    chats.memory.unwritten_turns = UnwrittenTurns()
+    talk = [system(words(200)), user("well?")]
+    saved = []
+    for thought in ("the older thought", "the newer thought"):
+        path = chats.turn(talk, Said("Done.", thought), ONE).prompt.model_ids
+        saved.append(chats.memory.save(path, ""))
+        chats.memory.saved(saved[-1][0])
+    chats.memory.healing = healing_store.HealingStore(100, 1 << 20)
+    for known, canonical in saved:
+        chats.memory.load(known, canonical)
+    prompt = chats.ask([*talk, assistant("Done."), user("go on")], ONE)
+    assert "the newer thought" in prompt.text
