@@ -183,7 +183,7 @@ def _mapping(value: object) -> Json:
 def _config(read: dict[str, object]) -> Json:
     """What LiteLLM calls `config`; it reads it under one of three names."""
     given = [read.pop(name, None) for name in _CONFIGS]
-    config = _renamed(_object(next(filter(None, given), {}), "generationConfig"))
+    config = _fields(next(filter(None, given), None), "generationConfig")
     if config.get("candidateCount") not in (1, None):
         _refuse("generationConfig.candidateCount", "must be 1")
     return config
@@ -199,18 +199,16 @@ def _check_stored(read: Json) -> None:
 def _check_tools(read: dict[str, object]) -> None:
     """Refuse what is no choice or tool; leave out fields that are null."""
     given = read.pop("tool_config", None)
-    choice = _renamed(_without_null(read.pop("toolConfig", given), "toolConfig"))
+    choice = _fields(read.pop("toolConfig", given), "toolConfig")
     if choice:
         read["toolConfig"] = choice
     if (calling := choice.get(_CALLING)) is not None:
         where = f"toolConfig.{_CALLING}"
-        choice[_CALLING] = _renamed(_without_null(calling, where))
+        choice[_CALLING] = _fields(calling, where)
         if choice[_CALLING].get("mode", "AUTO") not in _MODES:
             _refuse(f"{where}.mode", f"must be one of {', '.join(_MODES)}")
     listed = _sequence(read.get("tools") or [], "tools")
-    tools = [
-        _renamed(_without_null(tool, f"tools[{n}]")) for n, tool in enumerate(listed)
-    ]
+    tools = [_fields(tool, f"tools[{n}]") for n, tool in enumerate(listed)]
     if "tools" in read:
         read["tools"] = tools
     for index, offered in enumerate(tools):
@@ -220,7 +218,7 @@ def _check_tools(read: dict[str, object]) -> None:
                 _refuse(f"tools[{index}].{name}", what)
         where = f"tools[{index}].{_DECLARED}"
         offered[_DECLARED] = [
-            _renamed(_object(one, f"{where}[{number}]"))
+            _fields(_object(one, f"{where}[{number}]"), where)
             for number, one in enumerate(_sequence(offered.get(_DECLARED, []), where))
         ]
 
@@ -324,11 +322,6 @@ def _as_list(value: object) -> Sequence[object]:
     return value if isinstance(value, list) else []
 
 
-def _renamed(fields: Json) -> dict[str, Any]:
-    """Fields by the one of their two names that LiteLLM knows."""
-    return {_camel(name): value for name, value in fields.items()}
-
-
 def _listed(value: object) -> Sequence[object]:
     return value if isinstance(value, list) else [value]
 
@@ -339,9 +332,10 @@ def _sequence(value: object, where: str) -> Sequence[object]:
     return value
 
 
-def _without_null(value: object, where: str) -> dict[str, Any]:
+def _fields(value: object, where: str) -> dict[str, Any]:
+    """Those that are not null, by the one of their two names that LiteLLM knows."""
     given = {} if value is None else _object(value, where)
-    return {name: field for name, field in given.items() if field is not None}
+    return {_camel(name): field for name, field in given.items() if field is not None}
 
 
 def _object(value: object, where: str) -> Json:

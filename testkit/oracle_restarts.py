@@ -84,7 +84,7 @@ def restart(rig: Rig, disk: DiskCache) -> None:
     place = disk._place
     assert place is not None
     with disk._lock:
-        disk._hand_over.due.forget()
+        disk._write_queue.due.forget()
         disk._index.clear()
         disk._seen, disk._stamps = 0, {}
     disk._look(place.folder)

@@ -72,7 +72,7 @@ class Running:
         self.cache, self.lease = restored.cache, restored.lease
         self.cached_len = self.done = restored.cached_len
         self.checkpoints: dict[int, tuple[int, list[Any]]] = {}
-        self.lease.hold(lambda: self.cache)
+        store.share(self.lease, lambda: self.cache)
 
     def advance(self, end: int, rank: int | None = None) -> None:
         """Compute up to a depth, and take a checkpoint there if it has a rank."""

@@ -194,7 +194,8 @@ class Supervisor:
             return False
         if child.age_s() < service.min_wait_s:
             return False
-        watched.is_up, watched.num_failed, watched.num_sick = True, 0, 0
+        watched.is_up, watched.num_failed = True, 0
+        watched.num_sick = watched.num_silent = 0
         return True
 
     def _check_restart(self, watched: _Watched) -> None:
@@ -218,19 +219,31 @@ class Supervisor:
         if is_stuck is not None and time.monotonic() >= watched.next_check:
             watched.next_check = time.monotonic() + self._policy.health_every_s
             answer = self._probe(child.service)
-            # Only its own word counts: a busy service answers late, or turns us away.
-            is_sick = answer is not None and is_stuck(answer)
-            watched.num_sick = watched.num_sick + 1 if is_sick else 0
-            # But one that has hung, interpreter and all, says nothing for ever.
-            watched.num_silent = watched.num_silent + 1 if answer is None else 0
-            if watched.num_silent >= self._policy.silent_after:
-                watched.num_silent = 0
+            fault = self._fault(watched, answer, is_stuck)
+            if fault is not None:
                 child.kill()
-                self._pause(watched, f"{child.service.name} does not answer any more")
-                return
-            if watched.num_sick >= self._policy.sick_after:
-                child.kill()
-                self._pause(watched, f"{child.service.name} said it is stuck")
+                self._pause(watched, f"{child.service.name} {fault}")
+
+    def _fault(
+        self,
+        watched: _Watched,
+        answer: httpx.Response | None,
+        is_stuck: Callable[[httpx.Response], bool],
+    ) -> str | None:
+        """
+        What is wrong with a service that has just been asked; None: nothing.
+
+        Only its own word counts: a busy service answers late, or turns us away. But one
+        that has hung, interpreter and all, says nothing for ever.
+        """
+        is_sick = answer is not None and is_stuck(answer)
+        watched.num_sick = watched.num_sick + 1 if is_sick else 0
+        watched.num_silent = watched.num_silent + 1 if answer is None else 0
+        if watched.num_sick >= self._policy.sick_after:
+            return "said it is stuck"
+        if watched.num_silent >= self._policy.silent_after:
+            return "does not answer any more"
+        return None
 
     def _pause(self, watched: _Watched, reason: str) -> None:
         pause_s = self._policy.pause_s(watched.num_failed)

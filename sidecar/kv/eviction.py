@@ -25,6 +25,8 @@ ANCHOR_LEN = 2048
 _CHECKPOINT_SHARE = 0.25
 _MESSAGE_END = 3  # see core.prompt.Boundary
 _SUPERSEDED = 4
+# How much sooner these go: a sub-agent's KV, and what no conversation went on from.
+_SUBAGENT_WEIGHT, _SUPERSEDED_WEIGHT = 2, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,26 @@ def expires_in(trees: Trees, limits: Limits) -> float:
     return max(0.0, oldest + limits.ttl_s - now)
 
 
+def score(node: Node, now: float) -> float:
+    """Of a leaf for eviction: the largest goes first."""
+    found = eviction_score(now - node.touched, node.end, node.hits)
+    if node.is_subagent:
+        found *= _SUBAGENT_WEIGHT
+    if node.is_superseded:
+        found *= _SUPERSEDED_WEIGHT
+    return found
+
+
+def eviction_score(age_s: float, path_len: int, hits: int) -> float:
+    """
+    `age / (sqrt(len) * (1 + ln(1 + hits)))`.
+
+    Ages under a second count as well: in a burst the newest goes last.
+    """
+    weight = math.sqrt(max(1, path_len)) * (1 + math.log(1 + hits))
+    return max(0.0, age_s) / weight
+
+
 def plan_eviction(
     trees: Trees, limits: Limits, num_bytes: int, *, spare_reserved: bool = True
 ) -> tuple[RadixTree, Node, int] | None:
@@ -173,10 +195,10 @@ def plan_eviction(
                 return tree, node, node.start
     if is_within or not places:
         return None
-    worst = max(places, key=lambda node: node.score(now))
+    worst = max(places, key=lambda node: score(node, now))
     if not worst.is_subagent:  # a flood of its sub-agents goes before the main thread
         subagents = [n for n in places if n.is_subagent and n.session == worst.session]
-        worst = max(subagents, key=lambda node: node.score(now), default=worst)
+        worst = max(subagents, key=lambda node: score(node, now), default=worst)
     if over <= 0:
         return places[worst], worst, worst.start
     return places[worst], worst, max(worst.start, _kept_depth(worst, over))

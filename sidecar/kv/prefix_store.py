@@ -200,7 +200,7 @@ class PrefixStore:
 
     def share(self, lease: Lease, read: Callable[[], KVLayers]) -> None:
         """Have others read a sequence's caches, wherever they are at that time."""
-        lease.hold(read)
+        lease.live = read
 
     def register(self, lease: Lease, ids: ModelIds) -> None:
         """Show the path of a running sequence, so that others can copy from it."""

@@ -10,7 +10,6 @@ kept; `kv/inspection.problems` compares the counts with such a walk.
 """
 
 import itertools
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -76,10 +75,6 @@ class Lease:
     nodes: list["Node"] = field(default_factory=list)
     is_over: bool = False
 
-    def hold(self, read: Callable[[], KVLayers]) -> None:
-        """Have others read the sequence's caches, wherever they are at that time."""
-        self.live = read
-
 
 @dataclass(eq=False)
 class Reservation:
@@ -136,21 +131,6 @@ class Node:
     def checkpoint_bytes(self) -> int:
         """Bytes of its checkpoint."""
         return checkpoint_nbytes(self.checkpoint) if self.checkpoint else 0
-
-    def score(self, now: float) -> float:
-        """Eviction score, the largest goes first; sub-agents' weigh half."""
-        base = eviction_score(now - self.touched, self.end, self.hits)
-        return base * (2 if self.is_subagent else 1) * (8 if self.is_superseded else 1)
-
-
-def eviction_score(age_s: float, path_len: int, hits: int) -> float:
-    """
-    `age / (sqrt(len) * (1 + ln(1 + hits)))`.
-
-    Ages under a second count as well: in a burst the newest goes last.
-    """
-    weight = math.sqrt(max(1, path_len)) * (1 + math.log(1 + hits))
-    return max(0.0, age_s) / weight
 
 
 class Restored(NamedTuple):

@@ -208,10 +208,9 @@ class HealingStore:
             if turn.is_loaded and any(not k.is_loaded for k in older):
                 return
             self._remove(known, older)
-            for each in older:
-                if each.healed.digest != turn.healed.digest and not turn.is_loaded:
-                    self._dropped.put(_as_dropped(each), True)
-                    self.num_dropped += 1
+            if not turn.is_loaded:
+                digest = turn.healed.digest
+                self._note_dropped([k for k in older if k.healed.digest != digest])
             self._dropped.pop(_as_dropped(turn))
             known.insert(0, turn)
             self._num_bytes += turn.num_bytes
@@ -240,11 +239,15 @@ class HealingStore:
                 and (may_differ or turn.context == context)
             ]
             self._remove(known, gone)
-            for turn in gone:
-                self._dropped.put(_as_dropped(turn), True)
-            self.num_dropped += len(gone)
+            self._note_dropped(gone)
             if not known:
                 self._turns.pop(place, None)
+
+    def _note_dropped(self, turns: Sequence[KnownTurn]) -> None:
+        """Know that files must not bring these back; holds the lock."""
+        for turn in turns:
+            self._dropped.put(_as_dropped(turn), True)
+        self.num_dropped += len(turns)
 
     def was_dropped(self, turn: KnownTurn) -> bool:
         """Whether a turn that comes from a file is not to be known any more."""

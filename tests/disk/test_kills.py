@@ -87,7 +87,7 @@ def check(app: App, answers: dict[ModelIds, tuple[int, ...]]) -> None:
         disk = resident.disk
         assert disk is not None
         assert disk._place is not None
-        disk._hand_over.due.forget()
+        disk._write_queue.due.forget()
         path = disk._place.folder.path
         for file in (*path.iterdir(), *path.parent.iterdir()):
             if file.name.startswith(".tmp-"):

@@ -11,9 +11,9 @@ import pytest
 
 from sidecar.engine.loader import LoadedModel
 from sidecar.kv import eviction, kv_layers
-from sidecar.kv.eviction import KVBudget, Limits
+from sidecar.kv.eviction import KVBudget, Limits, eviction_score, score
 from sidecar.kv.prefix_store import PrefixStore
-from sidecar.kv.prefix_tree import Node, eviction_score
+from sidecar.kv.prefix_tree import Node
 from testkit.sequences import ROOMY, Running, joined, on_gpu, owned, run
 from testkit.sequences import some_ids as ids_of
 from testkit.told_kv import HEADS, WIDTH, faults
@@ -79,7 +79,7 @@ def test_a_subagent_weighs_half() -> None:
     mine, helper = (
         Node((1,) * 100, 0, None, is_subagent=is_it) for is_it in (False, True)
     )
-    assert helper.score(600.0) == 2 * mine.score(600.0)
+    assert score(helper, 600.0) == 2 * score(mine, 600.0)
 
 
 @on_gpu

@@ -566,7 +566,7 @@ def test_what_was_begun_before_a_clearing_gets_and_shows_nothing(
     late = store.restore(joined(ids_of(1, 100), ids_of(2, 9)), begun)
     assert late.cached_len == 0
     rows = store.rows()
-    late.lease.hold(lambda: late.cache)
+    store.share(late.lease, lambda: late.cache)
     store.register(late.lease, ids_of(3, 50))
     assert store.rows() == rows
     assert_sound(store)

@@ -79,7 +79,7 @@ class DiskCache:
         self._machine = machine
         self._settings = settings
         self._index = SlotIndex()
-        self._hand_over = WriteQueue(
+        self._write_queue = WriteQueue(
             store, self._index, machine, settings, self._write, self._rewrite
         )
         self._lock = threading.RLock()  # of what forgetting must not come between
@@ -92,7 +92,7 @@ class DiskCache:
         self._place: _Place | None = None
         self._closed = threading.Event()
         self.model = model
-        store.on_kept = self._hand_over.due.note
+        store.on_kept = self._write_queue.due.note
 
     def counters(self) -> dict[str, int]:
         """What was written, read, and left."""
@@ -164,7 +164,7 @@ class DiskCache:
                 ),
             )  # fmt: skip
             self._look(folder)
-        self._hand_over.start()
+        self._write_queue.start()
 
     def lookup(self, ids: ModelIds, salt: str, held: int) -> Hit:
         """
@@ -269,14 +269,14 @@ class DiskCache:
     def flush(self) -> None:
         """Write all that is due, now; returns when it is written."""
         if self._place is not None:
-            self._hand_over.flush()
+            self._write_queue.flush()
 
     def close(self) -> None:
         """Write what is due, and be asked nothing any more; repeatable."""
         if not self._closed.is_set():
             self.flush()
             self._closed.set()
-            self._hand_over.close()
+            self._write_queue.close()
             self._store.on_kept = _not_noted
 
     def forget(self, forget_filter: ForgetFilter | None = None) -> tuple[int, int]:
@@ -288,7 +288,7 @@ class DiskCache:
         Raises:
             OSError: they cannot be deleted.
         """
-        self._hand_over.due.forget(forget_filter)
+        self._write_queue.due.forget(forget_filter)
         with self._lock:
             place = self._place
             if place is None:
