@@ -64,8 +64,6 @@ class Shelf:
 class _Silence:
     """Nothing was said behind made-up ids."""
 
-    num_dropped = 0
-
     def save(
         self, ids: ModelIds, salt: str
     ) -> tuple[list[Mapping[str, Any]], np.ndarray]:
@@ -73,9 +71,6 @@ class _Silence:
 
     def saved(self, kept: Sequence[Mapping[str, Any]]) -> None:
         pass
-
-    def without_dropped(self, told: Mapping[str, Any]) -> Mapping[str, Any]:
-        return told
 
     def load(self, kept: Sequence[Mapping[str, Any]], canonical: np.ndarray) -> None:
         pass

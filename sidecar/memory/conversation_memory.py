@@ -31,6 +31,7 @@ from sidecar.memory.healing_store import (
 )
 from sidecar.memory.lineage import LineageIndex, LineageRecord
 from sidecar.memory.session_turn_store import TurnStore
+from sidecar.memory.tombstones import Tombstones
 from sidecar.memory.unwritten_turns import (
     Json,
     UnwrittenTurn,
@@ -177,6 +178,8 @@ class ConversationMemory:
         self.turns = TurnStore(limits.session_idle_s)
         self.lock = threading.RLock()  # what is kept and forgotten is so in one go
         self.unwritten_turns = unwritten_turns
+        if unwritten_turns is not None:
+            self.healing.tombstones.keep_log()
         self._kv = kv
         self._clear = clear
         self._lineage_key = lineage_key
@@ -209,8 +212,8 @@ class ConversationMemory:
         context = pending_turn.context.behind(pending_turn.vanishing)
         lost = list(said.others)
         if visible is not None and pending_turn.opening is not None and said.sampled:
-            turn = self._turn(pending_turn, pending_turn.opening, said)
-            self.healing.record(visible, turn, ids)
+            turn = self._turn(visible, pending_turn, pending_turn.opening, said)
+            turn = self.healing.record(turn, ids)
         elif visible is not None:
             lost.append(visible)
         for shown in lost:
@@ -221,7 +224,7 @@ class ConversationMemory:
                 "lineage_key": self._lineage_key,
                 "thread": [list(pending_turn.digests), num_tokens, list(parents)],
                 "calls": calls_json(said.calls),
-                "said": turn_json(visible or "", turn, ids) if turn else None,
+                "said": turn_json(turn, ids) if turn else None,
             }
             kept = UnwrittenTurn(
                 num_tokens, digest_of(pending_turn.ids), pending_turn.record, told
@@ -237,20 +240,12 @@ class ConversationMemory:
         """
         if self.unwritten_turns is None:
             return [], np.empty(0, np.uint32)
-        kept, canonical = self.unwritten_turns.of_path(ids, salt)
-        return list(map(self.without_dropped, kept)), canonical
+        return self.unwritten_turns.of_path(ids, salt)
 
     @property
-    def num_dropped(self) -> int:
-        """Turns that are not known any more; what was written may still have them."""
-        return self.healing.num_dropped
-
-    def without_dropped(self, told: Json) -> Json:
-        """What is kept of a turn on the disk: not its words, if it was dropped."""
-        said = told["said"]
-        if said is None or not self.healing.was_dropped(turn_of(said)[1]):
-            return told
-        return {**told, "said": None}
+    def tombstones(self) -> Tombstones:
+        """What hides turns that were saved before."""
+        return self.healing.tombstones
 
     def saved(self, kept: Sequence[Json]) -> None:
         """These were written."""
@@ -278,9 +273,8 @@ class ConversationMemory:
         names, known = tuple(map(str, parents)), list(map(str, digests))
         self.turns.advance(conversation, known, int(num_tokens), names)
         self.healing.remember_calls(calls_of(told["calls"]), conversation)
-        told = self.without_dropped(told)
         if told["said"] is not None:
-            self.healing.record(*turn_of(told["said"]))
+            self.healing.load(*turn_of(told["said"]))
 
     def note_unkept(self, pending_turn: PendingTurn, said: AssistantOutput) -> None:
         """
@@ -341,6 +335,7 @@ class ConversationMemory:
 
     def _turn(
         self,
+        visible: str,
         pending_turn: PendingTurn,
         opening: GenerationPrefix,
         said: AssistantOutput,
@@ -357,7 +352,12 @@ class ConversationMemory:
         context = pending_turn.context.behind(pending_turn.vanishing)
         conversation = pending_turn.record.conversation
         return KnownTurn(
-            context, conversation, turn, pending_turn.told, pending_turn.as_sent
+            visible,
+            context,
+            conversation,
+            turn,
+            pending_turn.told,
+            pending_turn.as_sent,
         )
 
 

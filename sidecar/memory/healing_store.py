@@ -19,6 +19,7 @@ from sidecar.core.conversation import Conversation, ForgetFilter, is_implicit
 from sidecar.core.json_bytes import load_json
 from sidecar.core.requests import Message, Tool, ToolCall, call_key
 from sidecar.infra.lru import Lru
+from sidecar.memory.tombstones import PlaceKeys, Tombstones, place_keys
 from sidecar.volatile.marked_message import MarkedMessage, SpanKey
 
 _MAX_CANDIDATES = 8  # of one place
@@ -75,25 +76,33 @@ class KnownTurn:
     A turn, where it was said, and to whom.
 
     Args:
+        visible: the hash of what its client saw of it.
         told: the values that told who asks, where and what, in its request.
         as_sent: whether its prompt said no more than the request did: else the model
             has read values of earlier requests, and may speak of them.
-        is_loaded: it comes from a file: it is older than what this process has said.
+        time: when it was said, by the clock of the tombstones; 0: nobody knows.
     """
 
+    visible: str
     context: Context
     conversation: Conversation
     healed: Healed
     told: Mapping[SpanKey, str] = field(default_factory=dict)
     as_sent: bool = True
-    is_loaded: bool = field(default=False, compare=False)
+    time: int = field(default=0, compare=False)
+    keys: PlaceKeys = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Each request that has the turn asks for the names of its place."""
+        keys = _keys(self.visible, self.context, self.conversation)
+        object.__setattr__(self, "keys", keys)
 
     @property
     def num_bytes(self) -> int:
         """Bytes it takes, about."""
         told = sum(100 + 4 * len(value) for value in self.told.values())
         text = 4 * len(self.healed.raw_text)
-        return 8 * len(self.healed.raw_ids) + text + told + 200
+        return 8 * len(self.healed.raw_ids) + text + told + 700
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +126,11 @@ class TurnQuery:
     def num_agreeing(self, turn: KnownTurn) -> int:
         """Values that stood in the turn's request and stand in this one."""
         return sum(self.values.get(k) == value for k, value in turn.told.items())
+
+    @property
+    def asker(self) -> Conversation:
+        """Who looks for it, of a session that its client names."""
+        return Conversation(self.api_key, self.session or "")
 
     def owns(self, turn: KnownTurn) -> bool:
         """
@@ -157,7 +171,6 @@ class Continued:
 
 
 Defaults = Mapping[str, Mapping[str, Any]]  # tool, argument -> value
-_Dropped = tuple[str, Context, Conversation]  # digest of its ids, where, whose
 _Place = tuple[str, str, str | None]  # visible hash, canonical context, API key
 
 
@@ -180,39 +193,56 @@ class HealingStore:
         self._calls: Lru[str, tuple[ToolCall, Conversation]] = Lru(
             4 * max_entries, max_bytes, lambda key, known: 400 + len(known[0].arguments)
         )
-        self._by_id: Lru[str, tuple[str, KnownTurn]] = Lru(
-            4 * max_entries, max_bytes, lambda key, item: item[1].num_bytes
-        )
-        self._dropped: Lru[_Dropped, bool] = Lru(
-            4 * max_entries, max_bytes, lambda key, is_it: 300
+        self._by_id: Lru[str, KnownTurn] = Lru(
+            4 * max_entries, max_bytes, lambda key, turn: turn.num_bytes
         )
         self._lock = threading.Lock()
+        self.tombstones = Tombstones()
         self.num_ambiguous = 0
-        self.num_dropped = 0
 
-    def record(self, visible: str, turn: KnownTurn, ids: Sequence[str] = ()) -> None:
+    def record(self, turn: KnownTurn, ids: Sequence[str] = ()) -> KnownTurn:
         """
         Keep a cleanly finished turn; the same place replaces an older one.
 
-        The older one is dropped: in a file it would come back with the next process.
-
         Args:
             ids: random ones that were issued for it: the turn's own, its calls'.
+        Returns:
+            It, with the time at which it was said.
         """
+        turn = replace(turn, time=self.tombstones.now())
+        digest = turn.healed.digest
+        self.tombstones.shown(turn.keys, turn.time, digest, turn.conversation)
+        self._add(turn, ids)
+        return turn
+
+    def load(self, turn: KnownTurn, ids: Sequence[str]) -> None:
+        """
+        Know a turn again that comes from a file.
+
+        One that something else was shown instead of is known by its ids alone.
+        """
+        self.tombstones.see(turn.time)
+        if self.tombstones.hides_in_file(turn.keys, turn.time):
+            self._note_ids(turn, ids)
+        else:
+            self._add(turn, ids)
+
+    def _note_ids(self, turn: KnownTurn, ids: Sequence[str]) -> None:
         for issued in ids:
-            self._by_id.put(call_key(issued), (visible, turn))
+            self._by_id.put(call_key(issued), turn)
+
+    def _add(self, turn: KnownTurn, ids: Sequence[str]) -> None:
+        """Keep a turn among those of its place, the newest first."""
+        self._note_ids(turn, ids)
         with self._lock:
-            place = (visible, turn.context.canonical, turn.conversation.tenant)
+            place = (turn.visible, turn.context.canonical, turn.conversation.tenant)
             known = self._turns.setdefault(place, [])
-            older = [k for k in known if _same_place(k, turn)]
-            if turn.is_loaded and any(not k.is_loaded for k in older):
+            same = [other for other in known if _same_place(other, turn)]
+            if any(other.time > turn.time for other in same):
                 return
-            self._remove(known, older)
-            if not turn.is_loaded:
-                digest = turn.healed.digest
-                self._note_dropped([k for k in older if k.healed.digest != digest])
-            self._dropped.pop(_as_dropped(turn))
-            known.insert(0, turn)
+            self._remove(known, same)
+            known.append(turn)
+            known.sort(key=lambda other: -other.time)  # stable
             self._num_bytes += turn.num_bytes
             self._remove(known, known[_MAX_CANDIDATES:])
             self._turns.move_to_end(place)
@@ -220,38 +250,14 @@ class HealingStore:
 
     def drop(self, visible: str, context: Context, conversation: Conversation) -> None:
         """
-        Know no turn of a session behind such a prompt any more.
+        Put back no turn of a conversation behind such a prompt that is known by now.
 
         What was shown there last cannot be put back; an older turn that looked like it
         is not what the client goes on from, though it was written when the clock said
         something else. Where no client has named the session it may be many people's:
-        there the prompt must be the very same.
+        there it is the thread's turns, and those behind the very same prompt.
         """
-        place = (visible, context.canonical, conversation.tenant)
-        may_differ = not is_implicit(conversation.session)
-        with self._lock:
-            known = self._turns.get(place, [])
-            speaker = conversation.speaker
-            gone = [
-                turn
-                for turn in known
-                if turn.conversation.speaker == speaker
-                and (may_differ or turn.context == context)
-            ]
-            self._remove(known, gone)
-            self._note_dropped(gone)
-            if not known:
-                self._turns.pop(place, None)
-
-    def _note_dropped(self, turns: Sequence[KnownTurn]) -> None:
-        """Know that files must not bring these back; holds the lock."""
-        for turn in turns:
-            self._dropped.put(_as_dropped(turn), True)
-        self.num_dropped += len(turns)
-
-    def was_dropped(self, turn: KnownTurn) -> bool:
-        """Whether a turn that comes from a file is not to be known any more."""
-        return self._dropped.get(_as_dropped(turn)) is not None
+        self.tombstones.bury(_keys(visible, context, conversation).dropped)
 
     def drop_beginnings(
         self,
@@ -262,11 +268,13 @@ class HealingStore:
         """
         Drop the turns that look like a beginning of an answer that broke off.
 
-        Its client may have read any part of it, and goes on from that.
+        Its client may have read any part of it, and goes on from that. What stands in
+        files there is dropped whatever it looks like: that is not known here.
 
         Args:
             shown: text and calls; None: of several answers it is not known.
         """
+        self.tombstones.bury(_keys("", context, conversation).broken_off)
         with self._lock:
             places = [
                 visible
@@ -322,14 +330,13 @@ class HealingStore:
         first = found[0] if found else None
         if first is None or any(item != first for item in found):
             return None
-        known_visible, turn = first
-        is_whole = known_visible == visible and turn.conversation.tenant == api_key
-        return turn if is_whole else None
+        is_whole = first.visible == visible and first.conversation.tenant == api_key
+        return first if is_whole else None
 
     def knows_any(self, ids: Sequence[str], api_key: str | None) -> bool:
         """Whether one of these ids was issued for a turn, whatever that showed."""
         found = (self._by_id.get(call_key(i)) for i in ids if i)
-        return any(each and each[1].conversation.tenant == api_key for each in found)
+        return any(turn and turn.conversation.tenant == api_key for turn in found)
 
     def forget(self, forget_filter: ForgetFilter | None) -> None:
         """Forget everything, or some conversations."""
@@ -340,7 +347,9 @@ class HealingStore:
                 if not turns:
                     del self._turns[place]
         self._calls.pop_if(lambda _, known: is_gone(known[1]))
-        self._by_id.pop_if(lambda _, item: is_gone(item[1].conversation))
+        self._by_id.pop_if(lambda _, turn: is_gone(turn.conversation))
+        if forget_filter is None:
+            self.tombstones.clear()
 
     def visible_hash(self, message: Message, defaults: Defaults) -> str | None:
         """The visible hash of an echoed message, by what the model gave."""
@@ -376,13 +385,17 @@ class HealingStore:
             if not known:
                 return None
             self._turns.move_to_end(place)
-            own = [turn for turn in known if turn_query.owns(turn)]
+            hides, is_lent = self.tombstones.hides, self.tombstones.is_lent
+            shown = [turn for turn in known if not hides(turn.keys, turn.time)]
+            own = [turn for turn in shown if turn_query.owns(turn)]
             proved = [
                 turn for turn in own if turn.conversation.thread in turn_query.threads
             ]
-            alike = [turn for turn in known if turn.as_sent]
+            alike = [t for t in shown if t.as_sent and is_lent(t.keys, t.healed.digest)]
             if turn_query.session is None:
                 alike = [turn for turn in alike if turn_query.has_values_of(turn)]
+            elif self.tombstones.has_dropped(_keys(visible, context, turn_query.asker)):
+                alike = []  # this session was shown something else
             candidates = proved or own or alike
             equal = [turn for turn in candidates if turn.context == context]
             found = equal or (_best(candidates, turn_query) if own else [])
@@ -429,8 +442,8 @@ def _beginnings(text: str, calls: Sequence[ToolCall]) -> set[str | None] | None:
     return found | {visible_hash(text, calls[:n]) for n in range(1, len(calls) + 1)}
 
 
-def _as_dropped(turn: KnownTurn) -> _Dropped:
-    return turn.healed.digest, turn.context, turn.conversation
+def _keys(visible: str, context: Context, conversation: Conversation) -> PlaceKeys:
+    return place_keys(visible, (context.canonical, context.literal), conversation)
 
 
 def visible_hash(text: str, calls: Sequence[ToolCall]) -> str | None:

@@ -148,11 +148,12 @@ def lineage_of(told: Json, canonical: np.ndarray) -> LineageRecord:
     return record
 
 
-def turn_json(visible: str, turn: KnownTurn, ids: Sequence[str]) -> Json:
+def turn_json(turn: KnownTurn, ids: Sequence[str]) -> Json:
     """A turn as the model wrote it, and where."""
     healed = turn.healed
     return {
-        "visible": visible,
+        "visible": turn.visible,
+        "time": turn.time,
         "ids": list(ids),
         "context": [turn.context.canonical, turn.context.literal],
         "scope": turn.conversation.as_json(),
@@ -166,10 +167,11 @@ def turn_json(visible: str, turn: KnownTurn, ids: Sequence[str]) -> Json:
     }  # fmt: skip
 
 
-def turn_of(told: Json) -> tuple[str, KnownTurn, list[str]]:
-    """What was visible of a turn, the turn, the ids that were issued for it."""
+def turn_of(told: Json) -> tuple[KnownTurn, list[str]]:
+    """The turn again, and the ids that were issued for it."""
     healed, vanishing = told["healed"], told["healed"]["vanishing"]
     turn = KnownTurn(
+        str(told["visible"]),
         Context(*map(str, told["context"])),
         conversation_of(told["scope"]),
         Healed(
@@ -182,9 +184,9 @@ def turn_of(told: Json) -> tuple[str, KnownTurn, list[str]]:
         ),
         _stated(told["told"]),
         bool(told["as_sent"]),
-        is_loaded=True,
+        int(told.get("time", 0)),
     )
-    return str(told["visible"]), turn, [str(issued) for issued in told["ids"]]
+    return turn, [str(issued) for issued in told["ids"]]
 
 
 def calls_json(calls: Sequence[ToolCall]) -> list[Json]:

@@ -22,10 +22,13 @@ Message = dict[str, Any]
 SYSTEM = "You help.\nCurrent time: 2026-11-23 {clock}\n" + "word " * 300
 QUESTIONS = ("Who are you?", "What can you do?", "Is that all?", "And then?")
 PHRASE = "heliotrope"
+LINE = 83  # bytes of a tombstone
 
 
 @contextmanager
-def process(folder: Path, root: Path, **more: str) -> Iterator[str]:
+def process(
+    folder: Path, root: Path, *, is_killed: bool = False, **more: str
+) -> Iterator[str]:
     """A sidecar in a process of its own; its URL."""
     folder.mkdir(exist_ok=True)
     settings = {
@@ -35,6 +38,8 @@ def process(folder: Path, root: Path, **more: str) -> Iterator[str]:
     settings.pop("MODEL_PATH")  # the built-in one
     with sidecar_process(folder, settings) as running:
         yield running.url
+        if is_killed:
+            running.process.kill()
 
 
 class Talk:
@@ -140,13 +145,18 @@ def files_that_say(root: Path, text: str) -> list[Path]:
     return found
 
 
+def log_size(root: Path) -> int:
+    """Bytes of the tombstones of all models."""
+    return sum(file.stat().st_size for file in root.rglob("tombstones.log"))
+
+
 def planted_ids() -> list[int]:
     tokenizer = Tokenizer.from_file(str(BUILTIN / "tokenizer.json"))
     return list(tokenizer.encode(f" {PHRASE}", add_special_tokens=False).ids)
 
 
-@pytest.mark.parametrize("when", ["while it runs", "when it ends"])
-def test_a_turn_that_was_dropped_stays_so(when: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_turn_that_was_dropped_stays_so(tmp_path: Path, *, is_killed: bool) -> None:
     """
     Asked again for two answers, both as before: which one the client goes on from
     nobody knows, and none is put back, in this process or in the next.
@@ -175,17 +185,19 @@ def test_a_turn_that_was_dropped_stays_so(when: str, tmp_path: Path) -> None:
         goes_on = [*question, echoed, {"role": "user", "content": "And then?"}]
         known = size_of_next(url)
         wait_until(lambda: bool(files_that_say(root, thinking)))
-    with process(tmp_path / "b", root, KV_DISK_QUIET_SECONDS="0") as url:
+    often = {"KV_DISK_QUIET_SECONDS": "0"}
+    with process(tmp_path / "b", root, is_killed=is_killed, **often) as url:
         assert size_of_next(url) == known
+        wait_until(lambda: log_size(root) >= 2 * LINE)  # of the first turn
+        before = log_size(root)
         again = ask(url, question, n=2)
         assert {c["message"]["content"] for c in again["choices"]} == {
             message["content"]
         }
         dropped = size_of_next(url)
         assert dropped < known
-        if when == "while it runs":
-            wait_until(lambda: not files_that_say(root, thinking))
-    assert not files_that_say(root, thinking)
+        if is_killed:
+            wait_until(lambda: log_size(root) >= before + LINE)
     with process(tmp_path / "c", root) as url:
         assert size_of_next(url) == dropped
 

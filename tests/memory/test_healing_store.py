@@ -88,7 +88,7 @@ def test_equal_context_in_the_session_comes_first() -> None:
     """Two turns that look alike are told by what came before them."""
     turns = store()
     for name in ("a", "b"):
-        turns.record("h", KnownTurn(Context(name, name), MINE, healed(name)))
+        turns.record(KnownTurn("h", Context(name, name), MINE, healed(name)))
     for name in ("a", "b"):
         assert found(turns, "h", Context(name, name), "key", "s") == healed(name)
 
@@ -96,7 +96,7 @@ def test_equal_context_in_the_session_comes_first() -> None:
 def test_another_session_lends_only_what_stood_behind_the_very_same_text() -> None:
     """A turn may quote volatile values, and those never leave their thread."""
     turns = store()
-    turns.record("h", KnownTurn(Context("c", "to the letter"), MINE, healed("a")))
+    turns.record(KnownTurn("h", Context("c", "to the letter"), MINE, healed("a")))
     letter, drifted = Context("c", "to the letter"), Context("c", "drifted")
     assert found(turns, "h", letter, "key", "other") == healed("a")
     assert found(turns, "h", drifted, "key", "other") is None
@@ -107,8 +107,8 @@ def test_sessions_without_a_name_go_by_the_context() -> None:
     """The letter decides between two whose volatile values differ."""
     turns = store()
     unnamed = Conversation("key", "implicit-0123", "thread")
-    turns.record("h", KnownTurn(Context("c", "alpha"), unnamed, healed("a")))
-    turns.record("h", KnownTurn(Context("c", "beta"), unnamed, healed("b", 3)))
+    turns.record(KnownTurn("h", Context("c", "alpha"), unnamed, healed("a")))
+    turns.record(KnownTurn("h", Context("c", "beta"), unnamed, healed("b", 3)))
     assert found(turns, "h", Context("c", "alpha"), "key", None) == healed("a")
     assert found(turns, "h", Context("c", "beta"), "key", None) == healed("b", 3)
     assert found(turns, "h", Context("c", "later"), "key", None) is None
@@ -119,7 +119,7 @@ def test_sessions_without_a_name_go_by_the_context() -> None:
 def test_the_only_turn_of_a_session_needs_its_context_too(session: str | None) -> None:
     """A cloud model's "Done." in that session is not the local turn's."""
     turns = store()
-    turns.record("h", KnownTurn(Context("before", "before"), MINE, healed("a")))
+    turns.record(KnownTurn("h", Context("before", "before"), MINE, healed("a")))
     assert found(turns, "h", HERE, "key", session) is None
 
 
@@ -127,7 +127,7 @@ def test_a_turn_of_another_session_whose_values_differ_is_ambiguous() -> None:
     """A guess could be a lie: left as it is, and counted."""
     turns = store()
     for name in ("a", "b"):
-        turns.record("h", KnownTurn(Context("here", name), MINE, healed(name)))
+        turns.record(KnownTurn("h", Context("here", name), MINE, healed(name)))
     assert found(turns, "h", HERE, "key", "another") is None
     assert turns.num_ambiguous == 1
 
@@ -136,7 +136,7 @@ def test_a_turn_of_another_session_whose_values_differ_is_ambiguous() -> None:
 def test_turns_never_leave_their_key(session: str | None) -> None:
     """Not by context, not by session."""
     turns = store()
-    turns.record("h", KnownTurn(HERE, MINE, healed("a")))
+    turns.record(KnownTurn("h", HERE, MINE, healed("a")))
     assert found(turns, "h", HERE, "another key", session) is None
     assert found(turns, "h", HERE, None, session) is None
 
@@ -144,8 +144,8 @@ def test_turns_never_leave_their_key(session: str | None) -> None:
 def test_a_turn_given_again_replaces_the_older_one() -> None:
     """The client asked for another try and kept that."""
     turns = store()
-    turns.record("h", KnownTurn(HERE, MINE, healed("a")))
-    turns.record("h", KnownTurn(HERE, MINE, healed("b")))
+    turns.record(KnownTurn("h", HERE, MINE, healed("a")))
+    turns.record(KnownTurn("h", HERE, MINE, healed("b")))
     assert found(turns, "h", HERE, "key", "s") == healed("b")
 
 
@@ -153,8 +153,8 @@ def test_eight_candidates_of_one_place_are_kept() -> None:
     """The oldest leaves first: they differ in volatile values alone."""
     turns = store()
     for number in range(9):
-        turn = KnownTurn(Context("c", str(number)), MINE, healed(str(number)))
-        turns.record("h", turn)
+        turn = KnownTurn("h", Context("c", str(number)), MINE, healed(str(number)))
+        turns.record(turn)
     assert found(turns, "h", Context("c", "0"), "key", "other") is None
     assert found(turns, "h", Context("c", "1"), "key", "other") == healed("1")
 
@@ -164,7 +164,7 @@ def test_an_agent_that_says_the_same_a_hundred_times_is_known_each_time() -> Non
     turns = store()
     for number in range(100):
         place = Context(str(number), str(number))
-        turns.record("h", KnownTurn(place, MINE, healed(str(number))))
+        turns.record(KnownTurn("h", place, MINE, healed(str(number))))
     for number in range(100):
         place = Context(str(number), str(number))
         assert found(turns, "h", place, "key", "s") == healed(str(number))
@@ -173,10 +173,10 @@ def test_an_agent_that_says_the_same_a_hundred_times_is_known_each_time() -> Non
 def test_the_min_recently_used_turn_leaves_first() -> None:
     """By number of places."""
     turns = store(entries=2)
-    turns.record("a", KnownTurn(HERE, MINE, healed("a")))
-    turns.record("b", KnownTurn(HERE, MINE, healed("b")))
+    turns.record(KnownTurn("a", HERE, MINE, healed("a")))
+    turns.record(KnownTurn("b", HERE, MINE, healed("b")))
     assert found(turns, "a", HERE, "key", "s")
-    turns.record("c", KnownTurn(HERE, MINE, healed("c")))
+    turns.record(KnownTurn("c", HERE, MINE, healed("c")))
     assert found(turns, "b", HERE, "key", "s") is None
     assert found(turns, "a", HERE, "key", "s") == healed("a")
 
@@ -185,10 +185,10 @@ def test_the_store_keeps_to_its_bytes() -> None:
     """Ids count eight bytes each."""
     turns = store(num_bytes=20_000)
     for number in range(20):
-        turns.record(str(number), KnownTurn(HERE, MINE, healed("x", 1000)))
+        turns.record(KnownTurn(str(number), HERE, MINE, healed("x", 1000)))
     kept = [n for n in range(20) if found(turns, str(n), HERE, "key", "s")]
     assert kept == [18, 19]
-    turns.record("big", KnownTurn(HERE, MINE, healed("x", 10_000)))
+    turns.record(KnownTurn("big", HERE, MINE, healed("x", 10_000)))
     assert found(turns, "big", HERE, "key", "s") is None
 
 
@@ -361,8 +361,8 @@ def test_thinking_about_one_chat_stays_out_of_the_other(session: str | None) -> 
 def test_a_turn_that_replaces_another_takes_only_its_own_room() -> None:
     """A regeneration a hundred times over pushes nobody out."""
     turns = store(num_bytes=4000)
-    turns.record("kept", KnownTurn(HERE, MINE, healed("k")))
+    turns.record(KnownTurn("kept", HERE, MINE, healed("k")))
     for number in range(100):
-        turns.record("again", KnownTurn(HERE, MINE, healed(f"r{number}")))
+        turns.record(KnownTurn("again", HERE, MINE, healed(f"r{number}")))
     assert found(turns, "kept", HERE, "key", "s") == healed("k")
     assert found(turns, "again", HERE, "key", "s") == healed("r99")

@@ -837,25 +837,6 @@ def test_what_was_sent_is_known_again_from_the_disk() -> None:
     assert record.sent_answered
 
 
-@pytest.mark.parametrize("session", ["one", None])
-def test_what_was_dropped_does_not_come_back_from_the_disk(
-    session: str | None,
-) -> None:
-    """Not from what is written then, nor from what was written before."""
-    chats, client = Chats(min_gain=1), Client(session)
-    chats.memory.unwritten_turns = UnwrittenTurns()
-    talk = [system(words(200)), user("well?")]
-    path = chats.turn(talk, Said("Done.", "the older thought"), client).prompt.model_ids
-    written = chats.memory.save(path, "")
-    broken_off(chats, talk, "Done.", client)
-    for known, canonical in (written, chats.memory.save(path, "")):
-        chats.memory.load(known, canonical)
-        prompt = chats.ask([*talk, assistant("Done."), user("go on")], client)
-        assert "the older thought" not in prompt.text
-    unwritten, _ = chats.memory.save(path, "")
-    assert all(told["said"] is None for told in unwritten)
-
-
 @pytest.mark.parametrize("num_calls", [0, 1])
 def test_a_beginning_of_calls_is_taken_for_no_older_answer(num_calls: int) -> None:
     """The client keeps the text, and the first call, of an answer that broke off."""
@@ -919,35 +900,3 @@ def test_a_part_of_a_turn_with_calls_is_no_older_turn_that_looks_so() -> None:
     part = [*talk, assistant("Let me.", first), result("x", first.id), user("so?")]
     prompt = chats.ask(part, ONE)
     assert "thought" not in prompt.text
-
-
-def test_an_older_try_that_was_written_does_not_replace_a_newer_one() -> None:
-    """Read from its slot it is no news; and what is written then has it no more."""
-    chats, client = Chats(min_gain=1), ONE
-    chats.memory.unwritten_turns = UnwrittenTurns()
-    talk = [system(words(200)), user("well?")]
-    path = chats.turn(talk, Said("Done.", "the older thought"), client).prompt.model_ids
-    known, canonical = chats.memory.save(path, "")
-    chats.turn(talk, Said("Done.", "the newer thought"), client)
-    assert chats.memory.num_dropped == 1
-    chats.memory.load(known, canonical)
-    prompt = chats.ask([*talk, assistant("Done."), user("go on")], client)
-    assert "the newer thought" in prompt.text
-    assert [chats.memory.without_dropped(turn)["said"] for turn in known] == [None]
-
-
-def test_of_two_tries_that_were_written_the_later_one_is_known() -> None:
-    """Slots are read in the order in which they were written."""
-    chats = Chats(min_gain=1)
-    chats.memory.unwritten_turns = UnwrittenTurns()
-    talk = [system(words(200)), user("well?")]
-    saved = []
-    for thought in ("the older thought", "the newer thought"):
-        path = chats.turn(talk, Said("Done.", thought), ONE).prompt.model_ids
-        saved.append(chats.memory.save(path, ""))
-        chats.memory.saved(saved[-1][0])
-    chats.memory.healing = healing_store.HealingStore(100, 1 << 20)
-    for known, canonical in saved:
-        chats.memory.load(known, canonical)
-    prompt = chats.ask([*talk, assistant("Done."), user("go on")], ONE)
-    assert "the newer thought" in prompt.text

@@ -23,9 +23,8 @@ from sidecar.kv.disk.forgetting import (
     forget,
     forget_all,
     forget_some,
-    rewrite_turns,
 )
-from sidecar.kv.disk.ports import DiskSettings, Explained, Machine, salt_name
+from sidecar.kv.disk.ports import DiskSettings, Machine, Memory, salt_name
 from sidecar.kv.disk.root import DiskRoot
 from sidecar.kv.disk.slot import Slot
 from sidecar.kv.disk.slot_folder import SlotFolder
@@ -33,6 +32,7 @@ from sidecar.kv.disk.slot_index import DiskMatch, SlotIndex
 from sidecar.kv.disk.slot_reader import RestoreCancelled, RestoreRequest, SlotReader
 from sidecar.kv.disk.slot_writer import SlotWriter, without_arrays
 from sidecar.kv.disk.tensor_file import Damaged
+from sidecar.kv.disk.tombstone_log import TombstoneLog
 from sidecar.kv.disk.write_queue import PendingWrite, WriteQueue
 from sidecar.kv.prefix_store import PrefixStore
 
@@ -53,6 +53,7 @@ class _Place:
     folder: SlotFolder
     reader: SlotReader
     writer: SlotWriter
+    tombstones: TombstoneLog
 
 
 class DiskCache:
@@ -68,7 +69,7 @@ class DiskCache:
         self,
         store: PrefixStore,
         places: tuple[DiskRoot, Callable[[], SlotFolder]],
-        explained: Explained,
+        explained: Memory,
         machine: Machine,
         settings: DiskSettings,
         model: str = "",
@@ -80,11 +81,10 @@ class DiskCache:
         self._settings = settings
         self._index = SlotIndex()
         self._write_queue = WriteQueue(
-            store, self._index, machine, settings, self._write, self._rewrite
+            store, self._index, machine, settings, self._write, self._share_marks
         )
         self._lock = threading.RLock()  # of what forgetting must not come between
         self._num_cleared = 0
-        self._num_dropped = 0  # turns that the slots do not have any more
         self._looked_at = 0.0
         self._seen = 0
         self._stamps: dict[int, tuple[int, int]] = {}  # of the slots that were taken in
@@ -162,6 +162,7 @@ class DiskCache:
                     self._store, (self._root, folder, self._index), self._explained,
                     turn, self._settings,
                 ),
+                TombstoneLog(folder, self._explained.tombstones),
             )  # fmt: skip
             self._look(folder)
         self._write_queue.start()
@@ -334,26 +335,26 @@ class DiskCache:
         except Exception:
             logger.exception("KV could not be written to the disk")
 
-    def _rewrite(self) -> None:
-        """Have turns that were dropped taken out of the slots that they stand in."""
-        place, num_dropped = self._place, self._explained.num_dropped
-        if place is not None and num_dropped != self._num_dropped:
-            self._num_dropped = num_dropped
-            take_out = functools.partial(self._take_out_dropped, place.folder)
-            self._machine.thread.submit(Urgency.WRITE, take_out)
-
-    def _take_out_dropped(self, folder: SlotFolder) -> None:
+    def _share_marks(self) -> None:
+        """Read tombstones of other processes; have those written that no file has."""
+        place = self._place
+        if place is None or self._root.is_paused:
+            return
         try:
             with self._lock:
-                self._look(folder)
-                retold = rewrite_turns(folder, self._explained.without_dropped)
-                there = folder.stamps()  # nothing is to be learnt from these anew
-                self._stamps.update({n: there[n] for n in retold if n in there})
-        except FileNotFoundError:  # another process has forgotten all
-            pass
+                place.tombstones.read()
         except OSError as error:
-            logger.info("turns that were dropped stay in KV slots for now: %s", error)
-            self._num_dropped = -1  # again, at the next look
+            self._root.pause(error)
+        if self._explained.tombstones.unlogged():
+            log = functools.partial(self._log_marks, place.tombstones)
+            self._machine.thread.submit(Urgency.WRITE, log)
+
+    def _log_marks(self, log: TombstoneLog) -> None:
+        try:
+            with self._lock:
+                log.write()
+        except OSError as error:
+            self._root.pause(error)
 
     def _current(
         self, due: PendingWrite
@@ -385,6 +386,12 @@ class DiskCache:
         """Take in the slots that came, and drop those that went."""
         changed = folder.changed_at()
         with self._lock:
+            try:
+                if self._place is not None:  # what it hides must not be known again
+                    self._place.tombstones.read()
+            except OSError as error:
+                self._root.pause(error)
+                return
             if changed == self._seen:
                 return
             self._seen = changed

@@ -1,12 +1,9 @@
-"""
-Takes conversations off the disk: all of a model's, those of a session or key, or only
-the words of single turns.
-"""
+"""Takes conversations off the disk: all of a model's, or those of a session or key."""
 
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -20,7 +17,7 @@ from sidecar.kv.disk.durable_files import (
     open_private,
 )
 from sidecar.kv.disk.slot import STATE_GONE, STATELESS, Slot, sum_of_bytes
-from sidecar.kv.disk.slot_folder import Draft, SlotFolder
+from sidecar.kv.disk.slot_folder import LOG_NAME, Draft, SlotFolder
 from sidecar.kv.disk.tensor_file import (
     Damaged,
     Header,
@@ -33,7 +30,6 @@ from sidecar.kv.disk.tensor_file import (
 logger = logging.getLogger(__name__)
 
 _NOTHING = np.empty(0, np.uint32)
-_Told = Mapping[str, Any]  # a turn, as it is kept with a slot
 _Claim = tuple[int, Any]  # a depth, and whose: a scope as JSON
 
 
@@ -65,6 +61,7 @@ def forget_all(folder: SlotFolder) -> tuple[int, int]:
     with folder.locked():
         numbers = folder.numbers()
         num_bytes = sum(folder.delete(number) for number in folder.files())
+        (folder.path / LOG_NAME).unlink(missing_ok=True)
         clear_broken_off(folder.path, math.inf)
     return len(numbers), num_bytes
 
@@ -110,40 +107,6 @@ def forget_some(folder: SlotFolder, forget_filter: ForgetFilter) -> tuple[int, i
     if failed is not None:
         raise failed
     return gone, num_bytes
-
-
-def rewrite_turns(folder: SlotFolder, rewritten: Callable[[_Told], _Told]) -> list[int]:
-    """
-    Keep turns in another way, where they have been written; numbers of their slots.
-
-    Args:
-        rewritten: a turn as it is to be kept; an equal one stays.
-    Raises:
-        OSError: it cannot be, now. Slots that cannot be written to are deleted.
-    """
-    retold = []
-    below: dict[str, list[Slot]] = {}
-    with folder.locked():
-        for number in sorted(folder.files(), reverse=True):
-            try:
-                slot = folder.read(number)
-                kept = list(map(rewritten, slot.meta["kept"]))
-            except (Damaged, FileNotFoundError, *MALFORMED):
-                continue  # nobody will know it again
-            if slot.parent is not None:
-                below.setdefault(slot.parent[1], []).append(slot)
-            if kept == slot.meta["kept"]:
-                continue
-            try:
-                folder.rewrite_metadata(
-                    slot, {"kept": kept}, (slot.ids, slot.canonical)
-                )
-                retold.append(number)
-            except OSError as error:  # better nothing than these words
-                logger.warning("KV slot %d goes whole: %s", number, error)
-                for other in _chain(slot, below):
-                    folder.delete(other.number)
-    return retold
 
 
 def _keep(

@@ -79,20 +79,32 @@ class Explained(Protocol):
     def saved(self, kept: Sequence[Mapping[str, Any]]) -> None:
         """These were written; they need not be saved again."""
 
-    @property
-    def num_dropped(self) -> int:
-        """Turns that are not known any more; grows."""
-
-    def without_dropped(self, told: Mapping[str, Any]) -> Mapping[str, Any]:
-        """
-        A turn as it is to be kept: not its words, if it was dropped.
-
-        Raises:
-            KeyError, ValueError, TypeError: it is not what was saved.
-        """
-
     def load(self, kept: Sequence[Mapping[str, Any]], canonical: np.ndarray) -> None:
         """Know again what was saved with a path."""
+
+
+class Marks(Protocol):
+    """Says which saved turns are not to be known again (memory/tombstones)."""
+
+    def unlogged(self) -> list[str]:
+        """Lines that are to be added to the file of them."""
+
+    def logged(self, lines: Sequence[str]) -> None:
+        """These were added."""
+
+    def lines(self) -> list[str]:
+        """All that is known, for a file that is written anew."""
+
+    def learn(self, lines: Sequence[str]) -> None:
+        """Know what a file says; what is no line of one is passed over."""
+
+
+class Memory(Explained, Protocol):
+    """What explains KV, and what hides turns that were saved before."""
+
+    @property
+    def tombstones(self) -> Marks:
+        """These marks."""
 
 
 def salt_name(salt: str) -> str:

@@ -26,7 +26,7 @@ _TELLING_S = 1.0  # a busy process' turn may still be telling its end
 _FLUSH_S = 30.0
 
 Write = Callable[..., None]  # (due, *, is_last): writes it, on the disk thread
-Rewrite = Callable[[], None]  # has what changed since put right, if anything did
+ShareMarks = Callable[[], None]  # reads and writes tombstones, if there are new ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class WriteQueue:
 
     Args:
         write: takes what is due and, by name, whether the process ends.
-        rewrite: hands over what of the slots is to be another.
+        share_marks: has what hides turns that were written read and written.
     """
 
     def __init__(
@@ -130,14 +130,14 @@ class WriteQueue:
         machine: Machine,
         settings: DiskSettings,
         write: Write,
-        rewrite: Rewrite,
+        share_marks: ShareMarks,
     ) -> None:
         self._store = store
         self._index = index
         self._machine = machine
         self._settings = settings
         self._write = write
-        self._rewrite = rewrite
+        self._share_marks = share_marks
         self._closed = threading.Event()
         self.due = PendingWrites()
 
@@ -159,7 +159,7 @@ class WriteQueue:
 
     def look(self) -> None:
         """Hand over what has rested long enough, or has grown too long."""
-        self._rewrite()
+        self._share_marks()
         rest_s = self._settings.quiet_s
         if not self._machine.is_idle():
             rest_s = max(rest_s, _TELLING_S)
@@ -171,7 +171,7 @@ class WriteQueue:
 
     def flush(self) -> None:
         """Have all that is due written, now; returns when it is."""
-        self._rewrite()
+        self._share_marks()
         for due in self.due.take(0.0):
             self._submit(due, is_last=True)
         # Behind all writes that are on their way, those of before too.

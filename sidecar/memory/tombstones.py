@@ -1,0 +1,275 @@
+"""
+Marks that say what was shown last at a place in a conversation.
+
+A turn must not be put back once its client was shown something else there that looks
+the same: a later try, or an answer that broke off. The older turn may stand where it
+cannot be deleted now: in a file that is not open yet, in another process. So the newer
+answer leaves a mark with a time, and hides all that is older. Stores that never write
+in place delete in this way (tombstones of log-structured merge trees, of Cassandra).
+
+The time is a hybrid logical clock: wall-clock nanoseconds, but always later than every
+time that was seen (Kulkarni et al., Logical Physical Clocks, 2014).
+"""
+
+import hashlib
+import json
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from sidecar.core.conversation import Conversation, is_implicit
+
+_MAX_MARKS = 1 << 16
+_LINE = re.compile(r"([0-3][0-9a-f]{15}) ([0-9a-f]{32}) ([0-9a-f]{32})")
+_MAX_TIME = 1 << 62
+_FLOOR = "0" * 32  # the key of a line that says how old a turn may be at all
+_NONE = "0" * 32
+_MANY = "f" * 16  # for a conversation: it was more than one
+_SEVERAL = 2 * _MANY  # and they were shown different words
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceKeys:
+    """
+    Names of the place where a turn was shown; each a hash of 32 digits.
+
+    Args:
+        thread: the very same prompt of the same thread.
+        dropped: by which the answers of its conversation that are not kept hide it:
+            a named session behind the same canonical context; where the client names
+            none, the thread behind it, and anybody behind the same prompt.
+        broken_off: the same for answers that may look like any turn there.
+        prompt: the very same prompt, whoever sent it.
+    """
+
+    thread: str
+    dropped: tuple[str, ...]
+    broken_off: tuple[str, ...]
+    prompt: str
+
+
+def place_keys(
+    visible: str, context: tuple[str, str], conversation: Conversation
+) -> PlaceKeys:
+    """
+    The names of a place.
+
+    Args:
+        visible: the hash of what was shown. context: what came before, with sentinels
+            for spans and to the letter (hashes).
+    """
+    canonical, literal = context
+    tenant, session, thread = (
+        conversation.tenant,
+        conversation.session,
+        conversation.thread,
+    )
+    whose: list[tuple[str | None, ...]] = [("session", tenant, session, canonical)]
+    if is_implicit(session):
+        whose = [("thread", tenant, thread, canonical), ("prompt", tenant, literal)]
+    return PlaceKeys(
+        _key("exact", tenant, session, thread, canonical, literal, visible),
+        tuple(_key(*each, visible) for each in whose),
+        tuple(_key(*each, None) for each in whose),
+        _key("said", tenant, literal, visible),
+    )
+
+
+def _key(*parts: str | None) -> str:
+    text = json.dumps(parts)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """
+    A mark: what is older than its time is hidden.
+
+    Args:
+        words: 16 digits that name the words that were shown, and 16 that name the
+            conversation that was shown them; of places by prompt.
+    """
+
+    time: int
+    words: str = _NONE
+
+
+class Tombstones:
+    """
+    The newest marks by place. Any thread.
+
+    Where there are too many, the oldest ones are merged into one time, before which
+    all is hidden.
+
+    Args:
+        clock: wall-clock nanoseconds. For tests.
+    """
+
+    def __init__(
+        self, maximum: int = _MAX_MARKS, clock: Callable[[], int] = time.time_ns
+    ) -> None:
+        self._maximum = maximum
+        self._clock = clock
+        self._marks: OrderedDict[str, Tombstone] = OrderedDict()
+        self._unlogged: OrderedDict[str, Tombstone] | None = None
+        self._floor = 0
+        self._now = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def now(self) -> int:
+        """A time later than all that were seen."""
+        with self._lock:
+            self._now = max(self._now + 1, self._clock())
+            return self._now
+
+    def see(self, seen: int) -> None:
+        """
+        Know of a time that another process has given.
+
+        Raises:
+            ValueError: it is none: all would be hidden for ever.
+        """
+        if not 0 <= seen < _MAX_TIME:
+            raise ValueError("a time is nanoseconds, in 62 bits")
+        with self._lock:
+            self._now = max(self._now, seen)
+
+    def bury(self, keys: Iterable[str]) -> None:
+        """Hide all turns at these places that are known by now, wherever they are."""
+        mark = Tombstone(self.now())
+        for key in keys:
+            self._put(key, mark)
+
+    def shown(
+        self, keys: PlaceKeys, turn_time: int, digest: str, whose: Conversation
+    ) -> None:
+        """
+        Hide what is older than a turn at its place.
+
+        Another conversation's turn behind the same prompt may be put back for a third
+        one only where all were shown the same.
+
+        Args:
+            digest: of the turn's ids.
+        """
+        asker = _key(whose.tenant, whose.session, whose.thread)
+        self._put(keys.thread, Tombstone(turn_time))
+        self._put(keys.prompt, Tombstone(turn_time, digest[:16] + asker[:16]))
+
+    def hides(self, keys: PlaceKeys, turn_time: int) -> bool:
+        """Whether something else was shown later where a turn was said."""
+        return self._is_hidden((keys.thread, *keys.dropped), turn_time)
+
+    def hides_in_file(self, keys: PlaceKeys, turn_time: int) -> bool:
+        """The same of a turn that nobody could compare with answers that broke off."""
+        return self.hides(keys, turn_time) or self._is_hidden(
+            keys.broken_off, turn_time
+        )
+
+    def is_lent(self, keys: PlaceKeys, digest: str) -> bool:
+        """Whether all who sent the prompt were shown a turn's words, and no others."""
+        with self._lock:
+            mark = self._marks.get(keys.prompt)
+        return mark is None or mark.words[:16] == digest[:16]
+
+    def has_dropped(self, keys: PlaceKeys) -> bool:
+        """Whether a conversation was shown what was not kept, at a place."""
+        with self._lock:
+            return any(key in self._marks for key in keys.dropped)
+
+    def _is_hidden(self, keys: Sequence[str], turn_time: int) -> bool:
+        with self._lock:
+            marks = [self._marks.get(key) for key in keys]
+            since = max((mark.time for mark in marks if mark), default=0)
+            return turn_time < max(since, self._floor)
+
+    def _put(self, key: str, mark: Tombstone) -> None:
+        with self._lock:
+            new = self._merge(key, mark)
+            if new is None or self._unlogged is None:
+                return
+            self._unlogged[key] = new
+            self._unlogged.move_to_end(key)
+            while len(self._unlogged) > self._maximum:  # its file cannot be written
+                _, gone = self._unlogged.popitem(last=False)
+                self._unlogged[_FLOOR] = Tombstone(gone.time)
+
+    def _merge(self, key: str, mark: Tombstone) -> Tombstone | None:
+        """Keep a mark, with the one that is there; None: that says it all."""
+        self._now = max(self._now, mark.time)
+        old = self._marks.get(key)
+        new = mark if old is None else _merged(old, mark)
+        if new == old:
+            return None
+        self._marks[key] = new
+        self._marks.move_to_end(key)
+        while len(self._marks) > self._maximum:
+            _, gone = self._marks.popitem(last=False)
+            self._floor = max(self._floor, gone.time)
+        return new
+
+    def keep_log(self) -> None:
+        """Have what is marked from now on asked for by a file."""
+        with self._lock:
+            if self._unlogged is None:
+                self._unlogged = OrderedDict()
+
+    def unlogged(self) -> list[str]:
+        """Marks that are to be written, as lines; they are when `logged` says so."""
+        with self._lock:
+            return [_line(key, mark) for key, mark in (self._unlogged or {}).items()]
+
+    def logged(self, lines: Sequence[str]) -> None:
+        """These lines were written."""
+        with self._lock:
+            for line in lines:
+                key = line.split()[1]
+                mark = self._unlogged.get(key) if self._unlogged else None
+                if self._unlogged and mark and _line(key, mark) == line:
+                    del self._unlogged[key]
+
+    def lines(self) -> list[str]:
+        """All that is known, for a file that is written anew."""
+        with self._lock:
+            known = [(_FLOOR, Tombstone(self._floor)), *self._marks.items()]
+        return [_line(key, mark) for key, mark in known]
+
+    def learn(self, lines: Iterable[str]) -> None:
+        """Know what a file says; what is no line of one is passed over."""
+        for line in lines:
+            read = _LINE.fullmatch(line)
+            if read is None:
+                continue
+            mark = Tombstone(int(read[1], 16), read[3])
+            with self._lock:
+                if read[2] == _FLOOR:
+                    self._floor = max(self._floor, mark.time)
+                else:
+                    self._merge(read[2], mark)
+
+    def clear(self) -> None:
+        """Forget all marks; what is said from now on is later than they were."""
+        with self._lock:
+            self._marks.clear()
+            self._floor = 0
+            if self._unlogged:
+                self._unlogged.clear()
+
+
+def _merged(old: Tombstone, new: Tombstone) -> Tombstone:
+    """One mark of two, in whatever order they come."""
+    first, last = sorted((old, new), key=lambda mark: (mark.time, mark.words))
+    if first.words[16:] == last.words[16:] and _SEVERAL not in (old.words, new.words):
+        return last
+    is_alike = first.words[:16] == last.words[:16]
+    return Tombstone(last.time, (last.words if is_alike else _SEVERAL)[:16] + _MANY)
+
+
+def _line(key: str, mark: Tombstone) -> str:
+    return f"{mark.time:016x} {key} {mark.words}"

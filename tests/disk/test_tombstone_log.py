@@ -1,0 +1,115 @@
+"""A file of lines that is appended to by several processes, and cut off by crashes."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sidecar.kv.disk.slot_folder import LOG_NAME, SlotFolder
+from sidecar.kv.disk.tombstone_log import TombstoneLog
+
+
+class Lines:
+    """Marks that are their lines."""
+
+    def __init__(self, *new: str) -> None:
+        self.new = list(new)
+        self.known: list[str] = []
+
+    def unlogged(self) -> list[str]:
+        return list(self.new)
+
+    def logged(self, lines: list[str]) -> None:
+        self.new = [line for line in self.new if line not in lines]
+
+    def lines(self) -> list[str]:
+        return ["all"]
+
+    def learn(self, lines: list[str]) -> None:
+        self.known += lines
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SlotFolder:
+    return SlotFolder(tmp_path)
+
+
+def test_two_processes_tell_each_other(folder: SlotFolder) -> None:
+    """And nothing twice."""
+    one, two = Lines("a", "b"), Lines("c")
+    logs = TombstoneLog(folder, one), TombstoneLog(folder, two)
+    logs[0].read()  # there is none
+    for _ in range(2):
+        for log in logs:
+            log.write()
+            log.read()
+        assert (folder.path / LOG_NAME).read_text() == "a\nb\nc\n"
+    logs[0].read()
+    assert one.known == ["a", "b", "c"]
+    assert two.known == ["a", "b", "c"]
+    assert (folder.path / LOG_NAME).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("cut", range(1, 7))
+def test_a_line_that_was_cut_off_harms_no_other(folder: SlotFolder, cut: int) -> None:
+    """A process was killed as it wrote; another had read what was there."""
+    marks = Lines("first", "second")
+    path = folder.path / LOG_NAME
+    TombstoneLog(folder, marks).write()
+    other = Lines()
+    log = TombstoneLog(folder, other)
+    log.read()
+    with path.open("r+b") as file:
+        file.seek(0, os.SEEK_END)
+        file.write(b"torn li"[:cut])
+    log.read()
+    assert other.known == ["first", "second"]
+    TombstoneLog(folder, Lines("third")).write()
+    log.read()
+    assert other.known == ["first", "second", "torn li"[:cut], "third"]
+
+
+def test_a_file_that_grew_too_large_is_written_anew(folder: SlotFolder) -> None:
+    """With all that is known, of other processes as well; a reader begins again."""
+    path, reader = folder.path / LOG_NAME, Lines()
+    path.write_text("of another process\n")
+    log = TombstoneLog(folder, reader)
+    log.read()
+    marks = Lines("a")
+    TombstoneLog(folder, marks, max_bytes=5).write()
+    assert marks.known == ["of another process"]
+    assert path.read_text() == "all\n"
+    assert sorted(os.listdir(folder.path)) == [".lock", LOG_NAME]
+    log.read()
+    assert reader.known == ["of another process", "all"]
+
+
+def test_a_file_in_its_place_is_read_from_its_beginning(folder: SlotFolder) -> None:
+    """All was forgotten, and more was said; a disk gives numbers of files again."""
+    path, reader = folder.path / LOG_NAME, Lines()
+    log = TombstoneLog(folder, reader)
+    path.write_text("a\n")
+    log.read()
+    path.write_text("b\nc\n")
+    log.read()
+    assert reader.known == ["a", "b", "c"]
+
+
+def test_what_cannot_be_written_is_written_later(folder: SlotFolder) -> None:
+    marks = Lines("a")
+    path = folder.path / LOG_NAME
+    path.mkdir()
+    log = TombstoneLog(folder, marks)
+    with pytest.raises(OSError, match="directory"):
+        log.write()
+    assert marks.new == ["a"]
+    path.rmdir()
+    log.write()
+    assert (path.read_text(), marks.new) == ("a\n", [])
+
+
+def test_nobody_waits_for_a_pipe(folder: SlotFolder) -> None:
+    os.mkfifo(folder.path / LOG_NAME)
+    marks = Lines()
+    TombstoneLog(folder, marks).read()
+    assert marks.known == []

@@ -1,0 +1,194 @@
+"""Marks hide what is older, whatever was forgotten, and in whatever order they come."""
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidecar.core.conversation import IMPLICIT, Conversation
+from sidecar.memory.tombstones import PlaceKeys, Tombstones, place_keys
+
+NAMED = Conversation("key", "s", "thread")
+OTHER = Conversation("key", "other", "thread")
+NOBODY = Conversation("key", f"{IMPLICIT}1", "thread")
+DIGEST, ANOTHER = "a" * 32, "b" * 32
+
+
+def keys(
+    conversation: Conversation = NAMED, visible: str = "v", literal: str = "l"
+) -> PlaceKeys:
+    return place_keys(visible, ("c", literal), conversation)
+
+
+def marks(maximum: int = 100) -> Tombstones:
+    counter = itertools.count(10, 10)
+    return Tombstones(maximum, lambda: next(counter))
+
+
+def test_time_is_later_than_all_that_was_seen() -> None:
+    """The clock of another process, or of a file, may be ahead."""
+    known = Tombstones(clock=lambda: 100)
+    assert known.now() == 100
+    assert known.now() == 101
+    known.see(5000)
+    assert known.now() == 5001
+    known.learn([f"{9000:016x} {'1' * 32} {'0' * 32}"])
+    assert known.now() == 9001
+
+
+def test_a_named_session_hides_its_own_behind_whatever_clock() -> None:
+    known = marks()
+    before = known.now()
+    known.bury(keys().dropped)
+    assert known.hides(keys(literal="another clock"), before)
+    assert not known.hides(keys(), known.now())
+    assert not known.hides(keys(OTHER), before)
+    assert not known.hides(keys(visible="w"), before)
+
+
+def test_nobody_hides_its_thread_and_the_very_same_prompt() -> None:
+    known = marks()
+    before = known.now()
+    known.bury(keys(NOBODY).dropped)
+    stranger = Conversation("key", f"{IMPLICIT}2", "another")
+    assert known.hides(keys(NOBODY, literal="another clock"), before)
+    assert known.hides(keys(stranger), before)
+    assert not known.hides(keys(stranger, literal="another clock"), before)
+    assert not known.hides(keys(Conversation("key 2", f"{IMPLICIT}1", "t")), before)
+
+
+def test_answers_that_broke_off_hide_what_stands_in_files_alone() -> None:
+    known = marks()
+    before = known.now()
+    known.bury(keys(visible="").broken_off)
+    assert known.hides_in_file(keys(visible="whatever"), before)
+    assert not known.hides(keys(visible="whatever"), before)
+
+
+def test_what_several_were_told_is_lent_if_it_is_the_same() -> None:
+    known = marks()
+    assert known.is_lent(keys(), DIGEST)
+    for whose in (NAMED, OTHER):
+        known.shown(keys(whose), known.now(), DIGEST, whose)
+    assert known.is_lent(keys(), DIGEST)
+    assert not known.is_lent(keys(), ANOTHER)
+    known.shown(keys(OTHER), known.now(), ANOTHER, OTHER)
+    assert not known.is_lent(keys(), DIGEST)
+    assert not known.is_lent(keys(), ANOTHER)
+
+
+def test_of_one_conversation_s_tries_the_last_is_lent() -> None:
+    known = marks()
+    for digest in (DIGEST, ANOTHER):
+        known.shown(keys(), known.now(), digest, NAMED)
+    assert known.is_lent(keys(), ANOTHER)
+    assert not known.is_lent(keys(), DIGEST)
+
+
+def test_the_oldest_of_too_many_hide_all_that_is_as_old() -> None:
+    """Nothing that was hidden is seen again, though its mark is gone."""
+    known = marks(maximum=3)
+    before = known.now()
+    for visible in "vwxyz":
+        known.bury(keys(visible=visible).dropped)
+    assert len(known) == 3
+    assert known.hides(keys(visible="v"), before)
+    assert known.hides(keys(visible="never shown"), before)
+    assert not known.hides(keys(visible="never shown"), known.now())
+
+
+def test_what_no_file_takes_is_merged_as_well() -> None:
+    known, other = marks(maximum=3), marks()
+    known.keep_log()
+    before = known.now()
+    for visible in "vwxyz":
+        known.bury(keys(visible=visible).dropped)
+    assert len(known.unlogged()) <= 3
+    other.learn(known.unlogged())
+    assert all(other.hides(keys(visible=visible), before) for visible in "vwxyz")
+
+
+def test_lines_are_written_until_they_are() -> None:
+    """What is marked while they are being written is written next."""
+    known = marks()
+    known.bury(keys().dropped)
+    assert known.unlogged() == []  # nobody has asked for a log
+    known.keep_log()
+    known.bury(keys().dropped)
+    first = known.unlogged()
+    assert len(first) == 1
+    known.bury(keys().dropped)
+    known.bury(keys(OTHER).dropped)
+    known.logged(first)
+    assert len(known.unlogged()) == 2
+    known.logged(known.unlogged())
+    assert known.unlogged() == []
+
+
+def test_what_was_learnt_is_not_written_again() -> None:
+    known, other = marks(), marks()
+    known.keep_log()
+    other.keep_log()
+    known.bury(keys().dropped)
+    other.learn(known.unlogged())
+    assert other.unlogged() == []
+    assert other.hides(keys(), 1)
+
+
+def test_what_is_no_line_is_passed_over() -> None:
+    known = marks()
+    line = f"{7:016x} {keys().dropped[0]} {'0' * 32}"
+    known.learn(["", "x", line[:-1], f"{line}0", f"{line} {line}", line.upper() + "G"])
+    known.learn([f"f{line[1:]}"])  # no clock says that: it would hide all for ever
+    assert len(known) == 0
+    known.learn([line])
+    assert len(known) == 1
+
+
+def test_a_file_that_is_written_anew_says_all() -> None:
+    known, other = marks(maximum=2), marks()
+    before = known.now()
+    for visible in "vwx":
+        known.bury(keys(visible=visible).dropped)
+    other.learn(known.lines())
+    assert all(other.hides(keys(visible=visible), before) for visible in "vwx")
+    assert other.hides(keys(visible="never shown"), before)
+
+
+def test_all_is_forgotten() -> None:
+    known = marks()
+    known.keep_log()
+    known.bury(keys().dropped)
+    before = known.now()
+    known.clear()
+    assert (len(known), known.unlogged()) == (0, [])
+    assert known.now() > before
+
+
+MARKS = st.lists(
+    st.tuples(
+        st.integers(1, 5), st.sampled_from("ab"), st.sampled_from([NAMED, OTHER])
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(MARKS, st.randoms())
+def test_no_order_makes_more_seen_than_the_order_of_time(
+    shown: list[tuple[int, str, Conversation]], random: object
+) -> None:
+    """Lines of several processes come in any order: never is more lent or less hid."""
+    in_time, shuffled = marks(), marks()
+    for time, digest, whose in sorted(shown, key=lambda each: each[:2]):
+        in_time.shown(keys(whose), time, digest * 32, whose)
+    random.shuffle(shown)  # type: ignore[attr-defined]
+    for time, digest, whose in shown:
+        shuffled.shown(keys(whose), time, digest * 32, whose)
+    for whose in (NAMED, OTHER):
+        for time in range(7):
+            assert in_time.hides(keys(whose), time) == shuffled.hides(keys(whose), time)
+    told = {whose.session: digest for _, digest, whose in sorted(
+        shown, key=lambda each: each[0])}  # fmt: skip
+    if len({time for time, *_ in shown}) == len(shown) and len(set(told.values())) > 1:
+        assert not any(shuffled.is_lent(keys(), d * 32) for d in "ab")

@@ -1,0 +1,250 @@
+"""
+What was shown last at a place: no older turn that looks like it is put back there.
+
+In this process, in the next one, and in one beside it.
+"""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from sidecar.core.requests import Message, ToolCall
+from sidecar.memory import conversation_memory
+from sidecar.memory.healing_store import HealingStore
+from sidecar.memory.unwritten_turns import UnwrittenTurns
+from testkit.chats import Chats, Client, Said, assistant, result, system, user, words
+
+ONE, TWO, NOBODY = Client("one"), Client("two"), Client(None)
+TALK = [system(words(200)), user("well?")]
+GOES_ON = [*TALK, assistant("Done."), user("go on")]
+CALL = ToolCall("call_1", "look", "{}")
+
+
+class Written(Chats):
+    """Chats whose turns are written to a disk, and read again by other processes."""
+
+    def __init__(self) -> None:
+        super().__init__(min_gain=1)
+        self.memory.unwritten_turns = UnwrittenTurns()
+        self.memory.tombstones.keep_log()
+        self.slots: list[tuple[Sequence[object], object]] = []
+        self.log: list[str] = []
+
+    def say(
+        self,
+        talk: Sequence[Message],
+        thought: str,
+        client: Client = ONE,
+        calls: tuple[ToolCall, ...] = (),
+    ) -> None:
+        """Answer "Done.", and have it written."""
+        said = Said("Done.", thought, calls)
+        path = self.turn(talk, said, client).prompt.model_ids
+        self.slots.append(self.memory.save(path, ""))
+        self.memory.saved(self.slots[-1][0])  # type: ignore[arg-type]
+        self.write_marks()
+
+    def write_marks(self) -> None:
+        lines = self.memory.tombstones.unlogged()
+        self.log += lines
+        self.memory.tombstones.logged(lines)
+
+    def cut(self, talk: Sequence[Message], client: Client = ONE) -> None:
+        """Answer "Done.", up to a stop string."""
+        self.answer(self.ask(talk, client), Said("Done.", "cut"), sampled=())
+        self.write_marks()
+
+    def break_off(self, talk: Sequence[Message], client: Client = ONE) -> None:
+        """Have a client go away that was shown more."""
+        shown = conversation_memory.AssistantOutput("Done. And", "", (), ())
+        self.memory.note_unkept(self.ask(talk, client).pending_turn, shown)
+        self.write_marks()
+
+    def restart(self, *, order: int = 1) -> None:
+        """Another process reads what is there."""
+        self.forget_words()
+        self.memory.tombstones.learn(self.log)
+        self.read_slots(order=order)
+
+    def forget_words(self) -> None:
+        self.memory.healing = HealingStore(100, 1 << 20)
+        self.memory.tombstones.keep_log()
+
+    def read_slots(self, *, order: int = 1) -> None:
+        for kept, canonical in self.slots[::order]:
+            self.memory.load(kept, canonical)  # type: ignore[arg-type]
+
+    def text(self, client: Client = ONE, goes_on: Sequence[Message] = GOES_ON) -> str:
+        """Of the next prompt."""
+        return self.ask(goes_on, client).text
+
+
+Unkept = Callable[[Written, Sequence[Message], Client], None]
+
+
+@pytest.fixture(params=[Written.cut, Written.break_off], ids=["cut", "broken off"])
+def unkept(request: pytest.FixtureRequest) -> Unkept:
+    """How an answer ends that cannot be put back."""
+    found: Unkept = request.param
+    return found
+
+
+def clocked(time: str) -> list[Message]:
+    return [system(f"Current time is {time}.\n{words(200)}"), user("well?")]
+
+
+@pytest.mark.parametrize("client", [ONE, NOBODY], ids=["named", "unnamed"])
+def test_no_older_turn_comes_back_from_a_file(client: Client, unkept: Unkept) -> None:
+    """In a process that forgot neither, and in the next one."""
+    chats = Written()
+    chats.say(TALK, "the older thought", client)
+    assert "the older thought" in chats.text(client)
+    unkept(chats, TALK, client)
+    assert "the older thought" not in chats.text(client)
+    chats.read_slots()
+    assert "the older thought" not in chats.text(client)
+    chats.restart()
+    assert "the older thought" not in chats.text(client)
+
+
+@pytest.mark.parametrize("client", [ONE, NOBODY], ids=["named", "unnamed"])
+def test_what_memory_did_not_know_is_hidden_all_the_same(
+    client: Client, unkept: Unkept
+) -> None:
+    """It had left memory, or its file was not open yet, when it was replaced."""
+    chats = Written()
+    chats.say(TALK, "the older thought", client)
+    chats.forget_words()
+    unkept(chats, TALK, client)
+    chats.read_slots()
+    assert "the older thought" not in chats.text(client)
+    chats.restart()
+    assert "the older thought" not in chats.text(client)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_two_tries_the_later_one_is_put_back(order: int) -> None:
+    """In whatever order their files are read."""
+    chats = Written()
+    for thought in ("the older thought", "the newer thought"):
+        chats.say(TALK, thought)
+    assert "the newer thought" in chats.text()
+    chats.restart(order=order)
+    assert "the newer thought" in chats.text()
+
+
+def test_an_older_try_does_not_stand_in_for_a_newer_one_that_was_not_written() -> None:
+    chats = Written()
+    chats.say(TALK, "the older thought")
+    chats.say(TALK, "the newer thought")
+    chats.slots.pop()
+    chats.read_slots()
+    assert "the newer thought" in chats.text()
+    chats.restart()
+    assert "thought" not in chats.text()
+
+
+def test_of_tries_of_nobody_in_particular_none_is_put_back() -> None:
+    """Of one, or of two people: which of the two, nobody knows, in no process."""
+    for missing in (0, 1, None):
+        chats = Written()
+        for thought in ("the older thought", "the newer thought"):
+            chats.say(TALK, thought, NOBODY)
+        assert "thought" not in chats.text(NOBODY)
+        if missing is not None:
+            chats.slots.pop(missing)
+        chats.restart()
+        assert "thought" not in chats.text(NOBODY)
+
+
+def test_the_same_words_said_again_are_put_back() -> None:
+    """Two people who were told the same, to the token."""
+    chats = Written()
+    for _ in range(2):
+        chats.say(TALK, "the one thought", NOBODY)
+    assert "the one thought" in chats.text(NOBODY)
+    chats.restart()
+    assert "the one thought" in chats.text(NOBODY)
+
+
+@pytest.mark.parametrize("client", [ONE, NOBODY], ids=["named", "unnamed"])
+def test_what_is_said_after_a_cut_answer_is_put_back(client: Client) -> None:
+    chats = Written()
+    chats.say(TALK, "the older thought", client)
+    chats.cut(TALK, client)
+    chats.say(TALK, "the newest thought", client)
+    for _ in range(2):
+        assert ("the newest thought" in chats.text(client)) is (client is ONE)
+        assert "the older thought" not in chats.text(client)
+        chats.restart()
+
+
+def test_a_thread_that_is_known_by_its_calls_keeps_no_older_try(
+    unkept: Unkept,
+) -> None:
+    """Its client names no session, and its clock has moved."""
+    chats = Written()
+
+    def at(time: str) -> list[Message]:
+        return [*clocked(time), assistant("", CALL), result("x", CALL.id)]
+
+    chats.turn(clocked("10:00"), Said("", "a look", (CALL,)), NOBODY)
+    chats.say(at("10:01"), "the older thought", NOBODY)
+    known = chats.text(NOBODY, [*at("10:02"), assistant("Done."), user("go on")])
+    assert "the older thought" in known
+    unkept(chats, at("10:03"), NOBODY)
+    for _ in range(2):
+        goes_on = [*at("10:04"), assistant("Done."), user("go on")]
+        assert "the older thought" not in chats.text(NOBODY, goes_on)
+        chats.restart()
+
+
+def test_a_cut_answer_is_lent_no_other_session_s_thinking() -> None:
+    """The very same prompt was answered in the same words elsewhere, and kept."""
+    chats = Written()
+    chats.say(TALK, "the other session's thought", TWO)
+    assert "the other session's thought" in chats.text(ONE)
+    chats.cut(TALK, ONE)
+    assert "thought" not in chats.text(ONE)
+    assert "the other session's thought" in chats.text(TWO)
+    chats.restart()
+    assert "thought" not in chats.text(ONE)
+    assert "the other session's thought" in chats.text(TWO)
+
+
+def test_a_process_is_told_what_another_one_has_shown() -> None:
+    """Both have read the older turn."""
+    chats, other = Written(), Written()
+    chats.say(TALK, "the older thought")
+    other.log, other.slots = chats.log, chats.slots
+    other.restart()
+    assert "the older thought" in other.text()
+    chats.cut(TALK)
+    other.memory.tombstones.learn(chats.log)
+    assert "the older thought" not in other.text()
+
+
+def test_a_turn_is_known_by_its_calls_though_a_later_one_was_cut() -> None:
+    """Ids say which of the tries a client goes on from."""
+    chats = Written()
+    chats.say(TALK, "the older thought", ONE, (CALL,))
+    chats.cut(TALK)
+    goes_on = [*TALK, assistant("Done.", CALL), result("x", CALL.id), user("go on")]
+    for _ in range(2):
+        assert "the older thought" in chats.text(ONE, goes_on)
+        chats.restart()
+
+
+def test_what_says_no_time_is_known_until_something_is_shown() -> None:
+    """Turns of files that were written before there were times."""
+    chats = Written()
+    chats.say(TALK, "the older thought")
+    kept, canonical = chats.slots[0]
+    told = dict(kept[0])  # type: ignore[call-overload]
+    told["said"] = {k: v for k, v in told["said"].items() if k != "time"}
+    chats.slots[0] = ([told], canonical)
+    chats.log.clear()
+    chats.restart()
+    assert "the older thought" in chats.text()
+    chats.cut(TALK)
+    assert "the older thought" not in chats.text()
