@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +33,9 @@ def test_time_is_later_than_all_that_was_seen() -> None:
     assert known.now() == 101
     known.see(5000)
     assert known.now() == 5001
+    for never in (-1, 1 << 62):
+        with pytest.raises(ValueError, match="nanoseconds"):
+            known.see(never)
     known.learn([f"{9000:016x} {'1' * 32} {'0' * 32}"])
     assert known.now() == 9001
 
@@ -97,6 +101,18 @@ def test_the_oldest_of_too_many_hide_all_that_is_as_old() -> None:
     assert not known.hides(keys(visible="never shown"), known.now())
 
 
+def test_the_newest_marks_are_kept_one_by_one() -> None:
+    """What is younger than the one that went is not hidden by it."""
+    known = marks(maximum=2)
+    for visible in "vwv":
+        known.bury(keys(visible=visible).dropped)
+    between = known.now()
+    known.bury(keys(visible="x").dropped)  # and w's goes
+    assert known.hides(keys(visible="v"), between - 15)
+    assert not known.hides(keys(visible="v"), between)
+    assert not known.hides(keys(visible="y"), between)
+
+
 def test_what_no_file_takes_is_merged_as_well() -> None:
     known, other = marks(maximum=3), marks()
     known.keep_log()
@@ -156,13 +172,15 @@ def test_a_file_that_is_written_anew_says_all() -> None:
 
 
 def test_all_is_forgotten() -> None:
-    known = marks()
+    known = marks(maximum=1)
     known.keep_log()
-    known.bury(keys().dropped)
+    for visible in "vw":
+        known.bury(keys(visible=visible).dropped)
     before = known.now()
     known.clear()
     assert (len(known), known.unlogged()) == (0, [])
     assert known.now() > before
+    assert not known.hides(keys(), 1)
 
 
 MARKS = st.lists(
