@@ -42,9 +42,9 @@ def put_right(path: str, held: list[Message]) -> list[Message]:
     """An error as the route's own clients read it; all else as it came."""
     start, body = held[0], whole(held)
     status, headers = start["status"], list(start.get("headers", ()))
-    told = _told(path, status, body)
-    if told is not None:
-        body = orjson.dumps(told)
+    translated = _translated(path, status, body)
+    if translated is not None:
+        body = orjson.dumps(translated)
         headers = [pair for pair in headers if pair[0].lower() not in _REPLACED]
         headers.append((b"content-type", b"application/json"))
         headers.append((b"content-length", str(len(body)).encode()))
@@ -61,8 +61,8 @@ def without_choice(body: bytes) -> bytes:
     return _USAGE_CHUNK.sub(b'"choices":[],"usage":{', body, count=1)
 
 
-def _told(path: str, status: int, body: bytes) -> Mapping[str, object] | None:
-    """The error as it shall be told; None if it is right already, or is no error."""
+def _translated(path: str, status: int, body: bytes) -> Mapping[str, object] | None:
+    """The error as it shall be sent; None if it is right already, or is no error."""
     answer = json_object(body)
     error = as_object(answer.get("error"))
     message = error.get("message")
@@ -83,10 +83,10 @@ def _of_sidecar(message: str) -> tuple[Mapping[str, object], str] | None:
         return None
     begin = message.index("{", found.start())
     try:
-        told, end = json.JSONDecoder().raw_decode(message, begin)
+        decoded, end = json.JSONDecoder().raw_decode(message, begin)
     except ValueError:
         return None
-    error = as_object(as_object(told).get("error"))
+    error = as_object(as_object(decoded).get("error"))
     return (error, message[end:]) if "message" in error else None
 
 

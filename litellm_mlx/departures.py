@@ -54,7 +54,7 @@ class WatchedRequest:
 
     async def _receiving(self) -> Message:
         message = await self._receive()
-        # After the answer every client is told to have left.
+        # After the answer every client is said to have left.
         if message["type"] == "http.disconnect" and not self._is_whole:
             self._has_left = True
         return message

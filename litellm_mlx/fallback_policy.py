@@ -72,9 +72,9 @@ def _is_too_long(error: BaseException, text: str) -> bool:
     body = _body_in(text)
     if body is None:
         return isinstance(error, litellm.ContextWindowExceededError)
-    told = as_object(body.get("error"))
-    message = str(told.get("message", ""))
-    return told.get("code") == _TOO_LONG or message.startswith(_TOO_LONG_MESSAGE)
+    fields = as_object(body.get("error"))
+    message = str(fields.get("message", ""))
+    return fields.get("code") == _TOO_LONG or message.startswith(_TOO_LONG_MESSAGE)
 
 
 def _body_in(text: str) -> dict[str, Any] | None:

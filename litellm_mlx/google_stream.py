@@ -71,7 +71,8 @@ def readable(path: str, send: Send) -> Send:
     What sends an answer, in events that Google's SDKs read.
 
     Chunks that say nothing stand in place of comments, and an error that LiteLLM tells
-    within a stream, in OpenAI's shape with a text for its code, is told in Google's.
+    within a stream, in OpenAI's shape with a text for its code, is rewritten in
+    Google's.
     """
     if not path.endswith(_STREAM):
         return send
@@ -98,10 +99,10 @@ def _as_googles(path: str, body: bytes) -> bytes:
         error = json.loads(event.removeprefix(b"data: "))["error"]
         code = str(error["code"])
         status = int(code) if code.isdigit() else 500
-        told = problem(path, status, str(error["message"]))
+        error_body = problem(path, status, str(error["message"]))
     except (ValueError, KeyError, TypeError):
         return body
-    return b"data: " + json.dumps(told).encode() + end + rest.replace(_DONE, b"")
+    return b"data: " + json.dumps(error_body).encode() + end + rest.replace(_DONE, b"")
 
 
 def _asking_for_usage(original: Callable[..., Any]) -> Callable[..., Any]:

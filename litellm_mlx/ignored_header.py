@@ -34,9 +34,9 @@ def note_of(answer: object) -> None:
     """Collect what the sidecar named with an answer on Google's route."""
     named = _named.get()
     hidden = as_object(getattr(answer, "_hidden_params", None))
-    told = as_object(hidden.get("additional_headers")).get(_PREFIX + IGNORED)
-    if named is not None and told:
-        named.append(str(told))
+    ignored = as_object(hidden.get("additional_headers")).get(_PREFIX + IGNORED)
+    if named is not None and ignored:
+        named.append(str(ignored))
 
 
 def on_googles_route(body: bytes, send: Send) -> Send:
@@ -47,8 +47,8 @@ def on_googles_route(body: bytes, send: Send) -> Send:
     async def sending(message: Message) -> None:
         is_answer = message["type"] == "http.response.start" and message["status"] < 400
         if is_answer and named:
-            told = (IGNORED.encode(), _in_one_line(named))
-            message = {**message, "headers": [*message.get("headers", ()), told]}
+            header = (IGNORED.encode(), _in_one_line(named))
+            message = {**message, "headers": [*message.get("headers", ()), header]}
         await send(message)
 
     return sending
@@ -56,7 +56,7 @@ def on_googles_route(body: bytes, send: Send) -> Send:
 
 def _in_one_line(named: Sequence[str]) -> bytes:
     """Names that a client wrote: nothing odd, none too long, and not too many."""
-    each = (name for told in named for name in told.split(", "))
+    each = (name for joined in named for name in joined.split(", "))
     shown = [_ODD.sub("?", name)[:_MAX_NAME_CHARS] for name in each]
     return ", ".join(shown[:_MAX_NAMES]).encode()
 

@@ -1,7 +1,7 @@
 """
 Models that come and go while LiteLLM runs.
 
-LiteLLM can only be told of models through a database, or from inside: so the sidecar's
+LiteLLM can only learn of models through a database, or from inside: so the sidecar's
 list is asked for every few seconds, and its model list follows. Only entries that were
 made of that list are ever changed, here or by the launcher: what the user wrote, or
 asked something more of, stays the user's.

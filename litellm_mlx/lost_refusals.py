@@ -1,5 +1,5 @@
 """
-Refusals of LiteLLM's own that are lost on their way out, told after all.
+Refusals of LiteLLM's own that are lost on their way out, sent after all.
 
 What only an administrator may set it refuses with a ValueError, and then fails for want
 of a database client while it reports that: the client is answered 500. So it is, with a
@@ -29,9 +29,9 @@ _NO_DATABASE = (
 )
 
 
-def is_unserved(told: bytes) -> bool:
+def is_unserved(body: bytes) -> bool:
     """Whether LiteLLM says that it knows no way to ask a provider of ours."""
-    return _UNSERVED.search(told) is not None
+    return _UNSERVED.search(body) is not None
 
 
 async def run(app: App, scope: Scope, receive: Receive, to: tuple[Send, str]) -> None:
@@ -43,28 +43,28 @@ async def run(app: App, scope: Scope, receive: Receive, to: tuple[Send, str]) ->
         to: where the answer goes, and the path that was asked.
     """
     send, path = to
-    told = _Told(send, path)
+    buffered = _BufferedAnswer(send, path)
     try:
-        await app(scope, receive, told.send)
+        await app(scope, receive, buffered.send)
     except Exception as error:
         refused = _refusal(error)
-        if refused is not None and not told.is_begun:
+        if refused is not None and not buffered.is_begun:
             await answer(send, path, 400, refused, refused.partition(" ")[0])
             return
-        is_managing = not (told.is_begun or is_model_route(path))
+        is_managing = not (buffered.is_begun or is_model_route(path))
         if is_managing and _needs_database(error):
             await answer(send, path, 501, _NO_DATABASE)
             return
-        if not told.is_unserved:
-            await told.release()
+        if not buffered.is_unserved:
+            await buffered.release()
             raise
-    if told.is_unserved:
+    if buffered.is_unserved:
         await answer(send, path, 501, f"a local model does not serve {path}", "model")
         return
-    await told.release()
+    await buffered.release()
 
 
-class _Told:
+class _BufferedAnswer:
     """An answer on its way out; an error is held back until all of it is known."""
 
     def __init__(self, send: Send, path: str) -> None:

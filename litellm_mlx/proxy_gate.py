@@ -79,8 +79,8 @@ class ProxyGate:
             send = self._wrong_keys.slowed(caller, send, is_keyed=is_keyed)
         why = refusal(asked, self._policy())
         if why is not None:
-            told = _STATUS[why.kind], why.message
-            await _refuse(scope, receive, send, told)
+            status = _STATUS[why.kind], why.message
+            await _refuse(scope, receive, send, status)
         elif scope["type"] == "websocket":
             # On the models' routes a body could come in pieces that nobody checks.
             if is_model_route(asked.path):

@@ -16,12 +16,12 @@ _TRACEBACK = "\nTraceback (most recent call last)"
 
 
 class WithoutTraceback(logging.Filter):
-    """Leaves the traceback of what the client is told out of a record."""
+    """Leaves the traceback of what the client is answered out of a record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Let all through."""
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-        if error is not None and _is_told(error):
+        if error is not None and _is_explained(error):
             record.exc_info = record.exc_text = None
         text = record.getMessage()
         if _TRACEBACK in text and is_unserved(text.encode(errors="replace")):
@@ -37,7 +37,7 @@ def install() -> None:
             logger.addFilter(WithoutTraceback())
 
 
-def _is_told(error: BaseException) -> bool:
+def _is_explained(error: BaseException) -> bool:
     status = getattr(error, "status_code", None)
     if isinstance(status, int) and (400 <= status < 500 or status in _TOLD):
         return True

@@ -26,9 +26,9 @@ def is_forged(path: str) -> bool:
     match = _PATH.fullmatch(path.rstrip("/"))
     if match is None or match["id"] in _NO_IDS or match["id"].startswith(_POLLED):
         return False
-    told = ResponsesAPIRequestUtils.decode_responses_api_response_id(match["id"])
-    provider = _provider_of(told.get("model_id"))
-    return provider is None or provider != told.get("custom_llm_provider")
+    decoded = ResponsesAPIRequestUtils.decode_responses_api_response_id(match["id"])
+    provider = _provider_of(decoded.get("model_id"))
+    return provider is None or provider != decoded.get("custom_llm_provider")
 
 
 def _provider_of(model_id: str | None) -> str | None:

@@ -138,7 +138,7 @@ def attempt_id(litellm_params: Json) -> str:
 
 
 def cancel_url(api_base: object, settings: Settings, call_id: str) -> str:
-    """Where the sidecar is told that nobody waits for a call any more."""
+    """Where the sidecar is asked to stop: nobody waits for a call any more."""
     base = str(api_base or settings.api_base).rstrip("/")
     return f"{base.removesuffix('/v1')}/v1/cancel/{quote(call_id, safe='')}"
 

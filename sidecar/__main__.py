@@ -111,10 +111,10 @@ def _answer(app: "App", config: Config) -> int:
     serving = composition.serve_in_thread(app)
     while serving.is_alive() and not (default := app.pool.entry("")).num_loads:
         if (fault := default.load_error) is not None:
-            told = _with_place(fault, config.model.path)
+            explained = _with_place(fault, config.model.path)
             if not app.serves_others:
-                return _end_now(_refuse(told, 1))
-            _tell(f"warning: {told}")
+                return _end_now(_refuse(explained, 1))
+            _tell(f"warning: {explained}")
             break
         if stop.wait(_POLL_S) and not app.pool.entry("").num_loads:
             _tell("stopped before the model was ready; what was downloaded is kept")

@@ -103,8 +103,10 @@ class App:
         """Load what is wanted from the start, and answer until `stop_listening`."""
         file = settings_file(self.config)
         if self.config.model.settings_path and not file.exists():
-            told = "MODEL_SETTINGS_PATH: there is no file %s; settings by hand make it"
-            logger.warning(told, file)
+            message = (
+                "MODEL_SETTINGS_PATH: there is no file %s; settings by hand make it"
+            )
+            logger.warning(message, file)
         self.pool.start_loading()
         self.listener.serve_forever(poll_interval=0.1)
 

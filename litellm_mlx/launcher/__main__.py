@@ -57,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PortHeld, ConfigError, OSError) as error:
         _complain(str(error))
     except ServiceFailed as failure:
-        is_told = failure.tail is None
+        is_explained = failure.tail is None
         tail = f". Its last lines:\n{failure.tail or '(no output)'}"
-        _complain(str(failure) if is_told else f"{failure}{tail}")
+        _complain(str(failure) if is_explained else f"{failure}{tail}")
     except KeyboardInterrupt:
         return _STOPPED_EARLY
     return 1

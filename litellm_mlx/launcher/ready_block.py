@@ -64,8 +64,8 @@ def fetch_memory(settings: LaunchSettings) -> Memory:
             body = client.get(f"{settings.sidecar.url}/health").json()
     except (httpx.HTTPError, ValueError):
         return Memory()
-    told = body if isinstance(body, dict) else {}
-    limit, wired = told.get("memory_limit_bytes"), told.get("wired")
+    status = body if isinstance(body, dict) else {}
+    limit, wired = status.get("memory_limit_bytes"), status.get("wired")
     return Memory(
         limit if isinstance(limit, int) else None,
         wired if isinstance(wired, str) else None,

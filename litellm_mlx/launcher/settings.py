@@ -258,7 +258,7 @@ def _sidecar_port(flags: Flags, env: Mapping[str, str]) -> int:
         raise SettingsError(f"MLX_PORT must be {error}, got {text!r}") from None
     if port:
         return port
-    # It has to be known before the sidecar is up: LiteLLM is told of it.
+    # It has to be known before the sidecar is up: LiteLLM is given it.
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
 

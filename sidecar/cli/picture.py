@@ -1,4 +1,4 @@
-"""Pictures that the probe shows: noise, told apart by a number."""
+"""Pictures that the probe shows: noise, each from a number."""
 
 import base64
 import random

@@ -77,7 +77,7 @@ def _names(asked: str, *, sees: bool) -> list[str]:
 
 
 def _retreats(server: Server) -> int:
-    """Matches that would have ended within a picture; 0 where that is not told."""
+    """Matches that would have ended within a picture; 0 where that is unknown."""
     counters: Json = _cache_report(server).get("counters", {})
     return int(counters.get("vlm_retreat", 0))
 

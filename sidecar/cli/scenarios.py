@@ -1,7 +1,7 @@
 """
 What agents do to a conversation, and how much of it a server must then reuse.
 
-Bounds come from what the server told of earlier prompts and from counting words: a
+Bounds come from what the server said of earlier prompts and from counting words: a
 word is at least one token, whatever the tokenizer and the chat template.
 """
 

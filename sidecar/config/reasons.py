@@ -22,7 +22,8 @@ REASONS = {
     ),
     "VLM_CACHE_DEBUG": ("the request log has where prompts part, and both windows"),
     "CACHE_VLM_IMAGE_IDENTITY": (
-        "an image is always told by its content, in the key as in the model's prompt"
+        "an image is always identified by its content, in the key as in the model's "
+        "prompt"
     ),
     "CONTEXT_OVERFLOW": (
         "a prompt beyond the context is refused, as with `error`: a window that "

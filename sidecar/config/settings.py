@@ -101,7 +101,7 @@ class ServerConfig:
         "Largest body; it holds at most a million JSON values, on LiteLLM's port a "
         "quarter of that.")
     max_connections: int = setting(128, "MAX_CONNECTIONS", integer(1, 65536),
-        "Most connections; beyond, who is idle longest is told to come back (503).")
+        "Most connections; beyond, who is idle longest is asked to come back (503).")
     keepalive_s: float = setting(15.0, "KEEPALIVE_SECONDS", number(0.1, 3600),
         "Longest silence of a stream: then a comment is sent.")
     timeout_chat_s: float = setting(900.0, "TIMEOUT_CHAT_SECONDS", number(1, 86400),
@@ -302,7 +302,7 @@ class LogConfig:
 
     level: str = setting(
         "INFO", "LOG_LEVEL", choice("DEBUG", "INFO", "WARNING", "ERROR"),
-        "What is told in the terminal.")
+        "What is logged to the terminal.")
     requests: bool = setting(True, "ENABLE_REQUEST_LOGGING", boolean,
         "Whether each session has a log file.")
     content: bool = setting(True, "LOG_CONTENT", boolean,

@@ -48,7 +48,7 @@ def integer(low: int, high: int) -> Kind:
 
 
 def choice(*words: str, also: tuple[str, ...] = ()) -> Kind:
-    """One of the given words, any case; `also` are older ones that nobody is told."""
+    """One of the given words, any case; `also` are older ones that no message names."""
 
     by_name = {word.lower(): word for word in (*words, *also)}
 

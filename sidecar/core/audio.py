@@ -34,7 +34,7 @@ class TranscriptionRequest:
     Args:
         file: a sound file as the client sent it.
         language: what is spoken; None: the model finds out, or knows one only.
-        prompt: words that come up, for models that are told.
+        prompt: words that come up, for models that take one.
         temperature: None: the model's own rule.
     """
 

@@ -209,7 +209,7 @@ class SeenImage:
 
     @property
     def label(self) -> str:
-        """What people are told of it."""
+        """What people read of it."""
         return f"[image {self.digest[:8]} {self.size[0]}x{self.size[1]}]"
 
 

@@ -220,7 +220,7 @@ class ClientInfo:
     is_key_checked: bool = False
 
     def with_key(self, key_id: str | None) -> "ClientInfo":
-        """The same, come with a key, unless the plugin has told whose it is."""
+        """The same, come with a key, unless the plugin has said whose it is."""
         return replace(self, api_key_id=self.api_key_id or key_id, sender=key_id)
 
     def with_session(self, named: Mapping[str, Any]) -> "ClientInfo":
@@ -257,11 +257,11 @@ _MAX_NAME_CHARS = 80
 _ODD = re.compile(r"[^A-Za-z0-9_.=\[\]/-]")
 
 
-def told_names(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """The names in one line; a client wrote them, so nothing odd and not too many."""
-    told = [_ODD.sub("?", name)[:_MAX_NAME_CHARS] for name in names[:_MAX_NAMES]]
+    shown = [_ODD.sub("?", name)[:_MAX_NAME_CHARS] for name in names[:_MAX_NAMES]]
     more = len(names) - _MAX_NAMES
-    return ", ".join([*told, f"and {more} more"] if more > 0 else told)
+    return ", ".join([*shown, f"and {more} more"] if more > 0 else shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ class ChatRequest:
 
     Args:
         path: where it was sent. is_streamed: its answer is written as it comes.
-        ignored: what it asks for that has no effect here; its client is told.
+        ignored: what it asks for that has no effect here; the answer names it.
         answer_id: what the client will know the answer by, if it is streamed.
     """
 
@@ -300,7 +300,7 @@ class CompletionRequest:
     One raw completion: the prompt goes to the model as it is, no template.
 
     Args:
-        ignored: what it asks for that has no effect here; its client is told.
+        ignored: what it asks for that has no effect here; the answer names it.
     """
 
     request_id: str
@@ -342,7 +342,7 @@ class RerankRequest:
 
     Args:
         top_n: of how many the score is wanted; None: of all.
-        instruction: what is looked for, for models that are told.
+        instruction: what is looked for, for models that take one.
         with_documents: send them back.
     """
 

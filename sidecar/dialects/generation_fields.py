@@ -80,7 +80,7 @@ def _on_or_off(value: Any) -> bool | None:
 
 
 _EFFORT_FIELDS = (
-    "x_mlx.effort",  # the client's own: told by the plugin
+    "x_mlx.effort",  # the client's own: sent by the plugin
     "reasoning_effort",
     "reasoning.effort",
     "output_config.effort",

@@ -24,7 +24,7 @@ def with_client_facts(body: Any, headers: Mapping[str, str]) -> dict[str, Any]:
     The body with the fields that LiteLLM cut, and who asks as `x_mlx`.
 
     What the body itself says counts more than the header, but for who asks: where the
-    plugin has told that, a client's own word is none. Does not change `body`.
+    plugin has said that, a client's own word does not count. Does not change `body`.
     """
     if not isinstance(body, dict):
         raise BadRequest("the body must be an object")
@@ -40,10 +40,10 @@ def inner_id(response_id: str) -> tuple[str, ...]:
     """The id of ours within one that LiteLLM made for a response."""
     packed = response_id.removeprefix("resp_")
     try:
-        told = base64.b64decode(packed + "=" * (-len(packed) % 4), validate=True)
+        text = base64.b64decode(packed + "=" * (-len(packed) % 4), validate=True)
     except (binascii.Error, ValueError):
         return ()
-    found = _WRAPPED.match(told)
+    found = _WRAPPED.match(text)
     return (found[1].decode(),) if found else ()
 
 

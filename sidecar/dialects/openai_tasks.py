@@ -44,7 +44,7 @@ def embedding_list(
 ) -> dict[str, Any]:
     """The body of an answer; vectors: (inputs, dimensions), float32."""
     data = [
-        {"object": "embedding", "index": index, "embedding": _told(vector, request)}
+        {"object": "embedding", "index": index, "embedding": _encoded(vector, request)}
         for index, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
@@ -132,7 +132,7 @@ def _document(item: Any, index: int) -> str:
     raise BadRequest(f"{path} must be a text that is not empty", param=path)
 
 
-def _told(vector: np.ndarray, request: EmbeddingRequest) -> str | list[float]:
+def _encoded(vector: np.ndarray, request: EmbeddingRequest) -> str | list[float]:
     if request.as_base64:
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return [float(number) for number in vector]

@@ -93,10 +93,10 @@ def read_audio_model(kind: AudioKind, folder: Path, *, trust: bool) -> Any:
     else:
         from mlx_audio.tts.utils import load_model
     # By its type alone: a folder named for another model is none.
-    told: dict[str, Any] = {"model_name_parts": []} if _has_type(folder) else {}
+    kwargs: dict[str, Any] = {"model_name_parts": []} if _has_type(folder) else {}
     with closed_network(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it goes on without what it warns of
-        model: Any = load_model(folder, lazy=True, **told)
+        model: Any = load_model(folder, lazy=True, **kwargs)
     if kind == "stt" and _lacks_tokenizer(model):
         raise ValueError("its tokenizer or its preprocessor_config.json cannot be read")
     mx.eval(mx.random.state)

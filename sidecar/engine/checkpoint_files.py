@@ -1,5 +1,5 @@
 """
-Can a folder be served? Told from its names, sizes and headers, before anything loads.
+Can a folder be served? Read from its names, sizes and headers, before anything loads.
 
 Each question answers with the fault in words, what to do included, or with None. The
 words fit behind "model NAME cannot be loaded: " and hold no path of this machine.
@@ -286,7 +286,7 @@ def safetensors_fault(file: Path) -> str | None:
             return f"{file.name} is not a safetensors file; download it again"
         text = stream.read(length)
     if len(head) < 8 or len(text) < length:
-        return f"{file.name} is cut off ({told_bytes(size)}); download it again"
+        return f"{file.name} is cut off ({format_bytes(size)}); download it again"
     try:
         ends = [int(entry["data_offsets"][1]) for entry in _entries(text).values()]
     except _NOT_THE_FORMAT:
@@ -294,7 +294,7 @@ def safetensors_fault(file: Path) -> str | None:
     whole = 8 + length + max(ends, default=0)
     if size < whole:
         return (
-            f"{file.name} is cut off ({told_bytes(size)} of {told_bytes(whole)}); "
+            f"{file.name} is cut off ({format_bytes(size)} of {format_bytes(whole)}); "
             "download it again"
         )
     return None
@@ -394,13 +394,13 @@ def memory_fault(num_bytes: int, limit: MemoryLimit) -> str | None:
     if num_bytes <= limit.num_bytes:
         return None
     return (
-        f"its weights take {told_bytes(num_bytes)} and all weights together may take "
-        f"{told_bytes(limit.num_bytes)}; take a smaller or more quantised model, or "
+        f"its weights take {format_bytes(num_bytes)} and all weights together may take "
+        f"{format_bytes(limit.num_bytes)}; take a smaller or more quantised model, or "
         f"raise {limit.setting}"
     )
 
 
-def told_bytes(num_bytes: float) -> str:
+def format_bytes(num_bytes: float) -> str:
     """`4.2 GB`: for people, in powers of ten as disks and hubs have them."""
     for unit in ("bytes", "kB", "MB"):
         if num_bytes < 1000:

@@ -93,8 +93,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         self._current_tokens = inputs = self._next_tokens
         self._current_logprobs = due = self._next_logprobs
         fed = inputs if self._reads_prompt else self._as_printed(inputs)
-        told = (self._vision_inputs(),) if self._shifts else ()
-        logits = self.model(fed[:, None], self.prompt_cache, *told)[:, -1, :]
+        extra = (self._vision_inputs(),) if self._shifts else ()
+        logits = self.model(fed[:, None], self.prompt_cache, *extra)[:, -1, :]
         share_offsets(self.prompt_cache)
         contexts: list[mx.array] = []
         if any(self.logits_processors):

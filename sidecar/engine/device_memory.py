@@ -31,9 +31,9 @@ def process_limit(config: EngineConfig) -> int:
 
 def buffer_limit() -> int | None:
     """How many buffers the device takes of a process; None: as many as fit."""
-    told = mx.device_info().get("resource_limit")  # Metal only
-    if told:
-        return int(told)
+    resource_limit = mx.device_info().get("resource_limit")  # Metal only
+    if resource_limit:
+        return int(resource_limit)
     return _MAX_BUFFERS if mx.metal.is_available() else None
 
 
@@ -46,7 +46,8 @@ def release_delay(config: DeviceConfig) -> int:
 
 class WiredMemory:
     """
-    What macOS keeps wired for the GPU: WIRED_LIMIT. GPU thread only, but for `told`.
+    What macOS keeps wired for the GPU (WIRED_LIMIT). GPU thread only; `description` is
+    for any thread.
 
     By default nothing: while streams come and go, wiring panics the kernel of many Macs
     (mlx issue 3186: three panics in 108 s with it, none in 4.2 hours without).
@@ -66,7 +67,7 @@ class WiredMemory:
             self._follow()
 
     @property
-    def told(self) -> str | None:
+    def description(self) -> str | None:
         """In words; None: nothing is ever wired on this device. Any thread."""
         if self._max is None:
             return None

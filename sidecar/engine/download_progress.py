@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sidecar.engine.checkpoint_files import told_bytes
+from sidecar.engine.checkpoint_files import format_bytes
 
 _TELL_EVERY_S = 15.0  # lines in a log, not a bar
 _SPEED_OVER_S = 30.0
@@ -38,7 +38,7 @@ class DownloadProgress:
         self._clock = clock
         self._lock = threading.Lock()
         self._state: DownloadState | None = None
-        self._began = self._told = 0.0
+        self._began = self._logged_at = 0.0
         self._fetched = 0
         self._samples: deque[tuple[float, int]] = deque()
 
@@ -52,11 +52,11 @@ class DownloadProgress:
         """A download starts; `done_bytes` are there from earlier tries."""
         with self._lock:
             self._state = DownloadState(name, done_bytes, total_bytes)
-            self._began = self._told = self._clock()
+            self._began = self._logged_at = self._clock()
             self._fetched = 0
             self._samples = deque([(self._began, 0)])
-        kept = f"; {told_bytes(done_bytes)} are here already" if done_bytes else ""
-        self._tell(f"downloading {name}: {told_bytes(total_bytes)}{kept}")
+        kept = f"; {format_bytes(done_bytes)} are here already" if done_bytes else ""
+        self._tell(f"downloading {name}: {format_bytes(total_bytes)}{kept}")
 
     def add(self, num_bytes: int) -> None:
         """Bytes arrived; fewer than none if some have to be fetched again."""
@@ -71,9 +71,9 @@ class DownloadProgress:
         """Say how far it is, a few times a minute however often this is called."""
         with self._lock:
             now = self._clock()
-            if self._state is None or now - self._told < _TELL_EVERY_S:
+            if self._state is None or now - self._logged_at < _TELL_EVERY_S:
                 return
-            self._told = now
+            self._logged_at = now
             line = _line(self._state, self._speed(now))
         self._tell(line)
 
@@ -88,8 +88,8 @@ class DownloadProgress:
             if state is None:
                 return
             line = (
-                f"downloaded {state.name}: {told_bytes(self._fetched)} in "
-                f"{told_seconds(self._clock() - self._began)}"
+                f"downloaded {state.name}: {format_bytes(self._fetched)} in "
+                f"{format_seconds(self._clock() - self._began)}"
             )
         self._tell(line)
 
@@ -110,16 +110,16 @@ class DownloadProgress:
 def _line(state: DownloadState, speed: float) -> str:
     share = 100 * state.done_bytes // max(state.total_bytes, 1)
     text = (
-        f"downloading {state.name}: {told_bytes(state.done_bytes)} of "
-        f"{told_bytes(state.total_bytes)} ({share} %)"
+        f"downloading {state.name}: {format_bytes(state.done_bytes)} of "
+        f"{format_bytes(state.total_bytes)} ({share} %)"
     )
     if speed <= 0:
         return f"{text}, nothing arrives"
     left_s = (state.total_bytes - state.done_bytes) / speed
-    return f"{text}, {told_bytes(speed)}/s, {told_seconds(left_s)} left"
+    return f"{text}, {format_bytes(speed)}/s, {format_seconds(left_s)} left"
 
 
-def told_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """`5 min 20 s`: no finer than is of use."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -219,8 +219,8 @@ def pooling_of(folder: Path) -> Pooling | None:
     asked += [name for name in old if config[name] is True]
     if len(asked) == 1 and asked[0] in _MODES:
         return _MODES[asked[0]]
-    told = ascii(", ".join(asked)[:80] or "nothing")
-    raise ValueError(f"it pools by {told}, which is not known")
+    modes = ascii(", ".join(asked)[:80] or "nothing")
+    raise ValueError(f"it pools by {modes}, which is not known")
 
 
 def _has_dense(folder: Path) -> bool:

@@ -67,12 +67,12 @@ class Hearing:
         named: dict[str, Any] = {"language": language, "temperature": temperature}
         named |= dict.fromkeys(("initial_prompt", "context"), prompt)
         taken = self.model.parameters
-        told = {k: v for k, v in named.items() if v is not None and k in taken}
+        kwargs = {k: v for k, v in named.items() if v is not None and k in taken}
 
         def hear(model: Any) -> Heard:
-            if "language" in told:
-                told["language"] = _known_language(model, told["language"])
-            return _heard(model.generate(mx.array(samples), **told))
+            if "language" in kwargs:
+                kwargs["language"] = _known_language(model, kwargs["language"])
+            return _heard(model.generate(mx.array(samples), **kwargs))
 
         return self.model.turn(hear)
 

@@ -26,7 +26,7 @@ from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 from huggingface_hub.utils import disable_progress_bars
 
-from sidecar.engine.checkpoint_files import WEIGHTS, told_bytes
+from sidecar.engine.checkpoint_files import WEIGHTS, format_bytes
 from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.hub_faults import HubFault, contact_fault
 from sidecar.engine.ranged_download import HubFile, Retries, RetryPolicy, fetch_file
@@ -170,8 +170,8 @@ def _disk_fault(num_bytes: int, folder: Path) -> str | None:
     if num_bytes <= free:
         return None
     return (
-        f"it takes {told_bytes(num_bytes)} on the disk of the hub's cache, which has "
-        f"{told_bytes(free)} free; make room, or set HF_HOME to a larger disk"
+        f"it takes {format_bytes(num_bytes)} on the disk of the hub's cache, which has "
+        f"{format_bytes(free)} free; make room, or set HF_HOME to a larger disk"
     )
 
 

@@ -54,8 +54,8 @@ def reason(error: Exception) -> str:
     if isinstance(error, HfHubHTTPError):
         return f"HTTP status {error.response.status_code}"
     cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
-    told = cause or error
-    if isinstance(told, httpx.TimeoutException):
+    origin = cause or error
+    if isinstance(origin, httpx.TimeoutException):
         return "no answer in time"
-    lines = str(told).splitlines()
-    return lines[0] if lines and lines[0] else type(told).__name__
+    lines = str(origin).splitlines()
+    return lines[0] if lines and lines[0] else type(origin).__name__

@@ -89,12 +89,12 @@ class LoadedModel:
 
         Args:
             ids: (rows, tokens). cache: of as many rows; grows by the tokens.
-            vision_inputs: what a model that sees is told besides (engine/vision).
+            vision_inputs: what a model that sees is given besides (engine/vision).
         Returns:
             Logits, (rows, tokens, vocabulary); not computed yet.
         """
-        told = {"vision_inputs": vision_inputs} if vision_inputs is not None else {}
-        logits: mx.array = self.model(ids, cache=cache, **told)
+        extra = {"vision_inputs": vision_inputs} if vision_inputs is not None else {}
+        logits: mx.array = self.model(ids, cache=cache, **extra)
         return logits
 
     def release(self) -> None:
@@ -149,7 +149,7 @@ def read_model(
         ModelLoadFailed: with the reason.
     """
     started, folder = time.monotonic(), source.folder
-    with _told_as(source):
+    with _load_errors(source):
         before = stamp(folder)
         model, config = _weights(folder, trust=trust, sees=memo is not None)
         # Weights are made at random before they are read. Nobody computes those, and
@@ -166,8 +166,11 @@ def read_model(
         loaded = _with_eyes(described, config, memo, trust=trust)
         if stamp(folder) != before:  # else other weights' KV would go by its name
             raise ValueError("its files changed while they were read")
-    seconds, told = time.monotonic() - started, "loaded model=%s bytes=%d seconds=%.1f"
-    logger.info(told, source.name, loaded.num_bytes, seconds)
+    seconds, message = (
+        time.monotonic() - started,
+        "loaded model=%s bytes=%d seconds=%.1f",
+    )
+    logger.info(message, source.name, loaded.num_bytes, seconds)
     return loaded
 
 
@@ -182,7 +185,7 @@ def finish(
     Raises:
         ModelLoadFailed: with the reason.
     """
-    with _told_as(ModelSource(loaded.name, loaded.folder)):
+    with _load_errors(ModelSource(loaded.name, loaded.folder)):
         vocab_size = _first_step(loaded.model, sorted(loaded.stop_ids))
         loaded = replace(loaded, vocab_size=vocab_size)
         _tell_of_ids_without_rows(loaded)
@@ -205,7 +208,7 @@ def run_to_end(steps: Generator[None, None, T]) -> T:
 
 
 @contextlib.contextmanager
-def _told_as(source: ModelSource) -> Iterator[None]:
+def _load_errors(source: ModelSource) -> Iterator[None]:
     """Whatever a library says, in one sentence, without a path of this machine."""
     try:
         yield

@@ -271,7 +271,7 @@ class Admission:
         Take a job in; it must be released.
 
         Args:
-            demand: what it will need, told what was promised to others; raises
+            demand: what it will need, given what was reserved for others; raises
                 InsufficientMemory.
         Raises:
             Busy: the queue is full. Unavailable: the server is going down.

@@ -64,7 +64,7 @@ class PromptImages:
         return True
 
     def vision_inputs(self, start: int, end: int) -> VisionInputs:
-        """What the model is told of the ids in [start, end)."""
+        """What the model is given besides the ids in [start, end)."""
         runs = list(self._runs(start, end))
         embedded = _joined(runs)
         for placed in self._images:
@@ -101,20 +101,20 @@ class PromptImages:
 
 def _joined(runs: Sequence[Features]) -> dict[str, Any]:
     """Keywords of the language model for runs behind each other."""
-    told: dict[str, Any] = {
+    kwargs: dict[str, Any] = {
         "inputs_embeds": mx.concatenate([run.embeds for run in runs])[None]
     }
     if any(run.layers is not None for run in runs):
         layers = [run.layers for run in runs if run.layers is not None]
-        told["per_layer_inputs"] = mx.concatenate(layers)[None]
+        kwargs["per_layer_inputs"] = mx.concatenate(layers)[None]
     deep = [run.deep for run in runs if run.deep]
     if deep:
         pads = [
             np.zeros(run.embeds.shape[0], bool) if run.pads is None else run.pads
             for run in runs
         ]
-        told["visual_pos_masks"] = mx.array(np.concatenate(pads))[None]
-        told["deepstack_visual_embeds"] = [
+        kwargs["visual_pos_masks"] = mx.array(np.concatenate(pads))[None]
+        kwargs["deepstack_visual_embeds"] = [
             mx.concatenate(list(level)) for level in zip(*deep, strict=True)
         ]
-    return told
+    return kwargs

@@ -55,15 +55,15 @@ class ProvedModels:
 
     def find(self, key: str) -> ProvedModel | None:
         """The record of a model; None: there is none, or it cannot be read."""
-        told = self._read().get(key)
+        record = self._read().get(key)
         with contextlib.suppress(TypeError, KeyError, ValueError, AttributeError):
-            if told is not None:
-                return _parsed(told)
+            if record is not None:
+                return _parsed(record)
         return None
 
     def keep(self, key: str, record: ProvedModel) -> None:
         """Remember a model; a disk that is full or read-only is no matter."""
-        records = {name: told for name, told in self._read().items() if name != key}
+        records = {name: record for name, record in self._read().items() if name != key}
         records[key] = asdict(record)
         self._write(dict(list(records.items())[-_MAX_RECORDS:]))
 
@@ -108,20 +108,20 @@ def key_of(model: LoadedModel, step_size: int) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _parsed(told: Mapping[str, Any]) -> ProvedModel:
+def _parsed(record: Mapping[str, Any]) -> ProvedModel:
     """
     A record as it was kept.
 
     Raises:
         TypeError, KeyError, ValueError: it is none; a number is no size or time.
     """
-    memory, tower, passed = told["memory"], told["tower"], told["passed"]
-    _check_sizes([told["token_s"], *memory.values(), *(tower or {}).values()])
+    memory, tower, passed = record["memory"], record["tower"], record["passed"]
+    _check_sizes([record["token_s"], *memory.values(), *(tower or {}).values()])
     if not isinstance(passed, list) or not all(isinstance(p, str) for p in passed):
         raise TypeError("passed must be names")
     return ProvedModel(
         MemoryModel(**memory),
-        told["token_s"],
+        record["token_s"],
         TowerCost(**tower) if tower else None,
         tuple(passed),
     )

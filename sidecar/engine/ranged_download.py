@@ -20,7 +20,7 @@ from huggingface_hub.constants import HF_HUB_DOWNLOAD_TIMEOUT
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-from sidecar.engine.checkpoint_files import told_bytes
+from sidecar.engine.checkpoint_files import format_bytes
 from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.hub_faults import HubFault, final_fault, reason
 
@@ -92,9 +92,8 @@ class Retries:
         state = self.progress.state
         where = ""
         if state:
-            where = (
-                f" at {told_bytes(state.done_bytes)} of {told_bytes(state.total_bytes)}"
-            )
+            done, total = map(format_bytes, (state.done_bytes, state.total_bytes))
+            where = f" at {done} of {total}"
         return (
             f"its download broke off{where} ({reason(error)}); start again to go on "
             "from there"
@@ -181,7 +180,7 @@ def _fetch_rest(file: HubFile, descriptor: int, retries: Retries) -> None:
     if have < file.size:
         have = _stream(file, descriptor, retries)
     if have < file.size:
-        raise _Broken(f"the connection ended at {told_bytes(have)} of a file")
+        raise _Broken(f"the connection ended at {format_bytes(have)} of a file")
 
 
 def _stream(file: HubFile, descriptor: int, retries: Retries) -> int:

@@ -318,8 +318,8 @@ class BatchScheduler:
         self._make_room(sequence, needed)
         ids = sequence.job.spec.prompt.read_ids
         started = time.perf_counter()
-        told = mx.array([ids[sequence.done : end]])
-        self._model.forward(told, sequence.layers, sequence.vision_inputs(end))
+        token_array = mx.array([ids[sequence.done : end]])
+        self._model.forward(token_array, sequence.layers, sequence.vision_inputs(end))
         if self._model.quantization:
             self._model.quantization.apply(sequence.layers)
         evaluate(sequence.layers)

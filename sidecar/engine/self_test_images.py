@@ -122,15 +122,15 @@ def as_library(vision_encoder: VisionEncoder, prompt: ModelPrompt) -> Steps[mx.a
     model = vision_encoder.model
     (placed,) = prompt.images
     found = model.embedded(prompt.read_ids, placed.image)
-    told = {name: value for name, value in found.items() if value is not None}
-    mx.eval([array for _, array in tree_flatten(told) if isinstance(array, mx.array)])
+    kwargs = {name: value for name, value in found.items() if value is not None}
+    mx.eval([array for _, array in tree_flatten(kwargs) if isinstance(array, mx.array)])
     yield
     if not vision_encoder.is_causal:
-        told[TOKEN_TYPES] = mx.array(
+        kwargs[TOKEN_TYPES] = mx.array(
             [[int(i == vision_encoder.pad) for i in prompt.read_ids]]
         )
     ids = mx.array([prompt.read_ids])
-    output = model.whole.language_model(ids, cache=model.make_cache(), **told)
+    output = model.whole.language_model(ids, cache=model.make_cache(), **kwargs)
     logits: mx.array = output.logits[:, -1]
     mx.eval(logits)
     yield

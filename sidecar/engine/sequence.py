@@ -170,7 +170,7 @@ class Sequence:
             logger.debug("looked at an image seconds=%.3f", seconds)
 
     def vision_inputs(self, end: int) -> VisionInputs | None:
-        """What the model is told of the next ids, up to a depth, besides them."""
+        """What the model is given besides the next ids, up to a depth."""
         return (
             self._prompt_images.vision_inputs(self.done, end)
             if self._prompt_images

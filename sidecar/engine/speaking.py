@@ -58,12 +58,12 @@ class Speaking:
         """
         named: dict[str, Any] = {"voice": voice, "speed": speed}
         taken = self.model.parameters
-        told = {k: v for k, v in named.items() if v is not None and k in taken}
+        kwargs = {k: v for k, v in named.items() if v is not None and k in taken}
         segments: list[Any] = []  # of the library; its frame is the GPU thread's
 
         def pull(model: Any) -> Spoken | None:
             if not segments:
-                segments.append(iter(model.generate(text=text, **told)))
+                segments.append(iter(model.generate(text=text, **kwargs)))
             found = next(segments[0], None)
             return None if found is None else _spoken(found, model)
 
@@ -85,11 +85,11 @@ class Speaking:
         try:
             return self.model.turn(pull)
         except (*_NOT_HERE, *_NO_SUCH_VOICE) as error:
-            told = f"the model cannot speak here: {_reason(error)}"
+            message = f"the model cannot speak here: {_reason(error)}"
             if voice is None and not isinstance(error, _NOT_HERE):
-                raise GenerationFailed(told) from error
+                raise GenerationFailed(message) from error
             named = "" if voice is None else f" {voice}"
-            raise BadRequest(f"voice{named}: {told}", param="voice") from error
+            raise BadRequest(f"voice{named}: {message}", param="voice") from error
 
 
 def _spoken(found: Any, model: Any) -> Spoken:

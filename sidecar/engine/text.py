@@ -217,7 +217,7 @@ class TextEngine:
             timer.start()
 
     def check_splitter(self) -> None:
-        """Try how this model's answers are cut; told is what goes wrong."""
+        """Try how this model's answers are cut; a warning says what goes wrong."""
         faults = splitter_faults(self.model.syntax)
         self.selftest["splitter"] = "failed" if faults else "ok"
         for fault in faults:

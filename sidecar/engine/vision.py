@@ -3,7 +3,7 @@ A model that sees: mlx-vlm's, with the face of a text model.
 
 The tower runs once an image, on that image's own run of ids: what it gives for the run
 is the same wherever the run stands, so a prompt's embeddings are put together from
-texts and runs, chunk by chunk. Positions and their shift are always told to the model,
+texts and runs, chunk by chunk. Positions and their shift are always given to the model,
 for it keeps those of the last request else.
 """
 
@@ -36,7 +36,7 @@ _KNOWN = frozenset((
 @dataclass(frozen=True, slots=True)
 class VisionInputs:
     """
-    What a forward call is told besides ids.
+    What a forward call is given besides ids.
 
     Args:
         embedded: keywords of the language model: embeddings of the chunk and more.
@@ -109,15 +109,15 @@ class SeeingModel(nn.Module):  # type: ignore[misc]
         vision_inputs: VisionInputs | None = None,
     ) -> mx.array:
         """Logits of (rows, tokens) ids."""
-        told = dict(vision_inputs.embedded or {}) if vision_inputs else {}
+        kwargs = dict(vision_inputs.embedded or {}) if vision_inputs else {}
         if self._has_axes:
             positions = vision_inputs.positions if vision_inputs else None
             if positions is None:
                 positions = _counted(
                     ids, cache, vision_inputs.shifts if vision_inputs else None
                 )
-            told["position_ids"] = positions
-        found = self.whole.language_model(ids, cache=cache, **told)
+            kwargs["position_ids"] = positions
+        found = self.whole.language_model(ids, cache=cache, **kwargs)
         logits: mx.array = found.logits
         return logits
 
@@ -134,8 +134,8 @@ class SeeingModel(nn.Module):  # type: ignore[misc]
         found: Any = self.whole.get_input_embeddings(
             row, pixels, mask=mx.ones_like(row), **arrays
         )
-        told: dict[str, Any] = found.to_dict()
-        return told
+        config: dict[str, Any] = found.to_dict()
+        return config
 
     def image_features(self, image: SeenImage, pad: int) -> Features:
         """Of an image's whole run; the tower runs."""
@@ -154,12 +154,12 @@ class SeeingModel(nn.Module):  # type: ignore[misc]
             return None, 0
         get = self.whole.language_model.get_rope_index
         asked = inspect.signature(get).parameters
-        told = {
+        kwargs = {
             name: mx.array(np.concatenate([image.grid[name] for image in images]))
             for name in images[0].grid
             if name in asked
         }
-        found, shift = get(mx.array([ids]), **told)
+        found, shift = get(mx.array([ids]), **kwargs)
         positions = np.array(found)
         if positions.ndim == 2:
             positions = np.broadcast_to(positions[None], (_AXES, *positions.shape))
@@ -299,7 +299,7 @@ def _is_causal(whole: Any) -> bool:
     Whether ids of an image read only what stands before them.
 
     Raises:
-        ValueError: they do not, and the library is not told where images are.
+        ValueError: they do not, and the library is not given where images are.
     """
     language = whole.language_model
     asked = {
@@ -309,7 +309,7 @@ def _is_causal(whole: Any) -> bool:
     if not asked:
         return True
     inner = getattr(language, "model", None)
-    told = inspect.signature(type(inner).__call__).parameters if inner else {}
-    if asked != {"vision"} or TOKEN_TYPES not in told:
+    parameters = inspect.signature(type(inner).__call__).parameters if inner else {}
+    if asked != {"vision"} or TOKEN_TYPES not in parameters:
         raise ValueError("its attention within images is not causal")
     return False

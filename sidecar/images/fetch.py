@@ -95,7 +95,7 @@ class ImageFetcher:
             salt: what was fetched under another one is fetched again.
             path: the request's field, for messages. is_wanted: asked while it comes.
         Raises:
-            ImageFetchFailed: it cannot be had; nothing is told of who answered inside.
+            ImageFetchFailed: it cannot be had; nothing is said of who answered inside.
             RequestCancelled: the client is gone.
         """
         known = self._known.get((salt, url))

@@ -189,11 +189,11 @@ class ImageReader:
                 return part.marked(next(following).mark)
             return part
 
-        told = tuple(
+        marked_messages = tuple(
             replace(message, parts=tuple(map(marked, message.parts)))
             for message in messages
         )
-        return told, tuple(seen)
+        return marked_messages, tuple(seen)
 
     def _see(self, image: Image, salt: str, is_wanted: Callable[[], bool]) -> SeenImage:
         if not is_wanted():

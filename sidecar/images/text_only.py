@@ -1,4 +1,4 @@
-"""Images sent to a model that takes text only: refused, or told in words."""
+"""Images sent to a model that takes text only: refused, or replaced by words."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -84,7 +84,7 @@ class PendingTurn:
     Args:
         turn: random id of the turn that is written.
         num_tokens: of the prompt. digests: of its messages (session_turn_store).
-        context, told, vanishing: see healing_store.
+        context, values, vanishing: see healing_store.
         opening: None: the turn's ids cannot be put back.
         as_sent: whether the prompt says no more than the request does.
         ids: of the prompt.
@@ -95,7 +95,7 @@ class PendingTurn:
     num_tokens: int
     digests: tuple[str, ...]
     context: Context
-    told: Mapping[SpanKey, str]
+    values: Mapping[SpanKey, str]
     vanishing: tuple[str, str] | None
     opening: GenerationPrefix | None
     as_sent: bool
@@ -219,7 +219,7 @@ class ConversationMemory:
         for shown in lost:
             self.healing.drop(shown, context, conversation)
         if self.unwritten_turns is not None:
-            told = {
+            fields = {
                 "scope": conversation.as_json(),
                 "lineage_key": self._lineage_key,
                 "thread": [list(pending_turn.digests), num_tokens, list(parents)],
@@ -227,7 +227,7 @@ class ConversationMemory:
                 "said": turn_json(turn, ids) if turn else None,
             }
             kept = UnwrittenTurn(
-                num_tokens, digest_of(pending_turn.ids), pending_turn.record, told
+                num_tokens, digest_of(pending_turn.ids), pending_turn.record, fields
             )
             self.unwritten_turns.add(pending_turn.turn, kept)
 
@@ -250,7 +250,7 @@ class ConversationMemory:
     def saved(self, kept: Sequence[Json]) -> None:
         """These were written."""
         if self.unwritten_turns is not None:
-            self.unwritten_turns.drop([told["turn"] for told in kept])
+            self.unwritten_turns.drop([fields["turn"] for fields in kept])
 
     def load(self, kept: Sequence[Json], canonical: np.ndarray) -> None:
         """
@@ -260,21 +260,21 @@ class ConversationMemory:
             KeyError, ValueError, TypeError: it is not what was saved.
         """
         with self.lock:
-            for told in kept:
-                self._load(told)
+            for fields in kept:
+                self._load(fields)
             if not kept or "lineage" not in kept[-1]:
                 return
             if kept[-1].get("lineage_key") == self._lineage_key:
                 self.lineage.add(lineage_of(kept[-1]["lineage"], canonical))
 
-    def _load(self, told: Json) -> None:
-        conversation = conversation_of(told["scope"])
-        digests, num_tokens, parents = told["thread"]
+    def _load(self, fields: Json) -> None:
+        conversation = conversation_of(fields["scope"])
+        digests, num_tokens, parents = fields["thread"]
         names, known = tuple(map(str, parents)), list(map(str, digests))
         self.turns.advance(conversation, known, int(num_tokens), names)
-        self.healing.remember_calls(calls_of(told["calls"]), conversation)
-        if told["said"] is not None:
-            self.healing.load(*turn_of(told["said"]))
+        self.healing.remember_calls(calls_of(fields["calls"]), conversation)
+        if fields["said"] is not None:
+            self.healing.load(*turn_of(fields["said"]))
 
     def note_unkept(self, pending_turn: PendingTurn, said: AssistantOutput) -> None:
         """
@@ -356,7 +356,7 @@ class ConversationMemory:
             context,
             conversation,
             turn,
-            pending_turn.told,
+            pending_turn.values,
             pending_turn.as_sent,
         )
 

@@ -33,7 +33,7 @@ class Healed:
 
     Args:
         header: the assistant header it was written behind.
-        vanishing: what its prompt was told last and the client does not keep: the
+        vanishing: what its prompt said last and the client does not keep: the
             canonical context that it stood behind, its text.
         raw_ids: what followed that header: the rest of the generation prompt and the
             sampled ids, without the stop token.
@@ -77,7 +77,7 @@ class KnownTurn:
 
     Args:
         visible: the hash of what its client saw of it.
-        told: the values that told who asks, where and what, in its request.
+        values: those that identify who asks, where and what, in its request.
         as_sent: whether its prompt said no more than the request did: else the model
             has read values of earlier requests, and may speak of them.
         time: when it was said, by the clock of the tombstones; 0: nobody knows.
@@ -87,7 +87,7 @@ class KnownTurn:
     context: Context
     conversation: Conversation
     healed: Healed
-    told: Mapping[SpanKey, str] = field(default_factory=dict)
+    values: Mapping[SpanKey, str] = field(default_factory=dict)
     as_sent: bool = True
     time: int = field(default=0, compare=False)
     keys: PlaceKeys = field(init=False, repr=False, compare=False)
@@ -100,9 +100,9 @@ class KnownTurn:
     @property
     def num_bytes(self) -> int:
         """Bytes it takes, about."""
-        told = sum(100 + 4 * len(value) for value in self.told.values())
+        values = sum(100 + 4 * len(value) for value in self.values.values())
         text = 4 * len(self.healed.raw_text)
-        return 8 * len(self.healed.raw_ids) + text + told + 700
+        return 8 * len(self.healed.raw_ids) + text + values + 700
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class TurnQuery:
 
     def num_agreeing(self, turn: KnownTurn) -> int:
         """Values that stood in the turn's request and stand in this one."""
-        return sum(self.values.get(k) == value for k, value in turn.told.items())
+        return sum(self.values.get(k) == value for k, value in turn.values.items())
 
     @property
     def asker(self) -> Conversation:
@@ -144,7 +144,7 @@ class TurnQuery:
             return True
         if turn.conversation.thread not in self.threads:
             return False
-        return self._behind_proof(self.values) == self._behind_proof(turn.told)
+        return self._behind_proof(self.values) == self._behind_proof(turn.values)
 
     def _behind_proof(self, values: Mapping[SpanKey, str]) -> dict[SpanKey, str]:
         """Of a message that is kept in none, too: its place is before all others."""
@@ -152,8 +152,8 @@ class TurnQuery:
         return {key: value for key, value in values.items() if key[0] not in proved}
 
     def has_values_of(self, turn: KnownTurn) -> bool:
-        """Whether all that told who asked is the same, no more and no less."""
-        return is_implicit(turn.conversation.session) and self.values == turn.told
+        """Whether all that identified who asked is the same, no more and no less."""
+        return is_implicit(turn.conversation.session) and self.values == turn.values
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ class HealingStore:
         self, marked: Sequence[MarkedMessage], api_key: str | None, session: str
     ) -> "Continued | None":
         """
-        The thread a conversation goes on with, told by the calls it carries.
+        The thread a conversation goes on with, known by the calls it carries.
 
         Whoever sends ids that were issued there continues that thread, whatever was
         done to its first message since.
@@ -424,7 +424,7 @@ def _same_place(a: KnownTurn, b: KnownTurn) -> bool:
 
 def _are_alike(turns: Sequence[KnownTurn]) -> bool:
     """Whether they are the same words, or tries of one conversation at one turn."""
-    askers = {(turn.conversation, tuple(sorted(turn.told.items()))) for turn in turns}
+    askers = {(turn.conversation, tuple(sorted(turn.values.items()))) for turn in turns}
     return len(askers) == 1 or len({turn.healed.raw_ids for turn in turns}) == 1
 
 

@@ -2,8 +2,8 @@
 Sessions, threads, and what each thread's conversation looked like last.
 
 A client's session id may carry a parent and all its sub-agents; a thread is a
-conversation within it, told by its first user message. Where the client names no
-session, a thread is told by the model's own turns in it.
+conversation within it, known by its first user message. Where the client names no
+session, a thread is known by the model's own turns in it.
 """
 
 import hashlib

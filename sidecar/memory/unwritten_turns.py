@@ -34,13 +34,13 @@ class UnwrittenTurn:
 
     Args:
         num_tokens, digest: of the ids of its prompt.
-        record: what that looked like. told: the rest, as JSON.
+        record: what that looked like. fields: the rest, as JSON.
     """
 
     num_tokens: int
     digest: str
     record: LineageRecord
-    told: Json
+    fields: Json
 
 
 class UnwrittenTurns:
@@ -84,7 +84,9 @@ class UnwrittenTurns:
             digest.update(_packed(ids[done:num_tokens]))
             done = num_tokens
             if digest.hexdigest() == unwritten_turn.digest:
-                found.append({**unwritten_turn.told, "turn": turn, "depth": num_tokens})
+                found.append(
+                    {**unwritten_turn.fields, "turn": turn, "depth": num_tokens}
+                )
                 last = unwritten_turn.record
         if last is None:
             return [], np.empty(0, np.uint32)
@@ -133,18 +135,18 @@ def lineage_json(record: LineageRecord) -> Json:
     }
 
 
-def lineage_of(told: Json, canonical: np.ndarray) -> LineageRecord:
+def lineage_of(fields: Json, canonical: np.ndarray) -> LineageRecord:
     """The record again."""
     spans = [
         StoredSpan(
             _key(key), str(value), int(settled), str(sentinel), *map(bool, was_sent)
         )
-        for key, value, settled, sentinel, *was_sent in told["spans"]
+        for key, value, settled, sentinel, *was_sent in fields["spans"]
     ]
-    notes = {int(n): Note(str(text), _stated(v)) for n, text, v in told["notes"]}
+    notes = {int(n): Note(str(text), _stated(v)) for n, text, v in fields["notes"]}
     ids = array("I", canonical.astype(np.uint32).tobytes())
-    record = LineageRecord(ids, tuple(spans), notes, conversation_of(told["scope"]))
-    record.answered = frozenset(map(_key, told.get("answered", ())))
+    record = LineageRecord(ids, tuple(spans), notes, conversation_of(fields["scope"]))
+    record.answered = frozenset(map(_key, fields.get("answered", ())))
     return record
 
 
@@ -157,7 +159,7 @@ def turn_json(turn: KnownTurn, ids: Sequence[str]) -> Json:
         "ids": list(ids),
         "context": [turn.context.canonical, turn.context.literal],
         "scope": turn.conversation.as_json(),
-        "told": _values(turn.told),
+        "told": _values(turn.values),
         "as_sent": turn.as_sent,
         "healed": {
             "header": healed.header, "raw_ids": list(healed.raw_ids),
@@ -167,13 +169,13 @@ def turn_json(turn: KnownTurn, ids: Sequence[str]) -> Json:
     }  # fmt: skip
 
 
-def turn_of(told: Json) -> tuple[KnownTurn, list[str]]:
+def turn_of(fields: Json) -> tuple[KnownTurn, list[str]]:
     """The turn again, and the ids that were issued for it."""
-    healed, vanishing = told["healed"], told["healed"]["vanishing"]
+    healed, vanishing = fields["healed"], fields["healed"]["vanishing"]
     turn = KnownTurn(
-        str(told["visible"]),
-        Context(*map(str, told["context"])),
-        conversation_of(told["scope"]),
+        str(fields["visible"]),
+        Context(*map(str, fields["context"])),
+        conversation_of(fields["scope"]),
         Healed(
             str(healed["header"]),
             tuple(map(int, healed["raw_ids"])),
@@ -182,11 +184,11 @@ def turn_of(told: Json) -> tuple[KnownTurn, list[str]]:
             (str(vanishing[0]), str(vanishing[1])) if vanishing else None,
             str(healed["lead"]),
         ),
-        _stated(told["told"]),
-        bool(told["as_sent"]),
-        int(told.get("time", 0)),
+        _stated(fields["told"]),
+        bool(fields["as_sent"]),
+        int(fields.get("time", 0)),
     )
-    return turn, [str(issued) for issued in told["ids"]]
+    return turn, [str(issued) for issued in fields["ids"]]
 
 
 def calls_json(calls: Sequence[ToolCall]) -> list[Json]:
@@ -194,19 +196,19 @@ def calls_json(calls: Sequence[ToolCall]) -> list[Json]:
     return [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in calls]
 
 
-def calls_of(told: Sequence[Json]) -> list[ToolCall]:
+def calls_of(fields: Sequence[Json]) -> list[ToolCall]:
     """The calls again."""
-    return [ToolCall(str(c["id"]), str(c["name"]), str(c["arguments"])) for c in told]
+    return [ToolCall(str(c["id"]), str(c["name"]), str(c["arguments"])) for c in fields]
 
 
 def _values(values: Mapping[SpanKey, str]) -> list[list[Any]]:
     return [[key, value] for key, value in values.items()]
 
 
-def _stated(told: Sequence[Any]) -> dict[SpanKey, str]:
-    return {_key(key): str(value) for key, value in told}
+def _stated(fields: Sequence[Any]) -> dict[SpanKey, str]:
+    return {_key(key): str(value) for key, value in fields}
 
 
-def _key(told: Sequence[Any]) -> SpanKey:
-    message, place, kind, nth = told
+def _key(fields: Sequence[Any]) -> SpanKey:
+    message, place, kind, nth = fields
     return int(message), int(place), str(kind), int(nth)

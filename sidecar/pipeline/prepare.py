@@ -91,7 +91,7 @@ class PreparedPrompt:
 
     Args:
         model: what the engine is given. text: its ids as text.
-        thinking: whether the model was told to reason; opens_thinking: the prompt ends
+        thinking: whether the model was asked to reason; opens_thinking: the prompt ends
             in an open think block.
         hit: what is held of it as KV.
         report: what was done to reuse KV.
@@ -107,7 +107,7 @@ class PreparedPrompt:
     report: CacheReport
     counted: Mapping[str, int]
     pending_turn: PendingTurn
-    unseen: tuple[str, ...] = ()  # where images stood that are told in words
+    unseen: tuple[str, ...] = ()  # where images stood that are replaced by words
 
     @property
     def model_ids(self) -> ModelIds:
@@ -338,7 +338,7 @@ class Pipeline:
             first_own=min(own, default=None),
             answered_before=max(own, default=0),
             is_proved=layout.is_proved,
-            told_then=healed_history.told_then,
+            earlier_values=healed_history.earlier_values,
         )
 
     def _note_sent(
@@ -447,7 +447,7 @@ class Pipeline:
             len(answer.ids),
             digests,
             found.context,
-            found.told,
+            found.values,
             found.vanishing,
             self._opening(reading.frame, found, answer.ids),
             as_sent=form.pins is None or form.pins.is_silent,

@@ -23,8 +23,8 @@ def open_disk(shared: Shared, engine: TextEngine, kept: KeptModel) -> DiskCache 
     digests = WeightDigests(disk.digests_file)
 
     def find_folder() -> SlotFolder:
-        key, told = identity_of(model, digests)
-        return disk.root.folder(key, told)
+        key, description = identity_of(model, digests)
+        return disk.root.folder(key, description)
 
     def turn(work: Callable[[], Any]) -> Any:
         def steps() -> Generator[None, None, Any]:

@@ -109,10 +109,10 @@ def _word(tokenizer: Any, word: str) -> int:
 
 
 def _max_tokens(config: dict[str, Any], tokenizer: Any) -> int:
-    told = getattr(tokenizer, "model_max_length", None)
+    claimed_len = getattr(tokenizer, "model_max_length", None)
     found = [_MAX_TOKENS, context_len(config) or _MAX_TOKENS]
-    if isinstance(told, int) and 0 < told < 1_000_000:
-        found.append(told)
+    if isinstance(claimed_len, int) and 0 < claimed_len < 1_000_000:
+        found.append(claimed_len)
     # RoBERTa counts positions from behind its padding id.
     if "roberta" in str(config.get("model_type", "")).lower():
         found.append((context_len(config) or _MAX_TOKENS) - 2)

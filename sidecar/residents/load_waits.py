@@ -59,20 +59,20 @@ class LoadWaits(Generic[E]):
         self, entry: ModelState[E], longest_s: float
     ) -> Iterator[tuple[str, str | None] | None]:
         """See the pool's `watch_load`."""
-        told, deadline = "", self._worker.clock() + longest_s
+        last_step, deadline = "", self._worker.clock() + longest_s
         while self._worker.clock() < deadline:
             with self._worker.changed:
                 refusal = self._refusal(entry)
                 step = _step(entry) if refusal is None else "error"
                 failure = refusal or entry.failure
-                is_new = step and step != told
+                is_new = step and step != last_step
                 if not is_new:
                     left = deadline - self._worker.clock()
                     self._worker.changed.wait(min(_WATCH_S, max(0.0, left)))
             if not step or not is_new:
                 yield None
                 continue
-            told = step
+            last_step = step
             yield step, failure.message if step == "error" and failure else None
             if step in ("ready", "error"):
                 return

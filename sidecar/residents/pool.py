@@ -296,7 +296,7 @@ class ResidentPool(Generic[E]):
         yield from self._waits.watch(self._entry(name), longest_s)
 
     def drain(self) -> None:
-        """Take no new work; who waits for a model is told."""
+        """Take no new work; who waits for a model is answered."""
         with self._worker.changed:
             self._waits.is_draining = True
             self._worker.changed.notify_all()

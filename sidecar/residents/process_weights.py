@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import mlx.core as mx
 
 from sidecar.core.errors import InsufficientMemory
-from sidecar.engine.checkpoint_files import MemoryLimit, memory_limit, told_bytes
+from sidecar.engine.checkpoint_files import MemoryLimit, format_bytes, memory_limit
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.process_memory import Admission, ProcessMemory
 from sidecar.kv.eviction import KVBudget
@@ -64,7 +64,8 @@ class ProcessWeights:
             needed = num_bytes + promised
             if not self._gpu.call(lambda: self._process.relieve(needed)):
                 raise InsufficientMemory(
-                    f"a model of {told_bytes(num_bytes)} does not fit beside what runs",
+                    f"a model of {format_bytes(num_bytes)} does not fit beside "
+                    "what runs",
                     retry_after_s=10,
                 )
             yield arrived

@@ -117,10 +117,10 @@ class Resident:
         """
         longest = self.engine.max_context - 1  # there must be room for an answer
         salt = self._salt(request.client)
-        told, unseen = self._without_unseen(request)
-        messages, seen = self._see(told.messages, salt, is_connected)
-        told = replace(told, messages=messages)
-        prepared = self.pipeline.prepare(told, salt, longest, is_connected, seen)
+        readable, unseen = self._without_unseen(request)
+        messages, seen = self._see(readable.messages, salt, is_connected)
+        readable = replace(readable, messages=messages)
+        prepared = self.pipeline.prepare(readable, salt, longest, is_connected, seen)
         _decode_first(prepared)
         return replace(prepared, unseen=unseen)
 
@@ -212,14 +212,14 @@ class Resident:
         tests = ",".join(
             f"{name}:{outcome}" for name, outcome in engine.selftest.items()
         )
-        told = {
+        vitals = {
             "layers": ",".join(f"{n}x{kind}" for kind, n in layers),
             "checkpoints": "needed" if engine.store.needs_checkpoints else "not-needed",
             "splicing": "on" if self.pipeline.can_splice else "off",
             "selftest": tests or "-",
             **{name: counters[name] for name in HEALTHY_AT_ZERO},
         }
-        return " ".join(f"{name}={value}" for name, value in told.items())
+        return " ".join(f"{name}={value}" for name, value in vitals.items())
 
     def close(self) -> int:
         """Give the weights back; the bytes. A second time does nothing."""

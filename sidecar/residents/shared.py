@@ -78,5 +78,5 @@ class Shared:
 def not_loaded(name: str, folder: Path, error: BaseException) -> ModelLoadFailed:
     """What a library says of a load that failed, without a path of this machine."""
     reason = str(error).strip().replace(str(folder), name)[:_MAX_REASON]
-    told = reason or type(error).__name__
-    return ModelLoadFailed(f"model {name} cannot be loaded: {told}")
+    shown_reason = reason or type(error).__name__
+    return ModelLoadFailed(f"model {name} cannot be loaded: {shown_reason}")

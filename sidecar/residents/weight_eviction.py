@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from sidecar.engine.checkpoint_files import MemoryLimit, memory_fault, told_bytes
+from sidecar.engine.checkpoint_files import MemoryLimit, format_bytes, memory_fault
 from sidecar.residents.model_state import ModelSpec, ModelState, ServedModel
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class PoolLimits:
         settle_s: how long freed memory is waited for.
         ttl_s: idle seconds after which a model leaves; 0: never.
         preload: names of models that are loaded at the start.
-        pinned: names of those that never leave; what nobody has is told at the start.
+        pinned: names of those that never leave; what nobody has is said at the start.
     """
 
     max_models: int = 0
@@ -149,14 +149,14 @@ class WeightEviction(Generic[E]):
     def shortage(self, wanted: ModelState[E], entries: Iterable[ModelState[E]]) -> str:
         """Why there was no room: what it needs, the limit, and who holds it."""
         holders = [
-            f"{e.spec.id} {told_bytes(e.held_bytes)}"
+            f"{e.spec.id} {format_bytes(e.held_bytes)}"
             + (" (pinned)" if e.pinned else f" ({e.num_leases} in use)")
             for e in entries
             if e.resident is not None
         ]
-        limit = told_bytes(self._weights.limit.num_bytes)
+        limit = format_bytes(self._weights.limit.num_bytes)
         return (
-            f"model {wanted.spec.id} needs {told_bytes(wanted.spec.size_bytes)} of "
+            f"model {wanted.spec.id} needs {format_bytes(wanted.spec.size_bytes)} of "
             f"{limit}, held by: {', '.join(holders)}"
         )
 
@@ -178,7 +178,9 @@ class WeightEviction(Generic[E]):
             last = self._unsettled
             base = min(before, last.base) if last.num_bytes else before
             self._unsettled = _Unsettled(last.num_bytes + size - freed, base)
-            logger.warning("%s of a model did not come back", told_bytes(size - freed))
+            logger.warning(
+                "%s of a model did not come back", format_bytes(size - freed)
+            )
         return freed
 
     def loading(

@@ -38,8 +38,8 @@ class CacheRoutes:
 
     def forget(self, request: Request) -> Response:
         """POST /admin/cache/forget: the conversations of a session, or of a key."""
-        told = self._forget(request, _whose(request.json()))
-        return json_response({"forgotten": any(told.values()), **told})
+        counts = self._forget(request, _forget_filter(request.json()))
+        return json_response({"forgotten": any(counts.values()), **counts})
 
     def _forget(
         self, request: Request, forget_filter: ForgetFilter | None
@@ -54,10 +54,10 @@ class CacheRoutes:
         except Unavailable:  # of the memory it is forgotten
             self._responses.forget(forget_filter)
             raise
-        return {**_told(gone), "responses": self._responses.forget(forget_filter)}
+        return {**_counts(gone), "responses": self._responses.forget(forget_filter)}
 
 
-def _whose(body: Any) -> ForgetFilter:
+def _forget_filter(body: Any) -> ForgetFilter:
     fields = Fields(body)
     if unknown := sorted(set(body) - set(_WHOSE)):
         raise BadRequest(
@@ -76,7 +76,7 @@ def _model(request: Request) -> str | None:
     return next(iter(parse_qs(request.query).get("model", [])), None)
 
 
-def _told(gone: Forgotten) -> dict[str, int]:
+def _counts(gone: Forgotten) -> dict[str, int]:
     return {
         "kv_bytes": gone.kv_bytes,
         "prompts": gone.num_prompts,

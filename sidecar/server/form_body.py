@@ -51,8 +51,8 @@ def parse_form(content_type: str, body: bytes) -> FormFields:
         parser = create_form_parser(headers, parts.on_field, parts.on_file, config)
         parser.write(body)
         parser.finalize()
-        _, told = parse_options_header(content_type)
-        if not body.rstrip().endswith(b"--" + told.get(b"boundary", b"") + b"--"):
+        _, options = parse_options_header(content_type)
+        if not body.rstrip().endswith(b"--" + options.get(b"boundary", b"") + b"--"):
             raise ValueError("it is broken off")
     except (FormParserError, ValueError, AssertionError) as error:
         raise BadRequest("the body is not a whole form") from error
@@ -70,9 +70,10 @@ class _Parts:
         self._count()
         name, value = _text(part.field_name), part.value or b""
         if len(value) > _MAX_FIELD_BYTES:
-            told = name[:64]
+            shown_name = name[:64]
             raise BadRequest(
-                f"{told} must have at most {_MAX_FIELD_BYTES} bytes", param=told
+                f"{shown_name} must have at most {_MAX_FIELD_BYTES} bytes",
+                param=shown_name,
             )
         self.form.fields[name] = _text(value)
 

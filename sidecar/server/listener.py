@@ -10,7 +10,8 @@ When all places are taken, the one that is idle longest is closed, if it has sen
 nothing that waits to be read; when none is idle, the one that is reading longest: a
 crowd that connects, or sends half a request, drives out itself. When all ask, a few
 more places are kept: health, admin and cancel are always answered. Who gets no place,
-or loses it, is told so (turned_away); a connection's thread writes while it has one.
+or loses it, is answered so (turned_away); a connection's thread writes while it
+has one.
 """
 
 import http.server
@@ -102,7 +103,7 @@ class ConnectionLimiter:
             return True
 
     def refuse(self, connection: socket.socket) -> bool:
-        """Note that an error is to be written; False: it was told already."""
+        """Note that an error is to be written; False: it was noted already."""
         with self._lock:
             if connection in self._idle or connection in self._reading:
                 self._forget(connection)
@@ -120,7 +121,7 @@ class ConnectionLimiter:
         """Free the place of a connection that is closed; repeatable."""
         with self._lock:
             self._forget(connection)
-        if self.turned_away.num_told:
+        if self.turned_away.num_refused:
             self.turned_away.leave(connection)
 
     def _num_taken(self) -> int:
@@ -188,7 +189,7 @@ class Listener(http.server.ThreadingHTTPServer):
     def service_actions(self) -> None:
         """Called by the accepting loop, several times a second."""
         self._idle.look(*self.places.work)
-        if self.places.turned_away.num_told:
+        if self.places.turned_away.num_refused:
             self.places.turned_away.look()
 
     def server_close(self) -> None:

@@ -89,8 +89,8 @@ class ModelRoutes:
         for name, value in body.items():
             _check_setting(name, value)
         fault = self._models.change(_name(request), body)
-        told = {} if fault is None else {"until_the_next_start": fault}
-        return json_response({"changed": sorted(body), **told})
+        notice = {} if fault is None else {"until_the_next_start": fault}
+        return json_response({"changed": sorted(body), **notice})
 
     def _progress(self, request: Request) -> EventStream:
         steps = self._models.progress(_name(request))

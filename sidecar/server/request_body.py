@@ -198,7 +198,7 @@ def read_body(
     Read a request body of at most `limit` bytes.
 
     Args:
-        took: told how many bytes more are held; what it raises ends the reading.
+        took: called with how many bytes more are held; what it raises ends the reading.
     Raises:
         PayloadTooLarge: before it is read whole. BadRequest.
     """

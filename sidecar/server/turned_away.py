@@ -1,5 +1,5 @@
 """
-Connections that get no place, or lose theirs: each is told to come back, and hears it.
+Connections that get no place, or lose theirs: each is asked to come back, and hears it.
 
 A socket that is closed while its client still sends is reset, and what was written to
 the client may be lost. So what it sends is read on for a while: by its thread if it has
@@ -28,13 +28,14 @@ class TurnedAway:
     Tells connections that there is no room, and ends them soon. Any thread.
 
     Args:
-        most: at once; beyond, the one that was told first is ended at once.
+        most: at once; beyond, the one that was refused first is ended at once.
 
-    `num_told` are there now: without any there is nothing to `look` at, or to `leave`.
+    `num_refused` are there now: without any there is nothing to `look` at, or to
+    `leave`.
     """
 
     def __init__(self, maximum: int) -> None:
-        self.num_told = 0
+        self.num_refused = 0
         self._max = maximum
         self._until: OrderedDict[socket.socket, float] = OrderedDict()
         self._threadless: set[socket.socket] = set()
@@ -55,7 +56,7 @@ class TurnedAway:
                 connection.setblocking(False)
         with self._lock:
             self._until[connection] = time.monotonic() + _LINGER_S
-            self.num_told = len(self._until)
+            self.num_refused = len(self._until)
             if not has_thread:
                 self._threadless.add(connection)
             over = list(self._until)[: -self._max]
@@ -75,7 +76,7 @@ class TurnedAway:
         """Forget one that is closed; repeatable."""
         with self._lock:
             self._until.pop(connection, None)
-            self.num_told = len(self._until)
+            self.num_refused = len(self._until)
             self._threadless.discard(connection)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from sidecar.core.errors import (
     Unavailable,
 )
 from sidecar.core.events import Event, Idle, Loading
-from sidecar.core.requests import ChatRequest, CompletionRequest, told_names
+from sidecar.core.requests import ChatRequest, CompletionRequest, join_names
 from sidecar.core.turn_token import make_token
 from sidecar.engine.sampling import Sampling, settle
 from sidecar.engine.text import Forecast
@@ -116,7 +116,7 @@ class ChatService:
         return self._pool.is_loaded(request.model, _LOAD_PATIENCE_S)
 
     def loading(self, model: str, longest_s: float) -> Iterator[Event]:
-        """What is told of a model's load until it has ended in whatever way."""
+        """What is sent of a model's load until it has ended in whatever way."""
         for step in self._pool.watch_load(model, longest_s):
             yield Loading(step[0]) if step else Idle()
 
@@ -144,7 +144,7 @@ class ChatService:
         """
         self._check_number(request)
         if request.ignored:
-            logger.info("completion started ignored=%r", told_names(request.ignored))
+            logger.info("completion started ignored=%r", join_names(request.ignored))
         with contextlib.ExitStack() as started:
             runs, echoes = [], []
             for prompt in request.prompts:
@@ -267,7 +267,7 @@ class ChatService:
 
 
 def _chat_choices(plan: ChatPlan, syntax: OutputSyntax) -> list[ChatChoice]:
-    """How each answer of a chat is cut and told."""
+    """How each answer of a chat is cut and sent."""
     request, prepared = plan.request, plan.prepared
     tools = offered_tools(request)
     complete = functools.partial(is_complete_call, syntax=syntax.tools, tools=tools)

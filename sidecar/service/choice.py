@@ -1,4 +1,4 @@
-"""Engine events of one choice -> what the client is told."""
+"""Engine events of one choice -> what the client is sent."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -58,7 +58,7 @@ class PlainChoice:
 
 class ChatChoice:
     """
-    A chat answer: reasoning, content and tool calls are told apart.
+    A chat answer: reasoning, content and tool calls are separated.
 
     Args:
         token_of: the token of a piece of thinking.

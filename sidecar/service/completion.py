@@ -1,4 +1,4 @@
-"""Several raw prompts in one request, told as one response."""
+"""Several raw prompts in one request, answered as one response."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ class CompletionRun:
     """
     The runs of one request; the choices of prompt i start at i * n.
 
-    All run at once; they are told one after the other.
+    All run at once; they are sent one after the other.
 
     Args:
         headers: what a client may want to know before the first token.

@@ -98,7 +98,7 @@ class ModelService:
             "ok",
             entries,
             vitals.process.limit_bytes,
-            vitals.wired.told,
+            vitals.wired.description,
             failed_tests=self._failed_tests(),
         )
         if not vitals.gpu.is_alive:
@@ -177,7 +177,7 @@ class ModelService:
             "stored_kv": process.stored_bytes,
             "buffers": process.live_buffers,
             "buffers_limit": process.limit_buffers,
-            "wired": self._vitals.wired.told,
+            "wired": self._vitals.wired.description,
         }
 
     def _failed_tests(self) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
-"""What is told of a chat: a line at its start, and all of it in the session's file."""
+"""What is logged of a chat: a line at its start, all of it in the session's file."""
 
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from sidecar.core.prompt import Divergence
-from sidecar.core.requests import ChatRequest, ClientInfo, told_names
+from sidecar.core.requests import ChatRequest, ClientInfo, join_names
 from sidecar.engine.sampling import Sampling
 from sidecar.infra.session_log import SessionLog
 from sidecar.memory.conversation_memory import AssistantOutput
@@ -50,7 +50,7 @@ class RequestLog:
 
     @property
     def _ignored(self) -> str:
-        return told_names((*self._request.ignored, *self._prepared.unseen))
+        return join_names((*self._request.ignored, *self._prepared.unseen))
 
     def started(self, max_tokens: int) -> None:
         """Before the first token: what is reused, and why not more."""
@@ -120,7 +120,7 @@ class RequestLog:
             "changes": report.changes,
             "user_agent": request.client.user_agent,
             "ignored": self._ignored,
-            "divergence": _told(report.divergence),
+            "divergence": _place_fields(report.divergence),
             "counters": prompt.counted,
         }
 
@@ -141,9 +141,9 @@ def _place(client: ClientInfo) -> dict[str, Any]:
     }
 
 
-def _told(place: Divergence | None) -> dict[str, Any] | None:
+def _place_fields(place: Divergence | None) -> dict[str, Any] | None:
     """A divergence without its texts."""
     if place is None:
         return None
-    told = {"canonical_depth": place.depth, "message": place.message}
-    return {**told, "role": place.role}
+    fields = {"canonical_depth": place.depth, "message": place.message}
+    return {**fields, "role": place.role}

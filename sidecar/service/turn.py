@@ -25,7 +25,7 @@ from sidecar.core.events import (
     Usage,
 )
 from sidecar.core.prompt import ModelPrompt
-from sidecar.core.requests import ChatRequest, CompletionRequest, ToolCall, told_names
+from sidecar.core.requests import ChatRequest, CompletionRequest, ToolCall, join_names
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.text import Forecast
@@ -114,7 +114,7 @@ class ChatPlan(Plan):
 
 
 def _named(ignored: Sequence[str]) -> dict[str, str]:
-    return {IGNORED: told_names(ignored)} if ignored else {}
+    return {IGNORED: join_names(ignored)} if ignored else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Run:
     Whoever holds it must `close` it, whatever happened.
 
     Args:
-        settle: takes the receipt; before the reader is told that all is finished.
+        settle: takes the receipt; before the reader learns that all is finished.
         resources: what is freed at the close.
     """
 
@@ -210,7 +210,7 @@ class Run:
             SidecarError: the engine failed.
         """
         try:
-            yield from self._told()
+            yield from self._events()
         except SidecarError as error:
             kind = RequestCancelled if error is self._stopped_by else type(error)
             self._end(_OUTCOMES.get(kind, error.code))
@@ -225,7 +225,7 @@ class Run:
         self._resources.close()
         self._end("client_gone")
 
-    def _told(self) -> Iterator[Event]:
+    def _events(self) -> Iterator[Event]:
         open_choices = len(self._choices)
         while open_choices:
             self._check_stopped()
@@ -235,9 +235,9 @@ class Run:
             if isinstance(event, (Token, ChoiceEnded)):
                 open_choices -= isinstance(event, ChoiceEnded)
                 self._progress.note(event)
-                told = self._tell(event)
-                self._progress.show(told)
-                yield from told or (Idle(),)  # held text must not look like a stall
+                events = self._tell(event)
+                self._progress.show(events)
+                yield from events or (Idle(),)  # held text must not look like a stall
             else:
                 self._progress.note(event)
                 yield Idle()

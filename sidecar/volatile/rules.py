@@ -39,7 +39,7 @@ class Policy:
         newer: a pattern of text that speaks of a newer value of its kind: an earlier
             one is not said again behind that, nor behind a later one.
         newer_than_said: the same for a value that stands in a user's message: that of
-            the system text is told anew with each request, and seldom older than what
+            the system text comes anew with each request, and seldom older than what
             is said behind it.
         past: in which messages a value that is gone may stay; "": in all.
     """
@@ -95,8 +95,8 @@ class RuleSet:
     @functools.cached_property
     def digest(self) -> str:
         """Names the rules: what older ones found in a prompt is not paired by them."""
-        told = repr((self.rules, sorted(self.policies.items())))
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        text = repr((self.rules, sorted(self.policies.items())))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def load_rules(

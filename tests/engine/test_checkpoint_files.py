@@ -13,12 +13,12 @@ from sidecar.engine.checkpoint_files import (
     MemoryLimit,
     config_fault,
     folder_fault,
+    format_bytes,
     memory_fault,
     memory_limit,
     names_fault,
     read_config,
     safetensors_fault,
-    told_bytes,
     weight_bytes,
     weights_fault,
 )
@@ -215,4 +215,4 @@ def test_weights_larger_than_the_memory() -> None:
 )
 def test_sizes_for_people(num_bytes: int, text: str) -> None:
     """In the unit that fits."""
-    assert told_bytes(num_bytes) == text
+    assert format_bytes(num_bytes) == text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidecar.engine.download_progress import DownloadProgress, told_seconds
+from sidecar.engine.download_progress import DownloadProgress, format_seconds
 
 
 class Told:
@@ -69,4 +69,4 @@ def test_the_state_is_there_while_it_runs() -> None:
 )
 def test_times_for_people(seconds: float, text: str) -> None:
     """In the units that matter."""
-    assert told_seconds(seconds) == text
+    assert format_seconds(seconds) == text

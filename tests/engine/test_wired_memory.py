@@ -70,8 +70,8 @@ def test_weights_are_wired_as_they_come_and_go(
 
 def test_bytes_are_wired_up_to_the_max(wirings: list[int]) -> None:
     """MLX refuses more than the system's own limit."""
-    assert WiredMemory(8 << 30).told == "8.0 GB"
-    assert WiredMemory(40 << 30).told == "24.0 GB"
+    assert WiredMemory(8 << 30).description == "8.0 GB"
+    assert WiredMemory(40 << 30).description == "24.0 GB"
     assert wirings == [8 << 30, MAX]
 
 
@@ -79,7 +79,7 @@ def test_elsewhere_there_is_nothing_to_wire(monkeypatch: pytest.MonkeyPatch) -> 
     """MLX's function stays as it is."""
     before = mx.set_wired_limit
     monkeypatch.setattr(mx, "device_info", dict)
-    assert WiredMemory(8 << 30).told is None
+    assert WiredMemory(8 << 30).description is None
     assert mx.set_wired_limit is before
     assert buffer_limit() is None or mx.metal.is_available()
 

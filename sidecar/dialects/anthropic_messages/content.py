@@ -159,12 +159,12 @@ def _said(block: Fields) -> str:
     parts = text_parts(value, block.path("content")) if value else ()
     names = (block.text("title") or "", block.text("url") or "")
     said = "\n".join(part for part in (*names, *parts) if part)
-    told = {
+    fields = {
         name: value
         for name, value in block.whole.items()
         if name not in _NOT_TOLD and not name.startswith("encrypted")
     }
-    return said or (json.dumps(told, ensure_ascii=False) if told else "")
+    return said or (json.dumps(fields, ensure_ascii=False) if fields else "")
 
 
 def _document(block: Fields) -> str:

@@ -88,7 +88,7 @@ def _is_hosted(item: Fields) -> bool:
 
 
 def _ignored(fields: Fields) -> tuple[str, ...]:
-    """What is asked for and not done here, for the client to be told."""
+    """What is asked for and not done here; the answer names it."""
     hosted = filter(_is_hosted, fields.objects("tools"))
     return tuple(dict.fromkeys(f"tools[{item.raw('type')}]" for item in hosted))
 

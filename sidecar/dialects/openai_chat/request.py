@@ -264,7 +264,7 @@ def format_chat(
 def _choice(index: int, answer: _Answer, custom: frozenset[str]) -> dict[str, Any]:
     text: str | None = "".join(answer.text)
     if not text and answer.calls:
-        text = None  # an empty text would be told as a part of its own
+        text = None  # an empty text would be a part of its own
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if answer.reasoning:
         message["reasoning_content"] = "".join(answer.reasoning)

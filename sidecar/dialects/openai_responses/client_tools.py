@@ -45,8 +45,8 @@ class ClientTool:
             return None
         if not isinstance(given, dict) or not self._fits(given):
             return None
-        told = {name: given[name] for name in self._properties if name in given}
-        return {"type": f"{self.name}_call", self.place: {**self.fixed, **told}}
+        arguments = {name: given[name] for name in self._properties if name in given}
+        return {"type": f"{self.name}_call", self.place: {**self.fixed, **arguments}}
 
     def call(self, item: Fields) -> ToolCall:
         """An item as the call that it was."""
@@ -137,7 +137,7 @@ def client_tool(item: Fields) -> ClientTool | None:
     The tool that an offer names by its type, if the client runs it.
 
     Raises:
-        UnsupportedContent: the client runs it, and its calls cannot be told here.
+        UnsupportedContent: the client runs it, and its calls cannot be written here.
     """
     kind = item.text("type") or ""
     if kind in _UNSERVED:

@@ -34,7 +34,7 @@ _ECHOED = (
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """
-    How a response is told.
+    How a response is written.
 
     Args:
         wants_summary: thinking goes into summaries; else into content.

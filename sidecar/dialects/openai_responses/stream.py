@@ -107,8 +107,8 @@ class ResponseStream:
         opened = b""
         if self._items.kind != kind:
             opened, sampled = self._end() + self._begin(kind), _of_text(text, sampled)
-        told = logprobs_dict(sampled) or {"content": []}
-        logprobs = told["content"]
+        logprobs_json = logprobs_dict(sampled) or {"content": []}
+        logprobs = logprobs_json["content"]
         self._items.add(text, logprobs)
         name, place = self._names(kind)
         if kind == "message":

@@ -74,9 +74,9 @@ def result_in_call(item: Fields, kind: str) -> Message | None:
     if names is None:
         return None
     found = [item.raw(name) for name in names if item.raw(name)]
-    told = found or [f"status: {item.text('status') or 'completed'}"]
+    results = found or [f"status: {item.text('status') or 'completed'}"]
     parts: tuple[Part, ...] = tuple(
-        value if isinstance(value, str) else _json(value) for value in told
+        value if isinstance(value, str) else _json(value) for value in results
     )
     if kind == "image_generation_call" and found:
         parts = (Image(f"data:image/png;base64,{found[0]}", path=item.where),)

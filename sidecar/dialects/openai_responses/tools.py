@@ -136,9 +136,9 @@ def call_item(call: ToolCall, names: WireNames, item_id: str) -> dict[str, Any]:
     """A call as an output item, complete."""
     wire = names.get(call.name, WireName(call.name))
     item: dict[str, Any] = {"id": item_id, "status": "completed", "call_id": call.id}
-    told = wire.client_tool.item(call) if wire.client_tool else None
-    if told is not None:
-        return {**item, **told}
+    client_item = wire.client_tool.item(call) if wire.client_tool else None
+    if client_item is not None:
+        return {**item, **client_item}
     if wire.is_custom:
         text = custom_input(call.arguments)
         return {**item, "type": "custom_tool_call", "name": wire.name, "input": text}

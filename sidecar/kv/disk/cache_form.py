@@ -36,7 +36,7 @@ Shape = tuple[mx.Dtype, tuple[int, ...]]
 
 
 class NotWritable(Exception):
-    """A layer's state cannot be told by names and values; the message names it."""
+    """A layer's state cannot be written as names and values; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,9 @@ def describe(
     for index, layer in enumerate(fresh):
         for place, atom in _named(str(index), layer, scalars):
             if is_sliceable_atom(atom):
-                named, told = _run(place, atom, next(shapes))
+                named, run_scalars = _run(place, atom, next(shapes))
                 specs.append(named)
-                scalars |= told
+                scalars |= run_scalars
             else:
                 _state(place, atom, next(kept), states, scalars)
     classes = tuple(type(layer).__name__ for layer in fresh)
@@ -132,17 +132,17 @@ def _run(
         return (), {f"{place}.0": None, f"{place}.1": None, f"{place}.2": 0}
     half = len(shapes) // 2
     names = [f"{place}.0", f"{place}.1"]
-    told: dict[str, Scalar] = {f"{place}.2": shapes[0][1][-2]}
+    scalars: dict[str, Scalar] = {f"{place}.2": shapes[0][1][-2]}
     if half > 1:
         if not isinstance(atom, QuantizedKVCache):
             raise NotWritable(f"{type(atom).__name__} with packed values")
         names = [f"{place}.{side}.{part}" for side in (0, 1) for part in range(half)]
-        told |= {f"{place}.3": atom.group_size, f"{place}.4": atom.bits}
+        scalars |= {f"{place}.3": atom.group_size, f"{place}.4": atom.bits}
     specs = [
         TensorSpec(name, _DTYPES[dtype], shape)
         for name, (dtype, shape) in zip(names, shapes, strict=True)
     ]
-    return tuple(specs), told
+    return tuple(specs), scalars
 
 
 def _state(
@@ -166,15 +166,15 @@ def _state(
 
 
 def _is_whole(fresh: Any, atom: Any) -> bool:
-    """Whether its state is all that it is: told so, a new one is the same."""
+    """Whether its state is all that it is: a new one with that state is the same."""
     try:
         fresh.state = atom.state
     except Exception:  # noqa: BLE001 - its class is the library's: it may not take one
         return False
     mine = {name: value for name, value in vars(atom).items() if name not in _DERIVED}
-    told = vars(fresh)
-    return mine.keys() == told.keys() and all(
-        _alike(value, told[name]) for name, value in mine.items()
+    fresh_fields = vars(fresh)
+    return mine.keys() == fresh_fields.keys() and all(
+        _alike(value, fresh_fields[name]) for name, value in mine.items()
     )
 
 

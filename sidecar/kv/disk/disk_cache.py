@@ -231,13 +231,13 @@ class DiskCache:
 
         Of a damaged chain the sound part is brought; what was promised was more.
         """
-        salt, is_as_told = wanted.owner.salt, True
+        salt, is_whole = wanted.owner.salt, True
         for _ in range(_TRIES):
             held = self._store.match_len(wanted.ids, salt)
             found = self._found(place, wanted.ids, salt, held)
             if found.depth == 0 or place.reader.restore(found, wanted):
-                return is_as_told
-            is_as_told = False
+                return is_whole
+            is_whole = False
         return False
 
     def _found(self, place: _Place, ids: ModelIds, salt: str, held: int) -> DiskMatch:

@@ -150,7 +150,7 @@ def _claims(
 
 def _spoken(slot: Slot, forget_filter: ForgetFilter) -> list[_Claim]:
     """Up to where others have said what was written with a slot, before it as well."""
-    return [(told["depth"], told["scope"]) for told in _others(slot, forget_filter)]
+    return [(turn["depth"], turn["scope"]) for turn in _others(slot, forget_filter)]
 
 
 def _depth(claim: _Claim) -> int:
@@ -161,11 +161,11 @@ def _shorten(
     folder: SlotFolder, slot: Slot, forget_filter: ForgetFilter, end: int, owner: Any
 ) -> Slot:
     """Keep what stands before a depth, as another's."""
-    draft, told = _cut_kv(folder, slot, end)
+    draft, changes = _cut_kv(folder, slot, end)
     kept = [_without_lineage(t) for t in _others(slot, forget_filter)]
     words = {"kept": kept, "owner": owner, "keeps_end": True}
     ids = slot.ids[: end - slot.at]
-    folder.rewrite_metadata(slot, {**told, **words}, (ids, _NOTHING), draft)
+    folder.rewrite_metadata(slot, {**changes, **words}, (ids, _NOTHING), draft)
     return folder.read(slot.number)
 
 
@@ -196,14 +196,14 @@ def _others(slot: Slot, forget_filter: ForgetFilter) -> list[Mapping[str, Any]]:
     """What was said in a slot, but for some conversations."""
     said: list[Mapping[str, Any]] = slot.meta["kept"]
     return [
-        told
-        for told in said
-        if not forget_filter.covers(conversation_of(told["scope"]))
+        turn
+        for turn in said
+        if not forget_filter.covers(conversation_of(turn["scope"]))
     ]
 
 
-def _without_lineage(told: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in told.items() if name != "lineage"}
+def _without_lineage(turn: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in turn.items() if name != "lineage"}
 
 
 def _cut_kv(folder: SlotFolder, slot: Slot, end: int) -> tuple[Draft, dict[str, Any]]:

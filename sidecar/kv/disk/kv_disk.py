@@ -24,7 +24,7 @@ class KVDisk:
     def __init__(self, root: DiskRoot, settings: DiskSettings) -> None:
         self.root = root
         self.settings = settings
-        self.is_usable = True  # else it is only told to forget
+        self.is_usable = True  # else it is only asked to forget
         self.thread: DiskThread = disk_thread()
         self._lock = threading.Lock()
         self._open: list[DiskCache] = []

@@ -1,4 +1,4 @@
-"""What KV on disk is told by the rest: settings, and who explains what is stored."""
+"""What KV on disk needs of the rest: settings, and who explains what is stored."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence

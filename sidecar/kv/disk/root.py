@@ -75,7 +75,7 @@ class DiskRoot:
         self.limits = limits
         self._clock = clock
         self._paused_until = 0.0
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def prepare(self) -> None:
         """
@@ -99,12 +99,12 @@ class DiskRoot:
                     capture_output=True, timeout=10, check=False,
                 )  # fmt: skip
 
-    def folder(self, key: str, told: Mapping[str, Any]) -> SlotFolder:
+    def folder(self, key: str, description: Mapping[str, Any]) -> SlotFolder:
         """
         A model's folder.
 
         Args:
-            key: of all that its KV depends on. told: the same, for people.
+            key: of all that its KV depends on. description: the same, for people.
         Raises:
             OSError: it cannot be made.
         """
@@ -114,7 +114,7 @@ class DiskRoot:
             contextlib.suppress(FileExistsError),
             open_private(folder.path / "model.json") as file,
         ):
-            file.write(json.dumps({"key": key, **told}, indent=1).encode())
+            file.write(json.dumps({"key": key, **description}, indent=1).encode())
         return folder
 
     def folders(self) -> list[SlotFolder]:
@@ -160,8 +160,8 @@ class DiskRoot:
         return None
 
     def _tell(self, reason: str, text: str) -> str:
-        if reason not in self._told:
-            self._told.add(reason)
+        if reason not in self._warned:
+            self._warned.add(reason)
             logger.warning("KV is not written to the disk: %s", text)
         return reason
 
@@ -169,16 +169,16 @@ class DiskRoot:
     def written_today(self) -> int:
         """Bytes that all processes wrote to this root today."""
         with contextlib.suppress(OSError, *MALFORMED):
-            told = json.loads(read_private(self.path / "written.json"))
-            if told.get("day") == self._today:
-                return int(told["bytes"])
+            record = json.loads(read_private(self.path / "written.json"))
+            if record.get("day") == self._today:
+                return int(record["bytes"])
         return 0
 
     def wrote(self, num_bytes: int) -> None:
         """Count what was written."""
         with contextlib.suppress(OSError), SlotFolder(self.path).locked():
-            told = {"day": self._today, "bytes": self.written_today + num_bytes}
-            replace_private(self.path / "written.json", json.dumps(told).encode())
+            record = {"day": self._today, "bytes": self.written_today + num_bytes}
+            replace_private(self.path / "written.json", json.dumps(record).encode())
 
     @property
     def _today(self) -> int:
@@ -232,8 +232,8 @@ class DiskRoot:
             whole = set(folder.numbers())
             for number in folder.files().keys() - links.keys():
                 if number in whole:  # else a process was killed, which is no news
-                    told = "KV slot %d of %s is damaged and deleted: no ids in it"
-                    logger.warning(told, number, folder.path.name)
+                    message = "KV slot %d of %s is damaged and deleted: no ids in it"
+                    logger.warning(message, number, folder.path.name)
                 folder.delete(number)
             for number in sorted(set(links) - _rooted(links)):
                 folder.delete(number)

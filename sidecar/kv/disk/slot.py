@@ -89,18 +89,20 @@ def parse_slot(
         Damaged, KeyError, ValueError, TypeError: it is none.
     """
     ids, canonical = arrays
-    told = header.metadata
+    metadata = header.metadata
     found = sum_of(ids, canonical)
-    if zlib.crc32(text) != int(told["meta_crc32"]) or found != int(told["ids_crc32"]):
+    if zlib.crc32(text) != int(metadata["meta_crc32"]) or found != int(
+        metadata["ids_crc32"]
+    ):
         raise Damaged("it is not what was written")
     meta = json.loads(text.decode("utf-8", "surrogatepass"))
-    if meta["version"] != VERSION or meta["uid"] != told["uid"]:
+    if meta["version"] != VERSION or meta["uid"] != metadata["uid"]:
         raise Damaged(f"it is of version {meta['version']}")
     if odd := next(_odd(meta), None):
         raise Damaged(f"of its meta {odd} is not what it should be")
-    meta["_crc32"] = int(told["cache_crc32"])
+    meta["_crc32"] = int(metadata["cache_crc32"])
     parent = _parent_of(meta["parent"])
-    if told["parent"] != (parent[1] if parent else ""):
+    if metadata["parent"] != (parent[1] if parent else ""):
         raise Damaged("its files do not agree whom it goes on from")
     at, end = meta["at"], meta["end"]
     is_sound = ids.ndim == 1 and len(ids) == end - at > 0 and (parent or at == 0)
@@ -108,7 +110,7 @@ def parse_slot(
         raise Damaged("its run is not one")
     return Slot(
         number, meta["uid"], parent, at, end, ids, canonical, meta,
-        int(told["cache_size"]), used,
+        int(metadata["cache_size"]), used,
     )  # fmt: skip
 
 
@@ -131,17 +133,17 @@ def _odd(meta: Mapping[str, Any]) -> Iterator[str]:
         conversation_of(scope)
 
 
-def _parent_of(told: object) -> tuple[int, str] | None:
-    if told is None:
+def _parent_of(link: object) -> tuple[int, str] | None:
+    if link is None:
         return None
-    if not (isinstance(told, list) and [*map(type, told)] == [int, str]):
+    if not (isinstance(link, list) and [*map(type, link)] == [int, str]):
         raise Damaged("of its meta parent is not what it should be")
-    return told[0], told[1]
+    return link[0], link[1]
 
 
 def write_words(
     paths: Mapping[str, Path],
-    told: Mapping[str, Any],
+    meta: Mapping[str, Any],
     arrays: tuple[np.ndarray, np.ndarray],
     cache: tuple[int, int],
 ) -> None:
@@ -149,17 +151,17 @@ def write_words(
     Write all of a slot but its KV, durably.
 
     Args:
-        paths: of its meta and of its tokens. told: its whole meta.
+        paths: of its meta and of its tokens. meta: its whole meta.
         arrays: its ids, canonical ids. cache: CRC32 of its KV's header, and its size.
     Raises:
         OSError: of the disk.
     """
-    text = json.dumps(told, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    text = json.dumps(meta, ensure_ascii=False).encode("utf-8", "surrogatepass")
     with open_private(paths["meta"]) as file:
         file.write(text)
         make_durable(file)
     sums = {
-        "uid": told["uid"], "parent": told["parent"][1] if told["parent"] else "",
+        "uid": meta["uid"], "parent": meta["parent"][1] if meta["parent"] else "",
         "meta_crc32": str(zlib.crc32(text)), "cache_crc32": str(cache[0]),
         "cache_size": str(cache[1]), "ids_crc32": str(sum_of(*arrays)),
     }  # fmt: skip

@@ -202,29 +202,29 @@ class SlotFolder:
         """
         uid = secrets.token_hex(16)
         link = None if parent is None else (parent.number, parent.uid)
-        told = {
+        whole_meta = {
             **meta, "version": VERSION, "uid": uid, "parent": link,
             "bytes": draft.num_bytes, "created": time.time(),
         }  # fmt: skip
         with draft.paths["cache"].open("rb") as kv:
             header = read_header(kv)
-        write_words(draft.paths, told, arrays, (header.crc32, header.size))
+        write_words(draft.paths, whole_meta, arrays, (header.crc32, header.size))
 
     def rewrite_metadata(
         self,
         slot: Slot,
-        told: Mapping[str, Any],
+        changes: Mapping[str, Any],
         arrays: tuple[np.ndarray, np.ndarray],
         draft: Draft | None = None,
     ) -> None:
         """
         Say anew what is known of a slot; hold the folder's lock.
 
-        A process that is killed meanwhile leaves the slot as it was, as it is told, or
+        A process that is killed meanwhile leaves the slot as it was, as it is to be, or
         none: its files do not agree until the last one, of its ids, is there.
 
         Args:
-            told: fields of its meta that change. arrays: its ids; canonical ids.
+            changes: fields of its meta that change. arrays: its ids; canonical ids.
             draft: with other KV; None: that stays.
         Raises:
             OSError: of the disk.
@@ -238,7 +238,7 @@ class SlotFolder:
                 with draft.paths["cache"].open("rb") as kv:
                     header = read_header(kv)
                 cache = header.crc32, header.size
-            write_words(draft.paths, {**meta, **told}, arrays, cache)
+            write_words(draft.paths, {**meta, **changes}, arrays, cache)
             os.utime(draft.paths["meta"], (slot.used, slot.used))
             for part in parts:
                 draft.paths[part].rename(self.file(slot.number, part))
@@ -332,12 +332,14 @@ class SlotFolder:
 
     def _link(self, number: int) -> Link:
         with self.file(number, "tokens").open("rb") as file:
-            told = read_header(file).metadata
+            metadata = read_header(file).metadata
         sizes = [self.file(number, part).stat() for part in _PARTS]
-        if not (isinstance(told["uid"], str) and isinstance(told["parent"], str)):
+        if not (
+            isinstance(metadata["uid"], str) and isinstance(metadata["parent"], str)
+        ):
             raise Damaged("it does not say who it is")
         return Link(
-            told["uid"], told["parent"], sum(stat.st_size for stat in sizes),
+            metadata["uid"], metadata["parent"], sum(stat.st_size for stat in sizes),
             sizes[list(_PARTS).index("meta")].st_mtime,
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from sidecar.kv.disk.slot import Slot
 
-_HEAD = 16  # ids by which most beginnings are told apart
+_HEAD = 16  # ids by which most beginnings differ
 
 
 @dataclass(frozen=True, slots=True)

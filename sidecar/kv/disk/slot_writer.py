@@ -162,9 +162,9 @@ class SlotWriter:
             return
         started, draft = time.monotonic(), self._folder.draft()
         try:
-            told = self._write_kv(draft, ids, owner.salt, run.start)
-            told["owner"] = owner.as_json()
-            slot = self._commit(draft, run, ids, owner.salt, (told, keeps_end, may))
+            meta = self._write_kv(draft, ids, owner.salt, run.start)
+            meta["owner"] = owner.as_json()
+            slot = self._commit(draft, run, ids, owner.salt, (meta, keeps_end, may))
         finally:
             draft.discard()
         if slot is None:
@@ -204,10 +204,10 @@ class SlotWriter:
         run: _Run,
         ids: ModelIds,
         salt: str,
-        told: tuple[Mapping[str, Any], bool, MayCommit],
+        checked: tuple[Mapping[str, Any], bool, MayCommit],
     ) -> Slot | None:
         """Make a slot of it, with all that was said on its path; None: it is stale."""
-        meta, keeps_end, may = told
+        meta, keeps_end, may = checked
         kept, canonical = self._explained.save(ids, salt)
         before, canonical_before = self._kept_of(run.replaced)
         whole = {**meta, "keeps_end": keeps_end, "kept": [*before, *kept]}

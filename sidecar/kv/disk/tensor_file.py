@@ -153,7 +153,7 @@ def read_tensor(file: BinaryIO, header: Header, name: str) -> np.ndarray:
     spec, begin = header.places[name]
     try:
         array = np.empty(spec.shape, DTYPES[spec.dtype])
-    except ValueError as error:  # none of its numbers are there, and too many told
+    except ValueError as error:  # none of its numbers are there, and too many are named
         raise Damaged(f"{name} has the shape {spec.shape}"[:200]) from error
     if array.size:
         data = memoryview(array.reshape(-1)).cast("B")

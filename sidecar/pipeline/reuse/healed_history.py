@@ -73,12 +73,12 @@ class HealedHistory:
         kept: those that the client will send again.
         healed: the model's own turns, by index in `marked`.
         context: what all that is kept comes to.
-        told: the values that tell who asks, where and what.
+        values: those that identify who asks, where and what.
         conversation: of the model's last turn in it, known by its ids if any is; None:
             there is none.
         proved_until: index of the last one that is known by ids, which were issued for
             it alone; -1: none is.
-        told_then: the same values when the model's own turns were written.
+        earlier_values: the same values when the model's own turns were written.
         vanishing: the message that will not be sent again: the canonical context that
             it stands behind, its text.
     """
@@ -87,10 +87,10 @@ class HealedHistory:
     kept: Sequence[MarkedMessage]
     healed: dict[int, Healed]
     context: Context
-    told: Mapping[SpanKey, str]
+    values: Mapping[SpanKey, str]
     conversation: Conversation | None
     proved_until: int
-    told_then: Mapping[SpanKey, str]
+    earlier_values: Mapping[SpanKey, str]
     vanishing: tuple[str, str] | None = None
 
 
@@ -103,13 +103,13 @@ class _Past:
         turns: found again, by message index. issued: those of them that are known by
             their ids: their threads' other turns are this conversation's as well.
         contexts: before each message, and behind all.
-        told: the values that tell who asks, where and what.
+        values: those that identify who asks, where and what.
     """
 
     turns: Mapping[int, KnownTurn]
     issued: Collection[int]
     contexts: Sequence[Context]
-    told: Mapping[SpanKey, str]
+    values: Mapping[SpanKey, str]
 
     @property
     def last(self) -> KnownTurn | None:
@@ -117,10 +117,10 @@ class _Past:
         return self.turns[max(self.turns)] if self.turns else None
 
     @property
-    def told_then(self) -> dict[SpanKey, str]:
-        """The values that told who asks in the requests that they answered."""
+    def earlier_values(self) -> dict[SpanKey, str]:
+        """The values that identified who asks in the requests that they answered."""
         turns = (self.turns[index] for index in sorted(self.turns))
-        return {key: value for turn in turns for key, value in turn.told.items()}
+        return {key: value for turn in turns for key, value in turn.values.items()}
 
     @property
     def conversation(self) -> Conversation | None:
@@ -155,8 +155,8 @@ def heal(
         if frame is not None and turn.healed.header in frame.headers
     }
     found = HealedHistory(
-        marked, marked, healed, past.contexts[-1], past.told, past.conversation,
-        max(past.issued, default=-1), past.told_then,
+        marked, marked, healed, past.contexts[-1], past.values, past.conversation,
+        max(past.issued, default=-1), past.earlier_values,
     )  # fmt: skip
     if vanishing is None:
         return found
@@ -168,8 +168,10 @@ def heal(
         found,
         marked=mark([*kept[:at], vanishing, *kept[at:]], to_mark, check),
         healed={i + (i >= at): turn for i, turn in healed.items()},
-        told={**past.told, _VANISHING: vanishing.text},  # no later request has it
-        told_then={_behind(key, at): said for key, said in past.told_then.items()},
+        values={**past.values, _VANISHING: vanishing.text},  # no later request has it
+        earlier_values={
+            _behind(key, at): said for key, said in past.earlier_values.items()
+        },
         vanishing=(past.contexts[at].canonical, vanishing.text),
     )
 
@@ -234,7 +236,7 @@ def _reasoning(message: Message) -> str:
 
 def _telling(item: MarkedMessage, ruleset: RuleSet | None) -> dict[SpanKey, str]:
     """
-    The values of a message by which conversations of equal words are told apart.
+    The values of a message by which conversations of equal words are distinguished.
 
     A clock too: that of another conversation shows another time.
     """

@@ -81,7 +81,7 @@ class Walk:
         sent_answered: spans that the client itself has sent in answered messages.
         roles: of the request's messages.
         last_sent: what stood in a span when the client last sent a value there.
-        told_then: what stood there when the model's own turns in it were written.
+        earlier_values: what stood there when the model's own turns in it were written.
     """
 
     spans: Sequence[Span]
@@ -92,7 +92,7 @@ class Walk:
     sent_answered: Collection[SpanKey] = ()
     roles: Sequence[str] = ()
     last_sent: Mapping[SpanKey, str] = field(default_factory=dict)
-    told_then: Mapping[SpanKey, str] = field(default_factory=dict)
+    earlier_values: Mapping[SpanKey, str] = field(default_factory=dict)
 
     @property
     def last_note(self) -> int:
@@ -234,7 +234,7 @@ def _may_stay(pair: _Pair, walk: Walk) -> bool:
     Where a message was said again with another value, it is that one which is gone. Of
     two threads with equal first words the model's own turns tell which one goes on.
     """
-    if walk.told_then.get(pair.key, pair.stored) != pair.stored:
+    if walk.earlier_values.get(pair.key, pair.stored) != pair.stored:
         return False
     if walk.last_sent.get(pair.key, pair.stored) != pair.stored:
         return False

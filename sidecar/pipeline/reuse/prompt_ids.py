@@ -110,7 +110,7 @@ class Assembled:
 
     @property
     def text(self) -> str:
-        """All of it as text, each image as what people are told of it."""
+        """All of it as text, each image as what people read of it."""
         first, *others = self.texts
         labels = [placed.image.label for placed in self.images]
         return first + "".join(map("".join, zip(labels, others, strict=True)))

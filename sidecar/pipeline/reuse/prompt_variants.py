@@ -45,7 +45,8 @@ class ReuseQuery:
         first_own: index of the first message that the model wrote for it, if known.
         answered_before: index of the last one: it has read the messages before that.
         is_proved: the substitution proof holds (template/elements).
-        told_then: what told who asks when the model's own turns in it were written.
+        earlier_values: what identified who asks when the model's own turns in it were
+            written.
     """
 
     elements: tuple[Element, ...]
@@ -56,7 +57,7 @@ class ReuseQuery:
     first_own: int | None = None
     answered_before: int = 0
     is_proved: bool = True
-    told_then: Mapping[SpanKey, str] = field(default_factory=dict)
+    earlier_values: Mapping[SpanKey, str] = field(default_factory=dict)
 
     @property
     def threads(self) -> tuple[Conversation | None, ...]:
@@ -222,7 +223,7 @@ class ReuseChooser:
             sent_answered,
             question.roles,
             last_sent,
-            question.told_then,
+            question.earlier_values,
         )
 
     def _pins(

@@ -84,7 +84,7 @@ class TurnDelimiters:
     Args:
         starts: by the role of the message before.
         closing: what closes calls behind the last argument; None: calls cannot stay
-            in a placeholder, for their end cannot be told.
+            in a placeholder, for their end is unknown.
         drops_calls: a placeholder may stand without its turn's calls.
         one_call: it may stand with one at most.
     """
