@@ -64,7 +64,7 @@ class ChunkParser:
             return [errors.malformed(self._model, "an unreadable chunk")]
         if frame.get("error"):
             self.is_over = True
-            return [errors.from_frame(frame["error"], self._model)]
+            return [errors.from_delimiters(frame["error"], self._model)]
         return self._take_frame(frame)
 
     def _take_frame(self, frame: dict[str, Any]) -> list[Item]:

@@ -21,7 +21,7 @@ PROVIDER = "mlx"
 _SHOWN_LEN = 500
 _RETRY_AFTER = re.compile(r"\(sidecar answered .*, retry after (\d+) s\)")
 _CONTEXT_CODE = "context_length_exceeded"
-_TOLD = "MlxException - "  # before what LiteLLM was answered on a native route
+_NATIVE_PREFIX = "MlxException - "  # before what LiteLLM was answered on a native route
 
 # Error frames inside a stream carry a code but no status.
 _STATUS_OF_CODE = {
@@ -57,7 +57,7 @@ def from_response(response: httpx.Response, model: str) -> Exception:
     return made
 
 
-def from_frame(error: object, model: str) -> Exception:
+def from_delimiters(error: object, model: str) -> Exception:
     """Map an error that came inside a stream; a status is guessed from its code."""
     fields = as_object(error)
     code = str(fields.get("code") or fields.get("type") or "")

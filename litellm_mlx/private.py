@@ -176,7 +176,7 @@ def _session(client: ClientRequest, litellm_params: Json) -> object:
 
 
 def _key_name(litellm_params: Json) -> str | None:
-    """A name for the proxy key a request came with: values are not lent across."""
+    """A name for the proxy key a request came with: values are not shared across."""
     metadata = as_object(litellm_params.get("metadata"))
     for name in _KEY_NAMES:
         key = metadata.get(name)

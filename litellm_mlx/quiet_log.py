@@ -11,7 +11,7 @@ import logging
 from litellm_mlx.lost_refusals import is_unserved
 
 _LOGGERS = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
-_TOLD = (429, 501, 503)
+_EXPLAINED = (429, 501, 503)
 _TRACEBACK = "\nTraceback (most recent call last)"
 
 
@@ -39,6 +39,6 @@ def install() -> None:
 
 def _is_explained(error: BaseException) -> bool:
     status = getattr(error, "status_code", None)
-    if isinstance(status, int) and (400 <= status < 500 or status in _TOLD):
+    if isinstance(status, int) and (400 <= status < 500 or status in _EXPLAINED):
         return True
     return is_unserved(str(error).encode(errors="replace"))

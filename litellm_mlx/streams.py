@@ -65,7 +65,7 @@ class AsyncChunks:
 
     def __init__(self, call: SidecarCall) -> None:
         self._model = call.model
-        self._opening = _Opening(call)
+        self._opening = _PendingCall(call)
         self._early: concurrent.futures.Future[httpx.Response] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._parser = ChunkParser(call)
@@ -139,7 +139,7 @@ class AsyncChunks:
         return await asyncio.wrap_future(self._early)
 
 
-class _Opening:
+class _PendingCall:
     """
     A call on its way and the answer once it is there.
 

@@ -155,7 +155,7 @@ def _answer_object(response: httpx.Response, model: str) -> Json:
     except ValueError:
         answer = {}
     if answer.get("error"):
-        raise errors.from_frame(answer["error"], model)
+        raise errors.from_delimiters(answer["error"], model)
     if not answer:
         raise errors.malformed(model, "an answer that is no JSON object")
     return answer

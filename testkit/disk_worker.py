@@ -39,7 +39,7 @@ def lose_memory(app: App) -> None:
         with disk._lock:
             disk._index.clear()
             disk._seen, disk._stamps = 0, {}
-        disk._look(disk._place.folder)
+        disk._refresh(disk._place.folder)
 
 
 def act(app: App, chance: random.Random) -> None:

@@ -87,4 +87,4 @@ def restart(rig: Rig, disk: DiskCache) -> None:
         disk._write_queue.due.forget()
         disk._index.clear()
         disk._seen, disk._stamps = 0, {}
-    disk._look(place.folder)
+    disk._refresh(place.folder)

@@ -56,7 +56,7 @@ def foreign_block() -> Iterator[None]:
 @contextlib.contextmanager
 def offset_off_by_one() -> Iterator[None]:
     """A row that joins a batch believes that it is one token longer."""
-    insert = kv_layers._adopt
+    insert = kv_layers._insert
 
     def wrong(layer: Any) -> Any:
         batch = insert(layer)
@@ -64,7 +64,7 @@ def offset_off_by_one() -> Iterator[None]:
         return batch
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kv_layers, "_adopt", wrong)
+        patch.setattr(kv_layers, "_insert", wrong)
         yield
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from sidecar.cli.log_blocks import PromptBlock, read_prompts
 
 _WINDOW_CHARS = 40
-_TOLD = (
+_COMPARED = (
     ("match", "match_type"),
     ("prompt tokens", "prompt_tokens"),
     ("reused", "matched_prefix_len"),
@@ -71,7 +71,10 @@ def _meta_table(before: PromptBlock, after: PromptBlock) -> str:
         ("", "from", "to"),
         ("request", before.request_id, after.request_id),
         ("time", before.time, after.time),
-        *((label, _value(before, name), _value(after, name)) for label, name in _TOLD),
+        *(
+            (label, _value(before, name), _value(after, name))
+            for label, name in _COMPARED
+        ),
     ]
     width = max(len(row[1]) for row in rows)
     lines = [f"{label:<21}{old:<{width}}  {new}" for label, old, new in rows]

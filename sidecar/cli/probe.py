@@ -70,7 +70,7 @@ def _setup(server: Server, options: argparse.Namespace) -> Setup:
 
 
 def _names(asked: str, *, sees: bool) -> list[str]:
-    """What to try: without eyes a model is shown no pictures unless that is asked."""
+    """What to try: a model without images is shown none unless that is asked."""
     if asked != "all":
         return [asked]
     return [name for name in SCENARIOS if sees or name != IMAGES]

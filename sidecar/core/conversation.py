@@ -30,8 +30,8 @@ class Conversation:
         is_known: False for what no client asked, such as a self-test: no forgetting
             of somebody's conversations covers it.
         resembles: the thread whose words the request repeats, where nothing else tells
-            which one it goes on with. Many people say equal words: it lends what tells
-            nothing of who asks, and nothing is written under it.
+            which one it goes on with. Many people say equal words: its record gives
+            what says nothing of who asks, and nothing is written under it.
         salt: names the prefix tree that holds its KV. That is the tenant's own tree,
             or "", where tenants share one.
         generation: the number of forgettings when the request began. What has been
@@ -56,7 +56,7 @@ class Conversation:
     own_len: int = field(default=0, compare=False)
 
     @property
-    def speaker(self) -> tuple[str | None, str] | None:
+    def session_key(self) -> tuple[str | None, str] | None:
         """Its tenant and session, whatever the thread; None: no client's."""
         return (self.tenant, self.session) if self.is_known else None
 

@@ -28,7 +28,7 @@ _ENCODER = re.compile(
 )
 _ADAPTERS = ("adapters.safetensors", "adapter_model.safetensors")
 _MAX_JSON_BYTES = 100_000_000
-_MAX_NUMBERED = 10_000  # weight files that their own names promise
+_MAX_NUMBERED = 10_000  # weight files that their own names announce
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _NOT_THE_FORMAT = (
     ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError,
@@ -244,7 +244,7 @@ def named_weights_fault(folder: Path) -> str | None:
 
 
 def _expected(folder: Path, files: Sequence[Path]) -> set[str]:
-    """Names of the weight files that the index, or the files' own numbers, promise."""
+    """Names of the weight files that the index, or the files' own numbers, announce."""
     try:
         index = _json_of(folder / _INDEX)
         return {str(name) for name in index["weight_map"].values()}

@@ -96,7 +96,7 @@ class Job:
     The two ends of one generation.
 
     The HTTP thread reads `next_event` and may `cancel`; the GPU thread writes with
-    `emit`, and `due`: what of the memory promised to it is not in use yet.
+    `emit`, and `due`: what of the memory reserved for it is not in use yet.
     """
 
     def __init__(self, spec: JobSpec) -> None:

@@ -25,7 +25,7 @@ from sidecar.engine.vision import (
     SeeingModel,
     VisionEncoder,
     VisionInputs,
-    open_eyes,
+    open_vision_encoder,
     read_seeing,
 )
 from sidecar.engine.weights import let_go, weights_nbytes
@@ -56,7 +56,7 @@ class LoadedModel:
         num_bytes: bytes of its weights. key: tells its KV from any other model's.
         quantization: of its KV, None for none.
         printed_stops: what stands for a stop token once another turn follows.
-        eyes: what it sees images with, None if it does not.
+        vision_encoder: None if it takes no images.
         no_vision_reason: why it does not although it was made to; "": it was not.
     """
 
@@ -163,7 +163,7 @@ def read_model(
             eos_token_ids=config.get("eos_token_id"),
         )
         described = _describe(source, (model, tokenizer), config, family)
-        loaded = _with_eyes(described, config, memo, trust=trust)
+        loaded = _with_vision(described, config, memo, trust=trust)
         if stamp(folder) != before:  # else other weights' KV would go by its name
             raise ValueError("its files changed while they were read")
     seconds, message = (
@@ -269,7 +269,7 @@ def _weights(folder: Path, *, trust: bool, sees: bool) -> tuple[Any, dict[str, A
     return model, config
 
 
-def _with_eyes(
+def _with_vision(
     loaded: LoadedModel,
     config: dict[str, Any],
     memo: FeatureMemo | None,
@@ -289,7 +289,7 @@ def _with_eyes(
     loaded = replace(loaded, key=f"{loaded.key} seeing")
     parts = (loaded.folder, config, loaded.tokenizer)
     try:
-        vision_encoder = open_eyes(loaded.model, parts, memo, trust=trust)
+        vision_encoder = open_vision_encoder(loaded.model, parts, memo, trust=trust)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it likes
         reason = _reason(error).replace(str(loaded.folder), loaded.name)
         why = f"{BLIND_HERE}: {reason}"

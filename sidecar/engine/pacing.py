@@ -34,7 +34,7 @@ _MIN_CHUNK = 64
 _ALONE = 2  # times as long a chunk where no stream waits: small ones cost throughput
 _MAX_SLOWDOWN = 1.6  # of a step between two chunks; the rest has other reasons
 _SMOOTHING = 0.5
-_FREE_SMOOTHING = 1 / 32  # what is promised is a mean: one slow step must not move it
+_FREE_SMOOTHING = 1 / 32  # what is forecast is a mean: one slow step must not move it
 _NUM_RECENT, _NUM_USUAL = 3, 64  # chunks
 _OLD_S = 30.0
 

@@ -49,7 +49,7 @@ class PrefillQueue:
         self._watchdog = watchdog
         self._waiting: deque[Job] = deque()
         self._passed: Sequence | None = None
-        self._lent_s = 0.0  # of the current prompt's time, to those that may pass
+        self._shared_s = 0.0  # of the current prompt's time, to those that may pass
         self.current: Sequence | None = None
 
     @property
@@ -81,19 +81,19 @@ class PrefillQueue:
             self.current, self._passed = self._passed, None
             self.current.last_progress = time.monotonic()
         elif self.current is None:
-            self._lent_s = 0.0
+            self._shared_s = 0.0
             if self._waiting and self._waiting[0].spec.n <= num_free:
                 self._begin(self._waiting.popleft())
-        if self.current is not None and self._passed is None and self._lent_s > 0:
+        if self.current is not None and self._passed is None and self._shared_s > 0:
             self._let_pass(self.current, num_free)
         return self.current
 
     def took(self, seconds: float) -> None:
         """Note how long the GPU was with the prompt that `next` named."""
         if self._passed is None:
-            self._lent_s = seconds
+            self._shared_s = seconds
         else:
-            self._lent_s -= seconds
+            self._shared_s -= seconds
 
     def done(self) -> None:
         """The current prompt is computed, or given up."""

@@ -1,8 +1,8 @@
 """
-The memory of the whole process: what is in use, what is promised, how room is made.
+The memory of the whole process: what is in use, what is reserved, how room is made.
 
 All models share it: their weights, their stored KV, what their running requests hold
-and what prefilling takes for a while. So whatever is about to be allocated is promised
+and what prefilling takes for a while. So whatever is about to be allocated is reserved
 first, under one lock: two requests that each fit alone are not both let in.
 """
 
@@ -261,10 +261,10 @@ class Admission:
             return len(self._open)
 
     @property
-    def promised(self) -> Demand:
+    def reserved(self) -> Demand:
         """What the jobs and loads admitted before will still allocate."""
         with self._lock:
-            return self._promised()
+            return self._reserved()
 
     def admit(self, job: Job, demand: Callable[[Demand], Demand]) -> None:
         """
@@ -281,7 +281,7 @@ class Admission:
                 raise Unavailable(GOING_DOWN, retry_after_s=5)
             if len(self._open) >= self.max_jobs:
                 raise Busy(f"all {self.max_jobs} places are taken", retry_after_s=2)
-            job.due = demand(self._promised())
+            job.due = demand(self._reserved())
             self._open.add(job)
 
     def release(self, job: Job) -> None:
@@ -292,16 +292,16 @@ class Admission:
     @contextlib.contextmanager
     def loading(self, num_bytes: int) -> Iterator[Callable[[], None]]:
         """Promise a load its memory, until what is yielded says that it is in use."""
-        promised = Demand(num_bytes, 0)
+        reserved = Demand(num_bytes, 0)
 
         def arrived() -> None:
-            nonlocal promised
+            nonlocal reserved
             with self._lock:
-                self._loading += Demand(-promised.held, 0)
-                promised = NOTHING
+                self._loading += Demand(-reserved.held, 0)
+                reserved = NOTHING
 
         with self._lock:
-            self._loading += promised
+            self._loading += reserved
         try:
             yield arrived
         finally:
@@ -326,5 +326,5 @@ class Admission:
         """Rows that may still be decoded beside those of all models."""
         return self._max_rows - sum(count() for count in self._decoding)
 
-    def _promised(self) -> Demand:
+    def _reserved(self) -> Demand:
         return sum((job.due for job in self._open), self._loading)

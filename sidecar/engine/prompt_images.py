@@ -46,7 +46,7 @@ class PromptImages:
                 placed.image.pixels.start()
         return due[0] if due and due[0].start < end else None
 
-    def look(self, placed: PlacedImage) -> bool:
+    def encode(self, placed: PlacedImage) -> bool:
         """
         Have an image's features; the tower may run.
 

@@ -312,7 +312,7 @@ class BatchScheduler:
         end = sequence.end_of_chunk(chunk)
         if unseen := sequence.unseen(end):
             self._make_room(sequence, self.guard.images([unseen]).total)
-            sequence.look(end)
+            sequence.encode(end)
             return
         needed = self.guard.model.peak_bytes(end, end - sequence.done)
         self._make_room(sequence, needed)

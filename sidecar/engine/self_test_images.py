@@ -1,4 +1,4 @@
-"""The self-test of a model's eyes, on pictures of noise."""
+"""The self-test of a vision encoder, on pictures of noise."""
 
 import hashlib
 from collections.abc import Callable, Generator
@@ -60,7 +60,7 @@ class ImageRuns:
         """The last logits, in chunks as the engine does."""
         prompt_images = PromptImages(self._vision_encoder, prompt)
         (placed,) = prompt.images
-        prompt_images.look(placed)
+        prompt_images.encode(placed)
         yield
         cache, ids, start = self._model.new_cache(), prompt.read_ids, 0
         middle = (placed.start + placed.end) // 2
@@ -77,7 +77,7 @@ class ImageRuns:
         return logits[:, -1]
 
 
-class _Kept:
+class _ReadyPixels:
     """Pixels that are there already."""
 
     def __init__(self, pixels: Pixels) -> None:
@@ -101,7 +101,7 @@ class _Kept:
 def sample_image(
     vision_encoder: VisionEncoder, seed: int, size: tuple[int, int] = _SAMPLE
 ) -> SeenImage:
-    """A picture of noise, to try a model's eyes on."""
+    """A picture of noise, to try a vision encoder on."""
     from PIL import Image
 
     chance = np.random.default_rng(seed)
@@ -110,7 +110,7 @@ def sample_image(
     processed = vision_encoder.processor.process(picture)
     digest = hashlib.sha256(picture.tobytes()).hexdigest()
     image = seen_image(digest, picture.size, processed)
-    return replace(image, pixels=_Kept(processed.pixels))
+    return replace(image, pixels=_ReadyPixels(processed.pixels))
 
 
 def as_library(vision_encoder: VisionEncoder, prompt: ModelPrompt) -> Steps[mx.array]:

@@ -64,7 +64,7 @@ class Runs:
         """Name and test of each way of reuse; a test yields after each computation."""
         paths = [
             ("restore", lambda: self._warm((64,), self._ids[:96])),
-            ("lend", lambda: self._warm((64,), self._ids[:96], lend=True)),
+            ("lend", lambda: self._warm((64,), self._ids[:96], borrow=True)),
             ("trim", lambda: self._warm((48, 96), self._ids[:80])),
             ("branch", self._branch),
             ("checkpoint", lambda: self._warm((64, 96), self._ids[:120])),
@@ -90,7 +90,7 @@ class Runs:
         return Difference(0.0, noise, self._rounding, noise)
 
     def _warm(
-        self, edges: Sequence[int], asked: Sequence[int], *, lend: bool = False
+        self, edges: Sequence[int], asked: Sequence[int], *, borrow: bool = False
     ) -> Steps[Difference]:
         """
         Store a prompt, ask for a second one that shares its beginning.
@@ -101,7 +101,7 @@ class Runs:
         common = edges[0]
         other = tuple(reversed(self._ids))
         first = ModelIds((*self._ids[:common], *other[: edges[-1] - common]))
-        with self._store(lend=lend) as store:
+        with self._store(borrow=borrow) as store:
             yield from self._serve(store, first, edges)
             return (yield from self._compare(store, ModelIds(tuple(asked)), edges[:1]))
 
@@ -110,7 +110,7 @@ class Runs:
         first = ModelIds(self._ids[:96])
         second = ModelIds((*self._ids[:64], *self._ids[100:130]))
         found = []
-        with self._store(lend=True) as store:
+        with self._store(borrow=True) as store:
             for ids in (first, second):
                 yield from self._serve(store, ids, (64, len(ids)))
             for ids in (first, second):
@@ -122,8 +122,8 @@ class Runs:
         """A prompt of two slots, read by a store that never saw it."""
         ids = ModelIds(self._ids[:96])
         with (
-            self._store(lend=False) as before,
-            self._store(lend=False) as after,
+            self._store(borrow=False) as before,
+            self._store(borrow=False) as after,
             Shelf() as shelf,
         ):
             for end in (64, 96):
@@ -209,11 +209,11 @@ class Runs:
         return row
 
     @contextlib.contextmanager
-    def _store(self, *, lend: bool) -> Iterator[PrefixStore]:
+    def _store(self, *, borrow: bool) -> Iterator[PrefixStore]:
         """Room for one test's prompts; their KV goes with it, at once."""
         budget = KVBudget(Limits(1 << 40))
         store = PrefixStore(budget, self._model.new_cache, self._quantization)
-        if not lend:
+        if not borrow:
             store.switched_off.add("lend")
         try:
             yield store

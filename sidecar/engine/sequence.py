@@ -158,13 +158,13 @@ class Sequence:
         )
         return placed.end - placed.start if placed else 0
 
-    def look(self, end: int) -> None:
+    def encode(self, end: int) -> None:
         """The tower for one image before a depth, if its pixels are there."""
         placed = (
             self._prompt_images.unseen(self.done, end) if self._prompt_images else None
         )
         started = time.perf_counter()
-        if self._prompt_images and placed and self._prompt_images.look(placed):
+        if self._prompt_images and placed and self._prompt_images.encode(placed):
             self._note_progress()
             seconds = time.perf_counter() - started
             logger.debug("looked at an image seconds=%.3f", seconds)

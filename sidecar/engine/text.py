@@ -86,7 +86,7 @@ class TextEngine:
     @property
     def fitting_context(self) -> int:
         """Most tokens of prompt and answer that fit into memory now."""
-        return self.guard.largest_context(self.max_context, self._admission.promised)
+        return self.guard.largest_context(self.max_context, self._admission.reserved)
 
     def forecast(self, lengths: tuple[int, int], max_tokens: int | None) -> Forecast:
         """Look ahead for a prompt of so many tokens, of which so many are stored."""

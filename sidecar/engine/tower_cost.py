@@ -22,7 +22,7 @@ _EXPONENT = 1.5  # of a look's time by pixels: embedding is linear, attention sq
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Encoding:
     """What a look at a picture took: its peak, what stays of it, seconds."""
 
     num_ids: int
@@ -40,9 +40,9 @@ def fit_tower(
     Args:
         clock: seconds. For tests.
     """
-    first = yield from _look(vision_encoder, _FIRST, clock)
+    first = yield from _encode(vision_encoder, _FIRST, clock)
     size = _second_size(first.seconds)
-    second = yield from _look(vision_encoder, size, clock)
+    second = yield from _encode(vision_encoder, size, clock)
     release_freed_memory()
     rows = [[look.num_ids, look.num_ids**2] for look in (first, second)]
     costs = [look.peak_bytes for look in (first, second)]
@@ -65,24 +65,24 @@ def _second_size(first_s: float) -> tuple[int, int]:
     return _SECOND[-1]
 
 
-def _look(
+def _encode(
     vision_encoder: VisionEncoder, size: tuple[int, int], clock: Callable[[], float]
-) -> Generator[None, None, _Look]:
+) -> Generator[None, None, _Encoding]:
     image = sample_image(vision_encoder, 1, size)
-    yield from _looked(vision_encoder, image, clock)  # the first one compiles
-    return (yield from _looked(vision_encoder, image, clock))
+    yield from _timed_encoding(vision_encoder, image, clock)  # the first one compiles
+    return (yield from _timed_encoding(vision_encoder, image, clock))
 
 
-def _looked(
+def _timed_encoding(
     vision_encoder: VisionEncoder, image: SeenImage, clock: Callable[[], float]
-) -> Generator[None, None, _Look]:
+) -> Generator[None, None, _Encoding]:
     """One look; all is read before the turn ends, and others use the memory."""
     mx.clear_cache()
     mx.reset_peak_memory()
     before, started = mx.get_active_memory(), clock()
     features = vision_encoder.model.image_features(image, vision_encoder.pad)
     seconds, peak = clock() - started, mx.get_peak_memory()
-    found = _Look(
+    found = _Encoding(
         len(image.read_ids), max(0, peak - before), features.num_bytes, seconds
     )
     del features

@@ -273,7 +273,7 @@ def read_seeing(folder: Path) -> tuple[SeeingModel, dict[str, Any]]:
     return SeeingModel(load_model(folder, lazy=True)), load_config(folder)
 
 
-def open_eyes(
+def open_vision_encoder(
     model: SeeingModel,
     parts: tuple[Path, dict[str, Any], Any],
     memo: FeatureMemo,

@@ -55,7 +55,7 @@ class FetchLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Fetched:
     """
     What a URL gave.
 
@@ -120,7 +120,7 @@ class _Errand:
         self._is_wanted = is_wanted
         self._deadline = time.monotonic() + _IN_ALL_S
 
-    def run(self, url: str) -> _Answer:
+    def run(self, url: str) -> _Fetched:
         fresh = math.inf  # as the shortest of the way there
         for _ in range(_MAX_REDIRECTS + 1):
             found = self._get(url)
@@ -130,7 +130,7 @@ class _Errand:
             url = urljoin(url, found.moved)
         raise self._failed("redirects too often")
 
-    def _get(self, url: str) -> _Answer:
+    def _get(self, url: str) -> _Fetched:
         """The image, or where it has moved."""
         parts, host, addresses = self._checked(url)
         for address in addresses[:_MAX_ADDRESSES]:
@@ -179,7 +179,7 @@ class _Errand:
             raise self._failed(_NOT_HAD)
         return addresses
 
-    def _ask(self, parts: SplitResult, host: str, address: str) -> _Answer:
+    def _ask(self, parts: SplitResult, host: str, address: str) -> _Fetched:
         port = parts.port or _PORTS[parts.scheme]
         named = f"[{host}]" if ":" in host else host
         target = quote(parts.path or "/", safe=_SAFE)
@@ -203,10 +203,10 @@ class _Errand:
             with closing(connection.getresponse()) as answer:
                 fresh = fresh_s(answer.headers)
                 if answer.status in _MOVED and (moved := answer.getheader("location")):
-                    return _Answer(b"", fresh, moved)
+                    return _Fetched(b"", fresh, moved)
                 if answer.status != http.client.OK:
                     raise self._failed(_NOT_HAD)
-                return _Answer(self._read(answer), fresh)
+                return _Fetched(self._read(answer), fresh)
 
     @contextmanager
     def _guarded(self, sock: socket.socket) -> Iterator[socket.socket]:

@@ -3,7 +3,7 @@ The KV cache of one loaded model: what is held of a prompt, in memory and on the
 
 A request looks up each form of its prompt, and gets a `Hit` for it. It restores the hit
 of the form that it chose, and reserves what memory has of it until it has ended, so
-that what it was promised is not evicted while it waits. If the disk fails, the prompt
+that what it will reuse is not evicted while it waits. If the disk fails, the prompt
 stays as it is, and what memory has of it is reused.
 """
 
@@ -52,8 +52,8 @@ class KVCache:
         """
         if self.disk is None or not hit.disk_len:
             return hit
-        owner = prompt.conversation or unknown(self.store.generation)
-        if self.disk.restore(prompt.ids, owner, hit, is_wanted):
+        conversation = prompt.conversation or unknown(self.store.generation)
+        if self.disk.restore(prompt.ids, conversation, hit, is_wanted):
             return replace(hit, restore_s=0.0)
         return Hit(self.store.match_len(prompt.ids, prompt.salt))
 

@@ -212,7 +212,7 @@ def _are_few(trees: Trees, limits: Limits) -> bool:
 
 
 def _free_leaves(tree: RadixTree) -> list[Node]:
-    return [n for n in tree.leaves if not n.leases and n.lent_to is None]
+    return [n for n in tree.leaves if not n.leases and n.borrower is None]
 
 
 def _kept_depth(leaf: Node, over: int) -> int:

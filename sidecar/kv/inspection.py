@@ -21,7 +21,7 @@ def tree_rows(tree: RadixTree) -> list[dict[str, Any]]:
             "parent": node.parent.number if node.parent else None,
             "start": node.start,
             "end": node.end,
-            "lent": node.lent_to is not None,
+            "lent": node.borrower is not None,
             "leases": len(node.leases),
             "kv_bytes": _share(node, used),
             "checkpoint_bytes": node.checkpoint_bytes,
@@ -36,7 +36,7 @@ def tree_rows(tree: RadixTree) -> list[dict[str, Any]]:
 
 
 def _share(node: Node, used: Mapping[Buffer, int]) -> int:
-    """Bytes of its buffer, by its part of the tokens there; 0 while lent."""
+    """Bytes of its buffer, by its part of the tokens there; 0 while borrowed."""
     if node.buffer is None:
         return 0
     return node.buffer.num_bytes * len(node.ids) // used[node.buffer]
@@ -53,11 +53,11 @@ def problems(tree: RadixTree) -> Iterator[str]:
             yield f"{where} is not its parent's child"
         elif node.start != node.parent.end:
             yield f"{where} does not begin where its parent ends"
-        if (node.buffer is None) == (node.lent_to is None):
+        if (node.buffer is None) == (node.borrower is None):
             yield f"{where} has its KV in no place or in two"
         if node.buffer is not None:
             yield from _buffer_problems(node, node.buffer, where)
-        if node.lent_to is not None and node.lent_to.is_over:
+        if node.borrower is not None and node.borrower.is_over:
             yield f"{where} is lent to a sequence that is over"
 
 
@@ -68,7 +68,7 @@ def _miscounted(tree: RadixTree) -> Iterator[str]:
     for node in nodes:
         if node.buffer is not None:
             used.setdefault(node.buffer, []).append(node)
-        if node.lent_to is not None and node not in tree.lent_nodes(node.lent_to):
+        if node.borrower is not None and node not in tree.borrowed_nodes(node.borrower):
             yield f"node {node.number} is lent, and not counted as lent"
     num_bytes = sum(buffer.num_bytes for buffer in used)
     num_bytes += sum(node.checkpoint_bytes for node in nodes)

@@ -209,7 +209,7 @@ def to_batch(cache: KVLayers) -> KVLayers:
     merge would copy it into an exactly sized buffer, and again at the first token.
     """
     return [
-        _adopt(layer) if type(layer) is KVCache else layer.merge([layer])
+        _insert(layer) if type(layer) is KVCache else layer.merge([layer])
         for layer in cache
     ]
 
@@ -255,7 +255,7 @@ def borrow_layers(cache: KVLayers) -> KVLayers:
     ]  # fmt: skip
 
 
-def _adopt(layer: Any) -> Any:
+def _insert(layer: Any) -> Any:
     batch = BatchKVCache([0])
     batch.keys, batch.values = layer.keys, layer.values
     batch.offset = mx.array([layer.offset])

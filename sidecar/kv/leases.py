@@ -24,7 +24,7 @@ _ROOM = 256  # tokens of room behind a copied prefix
 _SHRINK_SHARE = 8  # a buffer is copied smaller once this share of it is unused
 
 
-def lend(tree: RadixTree, path: Sequence[Node], lease: Lease) -> list[Leaves] | None:
+def borrow(tree: RadixTree, path: Sequence[Node], lease: Lease) -> list[Leaves] | None:
     """
     Move a path's arrays out, if one buffer holds it all and nobody else uses that.
 
@@ -49,7 +49,7 @@ def lend(tree: RadixTree, path: Sequence[Node], lease: Lease) -> list[Leaves] | 
         for node in others:
             tree.store(node, tail)
     for node in own:
-        tree.lend(node, lease)
+        tree.borrow(node, lease)
     arrays, buffer.arrays = buffer.arrays, []
     return arrays
 
@@ -69,7 +69,7 @@ def release_held(tree: RadixTree, path: Sequence[Node], lease: Lease) -> None:
     }
     for node in path:
         if node.buffer is not None and node.buffer not in kept:
-            tree.lend(node, lease)
+            tree.borrow(node, lease)
 
 
 def release_running(tree: RadixTree) -> list[Leaves]:
@@ -85,7 +85,7 @@ def release_running(tree: RadixTree) -> list[Leaves]:
         for node in path_to(holder) if running else ():
             if node.buffer is not None:
                 emptied.add(node.buffer)
-                tree.lend(node, running[0])
+                tree.borrow(node, running[0])
     return [leaves for buffer in emptied for leaves in shrink(tree, buffer)]
 
 
@@ -143,9 +143,9 @@ def _source(node: Node) -> tuple[list[Leaves], int]:
     """The arrays that hold a node's KV, and the depth they begin at."""
     if node.buffer is not None:
         return node.buffer.arrays, node.buffer.start
-    assert node.lent_to is not None
-    assert node.lent_to.live is not None
-    return kv_layers.sliceable_leaves(node.lent_to.live()), 0
+    assert node.borrower is not None
+    assert node.borrower.live is not None
+    return kv_layers.sliceable_leaves(node.borrower.live()), 0
 
 
 def owned_from(tree: RadixTree, lease: Lease, ids: ModelIds, *, is_plain: bool) -> int:
@@ -156,41 +156,41 @@ def owned_from(tree: RadixTree, lease: Lease, ids: ModelIds, *, is_plain: bool) 
         is_plain: they are not quantised, and serve more prompts than what is.
     """
     match = tree.match(ids, lease.conversation.salt)
-    lent = [n.start for n in match.nodes if n.lent_to is lease]
+    borrowed = [n.start for n in match.nodes if n.borrower is lease]
     worse = [n.start for n in match.nodes if is_plain and _is_quantized(n)]
-    return min([*lent, *worse, match.depth])
+    return min([*borrowed, *worse, match.depth])
 
 
 def attach(tree: RadixTree, lease: Lease, ids: ModelIds, buffer: Buffer) -> None:
     """Put a sequence's arrays under its path; drop what it did not get to compute."""
-    owner = lease.conversation
-    for node in tree.path_of(ids, owner.salt):
+    conversation = lease.conversation
+    for node in tree.path_of(ids, conversation.salt):
         is_better = _is_quantized(node) and buffer.is_plain
         is_held = buffer.start <= node.start and node.end <= buffer.end
-        if is_held and (node.lent_to is lease or is_better):
+        if is_held and (node.borrower is lease or is_better):
             tree.store(node, buffer)
-        mark(node, owner)
-    drop_lent(tree, lease)
-    grown = tree.grow(ids, owner.salt, buffer=buffer, lent_to=None)
+        mark(node, conversation)
+    drop_borrowed(tree, lease)
+    grown = tree.grow(ids, conversation.salt, buffer=buffer, borrower=None)
     if grown is not None:
-        mark(grown, owner)
+        mark(grown, conversation)
 
 
-def lent_by_others(
+def borrowed_from_others(
     tree: RadixTree, lease: Lease, ids: ModelIds
 ) -> tuple[ModelIds, Conversation | None]:
-    """What of a path is lent to a sequence, and who used its end last."""
+    """What of a path a sequence borrows, and who used its end last."""
     path = tree.match(ids, lease.conversation.salt).nodes
-    lent = [n for n in path if n.lent_to is lease]
-    if not lent:
+    borrowed = [n for n in path if n.borrower is lease]
+    if not borrowed:
         return ModelIds(()), None
-    return ModelIds(ids[: lent[-1].end]), next(reversed(lent[-1].users), None)
+    return ModelIds(ids[: borrowed[-1].end]), next(reversed(borrowed[-1].users), None)
 
 
-def drop_lent(tree: RadixTree, lease: Lease) -> None:
-    """Drop what is still lent to a sequence: it does not come back."""
-    for node in tree.lent_nodes(lease):
-        if node.parent is not None and node.parent.lent_to is not lease:
+def drop_borrowed(tree: RadixTree, lease: Lease) -> None:
+    """Drop what a sequence still borrows: it does not come back."""
+    for node in tree.borrowed_nodes(lease):
+        if node.parent is not None and node.parent.borrower is not lease:
             tree.drop(node)
 
 
@@ -198,15 +198,15 @@ def _is_quantized(node: Node) -> bool:
     return node.buffer is not None and not node.buffer.is_plain
 
 
-def mark(node: Node, owner: Conversation) -> None:
+def mark(node: Node, conversation: Conversation) -> None:
     """Note who used a node, and when."""
     node.touched = time.monotonic()
-    node.used_by(owner)
+    node.used_by(conversation)
     if node.hits == 0 and not node.children:
-        node.is_subagent = owner.is_subagent
+        node.is_subagent = conversation.is_subagent
 
 
-def supersede(tree: RadixTree, ids: ModelIds, owner: Conversation) -> None:
+def supersede(tree: RadixTree, ids: ModelIds, conversation: Conversation) -> None:
     """
     Note that a conversation goes on along a path, and no more where it parted from it.
 
@@ -214,10 +214,10 @@ def supersede(tree: RadixTree, ids: ModelIds, owner: Conversation) -> None:
     goes on from. Behind the first turn that the model wrote for a conversation, what
     parts from its path is such an end; before it, another conversation may.
     """
-    path = tree.match(ids, owner.salt).nodes
+    path = tree.match(ids, conversation.salt).nodes
     for number, node in enumerate(path):
         node.is_superseded = False
-        if not 0 < owner.own_len <= node.end:
+        if not 0 < conversation.own_len <= node.end:
             continue
         for child in node.children.values():
             if child not in path[number + 1 : number + 2]:
@@ -226,16 +226,16 @@ def supersede(tree: RadixTree, ids: ModelIds, owner: Conversation) -> None:
 
 
 def add_checkpoints(
-    tree: RadixTree, ids: ModelIds, checkpoints: Checkpoints, owner: Conversation
+    tree: RadixTree, ids: ModelIds, checkpoints: Checkpoints, conversation: Conversation
 ) -> int:
     """Keep checkpoints on a path; how many were new."""
     num_new = 0
     for depth, (rank, layers) in checkpoints.items():
-        node = tree.node_ending_at(ids, depth, owner.salt)
+        node = tree.node_ending_at(ids, depth, conversation.salt)
         if node is None or node.checkpoint is not None:
             continue
         kv_layers.own_checkpoint(layers)
         tree.keep_checkpoint(node, layers, rank)
-        node.used_by(owner)
+        node.used_by(conversation)
         num_new += 1
     return num_new

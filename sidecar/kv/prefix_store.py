@@ -2,7 +2,7 @@
 KV kept for reuse: one radix tree per model and cache salt.
 
 A prompt is served from the longest stored path that is exactly a prefix of it.
-Where nobody else uses that path its arrays are lent to the running sequence and taken
+Where nobody else uses that path the running sequence borrows its arrays; they are taken
 back at its end, so that a long conversation is neither copied nor held twice; else
 they are copied. Sequences that run register their path, and others may copy from it.
 """
@@ -25,11 +25,11 @@ from sidecar.kv.kv_layers import KVLayers, Leaves, release_freed_memory
 from sidecar.kv.leases import (
     add_checkpoints,
     attach,
+    borrow,
+    borrowed_from_others,
     claim,
     copy_path,
-    drop_lent,
-    lend,
-    lent_by_others,
+    drop_borrowed,
     mark,
     owned_from,
     release_held,
@@ -104,7 +104,7 @@ class PrefixStore:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all stored KV and checkpoints; what is lent is not counted."""
+        """Bytes of all stored KV and checkpoints; what is borrowed is not counted."""
         with self._lock:
             return self._tree.num_bytes
 
@@ -204,15 +204,15 @@ class PrefixStore:
 
     def register(self, lease: Lease, ids: ModelIds) -> None:
         """Show the path of a running sequence, so that others can copy from it."""
-        owner = lease.conversation
+        conversation = lease.conversation
         if lease.live is None or not ids:
             return
         with self._lock:
-            if not self._generations.is_current(owner):
+            if not self._generations.is_current(conversation):
                 return
-            node = self._tree.grow(ids, owner.salt, buffer=None, lent_to=lease)
+            node = self._tree.grow(ids, conversation.salt, buffer=None, borrower=lease)
             if node is not None:
-                mark(node, owner)
+                mark(node, conversation)
                 node.leases.add(lease)
                 lease.nodes.append(node)
 
@@ -232,8 +232,8 @@ class PrefixStore:
         if lease.is_over:
             return
         if not (is_current := self.is_current(lease.conversation)):
-            ids, checkpoints = self._hand_to_lender(lease, ids), {}
-        owner = lease.conversation
+            ids, checkpoints = self._hand_to_owner(lease, ids), {}
+        conversation = lease.conversation
         if not ids:
             self.abandon(lease)
             return
@@ -250,19 +250,19 @@ class PrefixStore:
         self.budget.released.hold(kv_layers.arrays_of(cache))  # but what is stored now
         with self._lock:
             attach(self._tree, lease, ids, buffer)
-            supersede(self._tree, ids, owner)
-            num_new = add_checkpoints(self._tree, ids, checkpoints, owner)
+            supersede(self._tree, ids, conversation)
+            num_new = add_checkpoints(self._tree, ids, checkpoints, conversation)
             self.counters.add("checkpoint_emitted", num_new)
             self._release(lease)
             shrunk = self.budget.evict()
         mx.eval(shrunk)
-        if owner.is_known or is_current:
-            self.on_kept(ids, owner)
+        if conversation.is_known or is_current:
+            self.on_kept(ids, conversation)
 
     def abandon(self, lease: Lease) -> None:
-        """End a sequence whose caches are lost, with all that was lent to it."""
+        """End a sequence whose caches are lost, with all that it borrowed."""
         with self._lock:
-            drop_lent(self._tree, lease)
+            drop_borrowed(self._tree, lease)
             self._release(lease)
             shrunk = self.budget.evict()  # what it held back may be over the limits
         mx.eval(shrunk)
@@ -312,7 +312,7 @@ class PrefixStore:
     def insert(
         self,
         ids: ModelIds,
-        owner: Conversation,
+        conversation: Conversation,
         runs: Sequence[Buffer],
         checkpoint: list[Any],
     ) -> bool:
@@ -323,9 +323,11 @@ class PrefixStore:
             runs: of the path, each beginning where the one before it ends.
         """
         with self._lock:
-            if not self._generations.is_current(owner):
+            if not self._generations.is_current(conversation):
                 return False
-            is_whole = stored_runs.insert(self._tree, ids, owner, runs, checkpoint)
+            is_whole = stored_runs.insert(
+                self._tree, ids, conversation, runs, checkpoint
+            )
             shrunk = self.budget.evict()
         mx.eval(shrunk)
         return is_whole
@@ -351,7 +353,7 @@ class PrefixStore:
         """
         Forget everything, or some conversations; the bytes that came back.
 
-        Sequences that run give nothing back but what others had lent them.
+        Sequences that run give nothing back but what they had borrowed from others.
         """
         before = mx.get_active_memory()
         with self._lock:
@@ -393,17 +395,17 @@ class PrefixStore:
             self.counters.add("hybrid_trim_miss", int(length == 0))
             self.counters.add("hybrid_trim_miss_tokens", depth - length)
 
-    def _hand_to_lender(self, lease: Lease, ids: ModelIds) -> ModelIds:
-        """Make it theirs who have lent a part of what was forgotten; that part."""
+    def _hand_to_owner(self, lease: Lease, ids: ModelIds) -> ModelIds:
+        """Give what was borrowed back to whom it was borrowed from; its ids."""
         with self._lock:
-            lent, lender = ModelIds(()), None
+            borrowed, conversation = ModelIds(()), None
             if self._is_anything_kept(lease.conversation):
-                lent, lender = lent_by_others(self._tree, lease, ids)
+                borrowed, conversation = borrowed_from_others(self._tree, lease, ids)
             salt, now = lease.conversation.salt, self.generation
             lease.conversation = replace(
-                lender or unknown(now), salt=salt, generation=now
+                conversation or unknown(now), salt=salt, generation=now
             )
-        return lent
+        return borrowed
 
     def _release(self, lease: Lease) -> None:
         lease.is_over = True
@@ -412,18 +414,18 @@ class PrefixStore:
         lease.nodes, lease.live = [], None
 
     def _take(self, path: Sequence[Node], lease: Lease) -> list[Leaves]:
-        """A path's arrays: lent where that can be, else copied."""
-        may_lend = "lend" not in self.switched_off
-        arrays = lend(self._tree, path, lease) if may_lend else None
+        """A path's arrays: borrowed where that can be, else copied."""
+        may_borrow = "lend" not in self.switched_off
+        arrays = borrow(self._tree, path, lease) if may_borrow else None
         self.counters.add("copied" if arrays is None else "lent")
         if arrays is None:
             arrays = copy_path(path, self._quantization)
-        if may_lend:
+        if may_borrow:
             release_held(self._tree, path, lease)
         return arrays
 
 
-def _nobody(ids: ModelIds, owner: Conversation) -> None:
+def _nobody(ids: ModelIds, conversation: Conversation) -> None:
     """Nobody wants to know what was kept."""
 
 

@@ -5,7 +5,7 @@ Children of a node begin with different ids; the depth of a node's end is the nu
 of ids on the path to it, always.
 
 What a tree holds is counted where it changes hands: the bytes, who uses a buffer, what
-is lent to a sequence, which nodes are leaves. So no request walks through all that is
+sequences borrow, which nodes are leaves. So no request walks through all that is
 kept; `kv/inspection.problems` compares the counts with such a walk.
 """
 
@@ -78,7 +78,7 @@ class Lease:
 
 @dataclass(eq=False)
 class Reservation:
-    """A waiting request's hold on what it was promised: it is evicted last."""
+    """A waiting request's hold on what it will reuse: it is evicted last."""
 
     nodes: list["Node"] = field(default_factory=list)
 
@@ -89,14 +89,14 @@ class Node:
     A run of ids from depth `start`, with its KV and maybe a checkpoint at its end.
 
     Exactly one of `buffer` and `lent_to` is set, but for the root, which has neither:
-    while lent, the KV is in the running sequence's own caches.
+    while borrowed, the KV is in the running sequence's own caches.
     """
 
     ids: tuple[int, ...]
     start: int
     parent: "Node | None"
     buffer: Buffer | None = None
-    lent_to: Lease | None = None
+    borrower: Lease | None = None
     checkpoint: list[Any] | None = None
     children: dict[int, "Node"] = field(default_factory=dict)
     leases: set[Lease] = field(default_factory=set)
@@ -179,7 +179,8 @@ class Match:
         """
         Tokens whose KV is surely in full: what is computed behind them reads no other.
 
-        What is lent counts as quantised: its sequence may pass the start at any step.
+        What is borrowed counts as quantised: its sequence may pass the start at any
+        step.
         """
         nodes = self.nodes
         worse = (n.start for n in nodes if n.buffer is None or not n.buffer.is_plain)
@@ -201,7 +202,7 @@ class RadixTree:
     of them tells what was asked under the other.
 
     Attributes:
-        num_bytes: of all buffers and checkpoints; what is lent is not counted.
+        num_bytes: of all buffers and checkpoints; what is borrowed is not counted.
         num_arrays: the device's buffers that these lie in.
         leaves: nodes without children, in the order in which they became leaves.
         holders: nodes with a checkpoint.
@@ -215,7 +216,7 @@ class RadixTree:
         self.holders: dict[Node, Size] = {}
         self._users: dict[Buffer, dict[Node, None]] = {}
         self._sizes: dict[Buffer, Size] = {}
-        self._lent: dict[Lease, dict[Node, None]] = {}
+        self._borrowed: dict[Lease, dict[Node, None]] = {}
 
     @property
     def buffers(self) -> Collection[Buffer]:
@@ -226,20 +227,20 @@ class RadixTree:
         """The nodes that lie in a buffer."""
         return list(self._users.get(buffer, ()))
 
-    def lent_nodes(self, lease: Lease) -> list[Node]:
+    def borrowed_nodes(self, lease: Lease) -> list[Node]:
         """The nodes whose KV is in a running sequence's own caches."""
-        return list(self._lent.get(lease, ()))
+        return list(self._borrowed.get(lease, ()))
 
     def store(self, node: Node, buffer: Buffer) -> None:
         """Let a node's KV be in a buffer from now on."""
         self._let_go(node)
-        node.buffer, node.lent_to = buffer, None
+        node.buffer, node.borrower = buffer, None
         self._take(node)
 
-    def lend(self, node: Node, lease: Lease) -> None:
+    def borrow(self, node: Node, lease: Lease) -> None:
         """Let a node's KV be in a running sequence's caches from now on."""
         self._let_go(node)
-        node.buffer, node.lent_to = None, lease
+        node.buffer, node.borrower = None, lease
         self._take(node)
 
     def resize(
@@ -282,8 +283,8 @@ class RadixTree:
         node.reservations.clear()
 
     def _take(self, node: Node) -> None:
-        if node.lent_to is not None:
-            self._lent.setdefault(node.lent_to, {})[node] = None
+        if node.borrower is not None:
+            self._borrowed.setdefault(node.borrower, {})[node] = None
         if node.buffer is not None:
             if node.buffer not in self._users:
                 self._users[node.buffer] = {}
@@ -291,11 +292,11 @@ class RadixTree:
             self._users[node.buffer][node] = None
 
     def _let_go(self, node: Node) -> None:
-        if node.lent_to is not None and node.lent_to in self._lent:
-            lent = self._lent[node.lent_to]
-            lent.pop(node, None)
-            if not lent:
-                del self._lent[node.lent_to]
+        if node.borrower is not None and node.borrower in self._borrowed:
+            borrowed = self._borrowed[node.borrower]
+            borrowed.pop(node, None)
+            if not borrowed:
+                del self._borrowed[node.borrower]
         if node.buffer is not None and node.buffer in self._users:
             users = self._users[node.buffer]
             users.pop(node, None)
@@ -355,7 +356,7 @@ class RadixTree:
             node.start,
             node.parent,
             buffer=node.buffer,
-            lent_to=node.lent_to,
+            borrower=node.borrower,
             leases=set(node.leases),
             reservations=set(node.reservations),
             touched=node.touched,
@@ -380,7 +381,7 @@ class RadixTree:
         salt: str = "",
         *,
         buffer: Buffer | None,
-        lent_to: Lease | None,
+        borrower: Lease | None,
     ) -> Node | None:
         """
         Add the part of a path that is not there; None if all of it is.
@@ -394,7 +395,7 @@ class RadixTree:
         if match.nodes:
             last = match.nodes[-1]
             parent = last if last.end == match.depth else self.split(last, match.depth)
-        node = Node(ids[match.depth :], match.depth, parent, buffer, lent_to)
+        node = Node(ids[match.depth :], match.depth, parent, buffer, borrower)
         parent.children[node.ids[0]] = node
         self._enter(node)
         return node

@@ -25,7 +25,7 @@ class Survey:
     What is stored of a path.
 
     Args:
-        depth: tokens that can be read out: of these none is lent.
+        depth: tokens that can be read out: of these none is borrowed.
         ends: depths of checkpoints on it, ascending, each with its rank and bytes.
         is_superseded: its conversation went on from before its end.
         token_bytes: of one token in the layers that can be cut.
@@ -116,7 +116,7 @@ def checkpoint_at(tree: RadixTree, ids: ModelIds, salt: str) -> list[Any]:
 def insert(
     tree: RadixTree,
     ids: ModelIds,
-    owner: Conversation,
+    conversation: Conversation,
     runs: Sequence[Buffer],
     checkpoint: list[Any],
 ) -> bool:
@@ -128,16 +128,18 @@ def insert(
         checkpoint: at the path's end, of the layers that cannot be cut.
     """
     for run in runs:
-        depth = tree.match(ids, owner.salt).depth
+        depth = tree.match(ids, conversation.salt).depth
         if run.start > depth:
             return False
         if run.end > depth:
-            tree.grow(ModelIds(ids[: run.end]), owner.salt, buffer=run, lent_to=None)
-    path = tree.path_of(ids, owner.salt)
+            tree.grow(
+                ModelIds(ids[: run.end]), conversation.salt, buffer=run, borrower=None
+            )
+    path = tree.path_of(ids, conversation.salt)
     if not path or path[-1].end < len(ids):
         return False
     for node in path:
-        mark(node, owner)
+        mark(node, conversation)
     if checkpoint:
-        add_checkpoints(tree, ids, {len(ids): (1, checkpoint)}, owner)
+        add_checkpoints(tree, ids, {len(ids): (1, checkpoint)}, conversation)
     return True

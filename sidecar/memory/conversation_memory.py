@@ -306,7 +306,7 @@ class ConversationMemory:
         """Whether nothing was forgotten since a prompt was begun."""
         return self._kv.is_current(pending_turn.record.conversation)
 
-    def attach(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def reopen(self, decode: Callable[[Sequence[int]], str]) -> None:
         """Serve the same model, loaded again; other places are to be named anew."""
         with self.lock:
             self._decode = decode

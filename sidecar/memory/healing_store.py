@@ -128,7 +128,7 @@ class TurnQuery:
         return sum(self.values.get(k) == value for k, value in turn.values.items())
 
     @property
-    def asker(self) -> Conversation:
+    def conversation(self) -> Conversation:
         """Who looks for it, of a session that its client names."""
         return Conversation(self.api_key, self.session or "")
 
@@ -385,16 +385,20 @@ class HealingStore:
             if not known:
                 return None
             self._turns.move_to_end(place)
-            hides, is_lent = self.tombstones.hides, self.tombstones.is_lent
+            hides, is_shared = self.tombstones.hides, self.tombstones.is_shared
             shown = [turn for turn in known if not hides(turn.keys, turn.time)]
             own = [turn for turn in shown if turn_query.owns(turn)]
             proved = [
                 turn for turn in own if turn.conversation.thread in turn_query.threads
             ]
-            alike = [t for t in shown if t.as_sent and is_lent(t.keys, t.healed.digest)]
+            alike = [
+                t for t in shown if t.as_sent and is_shared(t.keys, t.healed.digest)
+            ]
             if turn_query.session is None:
                 alike = [turn for turn in alike if turn_query.has_values_of(turn)]
-            elif self.tombstones.has_dropped(_keys(visible, context, turn_query.asker)):
+            elif self.tombstones.has_dropped(
+                _keys(visible, context, turn_query.conversation)
+            ):
                 alike = []  # this session was shown something else
             candidates = proved or own or alike
             equal = [turn for turn in candidates if turn.context == context]

@@ -110,7 +110,8 @@ class TurnStore:
                 (
                     thread.num_tokens
                     for other, thread in self._threads.items()
-                    if other.speaker == conversation.speaker and other not in same
+                    if other.session_key == conversation.session_key
+                    and other not in same
                 ),
                 default=0,
             )

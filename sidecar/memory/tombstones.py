@@ -67,13 +67,13 @@ def place_keys(
         conversation.session,
         conversation.thread,
     )
-    whose: list[tuple[str | None, ...]] = [("session", tenant, session, canonical)]
+    names: list[tuple[str | None, ...]] = [("session", tenant, session, canonical)]
     if is_implicit(session):
-        whose = [("thread", tenant, thread, canonical), ("prompt", tenant, literal)]
+        names = [("thread", tenant, thread, canonical), ("prompt", tenant, literal)]
     return PlaceKeys(
         _key("exact", tenant, session, thread, canonical, literal, visible),
-        tuple(_key(*each, visible) for each in whose),
-        tuple(_key(*each, None) for each in whose),
+        tuple(_key(*each, visible) for each in names),
+        tuple(_key(*each, None) for each in names),
         _key("said", tenant, literal, visible),
     )
 
@@ -147,7 +147,7 @@ class Tombstones:
             self._put(key, mark)
 
     def shown(
-        self, keys: PlaceKeys, turn_time: int, digest: str, whose: Conversation
+        self, keys: PlaceKeys, turn_time: int, digest: str, conversation: Conversation
     ) -> None:
         """
         Hide what is older than a turn at its place.
@@ -158,9 +158,9 @@ class Tombstones:
         Args:
             digest: of the turn's ids.
         """
-        asker = _key(whose.tenant, whose.session, whose.thread)
+        name = _key(conversation.tenant, conversation.session, conversation.thread)
         self._put(keys.thread, Tombstone(turn_time))
-        self._put(keys.prompt, Tombstone(turn_time, digest[:16] + asker[:16]))
+        self._put(keys.prompt, Tombstone(turn_time, digest[:16] + name[:16]))
 
     def hides(self, keys: PlaceKeys, turn_time: int) -> bool:
         """Whether something else was shown later where a turn was said."""
@@ -172,7 +172,7 @@ class Tombstones:
             keys.broken_off, turn_time
         )
 
-    def is_lent(self, keys: PlaceKeys, digest: str) -> bool:
+    def is_shared(self, keys: PlaceKeys, digest: str) -> bool:
         """Whether all who sent the prompt were shown a turn's words, and no others."""
         with self._lock:
             mark = self._marks.get(keys.prompt)

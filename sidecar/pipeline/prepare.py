@@ -144,7 +144,7 @@ class _Reading:
     salt: str
     thinking: bool
     kwargs: Mapping[str, Any]
-    frame: TurnDelimiters | None
+    delimiters: TurnDelimiters | None
     generation: int
     check: Callable[[], None]
 
@@ -181,7 +181,7 @@ class Pipeline:
         )
         added = tokenizer.get_added_vocab()
         self._media_ids = {added[t] for t in settings.media_tokens if t in added}
-        self._frames = TurnDelimitersCache(self.template, self.encoder)
+        self._delimiters = TurnDelimitersCache(self.template, self.encoder)
         self._chooser = ReuseChooser(
             self.encoder, memory.lineage, ruleset, settings.min_gain,
             pinning=settings.pinning,
@@ -213,7 +213,7 @@ class Pipeline:
         """
         request = _with_own_session(request)
         reading = self._reading(request, salt, is_wanted)
-        found = self._recall(reading)
+        found = self._healed_history(reading)
         layout = self._lay_out(reading, found, images)
         try:
             check_length(layout.elements, self.encoder, max_tokens)
@@ -236,14 +236,16 @@ class Pipeline:
             hit=answer.hit,
             report=report,
             counted=moved,
-            pending_turn=self._promise(reading, question, answer, (found, digests)),
+            pending_turn=self._pending_turn(
+                reading, question, answer, (found, digests)
+            ),
         )
 
     @property
     def can_splice(self) -> bool:
         """Whether this template lets a turn's own ids be put back."""
         kwargs = self._thinking_kwargs(self._settings.default_thinking)
-        return self._settings.splicing and self._frames.get(kwargs) is not None
+        return self._settings.splicing and self._delimiters.get(kwargs) is not None
 
     def note_cost(self, prompt: PreparedPrompt, num_prefilled: int) -> None:
         """Count what a divergence cost, for the drift report."""
@@ -261,22 +263,22 @@ class Pipeline:
         if thinking is None:
             thinking = self._settings.default_thinking
         kwargs = self._template_kwargs(request, thinking)
-        frame = self._frames.get(kwargs) if self._settings.splicing else None
+        delimiters = self._delimiters.get(kwargs) if self._settings.splicing else None
         check = functools.partial(_check_wanted, is_wanted)
         generation = self.memory.generation
-        return _Reading(request, salt, thinking, kwargs, frame, generation, check)
+        return _Reading(request, salt, thinking, kwargs, delimiters, generation, check)
 
-    def _recall(self, reading: _Reading) -> HealedHistory:
+    def _healed_history(self, reading: _Reading) -> HealedHistory:
         request = reading.request
         to_alter = self._ruleset if self._settings.pinning else None
         to_mark = self._ruleset if self._settings.canonicalize else None
         messages = spans.normalise(state_choice(request), to_alter)
         rulesets = (to_mark, to_mark and to_alter)
-        healing, frame = self.memory.healing, reading.frame
+        healing, delimiters = self.memory.healing, reading.delimiters
         read = replace(
             request, messages=tuple(messages), template_kwargs=reading.kwargs
         )
-        return heal(healing, read, frame, rulesets, reading.check)
+        return heal(healing, read, delimiters, rulesets, reading.check)
 
     def _lay_out(
         self, reading: _Reading, found: HealedHistory, images: Sequence[SeenImage]
@@ -291,7 +293,7 @@ class Pipeline:
         if self._media_ids:  # which a model may say: put back, it would be an image
             is_free = self._media_ids.isdisjoint
             healed = {i: turn for i, turn in healed.items() if is_free(turn.raw_ids)}
-        layout = lay_out(found.marked, healed, reading.frame, render)
+        layout = lay_out(found.marked, healed, reading.delimiters, render)
         if not images:
             return layout
         return replace(layout, elements=place_images(layout.elements, images))
@@ -333,7 +335,7 @@ class Pipeline:
             layout.elements,
             found,
             self._conversation(reading, healed_history, session, continued),
-            self._frames.header_tokens(reading.frame),
+            self._delimiters.header_tokens(reading.delimiters),
             roles,
             first_own=min(own, default=None),
             answered_before=max(own, default=0),
@@ -431,7 +433,7 @@ class Pipeline:
             assembled.images,
         )
 
-    def _promise(
+    def _pending_turn(
         self,
         reading: _Reading,
         question: ReuseQuery,
@@ -449,21 +451,21 @@ class Pipeline:
             found.context,
             found.values,
             found.vanishing,
-            self._opening(reading.frame, found, answer.ids),
+            self._opening(reading.delimiters, found, answer.ids),
             as_sent=form.pins is None or form.pins.is_silent,
             client=reading.request.client,
             ids=answer.ids,
         )
 
     def _opening(
-        self, frame: TurnDelimiters | None, found: HealedHistory, ids: ModelIds
+        self, delimiters: TurnDelimiters | None, found: HealedHistory, ids: ModelIds
     ) -> GenerationPrefix | None:
         """What the turn is written behind, if its ids are where they should be."""
         role = found.marked[-1].message.role
-        start = frame.starts.get(role) if frame is not None else None
+        start = delimiters.starts.get(role) if delimiters is not None else None
         if start is None:
             return None
-        lead_ids = self._frames.lead_ids(start)
+        lead_ids = self._delimiters.lead_ids(start)
         if ids[len(ids) - len(lead_ids) :] != lead_ids:
             return None
         return GenerationPrefix(start.header, start.lead, lead_ids)

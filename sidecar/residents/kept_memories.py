@@ -1,5 +1,5 @@
 """
-What conversations left, of all models: lent to those that are loaded, else kept.
+What conversations left, of all models: borrowed by those that are loaded, else kept.
 
 KV outlives weights: a switch to another model and back costs a load, not a prefill. It
 stays under the limits of all KV, goes by score like any other, and is taken up again by
@@ -33,49 +33,53 @@ class KeptModel:
 
 
 class KeptMemories:
-    """By model key, lent to loaded models; all can be forgotten. Any thread."""
+    """By model key, borrowed by loaded models; all can be forgotten. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, KeptModel] = OrderedDict()
-        self._lent: list[KeptModel] = []
+        self._borrowed: list[KeptModel] = []
 
-    def lend(self, key: str, make: Callable[[], KeptModel]) -> KeptModel:
+    def borrow(self, key: str, make: Callable[[], KeptModel]) -> KeptModel:
         """What was kept of a model that is loaded again, or something new."""
         with self._lock:
             kept = self._kept.pop(key, None) or make()
-            self._lent.append(kept)
+            self._borrowed.append(kept)
         return kept
 
-    def keep(self, key: str, lent: KeptModel, tested: Mapping[str, str]) -> None:
+    def keep(self, key: str, borrowed: KeptModel, tested: Mapping[str, str]) -> None:
         """Keep what a model leaves; the one that left longest ago may go for it."""
-        lent.store.detach()
+        borrowed.store.detach()
         with self._lock:
-            self._lent = [other for other in self._lent if other is not lent]
+            self._borrowed = [
+                other for other in self._borrowed if other is not borrowed
+            ]
             gone = [self._kept.pop(key)] if key in self._kept else []
-            self._kept[key] = replace(lent, tested=tested)
+            self._kept[key] = replace(borrowed, tested=tested)
             if len(self._kept) > _MAX:
                 gone.append(self._kept.popitem(last=False)[1])
         for kept in gone:
             _forget(kept)
 
-    def drop(self, lent: KeptModel) -> None:
+    def drop(self, borrowed: KeptModel) -> None:
         """Forget what a model leaves."""
         with self._lock:
-            self._lent = [other for other in self._lent if other is not lent]
-        _forget(lent)
+            self._borrowed = [
+                other for other in self._borrowed if other is not borrowed
+            ]
+        _forget(borrowed)
 
     def forget(self, forget_filter: ForgetFilter | None = None) -> Forgotten:
-        """Forget all of it, or some conversations, what is lent too."""
+        """Forget all of it, or some conversations, what is borrowed too."""
         with self._lock:
-            gone, lent = list(self._kept.values()), list(self._lent)
+            gone, borrowed = list(self._kept.values()), list(self._borrowed)
             if forget_filter is None:
                 self._kept.clear()
             else:
-                gone, lent = [], [*gone, *lent]
+                gone, borrowed = [], [*gone, *borrowed]
         found = [
             *map(_forget, gone),
-            *(kept.memory.forget(forget_filter) for kept in lent),
+            *(kept.memory.forget(forget_filter) for kept in borrowed),
         ]
         return sum(found, Forgotten())
 

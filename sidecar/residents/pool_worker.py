@@ -95,7 +95,7 @@ class PoolWorker(Generic[E]):
             self._thread.start()
         self.changed.notify_all()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Mark what was idle for its time, and what has to go under pressure."""
         now = self.clock()
         for entry in self.entries.values():
@@ -112,7 +112,7 @@ class PoolWorker(Generic[E]):
         while True:
             with self.changed:
                 while (task := self._next()) is None and not self.is_closed:
-                    if not self._look_if_due():
+                    if not self._poll_if_due():
                         self.changed.wait(_LOOK_EVERY_S)
                 if self.is_closed:
                     return
@@ -122,12 +122,12 @@ class PoolWorker(Generic[E]):
             except Exception:  # whatever one model does, the others are served
                 logger.exception("a model could not be moved")
 
-    def _look_if_due(self) -> bool:
+    def _poll_if_due(self) -> bool:
         """Whether it was time to; however often requests come and go."""
         if self.clock() - self._looked_at < _LOOK_EVERY_S:
             return False
         self._looked_at = self.clock()
-        self.look()
+        self.poll()
         return True
 
     def _next(self) -> Callable[[], None] | None:

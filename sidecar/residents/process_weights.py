@@ -59,9 +59,9 @@ class ProcessWeights:
         Raises:
             InsufficientMemory: what runs now takes too much.
         """
-        promised = self._admission.promised.total
+        reserved = self._admission.reserved.total
         with self._admission.loading(num_bytes) as arrived:
-            needed = num_bytes + promised
+            needed = num_bytes + reserved
             if not self._gpu.call(lambda: self._process.relieve(needed)):
                 raise InsufficientMemory(
                     f"a model of {format_bytes(num_bytes)} does not fit beside "

@@ -81,8 +81,8 @@ class Resident:
     def takes_images(self) -> bool:
         """Whether it sees, and has proved at its load that it sees right."""
         has_tower = self.engine.guard.tower is not None  # else it could not be tried
-        has_eyes = self.images is not None and has_tower
-        return has_eyes and self.engine.is_allowed("images")
+        has_vision_encoder = self.images is not None and has_tower
+        return has_vision_encoder and self.engine.is_allowed("images")
 
     def _why_blind(self) -> str:
         if self.images is not None:

@@ -238,12 +238,12 @@ class TextLoader:
             )
             return KeptModel(store, memory)
 
-        kept = shared.kept.lend(model.key, make)
+        kept = shared.kept.borrow(model.key, make)
         kept.store.attach(model.new_cache)
         kept.store.whole_images = bool(
             model.vision_encoder and not model.vision_encoder.is_causal
         )
-        kept.memory.attach(model.tokenizer.decode)
+        kept.memory.reopen(model.tokenizer.decode)
         return kept
 
     def _resident_of(

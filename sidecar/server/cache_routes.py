@@ -12,7 +12,7 @@ from sidecar.server.messages import Request, Response, json_response
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.stored_responses import StoredResponses
 
-_WHOSE = ("session", "key")
+_FILTER_FIELDS = ("session", "key")
 
 
 class CacheRoutes:
@@ -59,16 +59,18 @@ class CacheRoutes:
 
 def _forget_filter(body: Any) -> ForgetFilter:
     fields = Fields(body)
-    if unknown := sorted(set(body) - set(_WHOSE)):
+    if unknown := sorted(set(body) - set(_FILTER_FIELDS)):
         raise BadRequest(
-            f"{unknown[0][:64]} is not one of {', '.join(_WHOSE)}",
+            f"{unknown[0][:64]} is not one of {', '.join(_FILTER_FIELDS)}",
             param=unknown[0][:64],
         )
-    named = {n: fields.required_text(n) for n in _WHOSE if body.get(n) is not None}
+    named = {
+        n: fields.required_text(n) for n in _FILTER_FIELDS if body.get(n) is not None
+    }
     if not named and "key" not in body:
         raise BadRequest("session or key must say whose", param="session")
     # "key": null is what the report says of conversations without one.
-    session, key = (short_id(named.get(name)) for name in _WHOSE)
+    session, key = (short_id(named.get(name)) for name in _FILTER_FIELDS)
     return ForgetFilter(session, key, any_key="key" not in body)
 
 

@@ -32,7 +32,7 @@ from sidecar.server.request_body import BodyBudget
 from sidecar.server.turned_away import TurnedAway
 
 RESERVED = 8
-_TOLD_AT_ONCE = 4  # times the places; each of them holds a thread for some seconds
+_REFUSED_AT_ONCE = 4  # times the places; each of them holds a thread for some seconds
 
 
 class ConnectionLimiter:
@@ -46,7 +46,7 @@ class ConnectionLimiter:
         self._reading: OrderedDict[socket.socket, None] = OrderedDict()
         self._asking: dict[socket.socket, bool] = {}  # whether it is urgent
         self._num_begun = 0  # that are not
-        self.turned_away = TurnedAway(_TOLD_AT_ONCE * maximum)
+        self.turned_away = TurnedAway(_REFUSED_AT_ONCE * maximum)
         self._lock = threading.Lock()
 
     @property

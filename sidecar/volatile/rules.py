@@ -33,7 +33,7 @@ class Policy:
     Args:
         differ, gone, new: the value differs from the stored one, is not there any
             more, was not there before.
-        shared: when another thread of the same key may lend its value; "": never.
+        shared: when another thread of the same key may share its value; "": never.
         tells: it says who asks, where or what: two requests in which it differs are
             not of one conversation for their equal words.
         newer: a pattern of text that speaks of a newer value of its kind: an earlier

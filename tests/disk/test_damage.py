@@ -71,7 +71,7 @@ class Kept:
             disk = resident.disk
             assert disk is not None
             assert disk._place is not None
-            disk._look(disk._place.folder)
+            disk._refresh(disk._place.folder)
 
     def check(self) -> int:
         """Ask; tokens that were not computed."""

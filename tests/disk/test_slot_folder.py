@@ -152,7 +152,9 @@ def test_what_another_goes_on_from_is_its_own(folder: SlotFolder) -> None:
     assert num_bytes > 0
     assert whole(folder) == [[1, 2, 3], [8]]
     left = [folder.read(number) for number in folder.numbers()]
-    assert [slot.owner and slot.owner.session for slot in left] == ["another"] * 2
+    assert [slot.conversation and slot.conversation.session for slot in left] == [
+        "another"
+    ] * 2
     assert [len(slot.meta["kept"]) for slot in left] == [0, 1]
     assert left[0].used == 1000
     assert '"one"' not in folder.file(1, "meta").read_text()
@@ -187,7 +189,7 @@ def test_what_another_said_in_it_stays(folder: SlotFolder) -> None:
     assert forget_some(folder, ForgetFilter("one")) == (0, 0)
     assert whole(folder) == [[1, 2]]
     left = folder.read(1)
-    assert left.owner == Conversation(None, "another", "t")
+    assert left.conversation == Conversation(None, "another", "t")
     assert left.meta["keeps_end"]
     assert left.meta["kept"] == [
         {"scope": [None, "another", "t"], "turn": "another", "depth": 2}
@@ -253,7 +255,7 @@ def test_what_others_said_in_a_slot_that_goes_needs_what_is_before(
     assert whole(folder) == [[1, 2]]
     left = folder.read(1)
     assert left.is_end
-    assert left.owner == Conversation(None, "another", "t")
+    assert left.conversation == Conversation(None, "another", "t")
 
 
 @pytest.mark.parametrize(

@@ -322,7 +322,7 @@ def test_a_long_talk_without_a_rest(model_folder: ModelFolder, tmp_path: Path) -
         ids, disk = random_ids(0, 50), disk_of(app)
         for turn in range(20):
             ids = ModelIds(ids + said(ask(app, ids, 4)) + random_ids(turn + 1, 60))
-            disk._write_queue.look()
+            disk._write_queue.poll()
         disk.flush()
         with leased(app) as resident:
             token_bytes = resident.engine.guard.model.kv_bytes(1)

@@ -55,10 +55,14 @@ def test_what_another_went_on_from_is_due_again_where_that_is_forgotten() -> Non
         due.note(ids(*range(length)), owned(session))
     assert len(due) == 1
     due.forget(ForgetFilter("d"))
-    assert [(d.owner, len(d.ids)) for d in due.waiting()] == [(CONVERSATIONS["c"], 4)]
+    assert [(d.conversation, len(d.ids)) for d in due.waiting()] == [
+        (CONVERSATIONS["c"], 4)
+    ]
     due.forget(ForgetFilter("b"))
     due.forget(ForgetFilter("c"))
-    assert [(d.owner, len(d.ids)) for d in due.waiting()] == [(CONVERSATIONS["a"], 1)]
+    assert [(d.conversation, len(d.ids)) for d in due.waiting()] == [
+        (CONVERSATIONS["a"], 1)
+    ]
     due.forget(ForgetFilter("a"))
     assert due.waiting() == []
 
@@ -77,7 +81,7 @@ def test_what_others_said_is_written_where_its_end_was_forgotten_meanwhile() -> 
     gone: list[object] = []
 
     def write(due: PendingWrite, *, is_last: bool) -> None:
-        written.append(due.owner.session)
+        written.append(due.conversation.session)
         gone.append(CONVERSATIONS["b"])  # while it is being written
 
     store: Any = SimpleNamespace(is_current=lambda owner: owner not in gone)
@@ -87,11 +91,11 @@ def test_what_others_said_is_written_where_its_end_was_forgotten_meanwhile() -> 
     queue = WriteQueue(store, SlotIndex(), machine, settings, write, lambda: None)
     for length, session in ((1, "a"), (2, "b"), (3, "c")):
         queue.due.note(ids(*range(length)), owned(session))
-    queue.look()
+    queue.poll()
     assert written == ["c"], "nobody forgot that"
     for length, session in ((1, "a"), (2, "b")):
         queue.due.note(ids(*range(length)), owned(session))
-    queue.look()
+    queue.poll()
     assert written == ["c", "b", "a"]
 
 

@@ -285,14 +285,14 @@ def test_nothing_leased_or_lent_is_evicted(make_store: MakeStore) -> None:
     run(store, joined(common, ids_of(3, 50)))
     run(store, long)
     copied = Running(store, joined(common[:100], ids_of(4, 5)))  # leases, copied
-    lent = Running(store, joined(long, ids_of(5, 5))).prefill()
+    borrowed = Running(store, joined(long, ids_of(5, 5))).prefill()
     store.budget.limits = Limits(max_bytes=1, max_leaves=1)
     run(store, ids_of(6, 90))
     assert store.counters["lent"] == 1
     assert stored(store, ids_of(6, 90)) == 0
     assert stored(store, common) == 100  # its own tail was free to go
     assert stored(store, long) == 200
-    for sequence in (copied, lent):
+    for sequence in (copied, borrowed):
         sequence.prefill().decode((1, 2))
         assert faults(sequence.cache, sequence.ids) == []
         assert store.check_integrity() == []

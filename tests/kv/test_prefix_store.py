@@ -265,13 +265,13 @@ def test_a_conversation_in_several_buffers_is_in_one_after_a_turn(
     twin.finish()
     one.decode(ids_of(3, 5)).finish()
     path = joined(path, ids_of(2, 9), ids_of(3, 5))
-    bytes_before, lent = store.num_bytes, counted(store, "lent")
+    bytes_before, borrowed = store.num_bytes, counted(store, "lent")
     third = Running(store, joined(path, (1, 2)))
     assert faults(third.cache, path) == []
     third.prefill().decode((4,)).finish()
     assert_sound(store)
     fourth = Running(store, joined(third.ids, (1, 2)))
-    assert counted(store, "lent") == lent + 1
+    assert counted(store, "lent") == borrowed + 1
     assert faults(fourth.cache, third.ids) == []
     fourth.end_at(fourth.cached_len)
     assert store.num_bytes <= bytes_before + 512 * 256

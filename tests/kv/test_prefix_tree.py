@@ -20,7 +20,7 @@ IDS = st.lists(st.integers(0, 2), max_size=12).map(tuple)
 
 
 def grown(tree: RadixTree, *paths: Ids) -> list[Node | None]:
-    return [tree.grow(ids, buffer=Buffer([], 0, 0), lent_to=None) for ids in paths]
+    return [tree.grow(ids, buffer=Buffer([], 0, 0), borrower=None) for ids in paths]
 
 
 def told(tree: RadixTree) -> list[tuple[Ids, int]]:
@@ -67,7 +67,7 @@ def test_a_match_names_the_node_it_ends_in() -> None:
 def test_a_split_keeps_the_checkpoint_below_and_the_rest_on_both() -> None:
     """A checkpoint is the state at the node's end, and nowhere else."""
     tree, lease = RadixTree(), Lease()
-    node = tree.grow((1, 2, 3, 4), buffer=None, lent_to=lease)
+    node = tree.grow((1, 2, 3, 4), buffer=None, borrower=lease)
     assert node is not None
     node.checkpoint, node.touched, node.hits = ["state"], 5.0, 3
     node.used_by(Conversation(None, "s", "t"))
@@ -78,7 +78,7 @@ def test_a_split_keeps_the_checkpoint_below_and_the_rest_on_both() -> None:
     assert upper.checkpoint is None
     assert node.checkpoint == ["state"]
     for part in (upper, node):
-        assert part.lent_to is lease
+        assert part.borrower is lease
         assert part.leases == {lease}
         assert (part.touched, part.hits, part.session) == (5.0, 3, (None, "s"))
         assert part.is_subagent
@@ -124,8 +124,8 @@ def test_equal_ids_under_two_salts_are_two_paths() -> None:
     """What is grown, split and dropped under one is not seen under the other."""
     tree = RadixTree()
     for salt in ("one", "other"):
-        tree.grow((1, 2, 3), salt, buffer=Buffer([], 0, 3), lent_to=None)
-    tree.grow((1, 2, 4), "one", buffer=Buffer([], 0, 3), lent_to=None)
+        tree.grow((1, 2, 3), salt, buffer=Buffer([], 0, 3), borrower=None)
+    tree.grow((1, 2, 4), "one", buffer=Buffer([], 0, 3), borrower=None)
     assert tree.match((1, 2, 4), "one").depth == 3
     assert tree.match((1, 2, 4), "other").depth == 2
     assert tree.match((1, 2, 4)).depth == 0

@@ -196,7 +196,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert len(held) <= self.limits.checkpoints_in_all
         share = sum(n.checkpoint_bytes for n in held)
         assert share <= self.limits.max_bytes // 4
-        assert not any(n.leases or n.lent_to for n in nodes)
+        assert not any(n.leases or n.borrower for n in nodes)
 
 
 def tree_faults(store: PrefixStore, fresh: KVLayers) -> list[str]:
@@ -219,9 +219,9 @@ def tree_faults(store: PrefixStore, fresh: KVLayers) -> list[str]:
 
 
 def _node_faults(node: Node, ids: Sequence[int]) -> list[str]:
-    if node.lent_to is not None:
-        assert node.lent_to.live is not None
-        cache, start = node.lent_to.live(), 0
+    if node.borrower is not None:
+        assert node.borrower.live is not None
+        cache, start = node.borrower.live(), 0
         arrays = kv_layers.sliceable_leaves(cache)
     else:
         assert node.buffer is not None

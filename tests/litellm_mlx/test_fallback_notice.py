@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import litellm_mlx
-from litellm_mlx.errors import from_frame, make_error
+from litellm_mlx.errors import from_delimiters, make_error
 from litellm_mlx.fallback_notice import reason, tell
 from tests.litellm_mlx.conftest import Proxy
 from tests.litellm_mlx.fake_sidecar import FakeSidecar
@@ -26,7 +26,7 @@ TOO_SLOW = "the first token would take about 34.4 s, and mlx_max_ttft_s is 20"
     ("error", "words"),
     [
         (make_error(503, "too_slow", TOO_SLOW, "m"), "would need 34 s"),
-        (from_frame({"message": "no", "code": "rate_limited"}, "m"), "is busy"),
+        (from_delimiters({"message": "no", "code": "rate_limited"}, "m"), "is busy"),
         (make_error(503, "", "the MLX sidecar is not reachable: x", "m"),
          "is not reachable"),
         (make_error(408, "", "the MLX sidecar fell silent: x", "m"), "fell silent"),

@@ -46,7 +46,7 @@ def test_each_refusal_has_its_class(
     assert error.llm_provider == "mlx"
     assert "because" in str(error)
     assert code in str(error)
-    frame: Any = errors.from_frame({"message": "because", "code": code}, "m")
+    frame: Any = errors.from_delimiters({"message": "because", "code": code}, "m")
     if code not in ("model_pinned", "other"):
         assert type(frame) is expected
 

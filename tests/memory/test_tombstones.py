@@ -71,22 +71,22 @@ def test_answers_that_broke_off_hide_what_stands_in_files_alone() -> None:
 
 def test_what_several_were_told_is_lent_if_it_is_the_same() -> None:
     known = marks()
-    assert known.is_lent(keys(), DIGEST)
+    assert known.is_shared(keys(), DIGEST)
     for whose in (NAMED, OTHER):
         known.shown(keys(whose), known.now(), DIGEST, whose)
-    assert known.is_lent(keys(), DIGEST)
-    assert not known.is_lent(keys(), ANOTHER)
+    assert known.is_shared(keys(), DIGEST)
+    assert not known.is_shared(keys(), ANOTHER)
     known.shown(keys(OTHER), known.now(), ANOTHER, OTHER)
-    assert not known.is_lent(keys(), DIGEST)
-    assert not known.is_lent(keys(), ANOTHER)
+    assert not known.is_shared(keys(), DIGEST)
+    assert not known.is_shared(keys(), ANOTHER)
 
 
 def test_of_one_conversation_s_tries_the_last_is_lent() -> None:
     known = marks()
     for digest in (DIGEST, ANOTHER):
         known.shown(keys(), known.now(), digest, NAMED)
-    assert known.is_lent(keys(), ANOTHER)
-    assert not known.is_lent(keys(), DIGEST)
+    assert known.is_shared(keys(), ANOTHER)
+    assert not known.is_shared(keys(), DIGEST)
 
 
 def test_the_oldest_of_too_many_hide_all_that_is_as_old() -> None:
@@ -209,4 +209,4 @@ def test_no_order_makes_more_seen_than_the_order_of_time(
     told = {whose.session: digest for _, digest, whose in sorted(
         shown, key=lambda each: each[0])}  # fmt: skip
     if len({time for time, *_ in shown}) == len(shown) and len(set(told.values())) > 1:
-        assert not any(shuffled.is_lent(keys(), d * 32) for d in "ab")
+        assert not any(shuffled.is_shared(keys(), d * 32) for d in "ab")

@@ -193,7 +193,9 @@ def a_pinned_value_not_restated() -> AbstractContextManager[None]:
 
 
 def a_value_of_another_thread() -> AbstractContextManager[None]:
-    return patched(pinned_values, "lender", lambda _: lambda *_, **__: lambda *_: True)
+    return patched(
+        pinned_values, "sharing_rule", lambda _: lambda *_, **__: lambda *_: True
+    )
 
 
 def a_span_pinned_in_a_message_that_grew() -> AbstractContextManager[None]:

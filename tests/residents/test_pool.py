@@ -139,7 +139,7 @@ class House:
 def look(pool: ResidentPool[Engine]) -> None:
     """What the pool does of itself every few seconds."""
     with pool._worker.changed:
-        pool._worker.look()
+        pool._worker.poll()
         pool._worker.wake()
 
 

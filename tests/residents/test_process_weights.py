@@ -48,15 +48,15 @@ def test_a_load_is_not_let_into_what_requests_were_promised() -> None:
     ):
         raise AssertionError("it was let in")
     assert process.asked == [200]
-    assert admission.promised == Demand(80, 20)
+    assert admission.reserved == Demand(80, 20)
 
 
 def test_what_has_arrived_is_promised_no_more() -> None:
     """It is in use then, and would count twice."""
     process, admission = Process(free=100), Admission(EngineConfig())
     with weights(process, admission).loading(100) as arrived:
-        assert admission.promised == Demand(100, 0)
+        assert admission.reserved == Demand(100, 0)
         arrived()
-        assert admission.promised == Demand(0, 0)
+        assert admission.reserved == Demand(0, 0)
         arrived()
-    assert admission.promised == Demand(0, 0)
+    assert admission.reserved == Demand(0, 0)

@@ -138,7 +138,7 @@ def an_image_embedded_as_one_before_it() -> AbstractContextManager[None]:
 
         return wrong
 
-    return patched(PromptImages, "look", make)
+    return patched(PromptImages, "encode", make)
 
 
 def pixels_of_another_image() -> AbstractContextManager[None]:

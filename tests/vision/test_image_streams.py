@@ -23,7 +23,7 @@ def test_a_stream_goes_on_between_pictures(
 ) -> None:
     """Three megapixels each, of eight clients; health answers, and all get theirs."""
     told: list[str] = []
-    look, emit = PromptImages.look, Job.emit
+    look, emit = PromptImages.encode, Job.emit
 
     def looked(self: PromptImages, *args: Any) -> bool:
         is_seen = look(self, *args)
@@ -39,7 +39,7 @@ def test_a_stream_goes_on_between_pictures(
     settings = {"MODEL_PATH": str(folder / "seeing"), "MAX_CONCURRENT_REQUESTS": "16"}
     with running_sidecar(settings) as app, ThreadPoolExecutor(CLIENTS + 1) as pool:
         urls = [data_url(picture(n, 2048, 1536), "JPEG") for n in range(CLIENTS)]
-        monkeypatch.setattr(PromptImages, "look", looked)
+        monkeypatch.setattr(PromptImages, "encode", looked)
         monkeypatch.setattr(Job, "emit", emitted)
         over = threading.Event()
         stream = pool.submit(read_stream, app, over)

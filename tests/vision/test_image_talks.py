@@ -268,7 +268,7 @@ def test_towers_run_once_for_each_key_and_nothing_stays(app: App) -> None:
         def consume() -> int:
             prompt_images = PromptImages(vision_encoder, prompt)
             while placed := prompt_images.unseen(0, len(image.ids)):
-                prompt_images.look(placed)
+                prompt_images.encode(placed)
             prompt_images.vision_inputs(0, len(image.ids))
             return len(prompt_images._features)
 

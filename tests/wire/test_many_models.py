@@ -210,21 +210,21 @@ def test_who_talks_is_not_refused_for_a_load_that_is_already_there(
 ) -> None:
     """What has arrived is in use; it is not promised any more."""
     with serving(folder) as app:
-        promised: list[int] = []
+        reserved: list[int] = []
         tell = app.pool._worker.load
 
         def noting(spec: Any, said: Any) -> Any:
             def step(name: str) -> None:
                 said(name)
-                promised.append(app.shared.admission.promised.held)
+                reserved.append(app.shared.admission.reserved.held)
 
             return tell(spec, step)
 
         app.pool._worker.load = noting
         ask(app, "sliding")
         size = entry(app, "sliding").size_bytes
-    assert promised[:2] == [size, size]
-    assert promised[2:] == [0] * len(promised[2:])
+    assert reserved[:2] == [size, size]
+    assert reserved[2:] == [0] * len(reserved[2:])
 
 
 def test_conversations_need_not_outlive_a_model(folder: Path) -> None:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _ERROR_WORDS = ("error", "failed", "exception", "traceback")
 # Of the last two the model would read the same words, and have the same tools.
 _REFUSED = ("audio", "video", "container_upload", "tool_addition", "tool_removal")
-_NOT_TOLD = ("type", "id", "tool_use_id", "cache_control")
+_UNNAMED_FIELDS = ("type", "id", "tool_use_id", "cache_control")
 _LOOKED_AT = 64  # characters in which a failed result may say so itself
 
 
@@ -162,7 +162,7 @@ def _said(block: Fields) -> str:
     fields = {
         name: value
         for name, value in block.whole.items()
-        if name not in _NOT_TOLD and not name.startswith("encrypted")
+        if name not in _UNNAMED_FIELDS and not name.startswith("encrypted")
     }
     return said or (json.dumps(fields, ensure_ascii=False) if fields else "")
 

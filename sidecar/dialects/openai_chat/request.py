@@ -218,7 +218,7 @@ def _top_logprobs(fields: Fields) -> int | None:
 
 
 @dataclass(slots=True)
-class _Answer:
+class _Collected:
     reasoning: list[str] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
@@ -242,7 +242,7 @@ def format_chat(
     events: Sequence[Event], model: str, n: int, tools: tuple[Tool, ...] = ()
 ) -> dict[str, Any]:
     """The `chat.completion` object of a finished generation."""
-    answers, custom = [_Answer() for _ in range(n)], custom_names(tools)
+    answers, custom = [_Collected() for _ in range(n)], custom_names(tools)
     usage = None
     for event in events:
         if isinstance(event, Finished):
@@ -261,7 +261,7 @@ def format_chat(
     }
 
 
-def _choice(index: int, answer: _Answer, custom: frozenset[str]) -> dict[str, Any]:
+def _choice(index: int, answer: _Collected, custom: frozenset[str]) -> dict[str, Any]:
     text: str | None = "".join(answer.text)
     if not text and answer.calls:
         text = None  # an empty text would be a part of its own

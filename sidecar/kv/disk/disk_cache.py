@@ -164,7 +164,7 @@ class DiskCache:
                 ),
                 TombstoneLog(folder, self._explained.tombstones),
             )  # fmt: skip
-            self._look(folder)
+            self._refresh(folder)
         self._write_queue.start()
 
     def lookup(self, ids: ModelIds, salt: str, held: int) -> Hit:
@@ -183,7 +183,7 @@ class DiskCache:
     def restore(
         self,
         ids: ModelIds,
-        owner: Conversation,
+        conversation: Conversation,
         hit: Hit,
         is_wanted: Callable[[], bool],
     ) -> bool:
@@ -199,7 +199,7 @@ class DiskCache:
         until = time.monotonic() + self._patience_s(hit.disk_len - hit.memory_len)
         given_up = threading.Event()
         wanted = RestoreRequest(
-            ids, owner, self._machine.make_room, lambda: not given_up.is_set()
+            ids, conversation, self._machine.make_room, lambda: not given_up.is_set()
         )
         restored = self._machine.thread.submit(
             Urgency.RESTORE, lambda: self._restore(place, wanted)
@@ -229,9 +229,9 @@ class DiskCache:
         """
         Look again: another request may have brought it, or found it damaged.
 
-        Of a damaged chain the sound part is brought; what was promised was more.
+        Of a damaged chain the sound part is brought; what was forecast was more.
         """
-        salt, is_whole = wanted.owner.salt, True
+        salt, is_whole = wanted.conversation.salt, True
         for _ in range(_TRIES):
             held = self._store.match_len(wanted.ids, salt)
             found = self._found(place, wanted.ids, salt, held)
@@ -247,7 +247,7 @@ class DiskCache:
         may = settings.restore != "never" and self._store.may_restore
         if not may or self._is_off or maximum < minimum:
             return DiskMatch()
-        self._look_again(place.folder)
+        self._refresh_if_due(place.folder)
         match = self._index.match(ids, salt_name(salt))
         if self._store.needs_checkpoints:
             match = match.state_at_most(maximum)
@@ -306,7 +306,7 @@ class DiskCache:
                 return forget_some(place.folder, forget_filter)
             finally:
                 self._seen = 0  # a clock that ticks slowly shows no change
-                self._look(place.folder)
+                self._refresh(place.folder)
 
         # On the disk's thread nothing of it is read or written meanwhile.
         return self._machine.thread.submit(Urgency.RESTORE, act).result(_FORGET_S)
@@ -324,9 +324,9 @@ class DiskCache:
         if place is None or self._closed.is_set() or self._is_off:
             return
         try:
-            self._look(place.folder)
+            self._refresh(place.folder)
             may = self._current(due)
-            place.writer.write(due.ids, due.owner, may, is_last=is_last)
+            place.writer.write(due.ids, due.conversation, may, is_last=is_last)
             self._root.clear_away()
         except FileNotFoundError as error:  # another process has forgotten all
             logger.info("KV was not written: %s", error)
@@ -365,12 +365,12 @@ class DiskCache:
         @contextlib.contextmanager
         def current() -> Iterator[bool]:
             with self._lock:
-                is_current = self._store.is_current(due.owner)
+                is_current = self._store.is_current(due.conversation)
                 yield is_current and begun == self._num_cleared
 
         return current
 
-    def _look_again(self, folder: SlotFolder) -> None:
+    def _refresh_if_due(self, folder: SlotFolder) -> None:
         """At most once a second: another process may have written. No waiting."""
         now = time.monotonic()
         if now - self._looked_at >= _LOOK_EVERY_S and self._lock.acquire(
@@ -378,11 +378,11 @@ class DiskCache:
         ):
             try:
                 self._looked_at = now
-                self._look(folder)
+                self._refresh(folder)
             finally:
                 self._lock.release()
 
-    def _look(self, folder: SlotFolder) -> None:
+    def _refresh(self, folder: SlotFolder) -> None:
         """Take in the slots that came, and drop those that went."""
         changed = folder.changed_at()
         with self._lock:
@@ -429,5 +429,5 @@ class DiskCache:
             logger.warning("of slot %d nothing is known: %r", slot.number, error)
 
 
-def _not_noted(ids: ModelIds, owner: Conversation) -> None:
+def _not_noted(ids: ModelIds, conversation: Conversation) -> None:
     pass

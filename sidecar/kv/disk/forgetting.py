@@ -117,16 +117,16 @@ def _keep(
 ) -> Slot | None:
     """What stays of a slot for those who go on from it; None: nothing."""
     try:
-        if not forget_filter.covers(slot.owner):
+        if not forget_filter.covers(slot.conversation):
             return _strip(folder, slot, forget_filter, slot.meta["owner"])
-        end, owner = max(
+        end, conversation = max(
             _claims(slot, forget_filter, *claims), key=_depth, default=(0, None)
         )
         if not end:
             return None
         if end == slot.end:
-            return _strip(folder, slot, forget_filter, owner)
-        return _shorten(folder, slot, forget_filter, end, owner)
+            return _strip(folder, slot, forget_filter, conversation)
+        return _shorten(folder, slot, forget_filter, end, conversation)
     except (Damaged, OSError, *MALFORMED) as error:
         # On a full disk: better nothing than these words.
         logger.warning("KV slot %d goes whole: %s", slot.number, error)
@@ -158,12 +158,16 @@ def _depth(claim: _Claim) -> int:
 
 
 def _shorten(
-    folder: SlotFolder, slot: Slot, forget_filter: ForgetFilter, end: int, owner: Any
+    folder: SlotFolder,
+    slot: Slot,
+    forget_filter: ForgetFilter,
+    end: int,
+    conversation: Any,
 ) -> Slot:
     """Keep what stands before a depth, as another's."""
     draft, changes = _cut_kv(folder, slot, end)
     kept = [_without_lineage(t) for t in _others(slot, forget_filter)]
-    words = {"kept": kept, "owner": owner, "keeps_end": True}
+    words = {"kept": kept, "owner": conversation, "keeps_end": True}
     ids = slot.ids[: end - slot.at]
     folder.rewrite_metadata(slot, {**changes, **words}, (ids, _NOTHING), draft)
     return folder.read(slot.number)
@@ -179,16 +183,18 @@ def _chain(slot: Slot, below: Mapping[str, Sequence[Slot]]) -> list[Slot]:
 
 
 def _strip(
-    folder: SlotFolder, slot: Slot, forget_filter: ForgetFilter, owner: Any
+    folder: SlotFolder, slot: Slot, forget_filter: ForgetFilter, conversation: Any
 ) -> Slot:
     """Let a slot say nothing of some conversations; what it is then."""
     before, kept = slot.meta["kept"], _others(slot, forget_filter)
-    if len(kept) == len(before) and owner == slot.meta["owner"]:
+    if len(kept) == len(before) and conversation == slot.meta["owner"]:
         return slot
     canonical = slot.canonical
     if before[-1:] != kept[-1:]:  # what the last one's prompt looked like goes with it
         kept, canonical = list(map(_without_lineage, kept)), _NOTHING
-    folder.rewrite_metadata(slot, {"kept": kept, "owner": owner}, (slot.ids, canonical))
+    folder.rewrite_metadata(
+        slot, {"kept": kept, "owner": conversation}, (slot.ids, canonical)
+    )
     return folder.read(slot.number)
 
 

@@ -142,9 +142,9 @@ def read_prompt_cache(store: PrefixStore, file: Path, ids: tuple[int, ...]) -> i
         )
     runs = [kv_layers.cut(a, 0, length) for a in kv_layers.sliceable_leaves(cache)]
     mx.eval(runs)
-    owner, path = unknown(store.generation), ModelIds(ids)
+    conversation, path = unknown(store.generation), ModelIds(ids)
     checkpoint = kv_layers.take_checkpoint(cache)
-    if not store.insert(path, owner, [Buffer(runs, 0, length)], checkpoint):
+    if not store.insert(path, conversation, [Buffer(runs, 0, length)], checkpoint):
         raise Damaged(f"{file.name} could not be stored")
-    store.on_kept(path, owner)
+    store.on_kept(path, conversation)
     return length

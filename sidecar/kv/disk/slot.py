@@ -56,10 +56,10 @@ class Slot:
         return str(self.meta["salt"])
 
     @property
-    def owner(self) -> Conversation:
+    def conversation(self) -> Conversation:
         """Whose conversation ended there."""
-        owner = self.meta["owner"]
-        return unknown(0) if owner is None else conversation_of(owner)
+        conversation = self.meta["owner"]
+        return unknown(0) if conversation is None else conversation_of(conversation)
 
     @property
     def is_end(self) -> bool:
@@ -128,8 +128,8 @@ def _odd(meta: Mapping[str, Any]) -> Iterator[str]:
         yield "scalars"
     if not all(isinstance(turn["depth"], int) for turn in meta["kept"]):
         yield "kept"
-    owner = [meta["owner"]] if meta["owner"] is not None else []
-    for scope in (*owner, *(turn["scope"] for turn in meta["kept"])):
+    conversation = [meta["owner"]] if meta["owner"] is not None else []
+    for scope in (*conversation, *(turn["scope"] for turn in meta["kept"])):
         conversation_of(scope)
 
 

@@ -53,7 +53,7 @@ class RestoreRequest:
     """
 
     ids: ModelIds
-    owner: Conversation
+    conversation: Conversation
     make_room: Callable[[int], bool]
     is_wanted: Callable[[], bool]
 
@@ -97,8 +97,8 @@ class SlotReader:
         Raises:
             RestoreCancelled: the request is gone.
         """
-        ids, owner = ModelIds(wanted.ids[: match.depth]), wanted.owner
-        start = min(self._store.survey(ids, owner.salt).depth, match.depth)
+        ids, conversation = ModelIds(wanted.ids[: match.depth]), wanted.conversation
+        start = min(self._store.survey(ids, conversation.salt).depth, match.depth)
         started = time.perf_counter()
         try:
             parts = self._open(match, start)
@@ -135,7 +135,7 @@ class SlotReader:
         """On the GPU thread: what was read becomes the store's."""
         buffers = [Buffer(layers, start, end - start) for start, end, layers in runs]
         checkpoint = self._checkpoint(*state, len(ids))
-        return self._store.insert(ids, wanted.owner, buffers, checkpoint)
+        return self._store.insert(ids, wanted.conversation, buffers, checkpoint)
 
     def _open(self, match: DiskMatch, start: int) -> list[_Part]:
         """Open all that is needed at once: none can be deleted in between."""

@@ -83,7 +83,7 @@ class SlotWriter:
     def write(
         self,
         ids: ModelIds,
-        owner: Conversation,
+        conversation: Conversation,
         may: MayCommit,
         *,
         is_last: bool,
@@ -95,15 +95,17 @@ class SlotWriter:
             may: holds forgetting off, and says whether there was none.
             is_last: the process ends: short runs are written too.
         """
-        found = self._store.survey(ids, owner.salt)
-        is_worth = self._is_worth(found, owner, is_last=is_last)
+        found = self._store.survey(ids, conversation.salt)
+        is_worth = self._is_worth(found, conversation, is_last=is_last)
         if not is_worth or self._root.is_paused:
             return
         minimum = 1 if is_last else self._settings.min_gain
         for end, keeps_end in self._ends(found, minimum):
             path = ModelIds(ids[:end])
             try:
-                self._write(path, owner, found, may, (minimum, keeps_end, is_last))
+                self._write(
+                    path, conversation, found, may, (minimum, keeps_end, is_last)
+                )
             except Gone as why:
                 logger.debug("KV is not written now: %s", why)
                 return
@@ -119,17 +121,23 @@ class SlotWriter:
             self._refused.add(text)
             logger.warning("%s", text)
 
-    def _is_worth(self, found: Survey, owner: Conversation, *, is_last: bool) -> bool:
+    def _is_worth(
+        self, found: Survey, conversation: Conversation, *, is_last: bool
+    ) -> bool:
         if found.depth < self._settings.min_tokens:
             return False
         if found.is_superseded and not is_last:
             return False
-        if owner.is_subagent and not is_last:  # it may be over before it would pay
+        if (
+            conversation.is_subagent and not is_last
+        ):  # it may be over before it would pay
             self.counters.add("disk_skipped_subagent")
             return False
         day = self._root.limits.day_bytes
         is_short = day and self._root.written_today > day / 2
-        if is_short and not owner.own_len:  # nothing says that it will be asked again
+        if (
+            is_short and not conversation.own_len
+        ):  # nothing says that it will be asked again
             self.counters.add("disk_skipped_single")
             return False
         return True
@@ -145,16 +153,16 @@ class SlotWriter:
     def _write(
         self,
         ids: ModelIds,
-        owner: Conversation,
+        conversation: Conversation,
         found: Survey,
         may: MayCommit,
         how: tuple[int, bool, bool],
     ) -> None:
         minimum, keeps_end, is_last = how
-        known = self._index.match(ids, salt_name(owner.salt))
+        known = self._index.match(ids, salt_name(conversation.salt))
         if len(ids) - known.depth < minimum:
             return
-        run = self._run(len(ids), known, owner)
+        run = self._run(len(ids), known, conversation)
         states = sum(size for depth, _, size in found.ends if depth == len(ids))
         about = (len(ids) - run.start) * found.token_bytes + states
         if reason := self._root.refusal(about, is_last=is_last):
@@ -162,9 +170,11 @@ class SlotWriter:
             return
         started, draft = time.monotonic(), self._folder.draft()
         try:
-            meta = self._write_kv(draft, ids, owner.salt, run.start)
-            meta["owner"] = owner.as_json()
-            slot = self._commit(draft, run, ids, owner.salt, (meta, keeps_end, may))
+            meta = self._write_kv(draft, ids, conversation.salt, run.start)
+            meta["owner"] = conversation.as_json()
+            slot = self._commit(
+                draft, run, ids, conversation.salt, (meta, keeps_end, may)
+            )
         finally:
             draft.discard()
         if slot is None:
@@ -226,7 +236,7 @@ class SlotWriter:
             self._index.remove(run.parent.number)
         return slot
 
-    def _run(self, end: int, known: DiskMatch, owner: Conversation) -> _Run:
+    def _run(self, end: int, known: DiskMatch, conversation: Conversation) -> _Run:
         """
         Where the new slot begins: behind what is there, or with the short ends of it.
 
@@ -242,7 +252,7 @@ class SlotWriter:
             is_short = slot.length < self._settings.run_tokens
             if slot.end != start or below or not is_short or slot.meta["keeps_end"]:
                 break
-            is_another = slot.owner.speaker != owner.speaker
+            is_another = slot.conversation.session_key != conversation.session_key
             if is_another and len(known.chain) < _MAX_ENDS:
                 break
             replaced.append(slot)

@@ -40,7 +40,7 @@ class PendingWrite:
     """
 
     ids: ModelIds
-    owner: Conversation
+    conversation: Conversation
     since: float
     others: tuple["PendingWrite", ...] = ()
 
@@ -61,9 +61,9 @@ class PendingWrites:
     def __len__(self) -> int:
         return len(self._due)
 
-    def note(self, ids: ModelIds, owner: Conversation) -> None:
+    def note(self, ids: ModelIds, conversation: Conversation) -> None:
         """A sequence left this path; what it went on from is not an end any more."""
-        new = PendingWrite(ids, owner, self._clock())
+        new = PendingWrite(ids, conversation, self._clock())
         with self._lock:
             before, kept = list[PendingWrite](), list[PendingWrite]()
             for old in self._due:
@@ -72,7 +72,7 @@ class PendingWrites:
                 replace(due, others=())
                 for old in before
                 for due in (old, *old.others)
-                if due.owner.speaker != owner.speaker
+                if due.conversation.session_key != conversation.session_key
             ]
             others.sort(key=lambda due: -len(due.ids))
             new = replace(new, others=tuple(others[:_MAX_OTHERS]))
@@ -107,7 +107,9 @@ class PendingWrites:
                 return
             for each in due:
                 ends = (each, *each.others)
-                left = [end for end in ends if not forget_filter.covers(end.owner)]
+                left = [
+                    end for end in ends if not forget_filter.covers(end.conversation)
+                ]
                 if len(left) == len(ends):
                     self._due.append(each)
                 elif left:
@@ -153,11 +155,11 @@ class WriteQueue:
         tick_s = min(1.0, max(_TICK_S, self._settings.quiet_s / 4))
         while not self._closed.wait(tick_s):
             try:
-                self.look()
+                self.poll()
             except Exception:
                 logger.exception("KV could not be handed over to the disk")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Hand over what has rested long enough, or has grown too long."""
         self._share_marks()
         rest_s = self._settings.quiet_s
@@ -184,8 +186,11 @@ class WriteQueue:
         maximum = self._settings.run_tokens
         if len(due.ids) < max(maximum, self._settings.min_tokens):
             return False
-        found = self._store.survey(due.ids, due.owner.salt)
-        size = found.depth - self._index.match(due.ids, salt_name(due.owner.salt)).depth
+        found = self._store.survey(due.ids, due.conversation.salt)
+        size = (
+            found.depth
+            - self._index.match(due.ids, salt_name(due.conversation.salt)).depth
+        )
         states = found.ends[-1][2] if found.ends else 0
         return size >= maximum and size * found.token_bytes >= states
 
@@ -205,7 +210,7 @@ class WriteQueue:
     def _write_of(self, due: PendingWrite, *, is_last: bool) -> None:
         """Have it written; if it was forgotten meanwhile, what others said of it."""
         self._write(due, is_last=is_last)
-        if not self._store.is_current(due.owner):
+        if not self._store.is_current(due.conversation):
             for other in due.others:
                 self._write(other, is_last=is_last)
 
@@ -220,7 +225,7 @@ _MAX_OTHERS = 16
 
 def _goes_on(old: PendingWrite, new: PendingWrite) -> bool:
     size = len(old.ids)
-    if old.owner.salt != new.owner.salt or not 0 < size <= len(new.ids):
+    if old.conversation.salt != new.conversation.salt or not 0 < size <= len(new.ids):
         return False
     # Cheap where they differ: this runs on the GPU thread.
     return new.ids[size - 1] == old.ids[-1] and new.ids[:size] == old.ids

@@ -34,7 +34,7 @@ def put_back(elements: Sequence[Element], gone: Sequence[SpanKey]) -> list[Eleme
 
 
 @dataclass(slots=True)
-class _Places:
+class _ElementStarts:
     """
     Where the elements of a message begin, from its first span to the next message's.
 
@@ -68,13 +68,13 @@ class _Places:
         return None
 
 
-def _places(elements: Sequence[Element]) -> dict[int, _Places]:
-    found: dict[int, _Places] = {}
-    current: _Places | None = None
+def _places(elements: Sequence[Element]) -> dict[int, _ElementStarts]:
+    found: dict[int, _ElementStarts] = {}
+    current: _ElementStarts | None = None
     for index, element in enumerate(elements):
         if isinstance(element, Span):
             if element.message not in found:
-                current = found[element.message] = _Places()
+                current = found[element.message] = _ElementStarts()
                 current.at = len(element.sentinel)  # nothing goes before the first
             elif current is not None:
                 current.add(index, element)

@@ -132,7 +132,7 @@ class _Past:
 def heal(
     store: HealingStore,
     request: ChatRequest,
-    frame: TurnDelimiters | None,
+    delimiters: TurnDelimiters | None,
     rulesets: tuple[RuleSet | None, RuleSet | None],
     check: Callable[[], None],
 ) -> HealedHistory:
@@ -152,7 +152,7 @@ def heal(
     healed = {
         index: turn.healed
         for index, turn in past.turns.items()
-        if frame is not None and turn.healed.header in frame.headers
+        if delimiters is not None and turn.healed.header in delimiters.headers
     }
     found = HealedHistory(
         marked, marked, healed, past.contexts[-1], past.values, past.conversation,

@@ -59,7 +59,7 @@ class Pins:
 @dataclass(frozen=True, slots=True)
 class Loan:
     """
-    A value that a record may lend to a request.
+    A value that a record may share with a request.
 
     Args:
         key: of the span. stored: the record's value.
@@ -121,18 +121,18 @@ class _Pair:
 def choose(
     walk: Walk,
     shared: tuple[LineageRecord, int],
-    may_lend: Callable[[Loan], bool],
+    may_share: Callable[[Loan], bool],
 ) -> Pins:
     """
     Walk the pairs of a request and a record.
 
     Args:
         shared: the record, and the number of canonical ids common to both.
-        may_lend: whether the record may lend a value to this request.
+        may_share: whether the record may share a value with this request.
     """
     record, shared_len = shared
     pairs = _pairs(walk.spans, walk.settled, record, shared_len)
-    taken, stopped_by = _take(pairs, record, walk, may_lend)
+    taken, stopped_by = _take(pairs, record, walk, may_share)
     pins = _settle(taken, record, walk, stopped_by)
     while (key := _superseded(pins, walk)) is not None:
         taken = taken[: [pair.key for pair in taken].index(key)]
@@ -206,7 +206,7 @@ def _take(
     pairs: Sequence[_Pair],
     record: LineageRecord,
     walk: Walk,
-    may_lend: Callable[[Loan], bool],
+    may_share: Callable[[Loan], bool],
 ) -> tuple[list[_Pair], str | None]:
     """The pairs up to the first that must not be pinned, and the kind of that one."""
     taken: list[_Pair] = []
@@ -216,11 +216,15 @@ def _take(
         if action == "pin" and not pair.own and not _may_stay(pair, walk):
             action = "stop"
         is_sayable = action != "restate" or pair.key[0] <= walk.last_note
-        lends = action is None or _lends(pair, record, may_lend)
+        is_shared = action is None or _shares(pair, record, may_share)
         # A note whose values are not all walked would state what nobody takes back.
         stated = record.notes[pair.key[0]].stated if _is_note(pair) else ()
         is_whole = known.issuperset(stated)
-        if action == "stop" or pair.is_typed or not (is_sayable and lends and is_whole):
+        if (
+            action == "stop"
+            or pair.is_typed
+            or not (is_sayable and is_shared and is_whole)
+        ):
             return taken, pair.key[2]
         taken.append(pair)
         known.add(pair.key)
@@ -298,35 +302,35 @@ def _is_note(pair: _Pair) -> bool:
     return pair.key[2] == "note" and bool(pair.stored)
 
 
-def _lends(
-    pair: _Pair, record: LineageRecord, may_lend: Callable[[Loan], bool]
+def _shares(
+    pair: _Pair, record: LineageRecord, may_share: Callable[[Loan], bool]
 ) -> bool:
-    """Whether the record may lend a pair's value; a note: all that it states."""
+    """Whether the record may share a pair's value; a note: all that it states."""
     note = record.notes.get(pair.key[0]) if pair.key[2] == "note" else None
-    if note is not None and may_lend(Loan(pair.key)):
-        return all(may_lend(Loan(key, value)) for key, value in note.stated.items())
-    return may_lend(Loan(pair.key, pair.stored))
+    if note is not None and may_share(Loan(pair.key)):
+        return all(may_share(Loan(key, value)) for key, value in note.stated.items())
+    return may_share(Loan(pair.key, pair.stored))
 
 
-def lender(
+def sharing_rule(
     record: Conversation,
     request: Conversation,
     policy: Callable[[str], Policy],
 ) -> Callable[[Loan], bool]:
     """
-    Which values a record may lend to a request.
+    Which values a record may share with a request.
 
     All within a thread, up to where the request is known to be of it; between threads
     of one key only those of the shared kinds that tell nothing of who asks
     (rules.toml); between keys none. A thread that the request resembles, or behind that
-    place its own, lends those and what was said of them.
+    place its own, shares those and what was said of them.
     """
     if record.tenant != request.tenant:
         return lambda loan: False
     proved_until = request.proved_until if record == request else -1
     is_alike = record in (request, request.resembles)
 
-    def lends(loan: Loan) -> bool:
+    def is_shared(loan: Loan) -> bool:
         message, _, kind, _ = loan.key
         if message <= proved_until:
             return True
@@ -335,7 +339,7 @@ def lender(
             return _is_of_nobody(loan, of_kind)
         return is_alike and not of_kind.tells
 
-    return lends
+    return is_shared
 
 
 def _is_of_nobody(loan: Loan, policy: Policy) -> bool:

@@ -229,10 +229,10 @@ class ReuseChooser:
     def _pins(
         self, question: ReuseQuery, walk: Walk, record: LineageRecord, shared: int
     ) -> Pins:
-        lends = pinned_values.lender(
+        may_share = pinned_values.sharing_rule(
             record.conversation, question.conversation, walk.policy
         )
-        return pinned_values.choose(walk, (record, shared), lends)
+        return pinned_values.choose(walk, (record, shared), may_share)
 
     def _form(
         self, question: ReuseQuery, chosen: tuple[Pins, LineageRecord] | None

@@ -93,7 +93,7 @@ class _Cut:
 def lay_out(
     marked: Sequence[MarkedMessage],
     healed: Mapping[int, Healed],
-    frame: TurnDelimiters | None,
+    delimiters: TurnDelimiters | None,
     render: Render,
 ) -> Layout:
     """
@@ -105,12 +105,12 @@ def lay_out(
     Raises:
         BadRequest: the template refuses the conversation.
     """
-    found = _lay_out(marked, healed, frame, render)
+    found = _lay_out(marked, healed, delimiters, render)
     if found.is_proved or all(item.message.text.strip() for item in marked):
         return found
     # Where messages are joined a blank one is left out, and one with a mark is not.
     unmarked = [_without_spans_if_blank(item) for item in marked]
-    again = _lay_out(unmarked, healed, frame, render)
+    again = _lay_out(unmarked, healed, delimiters, render)
     return again if again.is_proved else found
 
 
@@ -124,10 +124,10 @@ def _without_spans_if_blank(item: MarkedMessage) -> MarkedMessage:
 def _lay_out(
     marked: Sequence[MarkedMessage],
     healed: Mapping[int, Healed],
-    frame: TurnDelimiters | None,
+    delimiters: TurnDelimiters | None,
     render: Render,
 ) -> Layout:
-    planned = plan_placeholders(marked, healed, frame)
+    planned = plan_placeholders(marked, healed, delimiters)
     while planned:
         try:
             found = _try_lay_out(marked, planned, render)

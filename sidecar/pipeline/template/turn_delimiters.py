@@ -105,7 +105,9 @@ class TurnDelimiters:
         return is_one and self.closing is not None
 
 
-def probe_frame(renders: Sequence[Render], cuts: TokenCuts) -> TurnDelimiters | None:
+def probe_delimiters(
+    renders: Sequence[Render], cuts: TokenCuts
+) -> TurnDelimiters | None:
     """
     Find the texts around a turn; None if this template does not show them.
 

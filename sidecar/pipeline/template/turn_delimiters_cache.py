@@ -11,7 +11,11 @@ from sidecar.core.requests import Message
 from sidecar.memory.healing_store import Healed
 from sidecar.pipeline.template.chat_template import ChatTemplate
 from sidecar.pipeline.template.encoder import PromptEncoder
-from sidecar.pipeline.template.turn_delimiters import Start, TurnDelimiters, probe_frame
+from sidecar.pipeline.template.turn_delimiters import (
+    Start,
+    TurnDelimiters,
+    probe_delimiters,
+)
 from sidecar.volatile.marked_message import MarkedMessage
 
 # Some templates print a call's id, nine digits, beside its arguments and its result.
@@ -68,7 +72,7 @@ class Placeholder:
 def plan_placeholders(
     marked: Sequence[MarkedMessage],
     healed: Mapping[int, Healed],
-    frame: TurnDelimiters | None,
+    delimiters: TurnDelimiters | None,
 ) -> dict[int, Placeholder]:
     """
     By message index, for the turns that may be spliced.
@@ -77,18 +81,18 @@ def plan_placeholders(
     template prints there.
     """
     planned = {}
-    for index in sorted(healed) if frame is not None else ():
-        assert frame is not None
+    for index in sorted(healed) if delimiters is not None else ():
+        assert delimiters is not None
         before = marked[index - 1].message.role if index else ""
-        start = frame.starts.get(before)
+        start = delimiters.starts.get(before)
         num_calls = len(marked[index].message.tool_calls)
         if start is None or start.header != healed[index].header:
             continue
         bare = Placeholder(healed[index], start.ended + start.header, start.gaps)
-        can_be_bare = not num_calls or frame.drops_calls
-        if frame.shows(num_calls):
+        can_be_bare = not num_calls or delimiters.drops_calls
+        if delimiters.shows(num_calls):
             planned[index] = replace(
-                bare, gaps=start.call_gaps, closing=frame.closing or "",
+                bare, gaps=start.call_gaps, closing=delimiters.closing or "",
                 shows_calls=True,
                 without_calls=bare if can_be_bare else None,
             )  # fmt: skip
@@ -132,12 +136,12 @@ class TurnDelimitersCache:
         with self._lock:
             if key in self._known:
                 return self._known[key]
-        frame = self._probe(kwargs)
+        delimiters = self._probe(kwargs)
         with self._lock:
             if len(self._known) >= _MAX_SETS:
                 self._known.clear()
-            self._known[key] = frame
-        return frame
+            self._known[key] = delimiters
+        return delimiters
 
     def lead_ids(self, start: Start | None) -> tuple[int, ...]:
         """Ids of what the generation prompt has behind the header."""
@@ -145,25 +149,27 @@ class TurnDelimitersCache:
             return ()
         return self._encoder.encode(start.lead, is_start=False).ids
 
-    def header_tokens(self, frame: TurnDelimiters | None) -> int:
+    def header_tokens(self, delimiters: TurnDelimiters | None) -> int:
         """How many added tokens a message header has."""
-        if frame is None:
+        if delimiters is None:
             return 1
-        header = frame.starts["user"].header
+        header = delimiters.starts["user"].header
         return len(self._encoder.encode(header, is_start=False).chars)
 
     def _probe(self, kwargs: Mapping[str, Any]) -> TurnDelimiters | None:
         sets = [kwargs]
         if isinstance(kwargs.get("enable_thinking"), bool):
             sets.append({**kwargs, "enable_thinking": not kwargs["enable_thinking"]})
-        frame = probe_frame([self._renderer(each) for each in sets], self._encoder)
-        if frame is None:
+        delimiters = probe_delimiters(
+            [self._renderer(each) for each in sets], self._encoder
+        )
+        if delimiters is None:
             return None
-        sound = {role: s for role, s in frame.starts.items() if self._is_sound(s)}
+        sound = {role: s for role, s in delimiters.starts.items() if self._is_sound(s)}
         if "user" not in sound:
             return None
         one_call = not self._template.traits.parallel_calls
-        return replace(frame, starts=sound, one_call=one_call)
+        return replace(delimiters, starts=sound, one_call=one_call)
 
     def _renderer(
         self, kwargs: Mapping[str, Any]
