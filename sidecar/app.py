@@ -177,11 +177,14 @@ def build(
         lambda: read_catalog(config),
         loader(config, shared),
         ProcessWeights(
-            shared.process, shared.admission, shared.stored, shared.gpu,
+            shared.process,
+            shared.admission,
+            shared.stored,
+            shared.gpu,
             config.engine.max_model_bytes,
         ),
         _pool_limits(config),
-    )  # fmt: skip
+    )
     services = _build_services(config, shared, pool)
     listener = Listener(
         config.server, Routes(services, config.server), shared.metrics, Handler
@@ -205,9 +208,12 @@ def _build_services(
     limits = LogLimits(config.log.max_mb << 20, config.log.retention_days)
     log = SessionLog(root, limits, with_content=config.log.content)
     vitals = Vitals(
-        shared.gpu, _longest_step_s(config), shared.download, shared.process,
+        shared.gpu,
+        _longest_step_s(config),
+        shared.download,
+        shared.process,
         shared.wired,
-    )  # fmt: skip
+    )
     return Services(
         ChatService(pool, config.generation, metrics, log),
         ModelService(pool, vitals, settings_file(config)),
@@ -245,9 +251,14 @@ def open_image_intake(config: ImageConfig) -> "ImageIntake":
 def _pool_limits(config: Config) -> PoolLimits:
     model, engine = config.model, config.engine
     return PoolLimits(
-        engine.max_models, engine.headroom, model.load_wait_s, engine.settle_s,
-        model.ttl_s, model.preload, model.pinned,
-    )  # fmt: skip
+        engine.max_models,
+        engine.headroom,
+        model.load_wait_s,
+        engine.settle_s,
+        model.ttl_s,
+        model.preload,
+        model.pinned,
+    )
 
 
 def _build_shared(
@@ -292,13 +303,16 @@ def open_root(config: Config) -> KVDisk | None:
         if DiskRoot(disk.root, DiskLimits(0, 0, 0, 0)).folders():
             logger.warning(
                 "KV of earlier runs lies in %s and is not used; nobody deletes it but "
-                "`mlx-sidecar kv forget`", disk.root,
-            )  # fmt: skip
+                "`mlx-sidecar kv forget`",
+                disk.root,
+            )
         return None
     limits = DiskLimits(
-        int(disk.max_gb * _GB), int(disk.min_free_gb * _GB), int(disk.day_gb * _GB),
+        int(disk.max_gb * _GB),
+        int(disk.min_free_gb * _GB),
+        int(disk.day_gb * _GB),
         disk.ttl_hours * 3600,
-    )  # fmt: skip
+    )
     restore = cast("Literal['auto', 'always', 'never']", disk.restore)
     settings = DiskSettings(disk.min_tokens, disk.run_tokens, disk.quiet_s, restore)
     found = KVDisk(DiskRoot(disk.root, limits), settings)

@@ -74,8 +74,9 @@ class Recording:
         maximum, start = int(WINDOW_S * self._rate), 0
         held = self._read(maximum + 1)
         if len(held) < _MIN_S * self._rate:
-            raise BadRequest(f"file must hold at least {_MIN_S} s of sound",
-                             param="file")  # fmt: skip
+            raise BadRequest(
+                f"file must hold at least {_MIN_S} s of sound", param="file"
+            )
         while len(held):
             size = len(held) if len(held) <= maximum else _quietest(held, self._rate)
             samples = _resampled(held[:size], self._rate, rate)

@@ -15,8 +15,10 @@ from sidecar.core.audio import SoundFormat
 from sidecar.core.errors import BadRequest
 
 CONTENT_TYPES: dict[SoundFormat, str] = {
-    "wav": "audio/wav", "flac": "audio/flac", "mp3": "audio/mpeg",
-}  # fmt: skip
+    "wav": "audio/wav",
+    "flac": "audio/flac",
+    "mp3": "audio/mpeg",
+}
 _MP3_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 _UNKNOWN_SIZE = 0xFFFFFFFF  # as ffmpeg and OpenAI write it into a pipe
 _HALFWAY = 0.6  # of libsndfile's scale: 64 kbit/s at 24 kHz; constant, so it can be cut
@@ -50,9 +52,13 @@ class SoundWriter:
 
         more = {"bitrate_mode": "CONSTANT", "compression_level": _HALFWAY}
         self._file = soundfile.SoundFile(
-            self._sink, "w", samplerate=rate, channels=1, format=form.upper(),
+            self._sink,
+            "w",
+            samplerate=rate,
+            channels=1,
+            format=form.upper(),
             **(more if form == "mp3" else {"subtype": "PCM_16"}),
-        )  # fmt: skip
+        )
 
     def add(self, samples: np.ndarray) -> bytes:
         """
@@ -119,6 +125,10 @@ def _wav_head(rate: int, num_bytes: int | None) -> bytes:
     whole = _UNKNOWN_SIZE if num_bytes is None else num_bytes + 36
     sound = struct.pack("<IHHIIHH", 16, 1, 1, rate, 2 * rate, 2, 16)
     return (
-        b"RIFF" + struct.pack("<I", whole) + b"WAVEfmt " + sound
-        + b"data" + struct.pack("<I", size)
-    )  # fmt: skip
+        b"RIFF"
+        + struct.pack("<I", whole)
+        + b"WAVEfmt "
+        + sound
+        + b"data"
+        + struct.pack("<I", size)
+    )

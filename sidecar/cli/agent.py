@@ -102,10 +102,14 @@ class Agent:
         num_messages = len(self.messages)
         self.messages.append(_echo(reply))
         return Turn(
-            label, reply.prompt_len, reply.cached_len, reply.completion_len,
-            reply.ttft_s, num_messages,
+            label,
+            reply.prompt_len,
+            reply.cached_len,
+            reply.completion_len,
+            reply.ttft_s,
+            num_messages,
             bool(reply.message["content"].strip() or reply.message.get("tool_calls")),
-        )  # fmt: skip
+        )
 
     def _go_on(self) -> None:
         self._answer_calls()
@@ -207,11 +211,13 @@ def _tool(name: str, description: str, **arguments: str) -> Json:
 TOOLS = [
     _tool("read", "Read the contents of a file.", path="The file to read"),
     _tool(
-        "write", "Write a file, replacing what is there.",
-        path="The file to write", content="All of its new text",
+        "write",
+        "Write a file, replacing what is there.",
+        path="The file to write",
+        content="All of its new text",
     ),
     _tool("bash", "Execute a bash command.", command="The command line"),
-]  # fmt: skip
+]
 
 _RULES = (
     "Read a file before you change it, and change no more than you were asked to.",
@@ -226,6 +232,20 @@ _RULES = (
     "Paths are relative to the working directory, which is the project's root.",
 )
 _WORDS = (
-    "buffer", "commit", "deploy", "engine", "filter", "gather", "handle", "import",
-    "kernel", "listen", "module", "number", "output", "parser", "queue", "record",
-)  # fmt: skip
+    "buffer",
+    "commit",
+    "deploy",
+    "engine",
+    "filter",
+    "gather",
+    "handle",
+    "import",
+    "kernel",
+    "listen",
+    "module",
+    "number",
+    "output",
+    "parser",
+    "queue",
+    "record",
+)

@@ -55,9 +55,10 @@ def _line(stretch: Sequence[Json]) -> str:
         f"idle={min(row['idle_s'] for row in stretch):.0f}s",
         "lent" if first["lent"] else "",
         f"leases={max(row['leases'] for row in stretch)}"
-        if any(row["leases"] for row in stretch) else "",
+        if any(row["leases"] for row in stretch)
+        else "",
         "subagent" if first["subagent"] else "",
         f"session={printable(first['session'])}" if first["session"] else "",
         f"({len(stretch)} nodes)" if len(stretch) > 1 else "",
-    ]  # fmt: skip
+    ]
     return "  ".join(part for part in parts if part)

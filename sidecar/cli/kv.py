@@ -64,9 +64,10 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="mlx-sidecar kv", description=__doc__,
+        prog="mlx-sidecar kv",
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     acts = parser.add_subparsers(dest="act", required=True)
     for name in ("list", "verify"):
         acts.add_parser(name)

@@ -55,18 +55,22 @@ def main(argv: list[str]) -> int:
 def _setup(server: Server, options: argparse.Namespace) -> Setup:
     models: list[Json] = server.get("/v1/models")["data"]
     asks = {
-        "model": options.model, "max_tokens": options.max_tokens, "temperature": 0,
-    }  # fmt: skip
+        "model": options.model,
+        "max_tokens": options.max_tokens,
+        "temperature": 0,
+    }
     named = [m for m in models if options.model in (m["id"], *m.get("aliases", ()))]
     sees = any(model.get("supports_vision") for model in named)
     _say(f"{server.url} model={options.model}; {'sees' if sees else 'text only'}")
     cache = _cache_report(server)
     return Setup(
-        server, asks, options.turns,
+        server,
+        asks,
+        options.turns,
         can_cut=not cache.get("needs_checkpoints", True),
         can_splice=cache.get("can_splice", False),
         sees=sees,
-    )  # fmt: skip
+    )
 
 
 def _names(asked: str, *, sees: bool) -> list[str]:
@@ -133,20 +137,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_server_flags(parser, "MLX_API_KEY")
     parser.add_argument(
-        _QUALITY, action="store_true",
+        _QUALITY,
+        action="store_true",
         help="ask a model for values that drifted; its flags: --quality --help",
-    )  # fmt: skip
+    )
     parser.add_argument("--model", default="local", help="model (%(default)s)")
     parser.add_argument(
-        "--scenario", choices=[*SCENARIOS, "all"], default="all",
+        "--scenario",
+        choices=[*SCENARIOS, "all"],
+        default="all",
         help="what happens to the conversation (%(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--turns", type=at_least(_MIN_TURNS), default=6,
+        "--turns",
+        type=at_least(_MIN_TURNS),
+        default=6,
         help=f"requests of a scenario, {_MIN_TURNS} or more (%(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--max-tokens", type=at_least(1), default=128,
+        "--max-tokens",
+        type=at_least(1),
+        default=128,
         help="longest answer; thinking counts (%(default)s)",
-    )  # fmt: skip
+    )
     return parser

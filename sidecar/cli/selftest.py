@@ -95,7 +95,9 @@ def _parser() -> argparse.ArgumentParser:
         "this model is served.",
     )
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL",
+        "model",
+        nargs="?",
+        metavar="MODEL",
         help="folder, hub id or `built-in` (MODEL_PATH)",
-    )  # fmt: skip
+    )
     return parser

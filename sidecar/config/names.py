@@ -17,11 +17,32 @@ from sidecar.config.sources import spellings
 _OLDER = ("EXO_CACHE_HOME",)
 # What others read, and people keep in the same file.
 _OTHERS = (
-    "LITELLM_*", "HF_*", "OTEL_*", "OPENAI_*", "ANTHROPIC_*", "AZURE_*", "AWS_*",
-    "GOOGLE_*", "VERTEX_*", "LANGFUSE_*", "REDIS_*", "*_API_KEY", "*_API_BASE",
-    "DATABASE_URL", "NO_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "PYTHON*", "CUDA_*",
-    "TRANSFORMERS_*", "TOKENIZERS_*", "MLX_METAL_*", "MLX_MAX_*", "*_COLOR", "PATH",
-)  # fmt: skip
+    "LITELLM_*",
+    "HF_*",
+    "OTEL_*",
+    "OPENAI_*",
+    "ANTHROPIC_*",
+    "AZURE_*",
+    "AWS_*",
+    "GOOGLE_*",
+    "VERTEX_*",
+    "LANGFUSE_*",
+    "REDIS_*",
+    "*_API_KEY",
+    "*_API_BASE",
+    "DATABASE_URL",
+    "NO_PROXY",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "PYTHON*",
+    "CUDA_*",
+    "TRANSFORMERS_*",
+    "TOKENIZERS_*",
+    "MLX_METAL_*",
+    "MLX_MAX_*",
+    "*_COLOR",
+    "PATH",
+)
 _OUR_PREFIXES = ("MLX_SERVER_", "EXO_KV_")
 _SIMILAR = 0.7
 _ALL_BUT_EQUAL = 0.9  # a letter too many, one missing, two in the wrong order

@@ -34,16 +34,29 @@ REASONS = {
 # Not built yet.
 NOT_BUILT = frozenset(
     (
-        "HUB_OFFLINE", "PREVENT_SLEEP",
-        "ENABLE_SNAPSHOT_STITCH", "ENABLE_SNAPSHOT_STITCH_VLM",
-        "SPECULATION", "DRAFT_MODEL", "NUM_DRAFT_TOKENS", "CLASSIFY_BATCH",
-        "ATTENTION_MAX_TOKENS", "WARMUP_PROMPT", "PROBE_ON_LOAD",
+        "HUB_OFFLINE",
+        "PREVENT_SLEEP",
+        "ENABLE_SNAPSHOT_STITCH",
+        "ENABLE_SNAPSHOT_STITCH_VLM",
+        "SPECULATION",
+        "DRAFT_MODEL",
+        "NUM_DRAFT_TOKENS",
+        "CLASSIFY_BATCH",
+        "ATTENTION_MAX_TOKENS",
+        "WARMUP_PROMPT",
+        "PROBE_ON_LOAD",
         "RATE_LIMIT_RPM",
-        "DATABASE_PATH", "AUDIT_ENABLED", "AUDIT_RETENTION_DAYS", "AUDIT_MAX_MB",
-        "AUDIT_CLEANUP_INTERVAL_MINUTES", "SO_MODE", "TOOL_GRAMMAR", "NATIVE_ROUTES",
+        "DATABASE_PATH",
+        "AUDIT_ENABLED",
+        "AUDIT_RETENTION_DAYS",
+        "AUDIT_MAX_MB",
+        "AUDIT_CLEANUP_INTERVAL_MINUTES",
+        "SO_MODE",
+        "TOOL_GRAMMAR",
+        "NATIVE_ROUTES",
         "RESPONSES_STORE_MAX",
     )
-)  # fmt: skip
+)
 
 
 def reason_of(name: str) -> str | None:

@@ -319,9 +319,17 @@ class LogConfig:
 
 # All that people set, in the order in which they read it.
 SECTIONS = (
-    ModelConfig, ServerConfig, LauncherConfig, GenerationConfig, EngineConfig,
-    DeviceConfig, CacheConfig, DiskConfig, ImageConfig, LogConfig,
-)  # fmt: skip
+    ModelConfig,
+    ServerConfig,
+    LauncherConfig,
+    GenerationConfig,
+    EngineConfig,
+    DeviceConfig,
+    CacheConfig,
+    DiskConfig,
+    ImageConfig,
+    LogConfig,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,23 @@ from sidecar.dialects.fields import Fields
 
 _ON = frozenset(
     (
-        "true", "1", "yes", "on", "enabled", "enable", "auto", "default", "adaptive",
-        "minimal", "low", "medium", "high", "xhigh", "max",
+        "true",
+        "1",
+        "yes",
+        "on",
+        "enabled",
+        "enable",
+        "auto",
+        "default",
+        "adaptive",
+        "minimal",
+        "low",
+        "medium",
+        "high",
+        "xhigh",
+        "max",
     )
-)  # fmt: skip
+)
 _OFF = frozenset(["false", "0", "no", "off", "none", "disable", "disabled"])
 _EFFORTS = frozenset(["minimal", "low", "medium", "high", "xhigh", "max"])
 _KEYS = ("enabled", "effort", "level", "type")
@@ -168,11 +181,19 @@ def read_client(body: dict[str, Any], user_agent: str | None) -> ClientInfo:
 
 
 _SESSIONS = (
-    "session_id", "conversation_id", "thread_id", "chat_id", "conversation", "session",
-)  # fmt: skip
+    "session_id",
+    "conversation_id",
+    "thread_id",
+    "chat_id",
+    "conversation",
+    "session",
+)
 _PARENTS = (
-    "parent_session_id", "parent_id", "source_session_id", "origin_session_id",
-)  # fmt: skip
+    "parent_session_id",
+    "parent_id",
+    "source_session_id",
+    "origin_session_id",
+)
 _BRANCHES = ("branch_id", "branch", "subsession_id", "subagent_id")
 _MAX_PARENTS = 8
 

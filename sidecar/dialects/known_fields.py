@@ -46,21 +46,32 @@ _CLIENT |= _below("extra_body", names=_SESSION)
 _LENGTH = frozenset(("max_tokens", "max_completion_tokens"))
 _SAMPLING = frozenset(
     (
-        "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
-        "repetition_context_size", "presence_penalty", "frequency_penalty",
-        "logit_bias", "seed",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "repetition_context_size",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "seed",
     )
-)  # fmt: skip
+)
 _THINKING_NAMES = "enable_thinking thinking reasoning_effort reasoning"
 _THINKING = frozenset(_THINKING_NAMES.split())
 _THINKING |= {"chat_template_kwargs", "mlx_max_ttft_s"}
 _THINKING |= _below("extra_body", names=f"{_THINKING_NAMES} chat_template_kwargs")
 _THINKING |= _below("extra_body.chat_template_kwargs", names="enable_thinking")
 _THINKING |= _below(
-    "thinking", "reasoning", "reasoning_effort", "extra_body.thinking",
-    "extra_body.reasoning", "extra_body.reasoning_effort",
+    "thinking",
+    "reasoning",
+    "reasoning_effort",
+    "extra_body.thinking",
+    "extra_body.reasoning",
+    "extra_body.reasoning_effort",
     names="enabled effort level type",
-)  # fmt: skip
+)
 _SHARED = _CLIENT | _LENGTH | _SAMPLING | {"stream"}
 # A hint where the KV of a prompt may be kept: it is, with and without.
 _KEPT_ANYWAY = frozenset(("prompt_cache_key", "cache_control"))

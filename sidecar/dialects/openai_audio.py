@@ -50,8 +50,9 @@ def parse_speech(body: Any) -> SpeechRequest:
     if form is None and asked is not None:
         raise _not_one_of("response_format", _SOUND_FORMATS, asked)
     if fields.text("stream_format") == "sse":
-        raise BadRequest("stream_format must be audio, got 'sse'",
-                         param="stream_format")  # fmt: skip
+        raise BadRequest(
+            "stream_format must be audio, got 'sse'", param="stream_format"
+        )
     speed = fields.number("speed", 0.25, 4.0)
     return SpeechRequest(fields.text("model") or "", text, voice, form, speed)
 
@@ -68,8 +69,9 @@ def parse_transcription(
         BadRequest, ValidationFailed: naming the field.
     """
     if "file" not in files:
-        raise BadRequest("file must be a sound file, sent as a part of the form",
-                         param="file")  # fmt: skip
+        raise BadRequest(
+            "file must be a sound file, sent as a part of the form", param="file"
+        )
     asked = fields.get("response_format") or "json"
     form = next((f for f in _TEXT_FORMATS if f == asked), None)
     if form is None:
@@ -89,9 +91,13 @@ def parse_transcription(
             param="prompt",
         )
     return TranscriptionRequest(
-        fields.get("model", ""), files["file"], form, language, prompt,
+        fields.get("model", ""),
+        files["file"],
+        form,
+        language,
+        prompt,
         _temperature(fields.get("temperature") or None),
-    )  # fmt: skip
+    )
 
 
 def transcription(found: Transcript, form: TextFormat) -> dict[str, Any] | str:

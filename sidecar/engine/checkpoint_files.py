@@ -18,8 +18,13 @@ WEIGHTS = "model*.safetensors"  # what mlx-lm loads
 _INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pth", ".pt", ".ckpt")
 _TOKENIZERS = (
-    "tokenizer.json", "*.model", "*.tiktoken", "vocab.json", "vocab.txt", "tekken.json",
-)  # fmt: skip
+    "tokenizer.json",
+    "*.model",
+    "*.tiktoken",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+)
 _NUMBERED = re.compile(r"model-\d+-of-(\d+)\.safetensors")
 _ENCODER = re.compile(
     r"For(MaskedLM|SequenceClassification|TokenClassification|QuestionAnswering)$"
@@ -31,18 +36,32 @@ _MAX_JSON_BYTES = 100_000_000
 _MAX_NUMBERED = 10_000  # weight files that their own names announce
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _NOT_THE_FORMAT = (
-    ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    RecursionError,
     OverflowError,
-)  # fmt: skip
+)
 _CONFIG_FILES = (
-    "config.json", "tokenizer_config.json", "processor_config.json",
-    "preprocessor_config.json", "video_preprocessor_config.json",
-)  # fmt: skip
+    "config.json",
+    "tokenizer_config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+)
 _MAX_SIZES = {
-    "num_hidden_layers": 2048, "num_layers": 2048, "n_layer": 2048, "depth": 2048,
-    "num_experts": 1 << 16, "hidden_size": 1 << 20, "intermediate_size": 1 << 22,
-    "image_seq_length": 1 << 16, "min_pixels": 1 << 24,
-}  # fmt: skip
+    "num_hidden_layers": 2048,
+    "num_layers": 2048,
+    "n_layer": 2048,
+    "depth": 2048,
+    "num_experts": 1 << 16,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 22,
+    "image_seq_length": 1 << 16,
+    "min_pixels": 1 << 24,
+}
 _CODE_KEYS = frozenset(("auto_map", "model_file"))
 _MAX_OF_PROCESS = 0.95  # the rest is for what computes
 _NAMED = 3  # of many files, so many are named

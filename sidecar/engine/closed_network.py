@@ -23,10 +23,19 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 
 logger = logging.getLogger(__name__)
 
-_LEADS_OUT = frozenset((
-    "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "subprocess.Popen",
-    "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty",
-))  # fmt: skip
+_LEADS_OUT = frozenset(
+    (
+        "socket.connect",
+        "socket.getaddrinfo",
+        "socket.gethostbyname",
+        "subprocess.Popen",
+        "os.system",
+        "os.exec",
+        "os.posix_spawn",
+        "os.fork",
+        "os.forkpty",
+    )
+)
 _REPOSITORY = re.compile(
     r"/api/models/(?P<listed>[\w.-]+/[\w.-]+)|/(?P<file>[\w.-]+/[\w.-]+)/resolve/"
 )

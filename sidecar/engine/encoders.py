@@ -28,10 +28,15 @@ Ids = Sequence[int]
 Rows = np.ndarray  # (texts, width), float32
 
 _MODES: dict[str, Pooling] = {
-    "cls": "cls", "mean": "mean", "max": "max", "lasttoken": "lasttoken",
-    "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_max_tokens": "max", "pooling_mode_lasttoken": "lasttoken",
-}  # fmt: skip
+    "cls": "cls",
+    "mean": "mean",
+    "max": "max",
+    "lasttoken": "lasttoken",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "lasttoken",
+}
 _MIN_BATCH, _FIRST_BATCH, _MAX_BATCH = 256, 2048, 16384  # tokens, padding included
 _SMOOTHING = 0.5
 

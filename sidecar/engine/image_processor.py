@@ -14,12 +14,21 @@ if TYPE_CHECKING:  # of the extra `vision`
 
 logger = logging.getLogger(__name__)
 
-_PAD_NAMES = ("image_token_id", "image_token_index", "image_pad_token_id",
-              "mm_image_token_id")  # fmt: skip
+_PAD_NAMES = (
+    "image_token_id",
+    "image_token_index",
+    "image_pad_token_id",
+    "mm_image_token_id",
+)
 _MEDIA_NAMES = (
-    "image_token", "video_token", "audio_token", "boi_token", "eoi_token",
-    "vision_start_token", "vision_end_token",
-)  # fmt: skip
+    "image_token",
+    "video_token",
+    "audio_token",
+    "boi_token",
+    "eoi_token",
+    "vision_start_token",
+    "vision_end_token",
+)
 _SAMPLE = (64, 64)
 _PROBE = ("zqbefore", "zqbehind")
 

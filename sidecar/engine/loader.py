@@ -235,9 +235,11 @@ def _tell_of_ids_without_rows(model: LoadedModel) -> None:
     if highest >= model.vocab_size:
         logger.warning(
             "model %s: its tokenizer has ids up to %d and its weights have rows for "
-            "%d: prompts with one beyond are refused", model.name, highest,
+            "%d: prompts with one beyond are refused",
+            model.name,
+            highest,
             model.vocab_size,
-        )  # fmt: skip
+        )
 
 
 def _try_quantized(model: Any, quantization: KVQuantization) -> None:

@@ -200,8 +200,9 @@ class ProcessMemory:
             self._stored.evict_bytes(used - int(_EVICT_TO * self.limit_bytes))
             release_freed_memory()
             self.sample()
-            logger.info("made room limit=%d active=%d", self.limit_bytes,
-                        self.active_bytes)  # fmt: skip
+            logger.info(
+                "made room limit=%d active=%d", self.limit_bytes, self.active_bytes
+            )
         return self.active_bytes + needed_bytes <= _FULL_AT * self.limit_bytes
 
     def _relieve_buffers(self) -> None:

@@ -80,8 +80,11 @@ class SelfTest:
         give_back_much()
         logger.log(
             logging.INFO if outcome == "ok" else logging.WARNING,
-            "tested reuse path=%s outcome=%s %s", name, outcome, difference,
-        )  # fmt: skip
+            "tested reuse path=%s outcome=%s %s",
+            name,
+            outcome,
+            difference,
+        )
         return result
 
 
@@ -220,9 +223,10 @@ def prove(
     yield from proof.run_for(plan.load_s)
     if test.pending:
         logger.info(
-            "selftest goes on between requests: %s%s", ", ".join(test.pending),
+            "selftest goes on between requests: %s%s",
+            ", ".join(test.pending),
             "" if sample else "; these ways of reuse are not used until then",
-        )  # fmt: skip
+        )
     engine.work_between(proof, begins_in_s=quiet_s)
 
 

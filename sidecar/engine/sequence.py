@@ -195,9 +195,12 @@ def begin_sequence(job: Job, store: "PrefixStore", min_gap: int) -> Sequence:
     stops: list[Boundary] = []
     if store.needs_checkpoints:
         stops = planned_stops(
-            prompt.boundaries, restored.cached_len, restored.shared_len,
-            len(prompt.ids), min_gap,
-        )  # fmt: skip
+            prompt.boundaries,
+            restored.cached_len,
+            restored.shared_len,
+            len(prompt.ids),
+            min_gap,
+        )
     sequence = Sequence(job, restored, stops)
     store.share(restored.lease, lambda: sequence.layers)
     return sequence

@@ -27,10 +27,18 @@ TOKEN_TYPES = "mm_token_type_ids"  # 1 where an image stands
 _AXES = 3  # time, height, width
 _SHARED_CLASSES = ("KVCache", "RotatingKVCache", "CacheList")
 # What a model may give for an image's run besides its embeddings, one row a token.
-_KNOWN = frozenset((
-    "inputs_embeds", "deepstack_visual_embeds", "visual_pos_masks", "per_layer_inputs",
-    "attention_mask_4d", "position_ids", "rope_deltas", "attention_mask",
-))  # fmt: skip
+_KNOWN = frozenset(
+    (
+        "inputs_embeds",
+        "deepstack_visual_embeds",
+        "visual_pos_masks",
+        "per_layer_inputs",
+        "attention_mask_4d",
+        "position_ids",
+        "rope_deltas",
+        "attention_mask",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)

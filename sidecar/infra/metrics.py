@@ -16,9 +16,12 @@ from prometheus_client.registry import Collector
 
 # Of a store and its pipeline: docs/metrics.md says what each means.
 HEALTHY_AT_ZERO = (
-    "alignment_unavailable", "exact_key_rejected_by_model_lcp", "invariant_violation",
-    "splice_unavailable", "watchdog_abort",
-)  # fmt: skip
+    "alignment_unavailable",
+    "exact_key_rejected_by_model_lcp",
+    "invariant_violation",
+    "splice_unavailable",
+    "watchdog_abort",
+)
 
 
 class Counters:
@@ -70,36 +73,51 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self.requests = Counter(
-            "mlx_requests", "Requests by status.", ["endpoint", "status"],
+            "mlx_requests",
+            "Requests by status.",
+            ["endpoint", "status"],
             registry=registry,
-        )  # fmt: skip
+        )
         self.latency = Histogram(
-            "mlx_request_latency_seconds", "Seconds from head to last byte.",
-            ["endpoint"], buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
+            "mlx_request_latency_seconds",
+            "Seconds from head to last byte.",
+            ["endpoint"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self.ttft = Histogram(
-            "mlx_ttft_seconds", "Seconds from submission to the first token.",
-            buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
+            "mlx_ttft_seconds",
+            "Seconds from submission to the first token.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self.active = Gauge(
             "mlx_active_requests", "Generations queued or running.", registry=registry
         )
         self.tokens = Counter(
-            "mlx_token_throughput", "Tokens by kind: prompt, cached, generated.",
-            ["kind"], registry=registry,
-        )  # fmt: skip
+            "mlx_token_throughput",
+            "Tokens by kind: prompt, cached, generated.",
+            ["kind"],
+            registry=registry,
+        )
         self.jobs_ended = Counter(
-            "mlx_jobs_ended", "Generations by how they ended.", ["reason"],
+            "mlx_jobs_ended",
+            "Generations by how they ended.",
+            ["reason"],
             registry=registry,
-        )  # fmt: skip
+        )
         self.model_load_s = Histogram(
-            "mlx_model_load_duration_seconds", "Seconds of a model load.",
-            buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
-        self.model_bytes = Gauge(
-            "mlx_model_memory_bytes", "Weights of a loaded model.", ["model"],
+            "mlx_model_load_duration_seconds",
+            "Seconds of a model load.",
+            buckets=_SECONDS,
             registry=registry,
-        )  # fmt: skip
+        )
+        self.model_bytes = Gauge(
+            "mlx_model_memory_bytes",
+            "Weights of a loaded model.",
+            ["model"],
+            registry=registry,
+        )
 
         def gauge(name: str, help: str) -> Gauge:
             return Gauge(name, help, registry=registry)

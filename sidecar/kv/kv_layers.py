@@ -249,10 +249,11 @@ def borrow_layers(cache: KVLayers) -> KVLayers:
     For reading, or to go on with once the first is given up.
     """
     return [
-        _with_arrays(layer, layer.offset) if type(layer) is KVCache
+        _with_arrays(layer, layer.offset)
+        if type(layer) is KVCache
         else copy.deepcopy(layer)
         for layer in cache
-    ]  # fmt: skip
+    ]
 
 
 def _insert(layer: Any) -> Any:

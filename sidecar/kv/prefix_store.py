@@ -55,9 +55,16 @@ logger = logging.getLogger(__name__)
 
 _ESSENTIAL = {"chunks", "restore", "trim", "branch", "checkpoint"}
 _COUNTED = (
-    "checkpoint_emitted", "checkpoint_hit", "checkpoint_evicted", "hybrid_trim_miss",
-    "hybrid_trim_miss_tokens", "lent", "copied", "evicted_tokens", "vlm_retreat",
-)  # fmt: skip
+    "checkpoint_emitted",
+    "checkpoint_hit",
+    "checkpoint_evicted",
+    "hybrid_trim_miss",
+    "hybrid_trim_miss_tokens",
+    "lent",
+    "copied",
+    "evicted_tokens",
+    "vlm_retreat",
+)
 
 
 class PrefixStore:

@@ -217,10 +217,12 @@ class TurnStore:
 def message_digests(marked: Sequence[MarkedMessage]) -> list[str]:
     """A short name for the canonical form of each message."""
     return [
-        _digest(f"{item.message.role}\0{canonical_text(item.pieces)}"
-                f"\0{[(c.name, c.arguments) for c in item.message.tool_calls]}")
+        _digest(
+            f"{item.message.role}\0{canonical_text(item.pieces)}"
+            f"\0{[(c.name, c.arguments) for c in item.message.tool_calls]}"
+        )
         for item in marked
-    ]  # fmt: skip
+    ]
 
 
 def thread_name(marked: Sequence[MarkedMessage]) -> str:

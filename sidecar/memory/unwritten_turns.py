@@ -162,11 +162,14 @@ def turn_json(turn: KnownTurn, ids: Sequence[str]) -> Json:
         "told": _values(turn.values),
         "as_sent": turn.as_sent,
         "healed": {
-            "header": healed.header, "raw_ids": list(healed.raw_ids),
-            "raw_text": healed.raw_text, "reasoning": healed.reasoning,
-            "vanishing": healed.vanishing, "lead": healed.lead,
+            "header": healed.header,
+            "raw_ids": list(healed.raw_ids),
+            "raw_text": healed.raw_text,
+            "reasoning": healed.reasoning,
+            "vanishing": healed.vanishing,
+            "lead": healed.lead,
         },
-    }  # fmt: skip
+    }
 
 
 def turn_of(fields: Json) -> tuple[KnownTurn, list[str]]:

@@ -68,9 +68,12 @@ _FAMILIES = {
     ),
 }
 FAMILY_ALIASES = {
-    "qwen": "qwen3", "qen3": "qwen3", "glm": "glm4", "glm-4": "glm4",
+    "qwen": "qwen3",
+    "qen3": "qwen3",
+    "glm": "glm4",
+    "glm-4": "glm4",
     **{name: name for name in _FAMILIES},
-}  # fmt: skip
+}
 
 
 def find_family(setting: str | None, model_name: str, model_type: str) -> Family:

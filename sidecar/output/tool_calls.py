@@ -66,9 +66,14 @@ def is_complete_call(buffer: str, syntax: ToolSyntax, tools: Sequence[Tool]) -> 
 
 # The library's parsers raise any of these on text that is not theirs.
 _NOT_THIS_FORMAT = (
-    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    SyntaxError,
     RecursionError,
-)  # fmt: skip
+)
 
 Block = tuple[str, str, str | None, bool]  # text before, whole block, inside, closed
 

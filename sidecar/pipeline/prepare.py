@@ -183,9 +183,12 @@ class Pipeline:
         self._media_ids = {added[t] for t in settings.media_tokens if t in added}
         self._delimiters = TurnDelimitersCache(self.template, self.encoder)
         self._chooser = ReuseChooser(
-            self.encoder, memory.lineage, ruleset, settings.min_gain,
+            self.encoder,
+            memory.lineage,
+            ruleset,
+            settings.min_gain,
             pinning=settings.pinning,
-        )  # fmt: skip
+        )
         memory.also_forget(self.drift.clear)
         memory.also_forget(self.encoder.clear)
 

@@ -24,11 +24,17 @@ TEXT_KINDS = ("llm", "vlm", "ocr")
 _ENCODER_TYPES = frozenset(("bert", "xlm-roberta", "modernbert"))
 _ENCODERS = ("BertModel", "XLMRobertaModel", "ModernBertModel")
 _OCR_TYPES = ("deepseekocr", "dots_ocr", "glm_ocr")
-_VISION_PARTS = frozenset((
-    "visual", "vision", "vision_tower", "vision_model", "vision_encoder",
-    "embed_vision",
-    "multi_modal_projector",
-))  # fmt: skip
+_VISION_PARTS = frozenset(
+    (
+        "visual",
+        "vision",
+        "vision_tower",
+        "vision_model",
+        "vision_encoder",
+        "embed_vision",
+        "multi_modal_projector",
+    )
+)
 # Where mlx-audio is not there to say it: what it is most often asked to load.
 _STT_TYPES = ("whisper", "moonshine", "parakeet", "wav2vec2")
 _TTS_TYPES = ("kokoro", "csm", "vits")

@@ -67,11 +67,17 @@ class EncoderLoader:
         logger.info("loaded model=%s kind=%s seconds=%.1f", name, spec.kind, seconds)
         leave = functools.partial(shared.note_left, name)
         return EncoderResident(
-            name, spec.kind, EncoderTurns(encoder, shared.gpu, self._stall_s),
-            tokenizer, _max_tokens(config, tokenizer), encoder.num_bytes,
-            int(config.get("vocab_size") or 1 << 31), is_pair, leave,
+            name,
+            spec.kind,
+            EncoderTurns(encoder, shared.gpu, self._stall_s),
+            tokenizer,
+            _max_tokens(config, tokenizer),
+            encoder.num_bytes,
+            int(config.get("vocab_size") or 1 << 31),
+            is_pair,
+            leave,
             threading.Lock(),
-        )  # fmt: skip
+        )
 
     def _read(self, kind: str, folder: Path, *, is_pair: bool) -> tuple[Any, Encoder]:
         extra = {"trust_remote_code": self._trust}

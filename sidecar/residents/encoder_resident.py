@@ -65,8 +65,9 @@ class EncoderResident:
             ContextLengthExceeded: an input is too long, and is not to be cut.
         """
         if self.kind != "embedding":
-            raise BadRequest(f"{self.name} is a {self.kind}, it gives no vectors",
-                             param="model")  # fmt: skip
+            raise BadRequest(
+                f"{self.name} is a {self.kind}, it gives no vectors", param="model"
+            )
         found = [self._ids(item, f"input[{i}]") for i, item in enumerate(inputs)]
         ids = [self._fitting(x, f"input[{i}]", truncates) for i, x in enumerate(found)]
         return self.turns.encode(ids, check), sum(map(len, ids))
@@ -87,8 +88,9 @@ class EncoderResident:
             BadRequest: this model does not score. ContextLengthExceeded: the query.
         """
         if self.kind != "reranker":
-            raise BadRequest(f"{self.name} is no reranker, it gives no scores",
-                             param="model")  # fmt: skip
+            raise BadRequest(
+                f"{self.name} is no reranker, it gives no scores", param="model"
+            )
         if self.is_pair:
             ids, second = self._pairs(query, documents)
         else:
@@ -140,8 +142,10 @@ class EncoderResident:
         ids = [list(row) for row in found["input_ids"]]
         if "token_type_ids" not in found:
             return ids, None
-        return ids, [row.index(1) if 1 in row else len(row) for row in
-                     map(list, found["token_type_ids"])]  # fmt: skip
+        return ids, [
+            row.index(1) if 1 in row else len(row)
+            for row in map(list, found["token_type_ids"])
+        ]
 
     def _questions(
         self, query: str, documents: Sequence[str], instruction: str | None

@@ -36,8 +36,11 @@ class ModelSettings:
 _LONGEST_S = 1e9
 NOTHING_SET = ModelSettings()
 _TYPES: Mapping[str, tuple[type, ...]] = {
-    "pinned": (bool,), "ttl_seconds": (int, float), "alias": (str,), "family": (str,),
-}  # fmt: skip
+    "pinned": (bool,),
+    "ttl_seconds": (int, float),
+    "alias": (str,),
+    "family": (str,),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,15 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from sidecar.core.errors import SidecarError, Unavailable
 
 LoadState = Literal[
-    "unloaded", "loading", "loaded", "unloading", "failed",
-    "unavailable", "incomplete", "broken",
-]  # fmt: skip
+    "unloaded",
+    "loading",
+    "loaded",
+    "unloading",
+    "failed",
+    "unavailable",
+    "incomplete",
+    "broken",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,9 +165,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if not self.server.places.begin(self.connection, is_urgent=is_urgent):
                 raise Unavailable("too many requests at once", retry_after_s=1)
             request = Request(
-                method, path, headers, body, self._id, tail,
-                urlsplit(self.path).query, lambda: is_open(self.connection),
-            )  # fmt: skip
+                method,
+                path,
+                headers,
+                body,
+                self._id,
+                tail,
+                urlsplit(self.path).query,
+                lambda: is_open(self.connection),
+            )
             self.connection.settimeout(_WRITE_S)
             response = endpoint(request)
             if isinstance(response, EventStream):

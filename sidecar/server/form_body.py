@@ -40,12 +40,15 @@ def parse_form(content_type: str, body: bytes) -> FormFields:
 
     if not content_type.lower().startswith("multipart/form-data"):
         raise BadRequest("the body must be a form: Content-Type multipart/form-data")
-    parts, config = _Parts(), {
-        "MAX_MEMORY_FILE_SIZE": len(body) + 1,  # never into a file of its own
-        "MAX_HEADER_COUNT": _MAX_HEADERS,
-        "MAX_HEADER_SIZE": _MAX_HEADER_BYTES,
-        "UPLOAD_ERROR_ON_BAD_CTE": True,
-    }  # fmt: skip
+    parts, config = (
+        _Parts(),
+        {
+            "MAX_MEMORY_FILE_SIZE": len(body) + 1,  # never into a file of its own
+            "MAX_HEADER_COUNT": _MAX_HEADERS,
+            "MAX_HEADER_SIZE": _MAX_HEADER_BYTES,
+            "UPLOAD_ERROR_ON_BAD_CTE": True,
+        },
+    )
     headers = {"Content-Type": content_type.encode("latin-1", "replace")}
     try:
         parser = create_form_parser(headers, parts.on_field, parts.on_file, config)

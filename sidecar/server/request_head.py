@@ -18,9 +18,13 @@ _MAX_HEAD_BYTES = 64 * 1024
 _MAX_LINE_ENDS = 4 * 1024  # what lines have beside their names and values
 # What decides who may come in, or where a body ends.
 _ONLY_ONCE = (
-    "host", "origin", "authorization", "x-api-key", "content-length",
+    "host",
+    "origin",
+    "authorization",
+    "x-api-key",
+    "content-length",
     "transfer-encoding",
-)  # fmt: skip
+)
 _BROKEN = (
     errors.MissingHeaderBodySeparatorDefect,
     errors.FirstHeaderLineIsContinuationDefect,

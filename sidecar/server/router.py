@@ -48,9 +48,14 @@ from sidecar.service.stored_responses import StoredResponses
 # LiteLLM's plugin asks for the models again and again: that is no work either.
 _URGENT = ("/", "/health", "/ready", "/metrics", "/v1/models")
 _ALSO_WITHOUT_V1 = (
-    "/models", "/chat/completions", "/completions", "/embeddings", "/rerank",
-    "/audio/speech", "/audio/transcriptions",
-)  # fmt: skip
+    "/models",
+    "/chat/completions",
+    "/completions",
+    "/embeddings",
+    "/rerank",
+    "/audio/speech",
+    "/audio/transcriptions",
+)
 _URGENT_BELOW = ("/admin/", "/v1/cancel/")
 
 
@@ -174,9 +179,11 @@ class Routes:
             asked, self._config.timeout_completions_s
         )
         form = CompletionFormat(
-            asked.model, running.echoes,
-            include_usage=how.include_usage, answer_id=asked.answer_id,
-        )  # fmt: skip
+            asked.model,
+            running.echoes,
+            include_usage=how.include_usage,
+            answer_id=asked.answer_id,
+        )
         if not how.stream:
             body = form.whole(collect(running, request))
             return json_response(body, headers=running.headers)

@@ -83,9 +83,11 @@ class AudioService:
             for window in recording.windows(resident.rate):
                 check()
                 heard = resident.hearing.hear(
-                    window.samples, request.language, request.prompt,
+                    window.samples,
+                    request.language,
+                    request.prompt,
                     request.temperature,
-                )  # fmt: skip
+                )
                 start_s, end_s = window.start_s, window.start_s + window.seconds
                 texts.append(heard.text)
                 language = language or heard.language

@@ -96,9 +96,12 @@ class ChatService:
                 log.ended(receipt.numbers, receipt.said)
 
             run = self._run(
-                resident, plan, _chat_choices(plan, syntax), settled,
+                resident,
+                plan,
+                _chat_choices(plan, syntax),
+                settled,
                 resources.pop_all(),
-            )  # fmt: skip
+            )
         log.started(run.max_tokens)
         return run
 
@@ -158,9 +161,12 @@ class ChatService:
                     sampling = self._sampling(resident, request)
                     choices = [PlainChoice(i) for i in range(request.options.n)]
                     run = self._run(
-                        resident, Plan(request, raw, sampling, timeout_s), choices,
-                        lambda receipt: None, resources.pop_all(),
-                    )  # fmt: skip
+                        resident,
+                        Plan(request, raw, sampling, timeout_s),
+                        choices,
+                        lambda receipt: None,
+                        resources.pop_all(),
+                    )
                 started.callback(run.close)
                 runs.append(run)
                 echoes.append(text if request.echo else "")
@@ -277,11 +283,13 @@ def _chat_choices(plan: ChatPlan, syntax: OutputSyntax) -> list[ChatChoice]:
     start = _start_mode(syntax, prepared)
     return [
         ChatChoice(
-            index, syntax.new_splitter(start, complete, has_tools=bool(tools)),
-            (syntax.tools, tools), token_of,
+            index,
+            syntax.new_splitter(start, complete, has_tools=bool(tools)),
+            (syntax.tools, tools),
+            token_of,
         )
         for index in range(request.options.n)
-    ]  # fmt: skip
+    ]
 
 
 def _start_mode(syntax: OutputSyntax, prepared: PreparedPrompt) -> StartMode:

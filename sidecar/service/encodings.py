@@ -35,9 +35,10 @@ class EncodingService:
         """
         with self._lease(request.model, "embedding") as model:
             vectors, num_tokens = _encoder(model, "/v1/embeddings").embed(
-                request.inputs, ending(self._pool, is_connected, self._timeout_s),
+                request.inputs,
+                ending(self._pool, is_connected, self._timeout_s),
                 truncates=request.truncates,
-            )  # fmt: skip
+            )
         width, wanted = vectors.shape[1], request.dimensions
         if wanted is None or wanted == width:
             return vectors, num_tokens
@@ -61,9 +62,11 @@ class EncodingService:
         """
         with self._lease(request.model, "reranker") as model:
             return _encoder(model, "/v1/rerank").score(
-                request.query, request.documents, request.instruction,
+                request.query,
+                request.documents,
+                request.instruction,
                 ending(self._pool, is_connected, self._timeout_s),
-            )  # fmt: skip
+            )
 
 
 def _encoder(model: ServedModel, path: str) -> EncoderResident:

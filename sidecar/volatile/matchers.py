@@ -360,8 +360,17 @@ def enclosed(text: str, *, opener: str, closer: str) -> list[Range]:
 SHAPES: dict[str, Callable[..., list[Range]]] = {
     shape.__name__: shape
     for shape in (
-        json_string, line_prefix, line_pattern, line_value, fenced_section,
-        fenced_blocks, tagged, paragraph, to_end_of_part, lines_while,
-        lines_until, enclosed,
+        json_string,
+        line_prefix,
+        line_pattern,
+        line_value,
+        fenced_section,
+        fenced_blocks,
+        tagged,
+        paragraph,
+        to_end_of_part,
+        lines_while,
+        lines_until,
+        enclosed,
     )
-}  # fmt: skip
+}

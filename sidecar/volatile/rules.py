@@ -112,8 +112,10 @@ def load_rules(
     """
     rules = _read(BUILTIN_FILE)
     policies = {rule.kind: rule.policy for rule in rules} | {
-        "edge_ws": EDGE_POLICY, "tail_ws": TAIL_POLICY, "note": NOTE_POLICY
-    }  # fmt: skip
+        "edge_ws": EDGE_POLICY,
+        "tail_ws": TAIL_POLICY,
+        "note": NOTE_POLICY,
+    }
     for rule in _read(user_file) if user_file is not None else ():
         if policies.setdefault(rule.kind, rule.policy) != rule.policy:
             raise RuleError(

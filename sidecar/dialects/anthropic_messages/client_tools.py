@@ -101,12 +101,25 @@ def _editor(date: str) -> tuple[str, Json]:
 
 
 _ACTIONS = (
-    "key", "type", "mouse_move", "left_click", "left_click_drag", "right_click",
-    "middle_click", "double_click", "screenshot", "cursor_position",
-)  # fmt: skip
+    "key",
+    "type",
+    "mouse_move",
+    "left_click",
+    "left_click_drag",
+    "right_click",
+    "middle_click",
+    "double_click",
+    "screenshot",
+    "cursor_position",
+)
 _LATER_ACTIONS = (
-    "left_mouse_down", "left_mouse_up", "scroll", "hold_key", "wait", "triple_click",
-)  # fmt: skip
+    "left_mouse_down",
+    "left_mouse_up",
+    "scroll",
+    "hold_key",
+    "wait",
+    "triple_click",
+)
 _FIRST_COMPUTER = "20241022"
 
 

@@ -108,9 +108,12 @@ def _assistant(blocks: list[Fields]) -> Message:
         else:
             parts.append(_text(block))
     return Message(
-        "assistant", tuple(parts), read_reasoning(thoughts), tuple(calls),
+        "assistant",
+        tuple(parts),
+        read_reasoning(thoughts),
+        tuple(calls),
         thoughts=tuple(thoughts),
-    )  # fmt: skip
+    )
 
 
 def read_reasoning(thoughts: list[Thought]) -> str | None:

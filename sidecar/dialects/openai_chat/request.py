@@ -145,12 +145,23 @@ def _reasoning(item: Fields, thoughts: list[str]) -> str | None:
 # Arguments of the template call itself; a client may set only the template's own.
 _RESERVED_KWARGS = frozenset(
     (
-        "messages", "conversation", "tools", "documents", "chat_template", "tokenize",
-        "return_dict", "add_generation_prompt", "continue_final_message", "padding",
-        "truncation", "max_length", "return_tensors", "tokenizer_kwargs",
+        "messages",
+        "conversation",
+        "tools",
+        "documents",
+        "chat_template",
+        "tokenize",
+        "return_dict",
+        "add_generation_prompt",
+        "continue_final_message",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "tokenizer_kwargs",
         "return_assistant_tokens_mask",
     )
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,9 +102,12 @@ class OutputItems:
             self._open = {"id": new_id("rs_"), "type": kind, "summary": []}
         else:
             self._open = {
-                "id": new_id("msg_"), "type": kind, "role": "assistant",
-                "status": "in_progress", "content": [],
-            }  # fmt: skip
+                "id": new_id("msg_"),
+                "type": kind,
+                "role": "assistant",
+                "status": "in_progress",
+                "content": [],
+            }
         return dict(self._open)
 
     def add(self, text: str, logprobs: list[Item]) -> None:

@@ -119,10 +119,13 @@ class _Reader:
             texts = [thought.text for thought in self._thoughts if thought.text]
             self._messages.append(
                 Message(
-                    "assistant", tuple(self._parts), "\n".join(texts) or None,
-                    tuple(self._calls), thoughts=tuple(self._thoughts),
+                    "assistant",
+                    tuple(self._parts),
+                    "\n".join(texts) or None,
+                    tuple(self._calls),
+                    thoughts=tuple(self._thoughts),
                 )
-            )  # fmt: skip
+            )
         self._forget()
 
 

@@ -25,10 +25,20 @@ _LOGPROBS = "message.output_text.logprobs"
 _SESSION_HEADERS = ("session-id", "session_id")
 # Sent back as they came.
 _ECHOED = (
-    "instructions", "max_output_tokens", "metadata", "parallel_tool_calls",
-    "previous_response_id", "reasoning", "temperature", "text", "tool_choice", "tools",
-    "top_p", "truncation", "user",
-)  # fmt: skip
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "parallel_tool_calls",
+    "previous_response_id",
+    "reasoning",
+    "temperature",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_p",
+    "truncation",
+    "user",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +104,9 @@ def parse_responses(
     """
     fields = Fields(body)
     if fields.boolean("background", False):
-        raise BadRequest("background must be false: nothing runs later here",
-                         param="background")  # fmt: skip
+        raise BadRequest(
+            "background must be false: nothing runs later here", param="background"
+        )
     _refuse_kept_elsewhere(fields)
     offer = read_tools(fields)
     delivery = _delivery(fields, body, items, offer.names)

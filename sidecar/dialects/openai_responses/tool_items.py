@@ -64,8 +64,9 @@ _RESULT_FIELDS: Mapping[str, tuple[str, ...]] = {
     "image_generation_call": ("result",),
     "mcp_call": ("output", "error"),
 }
-OUTPUTS = frozenset((*(f"{name}_call_output" for name in CLIENT_TOOLS),
-                     "computer_call_output"))  # fmt: skip
+OUTPUTS = frozenset(
+    (*(f"{name}_call_output" for name in CLIENT_TOOLS), "computer_call_output")
+)
 
 
 def result_in_call(item: Fields, kind: str) -> Message | None:

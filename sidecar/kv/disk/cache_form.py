@@ -22,15 +22,27 @@ from sidecar.kv.kv_layers import KVLayers, is_sliceable_atom
 
 RUN_FORMAT = "litellm-mlx-run 1"
 _DTYPES = {
-    mx.bool_: "BOOL", mx.uint8: "U8", mx.int8: "I8", mx.uint16: "U16",
-    mx.int16: "I16", mx.uint32: "U32", mx.int32: "I32", mx.uint64: "U64",
-    mx.int64: "I64", mx.float16: "F16", mx.bfloat16: "BF16", mx.float32: "F32",
-}  # fmt: skip
+    mx.bool_: "BOOL",
+    mx.uint8: "U8",
+    mx.int8: "I8",
+    mx.uint16: "U16",
+    mx.int16: "I16",
+    mx.uint32: "U32",
+    mx.int32: "I32",
+    mx.uint64: "U64",
+    mx.int64: "I64",
+    mx.float16: "F16",
+    mx.bfloat16: "BF16",
+    mx.float32: "F32",
+}
 # What mlx-vlm's Qwen 3.5 notes on its caches, and makes again where it is not there.
-_DERIVED = frozenset((
-    "_qwen3_5_metadata_revision", "_qwen3_5_lengths_info",
-    "_qwen3_5_ssm_no_mask_batch_size",
-))  # fmt: skip
+_DERIVED = frozenset(
+    (
+        "_qwen3_5_metadata_revision",
+        "_qwen3_5_lengths_info",
+        "_qwen3_5_ssm_no_mask_batch_size",
+    )
+)
 Scalar = int | float | bool | str | None
 Shape = tuple[mx.Dtype, tuple[int, ...]]
 
@@ -226,9 +238,7 @@ def _unflatten(like: Any, place: str, values: Mapping[str, Any]) -> Any:
 
 def shapes_of(leaves: Sequence[mx.array], num_tokens: int) -> list[Shape]:
     """Dtype and shape of a layer's arrays, cut to so many tokens."""
-    return [
-        (a.dtype, (*a.shape[:-2], num_tokens, a.shape[-1])) for a in leaves
-    ]  # fmt: skip
+    return [(a.dtype, (*a.shape[:-2], num_tokens, a.shape[-1])) for a in leaves]
 
 
 def to_numpy(array: mx.array) -> np.ndarray:

@@ -159,11 +159,14 @@ class DiskCache:
                 folder,
                 SlotReader(self._store, folder, self._index, turn),
                 SlotWriter(
-                    self._store, (self._root, folder, self._index), self._explained,
-                    turn, self._settings,
+                    self._store,
+                    (self._root, folder, self._index),
+                    self._explained,
+                    turn,
+                    self._settings,
                 ),
                 TombstoneLog(folder, self._explained.tombstones),
-            )  # fmt: skip
+            )
             self._refresh(folder)
         self._write_queue.start()
 

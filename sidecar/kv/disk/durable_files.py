@@ -12,8 +12,13 @@ from typing import BinaryIO
 
 # what reading a file's JSON raises that somebody else wrote, or damaged
 MALFORMED = (
-    ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError,
-)  # fmt: skip
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 
 
 @contextlib.contextmanager

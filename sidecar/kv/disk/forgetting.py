@@ -230,9 +230,10 @@ def _cut_kv(folder: SlotFolder, slot: Slot, end: int) -> tuple[Draft, dict[str, 
     scalars = {**slot.meta["scalars"], **dict.fromkeys(_offsets(slot), keep)}
     state = STATELESS if slot.meta["state"] == STATELESS else STATE_GONE
     metadata = (
-        {"format": RUN_FORMAT} if slot.parent or state == STATE_GONE
+        {"format": RUN_FORMAT}
+        if slot.parent or state == STATE_GONE
         else metadata_of(tuple(slot.meta["classes"]), scalars)
-    )  # fmt: skip
+    )
     try:
         with folder.file(slot.number, "cache").open("rb") as kv:
             header = read_header(kv)
@@ -250,8 +251,13 @@ def _cut_kv(folder: SlotFolder, slot: Slot, end: int) -> tuple[Draft, dict[str, 
     except BaseException:
         draft.discard()
         raise
-    return draft, {"end": end, "crc32": sums, "scalars": scalars, "state": state,
-                   "bytes": draft.num_bytes}  # fmt: skip
+    return draft, {
+        "end": end,
+        "crc32": sums,
+        "scalars": scalars,
+        "state": state,
+        "bytes": draft.num_bytes,
+    }
 
 
 def _offsets(slot: Slot) -> Iterator[str]:

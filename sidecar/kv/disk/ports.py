@@ -11,12 +11,18 @@ from sidecar.core.prompt import ModelIds
 from sidecar.kv.disk.disk_thread import DiskThread
 
 WRITING = (
-    "disk_bytes_written", "disk_skipped_subagent", "disk_skipped_single",
-    "disk_skipped_budget", "disk_skipped_space",
-)  # fmt: skip
+    "disk_bytes_written",
+    "disk_skipped_subagent",
+    "disk_skipped_single",
+    "disk_skipped_budget",
+    "disk_skipped_space",
+)
 READING = (
-    "disk_bytes_read", "disk_tokens_restored", "disk_restored", "disk_damaged",
-)  # fmt: skip
+    "disk_bytes_read",
+    "disk_tokens_restored",
+    "disk_restored",
+    "disk_damaged",
+)
 Turn = Callable[[Callable[[], Any]], Any]  # runs on the GPU thread, in a turn there
 
 

@@ -96,8 +96,10 @@ class DiskRoot:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 subprocess.run(
                     ["tmutil", "addexclusion", str(self.path)],
-                    capture_output=True, timeout=10, check=False,
-                )  # fmt: skip
+                    capture_output=True,
+                    timeout=10,
+                    check=False,
+                )
 
     def folder(self, key: str, description: Mapping[str, Any]) -> SlotFolder:
         """
@@ -240,9 +242,10 @@ class DiskRoot:
                 gone += 1
                 del links[number]
             while self.limits.ttl_s and (
-                old := [n for n in _leaves(links)
-                        if links[n].used < now - self.limits.ttl_s]
-            ):  # fmt: skip
+                old := [
+                    n for n in _leaves(links) if links[n].used < now - self.limits.ttl_s
+                ]
+            ):
                 for number in old:
                     folder.delete(number)
                     gone += 1

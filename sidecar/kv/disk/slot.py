@@ -15,10 +15,19 @@ from sidecar.kv.disk.tensor_file import Damaged, Header, TensorSpec, write_tenso
 
 VERSION = 4
 _HELD = {
-    "uid": str, "salt": str, "at": int, "end": int, "crc32": dict, "scalars": dict,
-    "packed": list, "runs": list, "classes": list, "kept": list, "keeps_end": bool,
+    "uid": str,
+    "salt": str,
+    "at": int,
+    "end": int,
+    "crc32": dict,
+    "scalars": dict,
+    "packed": list,
+    "runs": list,
+    "classes": list,
+    "kept": list,
+    "keeps_end": bool,
     "state": str,
-}  # fmt: skip
+}
 # Layers that cannot be cut: there are none; their state at its end; it went with that.
 STATELESS, WITH_STATE, STATE_GONE = "none", "at its end", "lost"
 _HELD_WITHIN = {"packed": bool, "runs": list, "classes": str, "kept": dict}
@@ -109,9 +118,17 @@ def parse_slot(
     if not is_sound or (parent and not (at > 0 and parent[0] < number)):
         raise Damaged("its run is not one")
     return Slot(
-        number, meta["uid"], parent, at, end, ids, canonical, meta,
-        int(metadata["cache_size"]), used,
-    )  # fmt: skip
+        number,
+        meta["uid"],
+        parent,
+        at,
+        end,
+        ids,
+        canonical,
+        meta,
+        int(metadata["cache_size"]),
+        used,
+    )
 
 
 def _odd(meta: Mapping[str, Any]) -> Iterator[str]:
@@ -161,10 +178,13 @@ def write_words(
         file.write(text)
         make_durable(file)
     sums = {
-        "uid": meta["uid"], "parent": meta["parent"][1] if meta["parent"] else "",
-        "meta_crc32": str(zlib.crc32(text)), "cache_crc32": str(cache[0]),
-        "cache_size": str(cache[1]), "ids_crc32": str(sum_of(*arrays)),
-    }  # fmt: skip
+        "uid": meta["uid"],
+        "parent": meta["parent"][1] if meta["parent"] else "",
+        "meta_crc32": str(zlib.crc32(text)),
+        "cache_crc32": str(cache[0]),
+        "cache_size": str(cache[1]),
+        "ids_crc32": str(sum_of(*arrays)),
+    }
     specs = [
         TensorSpec("tokens", "I32", arrays[0].shape),
         TensorSpec("canonical", "U32", arrays[1].shape),

@@ -203,9 +203,13 @@ class SlotFolder:
         uid = secrets.token_hex(16)
         link = None if parent is None else (parent.number, parent.uid)
         whole_meta = {
-            **meta, "version": VERSION, "uid": uid, "parent": link,
-            "bytes": draft.num_bytes, "created": time.time(),
-        }  # fmt: skip
+            **meta,
+            "version": VERSION,
+            "uid": uid,
+            "parent": link,
+            "bytes": draft.num_bytes,
+            "created": time.time(),
+        }
         with draft.paths["cache"].open("rb") as kv:
             header = read_header(kv)
         write_words(draft.paths, whole_meta, arrays, (header.crc32, header.size))
@@ -317,8 +321,9 @@ class SlotFolder:
             elif self.uid_of(number) != uid:
                 return False
             path.rename(path.with_name(f"slot_{number}_{secrets.token_hex(4)}.bad"))
-            logger.warning("KV slot %d of %s is put aside: %s", number,
-                           self.path.name, why)  # fmt: skip
+            logger.warning(
+                "KV slot %d of %s is put aside: %s", number, self.path.name, why
+            )
             return True
         return False
 
@@ -339,9 +344,11 @@ class SlotFolder:
         ):
             raise Damaged("it does not say who it is")
         return Link(
-            metadata["uid"], metadata["parent"], sum(stat.st_size for stat in sizes),
+            metadata["uid"],
+            metadata["parent"],
+            sum(stat.st_size for stat in sizes),
             sizes[list(_PARTS).index("meta")].st_mtime,
-        )  # fmt: skip
+        )
 
     def uid_of(self, number: int) -> str | None:
         """Of the slot that has a number; None: there is none."""

@@ -119,10 +119,13 @@ class SlotReader:
             return False
         for used in match.chain:
             self._folder.touch(used)
-        self.counters.add_all({
-            "disk_bytes_read": num_bytes, "disk_restored": 1,
-            "disk_tokens_restored": match.depth - start,
-        })  # fmt: skip
+        self.counters.add_all(
+            {
+                "disk_bytes_read": num_bytes,
+                "disk_restored": 1,
+                "disk_tokens_restored": match.depth - start,
+            }
+        )
         return True
 
     def _hand_over(

@@ -184,9 +184,11 @@ class SlotWriter:
         self.counters.add("disk_bytes_written", slot.num_bytes)
         self._replace(run.replaced)
         logger.debug(
-            "KV written tokens=%d bytes=%d seconds=%.2f", slot.length, slot.num_bytes,
+            "KV written tokens=%d bytes=%d seconds=%.2f",
+            slot.length,
+            slot.num_bytes,
             time.monotonic() - started,
-        )  # fmt: skip
+        )
 
     def _write_kv(
         self, draft: Draft, ids: ModelIds, salt: str, start: int
@@ -195,18 +197,24 @@ class SlotWriter:
         form, packed = self._form(ids, salt, start)
         with open_private(draft.paths["cache"]) as file:
             sums = write_tensors(
-                file, form.specs, form.metadata(is_root=start == 0),
+                file,
+                form.specs,
+                form.metadata(is_root=start == 0),
                 self._arrays(form, ids, salt, start),
-            )  # fmt: skip
+            )
             make_durable(file)
             draft.num_bytes = file.tell()
         return {
-            "at": start, "end": len(ids), "crc32": sums, "packed": packed,
-            "salt": salt_name(salt), "scalars": dict(form.scalars),
+            "at": start,
+            "end": len(ids),
+            "crc32": sums,
+            "packed": packed,
+            "salt": salt_name(salt),
+            "scalars": dict(form.scalars),
             "runs": [[spec.name for spec in run] for run in form.runs],
             "classes": form.classes,
             "state": WITH_STATE if self._store.needs_checkpoints else STATELESS,
-        }  # fmt: skip
+        }
 
     def _commit(
         self,

@@ -17,10 +17,20 @@ from typing import BinaryIO
 import numpy as np
 
 DTYPES = {  # safetensors' names -> NumPy's; it has no bfloat16, its bits are carried
-    "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4",
-    "I32": "<i4", "U64": "<u8", "I64": "<i8", "F16": "<f2", "BF16": "<u2",
-    "F32": "<f4", "F64": "<f8",
-}  # fmt: skip
+    "BOOL": "?",
+    "U8": "u1",
+    "I8": "i1",
+    "U16": "<u2",
+    "I16": "<i2",
+    "U32": "<u4",
+    "I32": "<i4",
+    "U64": "<u8",
+    "I64": "<i8",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "F32": "<f4",
+    "F64": "<f8",
+}
 _MAX_HEADER = 64 << 20  # bytes
 
 
@@ -68,7 +78,7 @@ def header_bytes(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> by
             "dtype": spec.dtype,
             "shape": list(spec.shape),
             "data_offsets": [offset, end],
-        }  # fmt: skip
+        }
         offset = end
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

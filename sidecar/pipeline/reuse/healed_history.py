@@ -155,9 +155,15 @@ def heal(
         if delimiters is not None and turn.healed.header in delimiters.headers
     }
     found = HealedHistory(
-        marked, marked, healed, past.contexts[-1], past.values, past.conversation,
-        max(past.issued, default=-1), past.earlier_values,
-    )  # fmt: skip
+        marked,
+        marked,
+        healed,
+        past.contexts[-1],
+        past.values,
+        past.conversation,
+        max(past.issued, default=-1),
+        past.earlier_values,
+    )
     if vanishing is None:
         return found
     last = past.last.healed if past.last else None

@@ -248,9 +248,11 @@ class _Builder:
         self._flush()
         pairs = sorted((depth, message) for message, depth in self._boundaries.items())
         return Assembled(
-            ModelIds(tuple(self._ids)), tuple(self._texts), tuple(pairs),
+            ModelIds(tuple(self._ids)),
+            tuple(self._texts),
+            tuple(pairs),
             tuple(self._images),
-        )  # fmt: skip
+        )
 
     def _flush(self) -> None:
         text = "".join(self._segment)

@@ -282,10 +282,16 @@ def _add_note(
 
 
 COUNTED = (
-    "pin_tokens_gained", "splice_turns", "splice_unavailable", "healing_hit",
-    "alignment_unavailable", "exact_key_rejected_by_model_lcp", "invariant_violation",
-    "resumed_prefill_tokens", "watchdog_abort",
-)  # fmt: skip
+    "pin_tokens_gained",
+    "splice_turns",
+    "splice_unavailable",
+    "healing_hit",
+    "alignment_unavailable",
+    "exact_key_rejected_by_model_lcp",
+    "invariant_violation",
+    "resumed_prefill_tokens",
+    "watchdog_abort",
+)
 
 
 def make_report(

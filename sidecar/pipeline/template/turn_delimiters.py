@@ -167,10 +167,12 @@ def _probe_start(role: str, renders: Sequence[Render], cuts: TokenCuts) -> Start
     if not (own.ended + header).strip():
         return None
     return Start(
-        own.ended, header, own.lead[len(header) :],
+        own.ended,
+        header,
+        own.lead[len(header) :],
         _behind(header, [o for each in group for o in each.openings]),
         _behind(header, [o for each in group for o in each.calling]),
-    )  # fmt: skip
+    )
 
 
 def _behind(header: str, openings: Sequence[str]) -> frozenset[str]:

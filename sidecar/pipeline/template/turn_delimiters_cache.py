@@ -92,10 +92,12 @@ def plan_placeholders(
         can_be_bare = not num_calls or delimiters.drops_calls
         if delimiters.shows(num_calls):
             planned[index] = replace(
-                bare, gaps=start.call_gaps, closing=delimiters.closing or "",
+                bare,
+                gaps=start.call_gaps,
+                closing=delimiters.closing or "",
                 shows_calls=True,
                 without_calls=bare if can_be_bare else None,
-            )  # fmt: skip
+            )
         elif can_be_bare:
             planned[index] = bare
     return planned
