@@ -9,7 +9,7 @@ import pytest
 from sidecar.core.conversation import Conversation
 from sidecar.core.requests import Message, ToolCall
 from sidecar.memory.lineage import Restated
-from sidecar.pipeline.reuse.pinned_values import Loan, owner
+from sidecar.pipeline.reuse.pinned_values import Loan, sharing_rule
 from sidecar.pipeline.reuse.update_note import note_mark, write_note
 from sidecar.volatile.rules import RuleSet, load_rules
 from testkit.chats import (
@@ -179,7 +179,7 @@ def test_only_some_kinds_go_from_thread_to_thread(kind: str, shared: bool) -> No
         (Conversation("other", "s", "t"), False),
         (Conversation(None, "s", "t"), False),
     ):
-        assert owner(other, here, policy)(Loan((0, 0, kind, 0), "a1")) is lends
+        assert sharing_rule(other, here, policy)(Loan((0, 0, kind, 0), "a1")) is lends
 
 
 def test_the_shared_kinds_tell_nothing_of_who_asks() -> None:

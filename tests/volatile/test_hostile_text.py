@@ -1,5 +1,6 @@
 """No text of a user, a tool or a stranger fails a request, or costs more than it is."""
 
+import re
 import time
 from collections.abc import Callable
 
@@ -149,6 +150,27 @@ def test_marking_reads_a_text_once(name: str, role: str) -> None:
         spans.mark(spans.normalise([message], RULES), RULES)
 
     assert grows_linearly(work, DEAR[name])
+
+
+NEWER = sorted(
+    {
+        pattern
+        for policy in RULES.policies.values()
+        for pattern in (policy.newer, policy.newer_than_said)
+        if pattern
+    }
+)
+
+
+@pytest.mark.parametrize("pattern", NEWER, ids=lambda pattern: pattern[:20])
+def test_a_text_is_searched_once_for_newer_values(pattern: str) -> None:
+    """Whatever of the pattern it repeats, and whatever stands between."""
+    search = re.compile(pattern).search
+    words = {*re.findall(r"[A-Za-z_]{4,}", pattern), *"[#*(", "12", "message_id"}
+    for word in words:
+        for between in (".", " ", ":", "\n", '"', "\\", "-", "", ". "):
+            text = repeated(word + between)(16_000)
+            assert cpu_s(search, text) < 8 * max(cpu_s(search, text[:4000]), 0.005)
 
 
 def test_a_conversation_has_so_many_spans_and_no_more() -> None:
