@@ -285,12 +285,11 @@ class ConversationMemory:
         visible = visible_hash(said.text, said.calls)
         context = pending_turn.context.behind(pending_turn.vanishing)
         conversation = pending_turn.record.conversation
-        parts = None if said.others else (said.text, said.calls)
         with self.lock:
             for shown in filter(None, (visible, *said.others)):
                 self.healing.drop(shown, context, conversation)
             if visible is not None or said.others:
-                self.healing.drop_beginnings(parts, context, conversation)
+                self.healing.drop_all(context, conversation)
 
     def keep_past(self, pending_turn: PendingTurn) -> None:
         """

@@ -15,7 +15,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sidecar.core.conversation import Conversation, ForgetFilter, is_implicit
+from sidecar.core.conversation import (
+    IMPLICIT,
+    Conversation,
+    ForgetFilter,
+    is_implicit,
+)
 from sidecar.core.json_bytes import load_json
 from sidecar.core.requests import Message, Tool, ToolCall, call_key
 from sidecar.infra.lru import Lru
@@ -23,7 +28,6 @@ from sidecar.memory.tombstones import PlaceKeys, Tombstones, place_keys
 from sidecar.volatile.marked_message import MarkedMessage, SpanKey
 
 _MAX_CANDIDATES = 8  # of one place
-_MAX_COMPARED = 4096  # characters of an answer that broke off
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +133,8 @@ class TurnQuery:
 
     @property
     def conversation(self) -> Conversation:
-        """Who looks for it, of a session that its client names."""
-        return Conversation(self.api_key, self.session or "")
+        """Who looks for it, whatever the thread."""
+        return Conversation(self.api_key, self.session or IMPLICIT)
 
     def owns(self, turn: KnownTurn) -> bool:
         """
@@ -222,7 +226,7 @@ class HealingStore:
         One that something else was shown instead of is known by its ids alone.
         """
         self.tombstones.see(turn.time)
-        if self.tombstones.hides_in_file(turn.keys, turn.time):
+        if self.tombstones.hides(turn.keys, turn.time):
             self._note_ids(turn, ids)
         else:
             self._add(turn, ids)
@@ -259,34 +263,14 @@ class HealingStore:
         """
         self.tombstones.bury(_keys(visible, context, conversation).dropped)
 
-    def drop_beginnings(
-        self,
-        shown: tuple[str, Sequence[ToolCall]] | None,
-        context: Context,
-        conversation: Conversation,
-    ) -> None:
+    def drop_all(self, context: Context, conversation: Conversation) -> None:
         """
-        Drop the turns that look like a beginning of an answer that broke off.
+        Put back no turn behind such a prompt that is known by now.
 
-        Its client may have read any part of it, and goes on from that. What stands in
-        files there is dropped whatever it looks like: that is not known here.
-
-        Args:
-            shown: text and calls; None: of several answers it is not known.
+        An answer broke off there: its client may have read any part of it, and goes on
+        from that.
         """
         self.tombstones.bury(_keys("", context, conversation).broken_off)
-        with self._lock:
-            places = [
-                visible
-                for visible, canonical, tenant in self._turns
-                if (canonical, tenant) == (context.canonical, conversation.tenant)
-            ]
-        if not places:
-            return
-        beginnings = _beginnings(*shown) if shown else None
-        for visible in places:
-            if beginnings is None or visible in beginnings:
-                self.drop(visible, context, conversation)
 
     def remember_calls(
         self, calls: Sequence[ToolCall], conversation: Conversation
@@ -348,8 +332,6 @@ class HealingStore:
                     del self._turns[place]
         self._calls.pop_if(lambda _, known: is_gone(known[1]))
         self._by_id.pop_if(lambda _, turn: is_gone(turn.conversation))
-        if forget_filter is None:
-            self.tombstones.clear()
 
     def visible_hash(self, message: Message, defaults: Defaults) -> str | None:
         """The visible hash of an echoed message, by what the model gave."""
@@ -396,10 +378,10 @@ class HealingStore:
             ]
             if turn_query.session is None:
                 alike = [turn for turn in alike if turn_query.has_values_of(turn)]
-            elif self.tombstones.has_dropped(
+            if self.tombstones.has_dropped(
                 _keys(visible, context, turn_query.conversation)
             ):
-                alike = []  # this session was shown something else
+                alike = []  # whoever asks may have been shown something else
             candidates = proved or own or alike
             equal = [turn for turn in candidates if turn.context == context]
             found = equal or (_best(candidates, turn_query) if own else [])
@@ -436,14 +418,6 @@ def _best(turns: Sequence[KnownTurn], turn_query: TurnQuery) -> list[KnownTurn]:
     """Those that agree with the request in most values."""
     maximum = max(map(turn_query.num_agreeing, turns), default=0)
     return [turn for turn in turns if turn_query.num_agreeing(turn) == maximum]
-
-
-def _beginnings(text: str, calls: Sequence[ToolCall]) -> set[str | None] | None:
-    """Visible hashes of all beginnings of an answer; None: it is too long for that."""
-    if len(text) > _MAX_COMPARED:
-        return None
-    found = {visible_hash(text[:length], ()) for length in range(1, len(text) + 1)}
-    return found | {visible_hash(text, calls[:n]) for n in range(1, len(calls) + 1)}
 
 
 def _keys(visible: str, context: Context, conversation: Conversation) -> PlaceKeys:

@@ -24,7 +24,7 @@ from sidecar.core.conversation import Conversation, is_implicit
 
 _MAX_MARKS = 1 << 16
 _LINE = re.compile(r"([0-3][0-9a-f]{15}) ([0-9a-f]{32}) ([0-9a-f]{32})")
-_MAX_TIME = 1 << 62
+_MAX_AHEAD_NS = 10 * 366 * 86400 * 10**9
 _FLOOR = "0" * 32  # the key of a line that says how old a turn may be at all
 _NONE = "0" * 32
 _MANY = "f" * 16  # for a conversation: it was more than one
@@ -135,10 +135,14 @@ class Tombstones:
         Raises:
             ValueError: it is none: all would be hidden for ever.
         """
-        if not 0 <= seen < _MAX_TIME:
-            raise ValueError("a time is nanoseconds, in 62 bits")
         with self._lock:
+            if not 0 <= seen < self._limit():
+                raise ValueError("a time is nanoseconds, and not of the far future")
             self._now = max(self._now, seen)
+
+    def _limit(self) -> int:
+        """Later times than this are nobody's: they would hide all that is said."""
+        return self._clock() + _MAX_AHEAD_NS
 
     def bury(self, keys: Iterable[str]) -> None:
         """Hide all turns at these places that are known by now, wherever they are."""
@@ -164,13 +168,11 @@ class Tombstones:
 
     def hides(self, keys: PlaceKeys, turn_time: int) -> bool:
         """Whether something else was shown later where a turn was said."""
-        return self._is_hidden((keys.thread, *keys.dropped), turn_time)
-
-    def hides_in_file(self, keys: PlaceKeys, turn_time: int) -> bool:
-        """The same of a turn that nobody could compare with answers that broke off."""
-        return self.hides(keys, turn_time) or self._is_hidden(
-            keys.broken_off, turn_time
-        )
+        with self._lock:
+            places = (keys.thread, *keys.dropped, *keys.broken_off)
+            marks = [self._marks.get(key) for key in places]
+            since = max((mark.time for mark in marks if mark), default=0)
+            return turn_time < max(since, self._floor)
 
     def is_shared(self, keys: PlaceKeys, digest: str) -> bool:
         """Whether all who sent the prompt were shown a turn's words, and no others."""
@@ -181,13 +183,8 @@ class Tombstones:
     def has_dropped(self, keys: PlaceKeys) -> bool:
         """Whether a conversation was shown what was not kept, at a place."""
         with self._lock:
-            return any(key in self._marks for key in keys.dropped)
-
-    def _is_hidden(self, keys: Sequence[str], turn_time: int) -> bool:
-        with self._lock:
-            marks = [self._marks.get(key) for key in keys]
-            since = max((mark.time for mark in marks if mark), default=0)
-            return turn_time < max(since, self._floor)
+            places = (*keys.dropped, *keys.broken_off)
+            return any(key in self._marks for key in places)
 
     def _put(self, key: str, mark: Tombstone) -> None:
         with self._lock:
@@ -234,6 +231,12 @@ class Tombstones:
                 if self._unlogged and mark and _line(key, mark) == line:
                     del self._unlogged[key]
 
+    def write_again(self) -> None:
+        """Have all that is known written: the file of it is gone, or another one."""
+        with self._lock:
+            if self._unlogged is not None:
+                self._unlogged = OrderedDict({**self._marks, **self._unlogged})
+
     def lines(self) -> list[str]:
         """All that is known, for a file that is written anew."""
         with self._lock:
@@ -248,8 +251,11 @@ class Tombstones:
                 continue
             mark = Tombstone(int(read[1], 16), read[3])
             with self._lock:
+                if mark.time >= self._limit():
+                    continue
                 if read[2] == _FLOOR:
                     self._floor = max(self._floor, mark.time)
+                    self._now = max(self._now, mark.time)
                 else:
                     self._merge(read[2], mark)
 

@@ -25,6 +25,12 @@ class Lines:
     def lines(self) -> list[str]:
         return ["all"]
 
+    def write_again(self) -> None:
+        self.new = [*self.known, *self.new]
+
+    def clear(self) -> None:
+        self.known = []
+
     def learn(self, lines: list[str]) -> None:
         self.known += lines
 
@@ -78,10 +84,14 @@ def test_a_file_that_grew_too_large_is_written_anew(folder: SlotFolder) -> None:
     marks = Lines("a")
     TombstoneLog(folder, marks, max_bytes=5).write()
     assert marks.known == ["of another process"]
-    assert path.read_text() == "all\n"
+    assert path.read_text().splitlines()[1:] == ["all"]
     assert sorted(os.listdir(folder.path)) == [".lock", LOG_NAME]
     log.read()
-    assert reader.known == ["of another process", "all"]
+    assert reader.known == [
+        "of another process",
+        path.read_text().splitlines()[0],
+        "all",
+    ]
 
 
 def test_a_file_in_its_place_is_read_from_its_beginning(folder: SlotFolder) -> None:
@@ -100,7 +110,7 @@ def test_what_cannot_be_written_is_written_later(folder: SlotFolder) -> None:
     path = folder.path / LOG_NAME
     path.mkdir()
     log = TombstoneLog(folder, marks)
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(OSError, match="no file|directory"):
         log.write()
     assert marks.new == ["a"]
     path.rmdir()
@@ -108,8 +118,43 @@ def test_what_cannot_be_written_is_written_later(folder: SlotFolder) -> None:
     assert (path.read_text(), marks.new) == ("a\n", [])
 
 
+def test_what_is_known_is_written_again_where_the_file_is_gone(
+    folder: SlotFolder,
+) -> None:
+    """Another process has forgotten all; this one still knows what is hidden."""
+    marks = Lines("a")
+    log = TombstoneLog(folder, marks)
+    log.write()
+    log.read()
+    (folder.path / LOG_NAME).unlink()
+    log.read()
+    log.write()
+    assert (folder.path / LOG_NAME).read_text() == "a\n"
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_what_is_no_file_is_neither_read_nor_written_and_leaks_nothing(
+    folder: SlotFolder, kind: str
+) -> None:
+    path, other = folder.path / LOG_NAME, folder.path / "other"
+    other.touch()
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(other)
+    log = TombstoneLog(folder, Lines("a"))
+    before = len(os.listdir("/dev/fd"))
+    for act in (log.read, log.write):
+        for _ in range(3):
+            with pytest.raises(OSError, match=r"no file|directory|symbolic"):
+                act()
+    assert len(os.listdir("/dev/fd")) == before
+    assert other.read_text() == ""
+
+
 def test_nobody_waits_for_a_pipe(folder: SlotFolder) -> None:
     os.mkfifo(folder.path / LOG_NAME)
     marks = Lines()
-    TombstoneLog(folder, marks).read()
+    with pytest.raises(OSError, match="no file"):
+        TombstoneLog(folder, marks).read()
     assert marks.known == []

@@ -212,14 +212,37 @@ def test_a_cut_answer_is_lent_no_other_session_s_thinking() -> None:
     assert "the other session's thought" in chats.text(TWO)
 
 
-def test_a_process_is_told_what_another_one_has_shown() -> None:
+@pytest.mark.parametrize("clients", [(ONE, TWO), (NOBODY, NOBODY)])
+def test_a_newer_turn_of_another_is_not_what_was_shown(
+    clients: tuple[Client, Client], unkept: Unkept
+) -> None:
+    """The same prompt: one was shown what is not kept, the other the same words."""
+    chats = Written()
+    unkept(chats, TALK, clients[0])
+    chats.say(TALK, "the other's thought", clients[1])
+    for _ in range(2):
+        assert "thought" not in chats.text(clients[0])
+        chats.restart()
+
+
+def test_marks_outlive_a_clearing_that_leaves_the_slots(unkept: Unkept) -> None:
+    """They hide what stands in them."""
+    chats = Written()
+    chats.say(TALK, "the older thought")
+    unkept(chats, TALK, ONE)
+    chats.memory.forget(None)
+    chats.read_slots()
+    assert "the older thought" not in chats.text()
+
+
+def test_a_process_is_told_what_another_one_has_shown(unkept: Unkept) -> None:
     """Both have read the older turn."""
     chats, other = Written(), Written()
     chats.say(TALK, "the older thought")
     other.log, other.slots = chats.log, chats.slots
     other.restart()
     assert "the older thought" in other.text()
-    chats.cut(TALK)
+    unkept(chats, TALK, ONE)
     other.memory.tombstones.learn(chats.log)
     assert "the older thought" not in other.text()
 

@@ -177,7 +177,9 @@ def test_cleared_while_it_is_loaded_it_is_forgotten(
             kwargs={"timeout": 120},
         )  # fmt: skip
         clearing.start()
-        assert eventually(lambda: app.shared.kept._borrowed[0].store.generation == 1, 120)
+        assert eventually(
+            lambda: app.shared.kept._borrowed[0].store.generation == 1, 120
+        )
         go.set()
         clearing.join(120)
         usage = asked.result(240)["usage"]

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import TimeoutError
+from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +91,8 @@ class DiskCache:
         self._forgotten: list[ForgetFilter | None] = []  # before its folder was known
         self._place: _Place | None = None
         self._closed = threading.Event()
+        self._logging: Future[None] = Future()  # of tombstones: one at a time
+        self._logging.set_result(None)
         self.model = model
         store.on_kept = self._write_queue.due.note
 
@@ -302,7 +304,9 @@ class DiskCache:
                 self._num_cleared += 1
                 self._index.clear()
                 self._stamps, self._seen = {}, 0
-                return forget_all(place.folder)
+                forgotten = forget_all(place.folder)
+                self._explained.tombstones.clear()
+                return forgotten
 
         def act() -> tuple[int, int]:
             try:
@@ -341,16 +345,16 @@ class DiskCache:
     def _share_marks(self) -> None:
         """Read tombstones of other processes; have those written that no file has."""
         place = self._place
-        if place is None or self._root.is_paused:
+        if place is None:
             return
         try:
             with self._lock:
                 place.tombstones.read()
         except OSError as error:
             self._root.pause(error)
-        if self._explained.tombstones.unlogged():
+        if self._logging.done() and self._explained.tombstones.unlogged():
             log = functools.partial(self._log_marks, place.tombstones)
-            self._machine.thread.submit(Urgency.WRITE, log)
+            self._logging = self._machine.thread.submit(Urgency.WRITE, log)
 
     def _log_marks(self, log: TombstoneLog) -> None:
         try:

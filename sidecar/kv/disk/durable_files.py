@@ -36,11 +36,24 @@ def read_private(path: Path) -> bytes:
     Raises:
         OSError: it cannot be read, or is no file: a pipe would never end.
     """
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    number = open_regular(path, os.O_RDONLY)
     with os.fdopen(number, "rb") as file:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise OSError(f"{path.name} is no file")
         return file.read(_MAX_BYTES)
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """
+    Open a file that is one; the number is the caller's to close.
+
+    Raises:
+        OSError: it cannot be, or is a folder, a link or a pipe.
+    """
+    flags |= os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+    number = os.open(path, flags, 0o600)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(f"{path.name} is no file")
+    return number
 
 
 def replace_private(path: Path, data: bytes) -> None:

@@ -101,6 +101,12 @@ class Marks(Protocol):
     def lines(self) -> list[str]:
         """All that is known, for a file that is written anew."""
 
+    def write_again(self) -> None:
+        """Have all that is known written: the file of it is gone, or another one."""
+
+    def clear(self) -> None:
+        """Forget all: there is nothing left that they hide."""
+
     def learn(self, lines: Sequence[str]) -> None:
         """Know what a file says; what is no line of one is passed over."""
 

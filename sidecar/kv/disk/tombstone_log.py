@@ -9,7 +9,12 @@ import os
 import secrets
 from dataclasses import dataclass
 
-from sidecar.kv.disk.durable_files import make_durable, open_private, sync_folder
+from sidecar.kv.disk.durable_files import (
+    make_durable,
+    open_private,
+    open_regular,
+    sync_folder,
+)
 from sidecar.kv.disk.ports import Marks
 from sidecar.kv.disk.slot_folder import LOG_NAME, SlotFolder
 
@@ -50,14 +55,16 @@ class TombstoneLog:
             OSError: it cannot be read.
         """
         try:
-            number = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            number = open_regular(self._path, os.O_RDONLY)
         except FileNotFoundError:
+            self._begin_again()
             return
         with os.fdopen(number, "rb") as file:
-            size = os.fstat(number).st_size  # 0 if it is a pipe
-            first_line = file.readline(_MAX_LINE) if size else b""
-            is_same = first_line == self._read.first_line
-            start = self._read.offset if is_same else 0
+            size = os.fstat(number).st_size
+            first_line = file.readline(_MAX_LINE)
+            if first_line != self._read.first_line:
+                self._begin_again()
+            start = self._read.offset
             if size <= start:
                 return
             file.seek(start)
@@ -65,6 +72,12 @@ class TombstoneLog:
         whole = data[: data.rfind(b"\n") + 1]
         self._marks.learn(whole.decode("ascii", "replace").splitlines())
         self._read = _Position(first_line, start + len(whole))
+
+    def _begin_again(self) -> None:
+        """Another file, or none: what is known here may not stand in it."""
+        if self._read.offset:
+            self._marks.write_again()
+        self._read = _Position()
 
     def write(self) -> None:
         """
@@ -92,13 +105,14 @@ class TombstoneLog:
 
     def _append(self, data: bytes) -> None:
         is_new = not self._path.exists()
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
-        with os.fdopen(os.open(self._path, flags, 0o600), "rb+", buffering=0) as file:
+        number = open_regular(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        with os.fdopen(number, "rb+", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(size - 1)
                 data = data if file.read(1) == b"\n" else b"\n" + data
-            file.write(data)
+            while data:  # a disk that fills takes a part, and then none
+                data = data[file.write(data) :]
             make_durable(file)
         if is_new:
             sync_folder(self._folder.path)
@@ -109,6 +123,9 @@ class TombstoneLog:
         )
         try:
             with open_private(new) as file:
+                file.write(
+                    f"# {secrets.token_hex(16)}\n".encode()
+                )  # another first line
                 file.write(data)
                 make_durable(file)
             new.replace(self._path)
