@@ -1,12 +1,18 @@
 """A file of lines that is appended to by several processes, and cut off by crashes."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from sidecar.app import App
+from sidecar.core.conversation import Conversation
 from sidecar.kv.disk.slot_folder import LOG_NAME, SlotFolder
 from sidecar.kv.disk.tombstone_log import TombstoneLog
+from sidecar.memory.tombstones import Tombstones, place_keys
+from testkit.kept_kv import kept_sidecar, leased
+from testkit.raw_http import eventually
 
 
 class Lines:
@@ -158,3 +164,23 @@ def test_nobody_waits_for_a_pipe(folder: SlotFolder) -> None:
     with pytest.raises(OSError, match="no file"):
         TombstoneLog(folder, marks).read()
     assert marks.known == []
+
+
+def test_a_running_process_learns_of_another_s_by_itself(
+    tmp_path: Path, model_folder: Callable[[str], Path]
+) -> None:
+    """No request of its own is needed: it looks again and again."""
+    model, root = model_folder("dense"), tmp_path / "kv"
+    with kept_sidecar(root, model) as one, kept_sidecar(root, model) as two:
+        mine, theirs = map(tombstones_of, (one, two))
+        keys = place_keys("v", ("c", "l"), Conversation(None, "s", "t"))
+        before = theirs.now()
+        mine.bury(keys.dropped)
+        assert eventually(lambda: theirs.hides(keys, before), 60)
+
+
+def tombstones_of(app: App) -> Tombstones:
+    with leased(app) as resident:
+        assert resident.disk is not None
+        assert resident.disk.wait_open(60)
+        return resident.memory.tombstones
