@@ -286,8 +286,6 @@ class ConversationMemory:
         context = pending_turn.context.behind(pending_turn.vanishing)
         conversation = pending_turn.record.conversation
         with self.lock:
-            for shown in filter(None, (visible, *said.others)):
-                self.healing.drop(shown, context, conversation)
             if visible is not None or said.others:
                 self.healing.drop_all(context, conversation)
 

@@ -367,28 +367,36 @@ class HealingStore:
             if not known:
                 return None
             self._turns.move_to_end(place)
-            hides, is_shared = self.tombstones.hides, self.tombstones.is_shared
+            hides = self.tombstones.hides
             shown = [turn for turn in known if not hides(turn.keys, turn.time)]
             own = [turn for turn in shown if turn_query.owns(turn)]
             proved = [
                 turn for turn in own if turn.conversation.thread in turn_query.threads
             ]
-            alike = [
-                t for t in shown if t.as_sent and is_shared(t.keys, t.healed.digest)
-            ]
-            if turn_query.session is None:
-                alike = [turn for turn in alike if turn_query.has_values_of(turn)]
-            if self.tombstones.has_dropped(
-                _keys(visible, context, turn_query.conversation)
-            ):
-                alike = []  # whoever asks may have been shown something else
-            candidates = proved or own or alike
+            candidates = proved or own or self._of_others(shown, context, turn_query)
             equal = [turn for turn in candidates if turn.context == context]
             found = equal or (_best(candidates, turn_query) if own else [])
             if found and _are_alike(found):
                 return found[0]
             self.num_ambiguous += 1
             return None
+
+    def _of_others(
+        self, shown: Sequence[KnownTurn], context: Context, turn_query: TurnQuery
+    ) -> list[KnownTurn]:
+        """Turns of one place that may be put back in a conversation not their own."""
+        if not shown:
+            return []
+        asked_at = _keys(shown[0].visible, context, turn_query.conversation)
+        if self.tombstones.has_dropped(asked_at):
+            return []  # whoever asks may have been shown something else
+        return [
+            turn
+            for turn in shown
+            if turn.as_sent
+            and self.tombstones.is_shared(turn.keys, turn.healed.digest)
+            and (turn_query.session is not None or turn_query.has_values_of(turn))
+        ]
 
     def _remove(self, known: list[KnownTurn], gone: Sequence[KnownTurn]) -> None:
         """Take turns out of a place; holds the lock."""

@@ -195,7 +195,8 @@ class Tombstones:
             self._unlogged.move_to_end(key)
             while len(self._unlogged) > self._maximum:  # its file cannot be written
                 _, gone = self._unlogged.popitem(last=False)
-                self._unlogged[_FLOOR] = Tombstone(gone.time)
+                floor = self._unlogged.pop(_FLOOR, gone)
+                self._unlogged[_FLOOR] = Tombstone(max(floor.time, gone.time))
 
     def _merge(self, key: str, mark: Tombstone) -> Tombstone | None:
         """Keep a mark, with the one that is there; None: that says it all."""
@@ -235,13 +236,15 @@ class Tombstones:
         """Have all that is known written: the file of it is gone, or another one."""
         with self._lock:
             if self._unlogged is not None:
-                self._unlogged = OrderedDict({**self._marks, **self._unlogged})
+                self._unlogged = OrderedDict({**self._known(), **self._unlogged})
 
     def lines(self) -> list[str]:
         """All that is known, for a file that is written anew."""
         with self._lock:
-            known = [(_FLOOR, Tombstone(self._floor)), *self._marks.items()]
-        return [_line(key, mark) for key, mark in known]
+            return [_line(key, mark) for key, mark in self._known().items()]
+
+    def _known(self) -> dict[str, Tombstone]:
+        return {_FLOOR: Tombstone(self._floor), **self._marks}
 
     def learn(self, lines: Iterable[str]) -> None:
         """Know what a file says; what is no line of one is passed over."""
@@ -271,7 +274,7 @@ class Tombstones:
 def _merged(old: Tombstone, new: Tombstone) -> Tombstone:
     """One mark of two, in whatever order they come."""
     first, last = sorted((old, new), key=lambda mark: (mark.time, mark.words))
-    if first.words[16:] == last.words[16:] and _SEVERAL not in (old.words, new.words):
+    if first.words[16:] == last.words[16:] != _MANY:
         return last
     is_alike = first.words[:16] == last.words[:16]
     return Tombstone(last.time, (last.words if is_alike else _SEVERAL)[:16] + _MANY)

@@ -81,6 +81,30 @@ def test_what_several_were_told_is_lent_if_it_is_the_same() -> None:
     assert not known.is_shared(keys(), ANOTHER)
 
 
+def test_what_two_pairs_were_shown_is_not_lent_if_they_differ() -> None:
+    """Two processes tell each other; each knows of two conversations."""
+    known, others = marks(), marks()
+    others.keep_log()
+    for which, digest in ((known, DIGEST), (others, ANOTHER)):
+        for conversation in (NAMED, OTHER):
+            which.shown(keys(conversation), which.now(), digest, conversation)
+    known.learn(others.unlogged())
+    assert not known.is_shared(keys(), DIGEST)
+    assert not known.is_shared(keys(), ANOTHER)
+
+
+def test_what_is_written_again_hides_all_that_was_merged() -> None:
+    known, other = marks(maximum=2), marks()
+    known.keep_log()
+    before = known.now()
+    for visible in "vwx":
+        known.bury(keys(visible=visible).dropped)
+    known.logged(known.unlogged())
+    known.write_again()
+    other.learn(known.unlogged())
+    assert all(other.hides(keys(visible=visible), before) for visible in "vwx")
+
+
 def test_of_one_conversation_s_tries_the_last_is_lent() -> None:
     known = marks()
     for digest in (DIGEST, ANOTHER):

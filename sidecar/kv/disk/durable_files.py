@@ -56,13 +56,22 @@ def open_regular(path: Path, flags: int) -> int:
     return number
 
 
-def replace_private(path: Path, data: bytes) -> None:
-    """Have a file hold this, or what it held before, for its owner alone."""
+def replace_private(path: Path, data: bytes, *, is_durable: bool = False) -> None:
+    """
+    Have a file hold this, or what it held before, for its owner alone.
+
+    Args:
+        is_durable: it is on the disk itself when this returns.
+    """
     new = path.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(6)}-{path.name}")
     try:
         with open_private(new) as file:
             file.write(data)
+            if is_durable:
+                make_durable(file)
         new.replace(path)
+        if is_durable:
+            sync_folder(path.parent)
     finally:
         new.unlink(missing_ok=True)
 

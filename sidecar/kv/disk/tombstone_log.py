@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from sidecar.kv.disk.durable_files import (
     make_durable,
-    open_private,
     open_regular,
+    replace_private,
     sync_folder,
 )
 from sidecar.kv.disk.ports import Marks
@@ -92,7 +92,11 @@ class TombstoneLog:
         with self._folder.locked():
             if self._size() > self._max_bytes:
                 self.read()
-                self._replace(_text(self._marks.lines()))
+                another = (
+                    f"# {secrets.token_hex(16)}"  # first line: readers begin again
+                )
+                text = _text([another, *self._marks.lines()])
+                replace_private(self._path, text, is_durable=True)
             else:
                 self._append(_text(lines))
         self._marks.logged(lines)
@@ -116,22 +120,6 @@ class TombstoneLog:
             make_durable(file)
         if is_new:
             sync_folder(self._folder.path)
-
-    def _replace(self, data: bytes) -> None:
-        new = self._path.with_name(
-            f".tmp-{os.getpid()}-{secrets.token_hex(6)}-{LOG_NAME}"
-        )
-        try:
-            with open_private(new) as file:
-                file.write(
-                    f"# {secrets.token_hex(16)}\n".encode()
-                )  # another first line
-                file.write(data)
-                make_durable(file)
-            new.replace(self._path)
-            sync_folder(self._folder.path)
-        finally:
-            new.unlink(missing_ok=True)
 
 
 def _text(lines: list[str]) -> bytes:
