@@ -174,7 +174,7 @@ def _task(number: int) -> str:
 def _result(name: str, arguments: str) -> str:
     """Twelve lines, always the same for the same call."""
     words = random.Random(f"{name} {arguments}")
-    lines = (" ".join(words.choices(_WORDS, k=6)) for _ in range(12))
+    lines = (" ".join(words.choices(WORDS, k=6)) for _ in range(12))
     return "\n".join(f"{number}: {line}" for number, line in enumerate(lines, 1))
 
 
@@ -231,7 +231,7 @@ _RULES = (
     "Say plainly when something failed and what you tried.",
     "Paths are relative to the working directory, which is the project's root.",
 )
-_WORDS = (
+WORDS = (
     "buffer",
     "commit",
     "deploy",

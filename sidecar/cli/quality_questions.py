@@ -10,6 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sidecar.cli.agent import WORDS
 from sidecar.cli.server import Json
 
 _PAGE_WORDS = 60
@@ -152,7 +153,7 @@ def _noted(number: int) -> Json:
 
 
 def _page(rng: random.Random) -> str:
-    words = rng.choices(_WORDS, k=_PAGE_WORDS)
+    words = rng.choices(WORDS, k=_PAGE_WORDS)
     lines = (words[at : at + 12] for at in range(0, _PAGE_WORDS, 12))
     return "\n".join(" ".join(line) for line in lines)
 
@@ -195,24 +196,6 @@ Here is the folder structure of the current working directories:
 └───setup.py
 </system-reminder>
 """
-_WORDS = (
-    "buffer",
-    "commit",
-    "deploy",
-    "engine",
-    "filter",
-    "gather",
-    "handle",
-    "import",
-    "kernel",
-    "listen",
-    "module",
-    "number",
-    "output",
-    "parser",
-    "queue",
-    "record",
-)
 _NAMED = ("branch", "folder", "file list", "sender")
 _NAMES = (
     "alder",

@@ -128,16 +128,14 @@ class SlotWriter:
             return False
         if found.is_superseded and not is_last:
             return False
-        if (
-            conversation.is_subagent and not is_last
-        ):  # it may be over before it would pay
+        # A sub-agent may be over before it would pay.
+        if conversation.is_subagent and not is_last:
             self.counters.add("disk_skipped_subagent")
             return False
         day = self._root.limits.day_bytes
         is_short = day and self._root.written_today > day / 2
-        if (
-            is_short and not conversation.own_len
-        ):  # nothing says that it will be asked again
+        # Nothing says that a short one without a turn will be asked again.
+        if is_short and not conversation.own_len:
             self.counters.add("disk_skipped_single")
             return False
         return True
