@@ -12,6 +12,7 @@ from sidecar.app import App
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loader import LoadedModel, load
 from sidecar.engine.model_source import find_model
+from testkit.lanes import choose_lane, mark_rest
 from testkit.servers import running_sidecar
 from testkit.tiny_models import make_model
 
@@ -30,6 +31,17 @@ _LONG = (
 )  # fmt: skip
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for the second lane."""
+    text = "run what the fast lane leaves out (tests/rest.txt)"
+    parser.addoption("--rest", action="store_true", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the fast lane, the rest, or what is named."""
+    choose_lane(config)
+
+
 @pytest.fixture(autouse=True)
 def logger_as_it_was() -> Iterator[None]:
     """A test that runs the command line sets logging up, in the same process."""
@@ -43,7 +55,8 @@ def logger_as_it_was() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order by file: the long ones first, the others as they are."""
+    """Order by file, the long ones first, and mark what is not in the fast lane."""
+    mark_rest(items)
     ranks = {f"tests/{name}.py": rank for rank, name in enumerate(_LONG)}
     items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(_LONG)))
 

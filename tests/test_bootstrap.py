@@ -481,24 +481,26 @@ FAILED_CHECKS = "FAILED: Python 3.11, Python 3.13, Python 3.13 --latest: see abo
 
 
 @pytest.mark.parametrize(
-    ("check", "suite", "code", "said"),
+    ("check", "fast", "rest", "code", "said"),
     [
-        (0, 0, 0, ["Python 3.11: ok", "Python 3.13: ok", "Python 3.13 --latest: ok"]),
-        (0, 5, 5, ["Python 3.13: ok"]),
-        (1, 0, 1, ["Python 3.11: FAILED (exit code 1)", FAILED_CHECKS]),
-        (1, 5, 5, [FAILED_CHECKS]),
-        (script.NO_SUCH_PYTHON, 0, 0, ["Python 3.11: not found, passed over"]),
+        (0, 0, 0, 0, ["Python 3.11: ok", "Python 3.13: ok", "Python 3.13 --latest: ok"]),
+        (0, 5, 0, 5, ["Python 3.13: ok"]),
+        (0, 0, 5, 5, ["Python 3.13: ok"]),
+        (1, 0, 0, 1, ["Python 3.11: FAILED (exit code 1)", FAILED_CHECKS]),
+        (1, 5, 0, 5, [FAILED_CHECKS]),
+        (script.NO_SUCH_PYTHON, 0, 0, 0, ["Python 3.11: not found, passed over"]),
     ],
 )
 def test_ci_fails_if_anything_fails(
-    tmp_path: Path, check: int, suite: int, code: int, said: list[str]
+    tmp_path: Path, check: int, fast: int, rest: int, code: int, said: list[str]
 ) -> None:
-    """The other Pythons first, the suite last, each with its own arguments."""
+    """The other Pythons first, both lanes last, each with its own arguments."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(REPO / ".ci" / "run", tmp_path / ".ci")
     (tmp_path / SCRIPT.name).write_text(
         "import sys\nprint('CALLED', sys.argv[1:])\n"
-        f"sys.exit({suite} if sys.argv[1] == 'test' else {check})\n"
+        f"lane = {rest} if '--rest' in sys.argv else {fast}\n"
+        f"sys.exit(lane if sys.argv[1] == 'test' else {check})\n"
     )
     command = [str(tmp_path / ".ci" / "run"), "-k", "some name"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -513,5 +515,6 @@ def test_ci_fails_if_anything_fails(
         f"CALLED [{newest}]",
         f"CALLED [{newest}, '--latest']",
         "CALLED ['test', '-k', 'some name']",
+        "CALLED ['test', '--rest', '-k', 'some name']",
     ]
     assert all(line in ended.stdout for line in said)

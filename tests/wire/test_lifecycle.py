@@ -258,7 +258,8 @@ def test_cancelling_by_the_id_that_the_client_sees(
     """A stream's first event has it; nobody has to choose an X-Request-ID."""
     data = json.dumps({"model": "local", **sent, "stream": True}).encode()
     with connect(endless.listener.port) as connection:
-        connection.sendall(request(path, data))
+        # The server closes the connection, so its answer can be read to the end.
+        connection.sendall(request(path, data, ("Connection: close",)))
         with connection.makefile("rb") as stream:
             pattern = rf'"id":"({prefix}[0-9a-f]+)"'
             lines = iter(lambda: stream.readline().decode(), "")

@@ -1,0 +1,41 @@
+"""The fast lane leaves out what it says, and nothing is in neither lane."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from testkit.lanes import matching, rest_patterns
+
+REPO = Path(__file__).parents[2]
+# A file in which one test of three is in the fast lane.
+SPLIT = "tests/disk/test_kills.py"
+
+
+def collected(*arguments: str) -> set[str]:
+    """The ids of the tests that pytest would run."""
+    command = [sys.executable, "-m", "pytest", "-n", "0", "--collect-only", "-q"]
+    ran = subprocess.run(
+        [*command, *arguments],
+        capture_output=True, text=True, check=False, cwd=REPO, timeout=600,
+    )  # fmt: skip
+    return {line for line in ran.stdout.splitlines() if "::" in line}
+
+
+def test_each_line_leaves_out_what_is_there() -> None:
+    """A test that was renamed would come back into the fast lane unseen."""
+    rest = collected("--rest")
+    for pattern in rest_patterns():
+        assert any(map(matching([pattern]).match, rest)), pattern
+
+
+def test_what_is_named_runs_whole() -> None:
+    """By its file or by a word; each lane has its part of it."""
+    whole = collected(SPLIT)
+    rest = collected(SPLIT, "--rest")
+    assert {name[name.index("[") :] for name in whole - rest} == {"[dense]"}
+    assert {name[name.index("[") :] for name in rest} == {"[hybrid]", "[sliding]"}
+    by_hand = collected(SPLIT, "-m", "slow")
+    assert by_hand
+    assert not by_hand & whole
+    word = collected("-k", "test_a_killed_process", "--ignore-glob=*/wire/*")
+    assert word == whole
