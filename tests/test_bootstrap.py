@@ -483,7 +483,13 @@ FAILED_CHECKS = "FAILED: Python 3.11, Python 3.13, Python 3.13 --latest: see abo
 @pytest.mark.parametrize(
     ("check", "fast", "rest", "code", "said"),
     [
-        (0, 0, 0, 0, ["Python 3.11: ok", "Python 3.13: ok", "Python 3.13 --latest: ok"]),
+        (
+            0,
+            0,
+            0,
+            0,
+            ["Python 3.11: ok", "Python 3.13: ok", "Python 3.13 --latest: ok"],
+        ),
         (0, 5, 0, 5, ["Python 3.13: ok"]),
         (0, 0, 5, 5, ["Python 3.13: ok"]),
         (1, 0, 0, 1, ["Python 3.11: FAILED (exit code 1)", FAILED_CHECKS]),

@@ -214,8 +214,7 @@ class HealingStore:
             It, with the time at which it was said.
         """
         turn = replace(turn, time=self.tombstones.now())
-        digest = turn.healed.digest
-        self.tombstones.shown(turn.keys, turn.time, digest, turn.conversation)
+        self.tombstones.shown(turn.keys, turn.time, turn.healed.digest)
         self._add(turn, ids)
         return turn
 
@@ -226,6 +225,7 @@ class HealingStore:
         One that something else was shown instead of is known by its ids alone.
         """
         self.tombstones.see(turn.time)
+        self.tombstones.shown(turn.keys, turn.time, turn.healed.digest)
         if self.tombstones.hides(turn.keys, turn.time):
             self._note_ids(turn, ids)
         else:
@@ -353,13 +353,14 @@ class HealingStore:
         The turn behind an echoed message, of the same API key.
 
         The conversation's own behind the same canonical context, those that its ids
-        prove first, and of these the one whose context and values fit best; else one of
-        another conversation behind the very same prompt, in which nothing else stood.
-        Where the client names no session, only ids tell that a turn is its own. All
-        else is another conversation's, and must have had the same values besides.
-        If two fit alike and differ, none: a guess would be a lie. A turn behind another
-        context is never taken for its text alone: one thread's thinking stood behind
-        another's "Done.".
+        prove first, and of these one behind the very same prompt, else the one whose
+        values fit best; else one of another conversation behind the very same prompt,
+        in which nothing else stood. Where the client names no session, only ids tell
+        that a turn is its own. All else is another conversation's, and must have had
+        the same values besides. If turns that differ were shown there, none: nothing
+        tells a try that was replaced from a sub-agent of equal words, and a guess would
+        be a lie. A turn behind another context is never taken for its text alone: one
+        thread's thinking stood behind another's "Done.".
         """
         place = (visible, context.canonical, turn_query.api_key)
         with self._lock:
@@ -376,8 +377,14 @@ class HealingStore:
             candidates = proved or own or self._of_others(shown, context, turn_query)
             equal = [turn for turn in candidates if turn.context == context]
             found = equal or (_best(candidates, turn_query) if own else [])
-            if found and _are_alike(found):
-                return found[0]
+            is_only = self.tombstones.is_only
+            if len({turn.healed.digest for turn in found}) == 1:
+                turn = found[0]
+                keys = turn.keys
+                if is_only(
+                    keys.exact if equal else keys.conversation, turn.healed.digest
+                ):
+                    return turn
             self.num_ambiguous += 1
             return None
 
@@ -394,7 +401,7 @@ class HealingStore:
             turn
             for turn in shown
             if turn.as_sent
-            and self.tombstones.is_shared(turn.keys, turn.healed.digest)
+            and self.tombstones.is_only(turn.keys.prompt, turn.healed.digest)
             and (turn_query.session is not None or turn_query.has_values_of(turn))
         ]
 
@@ -414,12 +421,6 @@ class HealingStore:
 
 def _same_place(a: KnownTurn, b: KnownTurn) -> bool:
     return a.context == b.context and a.conversation == b.conversation
-
-
-def _are_alike(turns: Sequence[KnownTurn]) -> bool:
-    """Whether they are the same words, or tries of one conversation at one turn."""
-    askers = {(turn.conversation, tuple(sorted(turn.values.items()))) for turn in turns}
-    return len(askers) == 1 or len({turn.healed.raw_ids for turn in turns}) == 1
 
 
 def _best(turns: Sequence[KnownTurn], turn_query: TurnQuery) -> list[KnownTurn]:

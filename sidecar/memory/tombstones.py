@@ -1,11 +1,13 @@
 """
-Marks that say what was shown last at a place in a conversation.
+Marks that say what was shown at a place in a conversation.
 
-A turn must not be put back once its client was shown something else there that looks
-the same: a later try, or an answer that broke off. The older turn may stand where it
-cannot be deleted now: in a file that is not open yet, in another process. So the newer
-answer leaves a mark with a time, and hides all that is older. Stores that never write
-in place delete in this way (tombstones of log-structured merge trees, of Cassandra).
+A turn must not be put back where its client may go on from something else that looks
+the same: another try with other thoughts, or an answer that broke off. Those turns may
+stand where they cannot be compared or deleted now: in a file that is not open yet, in
+another process. So each answer leaves a mark. One that is kept names its words, and two
+that differ hide both; one that is not kept has a time, and hides all that is older.
+Stores that never write in place delete in this way (tombstones of log-structured merge
+trees, of Cassandra).
 
 The time is a hybrid logical clock: wall-clock nanoseconds, but always later than every
 time that was seen (Kulkarni et al., Logical Physical Clocks, 2014).
@@ -27,8 +29,7 @@ _LINE = re.compile(r"([0-3][0-9a-f]{15}) ([0-9a-f]{32}) ([0-9a-f]{32})")
 _MAX_AHEAD_NS = 10 * 366 * 86400 * 10**9
 _FLOOR = "0" * 32  # the key of a line that says how old a turn may be at all
 _NONE = "0" * 32
-_MANY = "f" * 16  # for a conversation: it was more than one
-_SEVERAL = 2 * _MANY  # and they were shown different words
+_SEVERAL = "f" * 32  # of words: they were not the same each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,9 @@ class PlaceKeys:
     Names of the place where a turn was shown; each a hash of 32 digits.
 
     Args:
-        thread: the very same prompt of the same thread.
+        exact: the very same prompt of the same thread.
+        conversation: the same canonical context in the same named session; where the
+            client names none, in the same thread.
         dropped: by which the answers of its conversation that are not kept hide it:
             a named session behind the same canonical context; where the client names
             none, the thread behind it, and anybody behind the same prompt.
@@ -45,7 +48,8 @@ class PlaceKeys:
         prompt: the very same prompt, whoever sent it.
     """
 
-    thread: str
+    exact: str
+    conversation: str
     dropped: tuple[str, ...]
     broken_off: tuple[str, ...]
     prompt: str
@@ -72,6 +76,7 @@ def place_keys(
         names = [("thread", tenant, thread, canonical), ("prompt", tenant, literal)]
     return PlaceKeys(
         _key("exact", tenant, session, thread, canonical, literal, visible),
+        _key("shown", *names[0], visible),
         tuple(_key(*each, visible) for each in names),
         tuple(_key(*each, None) for each in names),
         _key("said", tenant, literal, visible),
@@ -86,11 +91,10 @@ def _key(*parts: str | None) -> str:
 @dataclass(frozen=True, slots=True)
 class Tombstone:
     """
-    A mark: what is older than its time is hidden.
+    A mark: something was shown at a time.
 
     Args:
-        words: 16 digits that name the words that were shown, and 16 that name the
-            conversation that was shown them; of places by prompt.
+        words: 32 digits that name what was shown; none if it was not kept.
     """
 
     time: int
@@ -150,35 +154,29 @@ class Tombstones:
         for key in keys:
             self._put(key, mark)
 
-    def shown(
-        self, keys: PlaceKeys, turn_time: int, digest: str, conversation: Conversation
-    ) -> None:
+    def shown(self, keys: PlaceKeys, turn_time: int, digest: str) -> None:
         """
-        Hide what is older than a turn at its place.
-
-        Another conversation's turn behind the same prompt may be put back for a third
-        one only where all were shown the same.
+        Know that a turn was shown at its place.
 
         Args:
             digest: of the turn's ids.
         """
-        name = _key(conversation.tenant, conversation.session, conversation.thread)
-        self._put(keys.thread, Tombstone(turn_time))
-        self._put(keys.prompt, Tombstone(turn_time, digest[:16] + name[:16]))
+        for key in (keys.exact, keys.conversation, keys.prompt):
+            self._put(key, Tombstone(turn_time, digest))
 
     def hides(self, keys: PlaceKeys, turn_time: int) -> bool:
-        """Whether something else was shown later where a turn was said."""
+        """Whether an answer that is not kept was shown later where a turn was said."""
         with self._lock:
-            places = (keys.thread, *keys.dropped, *keys.broken_off)
+            places = (*keys.dropped, *keys.broken_off)
             marks = [self._marks.get(key) for key in places]
             since = max((mark.time for mark in marks if mark), default=0)
             return turn_time < max(since, self._floor)
 
-    def is_shared(self, keys: PlaceKeys, digest: str) -> bool:
-        """Whether all who sent the prompt were shown a turn's words, and no others."""
+    def is_only(self, key: str, digest: str) -> bool:
+        """Whether nothing but a turn's words was shown at a place."""
         with self._lock:
-            mark = self._marks.get(keys.prompt)
-        return mark is None or mark.words[:16] == digest[:16]
+            mark = self._marks.get(key)
+        return mark is None or mark.words == digest
 
     def has_dropped(self, keys: PlaceKeys) -> bool:
         """Whether a conversation was shown what was not kept, at a place."""
@@ -196,7 +194,7 @@ class Tombstones:
             while len(self._unlogged) > self._maximum:  # its file cannot be written
                 _, gone = self._unlogged.popitem(last=False)
                 floor = self._unlogged.pop(_FLOOR, gone)
-                self._unlogged[_FLOOR] = Tombstone(max(floor.time, gone.time))
+                self._unlogged[_FLOOR] = Tombstone(max(floor.time, gone.time + 1))
 
     def _merge(self, key: str, mark: Tombstone) -> Tombstone | None:
         """Keep a mark, with the one that is there; None: that says it all."""
@@ -209,7 +207,7 @@ class Tombstones:
         self._marks.move_to_end(key)
         while len(self._marks) > self._maximum:
             _, gone = self._marks.popitem(last=False)
-            self._floor = max(self._floor, gone.time)
+            self._floor = max(self._floor, gone.time + 1)
         return new
 
     def keep_log(self) -> None:
@@ -273,11 +271,8 @@ class Tombstones:
 
 def _merged(old: Tombstone, new: Tombstone) -> Tombstone:
     """One mark of two, in whatever order they come."""
-    first, last = sorted((old, new), key=lambda mark: (mark.time, mark.words))
-    if first.words[16:] == last.words[16:] != _MANY:
-        return last
-    is_alike = first.words[:16] == last.words[:16]
-    return Tombstone(last.time, (last.words if is_alike else _SEVERAL)[:16] + _MANY)
+    words = old.words if old.words == new.words else _SEVERAL
+    return Tombstone(max(old.time, new.time), words)
 
 
 def _line(key: str, mark: Tombstone) -> str:

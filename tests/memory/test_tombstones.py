@@ -1,6 +1,7 @@
 """Marks hide what is older, whatever was forgotten, and in whatever order they come."""
 
 import itertools
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -69,28 +70,30 @@ def test_answers_that_broke_off_hide_what_is_older() -> None:
     assert not known.hides(keys(visible="whatever"), known.now())
 
 
-def test_what_several_were_told_is_lent_if_it_is_the_same() -> None:
+@pytest.mark.parametrize("other", [NAMED, OTHER], ids=["itself", "another"])
+def test_a_place_has_one_turn_or_none(other: Conversation) -> None:
+    """Another try, or another conversation's: whichever came last."""
     known = marks()
-    assert known.is_shared(keys(), DIGEST)
-    for whose in (NAMED, OTHER):
-        known.shown(keys(whose), known.now(), DIGEST, whose)
-    assert known.is_shared(keys(), DIGEST)
-    assert not known.is_shared(keys(), ANOTHER)
-    known.shown(keys(OTHER), known.now(), ANOTHER, OTHER)
-    assert not known.is_shared(keys(), DIGEST)
-    assert not known.is_shared(keys(), ANOTHER)
+    assert known.is_only(keys().prompt, DIGEST)
+    for conversation in (NAMED, other):
+        known.shown(keys(conversation), known.now(), DIGEST)
+    assert known.is_only(keys().prompt, DIGEST)
+    assert not known.is_only(keys().prompt, ANOTHER)
+    for digest in (ANOTHER, DIGEST):
+        known.shown(keys(other), known.now(), digest)
+        assert not any(known.is_only(keys().prompt, each) for each in (DIGEST, ANOTHER))
+    assert known.is_only(keys().exact, DIGEST) is (other is OTHER)
 
 
-def test_what_two_pairs_were_shown_is_not_lent_if_they_differ() -> None:
-    """Two processes tell each other; each knows of two conversations."""
-    known, others = marks(), marks()
-    others.keep_log()
-    for which, digest in ((known, DIGEST), (others, ANOTHER)):
-        for conversation in (NAMED, OTHER):
-            which.shown(keys(conversation), which.now(), digest, conversation)
-    known.learn(others.unlogged())
-    assert not known.is_shared(keys(), DIGEST)
-    assert not known.is_shared(keys(), ANOTHER)
+def test_a_conversation_s_place_has_all_clocks() -> None:
+    """A try at another time is another prompt, and the same place."""
+    for conversation, other in ((NAMED, OTHER), (NOBODY, OTHER)):
+        known = marks()
+        known.shown(keys(conversation), known.now(), DIGEST)
+        known.shown(keys(conversation, literal="later"), known.now(), ANOTHER)
+        assert known.is_only(keys(conversation).exact, DIGEST)
+        assert not known.is_only(keys(conversation).conversation, DIGEST)
+        assert known.is_only(keys(other).conversation, DIGEST)
 
 
 def test_what_is_written_again_hides_all_that_was_merged() -> None:
@@ -103,14 +106,6 @@ def test_what_is_written_again_hides_all_that_was_merged() -> None:
     known.write_again()
     other.learn(known.unlogged())
     assert all(other.hides(keys(visible=visible), before) for visible in "vwx")
-
-
-def test_of_one_conversation_s_tries_the_last_is_lent() -> None:
-    known = marks()
-    for digest in (DIGEST, ANOTHER):
-        known.shown(keys(), known.now(), digest, NAMED)
-    assert known.is_shared(keys(), ANOTHER)
-    assert not known.is_shared(keys(), DIGEST)
 
 
 def test_the_oldest_of_too_many_hide_all_that_is_as_old() -> None:
@@ -216,21 +211,27 @@ MARKS = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(MARKS, st.randoms())
-def test_no_order_makes_more_seen_than_the_order_of_time(
-    shown: list[tuple[int, str, Conversation]], random: object
+@given(MARKS, st.integers(1, 20), st.randoms())
+def test_lines_come_in_any_order(
+    shown: list[tuple[int, str, Conversation]], maximum: int, random: Random
 ) -> None:
-    """Lines of several processes come in any order: never is more lent or less hid."""
-    in_time, shuffled = marks(), marks()
-    for time, digest, whose in sorted(shown, key=lambda each: each[:2]):
-        in_time.shown(keys(whose), time, digest * 32, whose)
-    random.shuffle(shown)  # type: ignore[attr-defined]
-    for time, digest, whose in shown:
-        shuffled.shown(keys(whose), time, digest * 32, whose)
-    for whose in (NAMED, OTHER):
-        for time in range(7):
-            assert in_time.hides(keys(whose), time) == shuffled.hides(keys(whose), time)
-    told = {whose.session: digest for _, digest, whose in sorted(
-        shown, key=lambda each: each[0])}  # fmt: skip
-    if len({time for time, *_ in shown}) == len(shown) and len(set(told.values())) > 1:
-        assert not any(shuffled.is_shared(keys(), d * 32) for d in "ab")
+    """Those of several processes: what was shown twice is never seen as one."""
+    written, read = marks(), marks(maximum)
+    written.keep_log()
+    lines = []
+    for time, digest, conversation in shown:
+        written.shown(keys(conversation), time, digest * 32)
+        lines += written.unlogged()
+    random.shuffle(lines)
+    read.learn(lines)
+    for conversation in (NAMED, OTHER):
+        place = keys(conversation)
+        mine = {digest for _, digest, other in shown if other == conversation}
+        for key, digests in (
+            (place.exact, mine),
+            (place.prompt, {d for _, d, _ in shown}),
+        ):
+            for digest in digests:
+                is_hidden = read.hides(place, max(time for time, *_ in shown))
+                is_only = read.is_only(key, digest * 32)
+                assert is_only is (len(digests) == 1) or is_hidden
