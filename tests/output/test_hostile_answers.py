@@ -1,8 +1,6 @@
 """What a model writes may be a stranger's doing as well: read once, and never fatal."""
 
 import json
-import time
-from collections.abc import Callable
 
 import orjson
 import pytest
@@ -21,6 +19,7 @@ from sidecar.output.tool_formats import (
     hermes_json,
     qwen3_coder_xml,
 )
+from testkit.growth import grows_linearly
 
 TOOL = Tool("look", {"type": "object", "properties": {}}, {})
 SIZE = 40_000
@@ -41,12 +40,6 @@ DEAR: list[tuple[str, FormatParser, str, str]] = [
 ]
 
 
-def cpu_s(work: Callable[[str], object], text: str) -> float:
-    start = time.thread_time()
-    work(text)
-    return time.thread_time() - start
-
-
 @pytest.mark.parametrize(("head", "parse", "unit", "tail"), DEAR)
 def test_a_call_block_is_read_once(
     head: str, parse: FormatParser, unit: str, tail: str
@@ -58,14 +51,10 @@ def test_a_call_block_is_read_once(
         buffer = f"<tool_call>{text}</tool_call>"
         extract_calls(buffer, syntax, (TOOL,), is_cut=False)
 
-    small, large = (
-        head + unit * (size // len(unit)) + tail for size in (SIZE, 4 * SIZE)
-    )
-    for _ in range(5):
-        once = max(min(cpu_s(work, small) for _ in range(2)), 0.002)
-        if min(cpu_s(work, large) for _ in range(2)) < 8 * once:
-            return
-    pytest.fail("the time grows faster than the text")
+    def make(size: int) -> str:
+        return head + unit * (size // len(unit)) + tail
+
+    assert grows_linearly(work, make, SIZE)
 
 
 @pytest.mark.parametrize("depth", [MAX_LEVELS + 1, 300, 990, 5000, 100_000])

@@ -1,7 +1,6 @@
 """No text of a user, a tool or a stranger fails a request, or costs more than it is."""
 
 import re
-import time
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +16,7 @@ from sidecar.pipeline.template.encoder import PromptEncoder
 from sidecar.volatile import matchers, rules, spans
 from sidecar.volatile.marked_message import Span
 from testkit.chats import Chats, Client, Said, assistant, result, system, user
+from testkit.growth import cpu_s, grows_linearly
 
 RULES = rules.load_rules(None, {"system_reminder": "pin"})
 SIZE = 200_000
@@ -124,22 +124,6 @@ DEAR = {
 }
 
 
-def cpu_s(work: Callable[[str], object], text: str) -> float:
-    start = time.thread_time()
-    work(text)
-    return time.thread_time() - start
-
-
-def grows_linearly(work: Callable[[str], object], make: Callable[[int], str]) -> bool:
-    """Four times the text takes far less than sixteen times the thread's own time."""
-    small, large = make(SIZE), make(4 * SIZE)
-    for _ in range(5):
-        once = max(min(cpu_s(work, small) for _ in range(2)), 0.002)
-        if min(cpu_s(work, large) for _ in range(2)) < 8 * once:
-            return True
-    return False
-
-
 @pytest.mark.parametrize("role", ["system", "user"])
 @pytest.mark.parametrize("name", DEAR)
 def test_marking_reads_a_text_once(name: str, role: str) -> None:
@@ -149,7 +133,7 @@ def test_marking_reads_a_text_once(name: str, role: str) -> None:
         message = Message(role, (text,))  # type: ignore[arg-type]
         spans.mark(spans.normalise([message], RULES), RULES)
 
-    assert grows_linearly(work, DEAR[name])
+    assert grows_linearly(work, DEAR[name], SIZE)
 
 
 NEWER = sorted(

@@ -6,19 +6,17 @@ both prompts are canonically equal; each pair is pinned, restated, or ends the w
 (docs/reuse.md s4). Spans behind the end keep the request's own values.
 """
 
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.conversation import Conversation
 from sidecar.memory.lineage import LineageRecord, Note, Restated, stated_by
-from sidecar.pipeline.template.elements import Element, Splice
+from sidecar.pipeline.reuse.newer_values import NewerValues
+from sidecar.pipeline.template.elements import Element
 from sidecar.volatile.marked_message import WHITE_SPACE, Span, SpanKey
 from sidecar.volatile.rules import Action, Policy
 from sidecar.volatile.value_patterns import is_opaque_id
-
-_MAX_INTRODUCTION = 24  # characters before a value, such as "Current time is "
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,49 +132,34 @@ def choose(
     pairs = _pairs(walk.spans, walk.settled, record, shared_len)
     taken, stopped_by = _take(pairs, record, walk, may_share)
     pins = _settle(taken, record, walk, stopped_by)
-    while (key := _superseded(pins, walk)) is not None:
+    newer_values = NewerValues(walk.elements, walk.roles, walk.policy)
+    while (key := _superseded(pins, walk, newer_values)) is not None:
         taken = taken[: [pair.key for pair in taken].index(key)]
         pins = _settle(taken, record, walk, key[2])
     return pins
 
 
-def _superseded(pins: Pins, walk: Walk) -> SpanKey | None:
+def _superseded(pins: Pins, walk: Walk, newer_values: NewerValues) -> SpanKey | None:
     """
     The first span whose value a note would say behind a newer one of its kind.
 
     A value is true of its place; of several in a prompt the last one is now.
     """
     said = {item.key for item in pins.restated}
-    return next((key for key in sorted(said) if _has_newer(key, said, walk)), None)
-
-
-def _has_newer(key: SpanKey, said: Collection[SpanKey], walk: Walk) -> bool:
-    """Whether a later value of a span's kind stands in the prompt, or is spoken of."""
-    kind = key[2]
-    later = [s.key for s in walk.spans if s.kind == kind and s.value and s.key > key]
-    if any(each not in said for each in later):
-        return True
-    policy = walk.policy(kind)
-    # A client tells the clock of its leading system text anew in each request.
-    is_said = any(role != "system" for role in walk.roles[: key[0] + 1])
-    pattern = policy.newer_than_said if is_said else policy.newer
-    texts = _texts_behind(key, walk.elements) if pattern else ()
-    return any(re.search(pattern, text) for text in texts)
-
-
-def _texts_behind(key: SpanKey, elements: Sequence[Element]) -> Iterator[str]:
-    """All that is said behind a span but what introduces values of its kind."""
-    is_behind = False
-    for element, following in zip(elements, [*elements[1:], None], strict=True):
-        if isinstance(element, Span):
-            if is_behind and element.kind != key[2]:
-                yield element.value
-            is_behind = is_behind or element.key >= key
-        elif is_behind and isinstance(element, str):
-            introduces = isinstance(following, Span) and following.kind == key[2]
-            yield element[:-_MAX_INTRODUCTION] if introduces else element
-        elif is_behind and isinstance(element, Splice):
-            yield element.healed.raw_text
+    last_of_others: dict[str, SpanKey] = {}
+    for span in walk.spans:
+        if span.value and span.key not in said:
+            last = last_of_others.get(span.kind, span.key)
+            last_of_others[span.kind] = max(last, span.key)
+    return next(
+        (
+            key
+            for key in sorted(said)
+            if key < last_of_others.get(key[2], key)
+            or newer_values.are_spoken_of_behind(key)
+        ),
+        None,
+    )
 
 
 def _settle(
