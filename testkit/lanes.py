@@ -39,9 +39,10 @@ def choose_lane(config: pytest.Config) -> None:
     Write the lane into pytest's own selection by marks.
 
     A selection of a person's (-m) is taken as it is. What is named (a file, a test, -k)
-    runs whole, and without a name it is the fast lane. Workers are given the choice.
+    runs whole, and without a name it is the fast lane. Workers of xdist read the same
+    command line, and choose the same.
     """
-    if hasattr(config, "workerinput") or config.option.markexpr:
+    if config.option.markexpr:
         return
     is_named = config.args_source is pytest.Config.ArgsSource.ARGS
     if config.option.rest:

@@ -9,6 +9,7 @@ line names our generated config.
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import signal
 import socket
@@ -20,10 +21,13 @@ from pathlib import Path
 
 from litellm_mlx.launcher.settings import Address
 
+logger = logging.getLogger(__name__)
+
 _LISTEN = "0A"  # the state column of /proc/net/tcp
 _POLL_S = 0.1
 _CLOSE_WAIT_S = 5.0
 _SHOWN_CHARS = 300
+_RECORD_BYTES = 64  # of a pid file
 _HAS_PROC = Path("/proc/net/tcp").exists()  # Linux; macOS asks lsof and ps
 
 
@@ -76,9 +80,17 @@ class PidFile:
         return self._pid_in(1)
 
     def write(self, pid: int | None) -> None:
-        """Replace the pid; None when the server has ended."""
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{pid or ''}\n{os.getpid()}\n".encode(), 0)
+        """
+        Replace the pid; None when the server has ended.
+
+        The file keeps its size, so a full disk has room for it. Where there is none all
+        the same, the pid before stays: servers go on without the file.
+        """
+        record = f"{pid or ''}\n{os.getpid()}\n".ljust(_RECORD_BYTES)
+        try:
+            os.pwrite(self._descriptor, record.encode(), 0)
+        except OSError as error:
+            logger.warning("%s cannot be written: %s", self.path, error)
 
     def close(self) -> None:
         """Let go of the lock."""

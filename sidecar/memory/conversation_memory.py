@@ -12,7 +12,7 @@ by their own age and size.
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -157,6 +157,7 @@ class ConversationMemory:
         decode: ids -> text. lineage_key: names what lineage is valid for: the model,
             and the rules by which its values were found.
         unwritten_turns: what is to be written to the disk; None: nothing is.
+        others: the tombstones of all models that may answer the same clients.
     """
 
     def __init__(
@@ -167,6 +168,7 @@ class ConversationMemory:
         lineage_key: str,
         limits: MemoryLimits,
         unwritten_turns: UnwrittenTurns | None = None,
+        others: Callable[[], Iterable[Tombstones]] = tuple,
     ) -> None:
         self.counters = Counters(("turn_write_refused",))
         self.lineage = LineageIndex(
@@ -174,7 +176,9 @@ class ConversationMemory:
             limits.record_ttl_s,
             use_blocks=limits.use_block_index,
         )
-        self.healing = HealingStore(limits.healing_entries, limits.healing_bytes)
+        self.healing = HealingStore(
+            limits.healing_entries, limits.healing_bytes, Tombstones(others=others)
+        )
         self.turns = TurnStore(limits.session_idle_s)
         self.lock = threading.RLock()  # what is kept and forgotten is so in one go
         self.unwritten_turns = unwritten_turns
@@ -193,10 +197,12 @@ class ConversationMemory:
             return self._kv.generation
 
     def commit(self, pending_turn: PendingTurn, said: AssistantOutput) -> None:
-        """Remember a cleanly finished turn; nothing if all was forgotten since."""
+        """Remember a cleanly finished turn, if nothing was forgotten since."""
         with self.lock:
             if self.is_current(pending_turn):
                 self._commit(pending_turn, said)
+            else:
+                self.note_unkept(pending_turn, said)
 
     def _commit(self, pending_turn: PendingTurn, said: AssistantOutput) -> None:
         self.lineage.add(pending_turn.record)

@@ -62,16 +62,22 @@ class Healed:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What came before a turn: with sentinels for spans, and to the letter."""
+    """
+    What came before a turn: with sentinels for spans, and to the letter.
+
+    Args:
+        identity: what of it tells who asks: nothing that gets newer with time.
+    """
 
     canonical: str
     literal: str
+    identity: str = field(default="", compare=False)
 
     def behind(self, vanishing: tuple[str, str] | None) -> "Context":
         """The same, where the prompt also had a message that no later one will have."""
         if vanishing is None:
             return self
-        return Context(self.canonical, _hash(f"{self.literal} {vanishing}"))
+        return replace(self, literal=_hash(f"{self.literal} {vanishing}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +195,9 @@ class HealingStore:
         max_entries: places. max_bytes: of all turns.
     """
 
-    def __init__(self, max_entries: int, max_bytes: int) -> None:
+    def __init__(
+        self, max_entries: int, max_bytes: int, tombstones: Tombstones | None = None
+    ) -> None:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._turns: OrderedDict[_Place, list[KnownTurn]] = OrderedDict()
@@ -201,7 +209,7 @@ class HealingStore:
             4 * max_entries, max_bytes, lambda key, turn: turn.num_bytes
         )
         self._lock = threading.Lock()
-        self.tombstones = Tombstones()
+        self.tombstones = Tombstones() if tombstones is None else tombstones
         self.num_ambiguous = 0
 
     def record(self, turn: KnownTurn, ids: Sequence[str] = ()) -> KnownTurn:
@@ -357,10 +365,10 @@ class HealingStore:
         values fit best; else one of another conversation behind the very same prompt,
         in which nothing else stood. Where the client names no session, only ids tell
         that a turn is its own. All else is another conversation's, and must have had
-        the same values besides. If turns that differ were shown there, none: nothing
-        tells a try that was replaced from a sub-agent of equal words, and a guess would
-        be a lie. A turn behind another context is never taken for its text alone: one
-        thread's thinking stood behind another's "Done.".
+        the same values besides. If turns that differ were shown to who asks,
+        none: nothing tells a try that was replaced from a sub-agent of equal words, and
+        a guess would be a lie. A turn behind another context is never taken for its
+        text alone: one thread's thinking stood behind another's "Done.".
         """
         place = (visible, context.canonical, turn_query.api_key)
         with self._lock:
@@ -377,16 +385,20 @@ class HealingStore:
             candidates = proved or own or self._of_others(shown, context, turn_query)
             equal = [turn for turn in candidates if turn.context == context]
             found = equal or (_best(candidates, turn_query) if own else [])
-            is_only = self.tombstones.is_only
             if len({turn.healed.digest for turn in found}) == 1:
                 turn = found[0]
-                keys = turn.keys
-                if is_only(
-                    keys.exact if equal else keys.conversation, turn.healed.digest
-                ):
+                if not own or self._is_only_one(turn, context):
                     return turn
             self.num_ambiguous += 1
             return None
+
+    def _is_only_one(self, turn: KnownTurn, context: Context) -> bool:
+        """Whether its conversation was shown no other turn that it may go on from."""
+        digest, is_only = turn.healed.digest, self.tombstones.is_only
+        if is_only(turn.keys.conversation, digest):
+            return True
+        is_same = turn.context.identity == context.identity
+        return is_same and is_only(turn.keys.identity, digest)
 
     def _of_others(
         self, shown: Sequence[KnownTurn], context: Context, turn_query: TurnQuery
@@ -397,11 +409,13 @@ class HealingStore:
         asked_at = _keys(shown[0].visible, context, turn_query.conversation)
         if self.tombstones.has_dropped(asked_at):
             return []  # whoever asks may have been shown something else
+        is_only = self.tombstones.is_only
         return [
             turn
             for turn in shown
             if turn.as_sent
-            and self.tombstones.is_only(turn.keys.prompt, turn.healed.digest)
+            and is_only(turn.keys.prompt, turn.healed.digest)
+            and is_only(asked_at.conversation, turn.healed.digest)
             and (turn_query.session is not None or turn_query.has_values_of(turn))
         ]
 
@@ -430,7 +444,8 @@ def _best(turns: Sequence[KnownTurn], turn_query: TurnQuery) -> list[KnownTurn]:
 
 
 def _keys(visible: str, context: Context, conversation: Conversation) -> PlaceKeys:
-    return place_keys(visible, (context.canonical, context.literal), conversation)
+    hashes = (context.canonical, context.literal, context.identity)
+    return place_keys(visible, hashes, conversation)
 
 
 def visible_hash(text: str, calls: Sequence[ToolCall]) -> str | None:
@@ -484,11 +499,13 @@ class ContextHasher:
     def __init__(self, around: str = "") -> None:
         self._canonical = hashlib.sha256()
         self._literal = hashlib.sha256(around.encode("utf-8", "surrogatepass"))
+        self._identity = hashlib.sha256()
 
     @property
     def value(self) -> Context:
         """The hashes of all messages added."""
-        return Context(self._canonical.hexdigest(), self._literal.hexdigest())
+        parts = (self._canonical, self._literal, self._identity)
+        return Context(*(part.hexdigest() for part in parts))
 
     def add(
         self,
@@ -496,6 +513,7 @@ class ContextHasher:
         texts: tuple[str, str] | None,
         visible: str | None,
         unseen: str = "",
+        identity: Sequence[str] = (),
     ) -> None:
         """
         Add a message: its canonical and literal text, or what was visible of it.
@@ -503,11 +521,14 @@ class ContextHasher:
         Args:
             unseen: what stands in the prompt besides, such as the thinking of its turn;
                 of the letter only.
+            identity: its values that tell who asks.
         """
         canonical, literal = texts or ("", "")
         self._canonical.update(_line(role, canonical, visible))
         literal = f"{literal}\0{unseen}" if unseen else literal
         self._literal.update(_line(role, literal, visible))
+        for value in identity:
+            self._identity.update(_line(role, value, None))
 
 
 def is_edited(message: Message, healed: Healed) -> bool:

@@ -38,9 +38,9 @@ class PlaceKeys:
     Names of the place where a turn was shown; each a hash of 32 digits.
 
     Args:
-        exact: the very same prompt of the same thread.
         conversation: the same canonical context in the same named session; where the
             client names none, in the same thread.
+        identity: the same, where all that tells who asks is the same.
         dropped: by which the answers of its conversation that are not kept hide it:
             a named session behind the same canonical context; where the client names
             none, the thread behind it, and anybody behind the same prompt.
@@ -48,24 +48,24 @@ class PlaceKeys:
         prompt: the very same prompt, whoever sent it.
     """
 
-    exact: str
     conversation: str
+    identity: str
     dropped: tuple[str, ...]
     broken_off: tuple[str, ...]
     prompt: str
 
 
 def place_keys(
-    visible: str, context: tuple[str, str], conversation: Conversation
+    visible: str, context: tuple[str, str, str], conversation: Conversation
 ) -> PlaceKeys:
     """
     The names of a place.
 
     Args:
         visible: the hash of what was shown. context: what came before, with sentinels
-            for spans and to the letter (hashes).
+            for spans, to the letter, and what of it tells who asks (hashes).
     """
-    canonical, literal = context
+    canonical, literal, identity = context
     tenant, session, thread = (
         conversation.tenant,
         conversation.session,
@@ -75,8 +75,8 @@ def place_keys(
     if is_implicit(session):
         names = [("thread", tenant, thread, canonical), ("prompt", tenant, literal)]
     return PlaceKeys(
-        _key("exact", tenant, session, thread, canonical, literal, visible),
         _key("shown", *names[0], visible),
+        _key("asked", *names[0], identity, visible),
         tuple(_key(*each, visible) for each in names),
         tuple(_key(*each, None) for each in names),
         _key("said", tenant, literal, visible),
@@ -110,13 +110,19 @@ class Tombstones:
 
     Args:
         clock: wall-clock nanoseconds. For tests.
+        others: those of other models that may answer the same clients. A client that
+            asks another model has what that one said in its place.
     """
 
     def __init__(
-        self, maximum: int = _MAX_MARKS, clock: Callable[[], int] = time.time_ns
+        self,
+        maximum: int = _MAX_MARKS,
+        clock: Callable[[], int] = time.time_ns,
+        others: Callable[[], Iterable["Tombstones"]] = tuple,
     ) -> None:
         self._maximum = maximum
         self._clock = clock
+        self._others = others
         self._marks: OrderedDict[str, Tombstone] = OrderedDict()
         self._unlogged: OrderedDict[str, Tombstone] | None = None
         self._floor = 0
@@ -161,7 +167,7 @@ class Tombstones:
         Args:
             digest: of the turn's ids.
         """
-        for key in (keys.exact, keys.conversation, keys.prompt):
+        for key in (keys.conversation, keys.identity, keys.prompt):
             self._put(key, Tombstone(turn_time, digest))
 
     def hides(self, keys: PlaceKeys, turn_time: int) -> bool:
@@ -185,6 +191,10 @@ class Tombstones:
             return any(key in self._marks for key in places)
 
     def _put(self, key: str, mark: Tombstone) -> None:
+        for tombstones in {self, *self._others()}:
+            tombstones._take(key, mark)
+
+    def _take(self, key: str, mark: Tombstone) -> None:
         with self._lock:
             new = self._merge(key, mark)
             if new is None or self._unlogged is None:

@@ -157,7 +157,11 @@ def turn_json(turn: KnownTurn, ids: Sequence[str]) -> Json:
         "visible": turn.visible,
         "time": turn.time,
         "ids": list(ids),
-        "context": [turn.context.canonical, turn.context.literal],
+        "context": [
+            turn.context.canonical,
+            turn.context.literal,
+            turn.context.identity,
+        ],
         "scope": turn.conversation.as_json(),
         "told": _values(turn.values),
         "as_sent": turn.as_sent,

@@ -6,12 +6,13 @@ heal -> find volatile spans -> render, once plain and once with marks -> canonic
 """
 
 import functools
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sidecar.core.conversation import IMPLICIT, Conversation, is_implicit
+from sidecar.core.conversation import IMPLICIT, Conversation
 from sidecar.core.errors import ContextLengthExceeded, RequestCancelled
 from sidecar.core.prompt import (
     CacheReport,
@@ -63,6 +64,9 @@ from sidecar.pipeline.template.turn_delimiters_cache import TurnDelimitersCache
 from sidecar.volatile import spans
 from sidecar.volatile.marked_message import Span
 from sidecar.volatile.rules import RuleSet
+
+_NAMED = "named "  # before what a client calls as sessions without a name are called
+_TAKEN = re.compile(f"(?:{_NAMED})*{IMPLICIT}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,9 +486,9 @@ def _own_turns(healed_history: HealedHistory, continued: Continued | None) -> li
 def _with_own_session(request: ChatRequest) -> ChatRequest:
     """A request whose client does not name the session of those that name none."""
     session = request.client.session
-    if session is None or not is_implicit(session):
+    if session is None or not _TAKEN.match(session):
         return request
-    client = replace(request.client, session=f"named {session}")
+    client = replace(request.client, session=f"{_NAMED}{session}")
     return replace(request, client=client)
 
 

@@ -235,6 +235,7 @@ class TextLoader:
                 f"{model.key} {shared.rules.digest}",
                 memory_limits(cache),
                 UnwrittenTurns() if shared.disk and shared.disk.is_usable else None,
+                shared.kept.tombstones,
             )
             return KeptModel(store, memory)
 

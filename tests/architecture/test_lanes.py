@@ -28,6 +28,15 @@ def test_each_line_leaves_out_what_is_there() -> None:
         assert any(map(matching([pattern]).match, rest)), pattern
 
 
+def test_workers_choose_as_one_process_does() -> None:
+    """What runs by hand does not run in them."""
+    command = [sys.executable, "-m", "pytest", "-n", "2", "-q", SPLIT, "--rest"]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=REPO, timeout=600
+    )
+    assert "2 passed" in ran.stdout, ran.stdout
+
+
 def test_what_is_named_runs_whole() -> None:
     """By its file or by a word; each lane has its part of it."""
     whole = collected(SPLIT)

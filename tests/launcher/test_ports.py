@@ -129,6 +129,32 @@ def test_a_pid_that_passed_to_a_stranger_is_left_alone(
     assert process.poll() is None
 
 
+def test_a_full_disk_costs_the_pid_and_nothing_else(tmp_path: Path) -> None:
+    """The one before stays, and what is written later has the room that it had."""
+    file = tmp_path / "a.pid"
+    full = "resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))"
+    script = f"""
+import resource
+from pathlib import Path
+from litellm_mlx.launcher.ports import PidFile
+pids = PidFile(Path({str(file)!r}))
+pids.write(123456)
+size = pids.path.stat().st_size
+{full}
+pids.write(7)
+assert (pids.read(), pids.path.stat().st_size) == (123456, size)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+for pid in (89, None):
+    pids.write(pid)
+    assert (pids.read(), pids.path.stat().st_size) == (pid, size)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert f"{file} cannot be written: " in ran.stderr
+
+
 def test_a_stubborn_left_over_is_killed(listen: Listen, tmp_path: Path) -> None:
     """A left-over that ignores TERM is killed after a while."""
     process, port = listen("litellm", "stubborn")

@@ -17,9 +17,12 @@ DIGEST, ANOTHER = "a" * 32, "b" * 32
 
 
 def keys(
-    conversation: Conversation = NAMED, visible: str = "v", literal: str = "l"
+    conversation: Conversation = NAMED,
+    visible: str = "v",
+    literal: str = "l",
+    sender: str = "Alice",
 ) -> PlaceKeys:
-    return place_keys(visible, ("c", literal), conversation)
+    return place_keys(visible, ("c", literal, sender), conversation)
 
 
 def marks(maximum: int = 100) -> Tombstones:
@@ -82,7 +85,7 @@ def test_a_place_has_one_turn_or_none(other: Conversation) -> None:
     for digest in (ANOTHER, DIGEST):
         known.shown(keys(other), known.now(), digest)
         assert not any(known.is_only(keys().prompt, each) for each in (DIGEST, ANOTHER))
-    assert known.is_only(keys().exact, DIGEST) is (other is OTHER)
+    assert known.is_only(keys().conversation, DIGEST) is (other is OTHER)
 
 
 def test_a_conversation_s_place_has_all_clocks() -> None:
@@ -91,9 +94,19 @@ def test_a_conversation_s_place_has_all_clocks() -> None:
         known = marks()
         known.shown(keys(conversation), known.now(), DIGEST)
         known.shown(keys(conversation, literal="later"), known.now(), ANOTHER)
-        assert known.is_only(keys(conversation).exact, DIGEST)
+        assert known.is_only(keys(conversation).prompt, DIGEST)
         assert not known.is_only(keys(conversation).conversation, DIGEST)
+        assert not known.is_only(keys(conversation).identity, DIGEST)
         assert known.is_only(keys(other).conversation, DIGEST)
+
+
+def test_who_asks_tells_which_turn_is_meant() -> None:
+    known = marks()
+    known.shown(keys(), known.now(), DIGEST)
+    known.shown(keys(literal="m", sender="Bob"), known.now(), ANOTHER)
+    assert not known.is_only(keys().conversation, DIGEST)
+    assert known.is_only(keys().identity, DIGEST)
+    assert known.is_only(keys(sender="Bob").identity, ANOTHER)
 
 
 def test_what_is_written_again_hides_all_that_was_merged() -> None:
@@ -106,6 +119,33 @@ def test_what_is_written_again_hides_all_that_was_merged() -> None:
     known.write_again()
     other.learn(known.unlogged())
     assert all(other.hides(keys(visible=visible), before) for visible in "vwx")
+
+
+def test_another_model_s_answer_is_another_turn() -> None:
+    """It stands where the older one did, and is no turn of the model's own."""
+    models: list[Tombstones] = []
+    models += (Tombstones(others=lambda: models) for _ in range(2))
+    one, other = models
+    one.shown(keys(), one.now(), DIGEST)
+    assert other.is_only(keys().conversation, DIGEST)
+    other.shown(keys(), other.now(), ANOTHER)
+    assert not one.is_only(keys().conversation, DIGEST)
+    before = one.now()
+    other.bury(keys(visible="w").dropped)
+    assert one.hides(keys(visible="w"), before)
+    assert not one.hides(keys(visible="w"), one.now())
+
+
+def test_a_mark_of_several_hides_them_when_it_goes() -> None:
+    """The last of them has the mark's own time."""
+    known = marks(maximum=9)
+    for digest in (DIGEST, ANOTHER):
+        last = known.now()
+        known.shown(keys(), last, digest)
+    for number in range(9):
+        known.bury([str(number) * 32])
+    assert known.is_only(keys().conversation, ANOTHER)
+    assert known.hides(keys(), last)
 
 
 def test_the_oldest_of_too_many_hide_all_that_is_as_old() -> None:
@@ -228,7 +268,7 @@ def test_lines_come_in_any_order(
         place = keys(conversation)
         mine = {digest for _, digest, other in shown if other == conversation}
         for key, digests in (
-            (place.exact, mine),
+            (place.conversation, mine),
             (place.prompt, {d for _, d, _ in shown}),
         ):
             for digest in digests:

@@ -4,10 +4,12 @@ What was shown last at a place: no older turn that looks like it is put back the
 In this process, in the next one, and in one beside it.
 """
 
+import json
 from collections.abc import Callable, Sequence
 
 import pytest
 
+from sidecar.core.conversation import ForgetFilter
 from sidecar.core.requests import Message, ToolCall
 from sidecar.memory import conversation_memory
 from sidecar.memory.healing_store import HealingStore
@@ -18,6 +20,7 @@ ONE, TWO, NOBODY = Client("one"), Client("two"), Client(None)
 TALK = [system(words(200)), user("well?")]
 GOES_ON = [*TALK, assistant("Done."), user("go on")]
 CALL = ToolCall("call_1", "look", "{}")
+BRANCHES = {"10:00": "main", "10:01": "other", "10:02": "main"}
 
 
 class Written(Chats):
@@ -147,16 +150,47 @@ def test_a_try_at_another_time_is_no_later_one_s_stand_in(*, is_loaded: bool) ->
         chats.restart()
 
 
-def test_the_very_prompt_tells_which_of_two_tries_is_meant() -> None:
-    """Sub-agents of equal words that were begun at other times, say."""
+def on(branch: str, time: str) -> list[Message]:
+    clock = f"Current time is {time}.\n{words(200)}"
+    status = "gitStatus: This is the git status at the start of the conversation."
+    status += f"\n\nCurrent branch: {branch}\n\nStatus:\nM a.py"
+    return [system(f"{clock}\n\n{status}\n\nBe brief."), user("well?")]
+
+
+@pytest.mark.parametrize("at", [clocked, lambda time: on(BRANCHES[time], time)])
+def test_what_comes_back_does_not_tell_which_of_two_tries_is_meant(
+    at: Callable[[str], list[Message]],
+) -> None:
+    """A clock to the very time of the one that was replaced, a branch to its own."""
     chats = Written()
-    for _ in range(2):
-        for time in ("10:00", "10:01"):
-            chats.say(clocked(time), f"the thought of {time}")
-        for time in ("10:00", "10:01"):
-            goes_on = [*clocked(time), assistant("Done."), user("go on")]
-            assert f"the thought of {time}" in chats.text(goes_on=goes_on)
+    for time in ("10:00", "10:01"):
+        chats.say(at(time), f"the thought of {time}")
+    for time in ("10:00", "10:01", "10:02"):
+        goes_on = [*at(time), assistant("Done."), user("go on")]
+        assert "thought" not in chats.text(goes_on=goes_on)
+
+
+@pytest.mark.parametrize("missing", [0, 1, None])
+def test_who_asks_tells_which_of_two_turns_is_meant(missing: int | None) -> None:
+    """A gateway names one session for all; no turn stands in for one that is lost."""
+    chats = Written()
+
+    def talk(sender: str, time: str) -> list[Message]:
+        block = json.dumps({"sender_id": sender})
+        told = f"Sender (untrusted metadata):\n```json\n{block}\n```\n\n"
+        return [system(f"Current time is {time}.\n{words(200)}"), user(f"{told}well?")]
+
+    senders = ("alice", "bob")
+    for sender in senders:
+        chats.say(talk(sender, "10:00"), f"the thought about {sender}")
+    if missing is not None:
+        chats.slots.pop(missing)
         chats.restart()
+    for number, sender in enumerate(senders):
+        goes_on = [*talk(sender, "10:02"), assistant("Done."), user("go on")]
+        text = chats.text(goes_on=goes_on)
+        assert (f"the thought about {sender}" in text) is (number != missing)
+        assert f"the thought about {senders[1 - number]}" not in text
 
 
 def test_an_older_try_does_not_stand_in_for_a_newer_one_that_was_not_written() -> None:
@@ -295,3 +329,26 @@ def test_what_says_no_time_is_known_until_something_is_shown() -> None:
     assert "the older thought" in chats.text()
     chats.cut(TALK)
     assert "the older thought" not in chats.text()
+
+
+@pytest.mark.parametrize("is_all", [True, False])
+def test_what_ends_behind_a_forgetting_hides_what_a_file_has(*, is_all: bool) -> None:
+    """Memory was cleared and the disk was kept: a later try was shown all the same."""
+    chats = Written()
+    chats.say(TALK, "the older thought")
+    later = chats.ask(TALK, ONE)
+    chats.memory.forget(None if is_all else ForgetFilter("one", "k"))
+    chats.answer(later, Said("Done.", "the newer thought"))
+    chats.write_marks()
+    chats.restart()
+    assert "thought" not in chats.text()
+
+
+def test_no_two_sessions_have_one_name() -> None:
+    """Sessions that clients call as those without a name are called."""
+    chats = Written()
+    names = ("implicit-x", "named implicit-x", "named named implicit-x", "implicit-y")
+    for name in names:
+        chats.say(TALK, f"the thought of {name}", Client(name))
+    for name in names:
+        assert f"the thought of {name}" in chats.text(Client(name))

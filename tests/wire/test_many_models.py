@@ -143,6 +143,23 @@ def test_a_switch_and_back_costs_a_load_and_no_prefill(folder: Path) -> None:
     assert reused >= 0.8 * first["usage"]["prompt_tokens"]
 
 
+def test_what_another_model_said_instead_is_known(folder: Path) -> None:
+    """A client may have another one answer again: what was said first is no more."""
+    with serving(folder) as app:
+        for kind in ("dense", "hybrid"):
+            ask(app, kind, session_id="s")
+        known = [
+            {line[17:] for line in t.lines()} for t in app.shared.kept.tombstones()
+        ]
+        ask(app, "dense", session_id="t")
+        now = [{line[17:] for line in t.lines()} for t in app.shared.kept.tombstones()]
+        new, elsewhere = (
+            after - before for before, after in zip(known, now, strict=True)
+        )
+        assert len(new) >= 2  # the prompt was known, and is no news
+        assert new <= elsewhere
+
+
 def test_cleared_while_it_was_away_it_is_forgotten(folder: Path) -> None:
     """What is not loaded is in reach of `forget` as well."""
     with serving(folder, MAX_MODELS="1") as app:

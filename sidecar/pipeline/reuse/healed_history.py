@@ -221,10 +221,12 @@ def _find_turns(
             if turn and is_issued:
                 issued.add(index)
                 threads.add(turn.conversation.thread)
-        values |= _telling(item, ruleset)
+        telling = _telling(item, ruleset)
+        values |= telling
         texts = (canonical_text(item.pieces), message.text)
         unseen = turn.healed.digest if turn else _reasoning(message)
-        hasher.add(message.role, None if visible else texts, visible, unseen)
+        identity = _identity(telling, ruleset)
+        hasher.add(message.role, None if visible else texts, visible, unseen, identity)
         contexts.append(hasher.value)
     return _Past(found, issued, contexts, values)
 
@@ -250,6 +252,14 @@ def _telling(item: MarkedMessage, ruleset: RuleSet | None) -> dict[SpanKey, str]
         return {}
     spans = [piece for piece in item.pieces if isinstance(piece, Span)]
     return {s.key: s.value for s in spans if s.value and s.kind not in SILENT_KINDS}
+
+
+def _identity(telling: Mapping[SpanKey, str], ruleset: RuleSet | None) -> list[str]:
+    """Values that tell who asks; what gets newer with time (a git status) does not."""
+    if ruleset is None:
+        return []
+    policies = {key: ruleset.policy(key[2]) for key in telling}
+    return [telling[key] for key, p in policies.items() if p.tells and not p.newer]
 
 
 def _own_turn(

@@ -132,6 +132,8 @@ def choose(
     pairs = _pairs(walk.spans, walk.settled, record, shared_len)
     taken, stopped_by = _take(pairs, record, walk, may_share)
     pins = _settle(taken, record, walk, stopped_by)
+    if not pins.restated:
+        return pins
     newer_values = NewerValues(walk.elements, walk.roles, walk.policy)
     while (key := _superseded(pins, walk, newer_values)) is not None:
         taken = taken[: [pair.key for pair in taken].index(key)]
