@@ -1,5 +1,6 @@
 """A file of lines that is appended to by several processes, and cut off by crashes."""
 
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.core.conversation import Conversation
+from sidecar.kv.disk import durable_files, tombstone_log
 from sidecar.kv.disk.slot_folder import LOG_NAME, SlotFolder
 from sidecar.kv.disk.tombstone_log import TombstoneLog
 from sidecar.memory.tombstones import Tombstones, place_keys
@@ -156,6 +158,22 @@ def test_what_is_no_file_is_neither_read_nor_written_and_leaks_nothing(
                 act()
     assert len(os.listdir("/dev/fd")) == before
     assert other.read_text() == ""
+
+
+def test_lines_are_on_the_disk_when_they_count_as_written(
+    folder: SlotFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, and before anybody is told so."""
+    marks = Lines("a", "b")
+    synced: list[tuple[bytes, list[str]]] = []
+
+    def sync(file: io.FileIO) -> None:
+        durable_files.make_durable(file)
+        synced.append(((folder.path / LOG_NAME).read_bytes(), marks.unlogged()))
+
+    monkeypatch.setattr(tombstone_log, "make_durable", sync)
+    TombstoneLog(folder, marks).write()
+    assert synced == [(b"a\nb\n", ["a", "b"])]
 
 
 def test_nobody_waits_for_a_pipe(folder: SlotFolder) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sidecar.core.conversation import ForgetFilter
 from sidecar.core.requests import Message, ToolCall
 from sidecar.memory import conversation_memory
-from sidecar.memory.healing_store import HealingStore
+from sidecar.memory.healing_store import HealingStore, visible_hash
 from sidecar.memory.unwritten_turns import UnwrittenTurns
 from testkit.chats import Chats, Client, Said, assistant, result, system, user, words
 
@@ -352,3 +352,22 @@ def test_no_two_sessions_have_one_name() -> None:
         chats.say(TALK, f"the thought of {name}", Client(name))
     for name in names:
         assert f"the thought of {name}" in chats.text(Client(name))
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_further_choice_is_not_taken_for_an_older_turn(*, is_whole: bool) -> None:
+    """It is not kept, and its client may go on from it; whole, or broken off."""
+    chats = Written()
+    chats.say(TALK, "the older thought")
+    others = (visible_hash("Done.", ()) or "",)
+    text, ids = ("Another.", chats.sample("Another.")) if is_whole else ("", ())
+    shown = conversation_memory.AssistantOutput(text, "", (), ids, others)
+    pending_turn = chats.ask(TALK, ONE).pending_turn
+    if is_whole:
+        chats.memory.commit(pending_turn, shown)
+    else:
+        chats.memory.note_unkept(pending_turn, shown)
+    chats.write_marks()
+    for _ in range(2):
+        assert "thought" not in chats.text()
+        chats.restart()
