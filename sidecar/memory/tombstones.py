@@ -18,6 +18,7 @@ import json
 import re
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -101,6 +102,24 @@ class Tombstone:
     words: str = _NONE
 
 
+class SharedTombstones:
+    """The tombstones of all models that answer the same clients. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: weakref.WeakSet[Tombstones] = weakref.WeakSet()
+
+    def join(self, tombstones: "Tombstones") -> None:
+        """Hear of all marks from now on, for as long as anybody holds them."""
+        with self._lock:
+            self._all.add(tombstones)
+
+    def all(self) -> list["Tombstones"]:
+        """Those that are held."""
+        with self._lock:
+            return list(self._all)
+
+
 class Tombstones:
     """
     The newest marks by place. Any thread.
@@ -110,7 +129,7 @@ class Tombstones:
 
     Args:
         clock: wall-clock nanoseconds. For tests.
-        others: those of other models that may answer the same clients. A client that
+        beside: where the marks of other models are that answer the same clients. Who
             asks another model has what that one said in its place.
     """
 
@@ -118,11 +137,12 @@ class Tombstones:
         self,
         maximum: int = _MAX_MARKS,
         clock: Callable[[], int] = time.time_ns,
-        others: Callable[[], Iterable["Tombstones"]] = tuple,
+        beside: "SharedTombstones | None" = None,
     ) -> None:
         self._maximum = maximum
         self._clock = clock
-        self._others = others
+        self._beside = beside or SharedTombstones()
+        self._beside.join(self)
         self._marks: OrderedDict[str, Tombstone] = OrderedDict()
         self._unlogged: OrderedDict[str, Tombstone] | None = None
         self._floor = 0
@@ -191,7 +211,7 @@ class Tombstones:
             return any(key in self._marks for key in places)
 
     def _put(self, key: str, mark: Tombstone) -> None:
-        for tombstones in {self, *self._others()}:
+        for tombstones in self._beside.all():
             tombstones._take(key, mark)
 
     def _take(self, key: str, mark: Tombstone) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from sidecar.core.conversation import ForgetFilter
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.memory.conversation_memory import ConversationMemory, Forgotten
-from sidecar.memory.tombstones import Tombstones
 
 _MAX = 16  # models; their turns and lineage are not under the limits of KV
 
@@ -47,12 +46,6 @@ class KeptMemories:
             kept = self._kept.pop(key, None) or make()
             self._borrowed.append(kept)
         return kept
-
-    def tombstones(self) -> list[Tombstones]:
-        """What hides turns, of all models."""
-        with self._lock:
-            models = [*self._kept.values(), *self._borrowed]
-        return [model.memory.tombstones for model in models]
 
     def keep(self, key: str, borrowed: KeptModel, tested: Mapping[str, str]) -> None:
         """Keep what a model leaves; the one that left longest ago may go for it."""

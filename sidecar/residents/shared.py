@@ -16,6 +16,7 @@ from sidecar.engine.scheduler import ExtraProcessors
 from sidecar.infra.metrics import Metrics
 from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.kv.eviction import KVBudget
+from sidecar.memory.tombstones import SharedTombstones
 from sidecar.residents.kept_memories import KeptMemories
 from sidecar.volatile.rules import RuleSet
 
@@ -32,7 +33,7 @@ class Shared:
     What all models of a process share.
 
     Args:
-        kept: of models that are not loaded.
+        kept: of models that are not loaded. tombstones: of all.
         rules: of volatile values. proved: what is known of models on this machine.
         extra_processors: the test harness's.
         disk: for KV that outlives the process; None: there is none.
@@ -45,6 +46,7 @@ class Shared:
     admission: Admission
     stored: KVBudget
     kept: KeptMemories
+    tombstones: SharedTombstones
     metrics: Metrics
     download: DownloadProgress
     rules: RuleSet

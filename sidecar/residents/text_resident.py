@@ -235,7 +235,7 @@ class TextLoader:
                 f"{model.key} {shared.rules.digest}",
                 memory_limits(cache),
                 UnwrittenTurns() if shared.disk and shared.disk.is_usable else None,
-                shared.kept.tombstones,
+                shared.tombstones,
             )
             return KeptModel(store, memory)
 

@@ -8,7 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.core.conversation import IMPLICIT, Conversation
-from sidecar.memory.tombstones import PlaceKeys, Tombstones, place_keys
+from sidecar.memory.tombstones import (
+    PlaceKeys,
+    SharedTombstones,
+    Tombstones,
+    place_keys,
+)
 
 NAMED = Conversation("key", "s", "thread")
 OTHER = Conversation("key", "other", "thread")
@@ -123,9 +128,8 @@ def test_what_is_written_again_hides_all_that_was_merged() -> None:
 
 def test_another_model_s_answer_is_another_turn() -> None:
     """It stands where the older one did, and is no turn of the model's own."""
-    models: list[Tombstones] = []
-    models += (Tombstones(others=lambda: models) for _ in range(2))
-    one, other = models
+    beside = SharedTombstones()
+    one, other = (Tombstones(beside=beside) for _ in range(2))
     one.shown(keys(), one.now(), DIGEST)
     assert other.is_only(keys().conversation, DIGEST)
     other.shown(keys(), other.now(), ANOTHER)

@@ -148,11 +148,9 @@ def test_what_another_model_said_instead_is_known(folder: Path) -> None:
     with serving(folder) as app:
         for kind in ("dense", "hybrid"):
             ask(app, kind, session_id="s")
-        known = [
-            {line[17:] for line in t.lines()} for t in app.shared.kept.tombstones()
-        ]
+        known = [{line[17:] for line in t.lines()} for t in app.shared.tombstones.all()]
         ask(app, "dense", session_id="t")
-        now = [{line[17:] for line in t.lines()} for t in app.shared.kept.tombstones()]
+        now = [{line[17:] for line in t.lines()} for t in app.shared.tombstones.all()]
         new, elsewhere = (
             after - before for before, after in zip(known, now, strict=True)
         )
