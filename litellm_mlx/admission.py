@@ -58,7 +58,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class AdmissionPolicy:
     """
     What is let in.
 
@@ -82,7 +82,7 @@ class Refusal:
     message: str
 
 
-def refusal(asked: Asked, policy: Policy) -> Refusal | None:
+def refusal(asked: Asked, policy: AdmissionPolicy) -> Refusal | None:
     """Why a request is refused, None if it may go on to LiteLLM."""
     if _is_foreign(asked.headers, policy):
         return Refusal(
@@ -119,7 +119,7 @@ def given_key(asked: Asked) -> str:
     return litellm_key or next(filter(None, sent), asked.key_in_query)
 
 
-def _is_foreign(headers: Mapping[str, str], policy: Policy) -> bool:
+def _is_foreign(headers: Mapping[str, str], policy: AdmissionPolicy) -> bool:
     origin, host = headers.get("origin"), headers.get("host", "")
     if origin is not None:
         own = (f"http://{host}", f"https://{host}")
@@ -160,7 +160,7 @@ def _may_be_a_page(headers: Mapping[str, str]) -> bool:
     return not is_trusted and headers.get("user-agent", "").startswith("Mozilla/")
 
 
-def _is_own_host(asked: Asked, policy: Policy) -> bool:
+def _is_own_host(asked: Asked, policy: AdmissionPolicy) -> bool:
     is_page = "origin" in asked.headers or "sec-fetch-site" in asked.headers
     allowed = policy.hosts if is_page else (*policy.hosts, _NAME_IN_CONTAINERS)
     match = _HOST.fullmatch(asked.headers.get("host", "").lower())

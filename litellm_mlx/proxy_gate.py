@@ -12,7 +12,13 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from litellm_mlx import google_stream, ignored_header, lost_refusals, response_ids
-from litellm_mlx.admission import Asked, Policy, given_key, is_model_route, refusal
+from litellm_mlx.admission import (
+    AdmissionPolicy,
+    Asked,
+    given_key,
+    is_model_route,
+    refusal,
+)
 from litellm_mlx.asgi import App, Message, Receive, Scope, Send
 from litellm_mlx.departures import WatchedRequest
 from litellm_mlx.google_body import makes_an_answer, served_path
@@ -22,9 +28,9 @@ from litellm_mlx.refusals import answer, is_google
 from litellm_mlx.request_body import (
     BadBody,
     Body,
-    BodyBudget,
-    BodyHead,
     Disconnected,
+    ProxyBodyBudget,
+    ProxyBodyHead,
 )
 from litellm_mlx.settings import Settings, current_settings
 from litellm_mlx.wrong_keys import Caller, WrongKeys
@@ -52,12 +58,12 @@ class ProxyGate:
     """
 
     def __init__(
-        self, app: App, policy: Callable[[], Policy], settings: Settings
+        self, app: App, policy: Callable[[], AdmissionPolicy], settings: Settings
     ) -> None:
         self._app = app
         self._policy = policy
         self._secret = settings.instance_secret
-        self._bodies = BodyBudget(settings.max_body_bytes)
+        self._bodies = ProxyBodyBudget(settings.max_body_bytes)
         self._live = LiveModels(settings)
         self._wrong_keys = WrongKeys()
 
@@ -96,7 +102,7 @@ class ProxyGate:
     def _passing_on(self, asked: Asked) -> App:
         """LiteLLM's app, which is given the bodies that were read and are right."""
         kind = asked.headers.get("content-type", "")
-        head = BodyHead(asked.method, asked.path, kind)
+        head = ProxyBodyHead(asked.method, asked.path, kind)
         # All else is asked by who has the key, and may be a file or a list.
         is_read = is_model_route(asked.path) or head.is_unchecked
 
@@ -148,10 +154,10 @@ def install() -> None:
         return
     settings = current_settings()
 
-    def policy() -> Policy:
+    def policy() -> AdmissionPolicy:
         general = server.general_settings or {}
         has_others = server.prisma_client or server.user_custom_auth
-        return Policy(
+        return AdmissionPolicy(
             server.master_key,
             bool(has_others or any(general.get(name) for name in _OTHER_AUTHORITIES)),
             settings.origins,

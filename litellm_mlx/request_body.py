@@ -60,7 +60,7 @@ class Disconnected(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class BodyHead:
+class ProxyBodyHead:
     """What is known of a body before it comes."""
 
     method: str
@@ -104,7 +104,7 @@ class BodyHead:
         return MAX_IDS if is_ids else MAX_VALUES
 
 
-class BodyBudget:
+class ProxyBodyBudget:
     """
     What all bodies together may take; belongs to one event loop.
 
@@ -132,7 +132,7 @@ class BodyBudget:
 class Body:
     """One body, from its first byte to the end of its answer."""
 
-    def __init__(self, head: BodyHead, budget: BodyBudget) -> None:
+    def __init__(self, head: ProxyBodyHead, budget: ProxyBodyBudget) -> None:
         self._head, self._budget = head, budget
         self._values = ValueCounter()
         self._pieces: list[bytes] = []

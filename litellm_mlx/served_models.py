@@ -38,7 +38,7 @@ class NoModelList(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class SidecarModel:
     """One model of the sidecar and the names it answers to."""
 
     id: str
@@ -60,7 +60,7 @@ class Upstream:
     has_key: bool = False
 
 
-def parse_models(body: object) -> tuple[ServedModel, ...]:
+def parse_models(body: object) -> tuple[SidecarModel, ...]:
     """
     Read the body of the sidecar's `GET /v1/models`.
 
@@ -73,11 +73,11 @@ def parse_models(body: object) -> tuple[ServedModel, ...]:
     return tuple(_parse_model(item) for item in data)
 
 
-def _parse_model(item: object) -> ServedModel:
+def _parse_model(item: object) -> SidecarModel:
     if not isinstance(item, dict) or not isinstance(item.get("id"), str):
         raise NoModelList(f"the sidecar lists a model without an id: {item!r}")
     max_input = item.get("max_input_tokens")
-    return ServedModel(
+    return SidecarModel(
         id=item["id"],
         aliases=tuple(str(alias) for alias in item.get("aliases") or ()),
         kind=str(item.get("kind") or "llm"),
@@ -89,7 +89,7 @@ def _parse_model(item: object) -> ServedModel:
 
 
 def entries(
-    models: Sequence[ServedModel], upstream: Upstream
+    models: Sequence[SidecarModel], upstream: Upstream
 ) -> Iterator[dict[str, Any]]:
     """One for each name of each model; a name that two have is the first one's."""
     seen = set()
@@ -122,7 +122,7 @@ def net(upstream: Upstream) -> dict[str, Any]:
     }
 
 
-def _entry(name: str, model: ServedModel, upstream: Upstream) -> dict[str, Any]:
+def _entry(name: str, model: SidecarModel, upstream: Upstream) -> dict[str, Any]:
     plain = _PLAIN_PROVIDERS.get(model.kind)
     if plain is None:
         params = _params(f"mlx/{model.id}", upstream)
@@ -146,7 +146,7 @@ def _params(model: str, upstream: Upstream) -> dict[str, Any]:
     }
 
 
-def _info(model: ServedModel) -> dict[str, Any]:
+def _info(model: SidecarModel) -> dict[str, Any]:
     info: dict[str, Any] = {"mode": "chat"}
     if model.max_input_tokens is not None:
         info["max_input_tokens"] = model.max_input_tokens

@@ -16,7 +16,7 @@ from pathlib import Path
 from litellm_mlx.file_limit import raise_file_limit
 from litellm_mlx.launcher.ports import Claim, PidFile, PortHeld, claim_port
 from litellm_mlx.launcher.progress import telling
-from litellm_mlx.launcher.proxy_config import ConfigError, other_models
+from litellm_mlx.launcher.proxy_config import ProxyConfigError, other_models
 from litellm_mlx.launcher.ready_block import fetch_memory, ready_block
 from litellm_mlx.launcher.services import (
     ProxyPlan,
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(line)
     try:
         return run(settings)
-    except (PortHeld, ConfigError, OSError) as error:
+    except (PortHeld, ProxyConfigError, OSError) as error:
         _complain(str(error))
     except ServiceFailed as failure:
         is_explained = failure.tail is None
@@ -120,7 +120,7 @@ def _make_run_dir(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
+        raise ProxyConfigError(
             f"{folder} cannot be made ({error.strerror}); set MLX_CACHE_HOME to a "
             "folder that you can write to"
         ) from None

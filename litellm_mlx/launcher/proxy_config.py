@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from litellm_mlx.served_models import ServedModel, Upstream, entries, is_taken, net
+from litellm_mlx.served_models import SidecarModel, Upstream, entries, is_taken, net
 
 HANDLER = {"provider": "mlx", "custom_handler": "litellm_mlx.provider.mlx_llm"}
 # Of chat streams, and of /v1/messages.
@@ -26,7 +26,7 @@ _SECTIONS = {
 PERMIT_NO_KEY = "dangerously_permit_weak_or_unset_master_key"
 
 
-class ConfigError(Exception):
+class ProxyConfigError(Exception):
     """A LiteLLM config that cannot be used."""
 
 
@@ -41,13 +41,15 @@ def read_user_config(path: Path, *, required: bool) -> dict[str, Any]:
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+        raise ProxyConfigError(f"cannot read {path}: {error}") from None
     if not isinstance(config, dict):
-        raise ConfigError(f"{path} must hold a mapping, got {type(config).__name__}")
+        raise ProxyConfigError(
+            f"{path} must hold a mapping, got {type(config).__name__}"
+        )
     for name, kind in _SECTIONS.items():
         if not isinstance(config.get(name), (kind, NoneType)):
             words = "a list" if kind is list else "a mapping"
-            raise ConfigError(f"{path}: {name} must be {words}")
+            raise ProxyConfigError(f"{path}: {name} must be {words}")
     if isinstance(config.get("include"), list):
         folder = path.resolve().parent
         config["include"] = [str(folder / str(item)) for item in config["include"]]
@@ -56,7 +58,7 @@ def read_user_config(path: Path, *, required: bool) -> dict[str, Any]:
 
 def build_config(
     user: Mapping[str, Any],
-    models: Sequence[ServedModel],
+    models: Sequence[SidecarModel],
     upstream: Upstream,
     *,
     permit_no_key: bool,

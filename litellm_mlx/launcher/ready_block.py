@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import httpx
 
 from litellm_mlx.launcher.settings import MASTER_KEY, Address, LaunchSettings
-from litellm_mlx.served_models import ServedModel
+from litellm_mlx.served_models import SidecarModel
 
 _MAX_CHARS = 60  # of names
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryReport:
     """
     What the sidecar says of its memory.
 
@@ -28,10 +28,10 @@ class Memory:
 
 def ready_block(
     settings: LaunchSettings,
-    models: Sequence[ServedModel],
+    models: Sequence[SidecarModel],
     *,
     needs_key: bool,
-    memory: Memory,
+    memory: MemoryReport,
     others: Sequence[str] = (),
 ) -> str:
     """
@@ -57,16 +57,16 @@ def ready_block(
     return "\n".join(["", "Ready.", *lines, ""])
 
 
-def fetch_memory(settings: LaunchSettings) -> Memory:
+def fetch_memory(settings: LaunchSettings) -> MemoryReport:
     """What the running sidecar says; nothing if it does not answer."""
     try:
         with httpx.Client(trust_env=False, timeout=30.0) as client:
             body = client.get(f"{settings.sidecar.url}/health").json()
     except (httpx.HTTPError, ValueError):
-        return Memory()
+        return MemoryReport()
     status = body if isinstance(body, dict) else {}
     limit, wired = status.get("memory_limit_bytes"), status.get("wired")
-    return Memory(
+    return MemoryReport(
         limit if isinstance(limit, int) else None,
         wired if isinstance(wired, str) else None,
     )
@@ -79,14 +79,14 @@ def _addresses(settings: LaunchSettings) -> Iterator[tuple[str, str]]:
     yield "sidecar", f"{settings.sidecar.url}/v1"
 
 
-def _model(settings: LaunchSettings, models: Sequence[ServedModel], name: str) -> str:
+def _model(settings: LaunchSettings, models: Sequence[SidecarModel], name: str) -> str:
     served = settings.model_path or "the small built-in model"
     text = served if name == served else f"{name}, which is {served}"
     length = next((one.max_input_tokens for one in models if one.max_input_tokens), 0)
     return f"{text}; context of {length} tokens" if length else text
 
 
-def _memory(memory: Memory) -> Iterator[tuple[str, str]]:
+def _memory(memory: MemoryReport) -> Iterator[tuple[str, str]]:
     if limit := memory.limit_bytes:
         yield "memory", f"at most {limit / (1 << 30):.1f} GB (MAX_PROCESS_MEMORY)"
     if memory.wired:

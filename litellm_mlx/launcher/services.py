@@ -14,14 +14,14 @@ from litellm_mlx.launcher.chatter import without_chatter
 from litellm_mlx.launcher.child import Service
 from litellm_mlx.launcher.ports import PidFile
 from litellm_mlx.launcher.proxy_config import (
-    ConfigError,
+    ProxyConfigError,
     build_config,
     has_master_key,
     read_user_config,
     write_config,
 )
 from litellm_mlx.launcher.settings import MASTER_KEY, LaunchSettings, create_master_key
-from litellm_mlx.served_models import ServedModel, Upstream, parse_models
+from litellm_mlx.served_models import SidecarModel, Upstream, parse_models
 
 _SIDECAR_DEADLINE_S = 600.0  # a large model from a slow disk
 _PROXY_DEADLINE_S = 600.0  # 64 s were seen with cold files, 216 on a busy machine
@@ -81,7 +81,7 @@ def plan_proxy(settings: LaunchSettings) -> ProxyPlan | None:
     if settings.proxy is None:
         return None
     if not _LITELLM.exists():
-        raise ConfigError(f"{_LITELLM} is missing: run install_and_run.py")
+        raise ProxyConfigError(f"{_LITELLM} is missing: run install_and_run.py")
     env = dict(settings.child_env)
     user = read_user_config(settings.config_path, required=settings.config_required)
     must_create = not settings.proxy.is_loopback and not has_master_key(user, env)
@@ -90,7 +90,7 @@ def plan_proxy(settings: LaunchSettings) -> ProxyPlan | None:
     return ProxyPlan(user, env, has_master_key(user, env), must_create)
 
 
-def fetch_models(settings: LaunchSettings) -> tuple[ServedModel, ...]:
+def fetch_models(settings: LaunchSettings) -> tuple[SidecarModel, ...]:
     """Ask the running sidecar what it serves."""
     key = settings.api_key
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -99,11 +99,13 @@ def fetch_models(settings: LaunchSettings) -> tuple[ServedModel, ...]:
             answer = client.get(f"{settings.sidecar.url}/v1/models")
         return parse_models(answer.raise_for_status().json())
     except (httpx.HTTPError, ValueError) as error:
-        raise ConfigError(f"the sidecar did not list its models: {error}") from None
+        raise ProxyConfigError(
+            f"the sidecar did not list its models: {error}"
+        ) from None
 
 
 def write_proxy_config(
-    settings: LaunchSettings, plan: ProxyPlan, models: Sequence[ServedModel]
+    settings: LaunchSettings, plan: ProxyPlan, models: Sequence[SidecarModel]
 ) -> None:
     """Write the config LiteLLM will be started with."""
     url = f"{settings.sidecar.url}/v1"

@@ -25,7 +25,7 @@ _COMPARED = (
 )
 
 
-class _Refused(Exception):
+class _NotInFile(Exception):
     """What was asked for is not in the file."""
 
 
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     try:
         blocks = read_prompts(options.file)
         before, after = _chosen(blocks, options.from_id, options.to_id)
-    except (OSError, _Refused) as error:
+    except (OSError, _NotInFile) as error:
         sys.stderr.write(f"diff-turns: {error}\n")
         return 2
     sys.stdout.write(_meta_table(before, after) + "\n")
@@ -59,10 +59,10 @@ def _chosen(
         by_id = {block.request_id: block for block in blocks}
         missing = [wanted for wanted in (from_id, to_id) if wanted not in by_id]
         if missing:
-            raise _Refused(f"no prompt of request {', '.join(missing)} in this file")
+            raise _NotInFile(f"no prompt of request {', '.join(missing)} in this file")
         return by_id[from_id], by_id[to_id]
     if len(blocks) < 2:
-        raise _Refused(f"two prompts are needed, this file has {len(blocks)}")
+        raise _NotInFile(f"two prompts are needed, this file has {len(blocks)}")
     return blocks[-2], blocks[-1]
 
 

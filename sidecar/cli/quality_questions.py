@@ -17,7 +17,7 @@ _PAGE_WORDS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class DriftingValue:
     """
     A value that drifts.
 
@@ -34,32 +34,32 @@ class Kind:
 
 
 KINDS = (
-    Kind(
+    DriftingValue(
         "time",
         "current_time",
         "What is the current time? Answer with hours and minutes alone, as HH:MM.",
     ),
-    Kind(
+    DriftingValue(
         "branch",
         "git_status",
         "Which git branch is the current one? Answer with its name alone.",
     ),
-    Kind(
+    DriftingValue(
         "message id",
         "message_id",
         "What is the message_id now? Answer with it alone.",
     ),
-    Kind(
+    DriftingValue(
         "folder",
         "folder_tree",
         "Which folder is there in /work now? Answer with its name alone.",
     ),
-    Kind(
+    DriftingValue(
         "file list",
         "git_status",
         "Which file does git list as modified now? Answer with its name alone.",
     ),
-    Kind(
+    DriftingValue(
         "sender",
         "conversation_info",
         "Who sent this message? Answer with the name alone.",
@@ -81,7 +81,7 @@ class QualityQuestion:
     """
 
     conversation: str
-    kind: Kind
+    kind: DriftingValue
     older: str
     newer: str
     before: Sequence[Json]

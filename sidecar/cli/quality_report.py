@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidecar.cli.quality_questions import KINDS, Kind, QualityQuestion
+from sidecar.cli.quality_questions import KINDS, DriftingValue, QualityQuestion
 from sidecar.cli.server import Json, Reply
 from sidecar.volatile.rules import load_rules
 
@@ -99,7 +99,7 @@ def wilson(num_right: int, num_asked: int) -> tuple[float, float]:
     return max(0.0, low / (1 + square)), min(1.0, high / (1 + square))
 
 
-def applies(policy: str, kind: Kind) -> bool:
+def applies(policy: str, kind: DriftingValue) -> bool:
     """
     Whether a kind of value can be treated by a policy.
 

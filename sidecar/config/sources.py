@@ -7,7 +7,7 @@ from typing import Any
 
 from dotenv import dotenv_values
 
-from sidecar.config.values import Kind, boolean
+from sidecar.config.values import ValueType, boolean
 
 Sources = Sequence[Mapping[str, str]]  # the first one that has a name wins
 
@@ -17,7 +17,7 @@ class ConfigError(Exception):
 
 
 def setting(
-    default: Any, env: str, kind: Kind, help: str, *also: str, shown: str = ""
+    default: Any, env: str, kind: ValueType, help: str, *also: str, shown: str = ""
 ) -> Any:
     """
     A field of a section.
@@ -93,7 +93,7 @@ def _filled(values: Mapping[str, str | None]) -> dict[str, str]:
     return {name: text for name, text in values.items() if text and text.strip()}
 
 
-def _read(name: str, text: str, kind: Kind) -> Any:
+def _read(name: str, text: str, kind: ValueType) -> Any:
     try:
         return kind(text)
     except ValueError as error:

@@ -13,7 +13,7 @@ _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueType:
     """
     A kind of value.
 
@@ -37,17 +37,21 @@ class Kind:
             raise ValueError(self.range) from None
 
 
-def number(low: float, high: float) -> Kind:
+def number(low: float, high: float) -> ValueType:
     """A number in [low, high]."""
-    return Kind(f"a number {low:g}..{high:g}", lambda t: _within(low, float(t), high))
+    return ValueType(
+        f"a number {low:g}..{high:g}", lambda t: _within(low, float(t), high)
+    )
 
 
-def integer(low: int, high: int) -> Kind:
+def integer(low: int, high: int) -> ValueType:
     """A whole number in [low, high]."""
-    return Kind(f"a whole number {low}..{high}", lambda t: _within(low, int(t), high))
+    return ValueType(
+        f"a whole number {low}..{high}", lambda t: _within(low, int(t), high)
+    )
 
 
-def choice(*words: str, also: tuple[str, ...] = ()) -> Kind:
+def choice(*words: str, also: tuple[str, ...] = ()) -> ValueType:
     """One of the given words, any case; `also` are older ones that no message names."""
 
     by_name = {word.lower(): word for word in (*words, *also)}
@@ -58,7 +62,7 @@ def choice(*words: str, also: tuple[str, ...] = ()) -> Kind:
             raise ValueError
         return word
 
-    return Kind("one of " + ", ".join(words), read)
+    return ValueType("one of " + ", ".join(words), read)
 
 
 def physical_memory() -> int:
@@ -126,13 +130,15 @@ def _places(text: str) -> tuple[str, ...]:
     return tuple(os.path.expanduser(part) for part in parts if part)
 
 
-plain = Kind("text", str)
-model = Kind("a hub id, a folder, or built-in", _model)
-places = Kind("paths with : between, or none; ~ is the home folder", _places)
-place = Kind("a path; ~ is the home folder", lambda t: os.path.expanduser(t.strip()))
-boolean = Kind("true or false", _boolean)
-size = Kind("bytes, a size such as 64GB, or a share such as 80%", _size)
-wired = Kind("off, weights, or a size such as 8GB", _wired)
-words = Kind("a comma list or a JSON list of strings", _words)
-names = Kind("a JSON object, name -> name", _policy)
-policy = Kind("a JSON object, kind -> stop, pin or restate", _policy)
+plain = ValueType("text", str)
+model = ValueType("a hub id, a folder, or built-in", _model)
+places = ValueType("paths with : between, or none; ~ is the home folder", _places)
+place = ValueType(
+    "a path; ~ is the home folder", lambda t: os.path.expanduser(t.strip())
+)
+boolean = ValueType("true or false", _boolean)
+size = ValueType("bytes, a size such as 64GB, or a share such as 80%", _size)
+wired = ValueType("off, weights, or a size such as 8GB", _wired)
+words = ValueType("a comma list or a JSON list of strings", _words)
+names = ValueType("a JSON object, name -> name", _policy)
+policy = ValueType("a JSON object, kind -> stop, pin or restate", _policy)

@@ -41,12 +41,12 @@ _REPOSITORY = re.compile(
 )
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.wanted: list[str] | None = None
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 
 
 class NotFetched(ConnectionError):

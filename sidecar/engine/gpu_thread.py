@@ -124,7 +124,7 @@ class GpuThread(MlxThread):
         Returns:
             What the generator returns; what it raises is raised.
         """
-        errand = _Steps(steps)
+        errand = _GeneratorErrand(steps)
         errand.is_background = is_background
         self.add_worker(errand)
         try:
@@ -148,7 +148,7 @@ class GpuThread(MlxThread):
             self._busy_since = None
 
 
-class _Steps(Errand, Generic[T]):
+class _GeneratorErrand(Errand, Generic[T]):
     """A generator as a worker."""
 
     def __init__(self, steps: Generator[None, None, T]) -> None:

@@ -59,7 +59,7 @@ class Demand:
 NOTHING = Demand(0, 0)
 
 
-class Job(Protocol):
+class AdmittedJob(Protocol):
     """What is admitted; `due` is what of its memory is not in use yet."""
 
     due: Demand
@@ -250,7 +250,7 @@ class Admission:
         self._max_rows = config.max_concurrent
         self.max_jobs = config.max_concurrent + config.max_queued
         self._lock = threading.Lock()
-        self._open: set[Job] = set()
+        self._open: set[AdmittedJob] = set()
         self._loading = NOTHING
         self._is_draining = False
         self._decoding: list[Callable[[], int]] = []
@@ -267,7 +267,7 @@ class Admission:
         with self._lock:
             return self._reserved()
 
-    def admit(self, job: Job, demand: Callable[[Demand], Demand]) -> None:
+    def admit(self, job: AdmittedJob, demand: Callable[[Demand], Demand]) -> None:
         """
         Take a job in; it must be released.
 
@@ -285,7 +285,7 @@ class Admission:
             job.due = demand(self._reserved())
             self._open.add(job)
 
-    def release(self, job: Job) -> None:
+    def release(self, job: AdmittedJob) -> None:
         """Give a job's place back; repeatable."""
         with self._lock:
             self._open.discard(job)

@@ -71,7 +71,7 @@ E = TypeVar("E", bound=ServedModel)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Generic[E]):
+class EvictionPlan(Generic[E]):
     """What a load needs next: a victim to leave, or nothing, or (neither) patience."""
 
     victim: ModelState[E] | None
@@ -114,7 +114,9 @@ class WeightEviction(Generic[E]):
         name = spec.id.removeprefix("openai/")
         return f"model {name} cannot be loaded: {fault}" if fault else None
 
-    def plan(self, wanted: ModelState[E], entries: Sequence[ModelState[E]]) -> Plan[E]:
+    def plan(
+        self, wanted: ModelState[E], entries: Sequence[ModelState[E]]
+    ) -> EvictionPlan[E]:
         """What has to happen before a model can be loaded."""
         held = [entry for entry in entries if entry.resident is not None]
         size, limit = wanted.spec.size_bytes, self._weights.limit.num_bytes
@@ -123,13 +125,13 @@ class WeightEviction(Generic[E]):
         maximum = self._limits.max_models
         is_crowded = bool(maximum) and len(held) >= maximum
         if missing <= 0 and not is_crowded:
-            return Plan(None, fits=True)
+            return EvictionPlan(None, fits=True)
         # Nobody leaves in vain: not for what would not fit all the same.
         could = sum(entry.held_bytes for entry in held if entry.is_idle)
         victim = self._victim(held, max(0, missing)) if could >= bare else None
         if victim is not None:
-            return Plan(victim, fits=False)
-        return Plan(None, fits=bare <= 0 and not is_crowded)
+            return EvictionPlan(victim, fits=False)
+        return EvictionPlan(None, fits=bare <= 0 and not is_crowded)
 
     def is_taken(self, wanted: ModelState[E], entries: Iterable[ModelState[E]]) -> bool:
         """Whether pinned models alone leave no room, so that waiting is in vain."""

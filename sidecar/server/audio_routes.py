@@ -39,11 +39,14 @@ class AudioRoutes:
         if running.is_whole:
             return Response(b"".join(running.parts), content_type=running.content_type)
         return EventStream(
-            _Parts(), running.parts, running.close, content_type=running.content_type
+            _AudioEvents(),
+            running.parts,
+            running.close,
+            content_type=running.content_type,
         )
 
 
-class _Parts:
+class _AudioEvents:
     """Parts of a file, as they are; there is no way to tell of a fault in one."""
 
     def started(self, usage: Usage) -> bytes:

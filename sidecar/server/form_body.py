@@ -41,7 +41,7 @@ def parse_form(content_type: str, body: bytes) -> FormFields:
     if not content_type.lower().startswith("multipart/form-data"):
         raise BadRequest("the body must be a form: Content-Type multipart/form-data")
     parts, config = (
-        _Parts(),
+        _FormReader(),
         {
             "MAX_MEMORY_FILE_SIZE": len(body) + 1,  # never into a file of its own
             "MAX_HEADER_COUNT": _MAX_HEADERS,
@@ -62,7 +62,7 @@ def parse_form(content_type: str, body: bytes) -> FormFields:
     return parts.form
 
 
-class _Parts:
+class _FormReader:
     """Takes the parts as they are parsed."""
 
     def __init__(self) -> None:

@@ -94,7 +94,7 @@ class ModelRoutes:
 
     def _progress(self, request: Request) -> EventStream:
         steps = self._models.progress(_name(request))
-        return EventStream(_Steps(), _as_events(steps), lambda: None)
+        return EventStream(_LoadEvents(), _as_events(steps), lambda: None)
 
 
 def _listed(entry: ModelView) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _as_events(steps: Iterator[tuple[str, str | None] | None]) -> Iterator[Any]:
         yield Idle() if step is None else step
 
 
-class _Steps:
+class _LoadEvents:
     """Server-sent events of a load."""
 
     def started(self, usage: Usage) -> bytes:

@@ -34,7 +34,7 @@ from sidecar.residents.resident import Resident, require_text
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.completion import CompletionRun
 from sidecar.service.request_log import RequestLog
-from sidecar.service.turn import ChatPlan, Plan, Receipt, Run, count, remember
+from sidecar.service.turn import ChatPlan, PlannedRun, Receipt, Run, count, remember
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class ChatService:
                     choices = [PlainChoice(i) for i in range(request.options.n)]
                     run = self._run(
                         resident,
-                        Plan(request, raw, sampling, timeout_s),
+                        PlannedRun(request, raw, sampling, timeout_s),
                         choices,
                         lambda receipt: None,
                         resources.pop_all(),
@@ -231,7 +231,7 @@ class ChatService:
     def _run(
         self,
         resident: Resident,
-        plan: Plan,
+        plan: PlannedRun,
         choices: Sequence[Choice],
         settle_chat: Callable[[Receipt], None],
         resources: contextlib.ExitStack,

@@ -47,7 +47,7 @@ _BROKEN_OFF = (*_OUTCOMES.values(), "client_gone")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlannedRun:
     """
     A request that will be run: a raw completion, of which nothing is remembered.
 
@@ -78,7 +78,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPlan(Plan):
+class ChatPlan(PlannedRun):
     """
     A chat that will be run, and all that was found out about it.
 
@@ -175,7 +175,7 @@ class Run:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: PlannedRun,
         job: Job,
         choices: Sequence[Choice],
         settle: Callable[[Receipt], None],
@@ -319,7 +319,7 @@ class _Progress:
             elif isinstance(event, ToolCallDelta):
                 self._shown[event.choice].calls.append(event.call)
 
-    def usage(self, plan: Plan, choices: Sequence[Choice]) -> Usage:
+    def usage(self, plan: PlannedRun, choices: Sequence[Choice]) -> Usage:
         """Tokens until now."""
         return Usage(
             prompt_tokens=len(plan.prompt.ids),

@@ -52,3 +52,12 @@ def test_no_class_has_a_name_of_an_earlier_draft(path: Path) -> None:
 def test_names_are_read_by_their_words() -> None:
     assert parts("_lentTo") >= {"lent", "to"}
     assert parts("ToldNames") == {"told", "names"}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """Of both packages, private ones too: a name that is searched for is found once."""
+    found: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for name in re.findall(r"^\s*class (\w+)", path.read_text(), re.MULTILINE):
+            found.setdefault(name, []).append(str(path.relative_to(REPO)))
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from litellm_mlx.launcher.proxy_config import (
-    ConfigError,
+    ProxyConfigError,
     build_config,
     has_master_key,
     read_user_config,
@@ -22,7 +22,7 @@ from litellm_mlx.launcher.proxy_config import (
 )
 from litellm_mlx.served_models import (
     NoModelList,
-    ServedModel,
+    SidecarModel,
     Upstream,
     entries,
     parse_models,
@@ -31,7 +31,7 @@ from testkit.proxy import free_port
 
 SHIPPED = Path(__file__).parents[2] / "litellm_config.yaml"
 UPSTREAM = Upstream("http://127.0.0.1:8080/v1", 1200.0)
-TINY = ServedModel("openai/mlx-tiny-agent", ("local",), "llm", 32768, True, False)
+TINY = SidecarModel("openai/mlx-tiny-agent", ("local",), "llm", 32768, True, False)
 PERMIT = "dangerously_permit_weak_or_unset_master_key"
 CLOUD = {"model_name": "cloud", "litellm_params": {"model": "anthropic/claude"}}
 
@@ -145,7 +145,7 @@ def test_the_shipped_config_is_a_good_start() -> None:
 def test_a_missing_config_is_empty_unless_asked_for(tmp_path: Path) -> None:
     """Without a config of the user's, the generated one stands alone."""
     assert read_user_config(tmp_path / "none.yaml", required=False) == {}
-    with pytest.raises(ConfigError, match=r"none\.yaml"):
+    with pytest.raises(ProxyConfigError, match=r"none\.yaml"):
         read_user_config(tmp_path / "none.yaml", required=True)
 
 
@@ -154,7 +154,7 @@ def test_a_broken_config_is_named(tmp_path: Path, text: str) -> None:
     """A config that cannot be read stops the start with its path."""
     path = tmp_path / "litellm_config.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"litellm_config\.yaml"):
+    with pytest.raises(ProxyConfigError, match=r"litellm_config\.yaml"):
         read_user_config(path, required=False)
 
 
@@ -179,7 +179,7 @@ def test_the_file_is_private_and_whole(tmp_path: Path) -> None:
 def test_a_model_list_is_read() -> None:
     """Only the id is a must; what the sidecar does not say is taken as absent."""
     (model,) = parse_models({"data": [{"id": "a"}]})
-    assert model == ServedModel("a", (), "llm", None, False, False)
+    assert model == SidecarModel("a", (), "llm", None, False, False)
 
 
 @pytest.mark.parametrize("body", [[], {}, {"data": [{}]}, {"data": ["a"]}])
@@ -204,7 +204,7 @@ def test_each_kind_of_model_is_reached_its_own_way(
     kind: str, model: str, mode: str
 ) -> None:
     """Where LiteLLM has no hook for us, as an OpenAI server with the sidecar's key."""
-    served = ServedModel("m", (), kind, None, False, False)
+    served = SidecarModel("m", (), kind, None, False, False)
     (entry,) = entries([served], Upstream("http://h/v1", 9.0, has_key=True))
     params = entry["litellm_params"]
     assert (params["model"], entry["model_info"]["mode"]) == (model, mode)
@@ -221,7 +221,7 @@ def test_a_section_of_the_wrong_kind_is_named(tmp_path: Path, text: str) -> None
     """Not a traceback."""
     path = tmp_path / "litellm_config.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=text.partition(":")[0]):
+    with pytest.raises(ProxyConfigError, match=text.partition(":")[0]):
         read_user_config(path, required=True)
 
 

@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 
 from litellm_mlx.launcher.progress import telling
-from litellm_mlx.launcher.ready_block import Memory, ready_block
+from litellm_mlx.launcher.ready_block import MemoryReport, ready_block
 from litellm_mlx.launcher.settings import Flags, load_settings
-from litellm_mlx.served_models import ServedModel
+from litellm_mlx.served_models import SidecarModel
 
-MODEL = ServedModel("openai/mlx-tiny-agent", ("local",), "llm", 32768, True, True)
+MODEL = SidecarModel("openai/mlx-tiny-agent", ("local",), "llm", 32768, True, True)
 
 
 def block(folder: Path, *, needs_key: bool = False, **env: str) -> str:
     settings = load_settings(Flags(), folder, env)
-    return ready_block(settings, [MODEL], needs_key=needs_key, memory=Memory(9 << 30))
+    return ready_block(
+        settings, [MODEL], needs_key=needs_key, memory=MemoryReport(9 << 30)
+    )
 
 
 def test_it_says_what_runs_where(tmp_path: Path) -> None:
@@ -68,7 +70,7 @@ def test_it_says_whose_cloud_keys_anybody_here_may_spend(tmp_path: Path) -> None
 
     def said(needs_key: bool) -> str:
         return ready_block(
-            settings, [MODEL], needs_key=needs_key, memory=Memory(),
+            settings, [MODEL], needs_key=needs_key, memory=MemoryReport(),
             others=["cloud", "other"],
         )  # fmt: skip
 

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from litellm_mlx import proxy_gate
-from litellm_mlx.admission import Asked, Policy, refusal
+from litellm_mlx.admission import AdmissionPolicy, Asked, refusal
 
 OWN = {"host": "127.0.0.1:4000"}
-KEYLESS = Policy(None)
-KEYED = Policy("sk-mine")
+KEYLESS = AdmissionPolicy(None)
+KEYED = AdmissionPolicy("sk-mine")
 CHAT = "/v1/chat/completions"
 
 
 def kind_of(
-    policy: Policy, path: str = CHAT, method: str = "POST", **headers: str
+    policy: AdmissionPolicy, path: str = CHAT, method: str = "POST", **headers: str
 ) -> str | None:
     """Why it is refused; `_` in names of headers for `-`."""
     named = {name.replace("_", "-"): text for name, text in headers.items()}
@@ -40,7 +40,7 @@ def kind_of(
     ],
 )
 def test_pages_of_other_origins_stay_out(
-    policy: Policy, headers: Mapping[str, str]
+    policy: AdmissionPolicy, headers: Mapping[str, str]
 ) -> None:
     """With the right key, too: a page has no business with it."""
     for path in (CHAT, "/health/liveliness", "/ui", "/"):
@@ -53,7 +53,7 @@ def test_programs_own_pages_and_chosen_origins_come_in() -> None:
     assert kind_of(KEYLESS, origin="http://127.0.0.1:4000") is None
     assert kind_of(KEYLESS, sec_fetch_site="same-origin") is None
     assert kind_of(KEYLESS, sec_fetch_site="none") is None
-    chosen = Policy(None, origins=("http://webui.lan:3000",))
+    chosen = AdmissionPolicy(None, origins=("http://webui.lan:3000",))
     assert kind_of(chosen, origin="http://webui.lan:3000") is None
     assert kind_of(chosen, origin="http://webui.lan") == "forbidden"
 
@@ -74,7 +74,7 @@ def test_the_name_must_be_this_machines(
     path: str, key: str | None, host: str, is_own: bool
 ) -> None:
     """On every route, with a key or none: a rebound name is its page's own origin."""
-    policy = Policy(key, hosts=("box.lan",))
+    policy = AdmissionPolicy(key, hosts=("box.lan",))
     for headers in ({}, {"authorization": "Bearer sk-mine"}):
         kind = kind_of(policy, path, host=host, **headers)
         is_shut = key is None and path in ("/ui/", "/prompts")
@@ -90,7 +90,7 @@ def test_a_name_for_containers_is_no_pages(page: Mapping[str, str]) -> None:
     host = "host.docker.internal:4000"
     assert kind_of(KEYLESS, host=host, **page) == "forbidden"
     assert kind_of(KEYLESS, host=host) is None
-    chosen = Policy(None, hosts=("host.docker.internal",))
+    chosen = AdmissionPolicy(None, hosts=("host.docker.internal",))
     assert kind_of(chosen, host=host, **page) is None
 
 
@@ -163,7 +163,7 @@ def test_a_key_in_the_query_is_googles_way() -> None:
 
 def test_keys_that_others_gave_out_are_theirs_to_check() -> None:
     """A database of virtual keys, single sign-on: LiteLLM asks them."""
-    others = Policy("sk-mine", has_other_keys=True)
+    others = AdmissionPolicy("sk-mine", has_other_keys=True)
     assert kind_of(others, authorization="Bearer sk-virtual") is None
     assert kind_of(others, origin="https://evil.example") == "forbidden"
 

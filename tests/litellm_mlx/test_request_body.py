@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_mlx import request_body
-from litellm_mlx.admission import Policy
+from litellm_mlx.admission import AdmissionPolicy
 from litellm_mlx.proxy_gate import ProxyGate
 from litellm_mlx.request_body import (
     MAX_VALUES,
     BadBody,
     Body,
-    BodyBudget,
-    BodyHead,
     Disconnected,
+    ProxyBodyBudget,
+    ProxyBodyHead,
     ValueCounter,
 )
 from litellm_mlx.settings import Settings, read_settings
@@ -57,7 +57,7 @@ class Sender:
 
 
 def body(path: str = CHAT, kind: str = "application/json", limit: int = LIMIT) -> Body:
-    return Body(BodyHead("POST", path, kind), BodyBudget(limit))
+    return Body(ProxyBodyHead("POST", path, kind), ProxyBodyBudget(limit))
 
 
 def read(sender: Sender, one: Body) -> bytes:
@@ -142,8 +142,8 @@ def test_bodies_share_a_budget_and_give_it_back(
 ) -> None:
     """Small ones are free of it."""
     monkeypatch.setattr(request_body, "_MIN_HELD_BYTES", 0)
-    budget = BodyBudget(LIMIT)
-    head = BodyHead("POST", CHAT, "")
+    budget = ProxyBodyBudget(LIMIT)
+    head = ProxyBodyHead("POST", CHAT, "")
     large = b'{"a": "' + b"x" * (LIMIT - 100) + b'"}'
     held = [Body(head, budget) for _ in range(4)]
     for one in held:
@@ -182,7 +182,7 @@ def ask(
     async def send(message: Any) -> None:
         seen.append(message.get("status") or json.loads(message["body"]))
 
-    gate = ProxyGate(app, lambda: Policy(key), Settings(max_body_bytes=LIMIT))
+    gate = ProxyGate(app, lambda: AdmissionPolicy(key), Settings(max_body_bytes=LIMIT))
     given = (b"authorization", f"Bearer {key}".encode())
     headers = [*HEADERS, (b"content-type", kind), given]
     scope = {**SCOPE, "path": path, "headers": headers}

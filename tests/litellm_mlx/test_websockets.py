@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from litellm_mlx.admission import Policy
+from litellm_mlx.admission import AdmissionPolicy
 from litellm_mlx.proxy_gate import ProxyGate
 from litellm_mlx.settings import Settings
 
@@ -44,6 +44,6 @@ def test_no_socket_on_a_models_route(
     ]
     headers += [(b"origin", origin)] if origin else []
     scope = {"type": "websocket", "path": path, "headers": headers}
-    gate = ProxyGate(app, lambda: Policy(KEY), Settings())
+    gate = ProxyGate(app, lambda: AdmissionPolicy(KEY), Settings())
     asyncio.run(gate(scope, receive, send))
     assert seen == ([path] if comes_in else ["websocket.close"])

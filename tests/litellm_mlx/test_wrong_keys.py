@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import Any
 
-from litellm_mlx.admission import Policy
+from litellm_mlx.admission import AdmissionPolicy
 from litellm_mlx.proxy_gate import ProxyGate
 from litellm_mlx.settings import Settings
 from litellm_mlx.wrong_keys import MAX_WAITING, WAIT_S
@@ -44,14 +44,14 @@ async def status_of(
     return int(told[0]["status"])
 
 
-def gate_with(policy: Policy) -> ProxyGate:
+def gate_with(policy: AdmissionPolicy) -> ProxyGate:
     return ProxyGate(app, lambda: policy, Settings())
 
 
 def test_a_wrong_key_waits_and_a_right_one_does_not() -> None:
     """Whoever refuses it: the gate, or LiteLLM, which has keys in a database."""
 
-    async def play(policy: Policy, wrong: str) -> list[float]:
+    async def play(policy: AdmissionPolicy, wrong: str) -> list[float]:
         gate, seconds = gate_with(policy), []
         for key, status in ((wrong, 401), (KEY, 200)):
             begun = time.monotonic()
@@ -59,7 +59,7 @@ def test_a_wrong_key_waits_and_a_right_one_does_not() -> None:
             seconds.append(time.monotonic() - begun)
         return seconds
 
-    for policy in (Policy(KEY), Policy(KEY, has_other_keys=True)):
+    for policy in (AdmissionPolicy(KEY), AdmissionPolicy(KEY, has_other_keys=True)):
         slow, _ = asyncio.run(play(policy, "sk-unknown"))
         assert slow >= WAIT_S * 0.9
 
@@ -68,7 +68,7 @@ def test_of_many_guesses_at_once_max_are_not_heard() -> None:
     """The right key among them neither, else it could be found by trying all."""
 
     async def play() -> tuple[list[int], int, int]:
-        gate = gate_with(Policy(KEY))
+        gate = gate_with(AdmissionPolicy(KEY))
         keys = [f"sk-{n}" for n in range(3 * MAX_WAITING)] + [KEY]
         guesses = asyncio.gather(*(status_of(gate, key) for key in keys))
         await asyncio.sleep(0)
@@ -85,7 +85,7 @@ def test_who_was_let_in_before_is_heard_beside_many_guesses() -> None:
     """On a route that asks for a key: an open one would let every guess be known."""
 
     async def play(path: str) -> int:
-        gate = gate_with(Policy(KEY))
+        gate = gate_with(AdmissionPolicy(KEY))
         assert await status_of(gate, KEY, path=path) == 200
         keys = [f"sk-{n}" for n in range(2 * MAX_WAITING)]
         guesses = [asyncio.create_task(status_of(gate, key)) for key in keys]

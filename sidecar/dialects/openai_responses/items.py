@@ -29,19 +29,19 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text")
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ReadItems:
     """Items as messages; `unread`: the types of those that say nothing to a model."""
 
     messages: tuple[Message, ...]
     unread: tuple[str, ...]
 
 
-def read_items(items: Iterable[Fields]) -> Conversation:
+def read_items(items: Iterable[Fields]) -> ReadItems:
     """The conversation; assistant items in a row are one message."""
     reader = _Reader()
     for item in items:
         reader.take(item)
-    return Conversation(tuple(reader.finish()), tuple(dict.fromkeys(reader.unread)))
+    return ReadItems(tuple(reader.finish()), tuple(dict.fromkeys(reader.unread)))
 
 
 class _Reader:

@@ -13,7 +13,7 @@ from sidecar.dialects.fields import Fields, ignored_fields
 from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
 from sidecar.dialects.known_fields import RESPONSES_FIELDS
 from sidecar.dialects.litellm_header import with_client_facts
-from sidecar.dialects.openai_responses.items import Conversation, read_items
+from sidecar.dialects.openai_responses.items import ReadItems, read_items
 from sidecar.dialects.openai_responses.tools import (
     WireNames,
     is_choice_kept,
@@ -143,7 +143,7 @@ def _refuse_kept_elsewhere(fields: Fields) -> None:
             )
 
 
-def _messages(fields: Fields, said: Conversation) -> tuple[Message, ...]:
+def _messages(fields: Fields, said: ReadItems) -> tuple[Message, ...]:
     instructions = fields.text("instructions")
     first = [Message("system", (instructions,))] if instructions else []
     if not said.messages:

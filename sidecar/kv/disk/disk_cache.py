@@ -24,7 +24,7 @@ from sidecar.kv.disk.forgetting import (
     forget_all,
     forget_some,
 )
-from sidecar.kv.disk.ports import DiskSettings, Machine, Memory, salt_name
+from sidecar.kv.disk.ports import DiskSettings, Machine, MemoryPort, salt_name
 from sidecar.kv.disk.root import DiskRoot
 from sidecar.kv.disk.slot import Slot
 from sidecar.kv.disk.slot_folder import SlotFolder
@@ -69,7 +69,7 @@ class DiskCache:
         self,
         store: PrefixStore,
         places: tuple[DiskRoot, Callable[[], SlotFolder]],
-        explained: Memory,
+        explained: MemoryPort,
         machine: Machine,
         settings: DiskSettings,
         model: str = "",

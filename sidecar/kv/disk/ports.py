@@ -111,7 +111,7 @@ class Marks(Protocol):
         """Know what a file says; what is no line of one is passed over."""
 
 
-class Memory(Explained, Protocol):
+class MemoryPort(Explained, Protocol):
     """What explains KV, and what hides turns that were saved before."""
 
     @property

@@ -126,7 +126,7 @@ def probe_delimiters(
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _EdgeTexts:
     """
     Texts behind the edge of a message: what ends it, and what may begin there.
 
@@ -139,12 +139,12 @@ class _Shown:
     openings: tuple[str, ...]
     calling: tuple[str, ...] = ()
 
-    def beginning_at(self, ended: str) -> "_Shown":
+    def beginning_at(self, ended: str) -> "_EdgeTexts":
         """The same with less of it taken for the end of the message."""
         rest = self.ended[len(ended) :]
         openings = tuple(rest + opening for opening in self.openings)
         calling = tuple(rest + opening for opening in self.calling)
-        return _Shown(ended, rest + self.lead, openings, calling)
+        return _EdgeTexts(ended, rest + self.lead, openings, calling)
 
 
 def _probe_start(role: str, renders: Sequence[Render], cuts: TokenCuts) -> Start | None:
@@ -181,7 +181,7 @@ def _behind(header: str, openings: Sequence[str]) -> frozenset[str]:
 
 def _show_start(
     before: Sequence[Message], render: Render, cuts: TokenCuts
-) -> _Shown | None:
+) -> _EdgeTexts | None:
     prompted = _behind_edge(render, before, True)
     asked = _behind_edge(render, before, False)
     if asked is None or prompted is None:
@@ -197,7 +197,7 @@ def _show_start(
         return None
     ended = _common([asked, prompted, *texts], cuts)
     openings = tuple(text[len(ended) :] for text in texts)
-    return _Shown(
+    return _EdgeTexts(
         ended, prompted[len(ended) :], openings, _before_call(render, before, ended)
     )
 
