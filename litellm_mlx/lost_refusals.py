@@ -34,15 +34,14 @@ def is_unserved(body: bytes) -> bool:
     return _UNSERVED.search(body) is not None
 
 
-async def run(app: App, scope: Scope, receive: Receive, to: tuple[Send, str]) -> None:
+async def run(app: App, scope: Scope, receive: Receive, send: Send, path: str) -> None:
     """
     Run an app; answer 400 where its failure began with such a refusal, 501 where it
     was of a route that no local model serves, or that needs a database.
 
     Args:
-        to: where the answer goes, and the path that was asked.
+        path: that was asked.
     """
-    send, path = to
     buffered = _BufferedAnswer(send, path)
     try:
         await app(scope, receive, buffered.send)

@@ -78,19 +78,18 @@ class ProxyGate:
         caller = Caller((scope.get("client") or ("",))[0], given_key(asked))
         if self._wrong_keys.are_too_many(caller):
             await self._wrong_keys.wait()
-            await _refuse(scope, receive, send, (429, _TOO_MANY))
+            await _refuse(scope, receive, send, 429, _TOO_MANY)
             return
         if caller.key:
             is_keyed = is_model_route(asked.path)
             send = self._wrong_keys.slowed(caller, send, is_keyed=is_keyed)
         why = refusal(asked, self._policy())
         if why is not None:
-            status = _STATUS[why.kind], why.message
-            await _refuse(scope, receive, send, status)
+            await _refuse(scope, receive, send, _STATUS[why.kind], why.message)
         elif scope["type"] == "websocket":
             # On the models' routes a body could come in pieces that nobody checks.
             if is_model_route(asked.path):
-                await _refuse(scope, receive, send, (403, ""))
+                await _refuse(scope, receive, send, 403, "")
             else:
                 await self._app(scope, receive, send)
         elif response_ids.is_forged(asked.path):
@@ -115,7 +114,7 @@ class ProxyGate:
                     receive = _replaying(whole, receive)
                     if makes_an_answer(asked.path):
                         send = ignored_header.on_googles_route(whole, send)
-                await lost_refusals.run(self._app, scope, receive, (send, asked.path))
+                await lost_refusals.run(self._app, scope, receive, send, asked.path)
             except BadBody as why:
                 await answer(send, asked.path, why.status, str(why), why.param)
             except Disconnected:
@@ -177,10 +176,9 @@ def _is_installed(app: Any) -> bool:
 
 
 async def _refuse(
-    scope: Scope, receive: Receive, send: Send, why: tuple[int, str]
+    scope: Scope, receive: Receive, send: Send, status: int, message: str
 ) -> None:
     """Answer why not, by status and words; a web socket is closed without any."""
-    status, message = why
     if scope["type"] == "websocket":
         await receive()  # the wish to connect
         await send({"type": "websocket.close", "code": _POLICY_VIOLATION})

@@ -203,19 +203,20 @@ def batch_of_one(
     model: LoadedModel,
     uid: int,
     spec: JobSpec,
-    choice: tuple[int, list[LogitsProcessor]],
     cache: KVLayers,
+    *,
+    choice: int = 0,
+    processors: Sequence[LogitsProcessor] = (),
     shift: int = 0,
 ) -> DecodeBatch:
     """
     A batch of one sequence, its first step begun.
 
     Args:
-        choice: which of the request's answers, and processors beside its own.
         cache: holds all of the prompt but its last token; taken over.
+        choice: which of the request's answers. processors: beside its own.
         shift: how far its positions are from its number of tokens.
     """
-    number, processors = choice
     window: list[int] = []
     if spec.top_logprobs is not None:  # bf16 would round them to eighths
         processors = [_in_float32, *processors]
@@ -228,7 +229,7 @@ def batch_of_one(
         mx.array([spec.model_ids[-1]]),
         cache,
         [window],
-        [make_row_sampler(spec.sampling, model.vocab_size, number)],
+        [make_row_sampler(spec.sampling, model.vocab_size, choice)],
         greedy_sampler,
         [tuple(processors)],
         [StopSequences([[i] for i in sorted(model.stop_ids)])],

@@ -289,9 +289,10 @@ def _with_vision(
         return replace(loaded, no_vision_reason=f"{BLIND_HERE}: {why}")
     # What mlx-vlm computes is not to the bit what mlx-lm does.
     loaded = replace(loaded, key=f"{loaded.key} seeing")
-    parts = (loaded.folder, config, loaded.tokenizer)
     try:
-        vision_encoder = open_vision_encoder(loaded.model, parts, memo, trust=trust)
+        vision_encoder = open_vision_encoder(
+            loaded.model, loaded.folder, config, loaded.tokenizer, memo, trust=trust
+        )
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it likes
         reason = _reason(error).replace(str(loaded.folder), loaded.name)
         why = f"{BLIND_HERE}: {reason}"
@@ -325,7 +326,8 @@ def _describe(
             family,
             think if tokenizer.has_thinking else None,
             _library(tokenizer),
-            (str(tokenizer.chat_template or ""), vocab),
+            str(tokenizer.chat_template or ""),
+            vocab,
         ),
         context_len=context_len(config) or _UNKNOWN_CONTEXT,
         vocab_size=0,

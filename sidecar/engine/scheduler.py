@@ -353,9 +353,15 @@ class BatchScheduler:
     def _join(self, row: ChoiceRow, layers: KVLayers) -> None:
         uid, self._next_uid = self._next_uid, self._next_uid + 1
         more = self._extra_processors(row.job, row.choice)
-        spec, choice = row.job.spec, (row.choice, more)
+        spec, shift = row.job.spec, row.sequence.shift
         single = batch_of_one(
-            self._model, uid, spec, choice, layers, row.sequence.shift
+            self._model,
+            uid,
+            spec,
+            layers,
+            choice=row.choice,
+            processors=more,
+            shift=shift,
         )
         row.take_early(*single.first_token())
         self._decode_batches.join(uid, single, len(spec.model_ids))

@@ -38,8 +38,9 @@ class Shelf:
 
     def write(self, store: PrefixStore, ids: ModelIds) -> None:
         """Write of a prompt what is not here, as a slot that goes on from the last."""
-        places = (self._root, self._folder, self._index)
-        writer = SlotWriter(store, places, _Silence(), _here, _SETTINGS)
+        writer = SlotWriter(
+            store, self._root, self._folder, self._index, _Silence(), _here, _SETTINGS
+        )
         owner = unknown(store.generation)
         writer.write(ids, owner, lambda: contextlib.nullcontext(True), is_last=True)
 

@@ -309,5 +309,5 @@ class Rows:
             return mx.where(chosen, mx.zeros_like(logits), -mx.inf)
 
         spec = JobSpec(ModelPrompt(ids), _GREEDY, len(forced))
-        single = batch_of_one(self._model, row, spec, (0, [force]), cache)
+        single = batch_of_one(self._model, row, spec, cache, processors=[force])
         fitting.join(row, single, len(ids))

@@ -283,7 +283,9 @@ def read_seeing(folder: Path) -> tuple[SeeingModel, dict[str, Any]]:
 
 def open_vision_encoder(
     model: SeeingModel,
-    parts: tuple[Path, dict[str, Any], Any],
+    folder: Path,
+    config: dict[str, Any],
+    tokenizer: Any,
     memo: FeatureMemo,
     *,
     trust: bool,
@@ -292,14 +294,13 @@ def open_vision_encoder(
     What a model that was read sees with.
 
     Args:
-        parts: its folder, its config, its tokenizer.
+        folder, config, tokenizer: the model's.
         trust: let the folder bring code of its own.
     Raises:
         ValueError: images of this architecture are not taken, with the reason.
     """
-    return VisionEncoder(
-        model, LibraryProcessor(*parts, trust=trust), memo, _is_causal(model.whole)
-    )
+    processor = LibraryProcessor(folder, config, tokenizer, trust=trust)
+    return VisionEncoder(model, processor, memo, _is_causal(model.whole))
 
 
 def _is_causal(whole: Any) -> bool:

@@ -66,7 +66,7 @@ def decode_in_every_way(model: LoadedModel) -> Generator[None, None, int]:
         num_top = _NUM_TOP if uid == 0 else None
         prompt = ModelPrompt(ids)
         spec = JobSpec(prompt, sampling, _NUM_TOKENS, top_logprobs=num_top)
-        fitting.join(uid, batch_of_one(model, uid, spec, (0, []), cache), len(ids))
+        fitting.join(uid, batch_of_one(model, uid, spec, cache), len(ids))
         num_said += len(fitting.next())
         yield
     while fitting.has_rows:

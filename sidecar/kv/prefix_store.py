@@ -293,7 +293,7 @@ class PrefixStore:
         """
         with self._lock:
             return stored_runs.read_run(
-                self._tree, (ids, salt), start, layer, self._quantization
+                self._tree, ids, salt, start, layer, self._quantization
             )
 
     def state_at(self, ids: ModelIds, salt: str) -> tuple[int, list[Any]]:

@@ -54,7 +54,8 @@ def survey(tree: RadixTree, ids: ModelIds, salt: str) -> Survey:
 
 def read_run(
     tree: RadixTree,
-    path: tuple[ModelIds, str],
+    ids: ModelIds,
+    salt: str,
     start: int,
     layer: int,
     quantization: KVQuantization | None,
@@ -64,12 +65,9 @@ def read_run(
 
     They are not computed yet.
 
-    Args:
-        path: its ids and its salt.
     Raises:
         Gone: some of it is not there to be read.
     """
-    ids, salt = path
     match = tree.match(ids, salt)
     if match.depth < len(ids):
         raise Gone("it is not stored any more")

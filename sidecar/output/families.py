@@ -119,7 +119,8 @@ def output_syntax(
     family: Family,
     think_tags: tuple[str, str] | None,
     library: tuple[str, str, Callable[..., Any]] | None,
-    known: tuple[str, Collection[str]] = ("", ()),
+    template: str = "",
+    vocab: Collection[str] = (),
 ) -> OutputSyntax:
     """
     Choose markers and parsers.
@@ -129,9 +130,8 @@ def output_syntax(
         library: the library's tool markers and parser, if it inferred one. Of its
             parsers for `<tool_call>` ours read all they do, and one (glm47) makes a
             call of any prose: they are not used.
-        known: the chat template's text, the vocabulary.
+        template: the chat template's text. vocab: the vocabulary.
     """
-    template, vocab = known
     tags = think_tags or native_think_tags(vocab) or ("<think>", "</think>")
     native = native_syntax(template, vocab)
     if native is not None:

@@ -243,9 +243,7 @@ class Pipeline:
             hit=answer.hit,
             report=report,
             counted=moved,
-            pending_turn=self._pending_turn(
-                reading, question, answer, (found, digests)
-            ),
+            pending_turn=self._pending_turn(reading, question, answer, found, digests),
         )
 
     @property
@@ -445,9 +443,9 @@ class Pipeline:
         reading: _Reading,
         question: ReuseQuery,
         answer: ReuseDecision,
-        seen: tuple[HealedHistory, tuple[str, ...]],
+        found: HealedHistory,
+        digests: tuple[str, ...],
     ) -> PendingTurn:
-        found, digests = seen
         form = answer.form
         canonical = pack(question.canonical.ids)
         return PendingTurn(

@@ -89,7 +89,7 @@ def discover(places: Sequence[str]) -> tuple[DiscoveredModel, ...]:
         for one in found:
             named.setdefault(one.folder.resolve(), one)
     return tuple(
-        _described(folder, one, names, files_stamp(folder))
+        _described(folder, one, *names, files_stamp(folder))
         for (folder, one), names in zip(
             named.items(), _settled(named.values()), strict=True
         )
@@ -176,10 +176,9 @@ def _settled(named: Iterable[_Named]) -> list[tuple[str, tuple[str, ...]]]:
 
 @functools.lru_cache(maxsize=4096)
 def _described(
-    folder: Path, named: _Named, names: tuple[str, tuple[str, ...]], stamp: Stamp
+    folder: Path, named: _Named, own_id: str, aliases: tuple[str, ...], stamp: Stamp
 ) -> DiscoveredModel:
     """Read its files; not again while they stay as they are: it is asked often."""
-    own_id, aliases = names
     blank = DiscoveredModel(
         own_id, aliases, folder, "llm", 0, is_cached=named.is_cached
     )

@@ -42,7 +42,8 @@ def open_disk(shared: Shared, engine: TextEngine, kept: KeptModel) -> DiskCache 
     )
     cache = DiskCache(
         kept.store,
-        (disk.root, find_folder),
+        disk.root,
+        find_folder,
         memory,
         machine,
         disk.settings,

@@ -285,7 +285,8 @@ def _chat_choices(plan: ChatPlan, syntax: OutputSyntax) -> list[ChatChoice]:
         ChatChoice(
             index,
             syntax.new_splitter(start, complete, has_tools=bool(tools)),
-            (syntax.tools, tools),
+            syntax.tools,
+            tools,
             token_of,
         )
         for index in range(request.options.n)

@@ -68,12 +68,13 @@ class ChatChoice:
         self,
         index: int,
         splitter: Splitter,
-        syntax: tuple[ToolSyntax, Sequence[Tool]],
+        syntax: ToolSyntax,
+        tools: Sequence[Tool],
         token_of: Callable[[str], str],
     ) -> None:
         self._index = index
         self._splitter = splitter
-        self._syntax, self._tools = syntax
+        self._syntax, self._tools = syntax, tools
         self._token_of = token_of
         self._thinking: list[str] = []
         self._logprobs: list[TokenLogprob] = []

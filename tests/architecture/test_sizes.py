@@ -126,3 +126,27 @@ def test_nothing_depends_on_where_it_was_made() -> None:
         if (match := ADDRESSES.search(text_of(path)))
     }
     assert found == {}
+
+
+def mixed_tuples(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Parameters that are a tuple of different things: several, packed into one."""
+    found = []
+    for argument in (*function.args.args, *function.args.kwonlyargs):
+        kind = argument.annotation
+        if not (isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "tuple"):
+            continue
+        parts = kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
+        if len({ast.unparse(part) for part in parts} - {"..."}) > 1:
+            found.append(argument.arg)
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_no_parameter_is_several(path: Path) -> None:
+    tree = ast.parse(path.read_text("utf-8"))
+    packed = {
+        node.name: mixed_tuples(node)
+        for node in ast.walk(tree)
+        if isinstance(node, FUNCTION) and mixed_tuples(node)
+    }
+    assert packed == {}

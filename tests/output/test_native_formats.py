@@ -58,7 +58,8 @@ def syntax_of(name: str) -> OutputSyntax:
         find_family(None, name, name),
         tags if tokenizer.has_thinking else None,
         library if tokenizer.has_tool_calling else None,
-        (str(tokenizer.chat_template or ""), tokenizer.get_vocab()),
+        str(tokenizer.chat_template or ""),
+        tokenizer.get_vocab(),
     )
 
 

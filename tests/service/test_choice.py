@@ -31,7 +31,7 @@ def chat_choice(mode: StartMode = "off") -> ChatChoice:
         mode,
         lambda text: is_complete_call(text, SYNTAX, TOOLS),
     )
-    return ChatChoice(2, splitter, (SYNTAX, TOOLS), lambda thinking: f"of {thinking}")
+    return ChatChoice(2, splitter, SYNTAX, TOOLS, lambda thinking: f"of {thinking}")
 
 
 def tell(

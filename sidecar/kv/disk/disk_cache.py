@@ -68,14 +68,16 @@ class DiskCache:
     def __init__(
         self,
         store: PrefixStore,
-        places: tuple[DiskRoot, Callable[[], SlotFolder]],
+        root: DiskRoot,
+        find_folder: Callable[[], SlotFolder],
         explained: MemoryPort,
         machine: Machine,
         settings: DiskSettings,
         model: str = "",
     ) -> None:
         self._store = store
-        self._root, self._find_folder = places
+        self._root = root
+        self._find_folder = find_folder
         self._explained = explained
         self._machine = machine
         self._settings = settings
@@ -162,7 +164,9 @@ class DiskCache:
                 SlotReader(self._store, folder, self._index, turn),
                 SlotWriter(
                     self._store,
-                    (self._root, folder, self._index),
+                    self._root,
+                    folder,
+                    self._index,
                     self._explained,
                     turn,
                     self._settings,

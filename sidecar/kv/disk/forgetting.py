@@ -92,11 +92,11 @@ def forget_some(folder: SlotFolder, forget_filter: ForgetFilter) -> tuple[int, i
             except OSError as error:
                 failed = error
                 continue
-            claims = (below.get(slot.uid, []), spoken.get(slot.uid, []))
-            left = _keep(folder, slot, forget_filter, claims)
+            heirs, claims = below.get(slot.uid, []), spoken.get(slot.uid, [])
+            left = _keep(folder, slot, forget_filter, heirs, claims)
             if left is None:
                 if slot.parent is not None:
-                    said = [*claims[1], *_spoken(slot, forget_filter)]
+                    said = [*claims, *_spoken(slot, forget_filter)]
                     before = [(min(depth, slot.at), scope) for depth, scope in said]
                     spoken.setdefault(slot.parent[1], []).extend(before)
                 for other in _chain(slot, below):
@@ -113,14 +113,15 @@ def _keep(
     folder: SlotFolder,
     slot: Slot,
     forget_filter: ForgetFilter,
-    claims: tuple[Sequence[Slot], Sequence[_Claim]],
+    heirs: Sequence[Slot],
+    spoken: Sequence[_Claim],
 ) -> Slot | None:
     """What stays of a slot for those who go on from it; None: nothing."""
     try:
         if not forget_filter.covers(slot.conversation):
             return _strip(folder, slot, forget_filter, slot.meta["owner"])
         end, conversation = max(
-            _claims(slot, forget_filter, *claims), key=_depth, default=(0, None)
+            _claims(slot, forget_filter, heirs, spoken), key=_depth, default=(0, None)
         )
         if not end:
             return None
@@ -244,7 +245,7 @@ def _cut_kv(folder: SlotFolder, slot: Slot, end: int) -> tuple[Draft, dict[str, 
             ]
             with open_private(draft.paths["cache"]) as file:
                 names = [spec.name for spec in specs]
-                arrays = _arrays(kv, header, slot, names, (keep, runs, scalars))
+                arrays = _arrays(kv, header, slot, names, keep, runs, scalars)
                 sums = write_tensors(file, specs, metadata, arrays)
                 make_durable(file)
                 draft.num_bytes = file.tell()
@@ -278,9 +279,10 @@ def _arrays(
     header: Header,
     slot: Slot,
     names: Sequence[str],
-    what: tuple[int, set[str], Mapping[str, Any]],
+    keep: int,
+    runs: set[str],
+    scalars: Mapping[str, Any],
 ) -> Iterator[np.ndarray]:
-    keep, runs, scalars = what
     for name in names:
         if name not in runs:
             yield to_numpy(scalar_array(scalars[name]))

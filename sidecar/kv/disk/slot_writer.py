@@ -67,13 +67,17 @@ class SlotWriter:
     def __init__(
         self,
         store: PrefixStore,
-        places: tuple[DiskRoot, SlotFolder, SlotIndex],
+        root: DiskRoot,
+        folder: SlotFolder,
+        index: SlotIndex,
         explained: Explained,
         turn: Turn,
         settings: DiskSettings,
     ) -> None:
         self._store = store
-        self._root, self._folder, self._index = places
+        self._root = root
+        self._folder = folder
+        self._index = index
         self._explained = explained
         self._turn = turn
         self._settings = settings
@@ -103,9 +107,12 @@ class SlotWriter:
         for end, keeps_end in self._ends(found, minimum):
             path = ModelIds(ids[:end])
             try:
-                self._write(
-                    path, conversation, found, may, (minimum, keeps_end, is_last)
-                )
+                known = self._index.match(path, salt_name(conversation.salt))
+                if len(path) - known.depth < minimum:
+                    continue
+                run = self._run(len(path), known, conversation)
+                if self._has_room(path, run, found, is_last=is_last):
+                    self._write(path, conversation, run, may, keeps_end=keeps_end)
             except Gone as why:
                 logger.debug("KV is not written now: %s", why)
                 return
@@ -148,31 +155,31 @@ class SlotWriter:
         last = ends[-1:]
         return [e for e in ends[:-1] if e[1] and e[0] + minimum <= last[0][0]] + last
 
+    def _has_room(
+        self, ids: ModelIds, run: _Run, found: Survey, *, is_last: bool
+    ) -> bool:
+        """Whether the disk takes a slot of about its size."""
+        states = sum(size for depth, _, size in found.ends if depth == len(ids))
+        about = (len(ids) - run.start) * found.token_bytes + states
+        reason = self._root.refusal(about, is_last=is_last)
+        if reason:
+            self.counters.add(f"disk_skipped_{reason}")
+        return not reason
+
     def _write(
         self,
         ids: ModelIds,
         conversation: Conversation,
-        found: Survey,
+        run: _Run,
         may: MayCommit,
-        how: tuple[int, bool, bool],
+        *,
+        keeps_end: bool,
     ) -> None:
-        minimum, keeps_end, is_last = how
-        known = self._index.match(ids, salt_name(conversation.salt))
-        if len(ids) - known.depth < minimum:
-            return
-        run = self._run(len(ids), known, conversation)
-        states = sum(size for depth, _, size in found.ends if depth == len(ids))
-        about = (len(ids) - run.start) * found.token_bytes + states
-        if reason := self._root.refusal(about, is_last=is_last):
-            self.counters.add(f"disk_skipped_{reason}")
-            return
         started, draft = time.monotonic(), self._folder.draft()
         try:
             meta = self._write_kv(draft, ids, conversation.salt, run.start)
-            meta["owner"] = conversation.as_json()
-            slot = self._commit(
-                draft, run, ids, conversation.salt, (meta, keeps_end, may)
-            )
+            meta |= {"owner": conversation.as_json(), "keeps_end": keeps_end}
+            slot = self._commit(draft, run, ids, conversation.salt, meta, may)
         finally:
             draft.discard()
         if slot is None:
@@ -220,13 +227,13 @@ class SlotWriter:
         run: _Run,
         ids: ModelIds,
         salt: str,
-        checked: tuple[Mapping[str, Any], bool, MayCommit],
+        meta: Mapping[str, Any],
+        may: MayCommit,
     ) -> Slot | None:
         """Make a slot of it, with all that was said on its path; None: it is stale."""
-        meta, keeps_end, may = checked
         kept, canonical = self._explained.save(ids, salt)
         before, canonical_before = self._kept_of(run.replaced)
-        whole = {**meta, "keeps_end": keeps_end, "kept": [*before, *kept]}
+        whole = {**meta, "kept": [*before, *kept]}
         arrays = (
             np.array(ids[run.start :], np.int32),
             canonical if kept else canonical_before,

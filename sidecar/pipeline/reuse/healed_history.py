@@ -214,7 +214,7 @@ def _find_turns(
                 max(issued, default=-1),
             )
             turn, is_issued = _own_turn(
-                store, message, visible, (contexts[-1], turn_query, defaults)
+                store, message, visible, contexts[-1], turn_query, defaults
             )
             if turn:
                 found[index] = turn
@@ -266,14 +266,15 @@ def _own_turn(
     store: HealingStore,
     message: Message,
     visible: str | None,
-    asked: tuple[Context, TurnQuery, Defaults],
+    context: Context,
+    turn_query: TurnQuery,
+    defaults: Defaults,
 ) -> tuple[KnownTurn | None, bool]:
     """
     The turn that a message echoes: by its tokens, its calls' ids, its text.
 
     And whether it is known by ids.
     """
-    context, turn_query, defaults = asked
     if visible is None:
         return None, False
     if any(thought.token for thought in message.thoughts):
@@ -281,11 +282,10 @@ def _own_turn(
         ids = [turn for turn in turns if turn is not None]
         if len(ids) < len(turns):
             return None, False  # thinking of somebody else's, or edited
-        return _issued(
-            store, ids, message, (visible, turn_query.api_key, defaults)
-        ), True
+        issued = _issued(store, ids, message, visible, turn_query.api_key, defaults)
+        return issued, True
     ids = [call.id for call in message.tool_calls]
-    issued = _issued(store, ids, message, (visible, turn_query.api_key, defaults))
+    issued = _issued(store, ids, message, visible, turn_query.api_key, defaults)
     if issued is None and store.knows_any(ids, turn_query.api_key):
         return None, False  # a part of that turn: it is no older one that looks so
     turn = issued or store.find(visible, context, turn_query)
@@ -298,9 +298,10 @@ def _issued(
     store: HealingStore,
     ids: Sequence[str],
     message: Message,
-    asked: tuple[str, str | None, Defaults],
+    visible: str,
+    api_key: str | None,
+    defaults: Defaults,
 ) -> KnownTurn | None:
-    visible, api_key, defaults = asked
     turn = store.issued(ids, visible, api_key)
     if turn is None and len(message.parts) > 1:
         # Its text may have come in several blocks, with thinking between them.

@@ -118,17 +118,17 @@ class _Pair:
 
 def choose(
     walk: Walk,
-    shared: tuple[LineageRecord, int],
+    record: LineageRecord,
+    shared_len: int,
     may_share: Callable[[Loan], bool],
 ) -> Pins:
     """
     Walk the pairs of a request and a record.
 
     Args:
-        shared: the record, and the number of canonical ids common to both.
+        shared_len: the number of canonical ids common to both.
         may_share: whether the record may share a value with this request.
     """
-    record, shared_len = shared
     pairs = _pairs(walk.spans, walk.settled, record, shared_len)
     taken, stopped_by = _take(pairs, record, walk, may_share)
     pins = _settle(taken, record, walk, stopped_by)

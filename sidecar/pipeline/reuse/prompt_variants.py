@@ -232,7 +232,7 @@ class ReuseChooser:
         may_share = pinned_values.sharing_rule(
             record.conversation, question.conversation, walk.policy
         )
-        return pinned_values.choose(walk, (record, shared), may_share)
+        return pinned_values.choose(walk, record, shared, may_share)
 
     def _form(
         self, question: ReuseQuery, chosen: tuple[Pins, LineageRecord] | None

@@ -147,14 +147,16 @@ def _try_lay_out(
     """The layout, or the turns that are hidden, repeated or not in their frames."""
     marks = _Marks()
     slots: list[_Slot] = []
-    messages = [*_with_marks(marked, planned, (slots, marks))]
+    messages = [*_with_marks(marked, planned, slots, marks)]
     literals, numbers, quoted = marks.split(render(messages))
     if numbers == list(range(len(slots))):
         literals, cuts = _find_cuts(literals, slots, planned)
         if len(cuts) < len(planned):
             return set(planned) - set(cuts)
         plain = render([*_plain(marked, planned, marks)])
-        segments = _segments(marks.split(plain), list(planned), cuts)
+        texts, kept, _ = marks.split(plain)
+        is_whole = kept == list(planned)
+        segments = _segments(texts, list(planned), cuts) if is_whole else None
         if segments is not None:
             return _prove(_elements(literals, slots, quoted), segments)
     if planned:
@@ -168,10 +170,9 @@ def _try_lay_out(
 def _with_marks(
     marked: Sequence[MarkedMessage],
     planned: Mapping[int, Placeholder],
-    numbered: tuple[list[_Slot], _Marks],
+    slots: list[_Slot],
+    marks: _Marks,
 ) -> Iterator[Message]:
-    slots, marks = numbered
-
     def slot(value: _Slot) -> str:
         slots.append(value)
         return marks.mark(len(slots) - 1)
@@ -247,14 +248,11 @@ def _elements(
 
 
 def _segments(
-    split: tuple[list[str], list[int], list[bool]],
+    segments: list[str],
     spliced: Sequence[int],
     cuts: Mapping[int, _Cut],
 ) -> list[str] | None:
     """T's texts between its spliced turns, what these hold cut away."""
-    segments, numbers, _ = split
-    if numbers != list(spliced):
-        return None
     for at, index in enumerate(spliced):
         cut = cuts[index]
         before, behind = segments[at], segments[at + 1]
