@@ -1,5 +1,5 @@
 """
-Whose a request is: made once, when its prompt is made, and handed along whole.
+The conversation of a request: made with its prompt, and handed along whole.
 
 Conversations can be forgotten, by session or by key: what they left is deleted, and
 what was begun before leaves nothing behind.
@@ -95,7 +95,7 @@ def is_implicit(session: str) -> bool:
 @dataclass(frozen=True, slots=True)
 class ForgetFilter:
     """
-    Conversations by whose they are.
+    Conversations by key and session.
 
     Args:
         session: as the client named it, or as it was made here; None: any.

@@ -234,7 +234,7 @@ class ModelPrompt:
     Args:
         ids: what it reads, and the key of its KV.
         boundaries: places worth a checkpoint, ascending.
-        conversation: whose it is; None: no client's, and as new as its admission.
+        conversation: that asks; None: no client's, and as new as its admission.
         images: what stands in `ids` for images.
     """
 

@@ -220,7 +220,7 @@ class ClientInfo:
     is_key_checked: bool = False
 
     def with_key(self, key_id: str | None) -> "ClientInfo":
-        """The same, come with a key, unless the plugin has said whose it is."""
+        """The same, come with a key, unless the plugin has named one."""
         return replace(self, api_key_id=self.api_key_id or key_id, sender=key_id)
 
     def with_session(self, named: Mapping[str, Any]) -> "ClientInfo":

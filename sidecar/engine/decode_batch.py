@@ -315,7 +315,7 @@ class DecodeBatches:
 
     def next(self) -> list[Any]:
         """
-        One step of the batch whose turn it is: mlx-lm's responses.
+        One step of the next batch: mlx-lm's responses.
 
         If it raises, `drop_current` tells which sequences are lost.
         """
@@ -331,7 +331,7 @@ class DecodeBatches:
         return responses
 
     def drop_current(self) -> list[int]:
-        """Forget the batch whose turn it is; the sequences that were in it."""
+        """Forget the next batch; the sequences that were in it."""
         lost = list(self._batches.pop(0).uids) if self._batches else []
         for uid in lost:
             self._lengths.pop(uid, None)

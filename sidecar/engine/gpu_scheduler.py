@@ -1,5 +1,5 @@
 """
-Whose turn on the GPU it is, where several models share it.
+Which model computes next, where several share the GPU.
 
 A decode turn moves every stream of one model on by a token. All else interrupts the
 streams: a prefill chunk, a batch of texts, a step of a load. Models share both sorts of

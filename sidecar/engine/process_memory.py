@@ -292,7 +292,7 @@ class Admission:
 
     @contextlib.contextmanager
     def loading(self, num_bytes: int) -> Iterator[Callable[[], None]]:
-        """Promise a load its memory, until what is yielded says that it is in use."""
+        """Reserve a load's memory, until what is yielded says that it is in use."""
         reserved = Demand(num_bytes, 0)
 
         def arrived() -> None:

@@ -40,7 +40,9 @@ _KNOWN_BYTES = 64 << 20
 _PIXEL_BYTES = 256 << 20
 _DECODE_S = 60.0
 _READ_S = 120.0  # all images of a request
-_Key = tuple[str, bytes, Detail]  # whose: nobody learns what another one sent
+_Key = tuple[
+    str, bytes, Detail
+]  # the API key first: nobody learns what another one sent
 T = TypeVar("T")
 
 

@@ -165,7 +165,7 @@ class PrefixStore:
         Caches for a prompt: its longest stored prefix, or empty ones.
 
         Args:
-            conversation: whose prompt it is; None: no client's, begun now.
+            conversation: of the prompt; None: no client's, begun now.
         """
         asked_by = conversation or unknown(self.generation)
         lease = Lease(asked_by)

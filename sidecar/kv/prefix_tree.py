@@ -65,7 +65,7 @@ class Lease:
     A running sequence's hold on the tree.
 
     Args:
-        conversation: whose sequence it is.
+        conversation: of the sequence.
         live: gives the sequence's caches now, for others that match its path.
         nodes: the path it restored; they go last. is_over: it was given back.
     """
@@ -105,7 +105,7 @@ class Node:
     hits: int = 0
     is_subagent: bool = False
     is_superseded: bool = False  # its conversation went on from before its end
-    # Sessions whose prompts it is a part of, the oldest first.
+    # Sessions with prompts that it is a part of, the oldest first.
     users: dict[Conversation, None] = field(default_factory=dict)
     checkpoint_rank: int = 9
     number: int = field(default_factory=lambda: next(_numbers))
@@ -121,7 +121,7 @@ class Node:
         return next(((u.tenant, u.session) for u in self.users), (None, ""))
 
     def used_by(self, conversation: Conversation) -> None:
-        """Note whose prompt it is a part of; of many the oldest are let go."""
+        """Note a session with a prompt that it is a part of; the oldest of many go."""
         if conversation.is_known:
             self.users[Conversation(conversation.tenant, conversation.session)] = None
         while len(self.users) > _MAX_USERS:

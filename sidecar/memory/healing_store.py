@@ -118,7 +118,7 @@ class KnownTurn:
 @dataclass(frozen=True, slots=True)
 class TurnQuery:
     """
-    Whose turn is looked for.
+    Who looks for a turn.
 
     Args:
         session: None if the client names none.

@@ -54,7 +54,7 @@ class ProcessWeights:
     @contextlib.contextmanager
     def loading(self, num_bytes: int) -> Iterator[Callable[[], None]]:
         """
-        Promise a load its bytes until they are there; stored KV makes room for them.
+        Reserve a load's bytes until they are there; stored KV makes room for them.
 
         Raises:
             InsufficientMemory: what runs now takes too much.

@@ -40,7 +40,7 @@ class Weights(Protocol):
     def loading(
         self, num_bytes: int
     ) -> contextlib.AbstractContextManager[Callable[[], None]]:
-        """Promise a load its bytes until they are there, and make room for them."""
+        """Reserve a load's bytes until they are there, and make room for them."""
 
 
 @dataclass(frozen=True, slots=True)

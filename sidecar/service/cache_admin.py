@@ -110,7 +110,7 @@ def _forget(
     """Of the memory, and of the disk before and behind it."""
     found = []
     with contextlib.suppress(OSError):  # it is tried once more
-        # Before: nothing can be brought back any more.
+        # Before: nothing can be restored any more.
         found += [disk.forget(model, forget_filter)] if disk else []
     gone = forget(forget_filter)
     try:

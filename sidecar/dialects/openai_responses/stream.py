@@ -287,7 +287,7 @@ class OpenAIResponses:
 
 
 def _key_id(body: dict[str, Any], facts: RequestFacts) -> str | None:
-    """Whose responses a request may refer to; as ChatRequest.sent has it."""
+    """The key whose responses a request may refer to; as ChatRequest.sent has it."""
     private = body.get("x_mlx")
     named = private.get("key") if isinstance(private, dict) else None
     is_named = isinstance(named, str) and bool(named)

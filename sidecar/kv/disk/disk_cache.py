@@ -1,5 +1,5 @@
 """
-One loaded model's KV on the disk: looked up, brought back, written, forgotten.
+One loaded model's KV on the disk: looked up, restored, written, forgotten.
 
 Trouble with the disk is a warning and a prompt that is computed anew; no request fails
 by it. Formats: slot_folder, cache_form. When what is written: write_queue. The theory
@@ -250,7 +250,7 @@ class DiskCache:
         return False
 
     def _found(self, place: _Place, ids: ModelIds, salt: str, held: int) -> DiskMatch:
-        """What of a prompt is to be brought back; nothing, if that does not pay."""
+        """What of a prompt is to be restored; nothing, if that does not pay."""
         settings, maximum = self._settings, len(ids) - 1
         minimum = held + settings.min_gain
         may = settings.restore != "never" and self._store.may_restore
@@ -293,7 +293,7 @@ class DiskCache:
         """
         Delete all of it, or some conversations; slots, and their bytes.
 
-        What is being written or brought back of these comes to nothing.
+        What is being written or restored of these comes to nothing.
 
         Raises:
             OSError: they cannot be deleted.

@@ -30,7 +30,7 @@ from sidecar.kv.disk.tensor_file import (
 logger = logging.getLogger(__name__)
 
 _NOTHING = np.empty(0, np.uint32)
-_Claim = tuple[int, Any]  # a depth, and whose: a scope as JSON
+_Claim = tuple[int, Any]  # a depth, and a conversation as JSON
 
 
 def forget(folder: SlotFolder, forget_filter: ForgetFilter | None) -> tuple[int, int]:
@@ -85,7 +85,7 @@ def forget_some(folder: SlotFolder, forget_filter: ForgetFilter) -> tuple[int, i
         for number in sorted(folder.files(), reverse=True):  # a parent's is lower
             try:
                 slot = folder.read(number)
-            except (Damaged, FileNotFoundError):  # nobody knows whose it was
+            except (Damaged, FileNotFoundError):  # of nobody knows which conversation
                 num_bytes += folder.delete(number)
                 gone += 1
                 continue

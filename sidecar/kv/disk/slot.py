@@ -61,12 +61,12 @@ class Slot:
 
     @property
     def salt(self) -> str:
-        """Whose tree it stands in, not to be read back."""
+        """The hash of the salt of the tree that it stands in."""
         return str(self.meta["salt"])
 
     @property
     def conversation(self) -> Conversation:
-        """Whose conversation ended there."""
+        """The conversation that ended there."""
         conversation = self.meta["owner"]
         return unknown(0) if conversation is None else conversation_of(conversation)
 

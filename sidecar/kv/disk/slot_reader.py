@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _SMOOTHING = 0.3
 _FIRST_RATE = 1e9  # bytes a second
-_State = tuple[Slot, dict[str, mx.array]]  # whose it is, by name
+_State = tuple[Slot, dict[str, mx.array]]  # the slot it stands in; arrays by name
 _Runs = list[tuple[int, int, list[Leaves]]]  # from a depth to another: all layers
 
 
@@ -44,7 +44,7 @@ class RestoreCancelled(Exception):
 @dataclass(frozen=True, slots=True)
 class RestoreRequest:
     """
-    A path that is to be brought back.
+    A path that is to be restored.
 
     Args:
         owner: for whom.
