@@ -387,17 +387,27 @@ class HealingStore:
             found = equal or (_best(candidates, turn_query) if own else [])
             if len({turn.healed.digest for turn in found}) == 1:
                 turn = found[0]
-                if not own or self._is_only_one(turn, context):
+                if self._is_only_one(turn, context if own else None):
                     return turn
             self.num_ambiguous += 1
             return None
 
-    def _is_only_one(self, turn: KnownTurn, context: Context) -> bool:
-        """Whether its conversation was shown no other turn that it may go on from."""
+    def _is_only_one(self, turn: KnownTurn, asked_at: Context | None) -> bool:
+        """
+        Whether no other turn was shown that its client may go on from.
+
+        Args:
+            asked_at: where its own conversation asks for it; None: another one does.
+        """
         digest, is_only = turn.healed.digest, self.tombstones.is_only
-        if is_only(turn.keys.conversation, digest):
+        # A chat may have been copied, and go on under another name.
+        is_named = not is_implicit(turn.conversation.session)
+        may_be_copy = is_named or asked_at is None
+        if may_be_copy and not is_only(turn.keys.prompt, digest):
+            return False
+        if asked_at is None or is_only(turn.keys.conversation, digest):
             return True
-        is_same = turn.context.identity == context.identity
+        is_same = turn.context.identity == asked_at.identity
         return is_same and is_only(turn.keys.identity, digest)
 
     def _of_others(
@@ -414,7 +424,6 @@ class HealingStore:
             turn
             for turn in shown
             if turn.as_sent
-            and is_only(turn.keys.prompt, turn.healed.digest)
             and is_only(asked_at.conversation, turn.healed.digest)
             and (turn_query.session is not None or turn_query.has_values_of(turn))
         ]

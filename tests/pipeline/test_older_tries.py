@@ -348,10 +348,21 @@ def test_no_two_sessions_have_one_name() -> None:
     """Sessions that clients call as those without a name are called."""
     chats = Written()
     names = ("implicit-x", "named implicit-x", "named named implicit-x", "implicit-y")
-    for name in names:
-        chats.say(TALK, f"the thought of {name}", Client(name))
-    for name in names:
-        assert f"the thought of {name}" in chats.text(Client(name))
+    asked = [chats.ask(TALK, Client(name)) for name in names]
+    sessions = {prompt.pending_turn.record.conversation.session for prompt in asked}
+    assert len(sessions) == len(names)
+
+
+def test_a_copied_chat_goes_on_from_the_try_that_it_was_copied_with() -> None:
+    """Its client names another session, and has the last answer given again."""
+    chats = Written()
+    chats.say(TALK, "the first thought", ONE)
+    assert "the first thought" in chats.text(TWO)
+    chats.say(TALK, "the second thought", TWO)
+    for _ in range(2):
+        for client in (ONE, TWO):
+            assert "thought" not in chats.text(client)
+        chats.restart()
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
