@@ -36,7 +36,7 @@ from sidecar.kv.disk.ports import DiskSettings
 from sidecar.kv.disk.root import DiskLimits, DiskRoot
 from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.kv_layers import Released
-from sidecar.memory.tombstones import SharedTombstones
+from sidecar.memory.tombstones import Tombstones
 from sidecar.residents.catalog import Catalog, find_catalog
 from sidecar.residents.kept_memories import KeptMemories
 from sidecar.residents.loading import loader
@@ -287,7 +287,7 @@ def _build_shared(
         Admission(config.engine),
         stored,
         KeptMemories(),
-        SharedTombstones(),
+        Tombstones(),
         Metrics(),
         DownloadProgress(tell),
         rules,

@@ -31,7 +31,7 @@ from sidecar.memory.healing_store import (
 )
 from sidecar.memory.lineage import LineageIndex, LineageRecord
 from sidecar.memory.session_turn_store import TurnStore
-from sidecar.memory.tombstones import SharedTombstones, Tombstones
+from sidecar.memory.tombstones import Tombstones
 from sidecar.memory.unwritten_turns import (
     Json,
     UnwrittenTurn,
@@ -157,7 +157,7 @@ class ConversationMemory:
         decode: ids -> text. lineage_key: names what lineage is valid for: the model,
             and the rules by which its values were found.
         unwritten_turns: what is to be written to the disk; None: nothing is.
-        tombstones: of all models that answer the same clients.
+        tombstones: of all models that answer the same clients; None: it has its own.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class ConversationMemory:
         lineage_key: str,
         limits: MemoryLimits,
         unwritten_turns: UnwrittenTurns | None = None,
-        tombstones: SharedTombstones | None = None,
+        tombstones: Tombstones | None = None,
     ) -> None:
         self.counters = Counters(("turn_write_refused",))
         self.lineage = LineageIndex(
@@ -177,7 +177,7 @@ class ConversationMemory:
             use_blocks=limits.use_block_index,
         )
         self.healing = HealingStore(
-            limits.healing_entries, limits.healing_bytes, Tombstones(beside=tombstones)
+            limits.healing_entries, limits.healing_bytes, tombstones
         )
         self.turns = TurnStore(limits.session_idle_s)
         self.lock = threading.RLock()  # what is kept and forgotten is so in one go

@@ -262,14 +262,12 @@ class HealingStore:
 
     def drop(self, visible: str, context: Context, conversation: Conversation) -> None:
         """
-        Put back no turn of a conversation behind such a prompt that is known by now.
+        Put back no turn of a conversation that looks like this one.
 
-        What was shown there last cannot be put back; an older turn that looked like it
-        is not what the client goes on from, though it was written when the clock said
-        something else. Where no client has named the session it may be many people's:
-        there it is the thread's turns, and those behind the very same prompt.
+        What was shown there is not kept, and a turn that looks like it may not be what
+        the client goes on from, though the clock said something else.
         """
-        self.tombstones.bury(_keys(visible, context, conversation).dropped)
+        self.tombstones.shown_unkept(_keys(visible, context, conversation))
 
     def drop_all(self, context: Context, conversation: Conversation) -> None:
         """
@@ -400,12 +398,14 @@ class HealingStore:
             asked_at: where its own conversation asks for it; None: another one does.
         """
         digest, is_only = turn.healed.digest, self.tombstones.is_only
-        # A chat may have been copied, and go on under another name.
         is_named = not is_implicit(turn.conversation.session)
+        # A chat may have been copied, and go on under another name.
         may_be_copy = is_named or asked_at is None
         if may_be_copy and not is_only(turn.keys.prompt, digest):
             return False
-        if asked_at is None or is_only(turn.keys.conversation, digest):
+        if asked_at is None:
+            return is_only(turn.keys.identity, digest)
+        if is_only(turn.keys.conversation, digest):
             return True
         is_same = turn.context.identity == asked_at.identity
         return is_same and is_only(turn.keys.identity, digest)
@@ -417,7 +417,7 @@ class HealingStore:
         if not shown:
             return []
         asked_at = _keys(shown[0].visible, context, turn_query.conversation)
-        if self.tombstones.has_dropped(asked_at):
+        if self.tombstones.has_broken_off(asked_at):
             return []  # whoever asks may have been shown something else
         is_only = self.tombstones.is_only
         return [

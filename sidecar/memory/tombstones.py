@@ -18,7 +18,6 @@ import json
 import re
 import threading
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -41,17 +40,16 @@ class PlaceKeys:
     Args:
         conversation: the same canonical context in the same named session; where the
             client names none, in the same thread.
-        identity: the same, where all that tells who asks is the same.
-        dropped: by which the answers of its conversation that are not kept hide it:
-            a named session behind the same canonical context; where the client names
-            none, the thread behind it, and anybody behind the same prompt.
-        broken_off: the same for answers that may look like any turn there.
+        identity: the same in the same session, named or not, where all that tells who
+            asks is the same.
+        broken_off: by which answers of its conversation that may look like any turn
+            there hide it: a named session behind the same canonical context; where the
+            client names none, the thread behind it, and anybody behind the same prompt.
         prompt: the very same prompt, whoever sent it.
     """
 
     conversation: str
     identity: str
-    dropped: tuple[str, ...]
     broken_off: tuple[str, ...]
     prompt: str
 
@@ -72,13 +70,13 @@ def place_keys(
         conversation.session,
         conversation.thread,
     )
-    names: list[tuple[str | None, ...]] = [("session", tenant, session, canonical)]
+    in_session = ("session", tenant, session, canonical)
+    names: list[tuple[str | None, ...]] = [in_session]
     if is_implicit(session):
         names = [("thread", tenant, thread, canonical), ("prompt", tenant, literal)]
     return PlaceKeys(
         _key("shown", *names[0], visible),
-        _key("asked", *names[0], identity, visible),
-        tuple(_key(*each, visible) for each in names),
+        _key("asked", *in_session, identity, visible),
         tuple(_key(*each, None) for each in names),
         _key("said", tenant, literal, visible),
     )
@@ -102,47 +100,25 @@ class Tombstone:
     words: str = _NONE
 
 
-class SharedTombstones:
-    """The tombstones of all models that answer the same clients. Any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._all: weakref.WeakSet[Tombstones] = weakref.WeakSet()
-
-    def join(self, tombstones: "Tombstones") -> None:
-        """Hear of all marks from now on, for as long as anybody holds them."""
-        with self._lock:
-            self._all.add(tombstones)
-
-    def all(self) -> list["Tombstones"]:
-        """Those that are held."""
-        with self._lock:
-            return list(self._all)
-
-
 class Tombstones:
     """
-    The newest marks by place. Any thread.
+    The newest marks by place, of all models: who asks another model has what that one
+    said in its place. Any thread.
 
     Where there are too many, the oldest ones are merged into one time, before which
     all is hidden.
 
     Args:
         clock: wall-clock nanoseconds. For tests.
-        beside: where the marks of other models are that answer the same clients. Who
-            asks another model has what that one said in its place.
     """
 
     def __init__(
         self,
         maximum: int = _MAX_MARKS,
         clock: Callable[[], int] = time.time_ns,
-        beside: "SharedTombstones | None" = None,
     ) -> None:
         self._maximum = maximum
         self._clock = clock
-        self._beside = beside or SharedTombstones()
-        self._beside.join(self)
         self._marks: OrderedDict[str, Tombstone] = OrderedDict()
         self._unlogged: OrderedDict[str, Tombstone] | None = None
         self._floor = 0
@@ -190,11 +166,14 @@ class Tombstones:
         for key in (keys.conversation, keys.identity, keys.prompt):
             self._put(key, Tombstone(turn_time, digest))
 
+    def shown_unkept(self, keys: PlaceKeys) -> None:
+        """Know that something was shown at a place that is not kept."""
+        self.shown(keys, self.now(), _SEVERAL)
+
     def hides(self, keys: PlaceKeys, turn_time: int) -> bool:
-        """Whether an answer that is not kept was shown later where a turn was said."""
+        """Whether an answer broke off later where a turn was said."""
         with self._lock:
-            places = (*keys.dropped, *keys.broken_off)
-            marks = [self._marks.get(key) for key in places]
+            marks = [self._marks.get(key) for key in keys.broken_off]
             since = max((mark.time for mark in marks if mark), default=0)
             return turn_time < max(since, self._floor)
 
@@ -204,17 +183,12 @@ class Tombstones:
             mark = self._marks.get(key)
         return mark is None or mark.words == digest
 
-    def has_dropped(self, keys: PlaceKeys) -> bool:
-        """Whether a conversation was shown what was not kept, at a place."""
+    def has_broken_off(self, keys: PlaceKeys) -> bool:
+        """Whether an answer broke off in a conversation, at a place."""
         with self._lock:
-            places = (*keys.dropped, *keys.broken_off)
-            return any(key in self._marks for key in places)
+            return any(key in self._marks for key in keys.broken_off)
 
     def _put(self, key: str, mark: Tombstone) -> None:
-        for tombstones in self._beside.all():
-            tombstones._take(key, mark)
-
-    def _take(self, key: str, mark: Tombstone) -> None:
         with self._lock:
             new = self._merge(key, mark)
             if new is None or self._unlogged is None:
@@ -272,7 +246,8 @@ class Tombstones:
             return [_line(key, mark) for key, mark in self._known().items()]
 
     def _known(self) -> dict[str, Tombstone]:
-        return {_FLOOR: Tombstone(self._floor), **self._marks}
+        floor = {_FLOOR: Tombstone(self._floor)} if self._floor else {}
+        return {**floor, **self._marks}
 
     def learn(self, lines: Iterable[str]) -> None:
         """Know what a file says; what is no line of one is passed over."""

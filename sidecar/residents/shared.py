@@ -16,7 +16,7 @@ from sidecar.engine.scheduler import ExtraProcessors
 from sidecar.infra.metrics import Metrics
 from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.kv.eviction import KVBudget
-from sidecar.memory.tombstones import SharedTombstones
+from sidecar.memory.tombstones import Tombstones
 from sidecar.residents.kept_memories import KeptMemories
 from sidecar.volatile.rules import RuleSet
 
@@ -46,7 +46,7 @@ class Shared:
     admission: Admission
     stored: KVBudget
     kept: KeptMemories
-    tombstones: SharedTombstones
+    tombstones: Tombstones
     metrics: Metrics
     download: DownloadProgress
     rules: RuleSet

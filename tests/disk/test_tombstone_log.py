@@ -10,8 +10,8 @@ import pytest
 from sidecar.app import App
 from sidecar.core.conversation import Conversation
 from sidecar.kv.disk import durable_files, tombstone_log
-from sidecar.kv.disk.slot_folder import LOG_NAME, SlotFolder
-from sidecar.kv.disk.tombstone_log import TombstoneLog
+from sidecar.kv.disk.slot_folder import SlotFolder
+from sidecar.kv.disk.tombstone_log import LOG_NAME, TombstoneLog
 from sidecar.memory.tombstones import Tombstones, place_keys
 from testkit.kept_kv import kept_sidecar, leased
 from testkit.raw_http import eventually
@@ -193,7 +193,7 @@ def test_a_running_process_learns_of_another_s_by_itself(
         mine, theirs = map(tombstones_of, (one, two))
         keys = place_keys("v", ("c", "l", "a"), Conversation(None, "s", "t"))
         before = theirs.now()
-        mine.bury(keys.dropped)
+        mine.bury(keys.broken_off)
         assert eventually(lambda: theirs.hides(keys, before), 60)
 
 

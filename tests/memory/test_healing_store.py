@@ -108,11 +108,13 @@ def test_sessions_without_a_name_go_by_the_context() -> None:
     turns = store()
     unnamed = Conversation("key", "implicit-0123", "thread")
     turns.record(KnownTurn("h", Context("c", "alpha"), unnamed, healed("a")))
-    turns.record(KnownTurn("h", Context("c", "beta"), unnamed, healed("b", 3)))
     assert found(turns, "h", Context("c", "alpha"), "key", None) == healed("a")
-    assert found(turns, "h", Context("c", "beta"), "key", None) == healed("b", 3)
     assert found(turns, "h", Context("c", "later"), "key", None) is None
     assert found(turns, "h", Context("c", "later"), "key", "named") is None
+    # Of equal words at another time: the clock may come to the other one's time.
+    turns.record(KnownTurn("h", Context("c", "beta"), unnamed, healed("b", 3)))
+    for name in ("alpha", "beta"):
+        assert found(turns, "h", Context("c", name), "key", None) is None
 
 
 @pytest.mark.parametrize("session", ["s", None])

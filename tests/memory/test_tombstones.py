@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from sidecar.core.conversation import IMPLICIT, Conversation
 from sidecar.memory.tombstones import (
     PlaceKeys,
-    SharedTombstones,
     Tombstones,
     place_keys,
 )
@@ -26,8 +25,9 @@ def keys(
     visible: str = "v",
     literal: str = "l",
     sender: str = "Alice",
+    context: str = "c",
 ) -> PlaceKeys:
-    return place_keys(visible, ("c", literal, sender), conversation)
+    return place_keys(visible, (context, literal, sender), conversation)
 
 
 def marks(maximum: int = 100) -> Tombstones:
@@ -52,22 +52,38 @@ def test_time_is_later_than_all_that_was_seen() -> None:
 def test_a_named_session_hides_its_own_behind_whatever_clock() -> None:
     known = marks()
     before = known.now()
-    known.bury(keys().dropped)
+    known.bury(keys().broken_off)
     assert known.hides(keys(literal="another clock"), before)
     assert not known.hides(keys(), known.now())
     assert not known.hides(keys(OTHER), before)
-    assert not known.hides(keys(visible="w"), before)
+    assert known.has_broken_off(keys())
+    assert not known.has_broken_off(keys(OTHER))
 
 
 def test_nobody_hides_its_thread_and_the_very_same_prompt() -> None:
     known = marks()
     before = known.now()
-    known.bury(keys(NOBODY).dropped)
+    known.bury(keys(NOBODY).broken_off)
     stranger = Conversation("key", f"{IMPLICIT}2", "another")
     assert known.hides(keys(NOBODY, literal="another clock"), before)
     assert known.hides(keys(stranger), before)
     assert not known.hides(keys(stranger, literal="another clock"), before)
     assert not known.hides(keys(Conversation("key 2", f"{IMPLICIT}1", "t")), before)
+
+
+def test_what_is_not_kept_is_another_turn_than_all_that_are() -> None:
+    """Those that were shown before it, and those that are shown later."""
+    for is_first in (True, False):
+        known = marks()
+        if is_first:
+            known.shown_unkept(keys())
+        known.shown(keys(), known.now(), DIGEST)
+        if not is_first:
+            known.shown_unkept(keys())
+        for key in (keys().conversation, keys().identity, keys().prompt):
+            assert not known.is_only(key, DIGEST)
+        assert known.is_only(keys(visible="w").conversation, DIGEST)
+        assert known.is_only(keys(OTHER).conversation, DIGEST)
 
 
 def test_answers_that_broke_off_hide_what_is_older() -> None:
@@ -119,25 +135,11 @@ def test_what_is_written_again_hides_all_that_was_merged() -> None:
     known.keep_log()
     before = known.now()
     for visible in "vwx":
-        known.bury(keys(visible=visible).dropped)
+        known.bury(keys(context=visible).broken_off)
     known.logged(known.unlogged())
     known.write_again()
     other.learn(known.unlogged())
-    assert all(other.hides(keys(visible=visible), before) for visible in "vwx")
-
-
-def test_another_model_s_answer_is_another_turn() -> None:
-    """It stands where the older one did, and is no turn of the model's own."""
-    beside = SharedTombstones()
-    one, other = (Tombstones(beside=beside) for _ in range(2))
-    one.shown(keys(), one.now(), DIGEST)
-    assert other.is_only(keys().conversation, DIGEST)
-    other.shown(keys(), other.now(), ANOTHER)
-    assert not one.is_only(keys().conversation, DIGEST)
-    before = one.now()
-    other.bury(keys(visible="w").dropped)
-    assert one.hides(keys(visible="w"), before)
-    assert not one.hides(keys(visible="w"), one.now())
+    assert all(other.hides(keys(context=visible), before) for visible in "vwx")
 
 
 def test_a_mark_of_several_hides_them_when_it_goes() -> None:
@@ -157,23 +159,23 @@ def test_the_oldest_of_too_many_hide_all_that_is_as_old() -> None:
     known = marks(maximum=3)
     before = known.now()
     for visible in "vwxyz":
-        known.bury(keys(visible=visible).dropped)
+        known.bury(keys(context=visible).broken_off)
     assert len(known) == 3
-    assert known.hides(keys(visible="v"), before)
-    assert known.hides(keys(visible="never shown"), before)
-    assert not known.hides(keys(visible="never shown"), known.now())
+    assert known.hides(keys(context="v"), before)
+    assert known.hides(keys(context="never shown"), before)
+    assert not known.hides(keys(context="never shown"), known.now())
 
 
 def test_the_newest_marks_are_kept_one_by_one() -> None:
     """What is younger than the one that went is not hidden by it."""
     known = marks(maximum=2)
     for visible in "vwv":
-        known.bury(keys(visible=visible).dropped)
+        known.bury(keys(context=visible).broken_off)
     between = known.now()
-    known.bury(keys(visible="x").dropped)  # and w's goes
-    assert known.hides(keys(visible="v"), between - 15)
-    assert not known.hides(keys(visible="v"), between)
-    assert not known.hides(keys(visible="y"), between)
+    known.bury(keys(context="x").broken_off)  # and w's goes
+    assert known.hides(keys(context="v"), between - 15)
+    assert not known.hides(keys(context="v"), between)
+    assert not known.hides(keys(context="y"), between)
 
 
 def test_what_no_file_takes_is_merged_as_well() -> None:
@@ -181,23 +183,23 @@ def test_what_no_file_takes_is_merged_as_well() -> None:
     known.keep_log()
     before = known.now()
     for visible in "vwxyz":
-        known.bury(keys(visible=visible).dropped)
+        known.bury(keys(context=visible).broken_off)
     assert len(known.unlogged()) <= 3
     other.learn(known.unlogged())
-    assert all(other.hides(keys(visible=visible), before) for visible in "vwxyz")
+    assert all(other.hides(keys(context=visible), before) for visible in "vwxyz")
 
 
 def test_lines_are_written_until_they_are() -> None:
     """What is marked while they are being written is written next."""
     known = marks()
-    known.bury(keys().dropped)
+    known.bury(keys().broken_off)
     assert known.unlogged() == []  # nobody has asked for a log
     known.keep_log()
-    known.bury(keys().dropped)
+    known.bury(keys().broken_off)
     first = known.unlogged()
     assert len(first) == 1
-    known.bury(keys().dropped)
-    known.bury(keys(OTHER).dropped)
+    known.bury(keys().broken_off)
+    known.bury(keys(OTHER, context="d").broken_off)
     known.logged(first)
     assert len(known.unlogged()) == 2
     known.logged(known.unlogged())
@@ -208,7 +210,7 @@ def test_what_was_learnt_is_not_written_again() -> None:
     known, other = marks(), marks()
     known.keep_log()
     other.keep_log()
-    known.bury(keys().dropped)
+    known.bury(keys().broken_off)
     other.learn(known.unlogged())
     assert other.unlogged() == []
     assert other.hides(keys(), 1)
@@ -216,7 +218,7 @@ def test_what_was_learnt_is_not_written_again() -> None:
 
 def test_what_is_no_line_is_passed_over() -> None:
     known = marks()
-    line = f"{7:016x} {keys().dropped[0]} {'0' * 32}"
+    line = f"{7:016x} {keys().broken_off[0]} {'0' * 32}"
     known.learn(["", "x", line[:-1], f"{line}0", f"{line} {line}", line.upper() + "G"])
     known.learn([f"f{line[1:]}"])  # no clock says that: it would hide all for ever
     assert len(known) == 0
@@ -228,17 +230,17 @@ def test_a_file_that_is_written_anew_says_all() -> None:
     known, other = marks(maximum=2), marks()
     before = known.now()
     for visible in "vwx":
-        known.bury(keys(visible=visible).dropped)
+        known.bury(keys(context=visible).broken_off)
     other.learn(known.lines())
-    assert all(other.hides(keys(visible=visible), before) for visible in "vwx")
-    assert other.hides(keys(visible="never shown"), before)
+    assert all(other.hides(keys(context=visible), before) for visible in "vwx")
+    assert other.hides(keys(context="never shown"), before)
 
 
 def test_all_is_forgotten() -> None:
     known = marks(maximum=1)
     known.keep_log()
     for visible in "vw":
-        known.bury(keys(visible=visible).dropped)
+        known.bury(keys(context=visible).broken_off)
     before = known.now()
     known.clear()
     assert (len(known), known.unlogged()) == (0, [])

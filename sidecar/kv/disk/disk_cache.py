@@ -171,7 +171,7 @@ class DiskCache:
                     turn,
                     self._settings,
                 ),
-                TombstoneLog(folder, self._explained.tombstones),
+                TombstoneLog(SlotFolder(self._root.path), self._explained.tombstones),
             )
             self._refresh(folder)
         self._write_queue.start()
@@ -308,9 +308,7 @@ class DiskCache:
                 self._num_cleared += 1
                 self._index.clear()
                 self._stamps, self._seen = {}, 0
-                forgotten = forget_all(place.folder)
-                self._explained.tombstones.clear()
-                return forgotten
+                return forget_all(place.folder)
 
         def act() -> tuple[int, int]:
             try:
@@ -321,6 +319,10 @@ class DiskCache:
 
         # On the disk's thread nothing of it is read or written meanwhile.
         return self._machine.thread.submit(Urgency.RESTORE, act).result(_FORGET_S)
+
+    def clear_tombstones(self) -> None:
+        """Forget which turns are hidden: none of any model is left."""
+        self._explained.tombstones.clear()
 
     def _forget_before(self, folder: SlotFolder) -> None:
         """What was forgotten while nobody knew where it is."""

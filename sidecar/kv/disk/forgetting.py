@@ -17,7 +17,7 @@ from sidecar.kv.disk.durable_files import (
     open_private,
 )
 from sidecar.kv.disk.slot import STATE_GONE, STATELESS, Slot, sum_of_bytes
-from sidecar.kv.disk.slot_folder import LOG_NAME, Draft, SlotFolder
+from sidecar.kv.disk.slot_folder import Draft, SlotFolder
 from sidecar.kv.disk.tensor_file import (
     Damaged,
     Header,
@@ -61,7 +61,6 @@ def forget_all(folder: SlotFolder) -> tuple[int, int]:
     with folder.locked():
         numbers = folder.numbers()
         num_bytes = sum(folder.delete(number) for number in folder.files())
-        (folder.path / LOG_NAME).unlink(missing_ok=True)
         clear_broken_off(folder.path, math.inf)
     return len(numbers), num_bytes
 

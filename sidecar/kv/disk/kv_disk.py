@@ -100,6 +100,9 @@ class KVDisk:
             except OSError as error:  # what can be forgotten is
                 failed = error
             done |= cache.folders
+        if model is None and forget_filter is None:
+            for cache in caches:
+                cache.clear_tombstones()
         found.append(self.root.forget(model, forget_filter, done))
         if failed is not None:
             raise failed

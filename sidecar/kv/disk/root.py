@@ -31,6 +31,7 @@ from sidecar.kv.disk.durable_files import (
 )
 from sidecar.kv.disk.forgetting import forget
 from sidecar.kv.disk.slot_folder import Link, SlotFolder
+from sidecar.kv.disk.tombstone_log import LOG_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -304,6 +305,9 @@ class DiskRoot:
             slots, num_bytes = slots + found[0], num_bytes + found[1]
         if failed is not None:
             raise failed
+        if model is None and forget_filter is None:  # there is no turn to be hidden
+            with SlotFolder(self.path).locked():
+                (self.path / LOG_NAME).unlink(missing_ok=True)
         return slots, num_bytes
 
 

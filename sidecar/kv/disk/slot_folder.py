@@ -33,7 +33,6 @@ from sidecar.kv.disk.tensor_file import (
 
 logger = logging.getLogger(__name__)
 
-LOG_NAME = "tombstones.log"  # see tombstone_log
 _PARTS = {"cache": "safetensors", "meta": "json", "tokens": "safetensors"}
 _NAME = re.compile(r"slot_(\d+)_(cache|meta|tokens)\.(safetensors|json)")
 _MAX_SLOTS = 10**12  # numbers above are nobody's

@@ -1,5 +1,5 @@
 """
-The file of a model's tombstones: lines are appended, and read by every process.
+The file of the tombstones: lines are appended, and read by every process.
 
 What the lines say stands in memory/tombstones. A line that was cut off by a crash is
 none; the next one begins on a line of its own.
@@ -16,8 +16,9 @@ from sidecar.kv.disk.durable_files import (
     sync_folder,
 )
 from sidecar.kv.disk.ports import Marks
-from sidecar.kv.disk.slot_folder import LOG_NAME, SlotFolder
+from sidecar.kv.disk.slot_folder import SlotFolder
 
+LOG_NAME = "tombstones.log"
 _MAX_LINE = 100
 _MAX_BYTES = 16 << 20  # then it is written anew, with what is known
 
@@ -32,10 +33,10 @@ class _Position:
 
 class TombstoneLog:
     """
-    Of one model's folder. Its owner locks.
+    Of all models, read for one. Not thread-safe.
 
     Args:
-        max_bytes: of the file. For tests.
+        folder: the root's. max_bytes: of the file. For tests.
     """
 
     def __init__(
