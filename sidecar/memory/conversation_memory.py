@@ -291,8 +291,11 @@ class ConversationMemory:
         visible = visible_hash(said.text, said.calls)
         context = pending_turn.context.behind(pending_turn.vanishing)
         conversation = pending_turn.record.conversation
+        shown = [visible] if visible is not None else []
         with self.lock:
-            if visible is not None or said.others:
+            for unkept in (*shown, *said.others):
+                self.healing.drop(unkept, context, conversation)
+            if shown or said.others:  # any beginning of it may be what its client kept
                 self.healing.drop_all(context, conversation)
 
     def keep_past(self, pending_turn: PendingTurn) -> None:

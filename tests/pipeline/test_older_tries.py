@@ -240,13 +240,19 @@ def test_what_is_said_after_an_answer_that_broke_off_is_put_back(
         chats.restart()
 
 
+@pytest.mark.parametrize("is_stopped", [True, False])
 @pytest.mark.parametrize("client", [ONE, NOBODY], ids=["named", "unnamed"])
 def test_what_is_said_after_a_cut_answer_that_looks_alike_is_not(
-    client: Client,
+    client: Client, *, is_stopped: bool
 ) -> None:
-    """Its client may go on from either."""
+    """It was cut by a stop string, or stopped by its client, who may go on from it."""
     chats = Written()
-    chats.cut(TALK, client)
+    if is_stopped:
+        shown = conversation_memory.AssistantOutput("Done.", "", (), ())
+        chats.memory.note_unkept(chats.ask(TALK, client).pending_turn, shown)
+        chats.write_marks()
+    else:
+        chats.cut(TALK, client)
     chats.say(TALK, "the newest thought", client)
     for _ in range(2):
         assert "thought" not in chats.text(client)
