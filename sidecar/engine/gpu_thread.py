@@ -92,7 +92,7 @@ class MlxThread:
             wait = False
             try:
                 command()
-            except Exception:
+            except BaseException:
                 logger.exception("a posted command failed")
             del command  # what it holds may be a model
 

@@ -212,9 +212,9 @@ def _load_errors(source: ModelSource) -> Iterator[None]:
     """Whatever a library says, in one sentence, without a path of this machine."""
     try:
         yield
-    except GeneratorExit:
+    except (GeneratorExit, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # some libraries end the program
+    except BaseException as error:  # libraries end the program, or panic in Rust
         reason = _reason(error).replace(str(source.folder), source.name)
         message = f"model {source.name} cannot be loaded: {reason}"
         raise ModelLoadFailed(message) from error
@@ -265,7 +265,7 @@ def _weights(folder: Path, *, trust: bool, sees: bool) -> tuple[Any, dict[str, A
     if sees and (trust or not brought_code(folder)):
         try:
             return read_seeing(folder)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - mlx-lm may take it
+        except BaseException as error:  # noqa: BLE001 - mlx-lm may take it
             logger.warning("read without its vision tower: %s", _reason(error))
     model, config = load_model(folder, lazy=True, trust_remote_code=trust)
     return model, config
@@ -293,7 +293,7 @@ def _with_vision(
         vision_encoder = open_vision_encoder(
             loaded.model, loaded.folder, config, loaded.tokenizer, memo, trust=trust
         )
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it likes
+    except BaseException as error:  # noqa: BLE001 - whatever it likes
         reason = _reason(error).replace(str(loaded.folder), loaded.name)
         why = f"{BLIND_HERE}: {reason}"
         logger.warning("model %s: %s", loaded.name, why)

@@ -119,7 +119,9 @@ class PoolWorker(Generic[E]):
             assert task is not None
             try:
                 task()
-            except Exception:  # whatever one model does, the others are served
+            # Whatever one model does (Rust code of its tokenizer panics with what is no
+            # Exception), the others are served.
+            except BaseException:
                 logger.exception("a model could not be moved")
 
     def _poll_if_due(self) -> bool:
@@ -181,7 +183,7 @@ class PoolWorker(Generic[E]):
             # Who asked for it says it in one sentence; where it was is for developers.
             logger.debug("load failed model=%s", entry.spec.id, exc_info=True)
             failure = error
-        except (Exception, SystemExit) as error:  # some libraries end the program
+        except BaseException as error:  # libraries end the program, or panic
             logger.exception("load failed model=%s", entry.spec.id)
             failure = ModelLoadFailed(f"the model could not be loaded: {error}")
         with self.changed:

@@ -146,7 +146,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self._fail(RequestTimeout("the request took too long to arrive"))
         except OSError:
             self.close_connection = True
-        except Exception:
+        except (
+            BaseException
+        ):  # a tokenizer's Rust code panics with what is no Exception
             logger.exception("request failed path=%s", path[:200])
             self._fail(SidecarError("internal error"))
         finally:

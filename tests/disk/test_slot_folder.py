@@ -141,6 +141,20 @@ def test_a_slot_is_what_was_written(folder: SlotFolder) -> None:
     assert folder.path.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize("part", ["tokens", "meta", "cache"])
+def test_a_pipe_in_a_known_slot_s_place_is_damage(
+    part: str, folder: SlotFolder
+) -> None:
+    """Nobody waits for what would never come."""
+    slot = write(folder, None, [1, 2, 3])
+    file = folder.file(slot.number, part)
+    file.unlink()
+    os.mkfifo(file)
+    with folder.locked(), pytest.raises(Damaged, match=part):
+        folder.open(slot)
+    assert slot.number not in folder.links()
+
+
 def test_what_another_goes_on_from_is_its_own(folder: SlotFolder) -> None:
     """Its ids and KV; what was said there is gone, and what nobody goes on from."""
     first = write(folder, None, [1, 2, 3], "one")

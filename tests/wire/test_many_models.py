@@ -154,6 +154,23 @@ def test_what_another_model_said_instead_is_known(folder: Path) -> None:
                 assert leased.memory.tombstones is app.shared.tombstones
 
 
+def test_a_tokenizer_that_panics_is_a_failed_load(folder: Path, tmp_path: Path) -> None:
+    """Rust code raises what is no Exception; the others are loaded as before."""
+    for kind in ("dense", "sliding"):
+        shutil.copytree(folder / kind, tmp_path / kind)
+    shutil.copytree(folder / "dense", tmp_path / "panics")
+    file = tmp_path / "panics" / "tokenizer.json"
+    broken = {"type": "Precompiled", "precompiled_charsmap": ""}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": broken}))
+    with serving(tmp_path) as app:
+        body = {"model": "panics", "messages": TALK, "max_tokens": 6}
+        url = f"{app.url}/v1/chat/completions"
+        answer = httpx.post(url, json=body, timeout=120)
+        assert answer.status_code == 500
+        assert "model panics cannot be loaded" in answer.json()["error"]["message"]
+        assert ask(app, "sliding")["choices"]
+
+
 def test_cleared_while_it_was_away_it_is_forgotten(folder: Path) -> None:
     """What is not loaded is in reach of `forget` as well."""
     with serving(folder, MAX_MODELS="1") as app:

@@ -14,15 +14,16 @@ import logging
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from sidecar.kv.disk.durable_files import MALFORMED, sync_folder
+from sidecar.kv.disk.durable_files import MALFORMED, open_regular, sync_folder
 from sidecar.kv.disk.open_slot import OpenSlot, open_kv
 from sidecar.kv.disk.slot import VERSION, Slot, parse_slot, write_words
 from sidecar.kv.disk.tensor_file import (
@@ -147,8 +148,8 @@ class SlotFolder:
         found = {}
         for number in self.numbers():
             with contextlib.suppress(FileNotFoundError):
-                stat = self.file(number, "tokens").stat()
-                found[number] = (stat.st_ino, stat.st_mtime_ns)
+                status = self.file(number, "tokens").stat()
+                found[number] = (status.st_ino, status.st_mtime_ns)
         return found
 
     def changed_at(self) -> int:
@@ -249,6 +250,13 @@ class SlotFolder:
         finally:
             draft.discard()
 
+    def _opened(self, number: int, part: str) -> BinaryIO:
+        """A slot's file, to be read. One that is a pipe would never end."""
+        path = self.file(number, part)
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise Damaged(f"its {part} are in no file")
+        return os.fdopen(open_regular(path, os.O_RDONLY), "rb")
+
     def read(self, number: int) -> Slot:
         """
         What a slot is, without its KV.
@@ -257,13 +265,14 @@ class SlotFolder:
             Damaged: it is not one. OSError: it is gone, or the disk fails.
         """
         meta_file = self.file(number, "meta")
-        with self.file(number, "tokens").open("rb") as file:
+        with self._opened(number, "tokens") as file:
             header = read_header(file)
             if max(header.size, meta_file.stat().st_size) > _MAX_WORDS:
                 raise Damaged("its ids or its meta are too large")
             ids = read_tensor(file, header, "tokens")
             canonical = read_tensor(file, header, "canonical")
-        text, used = meta_file.read_bytes(), meta_file.stat().st_mtime
+        with self._opened(number, "meta") as file:
+            text, used = file.read(), os.fstat(file.fileno()).st_mtime
         try:
             return parse_slot(number, header, text, (ids, canonical), used)
         except MALFORMED as error:
@@ -281,7 +290,7 @@ class SlotFolder:
         if (again.uid, again.end) != (slot.uid, slot.end):
             raise Replaced("another slot has its number now")
         path = self.file(slot.number, "cache")
-        with path.open("rb") as file:
+        with self._opened(slot.number, "cache") as file:
             header = read_header(file)
         if (header.crc32, header.size) != (again.meta["_crc32"], again.num_bytes):
             raise Damaged("its KV is not what was written")
@@ -335,7 +344,7 @@ class SlotFolder:
         return found
 
     def _link(self, number: int) -> Link:
-        with self.file(number, "tokens").open("rb") as file:
+        with self._opened(number, "tokens") as file:
             metadata = read_header(file).metadata
         sizes = [self.file(number, part).stat() for part in _PARTS]
         if not (
@@ -345,7 +354,7 @@ class SlotFolder:
         return Link(
             metadata["uid"],
             metadata["parent"],
-            sum(stat.st_size for stat in sizes),
+            sum(size.st_size for size in sizes),
             sizes[list(_PARTS).index("meta")].st_mtime,
         )
 
