@@ -9,6 +9,7 @@ import pytest
 from sidecar.app import App
 from sidecar.config.settings import ServerConfig
 from sidecar.core.errors import Forbidden
+from sidecar.pipeline.template.encoder import PromptEncoder
 from sidecar.server.access import check
 from testkit.raw_http import eventually, exchange, request
 from testkit.servers import held_gpu, running_sidecar
@@ -113,3 +114,24 @@ def test_a_server_that_drains_is_not_well() -> None:
         answer = httpx.get(f"{app.url}/health", timeout=60)
         assert (answer.status_code, answer.json()["status"]) == (503, "draining")
         assert eventually(lambda: app.pool.num_leases == 0)
+
+
+class Panic(BaseException):
+    """As the Rust code of a tokenizer raises it."""
+
+
+def test_a_panic_in_a_request_is_its_error_alone(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no Exception; the client hears of it, and the next one is served."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    url = f"{app.url}{CHAT}"
+
+    def panic(*_: Any, **__: Any) -> None:
+        raise Panic("the tokenizer panicked")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(PromptEncoder, "encode", panic)
+        assert httpx.post(url, json=body, timeout=60).status_code == 500
+    assert eventually(lambda: httpx.get(f"{app.url}/health").json()["status"] == "ok")
+    assert httpx.post(url, json=body, timeout=60).status_code == 200
