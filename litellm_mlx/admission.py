@@ -1,5 +1,5 @@
 """
-Which requests LiteLLM's port lets in.
+Rules of LiteLLM's port: hosts, origins, keys and routes that are let in.
 
 LiteLLM answers any web page (`access-control-allow-origin: *`) and, without a master
 key, anybody who reaches the port, on all of its 600 routes: those that pass a body on

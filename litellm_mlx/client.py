@@ -1,5 +1,5 @@
 """
-The sidecar over httpx: send a call, take it back.
+The sidecar over httpx: sends a call, reads its answer, cancels it.
 
 No connection is kept for another call: on loopback a new one costs a fraction of a
 millisecond, and a kept one may have died with a restarted sidecar, which a POST cannot

@@ -1,5 +1,5 @@
 """
-What is on this machine is asked directly, whatever proxy the environment names.
+Requests to this machine go past the proxy that the environment names.
 
 LiteLLM's own clients obey HTTP_PROXY and its like for every address, the sidecar's
 included: the prompt and its key would go to that proxy in clear. NO_PROXY is the one

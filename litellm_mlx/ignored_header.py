@@ -1,5 +1,5 @@
 """
-The header that names what the sidecar was asked for in vain, on its way to the client.
+Passes on the header that names the fields which the sidecar ignored.
 
 LiteLLM sends on the headers of some answers only, under a prefix. Its logging object is
 the same from the provider to the proxy: there they are kept. On Google's route it asks

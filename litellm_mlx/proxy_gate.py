@@ -1,5 +1,5 @@
 """
-The gate in front of LiteLLM's app: refuses before LiteLLM sees a request, and sees
+The ASGI app in front of LiteLLM's: refuses by the rules of admission.py, and sees
 which clients leave.
 
 Installed by the provider's import, which LiteLLM's start does, so that it is there

@@ -1,5 +1,5 @@
 """
-Wrong keys are slowed down: who guesses learns little by each guess.
+Answers to wrong keys are delayed, and bounded in number for each address.
 
 Each answer of 401 to a key waits a while, and few of them wait at once for one address:
 beyond those nobody there is heard, a right key that is new there no sooner than a

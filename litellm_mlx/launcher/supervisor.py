@@ -1,5 +1,5 @@
 """
-Child processes that are kept running.
+Restarts child processes that end, hang or say that they are stuck.
 
 A service is *starting* until its health URL answers well, then *up*. One that ends,
 says it is sick, or says nothing for minutes, is started again after a pause that

@@ -1,4 +1,4 @@
-"""Names that look like settings and that nobody reads, and what was meant by them."""
+"""Misspelt settings: names in the environment that nobody reads, with likely ones."""
 
 import dataclasses
 import difflib

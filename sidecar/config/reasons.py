@@ -1,4 +1,4 @@
-"""Names of settings that people know from elsewhere and nothing here reads, and why."""
+"""Settings of other servers that are not read here, with the reason for each."""
 
 # Asked for by these very names: looked for in the environment as well.
 REASONS = {

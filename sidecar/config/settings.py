@@ -1,5 +1,5 @@
 """
-Settings: the one place that reads the environment.
+Settings: each one's name, default and range, and the one reader of the environment.
 
 Sources, later wins: default, `.env`, process environment, flag
 (`ENV_FILE_OVERRIDES=true` lets `.env` beat the environment). Every name also works

@@ -1,4 +1,4 @@
-"""Where settings come from: their spellings, and which source wins."""
+"""Reads settings from flags, environment and .env: their spellings, and which wins."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields

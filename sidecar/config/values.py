@@ -1,4 +1,4 @@
-"""What a setting may hold: its range in words, and text -> value."""
+"""Types of settings: a range in words, and text -> value."""
 
 import json
 import os

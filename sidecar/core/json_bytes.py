@@ -1,4 +1,4 @@
-"""JSON as strangers write it: bytes that all can read, depth that nothing can."""
+"""JSON of clients: lone surrogates are mended, depth and size are bounded."""
 
 import json
 import re

@@ -1,5 +1,5 @@
 """
-No model fetches anything: while a library loads one or computes, its thread is shut in.
+A model's libraries reach no network and start no program while they load or compute.
 
 Audio models name codecs, tokenizers and voices by hub ids and fetch them where they are
 missing; text libraries install dictionaries by pip. Within `closed_network` a thread

@@ -1,5 +1,5 @@
 """
-Stored KV is let go in its time.
+Stored KV that was not used for its time to live is let go, on an idle server too.
 
 KV goes when its time is up on a server that nobody asks anything, too. That wait is a
 thread's of its own: the GPU thread waits without a limit (engine/gpu_thread), and is

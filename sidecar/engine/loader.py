@@ -1,4 +1,4 @@
-"""A model's folder -> a loaded model with everything computable computed."""
+"""A model's folder -> a loaded model, its weights evaluated and its syntax known."""
 
 import contextlib
 import hashlib

@@ -1,5 +1,5 @@
 """
-One file of the hub, fetched by HTTP range until it is here and right.
+Downloads one file of the hub by HTTP range, resumed until it is whole and right.
 
 It grows as `blobs/ETAG.incomplete` in the hub's cache; whatever stopped it, the next
 try goes on where the file ends. Processes take turns by a lock on it.

@@ -1,4 +1,4 @@
-"""A text model that can be asked: what it takes, jobs, numbers, its end."""
+"""A loaded text model: forecasts a job, refuses what is too long, admits, closes."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""Which machines an image may be fetched from: those of the public internet."""
+"""Checks the addresses that images are fetched from: those of the public internet."""
 
 import ipaddress
 

@@ -1,5 +1,5 @@
 """
-Images fetched by URL, without letting a client look into this machine's network.
+Fetches images by URL: redirects, sizes and deadlines; addresses.py says from where.
 
 A name is resolved once, every address of it is checked, and the connection goes to a
 checked one: what the DNS says next changes nothing. Each redirect starts over. A thread

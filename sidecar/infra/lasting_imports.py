@@ -1,4 +1,4 @@
-"""Imports without the search for garbage: what they make stays until the end."""
+"""Imports with the garbage collector off: what they make stays until the end."""
 
 import contextlib
 import gc

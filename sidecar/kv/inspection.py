@@ -1,4 +1,4 @@
-"""A look at a tree: for people, and for what must never be wrong."""
+"""The prefix tree as rows for people, and the check of what must always hold in it."""
 
 import time
 from collections import Counter

@@ -1,5 +1,5 @@
 """
-Gives the model back its own words.
+The healing store: turns as the model wrote them, found by what a client echoes.
 
 Clients echo visible text and parsed calls; the KV holds what the model really wrote,
 with its thinking and its own call markup. A turn is found again by what the client

@@ -1,5 +1,5 @@
 """
-Fixed outputs of a model, cut everywhere, against what must come of them.
+A check at load: fixed outputs, cut everywhere, are split as they must be.
 
 The tags and the opener of calls are those that a model's template and vocabulary led
 to: two that overlap would show thinking as an answer, or lose a part of one.

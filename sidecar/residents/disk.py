@@ -1,4 +1,4 @@
-"""How a loaded text model's KV gets to the disk and back."""
+"""Opens the disk cache of a loaded text model, with all that it needs of the engine."""
 
 import logging
 from collections.abc import Callable, Generator

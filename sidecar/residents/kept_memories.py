@@ -1,5 +1,5 @@
 """
-What conversations left, of all models: borrowed by those that are loaded, else kept.
+KV and turns of models whose weights were unloaded, kept for their next load.
 
 KV outlives weights: a switch to another model and back costs a load, not a prefill. It
 stays under the limits of all KV, goes by score like any other, and is taken up again by

@@ -1,4 +1,4 @@
-"""What all models of a process share."""
+"""What all models of a process share: GPU thread, memory, stored KV, disk, metrics."""
 
 import functools
 import time

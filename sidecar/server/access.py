@@ -1,5 +1,5 @@
 """
-Who may come in.
+Who may come in: a request's host, its origin and its API key are checked.
 
 A web page in the user's browser must not reach a local model: a foreign Origin is
 refused, and so is a Host that is no address of this machine (a rebound DNS name).

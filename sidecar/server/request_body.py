@@ -1,5 +1,5 @@
 """
-Reading a request's body from a socket: deadlines, and a bound on what it becomes.
+Reads a request's body from a socket: deadlines, sizes, and a bound on parsed JSON.
 
 A list of empty lists takes forty times its bytes once it is parsed, so the values of a
 JSON text are counted before: each but the first stands behind an opening bracket, a

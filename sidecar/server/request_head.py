@@ -1,4 +1,4 @@
-"""A request's head, checked: what two readers may take differently is refused."""
+"""Checks a request's head: what two parsers may read differently is refused."""
 
 import io
 from email import errors

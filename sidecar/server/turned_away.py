@@ -1,5 +1,5 @@
 """
-Connections that get no place, or lose theirs: each is asked to come back, and hears it.
+Connections beyond the limit, and idle ones that make room: each is sent a 503.
 
 A socket that is closed while its client still sends is reset, and what was written to
 the client may be lost. So what it sends is read on for a while: by its thread if it has

@@ -1,4 +1,4 @@
-"""Engine events of one choice -> what the client is sent."""
+"""Engine events of one choice (of `n` answers) -> what the client is sent."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol

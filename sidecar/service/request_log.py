@@ -1,4 +1,4 @@
-"""What is logged of a chat: a line at its start, all of it in the session's file."""
+"""What is logged of a chat: a line at its start and end, all in the session's file."""
 
 import logging
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
 """
-The closed set of shapes a volatile stretch of text may have.
+The shapes by which rules find volatile text; rules.toml says which has which.
 
 Each shape is a small function: text and arguments in, (start, end) pairs out, in
 order, not overlapping. No pattern crosses lines by a wildcard. Running a shape twice

@@ -1,4 +1,4 @@
-"""The rules of rules.toml: loading, checking, policies."""
+"""Loads and checks rules.toml: the pattern and the policy of each volatile kind."""
 
 import bisect
 import functools

@@ -1,4 +1,4 @@
-"""Grammars of values: text -> length of the value at its start, or 0."""
+"""Grammars of clocks, dates, ids and durations: text -> length of the value there."""
 
 import functools
 import re

@@ -1,4 +1,4 @@
-"""What KV on disk needs of the rest: settings, and who explains what is stored."""
+"""What the disk cache needs of the rest: settings, turns, tombstones, the machine."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence

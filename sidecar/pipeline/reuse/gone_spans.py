@@ -1,4 +1,4 @@
-"""Puts spans that a request has not any more back into their canonical places."""
+"""Puts spans that a request no longer has back into their canonical places."""
 
 import bisect
 from collections.abc import Sequence

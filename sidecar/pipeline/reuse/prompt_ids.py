@@ -1,5 +1,5 @@
 """
-Elements and values -> ids: of what the model reads (M), and for lookup (C).
+Elements and values -> ids: those the model reads (M) and those for lookup (C).
 
 Prompts far too long for the model are refused before they are tokenised whole: ten
 megabytes take a tokenizer many seconds, and the first tenth tells as much.

@@ -1,5 +1,5 @@
 """
-What a rendered prompt is made of, and the proof that a text is a run of that.
+The elements of a rendered prompt, and the proof that they give the template's text.
 
 The substitution proof: each literal stands in the text as it is, and each span with its
 own value. White space at an edge may be gone in the text (templates that trim): a

@@ -1,4 +1,4 @@
-"""What stands around a turn, and in its place while the template renders."""
+"""Turn delimiters kept by template options, and placeholders for spliced turns."""
 
 import json
 import re
