@@ -36,7 +36,7 @@ def ask(app: App, told: Messages | None = None) -> Messages:
     async def send(message: Any) -> None:
         told.append(message)
 
-    asyncio.run(lost_refusals.run(app, {**SCOPE}, receive, (send, SCOPE["path"])))
+    asyncio.run(lost_refusals.run(app, {**SCOPE}, receive, send, SCOPE["path"]))
     return told
 
 

@@ -228,7 +228,7 @@ def test_what_a_client_strips_is_put_back(
     lead: str,
 ) -> None:
     """Heal after strip = identity: the next prompt begins with the very same ids."""
-    chats, client = chats_of(kind), Client(f"session {next(NUMBERS)}")
+    chats, client = chats_of(kind), Client(key=f"key {next(NUMBERS)}")
     said = Said(text, reasoning, made)
     prompt = chats.prepare([user("hi")], client)
     sampled = chats.answer(prompt, said, raw=lead + said.raw)
