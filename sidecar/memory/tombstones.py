@@ -5,9 +5,9 @@ A turn must not be put back where its client may go on from something else that 
 the same: another try with other thoughts, or an answer that broke off. Those turns may
 stand where they cannot be compared or deleted now: in a file that is not open yet, in
 another process. So each answer leaves a mark. One that is kept names its words, and two
-that differ hide both; one that is not kept has a time, and hides all that is older.
-Stores that never write in place delete in this way (tombstones of log-structured merge
-trees, of Cassandra).
+that differ hide both. One that is not kept hides all that looks like it, and one that
+broke off has a time, and hides all that is older. Stores that never write in place
+delete in this way (tombstones of log-structured merge trees, of Cassandra).
 
 The time is a hybrid logical clock: wall-clock nanoseconds, but always later than every
 time that was seen (Kulkarni et al., Logical Physical Clocks, 2014).
@@ -93,7 +93,7 @@ class Tombstone:
     A mark: something was shown at a time.
 
     Args:
-        words: 32 digits that name what was shown; none if it was not kept.
+        words: 32 digits that name what was shown; none if it broke off.
     """
 
     time: int
@@ -113,9 +113,7 @@ class Tombstones:
     """
 
     def __init__(
-        self,
-        maximum: int = _MAX_MARKS,
-        clock: Callable[[], int] = time.time_ns,
+        self, maximum: int = _MAX_MARKS, clock: Callable[[], int] = time.time_ns
     ) -> None:
         self._maximum = maximum
         self._clock = clock

@@ -291,6 +291,18 @@ def test_a_thread_that_is_known_by_its_calls_keeps_no_older_try(
         chats.restart()
 
 
+def test_no_other_session_s_turn_stands_in_for_one_that_is_lost() -> None:
+    """The session's own mark says that it was shown something else."""
+    chats = Written()
+    chats.say(clocked("10:00"), "the lost thought", ONE)
+    chats.slots.clear()
+    chats.say(clocked("10:01"), "the other session's thought", TWO)
+    chats.restart()
+    goes_on = [*clocked("10:01"), assistant("Done."), user("go on")]
+    assert "the other session's thought" in chats.text(Client("three"), goes_on)
+    assert "thought" not in chats.text(ONE, goes_on)
+
+
 def test_a_cut_answer_is_lent_no_other_session_s_thinking() -> None:
     """The very same prompt was answered in the same words elsewhere, and kept."""
     chats = Written()
