@@ -294,9 +294,9 @@ def test_a_thread_that_is_known_by_its_calls_keeps_no_older_try(
 def test_no_other_session_s_turn_stands_in_for_one_that_is_lost() -> None:
     """The session's own mark says that it was shown something else."""
     chats = Written()
-    chats.say(clocked("10:00"), "the lost thought", ONE)
-    chats.slots.clear()
     chats.say(clocked("10:01"), "the other session's thought", TWO)
+    chats.say(clocked("10:00"), "the lost thought", ONE)
+    chats.slots.pop()
     chats.restart()
     goes_on = [*clocked("10:01"), assistant("Done."), user("go on")]
     assert "the other session's thought" in chats.text(Client("three"), goes_on)
