@@ -35,6 +35,7 @@ class Forecast:
     Args:
         predicted_s: until `max_tokens` answers are out.
         fits: whether it would be admitted as far as memory and context go.
+        is_whole: False: it is so much too long that not all of it was counted.
     """
 
     prompt_tokens: int
@@ -44,6 +45,7 @@ class Forecast:
     fits: bool
     max_context_tokens: int
     queued: int
+    is_whole: bool = True
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

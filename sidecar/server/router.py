@@ -6,6 +6,7 @@ from urllib.parse import unquote
 
 from sidecar.config.settings import ServerConfig
 from sidecar.core.errors import (
+    ContextLengthExceeded,
     MethodNotAllowed,
     NotFound,
     SidecarError,
@@ -265,6 +266,13 @@ def _forecast(found: Forecast) -> dict[str, Any]:
 
 
 def _input_tokens(found: Forecast) -> dict[str, Any]:
+    if not found.is_whole:
+        raise ContextLengthExceeded(
+            f"this model's maximum context length is {found.max_context_tokens} tokens, "
+            f"and the prompt has more than {found.prompt_tokens}",
+            param="messages",
+            num_tokens=found.prompt_tokens,
+        )
     return {"input_tokens": found.prompt_tokens}
 
 

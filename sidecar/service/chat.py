@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from sidecar.config.settings import GenerationConfig
 from sidecar.core.errors import (
@@ -133,7 +134,8 @@ class ChatService:
             try:
                 prepared = resident.prepare(request, is_connected)
             except ContextLengthExceeded as error:  # so long that it was not read whole
-                return resident.engine.forecast((error.num_tokens, 0), maximum)
+                found = resident.engine.forecast((error.num_tokens, 0), maximum)
+                return replace(found, is_whole=False)
             return resident.forecast(prepared, maximum)
 
     def start_completion(

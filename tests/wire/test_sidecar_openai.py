@@ -305,6 +305,10 @@ def test_what_is_far_too_long_is_told_like_what_is_a_little(
     found = client.post("/cache/probe", cast_to=dict[str, object], body=body)
     assert found["fits"] is False
     assert found["prompt_tokens"] > found["max_context_tokens"] > 30_000
+    assert found["is_whole"] is False
+    body = {**body, "model": "local"}
+    with pytest.raises(openai.BadRequestError, match="prompt is too long"):
+        client.post("/messages/count_tokens", cast_to=dict[str, object], body=body)
 
 
 def test_models_are_listed(client: openai.OpenAI) -> None:
