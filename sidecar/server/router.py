@@ -267,8 +267,9 @@ def _forecast(found: Forecast) -> dict[str, Any]:
 
 def _input_tokens(found: Forecast) -> dict[str, Any]:
     if not found.is_whole:
+        maximum = found.max_context_tokens
         raise ContextLengthExceeded(
-            f"this model's maximum context length is {found.max_context_tokens} tokens, "
+            f"this model's maximum context length is {maximum} tokens, "
             f"and the prompt has more than {found.prompt_tokens}",
             param="messages",
             num_tokens=found.prompt_tokens,
