@@ -282,6 +282,16 @@ class ConversationMemory:
         if fields["said"] is not None:
             self.healing.load(*turn_of(fields["said"]))
 
+    def answer_begun(self, pending_turn: PendingTurn) -> None:
+        """Know that an answer is given; `answer_ended` once it is kept, or noted."""
+        context = pending_turn.context.behind(pending_turn.vanishing)
+        self.healing.answer_begun(context, pending_turn.record.conversation)
+
+    def answer_ended(self, pending_turn: PendingTurn) -> None:
+        """Know that it is given no more."""
+        context = pending_turn.context.behind(pending_turn.vanishing)
+        self.healing.answer_ended(context, pending_turn.record.conversation)
+
     def note_unkept(self, pending_turn: PendingTurn, said: AssistantOutput) -> None:
         """
         Know that a client was shown what will not be remembered.

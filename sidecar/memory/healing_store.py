@@ -269,6 +269,18 @@ class HealingStore:
         """
         self.tombstones.shown_unkept(_keys(visible, context, conversation))
 
+    def answer_begun(self, context: Context, conversation: Conversation) -> None:
+        """
+        Put back no turn behind such a prompt while an answer is given there.
+
+        Its client may go away and go on from what it was shown, before that is known.
+        """
+        self.tombstones.answer_begun(_keys("", context, conversation))
+
+    def answer_ended(self, context: Context, conversation: Conversation) -> None:
+        """Go by what is known again; called once for each that was begun."""
+        self.tombstones.answer_ended(_keys("", context, conversation))
+
     def drop_all(self, context: Context, conversation: Conversation) -> None:
         """
         Put back no turn behind such a prompt that is known by now.

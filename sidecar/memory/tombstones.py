@@ -18,7 +18,7 @@ import json
 import re
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -119,6 +119,7 @@ class Tombstones:
         self._clock = clock
         self._marks: OrderedDict[str, Tombstone] = OrderedDict()
         self._unlogged: OrderedDict[str, Tombstone] | None = None
+        self._answering: Counter[str] = Counter()
         self._floor = 0
         self._now = 0
         self._lock = threading.Lock()
@@ -154,6 +155,19 @@ class Tombstones:
         for key in keys:
             self._put(key, mark)
 
+    def answer_begun(self, keys: PlaceKeys) -> None:
+        """Hide what is at a place while an answer is given there, of this process."""
+        with self._lock:
+            self._answering.update(keys.broken_off)
+
+    def answer_ended(self, keys: PlaceKeys) -> None:
+        """Go by the marks again, which say by now what was shown."""
+        with self._lock:
+            self._answering -= Counter(keys.broken_off)
+
+    def _is_answering(self, keys: PlaceKeys) -> bool:
+        return any(key in self._answering for key in keys.broken_off)
+
     def shown(self, keys: PlaceKeys, turn_time: int, digest: str) -> None:
         """
         Know that a turn was shown at its place.
@@ -169,8 +183,10 @@ class Tombstones:
         self.shown(keys, self.now(), _SEVERAL)
 
     def hides(self, keys: PlaceKeys, turn_time: int) -> bool:
-        """Whether an answer broke off later where a turn was said."""
+        """Whether an answer broke off later where a turn was said, or is given there."""
         with self._lock:
+            if self._is_answering(keys):
+                return True
             marks = [self._marks.get(key) for key in keys.broken_off]
             since = max((mark.time for mark in marks if mark), default=0)
             return turn_time < max(since, self._floor)
@@ -182,9 +198,10 @@ class Tombstones:
         return mark is None or mark.words == digest
 
     def has_broken_off(self, keys: PlaceKeys) -> bool:
-        """Whether an answer broke off in a conversation, at a place."""
+        """Whether an answer of a conversation broke off at a place, or is given there."""
         with self._lock:
-            return any(key in self._marks for key in keys.broken_off)
+            was = any(key in self._marks for key in keys.broken_off)
+            return was or self._is_answering(keys)
 
     def _put(self, key: str, mark: Tombstone) -> None:
         with self._lock:

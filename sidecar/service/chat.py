@@ -92,8 +92,13 @@ class ChatService:
                 self._log, request, plan.prepared, plan.sampling, syntax.family.name
             )
 
+            memory, pending_turn = resident.memory, plan.prepared.pending_turn
+
             def settled(receipt: Receipt) -> None:
-                remember(resident.pipeline, plan.prepared, receipt)
+                try:
+                    remember(resident.pipeline, plan.prepared, receipt)
+                finally:
+                    memory.answer_ended(pending_turn)
                 log.ended(receipt.numbers, receipt.said)
 
             run = self._run(
@@ -103,6 +108,7 @@ class ChatService:
                 settled,
                 resources.pop_all(),
             )
+        memory.answer_begun(pending_turn)
         log.started(run.max_tokens)
         return run
 

@@ -142,6 +142,22 @@ def test_what_is_written_again_hides_all_that_was_merged() -> None:
     assert all(other.hides(keys(context=visible), before) for visible in "vwx")
 
 
+def test_an_answer_that_is_being_given_hides_what_is_there() -> None:
+    """As long as any is, and no longer."""
+    known = marks()
+    known.shown(keys(), known.now(), DIGEST)
+    for _ in range(2):
+        known.answer_begun(keys())
+    for is_over in (False, True):
+        assert known.hides(keys(visible="w", literal="later"), known.now())
+        assert known.has_broken_off(keys())
+        assert not known.hides(keys(OTHER), known.now())
+        assert known.unlogged() == []
+        known.answer_ended(keys())
+        assert known.hides(keys(), known.now()) is not is_over
+    assert not known.has_broken_off(keys())
+
+
 def test_a_mark_of_several_hides_them_when_it_goes() -> None:
     """The last of them has the mark's own time."""
     known = marks(maximum=9)

@@ -291,6 +291,18 @@ def test_a_thread_that_is_known_by_its_calls_keeps_no_older_try(
         chats.restart()
 
 
+@pytest.mark.parametrize("client", [ONE, NOBODY], ids=["named", "unnamed"])
+def test_while_an_answer_is_given_no_older_one_is_put_back(client: Client) -> None:
+    """Its client may be gone already, and go on from a part that looks alike."""
+    chats = Written()
+    chats.say(TALK, "the older thought", client)
+    pending_turn = chats.ask(TALK, client).pending_turn
+    chats.memory.answer_begun(pending_turn)
+    assert "thought" not in chats.text(client)
+    chats.memory.answer_ended(pending_turn)
+    assert "the older thought" in chats.text(client)
+
+
 def test_no_other_session_s_turn_stands_in_for_one_that_is_lost() -> None:
     """The session's own mark says that it was shown something else."""
     chats = Written()

@@ -265,8 +265,11 @@ def test_cancelling_by_the_id_that_the_client_sees(
             lines = iter(lambda: stream.readline().decode(), "")
             found = (re.search(pattern, line) for line in lines)
             name = next(match[1] for match in found if match)
+            is_chat = path != COMPLETION
+            assert bool(endless.shared.tombstones._answering) is is_chat
             assert cancel(endless, name) == {"cancelled": True, "id": name}
             assert "cancelled" in stream.read().decode()
+            assert not endless.shared.tombstones._answering
     assert cancel(endless, name) == {"cancelled": False, "id": name}
 
 
