@@ -183,7 +183,7 @@ class Tombstones:
         self.shown(keys, self.now(), _SEVERAL)
 
     def hides(self, keys: PlaceKeys, turn_time: int) -> bool:
-        """Whether an answer broke off later where a turn was said, or is given there."""
+        """Whether an answer broke off later where a turn was said, or is given now."""
         with self._lock:
             if self._is_answering(keys):
                 return True
@@ -198,7 +198,7 @@ class Tombstones:
         return mark is None or mark.words == digest
 
     def has_broken_off(self, keys: PlaceKeys) -> bool:
-        """Whether an answer of a conversation broke off at a place, or is given there."""
+        """Whether an answer of a conversation broke off at a place, or is given now."""
         with self._lock:
             was = any(key in self._marks for key in keys.broken_off)
             return was or self._is_answering(keys)
