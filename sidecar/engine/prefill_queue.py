@@ -146,7 +146,7 @@ class PrefillQueue:
     def _begin(self, job: Job) -> bool:
         try:
             self.current = self._begin_sequence(job)
-        except Exception as error:  # it is this job's alone, which waits for its answer
+        except BaseException as error:  # it is this job's alone, which waits for it
             logger.exception("a prompt could not be begun")
             failure = GenerationFailed(f"the prompt could not be begun: {error}")
             job.emit(JobFailed(failure))

@@ -206,7 +206,7 @@ class BatchScheduler:
                 self._decode()
                 seconds = time.perf_counter() - started
                 counted_s = self.pacer.decoded(seconds, is_free=is_free)
-        except Exception as error:
+        except BaseException as error:
             logger.exception("decode step failed model=%s", self._model.name)
             self._fail(
                 {self._rows[u].job for u in self._decode_batches.drop_current()}, error
@@ -227,7 +227,7 @@ class BatchScheduler:
                 started = time.perf_counter()
                 self._prefill_chunk(sequence, beside_streams=beside_streams)
                 self.prefills.took(time.perf_counter() - started)
-        except Exception:
+        except BaseException:
             logger.exception("a turn failed model=%s", self._model.name)
         if sequence or before != self._begun():
             self._sample()
@@ -260,7 +260,7 @@ class BatchScheduler:
         for row in self._rows.values():
             row.job.due = NOTHING
 
-    def _fail(self, jobs: set[Job], error: Exception) -> None:
+    def _fail(self, jobs: set[Job], error: BaseException) -> None:
         """End jobs whose caches are lost, all their rows in whatever batch."""
         rows = [uid for uid, row in self._rows.items() if row.job in jobs]
         self._decode_batches.remove(rows)
@@ -297,7 +297,7 @@ class BatchScheduler:
             self.prefills.give_up(sequence)
             self._sample()
             sequence.job.emit(JobFailed(error))
-        except Exception as error:
+        except BaseException as error:
             logger.exception("prefill failed model=%s", self._model.name)
             self.prefills.done()
             sequence.abandon(self._store)
@@ -388,7 +388,7 @@ class BatchScheduler:
             elif row.stop_string is not None:
                 self._finish(row, "stop", self._decode_batches.extract(uid))
                 self._remove_rows([uid])
-        except Exception as error:
+        except BaseException as error:  # a tokenizer's Rust code may panic
             logger.exception("row failed model=%s", self._model.name)
             self._fail({row.job}, error)
 

@@ -30,6 +30,7 @@ from testkit.servers import held_gpu, running_sidecar
 from testkit.tiny_models import make_model
 
 KINDS = ("dense", "hybrid", "sliding", "capped")
+BUILTIN = Path(__file__).parents[2] / "sidecar" / "builtin_model"
 TALK = [{"role": "user", "content": "tell me of " + "many small things " * 12}]
 Json = dict[str, Any]
 
@@ -169,6 +170,27 @@ def test_a_tokenizer_that_panics_is_a_failed_load(folder: Path, tmp_path: Path) 
         assert answer.status_code == 500
         assert "model panics cannot be loaded" in answer.json()["error"]["message"]
         assert ask(app, "sliding")["choices"]
+
+
+def test_a_tokenizer_that_panics_in_an_answer_fails_that_alone(tmp_path: Path) -> None:
+    """On the GPU thread, which all models have in common."""
+    for name in ("good", "panics"):
+        shutil.copytree(BUILTIN, tmp_path / name)
+    file = tmp_path / "panics" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    strip = {"type": "Strip", "content": "0", "start": 1, "stop": 1}
+    decoders = {"type": "Sequence", "decoders": [tokenizer["decoder"], strip]}
+    file.write_text(json.dumps({**tokenizer, "decoder": decoders}))
+    zero = str(tokenizer["model"]["vocab"]["0"])
+    named = {"MODEL_DIR": str(tmp_path), "MODEL_PATH": str(tmp_path / "good")}
+    with running_sidecar(named) as app:
+        body = {"model": "panics", "messages": TALK, "max_tokens": 6}
+        url = f"{app.url}/v1/chat/completions"
+        more = {"logit_bias": {zero: 100}, "enable_thinking": False}
+        answer = httpx.post(url, json={**body, **more}, timeout=120)
+        assert answer.status_code == 500
+        for model in ("good", "panics"):
+            assert ask(app, model)["choices"]
 
 
 def test_cleared_while_it_was_away_it_is_forgotten(folder: Path) -> None:
