@@ -25,6 +25,8 @@ T = TypeVar("T")
 # as this to get it back from a thread at work, a few times a step. Python's own 5 ms
 # made steps of 1.4 ms take 16 while another prompt was prepared.
 _LOCK_WAIT_S = 0.0005
+# Turns in a row: then the thread ends, /health says so, and the launcher starts again.
+_MAX_FAILED = 20
 
 
 @functools.cache
@@ -141,10 +143,18 @@ class GpuThread(MlxThread):
         self.call(lambda: self._turns.remove(worker))
 
     def _run(self) -> None:
+        failed = 0
         while True:
             self._run_commands(wait=not self._turns.has_work())
             self._busy_since = time.monotonic()
-            self._turns.take()
+            try:
+                self._turns.take()
+                failed = 0
+            except BaseException:  # Rust code panics with what is no Exception
+                logger.exception("a turn of the GPU thread failed")
+                failed += 1
+                if failed == _MAX_FAILED:
+                    raise
             self._busy_since = None
 
 

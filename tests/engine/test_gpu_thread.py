@@ -91,6 +91,33 @@ kept_until_the_end = Slow()
 """
 
 
+class Panic(BaseException):
+    """As the Rust code of a tokenizer raises it."""
+
+
+class Panicking(Errand):
+    """A worker that fails some times, and has no more to do then."""
+
+    def __init__(self) -> None:
+        self.left = 5
+
+    def has_work(self) -> bool:
+        return self.left > 0
+
+    def interrupt(self, *, beside_streams: bool) -> bool:
+        self.left -= 1
+        raise Panic("a tokenizer panicked")
+
+
+def test_a_worker_that_panics_does_not_end_it() -> None:
+    """All models have this one thread."""
+    gpu, worker = gpu_thread(), Panicking()
+    gpu.add_worker(worker)
+    wait_until(lambda: not worker.left)
+    gpu.remove_worker(worker)
+    assert gpu.call(lambda: threading.current_thread().name) == "gpu"
+
+
 def test_a_process_that_used_the_gpu_thread_ends_cleanly(
     model_folder: Callable[[str], Path],
 ) -> None:
