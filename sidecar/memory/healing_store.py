@@ -410,13 +410,12 @@ class HealingStore:
             asked_at: where its own conversation asks for it; None: another one does.
         """
         digest, is_only = turn.healed.digest, self.tombstones.is_only
+        if asked_at is None:
+            return is_only(turn.keys.anybody, digest)
         is_named = not is_implicit(turn.conversation.session)
         # A chat may have been copied, and go on under another name.
-        may_be_copy = is_named or asked_at is None
-        if may_be_copy and not is_only(turn.keys.prompt, digest):
+        if is_named and not is_only(turn.keys.prompt, digest):
             return False
-        if asked_at is None:
-            return is_only(turn.keys.identity, digest)
         if is_only(turn.keys.conversation, digest):
             return True
         is_same = turn.context.identity == asked_at.identity
@@ -431,12 +430,10 @@ class HealingStore:
         asked_at = _keys(shown[0].visible, context, turn_query.conversation)
         if self.tombstones.has_broken_off(asked_at):
             return []  # whoever asks may have been shown something else
-        is_only = self.tombstones.is_only
         return [
             turn
             for turn in shown
             if turn.as_sent
-            and is_only(asked_at.conversation, turn.healed.digest)
             and (turn_query.session is not None or turn_query.has_values_of(turn))
         ]
 

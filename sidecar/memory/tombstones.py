@@ -46,12 +46,14 @@ class PlaceKeys:
             there hide it: a named session behind the same canonical context; where the
             client names none, the thread behind it, and anybody behind the same prompt.
         prompt: the very same prompt, whoever sent it.
+        anybody: the same canonical context and the same identity, in any session.
     """
 
     conversation: str
     identity: str
     broken_off: tuple[str, ...]
     prompt: str
+    anybody: str
 
 
 def place_keys(
@@ -79,6 +81,7 @@ def place_keys(
         _key("asked", *in_session, identity, visible),
         tuple(_key(*each, None) for each in names),
         _key("said", tenant, literal, visible),
+        _key("anybody", tenant, canonical, identity, visible),
     )
 
 
@@ -175,7 +178,7 @@ class Tombstones:
         Args:
             digest: of the turn's ids.
         """
-        for key in (keys.conversation, keys.identity, keys.prompt):
+        for key in (keys.conversation, keys.identity, keys.prompt, keys.anybody):
             self._put(key, Tombstone(turn_time, digest))
 
     def shown_unkept(self, keys: PlaceKeys) -> None:

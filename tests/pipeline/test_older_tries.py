@@ -311,8 +311,8 @@ def test_no_other_session_s_turn_stands_in_for_one_that_is_lost() -> None:
     chats.slots.pop()
     chats.restart()
     goes_on = [*clocked("10:01"), assistant("Done."), user("go on")]
-    assert "the other session's thought" in chats.text(Client("three"), goes_on)
     assert "thought" not in chats.text(ONE, goes_on)
+    assert "thought" not in chats.text(Client("three"), goes_on)
 
 
 def test_a_cut_answer_is_lent_no_other_session_s_thinking() -> None:
@@ -409,6 +409,18 @@ def test_no_two_sessions_have_one_name() -> None:
     asked = [chats.ask(TALK, Client(name)) for name in names]
     sessions = {prompt.pending_turn.record.conversation.session for prompt in asked}
     assert len(sessions) == len(names)
+
+
+def test_a_copied_chat_whose_clock_has_moved_is_lent_no_other_s_thought() -> None:
+    """It stands now where another chat of equal words was answered."""
+    chats = Written()
+    chats.say(clocked("11:20"), "the other's thought", TWO)
+    goes_on = [*clocked("11:20"), assistant("Done."), user("go on")]
+    assert "thought" in chats.text(Client("copy"), goes_on)
+    chats.say(clocked("08:00"), "the thought that was copied", ONE)
+    for _ in range(2):
+        assert "thought" not in chats.text(Client("copy"), goes_on)
+        chats.restart()
 
 
 def test_a_copied_chat_goes_on_from_the_try_that_it_was_copied_with() -> None:
