@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sidecar.core.conversation import ForgetFilter, conversation_of
+from sidecar.core.conversation import Conversation, ForgetFilter, conversation_of
 from sidecar.core.ports import KVStore
 from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import ClientInfo, ToolCall
@@ -101,6 +101,16 @@ class PendingTurn:
     as_sent: bool
     client: ClientInfo
     ids: ModelIds
+
+    @property
+    def conversation(self) -> Conversation:
+        """Who asked."""
+        return self.record.conversation
+
+    @property
+    def shown_behind(self) -> Context:
+        """What came before the answer, a message that no later prompt has included."""
+        return self.context.behind(self.vanishing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +216,7 @@ class ConversationMemory:
 
     def _commit(self, pending_turn: PendingTurn, said: AssistantOutput) -> None:
         self.lineage.add(pending_turn.record)
-        conversation = pending_turn.record.conversation
+        conversation = pending_turn.conversation
         parents, num_tokens = pending_turn.client.parents, pending_turn.num_tokens
         if not self.turns.advance(
             conversation, pending_turn.digests, num_tokens, parents
@@ -215,7 +225,7 @@ class ConversationMemory:
         self.healing.remember_calls(said.calls, conversation)
         visible = visible_hash(said.text, said.calls)
         turn, ids = None, [pending_turn.turn, *(call.id for call in said.calls)]
-        context = pending_turn.context.behind(pending_turn.vanishing)
+        context = pending_turn.shown_behind
         lost = list(said.others)
         if visible is not None and pending_turn.opening is not None and said.sampled:
             turn = self._turn(visible, pending_turn, pending_turn.opening, said)
@@ -284,13 +294,11 @@ class ConversationMemory:
 
     def answer_begun(self, pending_turn: PendingTurn) -> None:
         """Know that an answer is given; `answer_ended` once it is kept, or noted."""
-        context = pending_turn.context.behind(pending_turn.vanishing)
-        self.healing.answer_begun(context, pending_turn.record.conversation)
+        self.healing.answer_begun(pending_turn.shown_behind, pending_turn.conversation)
 
     def answer_ended(self, pending_turn: PendingTurn) -> None:
         """Know that it is given no more."""
-        context = pending_turn.context.behind(pending_turn.vanishing)
-        self.healing.answer_ended(context, pending_turn.record.conversation)
+        self.healing.answer_ended(pending_turn.shown_behind, pending_turn.conversation)
 
     def note_unkept(self, pending_turn: PendingTurn, said: AssistantOutput) -> None:
         """
@@ -299,8 +307,8 @@ class ConversationMemory:
         If it goes on from there, an older turn that looks like it is not meant.
         """
         visible = visible_hash(said.text, said.calls)
-        context = pending_turn.context.behind(pending_turn.vanishing)
-        conversation = pending_turn.record.conversation
+        context = pending_turn.shown_behind
+        conversation = pending_turn.conversation
         shown = [visible] if visible is not None else []
         with self.lock:
             for unkept in (*shown, *said.others):
@@ -320,7 +328,7 @@ class ConversationMemory:
 
     def is_current(self, pending_turn: PendingTurn) -> bool:
         """Whether nothing was forgotten since a prompt was begun."""
-        return self._kv.is_current(pending_turn.record.conversation)
+        return self._kv.is_current(pending_turn.conversation)
 
     def reopen(self, decode: Callable[[Sequence[int]], str]) -> None:
         """Serve the same model, loaded again; other places are to be named anew."""
@@ -365,8 +373,8 @@ class ConversationMemory:
             pending_turn.vanishing,
             opening.lead,
         )
-        context = pending_turn.context.behind(pending_turn.vanishing)
-        conversation = pending_turn.record.conversation
+        context = pending_turn.shown_behind
+        conversation = pending_turn.conversation
         return KnownTurn(
             visible,
             context,

@@ -230,22 +230,16 @@ class HealingStore:
         """
         Know a turn again that comes from a file.
 
-        One that something else was shown instead of is known by its ids alone.
+        Whether something else was shown instead of it is asked when it is looked for.
         """
         self.tombstones.see(turn.time)
         self.tombstones.shown(turn.keys, turn.time, turn.healed.digest)
-        if self.tombstones.hides(turn.keys, turn.time):
-            self._note_ids(turn, ids)
-        else:
-            self._add(turn, ids)
-
-    def _note_ids(self, turn: KnownTurn, ids: Sequence[str]) -> None:
-        for issued in ids:
-            self._by_id.put(call_key(issued), turn)
+        self._add(turn, ids)
 
     def _add(self, turn: KnownTurn, ids: Sequence[str]) -> None:
         """Keep a turn among those of its place, the newest first."""
-        self._note_ids(turn, ids)
+        for issued in ids:
+            self._by_id.put(call_key(issued), turn)
         with self._lock:
             place = (turn.visible, turn.context.canonical, turn.conversation.tenant)
             known = self._turns.setdefault(place, [])
@@ -425,9 +419,7 @@ class HealingStore:
         self, shown: Sequence[KnownTurn], context: Context, turn_query: TurnQuery
     ) -> list[KnownTurn]:
         """Turns of one place that may be put back in a conversation not their own."""
-        if not shown:
-            return []
-        asked_at = _keys(shown[0].visible, context, turn_query.conversation)
+        asked_at = _keys("", context, turn_query.conversation)
         if self.tombstones.has_broken_off(asked_at):
             return []  # whoever asks may have been shown something else
         return [

@@ -378,3 +378,13 @@ def test_an_older_try_from_a_file_is_seen_to_differ() -> None:
     older = KnownTurn("h", HERE, MINE, healed("older", 3), time=newer.time - 1)
     turns.load(older, ())
     assert found(turns, "h", HERE, "key", "s") is None
+
+
+def test_what_is_read_while_its_place_is_answered_is_known_afterwards() -> None:
+    """Only looking for it asks what hides it."""
+    turns = store()
+    turns.answer_begun(HERE, MINE)
+    turns.load(KnownTurn("h", HERE, MINE, healed("a"), time=5), ())
+    assert found(turns, "h", HERE, "key", "s") is None
+    turns.answer_ended(HERE, MINE)
+    assert found(turns, "h", HERE, "key", "s") == healed("a")
