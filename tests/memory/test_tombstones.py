@@ -35,6 +35,14 @@ def marks(maximum: int = 100) -> Tombstones:
     return Tombstones(maximum, lambda: next(counter))
 
 
+def break_off(known: Tombstones, names: str) -> int:
+    """An answer breaks off at each place; a time before all of them."""
+    before = known.now()
+    for name in names:
+        known.bury(keys(context=name).broken_off)
+    return before
+
+
 def test_time_is_later_than_all_that_was_seen() -> None:
     """The clock of another process, or of a file, may be ahead."""
     known = Tombstones(clock=lambda: 100)
@@ -133,9 +141,7 @@ def test_who_asks_tells_which_turn_is_meant() -> None:
 def test_what_is_written_again_hides_all_that_was_merged() -> None:
     known, other = marks(maximum=2), marks()
     known.keep_log()
-    before = known.now()
-    for visible in "vwx":
-        known.bury(keys(context=visible).broken_off)
+    before = break_off(known, "vwx")
     known.logged(known.unlogged())
     known.write_again()
     other.learn(known.unlogged())
@@ -173,9 +179,7 @@ def test_a_mark_of_several_hides_them_when_it_goes() -> None:
 def test_the_oldest_of_too_many_hide_all_that_is_as_old() -> None:
     """Nothing that was hidden is seen again, though its mark is gone."""
     known = marks(maximum=3)
-    before = known.now()
-    for visible in "vwxyz":
-        known.bury(keys(context=visible).broken_off)
+    before = break_off(known, "vwxyz")
     assert len(known) == 3
     assert known.hides(keys(context="v"), before)
     assert known.hides(keys(context="never shown"), before)
@@ -185,8 +189,7 @@ def test_the_oldest_of_too_many_hide_all_that_is_as_old() -> None:
 def test_the_newest_marks_are_kept_one_by_one() -> None:
     """What is younger than the one that went is not hidden by it."""
     known = marks(maximum=2)
-    for visible in "vwv":
-        known.bury(keys(context=visible).broken_off)
+    break_off(known, "vwv")
     between = known.now()
     known.bury(keys(context="x").broken_off)  # and w's goes
     assert known.hides(keys(context="v"), between - 15)
@@ -197,9 +200,7 @@ def test_the_newest_marks_are_kept_one_by_one() -> None:
 def test_what_no_file_takes_is_merged_as_well() -> None:
     known, other = marks(maximum=3), marks()
     known.keep_log()
-    before = known.now()
-    for visible in "vwxyz":
-        known.bury(keys(context=visible).broken_off)
+    before = break_off(known, "vwxyz")
     assert len(known.unlogged()) <= 3
     other.learn(known.unlogged())
     assert all(other.hides(keys(context=visible), before) for visible in "vwxyz")
@@ -244,9 +245,7 @@ def test_what_is_no_line_is_passed_over() -> None:
 
 def test_a_file_that_is_written_anew_says_all() -> None:
     known, other = marks(maximum=2), marks()
-    before = known.now()
-    for visible in "vwx":
-        known.bury(keys(context=visible).broken_off)
+    before = break_off(known, "vwx")
     other.learn(known.lines())
     assert all(other.hides(keys(context=visible), before) for visible in "vwx")
     assert other.hides(keys(context="never shown"), before)
@@ -255,8 +254,7 @@ def test_a_file_that_is_written_anew_says_all() -> None:
 def test_all_is_forgotten() -> None:
     known = marks(maximum=1)
     known.keep_log()
-    for visible in "vw":
-        known.bury(keys(context=visible).broken_off)
+    break_off(known, "vw")
     before = known.now()
     known.clear()
     assert (len(known), known.unlogged()) == (0, [])

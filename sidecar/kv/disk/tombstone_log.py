@@ -93,10 +93,9 @@ class TombstoneLog:
         with self._folder.locked():
             if self._size() > self._max_bytes:
                 self.read()
-                another = (
-                    f"# {secrets.token_hex(16)}"  # first line: readers begin again
-                )
-                text = _text([another, *self._marks.lines()])
+                # Another first line: readers begin again.
+                first_line = f"# {secrets.token_hex(16)}"
+                text = _text([first_line, *self._marks.lines()])
                 replace_private(self._path, text, is_durable=True)
             else:
                 self._append(_text(lines))

@@ -61,15 +61,13 @@ class NewerValues:
 
     def _text(self, index: int, kind: str) -> str:
         """What an element says, but for values of a kind and what introduces them."""
-        element, following = (
-            self._elements[index],
-            self._elements[index + 1 : index + 2],
-        )
+        element = self._elements[index]
         if isinstance(element, Span):
             return element.value if element.kind != kind else ""
         if isinstance(element, Splice):
             return element.healed.raw_text
         if not isinstance(element, str):
             return ""
+        following = self._elements[index + 1 : index + 2]
         introduces = any(isinstance(e, Span) and e.kind == kind for e in following)
         return element[:-_MAX_INTRODUCTION] if introduces else element
