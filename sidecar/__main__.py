@@ -15,8 +15,8 @@ from sidecar.cli.commands import TOOLS, run_tool, tools_help
 from sidecar.config.names import unknown_names
 from sidecar.config.settings import SECTIONS, Config, load_config
 from sidecar.config.sources import ConfigError
-from sidecar.engine.checkpoint_files import memory_limit
-from sidecar.engine.model_place import early_fault
+from sidecar.engine.loading.checkpoint_files import memory_limit
+from sidecar.engine.loading.model_place import early_fault
 from sidecar.infra.file_limit import kept_file_limit, raise_file_limit
 from sidecar.infra.lasting_imports import lasting_imports
 from sidecar.infra.logs import setup_logging

@@ -22,12 +22,12 @@ from sidecar.engine.device_memory import (
     process_limit,
     release_delay,
 )
-from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.gpu_thread import GpuThread, gpu_thread
 from sidecar.engine.kv_expiry import Expiry
+from sidecar.engine.loading.download_progress import DownloadProgress
 from sidecar.engine.process_memory import Admission, ProcessMemory, Releasing
-from sidecar.engine.proved_models import ProvedModels
 from sidecar.engine.scheduler import ExtraProcessors, no_extra_processors
+from sidecar.engine.selftest.proved_models import ProvedModels
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import LogLimits, SessionLog
 from sidecar.infra.template_limits import limit_templates

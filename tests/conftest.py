@@ -10,8 +10,8 @@ import pytest
 
 from sidecar.app import App
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.loader import LoadedModel, load
-from sidecar.engine.model_source import find_model
+from sidecar.engine.loading.loader import LoadedModel, load
+from sidecar.engine.loading.model_source import find_model
 from testkit.lanes import choose_lane, mark_rest
 from testkit.servers import running_sidecar
 from testkit.tiny_models import make_model

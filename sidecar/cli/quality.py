@@ -40,8 +40,8 @@ from sidecar.cli.quality_report import (
 from sidecar.cli.server import Json, Server, ServerError, at_least
 from sidecar.config.settings import Config, load_config
 from sidecar.config.sources import ConfigError
-from sidecar.engine.checkpoint_files import memory_limit
-from sidecar.engine.model_place import BUILTIN_NAME, early_fault
+from sidecar.engine.loading.checkpoint_files import memory_limit
+from sidecar.engine.loading.model_place import BUILTIN_NAME, early_fault
 from sidecar.infra.logs import setup_logging
 
 # A server under one of the policies, for as long as it is asked.

@@ -16,10 +16,10 @@ from sidecar.config.sources import ConfigError
 from sidecar.config.values import BUILTIN
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.loader import LoadedModel, kv_quantization, load
-from sidecar.engine.model_place import BUILTIN_NAME, ModelSource
-from sidecar.engine.model_source import find_model
-from sidecar.engine.self_test import PathResult, run_selftest
+from sidecar.engine.loading.loader import LoadedModel, kv_quantization, load
+from sidecar.engine.loading.model_place import BUILTIN_NAME, ModelSource
+from sidecar.engine.loading.model_source import find_model
+from sidecar.engine.selftest.self_test import PathResult, run_selftest
 from sidecar.infra.logs import setup_logging
 from sidecar.output.splitter_check import splitter_faults
 

@@ -16,14 +16,14 @@ from mlx_lm.generate import GenerationBatch, StopSequences
 from mlx_lm.sample_utils import greedy_sampler
 
 from sidecar.engine.job import JobSpec
-from sidecar.engine.loader import LoadedModel
+from sidecar.engine.loading.loader import LoadedModel
 from sidecar.engine.sampling import (
     Drawing,
     LogitsProcessor,
     make_row_processors,
     make_row_sampler,
 )
-from sidecar.engine.vision import VisionInputs
+from sidecar.engine.vision.vision_encoder import VisionInputs
 from sidecar.kv.kv_layers import (
     KVLayers,
     Released,

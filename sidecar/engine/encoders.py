@@ -18,9 +18,9 @@ import numpy as np
 from mlx_lm.utils import load_model
 
 from sidecar.core.errors import GenerationFailed
-from sidecar.engine.checkpoint_files import read_config
 from sidecar.engine.gpu_thread import GpuThread
-from sidecar.engine.weights import let_go_measured, weights_nbytes
+from sidecar.engine.loading.checkpoint_files import read_config
+from sidecar.engine.loading.weights import let_go_measured, weights_nbytes
 from sidecar.kv.kv_layers import give_back_much
 
 Pooling = Literal["cls", "mean", "max", "lasttoken"]

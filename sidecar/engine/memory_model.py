@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from sidecar.core.errors import InsufficientMemory
-from sidecar.engine.loader import LoadedModel
+from sidecar.engine.loading.loader import LoadedModel
 from sidecar.engine.process_memory import NOTHING, Demand, ProcessMemory
 from sidecar.kv import kv_layers
 from sidecar.kv.kv_layers import KVLayers, release_freed_memory

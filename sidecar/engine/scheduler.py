@@ -21,14 +21,14 @@ from sidecar.core.events import TokenLogprob
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.decode_batch import DecodeBatches, TopLogprobs, batch_of_one
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
-from sidecar.engine.loader import LoadedModel
+from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.loading.weights import weights_count
 from sidecar.engine.memory_model import MemoryGuard
 from sidecar.engine.pacing import PrefillPacer, Watchdog
 from sidecar.engine.prefill_queue import PrefillQueue
 from sidecar.engine.process_memory import NOTHING, Admission, Demand, Running
 from sidecar.engine.sampling import LogitsProcessor
 from sidecar.engine.sequence import Sequence, begin_sequence
-from sidecar.engine.weights import weights_count
 from sidecar.kv.kv_layers import (
     KVLayers,
     copy_layers,

@@ -14,11 +14,11 @@ from sidecar.core.requests import GenerationOptions
 from sidecar.engine.gpu_scheduler import Worker
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.job import Job, JobSpec
-from sidecar.engine.loader import LoadedModel
+from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.loading.weights import let_go_measured
 from sidecar.engine.process_memory import Demand
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.scheduler import BatchScheduler
-from sidecar.engine.weights import let_go_measured
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.output.splitter_check import splitter_faults
 

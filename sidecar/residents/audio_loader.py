@@ -8,12 +8,12 @@ from typing import cast
 
 from sidecar.config.settings import Config
 from sidecar.core.errors import ModelLoadFailed
-from sidecar.engine.audio_model import AudioKind, AudioModel, read_audio_model
-from sidecar.engine.checkpoint_files import sizes_fault
+from sidecar.engine.audio.audio_model import AudioKind, AudioModel, read_audio_model
+from sidecar.engine.audio.hearing import Hearing
+from sidecar.engine.audio.speaking import Speaking
 from sidecar.engine.gpu_thread import load_thread
-from sidecar.engine.hearing import Hearing
-from sidecar.engine.model_place import folder_of
-from sidecar.engine.speaking import Speaking
+from sidecar.engine.loading.checkpoint_files import sizes_fault
+from sidecar.engine.loading.model_place import folder_of
 from sidecar.residents.audio_resident import (
     AudioResident,
     HearingResident,

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sidecar.core.audio import MAX_CHARACTERS
-from sidecar.engine.audio_model import AudioModel
-from sidecar.engine.hearing import Hearing
-from sidecar.engine.speaking import Speaking
+from sidecar.engine.audio.audio_model import AudioModel
+from sidecar.engine.audio.hearing import Hearing
+from sidecar.engine.audio.speaking import Speaking
 
 
 @dataclass(frozen=True)

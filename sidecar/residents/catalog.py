@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sidecar.config.settings import ModelConfig
 from sidecar.core.errors import ModelNotFound
-from sidecar.engine import model_place
+from sidecar.engine.loading import model_place
 from sidecar.residents.detection import loader_of
 from sidecar.residents.discovery import HUB, DiscoveredModel, discover, kind_at
 from sidecar.residents.model_settings import NOTHING_SET, ModelSettings

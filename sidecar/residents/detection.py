@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sidecar.engine.checkpoint_files import tensor_names
+from sidecar.engine.loading.checkpoint_files import tensor_names
 
 Kind = str  # of a row: llm, vlm, ocr, embedding, reranker, classifier, stt, tts
 AUDIO_KINDS = ("stt", "tts")

@@ -19,7 +19,7 @@ from typing import Literal
 from huggingface_hub import constants, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
-from sidecar.engine.checkpoint_files import (
+from sidecar.engine.loading.checkpoint_files import (
     Stamp,
     access_fault,
     config_fault,
@@ -32,8 +32,8 @@ from sidecar.engine.checkpoint_files import (
     weight_bytes,
     weights_fault,
 )
-from sidecar.engine.checkpoint_files import stamp as files_stamp
-from sidecar.engine.model_source import knows_architecture
+from sidecar.engine.loading.checkpoint_files import stamp as files_stamp
+from sidecar.engine.loading.model_source import knows_architecture
 from sidecar.residents.detection import (
     AUDIO_KINDS,
     TEXT_KINDS,

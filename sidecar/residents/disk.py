@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Generator
 from typing import Any
 
-from sidecar.engine.model_identity import WeightDigests, identity_of
+from sidecar.engine.loading.model_identity import WeightDigests, identity_of
 from sidecar.engine.text import TextEngine
 from sidecar.kv.disk.disk_cache import DiskCache
 from sidecar.kv.disk.ports import Machine

@@ -13,7 +13,6 @@ from mlx_lm.utils import load_tokenizer
 
 from sidecar.config.settings import Config
 from sidecar.core.errors import ModelLoadFailed
-from sidecar.engine.checkpoint_files import context_len, read_config, sizes_fault
 from sidecar.engine.encoders import (
     Encoder,
     EncoderTurns,
@@ -22,8 +21,13 @@ from sidecar.engine.encoders import (
     read_judge,
 )
 from sidecar.engine.gpu_thread import load_thread
-from sidecar.engine.model_place import folder_of
-from sidecar.engine.reachable_arrays import evaluate_in_slices
+from sidecar.engine.loading.checkpoint_files import (
+    context_len,
+    read_config,
+    sizes_fault,
+)
+from sidecar.engine.loading.model_place import folder_of
+from sidecar.engine.loading.reachable_arrays import evaluate_in_slices
 from sidecar.residents.detection import Evidence
 from sidecar.residents.encoder_resident import EncoderResident
 from sidecar.residents.model_state import ModelSpec

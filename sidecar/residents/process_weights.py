@@ -6,8 +6,12 @@ from collections.abc import Callable, Iterator
 import mlx.core as mx
 
 from sidecar.core.errors import InsufficientMemory
-from sidecar.engine.checkpoint_files import MemoryLimit, format_bytes, memory_limit
 from sidecar.engine.gpu_thread import GpuThread
+from sidecar.engine.loading.checkpoint_files import (
+    MemoryLimit,
+    format_bytes,
+    memory_limit,
+)
 from sidecar.engine.process_memory import Admission, ProcessMemory
 from sidecar.kv.eviction import KVBudget
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.device_memory import WiredMemory
-from sidecar.engine.download_progress import DownloadProgress
 from sidecar.engine.gpu_thread import GpuThread
+from sidecar.engine.loading.download_progress import DownloadProgress
 from sidecar.engine.process_memory import Admission, ProcessMemory
-from sidecar.engine.proved_models import ProvedModels
 from sidecar.engine.scheduler import ExtraProcessors
+from sidecar.engine.selftest.proved_models import ProvedModels
 from sidecar.infra.metrics import Metrics
 from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.kv.eviction import KVBudget

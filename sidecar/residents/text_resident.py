@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from sidecar.config.settings import CacheConfig, Config
 from sidecar.core.errors import ModelLoadFailed
-from sidecar.engine.checkpoint_files import memory_limit, read_config
 from sidecar.engine.gpu_thread import load_thread
-from sidecar.engine.loader import (
+from sidecar.engine.loading.checkpoint_files import memory_limit, read_config
+from sidecar.engine.loading.loader import (
     BLIND_HERE,
     LoadedModel,
     finish,
@@ -25,16 +25,16 @@ from sidecar.engine.loader import (
     read_model,
     run_to_end,
 )
+from sidecar.engine.loading.model_place import ModelSource
+from sidecar.engine.loading.model_source import find_model
 from sidecar.engine.memory_model import MemoryGuard, TowerCost, fit_memory
-from sidecar.engine.model_place import ModelSource
-from sidecar.engine.model_source import find_model
-from sidecar.engine.proved_models import ProvedModel, key_of
 from sidecar.engine.scheduler import BatchScheduler
-from sidecar.engine.self_test import LOAD_S, ProofPlan, SelfTest, prove
+from sidecar.engine.selftest.proved_models import ProvedModel, key_of
+from sidecar.engine.selftest.self_test import LOAD_S, ProofPlan, SelfTest, prove
+from sidecar.engine.selftest.tower_cost import fit_tower
+from sidecar.engine.selftest.warm_up import warm_up
 from sidecar.engine.text import TextEngine
-from sidecar.engine.tower_cost import fit_tower
-from sidecar.engine.vision import FeatureMemo
-from sidecar.engine.warm_up import warm_up
+from sidecar.engine.vision.vision_encoder import FeatureMemo
 from sidecar.kv.cache import KVCache
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.memory.conversation_memory import ConversationMemory, MemoryLimits

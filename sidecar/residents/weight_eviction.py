@@ -12,7 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from sidecar.engine.checkpoint_files import MemoryLimit, format_bytes, memory_fault
+from sidecar.engine.loading.checkpoint_files import (
+    MemoryLimit,
+    format_bytes,
+    memory_fault,
+)
 from sidecar.residents.model_state import ModelSpec, ModelState, ServedModel
 
 logger = logging.getLogger(__name__)

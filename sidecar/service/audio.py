@@ -21,7 +21,7 @@ from sidecar.core.errors import (
     BadRequest,
     GenerationFailed,
 )
-from sidecar.engine.speaking import Speaking, Spoken
+from sidecar.engine.audio.speaking import Speaking, Spoken
 from sidecar.residents.audio_resident import HearingResident, SpeakingResident
 from sidecar.residents.model_state import ServedModel
 from sidecar.residents.pool import ResidentPool

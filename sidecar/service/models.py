@@ -9,8 +9,8 @@ from typing import Any
 
 from sidecar.config.sources import ConfigError
 from sidecar.engine.device_memory import WiredMemory
-from sidecar.engine.download_progress import DownloadProgress, DownloadState
 from sidecar.engine.gpu_thread import GpuThread
+from sidecar.engine.loading.download_progress import DownloadProgress, DownloadState
 from sidecar.engine.process_memory import ProcessMemory
 from sidecar.residents.catalog import DEFAULT_NAMES
 from sidecar.residents.model_settings import keep_settings

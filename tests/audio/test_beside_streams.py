@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 
 from sidecar.app import App
-from sidecar.engine.audio_model import AudioModel
+from sidecar.engine.audio.audio_model import AudioModel
 from sidecar.engine.job import Job
 from testkit.servers import running_sidecar
 from testkit.tiny_audio import sound_file, tones

@@ -13,7 +13,7 @@ import httpx
 import huggingface_hub
 import pytest
 
-from sidecar.engine.closed_network import NotFetched, closed_network
+from sidecar.engine.loading.closed_network import NotFetched, closed_network
 from testkit.servers import running_sidecar
 from testkit.tiny_audio import make_audio, sound_file, tones
 from testkit.tiny_models import make_model

@@ -17,7 +17,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.core.prompt import Hit, ModelIds, ModelPrompt
-from sidecar.engine import model_identity
+from sidecar.engine.loading import model_identity
 from sidecar.kv.disk import slot_folder, slot_writer
 from sidecar.kv.disk.disk_cache import DiskCache
 from sidecar.kv.disk.disk_thread import Urgency, disk_thread

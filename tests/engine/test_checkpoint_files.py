@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.engine.checkpoint_files import (
+from sidecar.engine.loading.checkpoint_files import (
     MemoryLimit,
     config_fault,
     folder_fault,

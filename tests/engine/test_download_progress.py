@@ -2,7 +2,7 @@
 
 import pytest
 
-from sidecar.engine.download_progress import DownloadProgress, format_seconds
+from sidecar.engine.loading.download_progress import DownloadProgress, format_seconds
 
 
 class Told:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.engine import hub_download
+from sidecar.engine.loading import hub_download
 from testkit.hub import COMMIT, Hub, running_hub
 from testkit.raw_http import eventually
 
@@ -20,18 +20,18 @@ HELD = 5 * (1 << 16)  # bytes
 
 DOWNLOAD = """
 import os, sys
-from sidecar.engine import hub_download
-from sidecar.engine.checkpoint_files import (
+from sidecar.engine.loading import hub_download
+from sidecar.engine.loading.checkpoint_files import (
     MemoryLimit,
     config_fault,
     folder_fault,
     memory_fault,
 )
-from sidecar.engine.checkpoint_files import names_fault
-from sidecar.engine.download_progress import DownloadProgress
-from sidecar.engine.hub_download import Checks, fetch_snapshot
-from sidecar.engine.hub_faults import HubFault
-from sidecar.engine.ranged_download import RetryPolicy
+from sidecar.engine.loading.checkpoint_files import names_fault
+from sidecar.engine.loading.download_progress import DownloadProgress
+from sidecar.engine.loading.hub_download import Checks, fetch_snapshot
+from sidecar.engine.loading.hub_faults import HubFault
+from sidecar.engine.loading.ranged_download import RetryPolicy
 
 def knows(config):
     return config["model_type"] == "qwen3"

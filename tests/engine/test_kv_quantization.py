@@ -14,11 +14,11 @@ from sidecar.core.errors import ModelLoadFailed
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.job import Token
-from sidecar.engine.loader import load
+from sidecar.engine.loading.loader import load
+from sidecar.engine.loading.model_place import ModelSource
+from sidecar.engine.loading.model_source import find_model
 from sidecar.engine.memory_model import MemoryModel
-from sidecar.engine.model_place import ModelSource
-from sidecar.engine.model_source import find_model
-from sidecar.engine.self_test import run_selftest
+from sidecar.engine.selftest.self_test import run_selftest
 from sidecar.engine.text import TextEngine
 from sidecar.kv.kv_layers import is_quantized
 from sidecar.kv.quantization import KVQuantization

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.errors import ModelLoadFailed
-from sidecar.engine.checkpoint_files import MemoryLimit
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.loader import LoadedModel, load
-from sidecar.engine.model_place import BUILTIN_NAME, model_name
-from sidecar.engine.model_source import find_model, knows_architecture
+from sidecar.engine.loading.checkpoint_files import MemoryLimit
+from sidecar.engine.loading.loader import LoadedModel, load
+from sidecar.engine.loading.model_place import BUILTIN_NAME, model_name
+from sidecar.engine.loading.model_source import find_model, knows_architecture
 
 ModelFolder = Callable[[str], Path]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.engine.checkpoint_files import stamp
-from sidecar.engine.model_identity import WeightDigests, _identity
+from sidecar.engine.loading.checkpoint_files import stamp
+from sidecar.engine.loading.model_identity import WeightDigests, _identity
 
 
 @pytest.fixture

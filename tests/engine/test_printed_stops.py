@@ -8,7 +8,7 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from sidecar.engine.printed_stops import printed_stops
+from sidecar.engine.loading.printed_stops import printed_stops
 from testkit.chats import words
 from testkit.real_templates import BY_NAME, FAMILIES, FamilyChats, write_tokenizer
 from testkit.scripted import Forced

@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.engine.memory_model import MemoryModel, TowerCost
-from sidecar.engine.proved_models import ProvedModel, ProvedModels
+from sidecar.engine.selftest.proved_models import ProvedModel, ProvedModels
 from testkit import planted
 from testkit.jobs import leased_engine, random_ids, run
 from testkit.servers import running_sidecar
@@ -125,7 +125,9 @@ def test_nothing_is_reused_before_it_is_proved(
     model_folder: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that has not rested yet computes all anew."""
-    monkeypatch.setattr("sidecar.engine.self_test.Proof.has_work", lambda self: False)
+    monkeypatch.setattr(
+        "sidecar.engine.selftest.self_test.Proof.has_work", lambda self: False
+    )
     settings = settings_of(model_folder("dense"), tmp_path)
     with running_sidecar(settings) as app, leased_engine(app) as engine:
         ids = random_ids(3, 60)

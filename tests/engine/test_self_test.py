@@ -7,11 +7,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from sidecar.engine import self_test_runs
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.loader import LoadedModel, load, run_to_end
-from sidecar.engine.model_source import find_model
-from sidecar.engine.self_test import PathResult, SelfTest, run_selftest
+from sidecar.engine.loading.loader import LoadedModel, load, run_to_end
+from sidecar.engine.loading.model_source import find_model
+from sidecar.engine.selftest import runs
+from sidecar.engine.selftest.self_test import PathResult, SelfTest, run_selftest
 from testkit import planted
 
 ModelFolder = Callable[[str], Path]
@@ -110,7 +110,7 @@ def test_a_prompt_that_is_not_restored_proves_nothing(
     model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that always misses gives right answers, and no proof."""
-    monkeypatch.setattr(self_test_runs.PrefixStore, "_usable", lambda *_arguments: 0)
+    monkeypatch.setattr(runs.PrefixStore, "_usable", lambda *_arguments: 0)
     found = failed(results_of(model_folder("dense"), mx.float32))
     assert "restore" in found
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from sidecar.engine import warm_up
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.loader import run_to_end
+from sidecar.engine.loading.loader import run_to_end
+from sidecar.engine.selftest import warm_up
 from tests.engine.test_self_test import loaded
 
 ModelFolder = Callable[[str], Path]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.loader import run_to_end
-from sidecar.engine.self_test import Proof, ProofPlan, SelfTest, prove
+from sidecar.engine.loading.loader import run_to_end
+from sidecar.engine.selftest.self_test import Proof, ProofPlan, SelfTest, prove
 from testkit import planted
 from testkit.jobs import finish, leased_engine, random_ids, run, submit
 from testkit.servers import running_sidecar
@@ -91,7 +91,7 @@ def test_a_running_request_goes_first(
     waits_for: str, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But not for ever: on a server that never rests nothing would be reused."""
-    monkeypatch.setattr("sidecar.engine.self_test._PATIENCE_S", 1e9)
+    monkeypatch.setattr("sidecar.engine.selftest.self_test._PATIENCE_S", 1e9)
     settings = {"MODEL_PATH": str(model_folder("dense"))}
     with running_sidecar(settings) as app, leased_engine(app) as engine:
 
@@ -99,7 +99,7 @@ def test_a_running_request_goes_first(
             is_idle = waits_for == "nobody"
             proof = Proof(SelfTest(engine.model), lambda _: None, lambda: is_idle)
             now = proof.has_work()
-            monkeypatch.setattr("sidecar.engine.self_test._PATIENCE_S", -1.0)
+            monkeypatch.setattr("sidecar.engine.selftest.self_test._PATIENCE_S", -1.0)
             return now, proof.has_work()
 
         assert app.gpu.call(look) == (waits_for == "nobody", True)

@@ -23,7 +23,7 @@ from sidecar.core.errors import (
     TooSlow,
     Unavailable,
 )
-from sidecar.engine.checkpoint_files import MemoryLimit
+from sidecar.engine.loading.checkpoint_files import MemoryLimit
 from sidecar.residents.catalog import Catalog, Names
 from sidecar.residents.model_state import ModelSpec, ModelView
 from sidecar.residents.pool import ResidentPool

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from sidecar.engine import sequence
-from sidecar.engine.prompt_images import PromptImages
-from sidecar.engine.vision import FeatureMemo, SeeingModel
+from sidecar.engine.vision.prompt_images import PromptImages
+from sidecar.engine.vision.vision_encoder import FeatureMemo, SeeingModel
 from sidecar.images import reader, seen
 from sidecar.images.reader import ImageReader
 from sidecar.kv import prefix_store

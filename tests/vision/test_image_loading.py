@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from sidecar.app import App
-from sidecar.engine import vision
+from sidecar.engine.vision import vision_encoder
 from testkit.pictures import image_part
 from testkit.servers import running_sidecar
 from testkit.tiny_encoders import make_encoder
@@ -86,7 +86,7 @@ def test_where_its_computation_fails_mlx_lm_reads_its_text(
     def broken(*_: Any, **__: Any) -> Any:
         raise ValueError("no such rope")
 
-    monkeypatch.setattr(vision, "_counted", broken)
+    monkeypatch.setattr(vision_encoder, "_counted", broken)
     with running_sidecar({"MODEL_PATH": str(folder / "seeing")}) as app:
         assert post(app).status_code == 200
         assert "no such rope" in refusal(app)
@@ -96,13 +96,17 @@ def test_where_its_test_fails_pictures_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each image's features are those of another place: nothing else shows it."""
-    cut = vision.Features.cut
+    cut = vision_encoder.Features.cut
 
-    def shifted(self: vision.Features, start: int, end: int) -> vision.Features:
+    def shifted(
+        self: vision_encoder.Features, start: int, end: int
+    ) -> vision_encoder.Features:
         found = cut(self, start, end)
-        return vision.Features(found.embeds[::-1], found.deep, found.pads, found.layers)
+        return vision_encoder.Features(
+            found.embeds[::-1], found.deep, found.pads, found.layers
+        )
 
-    monkeypatch.setattr(vision.Features, "cut", shifted)
+    monkeypatch.setattr(vision_encoder.Features, "cut", shifted)
     named = {"MODEL_PATH": str(folder / "seeing"), "CACHE_SELFTEST": "on_load"}
     with running_sidecar(named) as app:
         assert post(app).status_code == 200
@@ -117,7 +121,7 @@ def test_a_library_that_ends_the_program_ends_only_the_load(
     def leave(*_: Any, **__: Any) -> Any:
         raise SystemExit(1)
 
-    monkeypatch.setattr("sidecar.engine.loader.load_model", leave)
+    monkeypatch.setattr("sidecar.engine.loading.loader.load_model", leave)
     named = {"MODEL_PATH": str(folder / "blind")}
     with running_sidecar(named, ready=False) as app:
         answer = post(app)

@@ -11,7 +11,7 @@ import pytest
 from sidecar.app import App
 from sidecar.engine.memory_model import TowerCost
 from sidecar.engine.process_memory import NOTHING, Demand
-from sidecar.engine.self_test_images import sample_image
+from sidecar.engine.selftest.image_runs import sample_image
 from testkit.pictures import data_url, picture
 from testkit.servers import running_sidecar
 

@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.engine.job import Job, Token
-from sidecar.engine.prompt_images import PromptImages
+from sidecar.engine.vision.prompt_images import PromptImages
 from testkit.pictures import data_url, picture
 from testkit.raw_http import eventually
 from testkit.servers import running_sidecar

@@ -16,7 +16,7 @@ import pytest
 from sidecar.app import App
 from sidecar.core.prompt import ModelIds, ModelPrompt, PlacedImage
 from sidecar.core.requests import Image, Message
-from sidecar.engine.prompt_images import PromptImages
+from sidecar.engine.vision.prompt_images import PromptImages
 from testkit.image_chats import (
     WORDS,
     ask,

@@ -8,9 +8,9 @@ import pytest
 
 from sidecar.app import App
 from sidecar.core.prompt import SeenImage
-from sidecar.engine.self_test_runs import Runs
-from sidecar.engine.tower_cost import fit_tower
-from sidecar.engine.vision import SeeingModel, VisionEncoder
+from sidecar.engine.selftest.runs import Runs
+from sidecar.engine.selftest.tower_cost import fit_tower
+from sidecar.engine.vision.vision_encoder import SeeingModel, VisionEncoder
 from testkit.servers import running_sidecar
 
 

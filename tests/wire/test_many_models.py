@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from sidecar.app import App
-from sidecar.engine import loader
+from sidecar.engine.loading import loader
 from sidecar.infra.malloc import give_back_freed_pages
 from sidecar.residents.model_state import ModelView
 from testkit.raw_http import eventually

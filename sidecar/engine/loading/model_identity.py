@@ -18,7 +18,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from sidecar.engine.loader import LoadedModel, is_as_loaded
+from sidecar.engine.loading.loader import LoadedModel, is_as_loaded
 from sidecar.kv.disk.durable_files import read_private, replace_private
 
 _VERSION = 2

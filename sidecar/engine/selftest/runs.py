@@ -19,19 +19,19 @@ import mlx.core as mx
 from sidecar.config.settings import GenerationConfig
 from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import SamplingParams
-from sidecar.engine.array_distance import (
+from sidecar.engine.decode_batch import DecodeBatches, batch_of_one
+from sidecar.engine.job import JobSpec
+from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.sampling import settle
+from sidecar.engine.selftest.array_distance import (
     Difference,
     kv_distance,
     logits_distance,
     rounding_of,
     states_distance,
 )
-from sidecar.engine.decode_batch import DecodeBatches, batch_of_one
-from sidecar.engine.job import JobSpec
-from sidecar.engine.loader import LoadedModel
-from sidecar.engine.sampling import settle
-from sidecar.engine.self_test_disk import Shelf
-from sidecar.engine.self_test_images import ImageRuns
+from sidecar.engine.selftest.disk_way import Shelf
+from sidecar.engine.selftest.image_runs import ImageRuns
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.kv_layers import KVLayers

@@ -19,7 +19,7 @@ from mlx import nn
 from mlx_lm.models import cache as text_caches
 
 from sidecar.core.prompt import Pixels, SeenImage
-from sidecar.engine.image_processor import LibraryProcessor
+from sidecar.engine.vision.image_processor import LibraryProcessor
 from sidecar.infra.lru import Lru
 from sidecar.kv.kv_layers import KVLayers, atoms
 

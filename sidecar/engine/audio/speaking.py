@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 
 from sidecar.core.errors import BadRequest, GenerationFailed
-from sidecar.engine.audio_model import AudioModel
-from sidecar.engine.closed_network import NotFetched
+from sidecar.engine.audio.audio_model import AudioModel
+from sidecar.engine.loading.closed_network import NotFetched
 
 _RATE = 24_000  # where a model does not say
 _NOT_HERE = (ImportError, NotFetched)  # what a voice needs and nobody installed

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from sidecar.core.errors import BadRequest
-from sidecar.engine.audio_model import AudioModel
+from sidecar.engine.audio.audio_model import AudioModel
 
 _RATE = 16_000  # of nearly all models that hear
 

@@ -2,7 +2,7 @@
 Warm equals cold, proved on the user's machine at load (docs/reuse.md s8).
 
 Each way in which the store hands out KV, and the batch, is run against a computation
-of the same ids that uses neither (engine/self_test_runs). What has not passed is not
+of the same ids that uses neither (engine/selftest/runs). What has not passed is not
 used; what does not fit into the time of a load is proved between the first requests.
 """
 
@@ -15,10 +15,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sidecar.engine.array_distance import Difference
 from sidecar.engine.gpu_scheduler import Errand
-from sidecar.engine.loader import LoadedModel, run_to_end
-from sidecar.engine.self_test_runs import Runs
+from sidecar.engine.loading.loader import LoadedModel, run_to_end
+from sidecar.engine.selftest.array_distance import Difference
+from sidecar.engine.selftest.runs import Runs
 from sidecar.engine.text import TextEngine
 from sidecar.kv.kv_layers import give_back_much
 

@@ -8,11 +8,11 @@ from typing import Any, Literal, TypeVar
 
 import mlx.core as mx
 
-from sidecar.engine.checkpoint_files import brought_code, read_config
-from sidecar.engine.closed_network import closed_network
 from sidecar.engine.gpu_thread import GpuThread
-from sidecar.engine.reachable_arrays import evaluate_in_slices, reachable_arrays
-from sidecar.engine.weights import let_go
+from sidecar.engine.loading.checkpoint_files import brought_code, read_config
+from sidecar.engine.loading.closed_network import closed_network
+from sidecar.engine.loading.reachable_arrays import evaluate_in_slices, reachable_arrays
+from sidecar.engine.loading.weights import let_go
 from sidecar.kv.kv_layers import give_back_much, release_freed_memory
 
 T = TypeVar("T")

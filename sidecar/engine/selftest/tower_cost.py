@@ -9,8 +9,8 @@ import numpy as np
 
 from sidecar.core.prompt import SeenImage
 from sidecar.engine.memory_model import TowerCost
-from sidecar.engine.self_test_images import sample_image
-from sidecar.engine.vision import VisionEncoder
+from sidecar.engine.selftest.image_runs import sample_image
+from sidecar.engine.vision.vision_encoder import VisionEncoder
 from sidecar.kv.kv_layers import release_freed_memory
 
 _FIRST = (96, 128)  # height, width

@@ -12,7 +12,12 @@ import mlx.core as mx
 import numpy as np
 
 from sidecar.core.prompt import ModelPrompt, PlacedImage, behind_images
-from sidecar.engine.vision import TOKEN_TYPES, Features, VisionEncoder, VisionInputs
+from sidecar.engine.vision.vision_encoder import (
+    TOKEN_TYPES,
+    Features,
+    VisionEncoder,
+    VisionInputs,
+)
 
 _PATIENCE_S = 0.005  # of the GPU thread with an image that is being decoded
 

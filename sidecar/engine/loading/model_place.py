@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sidecar.engine.checkpoint_files import (
+from sidecar.engine.loading.checkpoint_files import (
     KnowsArchitecture,
     MemoryLimit,
     folder_fault,

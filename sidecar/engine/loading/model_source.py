@@ -8,17 +8,17 @@ from typing import Any
 from mlx_lm.utils import MODEL_ARCHITECTURE_REMAPPING, MODEL_REMAPPING
 
 from sidecar.core.errors import ModelLoadFailed
-from sidecar.engine import model_place
-from sidecar.engine.checkpoint_files import (
+from sidecar.engine.loading import model_place
+from sidecar.engine.loading.checkpoint_files import (
     MemoryLimit,
     config_fault,
     memory_fault,
     names_fault,
 )
-from sidecar.engine.download_progress import DownloadProgress
-from sidecar.engine.hub_download import Checks, fetch_snapshot
-from sidecar.engine.hub_faults import HubFault
-from sidecar.engine.model_place import ModelSource
+from sidecar.engine.loading.download_progress import DownloadProgress
+from sidecar.engine.loading.hub_download import Checks, fetch_snapshot
+from sidecar.engine.loading.hub_faults import HubFault
+from sidecar.engine.loading.model_place import ModelSource
 
 
 def find_model(

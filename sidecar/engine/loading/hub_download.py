@@ -26,10 +26,15 @@ from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 from huggingface_hub.utils import disable_progress_bars
 
-from sidecar.engine.checkpoint_files import WEIGHTS, format_bytes
-from sidecar.engine.download_progress import DownloadProgress
-from sidecar.engine.hub_faults import HubFault, contact_fault
-from sidecar.engine.ranged_download import HubFile, Retries, RetryPolicy, fetch_file
+from sidecar.engine.loading.checkpoint_files import WEIGHTS, format_bytes
+from sidecar.engine.loading.download_progress import DownloadProgress
+from sidecar.engine.loading.hub_faults import HubFault, contact_fault
+from sidecar.engine.loading.ranged_download import (
+    HubFile,
+    Retries,
+    RetryPolicy,
+    fetch_file,
+)
 
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
 _CONTACT_TIMEOUT_S = 10.0

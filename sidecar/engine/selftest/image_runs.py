@@ -10,10 +10,14 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from sidecar.core.prompt import ModelIds, ModelPrompt, Pixels, PlacedImage, SeenImage
-from sidecar.engine.array_distance import Difference, logits_distance, rounding_of
-from sidecar.engine.loader import LoadedModel
-from sidecar.engine.prompt_images import PromptImages
-from sidecar.engine.vision import TOKEN_TYPES, VisionEncoder
+from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.selftest.array_distance import (
+    Difference,
+    logits_distance,
+    rounding_of,
+)
+from sidecar.engine.vision.prompt_images import PromptImages
+from sidecar.engine.vision.vision_encoder import TOKEN_TYPES, VisionEncoder
 from sidecar.images.seen import seen_image
 from sidecar.kv import kv_layers
 

@@ -16,11 +16,12 @@ from mlx_lm.utils import load_model, load_tokenizer
 
 from sidecar.config.settings import CacheConfig
 from sidecar.core.errors import ModelLoadFailed
-from sidecar.engine.checkpoint_files import brought_code, context_len, stamp
-from sidecar.engine.model_place import ModelSource
-from sidecar.engine.printed_stops import printed_stops
-from sidecar.engine.reachable_arrays import evaluate_in_slices
-from sidecar.engine.vision import (
+from sidecar.engine.loading.checkpoint_files import brought_code, context_len, stamp
+from sidecar.engine.loading.model_place import ModelSource
+from sidecar.engine.loading.printed_stops import printed_stops
+from sidecar.engine.loading.reachable_arrays import evaluate_in_slices
+from sidecar.engine.loading.weights import let_go, weights_nbytes
+from sidecar.engine.vision.vision_encoder import (
     FeatureMemo,
     SeeingModel,
     VisionEncoder,
@@ -28,7 +29,6 @@ from sidecar.engine.vision import (
     open_vision_encoder,
     read_seeing,
 )
-from sidecar.engine.weights import let_go, weights_nbytes
 from sidecar.kv.kv_layers import KVLayers
 from sidecar.kv.quantization import KVQuantization
 from sidecar.output.families import OutputSyntax, find_family, output_syntax
@@ -89,7 +89,7 @@ class LoadedModel:
 
         Args:
             ids: (rows, tokens). cache: of as many rows; grows by the tokens.
-            vision_inputs: what a model that sees is given besides (engine/vision).
+            vision_inputs: what a model that sees is given besides (`VisionInputs`).
         Returns:
             Logits, (rows, tokens, vocabulary); not computed yet.
         """

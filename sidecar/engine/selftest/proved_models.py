@@ -16,9 +16,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sidecar.engine.loader import LoadedModel
+from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.loading.model_identity import (
+    platform_parts,
+    small_files,
+    weight_identities,
+)
 from sidecar.engine.memory_model import MemoryModel, TowerCost
-from sidecar.engine.model_identity import platform_parts, small_files, weight_identities
 from sidecar.kv.disk.durable_files import read_private, replace_private
 
 _VERSION = 1
@@ -33,7 +37,7 @@ class ProvedModel:
     Args:
         memory: what its prompts take. token_s: seconds to compute one of their tokens.
         tower: what its images take; None: it takes none.
-        passed: ways of reuse whose tests have passed (engine/self_test).
+        passed: ways of reuse whose tests have passed (engine/selftest/self_test).
     """
 
     memory: MemoryModel
