@@ -59,8 +59,10 @@ from sidecar.pipeline.template.chat_template import (
 from sidecar.pipeline.template.encoder import PromptEncoder
 from sidecar.pipeline.template.image_slots import place_images
 from sidecar.pipeline.template.marked_render import Layout, lay_out
-from sidecar.pipeline.template.turn_delimiters import TurnDelimiters
-from sidecar.pipeline.template.turn_delimiters_cache import TurnDelimitersCache
+from sidecar.pipeline.template.turn_delimiters import (
+    TurnDelimiters,
+    TurnDelimitersCache,
+)
 from sidecar.volatile import spans
 from sidecar.volatile.marked_message import Span
 from sidecar.volatile.rules import RuleSet
@@ -140,7 +142,7 @@ class _Reading:
     A request on its way to a prompt.
 
     Args:
-        frame: what stands around turns; None: none is put back.
+        delimiters: what stands around turns; None: none is put back.
         check: raises if nobody waits for the answer any more.
     """
 

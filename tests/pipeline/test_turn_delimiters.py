@@ -7,8 +7,11 @@ import pytest
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import ToolCall
 from sidecar.pipeline.template.encoder import Encoded, PromptEncoder
-from sidecar.pipeline.template.turn_delimiters import Start, TurnDelimiters
-from sidecar.pipeline.template.turn_delimiters_cache import TurnDelimitersCache
+from sidecar.pipeline.template.turn_delimiters import (
+    Start,
+    TurnDelimiters,
+    TurnDelimitersCache,
+)
 from testkit.chat_templates import tokenizer_of
 from testkit.chats import (
     Chats,

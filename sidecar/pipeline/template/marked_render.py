@@ -22,12 +22,12 @@ from sidecar.pipeline.template.elements import (
     Splice,
     match_run,
 )
-from sidecar.pipeline.template.turn_delimiters import TurnDelimiters
-from sidecar.pipeline.template.turn_delimiters_cache import (
+from sidecar.pipeline.template.placeholders import (
     Placeholder,
     plan_placeholders,
     without,
 )
+from sidecar.pipeline.template.turn_delimiters import TurnDelimiters
 from sidecar.volatile.marked_message import MarkedMessage, Span
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def lay_out(
 
     Args:
         healed: message index -> the turn's own ids, for turns that may be spliced.
-        frame: what the template puts around a turn; None: no splicing.
+        delimiters: what the template puts around a turn; None: no splicing.
     Raises:
         BadRequest: the template refuses the conversation.
     """
@@ -144,7 +144,7 @@ def _lay_out(
 def _try_lay_out(
     marked: Sequence[MarkedMessage], planned: Mapping[int, Placeholder], render: Render
 ) -> Layout | set[int]:
-    """The layout, or the turns that are hidden, repeated or not in their frames."""
+    """The layout, or the turns that do not stand as their delimiters say."""
     marks = _Marks()
     slots: list[_Slot] = []
     messages = [*_with_marks(marked, planned, slots, marks)]
@@ -218,7 +218,7 @@ def _find_cuts(
     Cut away what the template printed of spliced turns beside their marks.
 
     A literal's number is that of the slot behind it. Turns that do not stand as the
-    frame says are not among the cuts.
+    delimiters say are not among the cuts.
     """
     cut, cuts = [*literals], {}
     for number, slot in enumerate(slots):

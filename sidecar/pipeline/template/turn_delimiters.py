@@ -16,18 +16,22 @@ results. What closes the calls behind that mark is replaced along with them.
 
 import json
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os.path import commonprefix
-from typing import Protocol
+from typing import Any, Protocol
 
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Message, ToolCall
+from sidecar.pipeline.template.chat_template import ChatTemplate
+from sidecar.pipeline.template.encoder import PromptEncoder
 
 # With a quote, as the marks of real conversations: a template that loses these must
 # lose those too.
 _EDGE, _TURN = 'zqedge"qz', 'zqturn"qz'
 _EDGES, _TURNS = (re.compile(rf'zq{word}\\*"qz') for word in ("edge", "turn"))
+_MAX_SETS = 64  # sets of template arguments whose delimiters are kept
 _ASK = Message("user", ("zq ask",))
 _NEXT = Message("user", ("zq next",))
 _CALL = ToolCall("call_zq", "zq_call", "{}")
@@ -275,3 +279,70 @@ def _rendered(render: Render, messages: Sequence[Message], prompt: bool) -> str:
         return render(messages, prompt)
     except BadRequest:
         return ""
+
+
+class TurnDelimitersCache:
+    """The delimiters of one template, kept by its arguments. Any thread."""
+
+    def __init__(self, template: ChatTemplate, encoder: PromptEncoder) -> None:
+        self._template = template
+        self._encoder = encoder
+        self._known: dict[str, TurnDelimiters | None] = {}
+        self._lock = threading.Lock()
+
+    def get(self, kwargs: Mapping[str, Any]) -> TurnDelimiters | None:
+        """The delimiters under these arguments; None: turns cannot be spliced."""
+        key = json.dumps(kwargs, sort_keys=True, default=str)
+        with self._lock:
+            if key in self._known:
+                return self._known[key]
+        delimiters = self._probe(kwargs)
+        with self._lock:
+            if len(self._known) >= _MAX_SETS:
+                self._known.clear()
+            self._known[key] = delimiters
+        return delimiters
+
+    def lead_ids(self, start: Start | None) -> tuple[int, ...]:
+        """Ids of what the generation prompt has behind the header."""
+        if start is None or not start.lead:
+            return ()
+        return self._encoder.encode(start.lead, is_start=False).ids
+
+    def header_tokens(self, delimiters: TurnDelimiters | None) -> int:
+        """How many added tokens a message header has."""
+        if delimiters is None:
+            return 1
+        header = delimiters.starts["user"].header
+        return len(self._encoder.encode(header, is_start=False).chars)
+
+    def _probe(self, kwargs: Mapping[str, Any]) -> TurnDelimiters | None:
+        sets = [kwargs]
+        if isinstance(kwargs.get("enable_thinking"), bool):
+            sets.append({**kwargs, "enable_thinking": not kwargs["enable_thinking"]})
+        delimiters = probe_delimiters(
+            [self._renderer(each) for each in sets], self._encoder
+        )
+        if delimiters is None:
+            return None
+        sound = {role: s for role, s in delimiters.starts.items() if self._is_sound(s)}
+        if "user" not in sound:
+            return None
+        one_call = not self._template.traits.parallel_calls
+        return replace(delimiters, starts=sound, one_call=one_call)
+
+    def _renderer(
+        self, kwargs: Mapping[str, Any]
+    ) -> Callable[[Sequence[Message], bool], str]:
+        return lambda messages, prompt: self._template.render(
+            messages, (), kwargs, add_generation_prompt=prompt, is_probe=True
+        )
+
+    def _is_sound(self, start: Start) -> bool:
+        """Whether header and lead, encoded apart, give the ids of both together."""
+
+        def ids(text: str) -> tuple[int, ...]:
+            return self._encoder.encode(text, is_start=False).ids
+
+        opening = "zq" + start.ended + start.header
+        return ids(opening + start.lead) == (*ids(opening), *self.lead_ids(start))

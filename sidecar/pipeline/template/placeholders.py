@@ -1,21 +1,13 @@
-"""Turn delimiters kept by template options, and placeholders for spliced turns."""
+"""Placeholders: messages whose mark is replaced by a turn's own ids."""
 
 import json
 import re
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sidecar.core.requests import Message
 from sidecar.memory.healing_store import Healed
-from sidecar.pipeline.template.chat_template import ChatTemplate
-from sidecar.pipeline.template.encoder import PromptEncoder
-from sidecar.pipeline.template.turn_delimiters import (
-    Start,
-    TurnDelimiters,
-    probe_delimiters,
-)
+from sidecar.pipeline.template.turn_delimiters import TurnDelimiters
 from sidecar.volatile.marked_message import MarkedMessage
 
 # Some templates print a call's id, nine digits, beside its arguments and its result.
@@ -56,7 +48,7 @@ class Placeholder:
 
     def stands_in(self, before: str, behind: str) -> bool:
         """
-        Whether the texts around its mark are those that the frame says.
+        Whether the texts around its mark are those that stand around the turn.
 
         All of them: what stands there else is somebody's words, which a template may
         print behind the results of the calls that they were said with.
@@ -118,73 +110,3 @@ def _begins(text: str, expected: str) -> bool:
 
 def _masked(text: str) -> str:
     return _CALL_ID.sub("0" * 9, text)
-
-
-_MAX_SETS = 64
-
-
-class TurnDelimitersCache:
-    """Frames of one template. Any thread."""
-
-    def __init__(self, template: ChatTemplate, encoder: PromptEncoder) -> None:
-        self._template = template
-        self._encoder = encoder
-        self._known: dict[str, TurnDelimiters | None] = {}
-        self._lock = threading.Lock()
-
-    def get(self, kwargs: Mapping[str, Any]) -> TurnDelimiters | None:
-        """The frame under these template arguments; None: turns cannot be spliced."""
-        key = json.dumps(kwargs, sort_keys=True, default=str)
-        with self._lock:
-            if key in self._known:
-                return self._known[key]
-        delimiters = self._probe(kwargs)
-        with self._lock:
-            if len(self._known) >= _MAX_SETS:
-                self._known.clear()
-            self._known[key] = delimiters
-        return delimiters
-
-    def lead_ids(self, start: Start | None) -> tuple[int, ...]:
-        """Ids of what the generation prompt has behind the header."""
-        if start is None or not start.lead:
-            return ()
-        return self._encoder.encode(start.lead, is_start=False).ids
-
-    def header_tokens(self, delimiters: TurnDelimiters | None) -> int:
-        """How many added tokens a message header has."""
-        if delimiters is None:
-            return 1
-        header = delimiters.starts["user"].header
-        return len(self._encoder.encode(header, is_start=False).chars)
-
-    def _probe(self, kwargs: Mapping[str, Any]) -> TurnDelimiters | None:
-        sets = [kwargs]
-        if isinstance(kwargs.get("enable_thinking"), bool):
-            sets.append({**kwargs, "enable_thinking": not kwargs["enable_thinking"]})
-        delimiters = probe_delimiters(
-            [self._renderer(each) for each in sets], self._encoder
-        )
-        if delimiters is None:
-            return None
-        sound = {role: s for role, s in delimiters.starts.items() if self._is_sound(s)}
-        if "user" not in sound:
-            return None
-        one_call = not self._template.traits.parallel_calls
-        return replace(delimiters, starts=sound, one_call=one_call)
-
-    def _renderer(
-        self, kwargs: Mapping[str, Any]
-    ) -> Callable[[Sequence[Message], bool], str]:
-        return lambda messages, prompt: self._template.render(
-            messages, (), kwargs, add_generation_prompt=prompt, is_probe=True
-        )
-
-    def _is_sound(self, start: Start) -> bool:
-        """Whether header and lead, encoded apart, give the ids of both together."""
-
-        def ids(text: str) -> tuple[int, ...]:
-            return self._encoder.encode(text, is_start=False).ids
-
-        opening = "zq" + start.ended + start.header
-        return ids(opening + start.lead) == (*ids(opening), *self.lead_ids(start))
