@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -17,6 +16,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 from sidecar.config.settings import CacheConfig
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.loading.checkpoint_files import brought_code, context_len, stamp
+from sidecar.engine.loading.generation_config import read_generation_config
 from sidecar.engine.loading.model_place import ModelSource
 from sidecar.engine.loading.printed_stops import printed_stops
 from sidecar.engine.loading.reachable_arrays import evaluate_in_slices
@@ -332,7 +332,7 @@ def _describe(
         context_len=context_len(config) or _UNKNOWN_CONTEXT,
         vocab_size=0,
         stop_ids=frozenset(stop_ids),
-        generation_config=_generation_config(folder),
+        generation_config=read_generation_config(folder),
         num_bytes=weights_nbytes(model),
         printed_stops=printed_stops(tokenizer, stop_ids),
     )
@@ -356,14 +356,6 @@ def _library(tokenizer: Any) -> tuple[str, str, Callable[..., Any]] | None:
     if not tokenizer.has_tool_calling:
         return None
     return tokenizer.tool_call_start, tokenizer.tool_call_end, tokenizer.tool_parser
-
-
-def _generation_config(folder: Path) -> dict[str, Any] | None:
-    file = folder / "generation_config.json"
-    if not file.exists():
-        return None
-    value = json.loads(file.read_text())
-    return value if isinstance(value, dict) else None
 
 
 def _first_step(model: Any, stop_ids: list[int]) -> int:
