@@ -1,5 +1,5 @@
 """
-LiteLLM's answers on their way out: what it made worse, put right.
+Puts LiteLLM's errors and usage chunks back into the shape that clients read.
 
 What the sidecar refuses arrives as JSON within a sentence of LiteLLM's, without its
 type, code and field; on Google's routes errors have OpenAI's shape. Who is busy does

@@ -1,5 +1,5 @@
 """
-What must happen before LiteLLM calls the provider.
+Lets parameters through that LiteLLM would refuse or drop.
 
 LiteLLM refuses (or, with `drop_params`, deletes) parameters that its list for
 custom providers lacks, `reasoning_effort` among them. The hook allows them, so no

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from litellm_mlx import answers
-from litellm_mlx.admission import is_model_route
+from litellm_mlx.access import is_model_route
 from litellm_mlx.asgi import App, Message, Receive, Scope, Send
 from litellm_mlx.refusals import answer
 

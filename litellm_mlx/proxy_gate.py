@@ -1,5 +1,5 @@
 """
-The ASGI app in front of LiteLLM's: refuses by the rules of admission.py, and sees
+The ASGI app in front of LiteLLM's: refuses by the rules of access.py, and sees
 which clients leave.
 
 Installed by the provider's import, which LiteLLM's start does, so that it is there
@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from litellm_mlx import google_stream, ignored_header, lost_refusals, response_ids
-from litellm_mlx.admission import (
+from litellm_mlx.access import (
     AdmissionPolicy,
     Asked,
     given_key,

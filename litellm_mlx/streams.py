@@ -1,5 +1,5 @@
 """
-A streamed answer on its way through LiteLLM.
+Opens a streamed call before LiteLLM takes it for a success.
 
 LiteLLM runs `astreaming` in an executor thread and takes what it returns for success.
 A refusal that shows only at the first chunk comes too late for retries, for another

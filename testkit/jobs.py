@@ -17,7 +17,7 @@ from sidecar.core.requests import GenerationOptions, SamplingParams
 from sidecar.engine.gpu_scheduler import GpuScheduler
 from sidecar.engine.job import ChoiceEnded, Job, JobEvent, JobFailed, Prefilled, Token
 from sidecar.engine.sampling import Sampling, settle
-from sidecar.engine.text import TextEngine
+from sidecar.engine.text_engine import TextEngine
 
 _WAIT_S = 120.0
 

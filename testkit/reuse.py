@@ -26,7 +26,7 @@ from sidecar.dialects.openai_chat.tools import call_dict
 from sidecar.engine.job import Job
 from sidecar.engine.sampling import LogitsProcessor
 from sidecar.engine.scheduler import ExtraProcessors
-from sidecar.server.messages import Endpoint, EventStream, Request, Response
+from sidecar.server.http_messages import Endpoint, EventStream, Request, Response
 from sidecar.server.router import Routes
 from testkit.replay import Replayer, Reply
 from testkit.scripted import Json, Prompt, Script, scripted

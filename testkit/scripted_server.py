@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.core.errors import SidecarError
-from sidecar.server.messages import Endpoint, EventStream, Request, Response
+from sidecar.server.http_messages import Endpoint, EventStream, Request, Response
 from sidecar.server.router import Routes
 from testkit.proxy import running_proxy
 from testkit.scripted import scripted

@@ -1,5 +1,5 @@
 """
-The seams between layers.
+Protocols between layers: what a wire format and a KV store have to offer.
 
 A wire format is a folder of `dialects/` whose `Dialect` gets a row in the router; a
 kind of model is an engine. If either needs a change elsewhere, the seam is wrong.

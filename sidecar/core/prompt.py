@@ -1,4 +1,4 @@
-"""What the pipeline hands to the engine, and what it needs from below."""
+"""A prompt as the engine gets it: ids, images, and the `Hit` that is held of it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

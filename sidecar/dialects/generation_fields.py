@@ -1,4 +1,4 @@
-"""The fields that all chat formats share, "think" in its many spellings among them."""
+"""The fields that all chat formats share: sampling, limits, "think" as it is spelt."""
 
 from collections.abc import Iterator
 from typing import Any

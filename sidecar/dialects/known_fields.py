@@ -1,5 +1,5 @@
 """
-The fields that each wire format's dialect reads.
+The names of all fields that a wire format reads: a new field is added here too.
 
 A field that nobody reads is named to its client. docs/fields.md is the same as a table,
 row by row, and a test sends each row of it to a server.

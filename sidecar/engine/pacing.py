@@ -1,4 +1,4 @@
-"""How prefill and decode share the GPU, and when a generation has to end."""
+"""How long a prefill's chunk may be while others decode, and when one has to end."""
 
 import statistics
 import time

@@ -1,5 +1,5 @@
 """
-What stands for an image in a prompt: a mark in its text, a hash in its KV's key.
+An image in a prompt: a mark in its text, a hash in the key of its KV.
 
 What a model reads for images differs by nothing but their number of pads. In the key of
 the KV each of an image's ids, those around the pads too, is replaced by 29 bits of the

@@ -1,5 +1,5 @@
 """
-Counters and histograms, exposed at /metrics, and named counts that stores keep.
+Counters, gauges and histograms of /metrics, and named counts that stores keep.
 
 Each server has its own registry, so two of them in one process (tests) do not mix.
 docs/metrics.md says what each means and which should stay 0.

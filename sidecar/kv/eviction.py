@@ -1,5 +1,5 @@
 """
-What leaves the trees when they are too large: one set of limits for all models.
+Which KV leaves when there is too much: its weight, and one limit for all models.
 
 What leaves is chosen by one score over all trees, those included of models that are
 not loaded now: KV stays as long as it is worth more than another's, whoever computed

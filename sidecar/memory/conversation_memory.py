@@ -1,5 +1,5 @@
 """
-What a model's conversations left behind, under one lifetime.
+Commits a turn's lineage, healed turn and thread together, and forgets them so.
 
 Four things explain each other, and are of use together only: the KV of what was
 computed (held by handle: no arrays here), the lineage of finished prompts (which values

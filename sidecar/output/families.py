@@ -1,4 +1,4 @@
-"""What a model family brings: markers, tool formats, extra stop tokens."""
+"""The table of model families: each one's thinking markers, tool format and stops."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace

@@ -1,5 +1,5 @@
 """
-Call formats of single model families that the library has no parser for.
+More tool formats: those of single families that mlx-lm has no parser for.
 
 As in `tool_formats`: a parser takes the inside of one block and raises ValueError where
 that is not its format.

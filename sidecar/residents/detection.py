@@ -1,5 +1,5 @@
 """
-What kind of model a checkpoint is, from its files alone: nothing is loaded.
+Detects a model folder's kind (text, vision, encoder, audio) from its files alone.
 
 Read are config.json, modules.json (sentence-transformers) and the names of the weights'
 tensors. That a library has an architecture of some name says nothing: mlx-vlm lists

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from sidecar.engine.loading.model_identity import WeightDigests, identity_of
-from sidecar.engine.text import TextEngine
+from sidecar.engine.text_engine import TextEngine
 from sidecar.kv.disk.disk_cache import DiskCache
 from sidecar.kv.disk.ports import Machine
 from sidecar.kv.disk.slot_folder import SlotFolder

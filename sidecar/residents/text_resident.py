@@ -33,7 +33,7 @@ from sidecar.engine.selftest.proved_models import ProvedModel, key_of
 from sidecar.engine.selftest.self_test import LOAD_S, ProofPlan, SelfTest, prove
 from sidecar.engine.selftest.tower_cost import fit_tower
 from sidecar.engine.selftest.warm_up import warm_up
-from sidecar.engine.text import TextEngine
+from sidecar.engine.text_engine import TextEngine
 from sidecar.engine.vision.vision_encoder import FeatureMemo
 from sidecar.kv.cache import KVCache
 from sidecar.kv.prefix_store import PrefixStore

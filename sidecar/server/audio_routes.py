@@ -10,7 +10,7 @@ from sidecar.dialects.openai_audio import (
     transcription,
 )
 from sidecar.server.form_body import parse_form
-from sidecar.server.messages import EventStream, Request, Response, json_response
+from sidecar.server.http_messages import EventStream, Request, Response, json_response
 from sidecar.service.audio import AudioService
 
 _TEXT = "text/plain; charset=utf-8"

@@ -8,7 +8,7 @@ from sidecar.core.errors import BadRequest, Unavailable
 from sidecar.core.requests import short_id
 from sidecar.dialects.fields import Fields
 from sidecar.memory.conversation_memory import Forgotten
-from sidecar.server.messages import Request, Response, json_response
+from sidecar.server.http_messages import Request, Response, json_response
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.stored_responses import StoredResponses
 

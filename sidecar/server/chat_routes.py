@@ -7,9 +7,9 @@ from sidecar.config.settings import ServerConfig
 from sidecar.core.events import Event
 from sidecar.core.ports import Call, Dialect, RequestFacts
 from sidecar.core.requests import ChatRequest
-from sidecar.engine.text import Forecast
+from sidecar.engine.text_engine import Forecast
 from sidecar.server import access
-from sidecar.server.messages import (
+from sidecar.server.http_messages import (
     Endpoint,
     EventStream,
     Request,

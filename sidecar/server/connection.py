@@ -21,14 +21,14 @@ from sidecar.core.ports import StreamEncoder
 from sidecar.infra.logs import request_id as request_id_var
 from sidecar.server import access
 from sidecar.server.form_body import FORM_PATHS
-from sidecar.server.listener import Listener
-from sidecar.server.messages import (
+from sidecar.server.http_messages import (
     EventStream,
     Request,
     Response,
     StreamWriter,
     problem_response,
 )
+from sidecar.server.listener import Listener
 from sidecar.server.request_body import (
     BodyHead,
     BodyShare,

@@ -27,7 +27,7 @@ from typing import Any
 from sidecar.config.settings import ServerConfig
 from sidecar.infra.malloc import IdleTrim
 from sidecar.infra.metrics import Metrics
-from sidecar.server.messages import Router
+from sidecar.server.http_messages import Router
 from sidecar.server.request_body import BodyBudget
 from sidecar.server.turned_away import TurnedAway
 

@@ -12,7 +12,7 @@ from sidecar.dialects.openai_models import model_entry, model_list
 from sidecar.residents.detection import TEXT_KINDS
 from sidecar.residents.model_settings import check_setting
 from sidecar.residents.model_state import ModelView
-from sidecar.server.messages import (
+from sidecar.server.http_messages import (
     Endpoint,
     EventStream,
     Request,

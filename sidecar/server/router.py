@@ -24,13 +24,13 @@ from sidecar.dialects.openai_tasks import (
     rerank_list,
 )
 from sidecar.dialects.problem import CONTENT_TYPE, problem
-from sidecar.engine.text import Forecast
+from sidecar.engine.text_engine import Forecast
 from sidecar.infra.metrics import Metrics
 from sidecar.server import access
 from sidecar.server.audio_routes import AudioRoutes
 from sidecar.server.cache_routes import CacheRoutes
 from sidecar.server.chat_routes import ChatRoutes
-from sidecar.server.messages import (
+from sidecar.server.http_messages import (
     Endpoint,
     EventStream,
     Request,

@@ -20,7 +20,7 @@ from sidecar.core.events import Event, Idle, Loading
 from sidecar.core.requests import ChatRequest, CompletionRequest, join_names
 from sidecar.core.turn_token import make_token
 from sidecar.engine.sampling import Sampling, settle
-from sidecar.engine.text import Forecast
+from sidecar.engine.text_engine import Forecast
 from sidecar.infra.lru import Lru
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import SessionLog

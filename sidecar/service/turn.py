@@ -28,7 +28,7 @@ from sidecar.core.prompt import ModelPrompt
 from sidecar.core.requests import ChatRequest, CompletionRequest, ToolCall, join_names
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
 from sidecar.engine.sampling import Sampling
-from sidecar.engine.text import Forecast
+from sidecar.engine.text_engine import Forecast
 from sidecar.infra.metrics import Metrics
 from sidecar.memory.conversation_memory import AssistantOutput
 from sidecar.memory.healing_store import visible_hash

@@ -1,5 +1,5 @@
 """
-The shapes by which rules find volatile text; rules.toml says which has which.
+Finds volatile text: one function for each `shape` that a rule in rules.toml names.
 
 Each shape is a small function: text and arguments in, (start, end) pairs out, in
 order, not overlapping. No pattern crosses lines by a wildcard. Running a shape twice

@@ -1,4 +1,4 @@
-"""Loads and checks rules.toml: the pattern and the policy of each volatile kind."""
+"""Loads and checks rules.toml: each volatile kind's shape and policy."""
 
 import bisect
 import functools

@@ -1,4 +1,4 @@
-"""Grammars of clocks, dates, ids and durations: text -> length of the value there."""
+"""Patterns of clocks, dates, ids and durations: text -> length of the value there."""
 
 import functools
 import re

@@ -24,7 +24,7 @@ from sidecar.kv.disk.cache_form import (
     shapes_of,
     to_numpy,
 )
-from sidecar.kv.disk.open_slot import bits_of
+from sidecar.kv.disk.slot_arrays import bits_of
 from sidecar.kv.disk.tensor_file import write_tensors
 from sidecar.kv.kv_layers import (
     atoms,

@@ -17,11 +17,11 @@ from sidecar.kv.disk import kv_disk
 from sidecar.kv.disk.durable_files import open_private
 from sidecar.kv.disk.forgetting import forget_all, forget_some
 from sidecar.kv.disk.kv_disk import KVDisk
-from sidecar.kv.disk.open_slot import OpenSlot
 from sidecar.kv.disk.ports import DiskSettings
 from sidecar.kv.disk.prompt_cache_file import export_chain
 from sidecar.kv.disk.root import DiskLimits, DiskRoot
 from sidecar.kv.disk.slot import STATELESS, WITH_STATE, Slot, write_words
+from sidecar.kv.disk.slot_arrays import OpenSlot
 from sidecar.kv.disk.slot_folder import Replaced, SlotFolder
 from sidecar.kv.disk.slot_index import SlotIndex
 from sidecar.kv.disk.tensor_file import (

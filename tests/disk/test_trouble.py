@@ -21,8 +21,8 @@ from sidecar.engine.loading import model_identity
 from sidecar.kv.disk import slot_folder, slot_writer
 from sidecar.kv.disk.disk_cache import DiskCache
 from sidecar.kv.disk.disk_thread import Urgency, disk_thread
-from sidecar.kv.disk.open_slot import OpenSlot
 from sidecar.kv.disk.root import DiskRoot
+from sidecar.kv.disk.slot_arrays import OpenSlot
 from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
 from testkit.jobs import random_ids, run
 from testkit.kept_kv import ask, disk_counts, flush, kept_sidecar, leased, said, slots

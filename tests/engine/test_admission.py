@@ -14,7 +14,7 @@ from sidecar.core.requests import GenerationOptions, SamplingParams
 from sidecar.engine.job import Job, Token
 from sidecar.engine.memory_model import MemoryModel
 from sidecar.engine.process_memory import Demand
-from sidecar.engine.text import TextEngine
+from sidecar.engine.text_engine import TextEngine
 from testkit.jobs import (
     finish,
     is_idle,

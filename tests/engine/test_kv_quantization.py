@@ -19,7 +19,7 @@ from sidecar.engine.loading.model_place import ModelSource
 from sidecar.engine.loading.model_source import find_model
 from sidecar.engine.memory_model import MemoryModel
 from sidecar.engine.selftest.self_test import run_selftest
-from sidecar.engine.text import TextEngine
+from sidecar.engine.text_engine import TextEngine
 from sidecar.kv.kv_layers import is_quantized
 from sidecar.kv.quantization import KVQuantization
 from testkit.jobs import (

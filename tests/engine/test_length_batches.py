@@ -8,7 +8,7 @@ import pytest
 from sidecar.app import App
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.job import Job
-from sidecar.engine.text import TextEngine
+from sidecar.engine.text_engine import TextEngine
 from testkit.jobs import (
     by_hand,
     finish,

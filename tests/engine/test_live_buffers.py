@@ -25,7 +25,7 @@ from sidecar.engine import scheduler
 from sidecar.engine.gpu_scheduler import GpuScheduler
 from sidecar.engine.job import Job, Prefilled, Token
 from sidecar.engine.process_memory import ProcessMemory, Releasing
-from sidecar.engine.text import TextEngine
+from sidecar.engine.text_engine import TextEngine
 from sidecar.kv import eviction
 from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.kv_layers import Released

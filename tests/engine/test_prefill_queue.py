@@ -11,7 +11,7 @@ from sidecar.app import App
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.job import Job, JobEvent, Prefilled, Token
 from sidecar.engine.prefill_queue import PrefillQueue
-from sidecar.engine.text import TextEngine
+from sidecar.engine.text_engine import TextEngine
 from testkit.jobs import (
     by_hand,
     drain,

@@ -19,7 +19,7 @@ from sidecar.core.errors import (
 from sidecar.core.prompt import Boundary, ModelIds
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
 from sidecar.engine.sampling import LogitsProcessor
-from sidecar.engine.text import TextEngine
+from sidecar.engine.text_engine import TextEngine
 from sidecar.kv.checkpoints import places_of_parting
 from testkit.jobs import (
     Outcome,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from litellm_mlx import proxy_gate
-from litellm_mlx.admission import AdmissionPolicy, Asked, refusal
+from litellm_mlx.access import AdmissionPolicy, Asked, refusal
 
 OWN = {"host": "127.0.0.1:4000"}
 KEYLESS = AdmissionPolicy(None)

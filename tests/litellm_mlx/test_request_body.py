@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from litellm_mlx import request_body
-from litellm_mlx.admission import AdmissionPolicy
+from litellm_mlx.access import AdmissionPolicy
 from litellm_mlx.proxy_gate import ProxyGate
 from litellm_mlx.request_body import (
     MAX_VALUES,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from litellm_mlx.admission import AdmissionPolicy
+from litellm_mlx.access import AdmissionPolicy
 from litellm_mlx.proxy_gate import ProxyGate
 from litellm_mlx.settings import Settings
 

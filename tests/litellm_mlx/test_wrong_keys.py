@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import Any
 
-from litellm_mlx.admission import AdmissionPolicy
+from litellm_mlx.access import AdmissionPolicy
 from litellm_mlx.proxy_gate import ProxyGate
 from litellm_mlx.settings import Settings
 from litellm_mlx.wrong_keys import MAX_WAITING, WAIT_S

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from sidecar.app import App
-from sidecar.engine import text
+from sidecar.engine import text_engine
 from sidecar.infra.metrics import HEALTHY_AT_ZERO
 from testkit.servers import running_sidecar
 
@@ -37,7 +37,9 @@ def test_a_splitter_that_fails_is_told_in_the_log_and_by_health(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The model answers all the same: it may be one kind of output that goes wrong."""
-    monkeypatch.setattr(text, "splitter_faults", lambda syntax: ("thinking: lost",))
+    monkeypatch.setattr(
+        text_engine, "splitter_faults", lambda syntax: ("thinking: lost",)
+    )
     with caplog.at_level(logging.ERROR), running_sidecar() as broken:
         health = httpx.get(f"{broken.url}/health", timeout=60)
     assert (health.status_code, health.json()["failed_tests"]) == (200, ["splitter"])

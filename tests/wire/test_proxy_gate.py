@@ -17,7 +17,7 @@ import httpx
 import openai
 import pytest
 
-from litellm_mlx.admission import _PAGES, _PUBLIC
+from litellm_mlx.access import _PAGES, _PUBLIC
 from litellm_mlx.identity import challenge, is_proven
 from sidecar.app import App
 from testkit.cloud import Cloud, cloud_config, running_cloud

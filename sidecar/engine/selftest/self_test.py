@@ -19,7 +19,7 @@ from sidecar.engine.gpu_scheduler import Errand
 from sidecar.engine.loading.loader import LoadedModel, run_to_end
 from sidecar.engine.selftest.array_distance import Difference
 from sidecar.engine.selftest.runs import Runs
-from sidecar.engine.text import TextEngine
+from sidecar.engine.text_engine import TextEngine
 from sidecar.kv.kv_layers import give_back_much
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import CacheList, QuantizedKVCache
 
-from sidecar.kv.disk.open_slot import bits_of
+from sidecar.kv.disk.slot_arrays import bits_of
 from sidecar.kv.disk.tensor_file import Damaged, TensorSpec
 from sidecar.kv.kv_layers import KVLayers, is_sliceable_atom
 

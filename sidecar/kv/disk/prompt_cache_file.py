@@ -19,8 +19,8 @@ from sidecar.kv.disk.cache_form import (
     to_numpy,
 )
 from sidecar.kv.disk.durable_files import open_private, replace_private
-from sidecar.kv.disk.open_slot import OpenSlot, bits_of
 from sidecar.kv.disk.slot import Slot
+from sidecar.kv.disk.slot_arrays import OpenSlot, bits_of
 from sidecar.kv.disk.slot_folder import SlotFolder
 from sidecar.kv.disk.tensor_file import Damaged, write_tensors
 from sidecar.kv.prefix_store import PrefixStore

@@ -24,8 +24,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from sidecar.kv.disk.durable_files import MALFORMED, open_regular, sync_folder
-from sidecar.kv.disk.open_slot import OpenSlot, open_kv
 from sidecar.kv.disk.slot import VERSION, Slot, parse_slot, write_words
+from sidecar.kv.disk.slot_arrays import OpenSlot, open_kv
 from sidecar.kv.disk.tensor_file import (
     Damaged,
     read_header,

@@ -1,5 +1,5 @@
 """
-Brings a path back from the disk: read, checked, joined, and handed to the store.
+Restores a prompt's path of slots: reads each, joins them, gives them to the store.
 
 Reading and checking happen on the disk's thread; the GPU thread joins the runs of a
 layer, a short turn each, and takes the whole in one more. What is damaged is put aside,
@@ -19,9 +19,9 @@ from sidecar.core.conversation import Conversation
 from sidecar.core.prompt import ModelIds
 from sidecar.infra.metrics import Counters
 from sidecar.kv.disk.cache_form import restore_states
-from sidecar.kv.disk.open_slot import OpenSlot
 from sidecar.kv.disk.ports import READING, Turn
 from sidecar.kv.disk.slot import Slot
+from sidecar.kv.disk.slot_arrays import OpenSlot
 from sidecar.kv.disk.slot_folder import Replaced, SlotFolder
 from sidecar.kv.disk.slot_index import DiskMatch, SlotIndex
 from sidecar.kv.disk.tensor_file import Damaged

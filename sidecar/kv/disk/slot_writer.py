@@ -28,7 +28,6 @@ from sidecar.kv.disk.cache_form import (
     to_numpy,
 )
 from sidecar.kv.disk.durable_files import make_durable, open_private
-from sidecar.kv.disk.open_slot import bits_of
 from sidecar.kv.disk.ports import (
     WRITING,
     DiskSettings,
@@ -38,6 +37,7 @@ from sidecar.kv.disk.ports import (
 )
 from sidecar.kv.disk.root import DiskRoot
 from sidecar.kv.disk.slot import STATELESS, WITH_STATE, Slot
+from sidecar.kv.disk.slot_arrays import bits_of
 from sidecar.kv.disk.slot_folder import Draft, SlotFolder
 from sidecar.kv.disk.slot_index import DiskMatch, SlotIndex
 from sidecar.kv.disk.tensor_file import Damaged, write_tensors

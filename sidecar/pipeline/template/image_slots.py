@@ -1,5 +1,5 @@
 """
-The places of a prompt's images.
+Puts a model's own image markup where the client put its images.
 
 A chat template is given an image as a text: a mark that names its content and that it
 prints like any other text, in every role and in results of tools. So an image stands

@@ -1,5 +1,5 @@
 """
-Rules of LiteLLM's port: hosts, origins, keys and routes that are let in.
+Who may come in at LiteLLM's port: rules for hosts, origins, keys and routes.
 
 LiteLLM answers any web page (`access-control-allow-origin: *`) and, without a master
 key, anybody who reaches the port, on all of its 600 routes: those that pass a body on

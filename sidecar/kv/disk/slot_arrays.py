@@ -1,5 +1,5 @@
 """
-A slot's KV, read: by mlx straight into its arrays, and checked beside that.
+One slot's arrays: read by mlx straight into place, and checked beside that.
 
 The file is open from the beginning, so it can be read to its end even if it is deleted
 meanwhile. Checksums are made by threads of their own: reading is not what they wait

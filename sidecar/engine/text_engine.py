@@ -1,4 +1,4 @@
-"""A loaded text model: forecasts a job, refuses what is too long, admits, closes."""
+"""A loaded text model: refuses jobs too long or too large, has the others computed."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""What an endpoint gets and gives back, and how an event stream is written."""
+"""An HTTP request and response as endpoints have them; writes event streams."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
