@@ -77,12 +77,20 @@ def num_left(app: App) -> float:
 
 
 def wait_ready(url: str, timeout_s: float = 180.0) -> None:
-    """Wait until /health says ok."""
+    """
+    Wait until /health says ok.
+
+    Raises:
+        RuntimeError: the default model cannot be loaded; what /health says of it.
+    """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", timeout=60).json()["status"] == "ok":
+            health = httpx.get(f"{url}/health", timeout=60).json()
+            if health["status"] == "ok":
                 return
+            if health["status"] == "degraded":
+                raise RuntimeError(f"{url} has no model: {health}")
         time.sleep(0.05)
     raise TimeoutError(f"{url} did not become ready")
 

@@ -15,7 +15,7 @@ from sidecar.engine.loading.checkpoint_files import (
     weight_bytes,
 )
 
-BUILTIN_DIR = Path(__file__).parent.parent / "builtin_model"
+BUILTIN_DIR = Path(__file__).parents[2] / "builtin_model"
 BUILTIN_NAME = "mlx-tiny-agent"
 
 
