@@ -13,6 +13,12 @@ from dataclasses import dataclass
 import orjson
 
 from litellm_mlx import google_body
+from litellm_mlx.control_fields import (
+    MAX_RETRIES,
+    NEVER,
+    NOT_FOR_CLIENTS,
+    is_number_of_retries,
+)
 
 _MAX_FALLBACKS = 8
 _USER_LEN = 4096
@@ -56,7 +62,7 @@ _OBJECTS = FieldType("a list of objects", _list_of(dict))
 _TEXT = FieldType("a string", _is(str))
 _TEXTS = FieldType("a list of strings", _list_of(str))
 _SECONDS = FieldType("a number of seconds", _is(int, float))
-_WHOLE = FieldType("a whole number", _is(int))
+_RETRIES = FieldType(f"a whole number from 0 to {MAX_RETRIES}", is_number_of_retries)
 _MESSAGES = FieldType(
     "a non-empty list of messages",
     lambda value: bool(value) and _list_of(dict)(value),
@@ -98,17 +104,6 @@ def _with_short(name: str) -> FieldType:
 
 
 _NOT_TAKEN = FieldType("left out: it is not for clients", lambda value: False)
-# By these a request for the local model would go to a cloud, on the user's keys, or
-# would have LiteLLM shut the model out for everybody, as long as it says. Three are
-# arguments of its own functions: given twice they are a fault of its own. The last one
-# holds headers, ours that say who asks among them.
-NOT_TAKEN = (
-    "custom_llm_provider", "deployment_id", "cooldown_time", "allowed_fails",
-    "allowed_fails_policy", "router_settings_override", "mock_response",
-    "mock_timeout", "mock_testing_rate_limit_error", "azure",
-    "self", "original_function", "start_time", "provider_specific_header",
-)  # fmt: skip
-
 _ALWAYS: Mapping[str, FieldType] = {
     "model": _MODEL,
     "fallbacks": _FALLBACKS,
@@ -118,10 +113,17 @@ _ALWAYS: Mapping[str, FieldType] = {
     "safety_identifier": _USER,
     "metadata": _with_short("user_id"),
     "litellm_metadata": _with_short("user"),
-    **dict.fromkeys(NOT_TAKEN, _NOT_TAKEN),
+    **dict.fromkeys(sorted(NEVER), _NOT_TAKEN),
+}
+# Of bodies that ask a model, whoever serves it.
+_ASKING: Mapping[str, FieldType] = {
+    **_ALWAYS,
+    **dict.fromkeys(sorted(NOT_FOR_CLIENTS), _NOT_TAKEN),
+    "num_retries": _RETRIES,
+    "max_retries": _RETRIES,
 }
 _EVERYWHERE: Mapping[str, FieldType] = {
-    **_ALWAYS,
+    **_ASKING,
     "tools": _OBJECTS,
     "stream_options": _OBJECT,
     "response_format": _OBJECT,
@@ -131,12 +133,9 @@ _EVERYWHERE: Mapping[str, FieldType] = {
     "tags": _TEXTS,
     "timeout": _SECONDS,
     "request_timeout": _SECONDS,
-    "num_retries": _WHOLE,
-    "max_retries": _WHOLE,
     "api_key": _TEXT,
     "prompt_id": _TEXT,
     "litellm_trace_id": _TEXT,
-    "litellm_params": _OBJECT,
     "allowed_openai_params": _TEXTS,
 }
 _CHAT: Mapping[str, FieldType] = {
@@ -207,6 +206,7 @@ _RERANK: Mapping[str, FieldType] = {
 }
 _BEFORE = r"(/v1|/(engines|openai/deployments)/[^/]+)?"
 _PICTURES = re.compile(r"(/v1)?/images/generations")  # which LiteLLM alone refuses
+_OTHERS = re.compile(r"(/v1)?/(images/edits|audio/[a-z]+|moderations)")
 _ROUTES: tuple[tuple[re.Pattern[str], Mapping[str, FieldType]], ...] = (
     (re.compile(f"{_BEFORE}/chat/completions"), _CHAT),
     (re.compile(f"{_BEFORE}/completions"), _COMPLETIONS),
@@ -225,11 +225,11 @@ _ROUTES: tuple[tuple[re.Pattern[str], Mapping[str, FieldType]], ...] = (
 def types_for(path: str) -> Mapping[str, FieldType]:
     """The types of a route's fields; of one that we do not serve those of LiteLLM's."""
     if _PICTURES.fullmatch(path):
-        return {**_ALWAYS, **_IMAGES}
+        return {**_ASKING, **_IMAGES}
     for pattern, own in _ROUTES:
         if pattern.fullmatch(path):
             return {**_EVERYWHERE, **own}
-    return _ALWAYS
+    return _ASKING if _OTHERS.fullmatch(path) else _ALWAYS
 
 
 def is_ours(path: str) -> bool:

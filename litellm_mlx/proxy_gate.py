@@ -20,6 +20,7 @@ from litellm_mlx.access import (
     refusal,
 )
 from litellm_mlx.asgi import App, Message, Receive, Scope, Send
+from litellm_mlx.control_fields import RETRIES_HEADER, retries_fault
 from litellm_mlx.departures import WatchedRequest
 from litellm_mlx.google_body import makes_an_answer, served_path
 from litellm_mlx.identity import CHALLENGE, PROOF, proof_of
@@ -109,6 +110,9 @@ class ProxyGate:
             body = Body(head, self._bodies)
             send = google_stream.readable(asked.path, send)
             try:
+                fault = retries_fault(asked.headers.get(RETRIES_HEADER))
+                if is_read and fault is not None:
+                    raise BadBody(400, fault, RETRIES_HEADER)
                 if is_read:
                     whole = await body.read(receive)
                     receive = _replaying(whole, receive)

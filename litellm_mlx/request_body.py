@@ -16,7 +16,8 @@ from email.utils import collapse_rfc2231_value
 import orjson
 
 from litellm_mlx.asgi import Receive
-from litellm_mlx.body_types import NOT_TAKEN, is_ours, types_for, wrong_type
+from litellm_mlx.body_types import is_ours, types_for, wrong_type
+from litellm_mlx.control_fields import NOT_FOR_CLIENTS
 
 # Long conversations have a hundred thousand. LiteLLM walks through all of them, several
 # times; what the sidecar itself takes is more.
@@ -28,6 +29,8 @@ _MIN_HELD_BYTES = 512 << 20
 _GAP_S, _BODY_S = 60.0, 600.0  # as the sidecar waits: between two pieces, and in all
 _MARKS = b"[{,:"
 _PART_HEAD = re.compile(rb"(?:\A|\n)(?i:content-disposition)[ \t]*:([^\r\n]*)")
+# A form says how often to try again as text, which is not looked at.
+_NOT_IN_FORMS = NOT_FOR_CLIENTS | {"num_retries", "max_retries"}
 _TAKES_IDS = re.compile(r"(?:/.*)?/(completions|embeddings)")
 _CHAT = re.compile(r"(?:/.*)?/chat/completions")
 _HALVES = re.compile(  # each run of backslashes is looked at once
@@ -281,6 +284,6 @@ def _field_not_taken(form: bytes) -> str | None:
         said = message.get_params(header="content-disposition") or []
         for _, value in said[1:]:
             name = collapse_rfc2231_value(value).strip().partition("[")[0]
-            if name in NOT_TAKEN:
+            if name in _NOT_IN_FORMS:
                 return name
     return None

@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_mlx.body_types import NOT_TAKEN, types_for, wrong_type
+from litellm_mlx.body_types import types_for, wrong_type
+from litellm_mlx.control_fields import NEVER, NOT_FOR_CLIENTS, retries_fault
 from tests.litellm_mlx.conftest import Proxy
 from tests.litellm_mlx.fake_sidecar import FakeSidecar
 from tests.litellm_mlx.proxy_client import (
@@ -33,9 +34,14 @@ WRONG: list[tuple[tuple[str, ...], str, Any, str]] = [
     (ROUTES, "api_key", 3, "a string, got a number"),
     (ROUTES, "request_timeout", "x", "a number of seconds, got a string"),
     (ROUTES, "timeout", NESTED, "a number of seconds, got an object"),
-    (ROUTES, "max_retries", "x", "a whole number, got a string"),
-    (ROUTES, "num_retries", [], "a whole number, got an empty list"),
-    (ROUTES, "litellm_params", [], "an object, got an empty list"),
+    (ROUTES, "max_retries", "x", "a whole number from 0 to 10, got a string"),
+    (ROUTES, "num_retries", [], "a whole number from 0 to 10, got an empty list"),
+    (ROUTES, "num_retries", 11, "a whole number from 0 to 10, got a number"),
+    (ROUTES, "max_retries", -1, "a whole number from 0 to 10, got a number"),
+    (ROUTES, "litellm_params", {}, "left out: it is not for clients"),
+    (ROUTES, "litellm_logging_obj", "x", "left out: it is not for clients"),
+    (ROUTES, "input_cost_per_token", 0, "left out: it is not for clients"),
+    (ROUTES, "context_window_fallback_dict", {"a": "b"}, "left out: it is not"),
     (ROUTES, "litellm_trace_id", 3, "a string, got a number"),
     (ROUTES, "allowed_openai_params", [{}], "a list of strings, got a list of"),
     (ROUTES, "response_format", "json", "an object, got a string"),
@@ -52,7 +58,7 @@ WRONG: list[tuple[tuple[str, ...], str, Any, str]] = [
 ]
 CASES = [(route, *rest) for routes, *rest in WRONG for route in routes]
 # Only an administrator may set these: LiteLLM's own refusal.
-ADMINS = ("api_base", "base_url", "input_cost_per_token")
+ADMINS = ("api_base", "base_url")
 
 
 def post(proxy: Proxy, route: str, model: str, **more: Any) -> httpx.Response:
@@ -141,6 +147,51 @@ def test_a_request_for_the_local_model_is_not_sent_to_a_cloud(
     assert_400(answer, route, name, f"{name} must be left out")
 
 
+EXPONENTIAL = {
+    "$defs": {
+        f"d{depth}": {"allOf": [{"$ref": f"#/$defs/d{depth + 1}"}] * 2}
+        for depth in range(40)
+    }
+    | {"d40": {}},
+    "$ref": "#/$defs/d0",
+}
+
+
+@pytest.mark.parametrize("where", ["", "extra_body", "litellm_params"])
+@pytest.mark.parametrize("route", [CHAT, "/engines/odd/chat/completions"])
+def test_no_schema_of_a_client_is_walked_by_litellm(
+    proxy: Proxy, route: str, where: str
+) -> None:
+    """A schema of 3 kB held the port for ever; it read addresses, too."""
+    asked: dict[str, Any] = {"enable_json_schema_validation": True}
+    schema = {"name": "x", "schema": EXPONENTIAL}
+    body = {
+        "model": "mlx/odd",
+        "messages": [{"role": "user", "content": "1"}],
+        "response_format": {"type": "json_schema", "json_schema": schema},
+        **({where: asked} if where else asked),
+    }
+    answer = proxy.http.post(route, json=body, timeout=60)
+    if where != "extra_body":  # which LiteLLM gives to the provider alone
+        assert answer.status_code == 400, answer.text
+        assert "must be left out: it is not for clients" in answer.text
+    assert proxy.http.get("/health/liveliness", timeout=5).status_code == 200
+
+
+@pytest.mark.parametrize("said", ["1000000000", "-1", "x", "1.5", "", "١", "1" * 5000])
+@pytest.mark.parametrize("route", ROUTES)
+def test_litellm_tries_again_ten_times_at_most(
+    proxy: Proxy, route: str, said: str
+) -> None:
+    """It went on for an hour after its clients had left."""
+    body = body_for(route, "mlx/odd", stream=False)
+    headers = {"x-litellm-num-retries": said.encode()}
+    answer = proxy.http.post(route, json=body, headers=headers)
+    assert answer.status_code == 400, answer.text
+    assert "x-litellm-num-retries must be a whole number from 0 to 10" in answer.text
+    assert retries_fault(None) is retries_fault("10") is retries_fault(" 0 ") is None
+
+
 @pytest.mark.parametrize("name", ADMINS)
 @pytest.mark.parametrize("route", ROUTES)
 def test_what_only_an_administrator_may_set_is_400(
@@ -204,10 +255,32 @@ def test_a_key_is_never_repeated() -> None:
 def test_no_route_takes_what_would_shut_the_model_out(path: str) -> None:
     """LiteLLM would send it nobody for as long as the body says."""
     types = types_for(path)
-    for name in NOT_TAKEN:
+    for name in NOT_FOR_CLIENTS:
         found = wrong_type({"model": "local", name: 86400}, types)
         assert found is not None
         assert (found.param, "left out" in found.message) == (name, True)
+
+
+def test_routes_of_litellms_own_take_what_they_need() -> None:
+    """A key's budget and a model's price are LiteLLM's to know."""
+    types = types_for("/key/generate")
+    assert wrong_type({"max_budget": 3, "budget_duration": "30d"}, types) is None
+    for name in NEVER:
+        assert wrong_type({name: 1}, types) is not None
+
+
+def test_what_litellm_offers_to_clients_is_taken() -> None:
+    """As its pages say."""
+    offered = {"metadata": {}, "tags": ["a"], "cache": {"no-cache": True}, "id": "x"}
+    offered |= {"num_retries": 10, "litellm_session_id": "s", "no-log": True}
+    offered |= {"prompt_variables": {"a": "b"}, "timeout": 3, "user": "u"}
+    for route in ROUTES:
+        assert (
+            wrong_type(
+                {**body_for(route, "m", stream=False), **offered}, types_for(route)
+            )
+            is None
+        )
 
 
 def test_models_to_fall_back_to_are_few_and_short() -> None:
