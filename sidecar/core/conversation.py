@@ -56,6 +56,11 @@ class Conversation:
     own_len: int = field(default=0, compare=False)
 
     @property
+    def is_named(self) -> bool:
+        """Whether the client's own word says that the request belongs to it."""
+        return self.proved_until == sys.maxsize
+
+    @property
     def session_key(self) -> tuple[str | None, str] | None:
         """Its tenant and session, whatever the thread; None: no client's."""
         return (self.tenant, self.session) if self.is_known else None

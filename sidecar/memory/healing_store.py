@@ -11,7 +11,7 @@ import json
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -125,6 +125,8 @@ class TurnQuery:
         values: what tells who asks, before the turn, as the client sends it now.
         threads: of the conversation's turns before this one that are known by ids.
         proved_until: the index of the last message with such an id; -1: there is none.
+        proofs: the values of the requests for which those ids were issued.
+        tells: whether a kind of value tells who asks, where or what.
     """
 
     api_key: str | None
@@ -132,6 +134,8 @@ class TurnQuery:
     values: Mapping[SpanKey, str] = field(default_factory=dict)
     threads: Collection[str] = ()
     proved_until: int = -1
+    proofs: Sequence[Mapping[SpanKey, str]] = ()
+    tells: Callable[[str], bool] = lambda kind: True
 
     def num_agreeing(self, turn: KnownTurn) -> int:
         """Values that stood in the turn's request and stand in this one."""
@@ -146,20 +150,27 @@ class TurnQuery:
         """
         Whether a turn was said in this conversation.
 
-        By the client's own word, or by turns before it that are known by ids. Ids prove
-        what stands before them. Others may have begun with the same ones (a copied
-        example, a fork), so all that tells who asks behind the last id is the same.
+        By the client's own word, or by turns before it that are known by ids. Others
+        may have begun with the same ids (a copied example, a fork). So all that tells
+        who asks is the same, or stood in a request for which one of the ids was issued.
         """
         if self.session is not None and turn.conversation.session == self.session:
             return True
         if turn.conversation.thread not in self.threads:
             return False
-        return self._behind_proof(self.values) == self._behind_proof(turn.values)
+        keys = self.values.keys() | turn.values.keys()
+        changed = (k for k in keys if self.values.get(k) != turn.values.get(k))
+        return all(self._may_have_been(k, turn.values.get(k, "")) for k in changed)
 
-    def _behind_proof(self, values: Mapping[SpanKey, str]) -> dict[SpanKey, str]:
-        """Of a message that is kept in none, too: its place is before all others."""
-        proved = range(self.proved_until + 1)
-        return {key: value for key, value in values.items() if key[0] not in proved}
+    def _may_have_been(self, key: SpanKey, value: str) -> bool:
+        """
+        Whether this conversation may have said a value that it says no more.
+
+        Never that of a message that is kept in none: its place is before all others.
+        """
+        if not 0 <= key[0] <= self.proved_until:
+            return False
+        return not self.tells(key[2]) or is_proved(self.proofs, key, value)
 
     def has_values_of(self, turn: KnownTurn) -> bool:
         """Whether all that identified who asked is the same, no more and no less."""
@@ -178,6 +189,18 @@ class Continued:
     conversation: Conversation
     first: int
     last: int
+
+
+def is_proved(
+    proofs: Sequence[Mapping[SpanKey, str]], key: SpanKey, value: str
+) -> bool:
+    """
+    Whether a value stood in a request for which an id was issued that is sent now.
+
+    Args:
+        proofs: the values of those requests.
+    """
+    return any(values.get(key, "") == value for values in proofs)
 
 
 Defaults = Mapping[str, Mapping[str, Any]]  # tool, argument -> value
@@ -329,10 +352,11 @@ class HealingStore:
         is_whole = first.visible == visible and first.conversation.tenant == api_key
         return first if is_whole else None
 
-    def knows_any(self, ids: Sequence[str], api_key: str | None) -> bool:
-        """Whether one of these ids was issued for a turn, whatever that showed."""
+    def issued_any(self, ids: Sequence[str], api_key: str | None) -> KnownTurn | None:
+        """The first turn for which one of these ids was issued, whatever it showed."""
         found = (self._by_id.get(call_key(i)) for i in ids if i)
-        return any(turn and turn.conversation.tenant == api_key for turn in found)
+        own = (turn for turn in found if turn and turn.conversation.tenant == api_key)
+        return next(own, None)
 
     def forget(self, forget_filter: ForgetFilter | None) -> None:
         """Forget everything, or some conversations."""

@@ -348,6 +348,7 @@ class Pipeline:
             answered_before=max(own, default=0),
             is_proved=layout.is_proved,
             earlier_values=healed_history.earlier_values,
+            proofs=healed_history.proofs,
         )
 
     def _note_sent(

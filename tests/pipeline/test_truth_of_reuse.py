@@ -636,6 +636,53 @@ def test_clients_without_a_name_that_begin_with_one_call_share_no_sender(
     assert chats.reuse(prompt) > 200  # what they all begin with
 
 
+def inbound(name: str) -> Message:
+    """A system text that says in which chat its client is."""
+    said = json.dumps({"chat": name})
+    context = f"## Inbound Context (trusted metadata)\n\n```json\n{said}\n```\n"
+    return system(f"{words(200)}\n{context}\n# Project Context\n{words(40)}")
+
+
+def on_branch(name: str) -> Message:
+    """A system text with a git status."""
+    return system(f"{words(200)}\n\n{git(name, '1234567')}")
+
+
+@pytest.mark.parametrize("about", [inbound, on_branch])
+@pytest.mark.parametrize("is_same", [True, False])
+def test_an_issued_call_lends_no_context_of_others_who_begin_with_it(
+    about: Callable[[str], Message], *, is_same: bool
+) -> None:
+    """The call proves who asked when it was issued, and nobody who came since."""
+    chats, nobody = Chats(min_gain=1), Client(None)
+    look, looked = user("look"), [assistant("", CALL), result("a b c", CALL.id)]
+    chats.turn([about("example"), look], Said("", "", (CALL,)), nobody)
+    asked = [look, *looked, user(f"hello {words(60)}")]
+    chats.turn([about("anna"), *asked], Said("Done.", "anna asked me"), nobody)
+    mine = asked if is_same else [*asked[:-1], user(f"another {words(60)}")]
+    prompt = chats.ask([about("bob"), *mine], nobody)
+    assert "anna" not in prompt.text
+    following = [*asked, assistant("Done."), user("so?")]
+    assert "anna" not in chats.ask([about("bob"), *following], nobody).text
+
+
+@pytest.mark.parametrize("about", [inbound, on_branch])
+def test_what_the_client_itself_said_before_an_issued_call_stays(
+    about: Callable[[str], Message],
+) -> None:
+    """Each call proves what the request said for which it was issued."""
+    chats, nobody = Chats(min_gain=1), Client(None)
+    talk = [user(f"look {words(60)}")]
+    for number, name in enumerate(["first", "second", "third", "fourth"]):
+        call = ToolCall(f"call_{number}", "look", "{}")
+        kept = chats.turn([about(name), *talk], Said("", "", (call,)), nobody).kept
+        talk += [assistant("", call), result("a b c", call.id)]
+    prompt = chats.ask([about("fifth"), *talk], nobody)
+    assert "first" in prompt.text
+    assert "fifth" in notes(prompt.text)[-1]
+    assert chats.reuse(prompt) >= kept - 2
+
+
 def test_a_sender_before_an_issued_id_stays_where_no_client_is_named() -> None:
     """The id was issued behind the envelope, and proves who sent that."""
     chats, nobody = Chats(min_gain=1), Client(None)

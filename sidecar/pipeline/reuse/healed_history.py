@@ -79,6 +79,7 @@ class HealedHistory:
         proved_until: index of the last one that is known by ids, which were issued for
             it alone; -1: none is.
         earlier_values: the same values when the model's own turns were written.
+        proofs: the same of each request for which an id was issued that stands in it.
         vanishing: the message that will not be sent again: the canonical context that
             it stands behind, its text.
     """
@@ -91,6 +92,7 @@ class HealedHistory:
     conversation: Conversation | None
     proved_until: int
     earlier_values: Mapping[SpanKey, str]
+    proofs: Sequence[Mapping[SpanKey, str]]
     vanishing: tuple[str, str] | None = None
 
 
@@ -104,12 +106,14 @@ class _Past:
             their ids: their threads' other turns are this conversation's as well.
         contexts: before each message, and behind all.
         values: those that identify who asks, where and what.
+        proofs: the same of each request for which an id was issued that stands in it.
     """
 
     turns: Mapping[int, KnownTurn]
     issued: Collection[int]
     contexts: Sequence[Context]
     values: Mapping[SpanKey, str]
+    proofs: Sequence[Mapping[SpanKey, str]]
 
     @property
     def last(self) -> KnownTurn | None:
@@ -163,6 +167,7 @@ def heal(
         past.conversation,
         max(past.issued, default=-1),
         past.earlier_values,
+        past.proofs,
     )
     if vanishing is None:
         return found
@@ -175,17 +180,18 @@ def heal(
         marked=mark([*kept[:at], vanishing, *kept[at:]], to_mark, check),
         healed={i + (i >= at): turn for i, turn in healed.items()},
         values={**past.values, _VANISHING: vanishing.text},  # no later request has it
-        earlier_values={
-            _behind(key, at): said for key, said in past.earlier_values.items()
-        },
+        earlier_values=_moved(past.earlier_values, at),
+        proofs=[_moved(values, at) for values in past.proofs],
         vanishing=(past.contexts[at].canonical, vanishing.text),
     )
 
 
-def _behind(key: SpanKey, at: int) -> SpanKey:
-    """A span's place where a message was put in."""
-    message, place, kind, nth = key
-    return (message + (message >= at), place, kind, nth)
+def _moved(values: Mapping[SpanKey, str], at: int) -> dict[SpanKey, str]:
+    """Values by the places of their spans where a message was put in."""
+    return {
+        (message + (message >= at), place, kind, nth): said
+        for (message, place, kind, nth), said in values.items()
+    }
 
 
 def _find_turns(
@@ -200,6 +206,7 @@ def _find_turns(
     issued: set[int] = set()
     values: dict[SpanKey, str] = {}
     threads: set[str] = set()
+    proofs: list[Mapping[SpanKey, str]] = []
     contexts = [hasher.value]
     for index, item in enumerate(marked):
         message = item.message
@@ -212,6 +219,8 @@ def _find_turns(
                 values,
                 threads,
                 max(issued, default=-1),
+                proofs,
+                lambda kind: ruleset is None or ruleset.policy(kind).tells,
             )
             turn, is_issued = _own_turn(
                 store, message, visible, contexts[-1], turn_query, defaults
@@ -221,6 +230,8 @@ def _find_turns(
             if turn and is_issued:
                 issued.add(index)
                 threads.add(turn.conversation.thread)
+            if proof := store.issued_any(_ids_of(message), client.api_key_id):
+                proofs.append(proof.values)
         telling = _telling(item, ruleset)
         values |= telling
         texts = (canonical_text(item.pieces), message.text)
@@ -228,7 +239,7 @@ def _find_turns(
         identity = _identity(telling, ruleset)
         hasher.add(message.role, None if visible else texts, visible, unseen, identity)
         contexts.append(hasher.value)
-    return _Past(found, issued, contexts, values)
+    return _Past(found, issued, contexts, values, proofs)
 
 
 def _around(request: ChatRequest) -> str:
@@ -286,7 +297,7 @@ def _own_turn(
         return issued, True
     ids = [call.id for call in message.tool_calls]
     issued = _issued(store, ids, message, visible, turn_query.api_key, defaults)
-    if issued is None and store.knows_any(ids, turn_query.api_key):
+    if issued is None and store.issued_any(ids, turn_query.api_key):
         return None, False  # a part of that turn: it is no older one that looks so
     turn = issued or store.find(visible, context, turn_query)
     if turn is None or is_edited(message, turn.healed):
@@ -308,6 +319,12 @@ def _issued(
         whole = replace(message, parts=("".join(map(text_of, message.parts)),))
         turn = store.issued(ids, store.visible_hash(whole, defaults), api_key)
     return turn
+
+
+def _ids_of(message: Message) -> list[str]:
+    """Those that were issued for a turn, as its client sends them back."""
+    turns = [_turn_of(thought) for thought in message.thoughts if thought.token]
+    return [*filter(None, turns), *(call.id for call in message.tool_calls)]
 
 
 def _turn_of(thought: Thought) -> str | None:

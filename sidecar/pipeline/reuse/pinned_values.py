@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.conversation import Conversation
+from sidecar.memory.healing_store import is_proved
 from sidecar.memory.lineage import LineageRecord, Note, Restated, stated_by
 from sidecar.pipeline.reuse.newer_values import NewerValues
 from sidecar.pipeline.template.elements import Element
@@ -301,6 +302,7 @@ def sharing_rule(
     record: Conversation,
     request: Conversation,
     policy: Callable[[str], Policy],
+    proofs: Sequence[Mapping[SpanKey, str]] = (),
 ) -> Callable[[Loan], bool]:
     """
     Which values a record may share with a request.
@@ -308,7 +310,12 @@ def sharing_rule(
     All within a thread, up to where the request is known to be of it; between threads
     of one key only those of the shared kinds that tell nothing of who asks
     (rules.toml); between keys none. A thread that the request resembles, or behind that
-    place its own, shares those and what was said of them.
+    place its own, shares those and what was said of them. Where no session is named,
+    others may have begun with the same ids: then a value that tells who asks must have
+    stood in a request for which one of them was issued.
+
+    Args:
+        proofs: the values of those requests.
     """
     if record.tenant != request.tenant:
         return lambda loan: False
@@ -317,9 +324,13 @@ def sharing_rule(
 
     def is_shared(loan: Loan) -> bool:
         message, _, kind, _ = loan.key
-        if message <= proved_until:
-            return True
         of_kind = policy(kind)
+        if message <= proved_until and (
+            request.is_named
+            or not of_kind.tells
+            or is_proved(proofs, loan.key, loan.stored)
+        ):
+            return True
         if of_kind.shared:
             return _is_of_nobody(loan, of_kind)
         return is_alike and not of_kind.tells

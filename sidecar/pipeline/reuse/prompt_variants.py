@@ -47,6 +47,7 @@ class ReuseQuery:
         is_proved: the substitution proof holds (template/elements).
         earlier_values: what identified who asks when the model's own turns in it were
             written.
+        proofs: the same of each request for which an id was issued that stands in it.
     """
 
     elements: tuple[Element, ...]
@@ -58,6 +59,7 @@ class ReuseQuery:
     answered_before: int = 0
     is_proved: bool = True
     earlier_values: Mapping[SpanKey, str] = field(default_factory=dict)
+    proofs: Sequence[Mapping[SpanKey, str]] = ()
 
     @property
     def threads(self) -> tuple[Conversation | None, ...]:
@@ -230,7 +232,7 @@ class ReuseChooser:
         self, question: ReuseQuery, walk: Walk, record: LineageRecord, shared: int
     ) -> Pins:
         may_share = pinned_values.sharing_rule(
-            record.conversation, question.conversation, walk.policy
+            record.conversation, question.conversation, walk.policy, question.proofs
         )
         return pinned_values.choose(walk, record, shared, may_share)
 
