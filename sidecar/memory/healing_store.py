@@ -163,12 +163,8 @@ class TurnQuery:
         return all(self._may_have_been(k, turn.values.get(k, "")) for k in changed)
 
     def _may_have_been(self, key: SpanKey, value: str) -> bool:
-        """
-        Whether this conversation may have said a value that it says no more.
-
-        Never that of a message that is kept in none: its place is before all others.
-        """
-        if not 0 <= key[0] <= self.proved_until:
+        """Whether this conversation may have said a value that it says no more."""
+        if key[0] > self.proved_until:
             return False
         return not self.tells(key[2]) or is_proved(self.proofs, key, value)
 

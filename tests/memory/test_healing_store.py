@@ -143,6 +143,15 @@ def test_turns_never_leave_their_key(session: str | None) -> None:
     assert found(turns, "h", HERE, None, session) is None
 
 
+def test_an_id_is_known_to_the_key_that_it_was_issued_to() -> None:
+    """It proves nothing of who asks with another one."""
+    turns = store()
+    kept = turns.record(KnownTurn("h", HERE, MINE, healed("a")), ["call_1"])
+    assert turns.issued_any(["", "call_0", "call_1"], "key") == kept
+    for key in ("another key", None):
+        assert turns.issued_any(["call_1"], key) is None
+
+
 def test_a_turn_given_again_replaces_the_older_one() -> None:
     """The client asked for another try and kept that."""
     turns = store()

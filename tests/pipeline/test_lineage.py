@@ -239,3 +239,15 @@ def test_a_record_that_leaves_gives_its_bytes_back() -> None:
     time.sleep(0.002)
     assert found(known, blocks(1)) == []
     assert (len(known), known.num_bytes) == (0, 0)
+
+
+def test_what_was_sent_in_answered_messages_outlives_an_equal_prompt() -> None:
+    """The model's turns may not be known any more when the prompt comes again."""
+    lineage = LineageIndex("m", 0, use_blocks=True)
+    key = (1, 0, "conversation_info", 0)
+    ids = array("I", blocks(1, 2))
+    for is_answered in (True, False, False):
+        span = StoredSpan(key, "Ada", 5, was_sent_answered=is_answered, was_sent=True)
+        lineage.add(LineageRecord(ids, (span,), {}, SCOPE))
+    ((found_again, _),) = lineage.candidates(ids, SCOPE)
+    assert found_again.sent_answered == {key}

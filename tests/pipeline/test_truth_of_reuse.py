@@ -714,6 +714,43 @@ def test_of_a_message_that_was_said_again_the_last_sender_is_read_on() -> None:
         assert "Bob" in prompt.text
 
 
+def test_no_older_sender_is_read_on_in_a_branch_that_its_client_comes_back_to() -> None:
+    """The turn there was said to Ada; the client has said Bob since, at that place."""
+    chats = Chats(min_gain=1)
+    look = f"look {words(60)}"
+    about, plain = system(words(200)), user(look)
+    chats.turn([about, enveloped("Ada", look)], "Done.")
+    chats.turn([about, enveloped("Bob", look)], "Hm.")
+    prompt = chats.ask([about, plain, assistant("Done."), user("who?")])
+    assert "Ada" not in prompt.text
+
+
+def internal(text: str) -> Message:
+    """What OpenClaw sends last in each request and keeps in none."""
+    return user(
+        f"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n{text}\n"
+        "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+    )
+
+
+def test_a_sender_behind_an_internal_context_stays_where_no_client_is_named() -> None:
+    """The context stands before messages whose places the client counts without it."""
+    chats, nobody, same = Chats(min_gain=1), Client(None), internal("same")
+    one, two = (ToolCall(f"call_{number}", "look", "{}") for number in (1, 2))
+    about, look = system(words(200)), user(f"look {words(60)}")
+    chats.turn([about, look, same], Said("", "", (one,)), nobody)
+    talk = [about, look, assistant("", one), result("a b c", one.id)]
+    chats.turn([*talk, same], "Done.", nobody)
+    talk.append(assistant("Done."))
+    more = f"more {words(60)}"
+    said = Said("", "", (two,))
+    kept = chats.turn([*talk, enveloped("Ada", more), same], said, nobody).kept
+    talk += [user(more), assistant("", two), result("d e f", two.id)]
+    prompt = chats.ask([*talk, same], nobody)
+    assert "Ada" in prompt.text
+    assert chats.reuse(prompt) >= kept - 2
+
+
 @pytest.mark.parametrize(
     "text",
     [
