@@ -720,8 +720,10 @@ def test_no_older_sender_is_read_on_in_a_branch_that_its_client_comes_back_to() 
     look = f"look {words(60)}"
     about, plain = system(words(200)), user(look)
     chats.turn([about, enveloped("Ada", look)], "Done.")
+    went_on = [about, plain, assistant("Done."), user(f"next {words(60)}")]
+    chats.turn(went_on, "Ok.")
     chats.turn([about, enveloped("Bob", look)], "Hm.")
-    prompt = chats.ask([about, plain, assistant("Done."), user("who?")])
+    prompt = chats.ask([*went_on, assistant("Ok."), user("who?")])
     assert "Ada" not in prompt.text
 
 
