@@ -79,14 +79,18 @@ class Hit:
 Lookup = Callable[[ModelIds, Conversation], Hit]
 
 
+# Ranks of checkpoints: the end of the system text and the tools, the place before the
+# last user message, the end of the prompt's messages, other message ends.
+SYSTEM_END, BEFORE_LAST_USER, PROMPT_END, MESSAGE_END = range(4)
+
+
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """
     A place in M worth a checkpoint: another request may end its match there.
 
     Args:
-        rank: lower is worth more (0 end of system and tools, 1 before the last user
-            message, 2 end of the prompt's messages, 3 other message ends).
+        rank: lower is worth more: one of the four above.
     """
 
     depth: int

@@ -216,7 +216,7 @@ def _named(body: dict[str, Any], names: tuple[str, ...]) -> Iterator[tuple[str, 
             continue
         for name in names:
             value = place.get(name)
-            if isinstance(value, (str, int)) and str(value):
+            if type(value) in (str, int) and str(value):
                 yield f"{prefix}.{name}", str(value)
 
 

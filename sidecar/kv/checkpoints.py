@@ -8,7 +8,7 @@ prompts were seen to part.
 
 from collections.abc import Collection, Iterable
 
-from sidecar.core.prompt import Boundary
+from sidecar.core.prompt import PROMPT_END, SYSTEM_END, Boundary
 
 _RECENT_TOKENS = 2048
 _BEFORE_PARTING = 64  # tokens: a line or two
@@ -47,7 +47,7 @@ def places_of_parting(places: Iterable[Boundary], depth: int) -> set[Boundary]:
         (place.depth for place in places if place.depth < depth), default=0
     )
     earlier = max(message_end, depth - _BEFORE_PARTING)
-    return {Boundary(at, 0) for at in (message_end, earlier, depth) if at > 0}
+    return {Boundary(at, SYSTEM_END) for at in (message_end, earlier, depth) if at > 0}
 
 
 def plan_stops(
@@ -70,7 +70,7 @@ def plan_stops(
             chosen.append(place)
             previous = place.depth
     if last > start:
-        chosen.append(Boundary(last, 2))
+        chosen.append(Boundary(last, PROMPT_END))
     return chosen
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from sidecar.core.prompt import BEFORE_LAST_USER, MESSAGE_END
 from sidecar.infra.metrics import Counters
 from sidecar.kv.kv_layers import Leaves, Released, arrays_of, release_freed_memory
 from sidecar.kv.leases import release_running, shrink
@@ -23,10 +24,10 @@ from sidecar.kv.prefix_tree import Node, RadixTree, path_to
 
 ANCHOR_LEN = 2048
 _CHECKPOINT_SHARE = 0.25
-_MESSAGE_END = 3  # see core.prompt.Boundary
-_SUPERSEDED = 4
-# How much sooner these go: a sub-agent's KV, and what no conversation went on from.
-_SUBAGENT_WEIGHT, _SUPERSEDED_WEIGHT = 2, 8
+_SUPERSEDED = MESSAGE_END + 1  # the rank of what no conversation went on from
+# Factors of the score: a sub-agent's KV goes sooner, and what no conversation went on
+# from much sooner.
+_SUBAGENT_FACTOR, _SUPERSEDED_FACTOR = 2, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def _ranks_now(holders: Sequence[Node]) -> dict[Node, int]:
     for holder in holders:
         ancestors = set(path_to(holder)[:-1])
         continued |= ancestors
-        if holder.checkpoint_rank == 1:
+        if holder.checkpoint_rank == BEFORE_LAST_USER:
             history |= ancestors
     ranks = {}
     for node in holders:
@@ -127,7 +128,7 @@ def _ranks_now(holders: Sequence[Node]) -> dict[Node, int]:
         elif node not in continued:
             rank = 0
         elif node in history and rank:
-            rank = max(rank, _MESSAGE_END)
+            rank = max(rank, MESSAGE_END)
         ranks[node] = rank
     return ranks
 
@@ -151,9 +152,9 @@ def score(node: Node, now: float) -> float:
     """Of a leaf for eviction: the largest goes first."""
     found = eviction_score(now - node.touched, node.end, node.hits)
     if node.is_subagent:
-        found *= _SUBAGENT_WEIGHT
+        found *= _SUBAGENT_FACTOR
     if node.is_superseded:
-        found *= _SUPERSEDED_WEIGHT
+        found *= _SUPERSEDED_FACTOR
     return found
 
 

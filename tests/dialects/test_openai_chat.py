@@ -301,6 +301,7 @@ def test_max_completion_tokens_beats_the_older_name() -> None:
         ({"x_mlx": {"session": "e"}}, "e"),
         ({"session_id": {"odd": 1}, "x_mlx": {"session": "e"}}, "e"),
         ({"session_id": ""}, None),
+        ({"session_id": False, "chat_id": True}, None),
     ],
 )
 def test_session_by_any_of_its_names(fields: Json, session: str | None) -> None:

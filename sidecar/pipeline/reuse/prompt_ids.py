@@ -9,7 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.errors import ContextLengthExceeded
-from sidecar.core.prompt import Boundary, CanonicalIds, ModelIds, PlacedImage, SeenImage
+from sidecar.core.prompt import (
+    BEFORE_LAST_USER,
+    MESSAGE_END,
+    PROMPT_END,
+    SYSTEM_END,
+    Boundary,
+    CanonicalIds,
+    ModelIds,
+    PlacedImage,
+    SeenImage,
+)
 from sidecar.memory.lineage import BLOCK_LEN
 from sidecar.pipeline.template.elements import Element, ImageSlot, Splice
 from sidecar.pipeline.template.encoder import Encoded, PromptEncoder
@@ -297,10 +307,10 @@ def rank_boundaries(
     ranked: dict[int, int] = {}
     for depth, message in found:
         if message == first:
-            rank = 0
+            rank = SYSTEM_END
         elif users and message == users[-1]:
-            rank = 1
+            rank = BEFORE_LAST_USER
         else:
-            rank = 2 if message >= len(roles) else 3
+            rank = PROMPT_END if message >= len(roles) else MESSAGE_END
         ranked[depth] = min(rank, ranked.get(depth, rank))
     return tuple(Boundary(d, r) for d, r in sorted(ranked.items()) if d > 0)
