@@ -205,13 +205,21 @@ class Player:
         if response.status_code == 200:
             self._check_answer(request, response.json(), seen)
             return
-        self._note_computed(self._key(request, seen))
+        self._note_computed(self._broken_off(request, seen))
         planned = request.trap is not None
         self._expect(planned, "answer", f"{response.status_code} {response.text[:300]}")
         if request.trap and request.trap.action == "cancel":
             self.totals.cancelled += 1
         else:
             self.totals.failed += 1
+
+    def _broken_off(self, request: Request, seen: Seen) -> tuple[int, ...]:
+        """What was computed for it; its answer may have ended when it was cancelled."""
+        ids, num_steps = self._key(request, seen), len(seen.logits.get(0, ()))
+        if not num_steps:
+            return ids
+        got = self._rig.logits(seen, 0, num_steps)
+        return (*ids, *self._rig.sampled(seen, got))
 
     def _check_reuse(self, request: Request, seen: Seen) -> None:
         """Invariant I: what is reused was computed, by this prompt's own beginning."""

@@ -143,6 +143,14 @@ class ForgettingPlayer(RestartingPlayer):
         self._is_answered = response.status_code == httpx.codes.OK and not is_cut
         super()._check(request, response, seen)
         self._speaker = None
+        if request.trap and request.trap.action == "fail":
+            # What it had borrowed is lost; others' words may be in its slots alone.
+            match_len = self._rig.store.match_len
+            self._warm = {
+                key: at
+                for key, at in self._warm.items()
+                if _is_whole(key[1], match_len(key[1]))
+            }
 
     def _note_computed(self, ids: Sequence[int]) -> None:
         super()._note_computed(ids)

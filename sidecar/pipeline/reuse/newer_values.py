@@ -10,10 +10,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from sidecar.pipeline.template.elements import Element, Splice
+from sidecar.pipeline.template.elements import Element, ImageSlot, Splice
 from sidecar.volatile.marked_message import Span, SpanKey
 from sidecar.volatile.rules import Policy
 
+# A phrase that speaks of a value may have images in it: so much before it is looked at.
+_MAX_PHRASE, _MAX_PIECES = 128, 16
 _MAX_INTRODUCTION = 24  # characters before a value, such as "Current time is "
 
 
@@ -68,6 +70,21 @@ class NewerValues:
             return element.healed.raw_text
         if not isinstance(element, str):
             return ""
+        element = self._before_images(index) + element
         following = self._elements[index + 1 : index + 2]
         introduces = any(isinstance(e, Span) and e.kind == kind for e in following)
         return element[:-_MAX_INTRODUCTION] if introduces else element
+
+    def _before_images(self, index: int) -> str:
+        """The end of what is said before the images that an element stands behind."""
+        said = ""
+        first = max(-1, index - 1 - _MAX_PIECES)
+        for before in range(index - 1, first, -1):
+            piece = self._elements[before]
+            if isinstance(piece, str):
+                said = piece[-_MAX_PHRASE:] + said
+            elif not isinstance(piece, ImageSlot):
+                break
+            if len(said) >= _MAX_PHRASE:
+                break
+        return said
