@@ -15,8 +15,8 @@ def without_images(
 
     Args:
         policy: UNSUPPORTED_IMAGES. `error` refuses all; `auto` those of the newest user
-            message: what a tool read, or an earlier turn holds, the client sends again
-            and again, and would never get on.
+            message: what a tool read, or an earlier message holds, the client sends
+            again and again, and would never get on.
         why: the model takes text only.
     Raises:
         UnsupportedContent: naming the first image that is refused.
@@ -31,19 +31,21 @@ def without_images(
 
 
 def _newest_user(messages: Sequence[Message]) -> int:
-    """Where the newest user message begins; results of tools may be a part of it."""
+    """
+    Where the newest user message is.
+
+    One before it that nobody has answered was refused, and its user has gone on.
+    """
     roles = [message.role for message in messages]
-    if "user" not in roles:
-        return len(roles)
-    begin = len(roles) - 1 - roles[::-1].index("user")
-    while begin and roles[begin - 1] in ("user", "tool"):
-        begin -= 1
-    return begin
+    return len(roles) - 1 - roles[::-1].index("user") if "user" in roles else len(roles)
 
 
 def _refuse(message: Message, why: str) -> None:
+    """Claude Code knows the first words: it takes the image out, and asks again."""
     for image in message.images:
-        raise UnsupportedContent(f"{image.path} is an image: {why}", param=image.path)
+        remedy = "UNSUPPORTED_IMAGES=note puts words in its place"
+        text = f"Could not process image: {image.path} is an image: {why}; {remedy}"
+        raise UnsupportedContent(text, param=image.path)
 
 
 def _noted(part: Part) -> Part:

@@ -259,7 +259,7 @@ def test_an_image_that_a_tool_read_ends_no_session(
 def test_an_image_of_an_earlier_turn_ends_no_session_but_a_new_one_is_refused(
     blind: App,
 ) -> None:
-    """In a row of user messages each is the newest."""
+    """A refused one has no answer behind it: its user goes on in a row of messages."""
 
     def ask(*talk: Json) -> httpx.Response:
         body = {"messages": list(talk), "max_tokens": 4}
@@ -272,7 +272,14 @@ def test_an_image_of_an_earlier_turn_ends_no_session_but_a_new_one_is_refused(
     assert later.status_code == 200, later.text
     assert later.headers["x-litellm-mlx-ignored"] == "messages[0].content[0]"
     assert refused(ask(asked, answered, shown))[1] == "messages[2].content[0]"
-    assert refused(ask(shown, asked))[1] == "messages[0].content[0]"
+    went_on = ask(shown, asked)
+    assert went_on.status_code == 200, went_on.text
+    assert went_on.headers["x-litellm-mlx-ignored"] == "messages[0].content[0]"
+    refusal = refused(ask(asked, shown))
+    assert refusal[1] == "messages[1].content[0]"
+    # By these words Claude Code takes the image out, and asks again.
+    assert refusal[2].startswith("Could not process image: messages[1].content[0]")
+    assert "UNSUPPORTED_IMAGES=note" in refusal[2]
 
 
 def test_or_all_are_refused(folder: Path) -> None:
