@@ -85,12 +85,14 @@ class Tool:
 
     Args:
         is_custom: its client takes calls as one bare text, not as arguments.
+        is_deferred: it is defined in a message, and not among the other tools.
     """
 
     name: str
     parameters: Json
     raw: Json
     is_custom: bool = False
+    is_deferred: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def refuse(part: Fields, kind: str) -> NoReturn:
     Raises:
         UnsupportedContent: naming the part.
     """
-    what = "is not supported"
+    what = "not supported here"
     if kind in _VIDEO:
         what = "video is not supported; send frames as images"
     elif kind in _AUDIO:

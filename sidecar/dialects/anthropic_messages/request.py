@@ -10,10 +10,13 @@ from sidecar.core.requests import ChatRequest, ClientInfo, Message, Tool, ToolCh
 from sidecar.dialects.anthropic_messages.answer import new_id
 from sidecar.dialects.anthropic_messages.client_tools import client_tool
 from sidecar.dialects.anthropic_messages.content import read_message, text_parts
+from sidecar.dialects.anthropic_messages.deferred_tools import with_definitions
 from sidecar.dialects.fields import Fields, ignored_fields
 from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
 from sidecar.dialects.known_fields import MESSAGES_FIELDS
 from sidecar.dialects.litellm_header import with_client_facts
+
+_DEFER = "defer_loading"
 
 
 def parse_messages(
@@ -35,7 +38,8 @@ def parse_messages(
             "thread is not served here: send all messages in each request, without it",
             param="thread",
         )
-    tools = _tools(fields)
+    body, tools = with_definitions(body, _tools(fields))
+    fields = Fields(body)
     return ChatRequest(
         request_id=request_id,
         model=fields.text("model") or "",
@@ -47,7 +51,7 @@ def parse_messages(
         options=read_options(_options(body), None),
         client=_client(body, headers),
         is_streamed=fields.boolean("stream", False),
-        ignored=(*ignored_fields(body, MESSAGES_FIELDS), *_ignored(fields)),
+        ignored=(*_unread(body, tools), *_ignored(fields)),
         answer_id=new_id(),
     )
 
@@ -78,13 +82,23 @@ def _tool(item: Fields) -> Tool:
         item.printable_object("input_schema") or {"type": "object", "properties": {}},
     )
     raw = {"name": name, "description": description, "parameters": schema}
-    return Tool(name, schema, {"type": "function", "function": raw})
+    is_deferred = item.raw(_DEFER) is True
+    raw = {"type": "function", "function": raw}
+    return Tool(name, schema, raw, is_deferred=is_deferred)
 
 
 def _is_hosted(item: Fields) -> bool:
     """Whether Anthropic's servers run it: it has a type of its own and no schema."""
     is_own = (item.text("type") or "custom") != "custom"
     return is_own and not item.raw("input_schema") and client_tool(item) is None
+
+
+def _unread(body: Any, tools: tuple[Tool, ...]) -> list[str]:
+    """Fields that nobody reads; a tool that is not deferred is loaded as any other."""
+    deferred = {tool.name for tool in tools if tool.is_deferred}
+    asked = {i.raw("name") for i in Fields(body).objects("tools") if i.raw(_DEFER)}
+    found = ignored_fields(body, MESSAGES_FIELDS)
+    return [n for n in found if n != f"tools[].{_DEFER}" or asked - deferred]
 
 
 def _ignored(fields: Fields) -> tuple[str, ...]:

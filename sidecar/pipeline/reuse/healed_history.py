@@ -27,6 +27,7 @@ from sidecar.memory.healing_store import (
     defaults_of,
     is_edited,
 )
+from sidecar.pipeline.template.chat_template import offered_tools
 from sidecar.pipeline.template.turn_delimiters import TurnDelimiters
 from sidecar.volatile.marked_message import MarkedMessage, Span, SpanKey, canonical_text
 from sidecar.volatile.rules import SILENT_KINDS, RuleSet
@@ -245,7 +246,7 @@ def _find_turns(
 def _around(request: ChatRequest) -> str:
     """What a prompt says besides its messages."""
     options = sorted(request.template_kwargs.items())
-    return "".join(repr(tool.raw) for tool in request.tools) + repr(options)
+    return "".join(repr(tool.raw) for tool in offered_tools(request)) + repr(options)
 
 
 def _reasoning(message: Message) -> str:

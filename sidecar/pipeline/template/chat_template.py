@@ -175,12 +175,12 @@ def parse_arguments(text: str) -> dict[str, Any]:
 
 
 def offered_tools(request: ChatRequest) -> tuple[Tool, ...]:
-    """The tools the model may call under the request's tool choice."""
+    """The tools that are defined before all messages, under the request's choice."""
     if request.tool_choice.mode == "none":
         return ()
     if request.tool_choice.mode == "named":
         return tuple(t for t in request.tools if t.name == request.tool_choice.name)
-    return request.tools
+    return tuple(tool for tool in request.tools if not tool.is_deferred)
 
 
 def state_choice(request: ChatRequest) -> tuple[Message, ...]:
