@@ -58,13 +58,14 @@ def worker(root: Path, model: Path, seed: str) -> Iterator[subprocess.Popen[str]
 
 
 def kill_some(kind: str, count: int, model: Path, root: Path, cold: Cold) -> int:
-    """Kill so many; tokens that were brought back after it."""
+    """Kill so many; tokens that were brought back after it (DISK_KILLS_SEED: others)."""
+    name = kind + os.environ.get("DISK_KILLS_SEED", "")
     answers = {ids: cold(kind, ids) for ids in talks()}
-    chance = random.Random(f"kills {kind}")
+    chance = random.Random(f"kills {name}")
     # This one reads and clears away only: what it wrote would be on its way.
     with kept_sidecar(root, model, KV_DISK_RUN_TOKENS="1000000") as app:
         for number in range(count):
-            with worker(root, model, f"{kind} {number}") as process:
+            with worker(root, model, f"{name} {number}") as process:
                 try:
                     process.wait(chance.random() ** 2 * 1.5)
                 except subprocess.TimeoutExpired:
