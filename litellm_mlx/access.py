@@ -55,6 +55,7 @@ class Asked:
     path: str
     headers: Mapping[str, str]
     key_in_query: str = ""
+    models_in_query: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

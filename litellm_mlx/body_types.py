@@ -10,19 +10,22 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import orjson
-
 from litellm_mlx import google_body
+from litellm_mlx.client_fallbacks import ALLOWED, MAX_FALLBACKS, are_fallbacks
 from litellm_mlx.control_fields import (
     MAX_RETRIES,
     NEVER,
     NOT_FOR_CLIENTS,
     is_number_of_retries,
 )
+from litellm_mlx.head_fields import (
+    MODEL_NAME_LEN,
+    headers_fit,
+    is_model_name,
+    is_seconds,
+)
 
-_MAX_FALLBACKS = 8
 _USER_LEN = 4096
-_MODEL_NAME_LEN = 512  # LiteLLM looks through longer ones for secrets, for seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ _OBJECT = FieldType("an object", _is(dict))
 _OBJECTS = FieldType("a list of objects", _list_of(dict))
 _TEXT = FieldType("a string", _is(str))
 _TEXTS = FieldType("a list of strings", _list_of(str))
-_SECONDS = FieldType("a number of seconds", _is(int, float))
+_SECONDS = FieldType("a number of seconds above 0, of at most a day", is_seconds)
 _RETRIES = FieldType(f"a whole number from 0 to {MAX_RETRIES}", is_number_of_retries)
 _MESSAGES = FieldType(
     "a non-empty list of messages",
@@ -70,19 +73,20 @@ _MESSAGES = FieldType(
 )
 
 _MODEL = FieldType(
-    f"the name of one model, of at most {_MODEL_NAME_LEN} characters",
-    lambda value: (
-        isinstance(value, str) and len(value) <= _MODEL_NAME_LEN and "," not in value
-    ),
+    f"the name of one model, of at most {MODEL_NAME_LEN} characters", is_model_name
+)
+_HEADERS = FieldType("an object of texts of one line", headers_fit)
+# They would replace what the body says, for the model alone: LiteLLM does not know.
+_NOT_EXTRA = frozenset(("model", "stream", "messages"))
+_EXTRA = FieldType(
+    "an object without model, stream and messages",
+    lambda value: isinstance(value, dict) and value.keys().isdisjoint(_NOT_EXTRA),
 )
 # Each name costs LiteLLM milliseconds, in which it serves nobody.
 _FALLBACKS = FieldType(
-    f"a list of at most {_MAX_FALLBACKS} models",
-    lambda value: (
-        isinstance(value, list)
-        and len(value) <= _MAX_FALLBACKS
-        and len(orjson.dumps(value)) <= _MAX_FALLBACKS * _MODEL_NAME_LEN
-    ),
+    f"a list of at most {MAX_FALLBACKS} models, by their names, or as objects of "
+    f"{', '.join(ALLOWED)}",
+    are_fallbacks,
 )
 # LiteLLM keeps each that it has seen, and makes keys of it.
 _USER = FieldType(
@@ -127,13 +131,14 @@ _EVERYWHERE: Mapping[str, FieldType] = {
     "tools": _OBJECTS,
     "stream_options": _OBJECT,
     "response_format": _OBJECT,
-    "headers": _OBJECT,
-    "extra_headers": _OBJECT,
-    "extra_body": _OBJECT,
+    "headers": _HEADERS,
+    "extra_headers": _HEADERS,
+    "extra_body": _EXTRA,
     "tags": _TEXTS,
     "timeout": _SECONDS,
     "request_timeout": _SECONDS,
     "api_key": _TEXT,
+    "api_version": _TEXT,
     "prompt_id": _TEXT,
     "litellm_trace_id": _TEXT,
     "allowed_openai_params": _TEXTS,

@@ -20,9 +20,9 @@ from litellm_mlx.access import (
     refusal,
 )
 from litellm_mlx.asgi import App, Message, Receive, Scope, Send
-from litellm_mlx.control_fields import RETRIES_HEADER, retries_fault
 from litellm_mlx.departures import WatchedRequest
 from litellm_mlx.google_body import makes_an_answer, served_path
+from litellm_mlx.head_fields import head_fault
 from litellm_mlx.identity import CHALLENGE, PROOF, proof_of
 from litellm_mlx.live_models import LiveModels
 from litellm_mlx.refusals import answer, is_google
@@ -110,10 +110,8 @@ class ProxyGate:
             body = Body(head, self._bodies)
             send = google_stream.readable(asked.path, send)
             try:
-                fault = retries_fault(asked.headers.get(RETRIES_HEADER))
-                if is_read and fault is not None:
-                    raise BadBody(400, fault, RETRIES_HEADER)
                 if is_read:
+                    _check_head(asked, head)
                     whole = await body.read(receive)
                     receive = _replaying(whole, receive)
                     if makes_an_answer(asked.path):
@@ -190,6 +188,21 @@ async def _refuse(
         await answer(send, scope["path"], status, message)
 
 
+def _check_head(asked: Asked, head: ProxyBodyHead) -> None:
+    """
+    Let no head of a request for a model hold or mislead LiteLLM.
+
+    Raises:
+        BadBody: saying which field, and what it must be.
+    """
+    fault = head_fault(asked.path, asked.models_in_query, asked.headers)
+    if fault is not None:
+        name, why = fault
+        raise BadBody(400, why, name)
+    if head.is_form:
+        raise BadBody(400, "the content type must be application/json")
+
+
 def _asked(scope: Scope) -> Asked:
     headers: dict[str, str] = {}
     for name, value in scope["headers"]:
@@ -197,10 +210,12 @@ def _asked(scope: Scope) -> Asked:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
     path = scope["path"].removeprefix(scope.get("root_path", ""))
-    query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+    text = scope.get("query_string", b"").decode("latin-1")
+    query = parse_qs(text, keep_blank_values=True)
     # On other routes LiteLLM does not look there: it would find no key at all.
     key = query.get("key", [""])[0] if is_google(path) else ""
-    return Asked(scope.get("method", "GET"), path, headers, key)
+    models = tuple(query.get("model", ()))
+    return Asked(scope.get("method", "GET"), path, headers, key, models)
 
 
 def _replaying(whole: bytes, receive: Receive) -> Receive:

@@ -18,6 +18,7 @@ import orjson
 from litellm_mlx.asgi import Receive
 from litellm_mlx.body_types import is_ours, types_for, wrong_type
 from litellm_mlx.control_fields import NOT_FOR_CLIENTS
+from litellm_mlx.head_fields import MODEL_NAME_LEN, is_model_name
 
 # Long conversations have a hundred thousand. LiteLLM walks through all of them, several
 # times; what the sidecar itself takes is more.
@@ -26,6 +27,7 @@ MAX_IDS = 1_000_000  # prompts of token ids are lists of numbers
 _MAX_FORM_BYTES = 1 << 20  # a password, not a file
 _FREE_BYTES = 1 << 20  # of each body: small ones are served beside large ones
 _MIN_HELD_BYTES = 512 << 20
+_MAX_PART_HEAD = 4096  # bytes behind its first line
 _GAP_S, _BODY_S = 60.0, 600.0  # as the sidecar waits: between two pieces, and in all
 _MARKS = b"[{,:"
 _PART_HEAD = re.compile(rb"(?:\A|\n)(?i:content-disposition)[ \t]*:([^\r\n]*)")
@@ -205,6 +207,9 @@ class Body:
         is_empty = not (self._head.is_unchecked or whole.strip())
         if self._head.is_multipart and (name := _field_not_taken(whole)):
             raise BadBody(400, f"{name} must be left out: it is not for clients", name)
+        if self._head.is_multipart and not _are_model_names(whole):
+            why = f"model must be one name of at most {MODEL_NAME_LEN} characters"
+            raise BadBody(400, why, "model")
         if is_empty or not self._head.is_json:
             return whole
         try:
@@ -271,6 +276,21 @@ class ValueCounter:
         return self._num_values
 
 
+def _are_model_names(form: bytes) -> bool:
+    """Whether each part of a multipart form that names a model does so in one line."""
+    for head in _PART_HEAD.finditer(form):
+        fields = {name for key, name in _named(head) if key.startswith("name")}
+        if "model" not in fields:
+            continue
+        begin = form.find(b"\r\n\r\n", head.end(), head.end() + _MAX_PART_HEAD)
+        name, end, _ = form[begin + 4 : begin + 4 + 4 * MODEL_NAME_LEN].partition(
+            b"\r\n--"
+        )
+        if begin < 0 or not end or not is_model_name(name.decode("latin-1")):
+            return False
+    return True
+
+
 def _field_not_taken(form: bytes) -> str | None:
     """
     A field of a multipart form that is not for clients.
@@ -279,11 +299,16 @@ def _field_not_taken(form: bytes) -> str | None:
     standard library's): in any case, with blanks, percent signs or in pieces.
     """
     for head in _PART_HEAD.finditer(form):
-        message = Message()
-        message["content-disposition"] = head[1].decode("latin-1")
-        said = message.get_params(header="content-disposition") or []
-        for _, value in said[1:]:
-            name = collapse_rfc2231_value(value).strip().partition("[")[0]
+        for _, name in _named(head):
             if name in _NOT_IN_FORMS:
                 return name
     return None
+
+
+def _named(head: re.Match[bytes]) -> list[tuple[str, str]]:
+    """What a part's head names, and as what: its field, its file."""
+    message = Message()
+    message["content-disposition"] = head[1].decode("latin-1")
+    said = message.get_params(header="content-disposition") or []
+    texts = ((key.lower(), collapse_rfc2231_value(value)) for key, value in said[1:])
+    return [(key, text.strip().partition("[")[0]) for key, text in texts]

@@ -123,7 +123,7 @@ class TurnQuery:
     Args:
         session: None if the client names none.
         values: what tells who asks, before the turn, as the client sends it now.
-        threads: of the conversation's turns before this one that are known by ids.
+        threads: whose ids stand before the turn.
         proved_until: the index of the last message with such an id; -1: there is none.
         proofs: the values of the requests for which those ids were issued.
         tells: whether a kind of value tells who asks, where or what.
@@ -132,7 +132,7 @@ class TurnQuery:
     api_key: str | None
     session: str | None
     values: Mapping[SpanKey, str] = field(default_factory=dict)
-    threads: Collection[str] = ()
+    threads: Collection[Conversation] = ()
     proved_until: int = -1
     proofs: Sequence[Mapping[SpanKey, str]] = ()
     tells: Callable[[str], bool] = lambda kind: True
@@ -150,13 +150,14 @@ class TurnQuery:
         """
         Whether a turn was said in this conversation.
 
-        By the client's own word, or by turns before it that are known by ids. Others
-        may have begun with the same ids (a copied example, a fork). So all that tells
-        who asks is the same, or stood in a request for which one of the ids was issued.
+        By the client's own word, or, where it names no session, by turns before it that
+        are known by ids. Others may have begun with the same ids (a copied example, a
+        fork). So all that tells who asks is the same, or stood in a request for which
+        one of the ids was issued.
         """
-        if self.session is not None and turn.conversation.session == self.session:
-            return True
-        if turn.conversation.thread not in self.threads:
+        if self.session is not None:
+            return turn.conversation.session == self.session
+        if turn.conversation not in self.threads:
             return False
         keys = self.values.keys() | turn.values.keys()
         changed = (k for k in keys if self.values.get(k) != turn.values.get(k))
@@ -403,9 +404,7 @@ class HealingStore:
             hides = self.tombstones.hides
             shown = [turn for turn in known if not hides(turn.keys, turn.time)]
             own = [turn for turn in shown if turn_query.owns(turn)]
-            proved = [
-                turn for turn in own if turn.conversation.thread in turn_query.threads
-            ]
+            proved = [turn for turn in own if turn.conversation in turn_query.threads]
             candidates = proved or own or self._of_others(shown, context, turn_query)
             equal = [turn for turn in candidates if turn.context == context]
             found = equal or (_best(candidates, turn_query) if own else [])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sidecar.core.conversation import IMPLICIT, Conversation
+from sidecar.core.conversation import IMPLICIT, Conversation, is_implicit
 from sidecar.core.errors import ContextLengthExceeded, RequestCancelled
 from sidecar.core.prompt import (
     CacheReport,
@@ -397,7 +397,11 @@ class Pipeline:
         elif client.session is not None:
             name = session_turn_store.thread_name(healed_history.marked)
             thread = Conversation(client.api_key_id, session, name)
-        elif found is not None and healed_history.proved_until >= 0:
+        elif (
+            found is not None
+            and is_implicit(found.session)
+            and healed_history.proved_until >= 0
+        ):
             thread = found
         else:
             thread = session_turn_store.new_chat(client.api_key_id, session)

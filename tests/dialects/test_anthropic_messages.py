@@ -226,7 +226,7 @@ def test_documents_as_text_and_blocks_unknown_here_as_what_they_say() -> None:
     blocks = [
         {"type": "document", "title": "T",
          "source": {"type": "text", "media_type": "text/plain", "data": "body"}},
-        {"type": "search_result", "title": "found",
+        {"type": "search_result", "title": "found", "source": "https://a.b/c",
          "content": [{"type": "text", "text": "it"}]},
         {"type": "server_tool_use", "id": "s", "name": "search", "input": {"q": "é"}},
         {"type": "web_search_tool_result", "tool_use_id": "s", "content": [
@@ -237,7 +237,8 @@ def test_documents_as_text_and_blocks_unknown_here_as_what_they_say() -> None:
     ]  # fmt: skip
     request = parse({"messages": [{"role": "user", "content": blocks}]})
     assert request.messages[0].parts == (
-        "T\nbody", "found\nit", '{"name": "search", "input": {"q": "é"}}', "A\nu",
+        "T\nbody", "found\nhttps://a.b/c\nit",
+        '{"name": "search", "input": {"q": "é"}}', "A\nu",
         '{"stdout": "5", "return_code": 0}',
     )  # fmt: skip
 

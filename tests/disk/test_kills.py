@@ -58,7 +58,7 @@ def worker(root: Path, model: Path, seed: str) -> Iterator[subprocess.Popen[str]
 
 
 def kill_some(kind: str, count: int, model: Path, root: Path, cold: Cold) -> int:
-    """Kill so many; tokens that were brought back after it (DISK_KILLS_SEED: others)."""
+    """Kill so many, other ones by DISK_KILLS_SEED; tokens that were brought back."""
     name = kind + os.environ.get("DISK_KILLS_SEED", "")
     answers = {ids: cold(kind, ids) for ids in talks()}
     chance = random.Random(f"kills {name}")

@@ -28,14 +28,20 @@ WRONG: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((MESSAGES,), "tools", NESTED, "a list of objects, got an object"),
     (ROUTES, "tags", [NESTED], "a list of strings, got a list of an object"),
     ((MESSAGES, RESPONSES), "tags", "x", "a list of strings, got a string"),
-    ((CHAT,), "headers", "x", "an object, got a string"),
-    (ROUTES, "extra_body", "x", "an object, got a string"),
-    ((CHAT,), "extra_headers", [3], "an object, got a list of a number"),
+    ((CHAT,), "headers", "x", "an object of texts of one line, got a string"),
+    (ROUTES, "extra_body", "x", "an object without model"),
+    ((CHAT,), "extra_headers", [3], "an object of texts of one line"),
     (ROUTES, "api_key", 3, "a string, got a number"),
-    (ROUTES, "request_timeout", "x", "a number of seconds, got a string"),
-    (ROUTES, "timeout", NESTED, "a number of seconds, got an object"),
+    (ROUTES, "request_timeout", "x", "a number of seconds above 0"),
+    (ROUTES, "timeout", NESTED, "a number of seconds above 0"),
     (ROUTES, "max_retries", "x", "a whole number from 0 to 10, got a string"),
     (ROUTES, "num_retries", [], "a whole number from 0 to 10, got an empty list"),
+    (ROUTES, "timeout", -5, "a number of seconds above 0"),
+    (ROUTES, "timeout", 0, "a number of seconds above 0"),
+    (ROUTES, "extra_headers", {"a": "b\r\nc: d"}, "an object of texts of one line"),
+    (ROUTES, "extra_body", {"model": "other"}, "an object without model"),
+    (ROUTES, "extra_body", {"stream": True}, "an object without model"),
+    (ROUTES, "api_version", {}, "a string, got an object"),
     (ROUTES, "num_retries", 11, "a whole number from 0 to 10, got a number"),
     (ROUTES, "max_retries", -1, "a whole number from 0 to 10, got a number"),
     (ROUTES, "litellm_params", {}, "left out: it is not for clients"),
@@ -290,6 +296,37 @@ def test_models_to_fall_back_to_are_few_and_short() -> None:
     for many in (["m"] * 9, ["m" * 9000], [{"model": "m" * (2 << 20)}], "m"):
         assert wrong_type({"fallbacks": many}, types) is not None
     assert wrong_type({"model": "local,local"}, types) is not None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"mock_response": "x"}, {"enable_json_schema_validation": True},
+        {"num_retries": 200}, {"cooldown_time": 9}, {"metadata": {}},
+        {"litellm_metadata": {"user_api_key_user_id": "dora"}}, {"user": "dora"},
+        {"headers": {}}, {"response_format": {}}, {"timeout": -1},
+        {"timeout": float("nan")}, {"model": "m" * 513}, {"model": "a,b"},
+        {"messages": 5}, {"seed": 1e99},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("field", ["fallbacks", "context_window_fallbacks"])
+def test_an_object_to_fall_back_to_says_little(field: str, more: Any) -> None:
+    """LiteLLM takes it for arguments of its call: who asks, and what is answered."""
+    types = types_for(CHAT)
+    plain = {"model": "b", "max_tokens": 5, "messages": [{"role": "user"}]}
+    assert wrong_type({field: [plain]}, types) is None
+    assert wrong_type({field: [{"a": ["b", plain]}]}, types) is None
+    for value in ([{**plain, **more}], [{"a": [{**plain, **more}]}], [{"a": [[]]}]):
+        assert wrong_type({field: value}, types) is not None
+
+
+def test_no_fallback_forges_who_asks(proxy: Proxy, sidecar: FakeSidecar) -> None:
+    """Told by LiteLLM's own port, before anything is asked."""
+    forged = {"model": "mlx/b", "metadata": {"user_api_key_user_id": "dora"}}
+    answer = post(proxy, CHAT, "mlx/forging", fallbacks=[forged])
+    assert_400(answer, CHAT, "fallbacks", "fallbacks must be a list of at most 8")
+    assert sidecar.calls_for("forging") == []
 
 
 USERS: tuple[tuple[str, Callable[[str], Any]], ...] = (

@@ -666,6 +666,43 @@ def test_an_issued_call_lends_no_context_of_others_who_begin_with_it(
     assert "anna" not in chats.ask([about("bob"), *following], nobody).text
 
 
+def test_a_copy_without_a_name_is_no_part_of_the_session_it_was_copied_from() -> None:
+    """Its sender stood in the named session's prompt, and no note took that back."""
+    chats = Chats(min_gain=1)
+    begun = preamble(chats, ONE)
+    chats.turn(begun, "Yes.", ONE)
+    begun.append(assistant("Yes."))
+    asked = f"please {words(60)}"
+    chats.turn([*begun, enveloped("Anna", asked)], "Done.", ONE)
+    chats.turn([*begun, enveloped("Bob", asked)], "Done.", Client(None))
+    talk = [*begun, user(asked), assistant("Done."), enveloped("Anna", "so?")]
+    assert "Bob" not in chats.ask(talk, ONE).text
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("is_fork", [True, False])
+def test_a_session_with_calls_of_its_own_has_its_own_thoughts(
+    *, is_kept: bool, is_fork: bool
+) -> None:
+    """Two runs of one task: equal words, another minute, ids of their own or copied."""
+    chats = Chats(min_gain=1)
+    look, calls = user("look"), [ToolCall(f"call_{n}", "look", "{}") for n in (1, 2)]
+    begun = []
+    for client, call in zip((ONE, TWO), calls, strict=True):
+        if not is_fork or client is ONE:
+            chats.turn([clocked("10:04"), look], Said("", "", (call,)), client)
+            echo = [look, assistant("", call), result("a b c", call.id)]
+        begun.append(echo)
+    if is_kept:
+        chats.turn([clocked("10:04"), *begun[1]], Said("Done.", "thought by two"), TWO)
+    chats.turn([clocked("10:05"), *begun[0]], Said("Done.", "thought by one"), ONE)
+    now = "10:05" if is_kept else "11:30"
+    talk = [clocked(now), *begun[1], assistant("Done."), user("thanks")]
+    text = chats.ask(talk, TWO).text
+    assert "thought by one" not in text
+    assert ("thought by two" in text) == is_kept
+
+
 @pytest.mark.parametrize("about", [inbound, on_branch])
 def test_what_the_client_itself_said_before_an_issued_call_stays(
     about: Callable[[str], Message],

@@ -160,7 +160,9 @@ def _said(block: Fields) -> str:
     value = block.raw("content")
     value = [value] if isinstance(value, dict) else value
     parts = text_parts(value, block.path("content")) if value else ()
-    names = (block.text("title") or "", block.text("url") or "")
+    source = block.raw("source")
+    places = (source if isinstance(source, str) else "", block.text("url") or "")
+    names = (block.text("title") or "", *places)
     said = "\n".join(part for part in (*names, *parts) if part)
     fields = {
         name: value

@@ -206,7 +206,7 @@ def _find_turns(
     found: dict[int, KnownTurn] = {}
     issued: set[int] = set()
     values: dict[SpanKey, str] = {}
-    threads: set[str] = set()
+    threads: set[Conversation] = set()
     proofs: list[Mapping[SpanKey, str]] = []
     contexts = [hasher.value]
     for index, item in enumerate(marked):
@@ -230,7 +230,7 @@ def _find_turns(
                 found[index] = turn
             if turn and is_issued:
                 issued.add(index)
-                threads.add(turn.conversation.thread)
+                threads.add(turn.conversation)
             if proof := store.issued_any(_ids_of(message), client.api_key_id):
                 proofs.append(proof.values)
         telling = _telling(item, ruleset)
