@@ -33,7 +33,8 @@ class Service:
     is_healthy: Callable[[httpx.Response], bool]
     start_deadline_s: float
     min_wait_s: float = 0.0  # it is not called up before this
-    # It is started again when it keeps saying so; None: its health is not watched.
+    # It is started again when it keeps saying so, or says nothing for minutes; None:
+    # its health is not watched.
     is_stuck: Callable[[httpx.Response], bool] | None = None
     # What it does now takes as long as it takes: no part of its start's deadline.
     is_fetching: Callable[[httpx.Response], bool] = lambda answer: False

@@ -141,6 +141,7 @@ def proxy_service(
         # The gate before LiteLLM answers for it: so this says that it is in place.
         is_healthy=lambda answer: answer.is_success and is_proven(secret, answer),
         start_deadline_s=_PROXY_DEADLINE_S,
+        is_stuck=lambda answer: False,  # it never says so; one that hangs is silent
         min_wait_s=settings.proxy_startup_wait_s,
         on_pid=pid_file.write,
         shown=without_chatter,

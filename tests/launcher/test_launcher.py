@@ -311,6 +311,17 @@ def test_one_child_proves_nothing_for_another(tmp_path: Path) -> None:
         assert not service.is_healthy(answer)
 
 
+def test_both_children_are_watched_for_silence(tmp_path: Path) -> None:
+    """LiteLLM never says that it is stuck; one whose event loop hangs says nothing."""
+    settings = load_settings(Flags(), tmp_path, {})
+    plan, pid_file = plan_proxy(settings), PidFile(tmp_path / "pid")
+    assert plan is not None
+    proxy = proxy_service(settings, plan, pid_file)
+    assert sidecar_service(settings, pid_file).is_stuck is not None
+    assert proxy.is_stuck is not None
+    assert not proxy.is_stuck(httpx.Response(503))
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_the_light_has_its_colour_under_the_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
