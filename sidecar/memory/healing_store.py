@@ -437,16 +437,27 @@ class HealingStore:
     def _of_others(
         self, shown: Sequence[KnownTurn], context: Context, turn_query: TurnQuery
     ) -> list[KnownTurn]:
-        """Turns of one place that may be put back in a conversation not their own."""
+        """
+        Turns of one place that may be put back in a conversation not their own.
+
+        None where whoever asks may have been shown something else: an answer broke off
+        there, or the same words were thought otherwise anywhere in its session. Its own
+        turn may stand behind another text by now (a date of which no rule knows).
+        """
         asked_at = _keys("", context, turn_query.conversation)
         if self.tombstones.has_broken_off(asked_at):
-            return []  # whoever asks may have been shown something else
+            return []
         return [
             turn
             for turn in shown
             if turn.as_sent
             and (turn_query.session is not None or turn_query.has_values_of(turn))
+            and self._may_be_of(turn, turn_query)
         ]
+
+    def _may_be_of(self, turn: KnownTurn, turn_query: TurnQuery) -> bool:
+        asked_at = _keys(turn.visible, turn.context, turn_query.conversation)
+        return self.tombstones.is_only(asked_at.session, turn.healed.digest)
 
     def _remove(self, known: list[KnownTurn], gone: Sequence[KnownTurn]) -> None:
         """Take turns out of a place; holds the lock."""

@@ -22,7 +22,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from sidecar.core.conversation import Conversation, is_implicit
+from sidecar.core.conversation import IMPLICIT, Conversation, is_implicit
 
 _MAX_MARKS = 1 << 16
 _LINE = re.compile(r"([0-3][0-9a-f]{15}) ([0-9a-f]{32}) ([0-9a-f]{32})")
@@ -47,6 +47,8 @@ class PlaceKeys:
             client names none, the thread behind it, and anybody behind the same prompt.
         prompt: the very same prompt, whoever sent it.
         anybody: the same canonical context and the same identity, in any session.
+        session: anywhere in the same named session; where the client names none, in
+            any that has no name, where all that tells who asks is the same.
     """
 
     conversation: str
@@ -54,6 +56,7 @@ class PlaceKeys:
     broken_off: tuple[str, ...]
     prompt: str
     anybody: str
+    session: str
 
 
 def place_keys(
@@ -73,8 +76,10 @@ def place_keys(
         conversation.thread,
     )
     in_session = ("session", tenant, session, canonical)
+    anywhere: tuple[str | None, ...] = ("anywhere", tenant, session)
     names: list[tuple[str | None, ...]] = [in_session]
     if is_implicit(session):
+        anywhere = ("anywhere", tenant, IMPLICIT, identity)
         names = [("thread", tenant, thread, canonical), ("prompt", tenant, literal)]
     return PlaceKeys(
         _key("shown", *names[0], visible),
@@ -82,6 +87,7 @@ def place_keys(
         tuple(_key(*each, None) for each in names),
         _key("said", tenant, literal, visible),
         _key("anybody", tenant, canonical, identity, visible),
+        _key(*anywhere, visible),
     )
 
 
@@ -178,7 +184,8 @@ class Tombstones:
         Args:
             digest: of the turn's ids.
         """
-        for key in (keys.conversation, keys.identity, keys.prompt, keys.anybody):
+        conversation = (keys.conversation, keys.identity, keys.session)
+        for key in (*conversation, keys.prompt, keys.anybody):
             self._put(key, Tombstone(turn_time, digest))
 
     def shown_unkept(self, keys: PlaceKeys) -> None:

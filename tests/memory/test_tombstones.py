@@ -286,12 +286,13 @@ def test_lines_come_in_any_order(
     read.learn(lines)
     for conversation in (NAMED, OTHER):
         place = keys(conversation)
-        mine = {digest for _, digest, other in shown if other == conversation}
-        for key, digests in (
+        mine = [(time, d) for time, d, other in shown if other == conversation]
+        for key, all_of in (
             (place.conversation, mine),
-            (place.prompt, {d for _, d, _ in shown}),
+            (place.prompt, [(time, d) for time, d, _ in shown]),
         ):
+            digests = {digest for _, digest in all_of}
             for digest in digests:
-                is_hidden = read.hides(place, max(time for time, *_ in shown))
+                is_hidden = read.hides(place, max(time for time, _ in all_of))
                 is_only = read.is_only(key, digest * 32)
                 assert is_only is (len(digests) == 1) or is_hidden

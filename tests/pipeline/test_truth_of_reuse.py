@@ -703,6 +703,33 @@ def test_a_session_with_calls_of_its_own_has_its_own_thoughts(
     assert ("thought by two" in text) == is_kept
 
 
+@pytest.mark.parametrize("names", [("one", "two"), (None, None), (None, "two")])
+@pytest.mark.parametrize("change", ["date", "block", "edited"])
+def test_equal_words_of_a_changed_past_are_not_anothers(
+    names: tuple[str | None, str | None], change: str
+) -> None:
+    """A text changed that no rule knows, and the past is what another one was asked."""
+    chats = Chats(min_gain=1)
+    other, mine = (Client(name) for name in names)
+    about = {"date": "Today is Friday 20.", "block": "<env>a b</env>", "edited": ""}
+    asked = {"edited": user("help me")}.get(change, user("hi"))
+    before = [system(f"You help. {about[change]} {words(40)}"), asked]
+    now = [system(f"You help. Today is Saturday. {words(40)}"), user("hi")]
+    chats.turn(before, Said("Hello!", "my own thought"), mine)
+    chats.turn(now, Said("Hello!", "a thought of others"), other)
+    talk = [*now, assistant("Hello!"), user("thanks")]
+    assert "a thought of others" not in chats.ask(talk, mine).text
+
+
+def test_a_chat_that_was_copied_under_another_name_keeps_its_thoughts() -> None:
+    """Nothing else that looks like them was ever shown there."""
+    chats = Chats(min_gain=1)
+    begun = [system(words(40)), user("hi")]
+    chats.turn(begun, Said("Hello!", "a first thought"), ONE)
+    talk = [*begun, assistant("Hello!"), user("thanks")]
+    assert "a first thought" in chats.ask(talk, TWO).text
+
+
 @pytest.mark.parametrize("about", [inbound, on_branch])
 def test_what_the_client_itself_said_before_an_issued_call_stays(
     about: Callable[[str], Message],
