@@ -14,8 +14,11 @@ from litellm_mlx import google_body
 from litellm_mlx.client_fallbacks import ALLOWED, MAX_FALLBACKS, are_fallbacks
 from litellm_mlx.control_fields import (
     MAX_RETRIES,
+    MAX_TAGS,
     NEVER,
     NOT_FOR_CLIENTS,
+    are_tags,
+    is_not_for_clients,
     is_number_of_retries,
 )
 from litellm_mlx.head_fields import (
@@ -26,6 +29,7 @@ from litellm_mlx.head_fields import (
 )
 
 _USER_LEN = 4096
+_MAX_LEVELS = 32  # of metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ _OBJECT = FieldType("an object", _is(dict))
 _OBJECTS = FieldType("a list of objects", _list_of(dict))
 _TEXT = FieldType("a string", _is(str))
 _TEXTS = FieldType("a list of strings", _list_of(str))
+_TAGS = FieldType(f"a list of at most {MAX_TAGS} short strings", are_tags)
 _SECONDS = FieldType("a number of seconds above 0, of at most a day", is_seconds)
 _RETRIES = FieldType(f"a whole number from 0 to {MAX_RETRIES}", is_number_of_retries)
 _MESSAGES = FieldType(
@@ -102,9 +107,30 @@ _USER = FieldType(
 def _with_short(name: str) -> FieldType:
     """An object, or anything else, whose field of this name is no long text."""
     return FieldType(
-        f"without a {name} of more than {_USER_LEN} characters",
-        lambda value: not isinstance(value, dict) or _USER.fits(value.get(name)),
+        f"without a {name} of more than {_USER_LEN} characters, without more than "
+        f"{MAX_TAGS} tags and not deep",
+        lambda value: (
+            not isinstance(value, dict)
+            or (
+                _USER.fits(value.get(name))
+                and (value.get("tags") is None or are_tags(value["tags"]))
+                and _is_shallow(value)
+            )
+        ),
     )
+
+
+def _is_shallow(value: object) -> bool:
+    """Whether a value holds others no deeper than anybody needs."""
+    level: list[object] = [value]
+    for _ in range(_MAX_LEVELS):
+        level = [
+            inner
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+    return not level
 
 
 _NOT_TAKEN = FieldType("left out: it is not for clients", lambda value: False)
@@ -134,14 +160,15 @@ _EVERYWHERE: Mapping[str, FieldType] = {
     "headers": _HEADERS,
     "extra_headers": _HEADERS,
     "extra_body": _EXTRA,
-    "tags": _TEXTS,
+    "tags": _TAGS,
     "timeout": _SECONDS,
     "request_timeout": _SECONDS,
     "api_key": _TEXT,
     "api_version": _TEXT,
     "prompt_id": _TEXT,
     "litellm_trace_id": _TEXT,
-    "allowed_openai_params": _TEXTS,
+    "allowed_openai_params": _TAGS,
+    "guardrails": _TAGS,
 }
 _CHAT: Mapping[str, FieldType] = {
     "messages": _MESSAGES,
@@ -246,6 +273,10 @@ def wrong_type(
     body: Mapping[str, object], types: Mapping[str, FieldType]
 ) -> Wrong | None:
     """The first field whose type LiteLLM would stumble over."""
+    if "litellm_params" in types:  # a model is asked
+        for name, value in body.items():
+            if value is not None and is_not_for_clients(name):
+                return Wrong(name, f"{name} must be {_NOT_TAKEN.said}")
     for name, type_ in types.items():
         if name not in body:
             continue

@@ -30,12 +30,55 @@ NEVER = frozenset({
     "mock_timeout", "mock_testing_rate_limit_error", "azure",
     "self", "original_function", "start_time", "provider_specific_header",
 })  # fmt: skip
+# Further names that LiteLLM's functions take from their arguments: what they build,
+# copy or log for each costs milliseconds in which it serves nobody.
+_READ_ELSEWHERE = frozenset({
+    "additional_args", "additional_drop_params", "additional_headers", "apikey",
+    "api-version", "cache_control_injection_points", "cache_hit", "call_type",
+    "callbacks", "completion", "deployment", "end_user_id", "engine",
+    "exception", "failure_callback", "fastest_response_batch_completion",
+    "guardrail_config", "guardrail_to_apply", "hidden_params", "kwargs",
+    "model_group", "model_group_retry_policy", "model_group_size", "optional_params",
+    "organization", "original_generic_function", "original_model_group",
+    "parent_otel_span", "passthrough", "passthrough_on_no_deployment", "policies",
+    "previous_models", "proxy_config", "raw_request", "redirect_url", "request_data",
+    "response_headers", "selected_guardrail", "service_callback", "socket_factory",
+    "specific_deployment", "spend", "spend_logs_metadata", "success_callback",
+    "tag_routing", "target_model_names", "traceback_exception",
+    "use_clientside_credentials", "user_config", "zero_cost_diagnostic",
+})  # fmt: skip
+_PREFIXES = (
+    "_", "aws_", "azure_", "basic_auth_", "batch_", "fallback_", "gigachat_",
+    "litellm_", "mock_", "routing_", "sensitive_data_", "standard_", "timing_",
+    "user_api_key", "vertex_", "watsonx_", "wx_",
+)  # fmt: skip
 # Not to be set in a body that asks a model; elsewhere some are fields of LiteLLM's own
 # routes (a key's budget, a model's price).
 NOT_FOR_CLIENTS = NEVER | {
     "litellm_params",
+    *_READ_ELSEWHERE,
     *(name for name in all_litellm_params if name not in _FOR_CLIENTS),
 }
+# Each costs LiteLLM time that grows with their number's square.
+MAX_TAGS, _MAX_TAG_LEN = 64, 256
+
+
+def is_not_for_clients(name: str) -> bool:
+    """Whether a body that asks a model must not hold a field of this name."""
+    if name in _FOR_CLIENTS:
+        return False
+    return name in NOT_FOR_CLIENTS or name.startswith(_PREFIXES)
+
+
+def are_tags(value: object) -> bool:
+    """Whether a value is a list of few short texts."""
+    return (
+        isinstance(value, list)
+        and len(value) <= MAX_TAGS
+        and all(isinstance(tag, str) and len(tag) <= _MAX_TAG_LEN for tag in value)
+    )
+
+
 # Behind its client's back LiteLLM goes on trying, as often as it was told.
 MAX_RETRIES = 10
 RETRIES_HEADER = "x-litellm-num-retries"

@@ -12,13 +12,15 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from litellm_mlx.control_fields import RETRIES_HEADER, retries_fault
+from litellm_mlx.control_fields import MAX_TAGS, RETRIES_HEADER, retries_fault
 
 MODEL_NAME_LEN = 512
 _SECONDS_HEADERS = (
     "x-litellm-timeout", "x-litellm-stream-timeout", "x-litellm-keepalive-seconds",
 )  # fmt: skip
 _MAX_S = 86_400.0
+_MAX_HEADERS = 64  # for a provider: LiteLLM compares each with all others
+_TAGS_HEADER = "x-litellm-tags"
 # A name may be in the path of these, with slashes in it.
 _NAMED_IN_PATH = re.compile(
     r"(?:/v1|/v1beta)?/models/(?P<model>.+)"
@@ -42,6 +44,8 @@ def headers_fit(value: object) -> bool:
     if not isinstance(value, dict):
         return False
     lines = [*value, *(v for v in value.values() if isinstance(v, str))]
+    if len(value) > _MAX_HEADERS:
+        return False
     are_plain = not any(isinstance(v, dict | list) for v in value.values())
     return are_plain and not any(c in line for line in lines for c in "\r\n\0")
 
@@ -63,6 +67,8 @@ def head_fault(
         return "model", f"model must be one name of at most {MODEL_NAME_LEN} characters"
     if fault := retries_fault(headers.get(RETRIES_HEADER)):
         return RETRIES_HEADER, fault
+    if headers.get(_TAGS_HEADER, "").count(",") >= MAX_TAGS:
+        return _TAGS_HEADER, f"{_TAGS_HEADER} must name at most {MAX_TAGS} tags"
     for name in _SECONDS_HEADERS:
         if name in headers and not is_seconds(_number(headers[name])):
             return name, f"{name} must be a number of seconds from 0 to {_MAX_S:.0f}"

@@ -83,6 +83,14 @@ class ProxyBodyHead:
         return self.media_type == "multipart/form-data"
 
     @property
+    def boundary(self) -> bytes:
+        """What stands between the parts of a multipart form; empty: it is not said."""
+        message = Message()
+        message["content-type"] = self.content_type
+        found = message.get_param("boundary", "")
+        return found.encode("latin-1", "replace") if isinstance(found, str) else b""
+
+    @property
     def is_form(self) -> bool:
         """Fields in one line."""
         return self.media_type == "application/x-www-form-urlencoded"
@@ -207,7 +215,7 @@ class Body:
         is_empty = not (self._head.is_unchecked or whole.strip())
         if self._head.is_multipart and (name := _field_not_taken(whole)):
             raise BadBody(400, f"{name} must be left out: it is not for clients", name)
-        if self._head.is_multipart and not _are_model_names(whole):
+        if self._head.is_multipart and not _are_model_names(whole, self._head.boundary):
             why = f"model must be one name of at most {MODEL_NAME_LEN} characters"
             raise BadBody(400, why, "model")
         if is_empty or not self._head.is_json:
@@ -276,17 +284,21 @@ class ValueCounter:
         return self._num_values
 
 
-def _are_model_names(form: bytes) -> bool:
+def _are_model_names(form: bytes, boundary: bytes) -> bool:
     """Whether each part of a multipart form that names a model does so in one line."""
     for head in _PART_HEAD.finditer(form):
         fields = {name for key, name in _named(head) if key.startswith("name")}
         if "model" not in fields:
             continue
         begin = form.find(b"\r\n\r\n", head.end(), head.end() + _MAX_PART_HEAD)
-        name, end, _ = form[begin + 4 : begin + 4 + 4 * MODEL_NAME_LEN].partition(
-            b"\r\n--"
-        )
-        if begin < 0 or not end or not is_model_name(name.decode("latin-1")):
+        line = form[begin + 4 : begin + 4 + 4 * MODEL_NAME_LEN]
+        name = line.partition(b"\r\n")[0]
+        if begin < 0 or not is_model_name(name.decode("latin-1")):
+            return False
+        end = begin + 4 + len(name)
+        closes = form[end : end + len(boundary) + 6]
+        ends = (b"\r\n--" + boundary + b"\r\n", b"\r\n--" + boundary + b"--")
+        if not boundary or closes not in ends:
             return False
     return True
 

@@ -56,8 +56,9 @@ def test_the_query_names_one_model(proxy: Proxy, route: str, query: str) -> None
         + b"y" * 5000 + b"\r\n\r\nlocal\r\n--x--\r\n",
         b'--x\r\nCONTENT-disposition : form-data; NAME=model\r\n\r\n'
         + b"y" * 5000 + b"\r\n--x--\r\n",
+        form(("model", "local\r\n--xy" + LONG)), form(("model", "local\r\n" + LONG)),
     ],
-    ids=["long", "two", "second", "open", "long head", "other case"],
+    ids=["long", "two", "second", "open", "long head", "other case", "near", "lines"],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/images/edits"])
 def test_a_form_names_one_model(proxy: Proxy, path: str, content: bytes) -> None:
@@ -88,6 +89,25 @@ def test_a_header_of_seconds_is_a_number(proxy: Proxy, name: str, said: str) -> 
     answer = proxy.http.post(CHAT, json=body, headers={name: said})
     assert answer.status_code == 400, answer.text[:300]
     assert f"{name} must be a number of seconds" in answer.text
+
+
+def test_tags_in_a_header_are_few(proxy: Proxy) -> None:
+    """LiteLLM compares each with all others."""
+    body = body_for(CHAT, "mlx/odd", stream=False)
+    headers = {"x-litellm-tags": ",".join("t" * 65)}
+    answer = proxy.http.post(CHAT, json=body, headers=headers)
+    assert answer.status_code == 400, answer.text[:300]
+    assert "x-litellm-tags must name at most 64 tags" in answer.text
+
+
+def test_a_form_with_a_short_name_goes_on(proxy: Proxy) -> None:
+    """LiteLLM's answer, whatever it is, is about the file."""
+    parts = form(("model", "mlx/odd"), ("prompt", "x"))
+    for kind in (FORM, 'multipart/form-data; boundary="x"'):
+        headers = {"content-type": kind}
+        path = "/v1/audio/transcriptions"
+        answer = proxy.http.post(path, content=parts, headers=headers)
+        assert "model must be one name" not in answer.text
 
 
 def test_ordinary_heads_are_let_through() -> None:
