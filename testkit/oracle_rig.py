@@ -178,6 +178,8 @@ class Rig:
         """Start anew: no KV, no memory of any prompt."""
         self.settle()
         self.pipeline.memory.forget()
+        # Its marks outlive what is forgotten; the next sequence is of another process.
+        self.pipeline.memory.healing.tombstones.clear()
 
     def limit(self, max_bytes: int, max_leaves: int = 24) -> None:
         """Another budget for the store, from the next request's end on."""
