@@ -16,7 +16,6 @@ from litellm_mlx.control_fields import (
     MAX_RETRIES,
     MAX_TAGS,
     NEVER,
-    NOT_FOR_CLIENTS,
     are_tags,
     is_not_for_clients,
     is_number_of_retries,
@@ -145,10 +144,11 @@ _ALWAYS: Mapping[str, FieldType] = {
     "litellm_metadata": _with_short("user"),
     **dict.fromkeys(sorted(NEVER), _NOT_TAKEN),
 }
-# Of bodies that ask a model, whoever serves it.
+# Of bodies that ask a model, whoever serves it. The first entry says so: what else is
+# not for clients is asked by its name.
 _ASKING: Mapping[str, FieldType] = {
+    "litellm_params": _NOT_TAKEN,
     **_ALWAYS,
-    **dict.fromkeys(sorted(NOT_FOR_CLIENTS), _NOT_TAKEN),
     "num_retries": _RETRIES,
     "max_retries": _RETRIES,
 }

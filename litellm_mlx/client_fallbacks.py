@@ -5,8 +5,6 @@ LiteLLM takes an object in such a list for arguments of its call, without a look
 body must not say would come in there, who asks among it.
 """
 
-from collections.abc import Sequence
-
 from litellm_mlx.head_fields import is_model_name, is_seconds
 
 MAX_FALLBACKS = 8
@@ -32,8 +30,7 @@ def _is_by_model(value: object) -> bool:
     """`{"a": ["b", "c"]}`, as configurations have it."""
     if not isinstance(value, dict) or "model" in value:
         return False
-    lists: Sequence[object] = list(value.values())
-    return len(lists) <= MAX_FALLBACKS and all(
+    return len(value) <= MAX_FALLBACKS and all(
         is_model_name(name)
         and isinstance(models, list)
         and len(models) <= MAX_FALLBACKS
