@@ -144,10 +144,8 @@ _ALWAYS: Mapping[str, FieldType] = {
     "litellm_metadata": _with_short("user"),
     **dict.fromkeys(sorted(NEVER), _NOT_TAKEN),
 }
-# Of bodies that ask a model, whoever serves it. The first entry says so: what else is
-# not for clients is asked by its name.
+# Of bodies that ask a model, whoever serves it.
 _ASKING: Mapping[str, FieldType] = {
-    "litellm_params": _NOT_TAKEN,
     **_ALWAYS,
     "num_retries": _RETRIES,
     "max_retries": _RETRIES,
@@ -254,14 +252,31 @@ _ROUTES: tuple[tuple[re.Pattern[str], Mapping[str, FieldType]], ...] = (
 )
 
 
-def types_for(path: str) -> Mapping[str, FieldType]:
-    """The types of a route's fields; of one that we do not serve those of LiteLLM's."""
+@dataclass(frozen=True, slots=True)
+class BodyRules:
+    """
+    What the bodies of a route must keep to.
+
+    Args:
+        types: of fields by name.
+        asks_a_model: LiteLLM's own arguments must be left out; on its other routes
+            some of them are fields (a key's budget, a model's price).
+    """
+
+    types: Mapping[str, FieldType]
+    asks_a_model: bool
+
+
+def rules_for(path: str) -> BodyRules:
+    """The rules of a route; of one that we do not serve only those of LiteLLM's."""
     if _PICTURES.fullmatch(path):
-        return {**_ASKING, **_IMAGES}
+        return BodyRules({**_ASKING, **_IMAGES}, asks_a_model=True)
     for pattern, own in _ROUTES:
         if pattern.fullmatch(path):
-            return {**_EVERYWHERE, **own}
-    return _ASKING if _OTHERS.fullmatch(path) else _ALWAYS
+            return BodyRules({**_EVERYWHERE, **own}, asks_a_model=True)
+    if _OTHERS.fullmatch(path):
+        return BodyRules(_ASKING, asks_a_model=True)
+    return BodyRules(_ALWAYS, asks_a_model=False)
 
 
 def is_ours(path: str) -> bool:
@@ -269,15 +284,13 @@ def is_ours(path: str) -> bool:
     return any(pattern.fullmatch(path) for pattern, _ in _ROUTES)
 
 
-def wrong_type(
-    body: Mapping[str, object], types: Mapping[str, FieldType]
-) -> Wrong | None:
-    """The first field whose type LiteLLM would stumble over."""
-    if "litellm_params" in types:  # a model is asked
+def wrong_field(body: Mapping[str, object], rules: BodyRules) -> Wrong | None:
+    """The first field that is not for clients, or that LiteLLM would stumble over."""
+    if rules.asks_a_model:
         for name, value in body.items():
             if value is not None and is_not_for_clients(name):
                 return Wrong(name, f"{name} must be {_NOT_TAKEN.said}")
-    for name, type_ in types.items():
+    for name, type_ in rules.types.items():
         if name not in body:
             continue
         value = body[name]

@@ -16,7 +16,7 @@ from email.utils import collapse_rfc2231_value
 import orjson
 
 from litellm_mlx.asgi import Receive
-from litellm_mlx.body_types import is_ours, types_for, wrong_type
+from litellm_mlx.body_types import is_ours, rules_for, wrong_field
 from litellm_mlx.control_fields import NOT_FOR_CLIENTS
 from litellm_mlx.head_fields import MODEL_NAME_LEN, is_model_name
 
@@ -226,7 +226,7 @@ class Body:
             raise BadBody(400, f"the body must be JSON: {error}") from None
         if not isinstance(value, dict):
             raise BadBody(400, "the body must be a JSON object")
-        wrong = wrong_type(value, types_for(self._head.path))
+        wrong = wrong_field(value, rules_for(self._head.path))
         if wrong is not None:
             raise BadBody(400, wrong.message, wrong.param)
         return whole

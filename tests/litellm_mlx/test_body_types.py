@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from litellm_mlx.body_types import types_for, wrong_type
+from litellm_mlx.body_types import rules_for, wrong_field
 from litellm_mlx.control_fields import NEVER, NOT_FOR_CLIENTS, retries_fault
 from tests.litellm_mlx.conftest import Proxy
 from tests.litellm_mlx.fake_sidecar import FakeSidecar
@@ -235,10 +235,10 @@ def test_other_failures_keep_their_status(proxy: Proxy, sidecar: FakeSidecar) ->
 @pytest.mark.parametrize("route", ROUTES)
 def test_null_is_as_good_as_absent(route: str) -> None:
     """But where LiteLLM takes it for a value."""
-    types = types_for(route)
-    strict = {name for name, type_ in types.items() if not type_.may_be_null}
+    rules = rules_for(route)
+    strict = {name for name, type_ in rules.types.items() if not type_.may_be_null}
     assert strict <= {"messages", "web_search_options"}
-    assert wrong_type(dict.fromkeys(types.keys() - strict), types) is None
+    assert wrong_field(dict.fromkeys(rules.types.keys() - strict), rules) is None
 
 
 @pytest.mark.parametrize(
@@ -247,8 +247,8 @@ def test_null_is_as_good_as_absent(route: str) -> None:
      "/openai/deployments/m/completions", "/v1/messages/count_tokens", "/responses"],
 )  # fmt: skip
 def test_routes_under_other_names_are_looked_at(path: str) -> None:
-    types = types_for(path)
-    assert wrong_type({"tools": 3}, types) is not None
+    rules = rules_for(path)
+    assert wrong_field({"tools": 3}, rules) is not None
 
 
 @pytest.mark.parametrize(
@@ -256,13 +256,13 @@ def test_routes_under_other_names_are_looked_at(path: str) -> None:
 )
 def test_other_routes_are_not(path: str) -> None:
     """Their fields are others, but for those that LiteLLM reads everywhere."""
-    assert not types_for(path).keys() & {"tools", "messages", "input"}
+    assert not rules_for(path).types.keys() & {"tools", "messages", "input"}
 
 
 def test_a_key_is_never_repeated() -> None:
     """Answers are logged here and there."""
-    types = types_for(CHAT)
-    found = wrong_type({"api_key": ["sk-secret"]}, types)
+    rules = rules_for(CHAT)
+    found = wrong_field({"api_key": ["sk-secret"]}, rules)
     assert found is not None
     assert "sk-secret" not in found.message
 
@@ -270,19 +270,19 @@ def test_a_key_is_never_repeated() -> None:
 @pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/rerank", CHAT])
 def test_no_route_takes_what_would_shut_the_model_out(path: str) -> None:
     """LiteLLM would send it nobody for as long as the body says."""
-    types = types_for(path)
+    rules = rules_for(path)
     for name in NOT_FOR_CLIENTS:
-        found = wrong_type({"model": "local", name: 86400}, types)
+        found = wrong_field({"model": "local", name: 86400}, rules)
         assert found is not None
         assert (found.param, "left out" in found.message) == (name, True)
 
 
 def test_routes_of_litellms_own_take_what_they_need() -> None:
     """A key's budget and a model's price are LiteLLM's to know."""
-    types = types_for("/key/generate")
-    assert wrong_type({"max_budget": 3, "budget_duration": "30d"}, types) is None
+    rules = rules_for("/key/generate")
+    assert wrong_field({"max_budget": 3, "budget_duration": "30d"}, rules) is None
     for name in NEVER:
-        assert wrong_type({name: 1}, types) is not None
+        assert wrong_field({name: 1}, rules) is not None
 
 
 def test_what_litellm_offers_to_clients_is_taken() -> None:
@@ -292,8 +292,8 @@ def test_what_litellm_offers_to_clients_is_taken() -> None:
     offered |= {"prompt_variables": {"a": "b"}, "timeout": 3, "user": "u"}
     for route in ROUTES:
         assert (
-            wrong_type(
-                {**body_for(route, "m", stream=False), **offered}, types_for(route)
+            wrong_field(
+                {**body_for(route, "m", stream=False), **offered}, rules_for(route)
             )
             is None
         )
@@ -301,11 +301,11 @@ def test_what_litellm_offers_to_clients_is_taken() -> None:
 
 def test_models_to_fall_back_to_are_few_and_short() -> None:
     """Each costs LiteLLM milliseconds in which it serves nobody."""
-    types = types_for(CHAT)
-    assert wrong_type({"fallbacks": ["a", {"model": "b"}]}, types) is None
+    rules = rules_for(CHAT)
+    assert wrong_field({"fallbacks": ["a", {"model": "b"}]}, rules) is None
     for many in (["m"] * 9, ["m" * 9000], [{"model": "m" * (2 << 20)}], "m"):
-        assert wrong_type({"fallbacks": many}, types) is not None
-    assert wrong_type({"model": "local,local"}, types) is not None
+        assert wrong_field({"fallbacks": many}, rules) is not None
+    assert wrong_field({"model": "local,local"}, rules) is not None
 
 
 @pytest.mark.parametrize(
@@ -323,12 +323,12 @@ def test_models_to_fall_back_to_are_few_and_short() -> None:
 @pytest.mark.parametrize("field", ["fallbacks", "context_window_fallbacks"])
 def test_an_object_to_fall_back_to_says_little(field: str, more: Any) -> None:
     """LiteLLM takes it for arguments of its call: who asks, and what is answered."""
-    types = types_for(CHAT)
+    rules = rules_for(CHAT)
     plain = {"model": "b", "max_tokens": 5, "messages": [{"role": "user"}]}
-    assert wrong_type({field: [plain]}, types) is None
-    assert wrong_type({field: [{"a": ["b", plain]}]}, types) is None
+    assert wrong_field({field: [plain]}, rules) is None
+    assert wrong_field({field: [{"a": ["b", plain]}]}, rules) is None
     for value in ([{**plain, **more}], [{"a": [{**plain, **more}]}], [{"a": [[]]}]):
-        assert wrong_type({field: value}, types) is not None
+        assert wrong_field({field: value}, rules) is not None
 
 
 def test_no_fallback_forges_who_asks(proxy: Proxy, sidecar: FakeSidecar) -> None:
