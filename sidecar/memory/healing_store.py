@@ -67,11 +67,17 @@ class Context:
 
     Args:
         identity: what of it tells who asks: nothing that gets newer with time.
+        lasting: the same without what is said of it since the last turn: clients say
+            it in their newest message only.
+        question: what was said since the last turn, without its spans, and how many
+            turns stand before that.
     """
 
     canonical: str
     literal: str
     identity: str = field(default="", compare=False)
+    lasting: str = field(default="", compare=False)
+    question: str = field(default="", compare=False)
 
     def behind(self, vanishing: tuple[str, str] | None) -> "Context":
         """The same, where the prompt also had a message that no later one will have."""
@@ -442,10 +448,13 @@ class HealingStore:
 
         None where whoever asks may have been shown something else: an answer broke off
         there, or the same words were thought otherwise anywhere in its session. Its own
-        turn may stand behind another text by now (a date of which no rule knows).
+        turn may stand behind another text by now (a date of which no rule knows), and
+        its mark may be among those that too many newer ones have pushed out.
         """
         asked_at = _keys("", context, turn_query.conversation)
         if self.tombstones.has_broken_off(asked_at):
+            return []
+        if turn_query.session is not None and self.tombstones.has_lost_marks:
             return []
         return [
             turn
@@ -484,7 +493,8 @@ def _best(turns: Sequence[KnownTurn], turn_query: TurnQuery) -> list[KnownTurn]:
 
 
 def _keys(visible: str, context: Context, conversation: Conversation) -> PlaceKeys:
-    hashes = (context.canonical, context.literal, context.identity)
+    who = (context.identity, context.lasting)
+    hashes = (context.canonical, context.literal, *who, context.question)
     return place_keys(visible, hashes, conversation)
 
 
@@ -540,12 +550,20 @@ class ContextHasher:
         self._canonical = hashlib.sha256()
         self._literal = hashlib.sha256(around.encode("utf-8", "surrogatepass"))
         self._identity = hashlib.sha256()
+        self._lasting = hashlib.sha256()
+        self._question = hashlib.sha256()
+        self._num_turns = 0
 
     @property
     def value(self) -> Context:
         """The hashes of all messages added."""
-        parts = (self._canonical, self._literal, self._identity)
-        return Context(*(part.hexdigest() for part in parts))
+        return Context(
+            self._canonical.hexdigest(),
+            self._literal.hexdigest(),
+            self._identity.hexdigest(),
+            self._lasting.hexdigest(),
+            _hash(f"{self._num_turns} {self._question.hexdigest()}"),
+        )
 
     def add(
         self,
@@ -554,6 +572,7 @@ class ContextHasher:
         visible: str | None,
         unseen: str = "",
         identity: Sequence[str] = (),
+        plain: str = "",
     ) -> None:
         """
         Add a message: its canonical and literal text, or what was visible of it.
@@ -562,13 +581,22 @@ class ContextHasher:
             unseen: what stands in the prompt besides, such as the thinking of its turn;
                 of the letter only.
             identity: its values that tell who asks.
+            plain: its text without all spans.
         """
+        if role == "assistant":
+            self._num_turns += 1
+            self._question = hashlib.sha256()
+            self._lasting = self._identity.copy()
+        elif role != "system":
+            self._question.update(_line(role, plain, None))
         canonical, literal = texts or ("", "")
         self._canonical.update(_line(role, canonical, visible))
         literal = f"{literal}\0{unseen}" if unseen else literal
         self._literal.update(_line(role, literal, visible))
         for value in identity:
             self._identity.update(_line(role, value, None))
+            if role == "system":
+                self._lasting.update(_line(role, value, None))
 
 
 def is_edited(message: Message, healed: Healed) -> bool:

@@ -48,7 +48,10 @@ class PlaceKeys:
         prompt: the very same prompt, whoever sent it.
         anybody: the same canonical context and the same identity, in any session.
         session: anywhere in the same named session; where the client names none, in
-            any that has no name, where all that tells who asks is the same.
+            any that has no name, behind as many turns and the same last question, where
+            all that tells who asks is the same.
+        lasting: the same where what the last question says of that is gone: clients
+            say it in their newest message only.
     """
 
     conversation: str
@@ -57,29 +60,32 @@ class PlaceKeys:
     prompt: str
     anybody: str
     session: str
+    lasting: str
 
 
 def place_keys(
-    visible: str, context: tuple[str, str, str], conversation: Conversation
+    visible: str, context: tuple[str, str, str, str, str], conversation: Conversation
 ) -> PlaceKeys:
     """
     The names of a place.
 
     Args:
         visible: the hash of what was shown. context: what came before, with sentinels
-            for spans, to the letter, and what of it tells who asks (hashes).
+            for spans, to the letter, what of it tells who asks, that without what the
+            last question says of it, and this question, behind how many turns (hashes).
     """
-    canonical, literal, identity = context
+    canonical, literal, identity, lasting, question = context
     tenant, session, thread = (
         conversation.tenant,
         conversation.session,
         conversation.thread,
     )
     in_session = ("session", tenant, session, canonical)
-    anywhere: tuple[str | None, ...] = ("anywhere", tenant, session)
+    anywhere = [("anywhere", tenant, session, "", "")] * 2
     names: list[tuple[str | None, ...]] = [in_session]
     if is_implicit(session):
-        anywhere = ("anywhere", tenant, IMPLICIT, identity)
+        who = (identity, lasting)
+        anywhere = [("anywhere", tenant, IMPLICIT, each, question) for each in who]
         names = [("thread", tenant, thread, canonical), ("prompt", tenant, literal)]
     return PlaceKeys(
         _key("shown", *names[0], visible),
@@ -87,7 +93,7 @@ def place_keys(
         tuple(_key(*each, None) for each in names),
         _key("said", tenant, literal, visible),
         _key("anybody", tenant, canonical, identity, visible),
-        _key(*anywhere, visible),
+        *(_key(*each, visible) for each in anywhere),
     )
 
 
@@ -185,7 +191,8 @@ class Tombstones:
             digest: of the turn's ids.
         """
         conversation = (keys.conversation, keys.identity, keys.session)
-        for key in (*conversation, keys.prompt, keys.anybody):
+        others = (keys.prompt, keys.anybody, keys.lasting)
+        for key in dict.fromkeys((*conversation, *others)):
             self._put(key, Tombstone(turn_time, digest))
 
     def shown_unkept(self, keys: PlaceKeys) -> None:
@@ -212,6 +219,12 @@ class Tombstones:
         with self._lock:
             was = any(key in self._marks for key in keys.broken_off)
             return was or self._is_answering(keys)
+
+    @property
+    def has_lost_marks(self) -> bool:
+        """Whether there were too many: what has none may have been shown there."""
+        with self._lock:
+            return self._floor > 0
 
     def _put(self, key: str, mark: Tombstone) -> None:
         with self._lock:

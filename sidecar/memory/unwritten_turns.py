@@ -161,6 +161,8 @@ def turn_json(turn: KnownTurn, ids: Sequence[str]) -> Json:
             turn.context.canonical,
             turn.context.literal,
             turn.context.identity,
+            turn.context.lasting,
+            turn.context.question,
         ],
         "scope": turn.conversation.as_json(),
         "told": _values(turn.values),

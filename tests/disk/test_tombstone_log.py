@@ -191,7 +191,7 @@ def test_a_running_process_learns_of_another_s_by_itself(
     model, root = model_folder("dense"), tmp_path / "kv"
     with kept_sidecar(root, model) as one, kept_sidecar(root, model) as two:
         mine, theirs = map(tombstones_of, (one, two))
-        keys = place_keys("v", ("c", "l", "a"), Conversation(None, "s", "t"))
+        keys = place_keys("v", ("c", "l", "a", "a", "q"), Conversation(None, "s", "t"))
         before = theirs.now()
         mine.bury(keys.broken_off)
         assert eventually(lambda: theirs.hides(keys, before), 60)

@@ -27,7 +27,7 @@ def keys(
     sender: str = "Alice",
     context: str = "c",
 ) -> PlaceKeys:
-    return place_keys(visible, (context, literal, sender), conversation)
+    return place_keys(visible, (context, literal, sender, sender, "q"), conversation)
 
 
 def marks(maximum: int = 100) -> Tombstones:

@@ -25,7 +25,7 @@ from testkit.chats import (
 )
 from testkit.volatile import notes, notes_with_places
 
-ONE, TWO = Client("one"), Client("two")
+ONE, TWO, NOBODY = Client("one"), Client("two"), Client(None)
 CALL = ToolCall("call_1", "look", "{}")
 ENVELOPE = 'Sender (untrusted metadata):\n```json\n{"id": "7"}\n```\n\n'
 
@@ -703,8 +703,16 @@ def test_a_session_with_calls_of_its_own_has_its_own_thoughts(
     assert ("thought by two" in text) == is_kept
 
 
-@pytest.mark.parametrize("names", [("one", "two"), (None, None), (None, "two")])
-@pytest.mark.parametrize("change", ["date", "block", "edited"])
+@pytest.mark.parametrize(
+    ("names", "change"),
+    [
+        (names, change)
+        for names in (("one", "two"), (None, None), (None, "two"))
+        for change in ("date", "block", "edited")
+        # A chat without a name is told from others by what was asked last.
+        if (names, change) != ((None, None), "edited")
+    ],
+)
 def test_equal_words_of_a_changed_past_are_not_anothers(
     names: tuple[str | None, str | None], change: str
 ) -> None:
@@ -719,6 +727,56 @@ def test_equal_words_of_a_changed_past_are_not_anothers(
     chats.turn(now, Said("Hello!", "a thought of others"), other)
     talk = [*now, assistant("Hello!"), user("thanks")]
     assert "a thought of others" not in chats.ask(talk, mine).text
+
+
+@pytest.mark.parametrize("about", [system(words(40)), inbound("telegram")])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_chat_without_a_name_whose_sender_goes_is_lent_no_thought(
+    about: Message, *, is_first: bool
+) -> None:
+    """OpenClaw says who sends in its newest message only."""
+    chats = Chats(min_gain=1)
+    talk = [about]
+    for question, answer in (("hi", "Hello!"), ("thanks", "Sure.")):
+        mine = user(f"{ENVELOPE}{question}"), Said(answer, "my own thought")
+        others = user(question), Said(answer, "a thought of others")
+        for asked, said in (mine, others) if is_first else (others, mine):
+            chats.turn([*talk, asked], said, NOBODY)
+        talk += [user(question), assistant(answer)]
+    prompt = chats.ask([*talk, user(f"{ENVELOPE}more")], NOBODY)
+    assert "a thought of others" not in prompt.text
+
+
+@pytest.mark.parametrize("said", [["Done."], ["Done.", "Fixed.", "Ok."]])
+def test_a_chat_without_a_name_keeps_its_thoughts_behind_equal_words(
+    said: list[str],
+) -> None:
+    """Those that it said itself, and those of other chats that were asked otherwise."""
+    chats = Chats(min_gain=1)
+    talk = [system(words(40))]
+    for number in range(6):
+        talk.append(user(f"step {number}"))
+        words_now = said[number % len(said)]
+        said_now = Said(words_now, f"thought {number}.")
+        prompt = chats.turn(talk, said_now, NOBODY)
+        for earlier in range(number):
+            assert f"thought {earlier}." in prompt.text
+        other = [system(words(30, number)), user(f"do {number}")]
+        chats.turn(other, Said(words_now, "a thought of others"), NOBODY)
+        talk.append(assistant(words_now))
+
+
+def test_a_session_is_lent_nothing_once_marks_were_lost() -> None:
+    """Its own mark may be among them, and what looks like its own turn another's."""
+    chats = Chats(min_gain=1)
+    begun = [system(words(40)), user("hi")]
+    talk = [*begun, assistant("Hello!"), user("thanks")]
+    chats.turn(begun, Said("Hello!", "a first thought"), TWO)
+    assert "a first thought" in chats.ask(talk, ONE).text
+    marks = chats.memory.tombstones
+    marks.learn([f"{1:016x} {'0' * 32} {'0' * 32}"])
+    assert "a first thought" not in chats.ask(talk, ONE).text
+    assert "a first thought" in chats.ask(talk, TWO).text
 
 
 def test_a_chat_that_was_copied_under_another_name_keeps_its_thoughts() -> None:

@@ -240,7 +240,8 @@ def _find_turns(
         texts = (canonical_text(item.pieces), message.text)
         unseen = turn.healed.digest if turn else _reasoning(message)
         identity = _identity(telling, ruleset)
-        hasher.add(message.role, None if visible else texts, visible, unseen, identity)
+        shown = None if visible else texts
+        hasher.add(message.role, shown, visible, unseen, identity, _plain(item))
         contexts.append(hasher.value)
     return _Past(found, issued, contexts, values, proofs)
 
@@ -254,6 +255,11 @@ def _around(request: ChatRequest) -> str:
 def _reasoning(message: Message) -> str:
     """What a client says that the model thought; it may stand in the prompt."""
     return f"reasoning: {message.reasoning}" if message.reasoning else ""
+
+
+def _plain(item: MarkedMessage) -> str:
+    """A message's text without its spans, which may say another thing or go."""
+    return "".join(p for p in item.pieces if not isinstance(p, Span)).strip()
 
 
 def _telling(item: MarkedMessage, ruleset: RuleSet | None) -> dict[SpanKey, str]:
