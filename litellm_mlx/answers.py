@@ -22,8 +22,8 @@ _BUSY = (429, 503)
 _RETRY_AFTER_S = b"5"  # where nobody says: a sidecar that died is back by then
 _GZIP = b"\x1f\x8b"
 # How LiteLLM begins what the sidecar said, and how a sidecar's error begins.
-_OF_OURS = re.compile(
-    r"(MlxException - \{|\w+Exception - \{\"type\":\s*\"urn:litellm-mlx:)"
+_OF_OURS = re.compile(  # begins with fixed letters: an error may repeat a long word
+    r"MlxException - \{|Exception - \{\"type\":\s*\"urn:litellm-mlx:"
 )
 _BEGUN = re.compile(r"litellm\.\w+: (\w+: )?")
 _USAGE_CHUNK = re.compile(rb'"choices":\[\{"index":0,"delta":\{\}\}\],"usage":\{')

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from litellm_mlx import google_body
+from litellm_mlx import conversation_size, google_body
 from litellm_mlx.client_fallbacks import ALLOWED, MAX_FALLBACKS, are_fallbacks
 from litellm_mlx.control_fields import (
     MAX_RETRIES,
@@ -70,16 +70,22 @@ _TEXTS = FieldType("a list of strings", _list_of(str))
 _TAGS = FieldType(f"a list of at most {MAX_TAGS} short strings", are_tags)
 _SECONDS = FieldType("a number of seconds above 0, of at most a day", is_seconds)
 _RETRIES = FieldType(f"a whole number from 0 to {MAX_RETRIES}", is_number_of_retries)
+_SIZE = f"at most {conversation_size.MAX_ITEMS} messages, parts and calls"
 _MESSAGES = FieldType(
-    "a non-empty list of messages",
-    lambda value: bool(value) and _list_of(dict)(value),
+    f"a non-empty list of {_SIZE}",
+    lambda value: (
+        bool(value) and _list_of(dict)(value) and conversation_size.fits(value)
+    ),
     may_be_null=False,
 )
 
 _MODEL = FieldType(
     f"the name of one model, of at most {MODEL_NAME_LEN} characters", is_model_name
 )
-_HEADERS = FieldType("an object of texts of one line", headers_fit)
+_HEADERS = FieldType(
+    "an object of texts of one line, without a header that holds a key or an address",
+    headers_fit,
+)
 # They would replace what the body says, for the model alone: LiteLLM does not know.
 _NOT_EXTRA = frozenset(("model", "stream", "messages"))
 _EXTRA = FieldType(
@@ -186,7 +192,10 @@ _ANTHROPIC: Mapping[str, FieldType] = {
     "context_management": _OBJECT,
 }
 _RESPONSES: Mapping[str, FieldType] = {
-    "input": FieldType("a string or a list", _is(str, list)),
+    "input": FieldType(
+        f"a string or a list of {_SIZE}",
+        lambda value: _is(str, list)(value) and conversation_size.fits(value),
+    ),
     "stream": FieldType("true or false", _is(bool)),
 }
 # LiteLLM makes messages of the prompt itself, and stumbles over two of them.
@@ -198,10 +207,13 @@ _COMPLETIONS: Mapping[str, FieldType] = {
 }
 _GOOGLE: Mapping[str, FieldType] = {
     "contents": FieldType(
-        "an object, a text, or a list of them",
+        f"an object, a text, or a list of {_SIZE}",
         lambda value: (
-            type(value) in (dict, str)
-            or (isinstance(value, list) and {*map(type, value)} <= {dict, str})
+            (
+                type(value) in (dict, str)
+                or (isinstance(value, list) and {*map(type, value)} <= {dict, str})
+            )
+            and conversation_size.fits(value)
         ),
         may_be_null=False,
     ),

@@ -5,6 +5,7 @@ LiteLLM takes an object in such a list for arguments of its call, without a look
 body must not say would come in there, who asks among it.
 """
 
+from litellm_mlx import conversation_size
 from litellm_mlx.head_fields import is_model_name, is_seconds
 
 MAX_FALLBACKS = 8
@@ -43,7 +44,8 @@ def _may_say(name: str, said: object) -> bool:
     if name == "model":
         return is_model_name(said)
     if name == "messages":
-        return isinstance(said, list) and all(isinstance(item, dict) for item in said)
+        is_list = isinstance(said, list) and all(isinstance(m, dict) for m in said)
+        return is_list and conversation_size.fits(said)
     if name == "timeout":
         return is_seconds(said)
     return name in _NUMBERS and type(said) in (int, float) and abs(said) <= _MAX_TOKENS  # type: ignore[arg-type]

@@ -34,23 +34,25 @@ NEVER = frozenset({
 # copy or log for each costs milliseconds in which it serves nobody.
 _READ_ELSEWHERE = frozenset({
     "additional_args", "additional_drop_params", "additional_headers", "apikey",
-    "api-version", "cache_control_injection_points", "cache_hit", "call_type",
-    "callbacks", "completion", "deployment", "end_user_id", "engine",
+    "api-version", "attempt_function", "bucket_name", "cache_control_injection_points",
+    "cache_hit", "call_type", "callbacks", "completion", "deployment", "end_user_id",
+    "endpoint", "engine",
     "exception", "failure_callback", "fastest_response_batch_completion",
-    "guardrail_config", "guardrail_to_apply", "hidden_params", "kwargs",
+    "guardrail_config", "guardrail_to_apply", "hidden_params", "keys", "kwargs",
     "model_group", "model_group_retry_policy", "model_group_size", "optional_params",
     "organization", "original_generic_function", "original_model_group",
     "parent_otel_span", "passthrough", "passthrough_on_no_deployment", "policies",
     "previous_models", "proxy_config", "raw_request", "redirect_url", "request_data",
-    "response_headers", "selected_guardrail", "service_callback", "socket_factory",
+    "response_headers", "rules_obj", "selected_guardrail", "service_callback",
+    "socket_factory",
     "specific_deployment", "spend", "spend_logs_metadata", "success_callback",
-    "tag_routing", "target_model_names", "traceback_exception",
+    "tag_routing", "target_model_names", "text_format", "traceback_exception",
     "use_clientside_credentials", "user_config", "zero_cost_diagnostic",
 })  # fmt: skip
 _PREFIXES = (
     "_", "aws_", "azure_", "basic_auth_", "batch_", "fallback_", "gigachat_",
-    "litellm_", "mock_", "routing_", "sensitive_data_", "standard_", "timing_",
-    "user_api_key", "vertex_", "watsonx_", "wx_",
+    "litellm_", "milvus_", "mock_", "routing_", "sensitive_data_", "standard_",
+    "timing_", "user_api_key", "vertex_", "watsonx_", "wx_",
 )  # fmt: skip
 # Not to be set in a body that asks a model; elsewhere some are fields of LiteLLM's own
 # routes (a key's budget, a model's price).

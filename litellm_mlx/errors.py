@@ -19,7 +19,7 @@ import litellm
 
 PROVIDER = "mlx"
 _SHOWN_LEN = 500
-_RETRY_AFTER = re.compile(r"\(sidecar answered .*, retry after (\d+) s\)")
+_RETRY_AFTER = re.compile(r"\(sidecar answered [^()]*, retry after (\d+) s\)")
 _CONTEXT_CODE = "context_length_exceeded"
 _NATIVE_PREFIX = "MlxException - "  # before what LiteLLM was answered on a native route
 
@@ -111,6 +111,8 @@ def retry_after(error: BaseException | None) -> str | None:
 
 def refused(where: str, what: str) -> Exception:
     """The error for a field that LiteLLM itself would stumble over."""
+    # A client has named it, and LiteLLM looks through all that an error says.
+    where, what = where[:_SHOWN_LEN], what[:_SHOWN_LEN]
     error = make_error(400, "", f"{where} {what}", "")
     error.param = where  # type: ignore[attr-defined]  # for the client
     return error

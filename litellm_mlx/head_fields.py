@@ -21,6 +21,15 @@ _SECONDS_HEADERS = (
 _MAX_S = 86_400.0
 _MAX_HEADERS = 64  # for a provider: LiteLLM compares each with all others
 _TAGS_HEADER = "x-litellm-tags"
+# With another's key, or for another address, a cloud answers 401: LiteLLM then shuts
+# the deployment out for everybody.
+_NOT_FOR_CLIENTS = re.compile(
+    r"auth|key|token|cookie|secret|signature|credential|organization|project|tenant"
+    r"|^(?:host|connection|upgrade|te|trailer|expect|content-.*|transfer-.*|proxy-.*)$"
+    r"|^x-(?:amz|ms|goog|forwarded|original|http-method)-",
+    re.IGNORECASE,
+)
+_FOR_CLIENTS = ("idempotency-key",)
 # A name may be in the path of these, with slashes in it.
 _NAMED_IN_PATH = re.compile(
     r"(?:/v1|/v1beta)?/models/(?P<model>.+)"
@@ -40,8 +49,10 @@ def is_seconds(value: object) -> bool:
 
 
 def headers_fit(value: object) -> bool:
-    """Whether a value is headers for a provider, each of one line."""
+    """Whether a value is headers for a provider, each of one line, none of a key."""
     if not isinstance(value, dict):
+        return False
+    if any(_NOT_FOR_CLIENTS.search(n) for n in value if n.lower() not in _FOR_CLIENTS):
         return False
     lines = [*value, *(v for v in value.values() if isinstance(v, str))]
     if len(value) > _MAX_HEADERS:

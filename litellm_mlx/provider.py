@@ -21,8 +21,10 @@ from litellm_mlx import (
     handlers_folder,
     hook,
     ignored_header,
+    image_sizes,
     proxy_gate,
     quiet_log,
+    secret_search,
     streams,
     token_counter,
 )
@@ -95,8 +97,10 @@ fallback_policy.install()
 google_errors.install()
 google_log.install()
 google_stream.install()
+image_sizes.install()
 proxy_gate.install()
 quiet_log.install()
+secret_search.install()
 token_counter.install()
 raise_file_limit()  # LiteLLM may have been started without the launcher
 mlx_llm = MLXProvider()

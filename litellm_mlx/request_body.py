@@ -28,6 +28,8 @@ _MAX_FORM_BYTES = 1 << 20  # a password, not a file
 _FREE_BYTES = 1 << 20  # of each body: small ones are served beside large ones
 _MIN_HELD_BYTES = 512 << 20
 _MAX_PART_HEAD = 4096  # bytes behind its first line
+# Their standard parser takes time that grows with a line's square.
+_MAX_PARTS, _MAX_LINE, _MAX_TYPE = 256, 1024, 1024
 _GAP_S, _BODY_S = 60.0, 600.0  # as the sidecar waits: between two pieces, and in all
 _MARKS = b"[{,:"
 _PART_HEAD = re.compile(rb"(?:\A|\n)(?i:content-disposition)[ \t]*:([^\r\n]*)")
@@ -160,7 +162,8 @@ class Body:
             Disconnected.
         """
         is_wrong = self._head.must_be_json and not self._head.is_json
-        if "," in self._head.media_type or is_wrong:
+        is_wrong = is_wrong or "," in self._head.media_type
+        if is_wrong or len(self._head.content_type) > _MAX_TYPE:
             raise BadBody(400, "the content type must be application/json")
         try:
             async with asyncio.timeout(_BODY_S):
@@ -213,11 +216,8 @@ class Body:
     def _checked(self, whole: bytes) -> bytes:
         """The body as LiteLLM can read it."""
         is_empty = not (self._head.is_unchecked or whole.strip())
-        if self._head.is_multipart and (name := _field_not_taken(whole)):
-            raise BadBody(400, f"{name} must be left out: it is not for clients", name)
-        if self._head.is_multipart and not _are_model_names(whole, self._head.boundary):
-            why = f"model must be one name of at most {MODEL_NAME_LEN} characters"
-            raise BadBody(400, why, "model")
+        if self._head.is_multipart:
+            _check_form(whole, self._head.boundary)
         if is_empty or not self._head.is_json:
             return whole
         try:
@@ -284,37 +284,45 @@ class ValueCounter:
         return self._num_values
 
 
-def _are_model_names(form: bytes, boundary: bytes) -> bool:
-    """Whether each part of a multipart form that names a model does so in one line."""
-    for head in _PART_HEAD.finditer(form):
-        fields = {name for key, name in _named(head) if key.startswith("name")}
-        if "model" not in fields:
-            continue
-        begin = form.find(b"\r\n\r\n", head.end(), head.end() + _MAX_PART_HEAD)
-        line = form[begin + 4 : begin + 4 + 4 * MODEL_NAME_LEN]
-        name = line.partition(b"\r\n")[0]
-        if begin < 0 or not is_model_name(name.decode("latin-1")):
-            return False
-        end = begin + 4 + len(name)
-        closes = form[end : end + len(boundary) + 6]
-        ends = (b"\r\n--" + boundary + b"\r\n", b"\r\n--" + boundary + b"--")
-        if not boundary or closes not in ends:
-            return False
-    return True
-
-
-def _field_not_taken(form: bytes) -> str | None:
+def _check_form(form: bytes, boundary: bytes) -> None:
     """
-    A field of a multipart form that is not for clients.
+    Let no multipart form name a field that is not for clients, or an odd model.
 
     Parts are named as the form's own parser reads it (python-multipart has the
     standard library's): in any case, with blanks, percent signs or in pieces.
+
+    Raises:
+        BadBody: saying which field, or that the parts are too many or too long.
     """
-    for head in _PART_HEAD.finditer(form):
-        for _, name in _named(head):
+    for number, head in enumerate(_PART_HEAD.finditer(form)):
+        if number >= _MAX_PARTS or len(head[1]) > _MAX_LINE:
+            raise BadBody(
+                400,
+                f"a form must have at most {_MAX_PARTS} parts, each named in at most "
+                f"{_MAX_LINE} bytes",
+            )
+        named = _named(head)
+        for _, name in named:
             if name in _NOT_IN_FORMS:
-                return name
-    return None
+                why = f"{name} must be left out: it is not for clients"
+                raise BadBody(400, why, name)
+        is_model = any(key.startswith("name") and n == "model" for key, n in named)
+        if is_model and not _is_one_model(form, head.end(), boundary):
+            why = f"model must be one name of at most {MODEL_NAME_LEN} characters"
+            raise BadBody(400, why, "model")
+
+
+def _is_one_model(form: bytes, end_of_head: int, boundary: bytes) -> bool:
+    """Whether a part that names a model does so in one line."""
+    begin = form.find(b"\r\n\r\n", end_of_head, end_of_head + _MAX_PART_HEAD)
+    line = form[begin + 4 : begin + 4 + 4 * MODEL_NAME_LEN]
+    name = line.partition(b"\r\n")[0]
+    if begin < 0 or not is_model_name(name.decode("latin-1")):
+        return False
+    end = begin + 4 + len(name)
+    closes = form[end : end + len(boundary) + 6]
+    ends = (b"\r\n--" + boundary + b"\r\n", b"\r\n--" + boundary + b"--")
+    return bool(boundary) and closes in ends
 
 
 def _named(head: re.Match[bytes]) -> list[tuple[str, str]]:

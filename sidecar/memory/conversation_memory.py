@@ -23,7 +23,6 @@ from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import ClientInfo, ToolCall
 from sidecar.infra.metrics import Counters
 from sidecar.memory.healing_store import (
-    Context,
     Healed,
     HealingStore,
     KnownTurn,
@@ -31,7 +30,7 @@ from sidecar.memory.healing_store import (
 )
 from sidecar.memory.lineage import LineageIndex, LineageRecord
 from sidecar.memory.session_turn_store import TurnStore
-from sidecar.memory.tombstones import Tombstones
+from sidecar.memory.tombstones import Context, Tombstones
 from sidecar.memory.unwritten_turns import (
     Json,
     UnwrittenTurn,

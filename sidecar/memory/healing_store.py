@@ -24,7 +24,13 @@ from sidecar.core.conversation import (
 from sidecar.core.json_bytes import load_json
 from sidecar.core.requests import Message, Tool, ToolCall, call_key
 from sidecar.infra.lru import Lru
-from sidecar.memory.tombstones import PlaceKeys, Tombstones, place_keys
+from sidecar.memory.tombstones import (
+    Context,
+    PlaceKeys,
+    Tombstones,
+    hash_text,
+    place_keys,
+)
 from sidecar.volatile.marked_message import MarkedMessage, SpanKey
 
 _MAX_CANDIDATES = 8  # of one place
@@ -61,32 +67,6 @@ class Healed:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """
-    What came before a turn: with sentinels for spans, and to the letter.
-
-    Args:
-        identity: what of it tells who asks: nothing that gets newer with time.
-        lasting: the same without what is said of it since the last turn: clients say
-            it in their newest message only.
-        question: what was said since the last turn, without its spans, and how many
-            turns stand before that.
-    """
-
-    canonical: str
-    literal: str
-    identity: str = field(default="", compare=False)
-    lasting: str = field(default="", compare=False)
-    question: str = field(default="", compare=False)
-
-    def behind(self, vanishing: tuple[str, str] | None) -> "Context":
-        """The same, where the prompt also had a message that no later one will have."""
-        if vanishing is None:
-            return self
-        return replace(self, literal=_hash(f"{self.literal} {vanishing}"))
-
-
-@dataclass(frozen=True, slots=True)
 class KnownTurn:
     """
     A turn, where it was said, and to whom.
@@ -110,7 +90,7 @@ class KnownTurn:
 
     def __post_init__(self) -> None:
         """Each request that has the turn asks for the names of its place."""
-        keys = _keys(self.visible, self.context, self.conversation)
+        keys = place_keys(self.visible, self.context, self.conversation)
         object.__setattr__(self, "keys", keys)
 
     @property
@@ -287,7 +267,7 @@ class HealingStore:
         What was shown there is not kept, and a turn that looks like it may not be what
         the client goes on from, though the clock said something else.
         """
-        self.tombstones.shown_unkept(_keys(visible, context, conversation))
+        self.tombstones.shown_unkept(place_keys(visible, context, conversation))
 
     def answer_begun(self, context: Context, conversation: Conversation) -> None:
         """
@@ -295,11 +275,11 @@ class HealingStore:
 
         Its client may go away and go on from what it was shown, before that is known.
         """
-        self.tombstones.answer_begun(_keys("", context, conversation))
+        self.tombstones.answer_begun(place_keys("", context, conversation))
 
     def answer_ended(self, context: Context, conversation: Conversation) -> None:
         """Go by what is known again; called once for each that was begun."""
-        self.tombstones.answer_ended(_keys("", context, conversation))
+        self.tombstones.answer_ended(place_keys("", context, conversation))
 
     def drop_all(self, context: Context, conversation: Conversation) -> None:
         """
@@ -308,7 +288,7 @@ class HealingStore:
         An answer broke off there: its client may have read any part of it, and goes on
         from that.
         """
-        self.tombstones.bury(_keys("", context, conversation).broken_off)
+        self.tombstones.bury(place_keys("", context, conversation).broken_off)
 
     def remember_calls(
         self, calls: Sequence[ToolCall], conversation: Conversation
@@ -451,7 +431,7 @@ class HealingStore:
         turn may stand behind another text by now (a date of which no rule knows), and
         its mark may be among those that too many newer ones have pushed out.
         """
-        asked_at = _keys("", context, turn_query.conversation)
+        asked_at = place_keys("", context, turn_query.conversation)
         if self.tombstones.has_broken_off(asked_at):
             return []
         if turn_query.session is not None and self.tombstones.has_lost_marks:
@@ -465,7 +445,7 @@ class HealingStore:
         ]
 
     def _may_be_of(self, turn: KnownTurn, turn_query: TurnQuery) -> bool:
-        asked_at = _keys(turn.visible, turn.context, turn_query.conversation)
+        asked_at = place_keys(turn.visible, turn.context, turn_query.conversation)
         return self.tombstones.is_only(asked_at.session, turn.healed.digest)
 
     def _remove(self, known: list[KnownTurn], gone: Sequence[KnownTurn]) -> None:
@@ -492,19 +472,13 @@ def _best(turns: Sequence[KnownTurn], turn_query: TurnQuery) -> list[KnownTurn]:
     return [turn for turn in turns if turn_query.num_agreeing(turn) == maximum]
 
 
-def _keys(visible: str, context: Context, conversation: Conversation) -> PlaceKeys:
-    who = (context.identity, context.lasting)
-    hashes = (context.canonical, context.literal, *who, context.question)
-    return place_keys(visible, hashes, conversation)
-
-
 def visible_hash(text: str, calls: Sequence[ToolCall]) -> str | None:
     """Hash of what a client was shown; None if that is nothing."""
     text = text.strip()
     if not text and not calls:
         return None
     shown = {"t": text, "c": [[call.name, _arguments(call)] for call in calls]}
-    return _hash(json.dumps(shown, sort_keys=True, ensure_ascii=False))
+    return hash_text(json.dumps(shown, sort_keys=True, ensure_ascii=False))
 
 
 def defaults_of(tools: Sequence[Tool]) -> Defaults:
@@ -562,7 +536,7 @@ class ContextHasher:
             self._literal.hexdigest(),
             self._identity.hexdigest(),
             self._lasting.hexdigest(),
-            _hash(f"{self._num_turns} {self._question.hexdigest()}"),
+            hash_text(f"{self._num_turns} {self._question.hexdigest()}"),
         )
 
     def add(
@@ -616,7 +590,3 @@ def _arguments(call: ToolCall) -> Any:
         return load_json(call.arguments) if call.arguments.strip() else {}
     except ValueError:  # not JSON, or nested beyond reason
         return {"__raw__": call.arguments}
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

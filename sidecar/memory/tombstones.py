@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from sidecar.core.conversation import IMPLICIT, Conversation, is_implicit
 
@@ -30,6 +30,33 @@ _MAX_AHEAD_NS = 10 * 366 * 86400 * 10**9
 _FLOOR = "0" * 32  # the key of a line that says how old a turn may be at all
 _NONE = "0" * 32
 _SEVERAL = "f" * 32  # of words: they were not the same each time
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """
+    What came before a turn: with sentinels for spans, and to the letter.
+
+    Args:
+        identity: what of it tells who asks: nothing that gets newer with time.
+        lasting: the same without what is said of it since the last turn: clients say
+            it in their newest message only.
+        question: what was said since the last turn, without its spans, and how many
+            turns stand before that.
+    """
+
+    canonical: str
+    literal: str
+    identity: str = field(default="", compare=False)
+    lasting: str = field(default="", compare=False)
+    question: str = field(default="", compare=False)
+
+    def behind(self, vanishing: tuple[str, str] | None) -> "Context":
+        """The same, where the prompt also had a message that no later one will have."""
+        if vanishing is None:
+            return self
+        digest = hash_text(f"{self.literal} {vanishing}")
+        return replace(self, literal=digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +90,28 @@ class PlaceKeys:
     lasting: str
 
 
-def place_keys(
-    visible: str, context: tuple[str, str, str, str, str], conversation: Conversation
-) -> PlaceKeys:
+def place_keys(visible: str, context: Context, conversation: Conversation) -> PlaceKeys:
     """
     The names of a place.
 
     Args:
-        visible: the hash of what was shown. context: what came before, with sentinels
-            for spans, to the letter, what of it tells who asks, that without what the
-            last question says of it, and this question, behind how many turns (hashes).
+        visible: the hash of what was shown. context: what came before.
     """
-    canonical, literal, identity, lasting, question = context
     tenant, session, thread = (
         conversation.tenant,
         conversation.session,
         conversation.thread,
     )
+    canonical, literal = context.canonical, context.literal
+    identity = context.identity
     in_session = ("session", tenant, session, canonical)
     anywhere = [("anywhere", tenant, session, "", "")] * 2
     names: list[tuple[str | None, ...]] = [in_session]
     if is_implicit(session):
-        who = (identity, lasting)
-        anywhere = [("anywhere", tenant, IMPLICIT, each, question) for each in who]
+        anywhere = [
+            ("anywhere", tenant, IMPLICIT, who, context.question)
+            for who in (identity, context.lasting)
+        ]
         names = [("thread", tenant, thread, canonical), ("prompt", tenant, literal)]
     return PlaceKeys(
         _key("shown", *names[0], visible),
@@ -95,6 +121,11 @@ def place_keys(
         _key("anybody", tenant, canonical, identity, visible),
         *(_key(*each, visible) for each in anywhere),
     )
+
+
+def hash_text(text: str) -> str:
+    """A hash of 64 digits; text may hold halves of surrogate pairs."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _key(*parts: str | None) -> str:

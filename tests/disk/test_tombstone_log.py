@@ -12,7 +12,7 @@ from sidecar.core.conversation import Conversation
 from sidecar.kv.disk import durable_files, tombstone_log
 from sidecar.kv.disk.slot_folder import SlotFolder
 from sidecar.kv.disk.tombstone_log import LOG_NAME, TombstoneLog
-from sidecar.memory.tombstones import Tombstones, place_keys
+from sidecar.memory.tombstones import Context, Tombstones, place_keys
 from testkit.kept_kv import kept_sidecar, leased
 from testkit.raw_http import eventually
 
@@ -191,7 +191,9 @@ def test_a_running_process_learns_of_another_s_by_itself(
     model, root = model_folder("dense"), tmp_path / "kv"
     with kept_sidecar(root, model) as one, kept_sidecar(root, model) as two:
         mine, theirs = map(tombstones_of, (one, two))
-        keys = place_keys("v", ("c", "l", "a", "a", "q"), Conversation(None, "s", "t"))
+        keys = place_keys(
+            "v", Context("c", "l", "a", "a", "q"), Conversation(None, "s", "t")
+        )
         before = theirs.now()
         mine.bury(keys.broken_off)
         assert eventually(lambda: theirs.hides(keys, before), 60)

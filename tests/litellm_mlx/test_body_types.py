@@ -19,6 +19,9 @@ from tests.litellm_mlx.proxy_client import (
     body_for,
 )
 
+SIZE = "at most 10000 messages, parts and calls"
+MANY = f"a non-empty list of {SIZE}"
+LINES = "an object of texts of one line"
 NESTED = {"a": [{"b": [[{"c": None}]]}]}
 # Each was 500 through LiteLLM; on which routes, what is wrong, what it takes.
 WRONG: list[tuple[tuple[str, ...], str, Any, str]] = [
@@ -28,9 +31,28 @@ WRONG: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((MESSAGES,), "tools", NESTED, "a list of objects, got an object"),
     (ROUTES, "tags", [NESTED], "a list of at most 64 short strings"),
     ((MESSAGES, RESPONSES), "tags", "x", "a list of at most 64 short strings"),
-    ((CHAT,), "headers", "x", "an object of texts of one line, got a string"),
+    ((CHAT,), "headers", "x", LINES),
     (ROUTES, "extra_body", "x", "an object without model"),
-    ((CHAT,), "extra_headers", [3], "an object of texts of one line"),
+    ((CHAT,), "extra_headers", [3], LINES),
+    (
+        ROUTES,
+        "extra_headers",
+        {"Authorization": "Bearer x"},
+        "an object of texts of one line",
+    ),
+    (ROUTES, "headers", {"X-Api-Key": "x"}, LINES),
+    (
+        ROUTES,
+        "extra_headers",
+        {"openai-organization": "x"},
+        "an object of texts of one line",
+    ),
+    (ROUTES, "headers", {"Host": "x"}, LINES),
+    ((CHAT, MESSAGES), "messages", [{}] * 10_001, MANY),
+    ((CHAT, MESSAGES), "messages", [{"content": [{}] * 10_000}], MANY),
+    ((CHAT, MESSAGES), "messages", [{"tool_calls": [{}] * 10_000}], MANY),
+    ((RESPONSES,), "input", [{}] * 10_001, f"a string or a list of {SIZE}"),
+    (ROUTES, "text_format", "a", "left out: it is not for clients"),
     (ROUTES, "api_key", 3, "a string, got a number"),
     (ROUTES, "request_timeout", "x", "a number of seconds above 0"),
     (ROUTES, "timeout", NESTED, "a number of seconds above 0"),
@@ -48,7 +70,7 @@ WRONG: list[tuple[tuple[str, ...], str, Any, str]] = [
     (ROUTES, "extra_headers", dict.fromkeys(map(str, range(65)), "a"), "an object of"),
     (ROUTES, "timeout", -5, "a number of seconds above 0"),
     (ROUTES, "timeout", 0, "a number of seconds above 0"),
-    (ROUTES, "extra_headers", {"a": "b\r\nc: d"}, "an object of texts of one line"),
+    (ROUTES, "extra_headers", {"a": "b\r\nc: d"}, LINES),
     (ROUTES, "extra_body", {"model": "other"}, "an object without model"),
     (ROUTES, "extra_body", {"stream": True}, "an object without model"),
     (ROUTES, "api_version", {}, "a string, got an object"),
@@ -64,12 +86,17 @@ WRONG: list[tuple[tuple[str, ...], str, Any, str]] = [
     (ROUTES, "stream_options", [3], "an object, got a list of a number"),
     ((CHAT, RESPONSES), "prompt_id", 3, "a string, got a number"),
     ((CHAT,), "web_search_options", None, "an object, got null"),
-    ((CHAT, MESSAGES), "messages", None, "a non-empty list of messages, got null"),
-    ((CHAT, MESSAGES), "messages", [], "a non-empty list of messages, got an empty"),
-    ((CHAT, MESSAGES), "messages", [3], "a non-empty list of messages, got a list"),
+    ((CHAT, MESSAGES), "messages", None, f"{MANY}, got null"),
+    ((CHAT, MESSAGES), "messages", [], f"{MANY}, got an empty"),
+    ((CHAT, MESSAGES), "messages", [3], f"{MANY}, got a list"),
     ((MESSAGES,), "tool_choice", "any", "an object, got a string"),
     ((MESSAGES,), "context_management", [], "an object, got an empty list"),
-    ((RESPONSES,), "input", 3, "a string or a list, got a number"),
+    (
+        (RESPONSES,),
+        "input",
+        3,
+        "a string or a list of at most 10000 messages, parts and calls, got",
+    ),
     ((RESPONSES,), "stream", "x", "true or false, got a string"),
 ]
 CASES = [(route, *rest) for routes, *rest in WRONG for route in routes]

@@ -278,6 +278,23 @@ def test_a_field_is_found_however_it_is_written(head: bytes) -> None:
     assert refused.value.param == "custom_llm_provider"
 
 
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [
+        (b'--x\r\ncontent-disposition: a; name="' + b'\\";' * 60_000, "boundary=x"),
+        (b"\ncontent-disposition: a" * 257, "boundary=x"),
+        (b"", "boundary=x" + ";" * 2000),
+    ],
+    ids=["line", "parts", "type"],
+)
+def test_a_form_is_looked_at_no_longer_than_it_may_be(form: bytes, kind: str) -> None:
+    """The standard parser takes time that grows with the square of a line."""
+    path, kind = "/v1/audio/transcriptions", f"multipart/form-data; {kind}"
+    with pytest.raises(BadBody) as refused:
+        read(Sender(form), body(path, kind))
+    assert refused.value.status == 400
+
+
 def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what it took is free for others."""
     monkeypatch.setattr(request_body, "_GAP_S", 0.01)

@@ -7,7 +7,6 @@ import pytest
 from sidecar.core.conversation import Conversation
 from sidecar.core.requests import Message, Tool, ToolCall
 from sidecar.memory.healing_store import (
-    Context,
     ContextHasher,
     Healed,
     HealingStore,
@@ -16,6 +15,7 @@ from sidecar.memory.healing_store import (
     is_edited,
     visible_hash,
 )
+from sidecar.memory.tombstones import Context
 from testkit.chats import Chats, Client, Said, assistant, result, system, user
 
 HERE = Context("here", "here")

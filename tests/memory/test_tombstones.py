@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sidecar.core.conversation import IMPLICIT, Conversation
 from sidecar.memory.tombstones import (
+    Context,
     PlaceKeys,
     Tombstones,
     place_keys,
@@ -27,7 +28,9 @@ def keys(
     sender: str = "Alice",
     context: str = "c",
 ) -> PlaceKeys:
-    return place_keys(visible, (context, literal, sender, sender, "q"), conversation)
+    return place_keys(
+        visible, Context(context, literal, sender, sender, "q"), conversation
+    )
 
 
 def marks(maximum: int = 100) -> Tombstones:

@@ -17,7 +17,6 @@ from sidecar.core.conversation import Conversation
 from sidecar.core.requests import ChatRequest, Message, Thought, text_of
 from sidecar.core.turn_token import read_token
 from sidecar.memory.healing_store import (
-    Context,
     ContextHasher,
     Defaults,
     Healed,
@@ -27,6 +26,7 @@ from sidecar.memory.healing_store import (
     defaults_of,
     is_edited,
 )
+from sidecar.memory.tombstones import Context
 from sidecar.pipeline.template.chat_template import offered_tools
 from sidecar.pipeline.template.turn_delimiters import TurnDelimiters
 from sidecar.volatile.marked_message import MarkedMessage, Span, SpanKey, canonical_text
