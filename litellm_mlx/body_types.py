@@ -155,14 +155,14 @@ _ASKING: Mapping[str, FieldType] = {
     **_ALWAYS,
     "num_retries": _RETRIES,
     "max_retries": _RETRIES,
+    "headers": _HEADERS,
+    "extra_headers": _HEADERS,
 }
 _EVERYWHERE: Mapping[str, FieldType] = {
     **_ASKING,
     "tools": _OBJECTS,
     "stream_options": _OBJECT,
     "response_format": _OBJECT,
-    "headers": _HEADERS,
-    "extra_headers": _HEADERS,
     "extra_body": _EXTRA,
     "tags": _TAGS,
     "timeout": _SECONDS,
@@ -173,6 +173,13 @@ _EVERYWHERE: Mapping[str, FieldType] = {
     "litellm_trace_id": _TEXT,
     "allowed_openai_params": _TAGS,
     "guardrails": _TAGS,
+}
+# On LiteLLM's routes that are not served here.
+_ELSEWHERE: Mapping[str, FieldType] = {
+    **_ASKING,
+    **dict.fromkeys(
+        ("messages", "input", "contents"), FieldType(_SIZE, conversation_size.fits)
+    ),
 }
 _CHAT: Mapping[str, FieldType] = {
     "messages": _MESSAGES,
@@ -201,6 +208,14 @@ _RESPONSES: Mapping[str, FieldType] = {
 # LiteLLM makes messages of the prompt itself, and stumbles over two of them.
 _COMPLETIONS: Mapping[str, FieldType] = {
     "stream": FieldType("true or false", _is(bool)),
+    "prompt": FieldType(
+        f"a text, ids, or a list of at most {conversation_size.MAX_ITEMS} of them",
+        lambda value: (
+            not isinstance(value, list)
+            or len(value) <= conversation_size.MAX_ITEMS
+            or {*map(type, value)} == {int}
+        ),
+    ),
     "messages": FieldType(
         "left out: a prompt is asked for here", lambda value: False, may_be_null=False
     ),
@@ -279,8 +294,13 @@ class BodyRules:
     asks_a_model: bool
 
 
-def rules_for(path: str) -> BodyRules:
-    """The rules of a route; of one that we do not serve only those of LiteLLM's."""
+def rules_for(path: str, *, is_known: bool = False) -> BodyRules:
+    """
+    The rules of a route; of one that we do not serve only those of LiteLLM's.
+
+    Args:
+        is_known: to LiteLLM as one that asks a model.
+    """
     if _PICTURES.fullmatch(path):
         return BodyRules({**_ASKING, **_IMAGES}, asks_a_model=True)
     for pattern, own in _ROUTES:
@@ -288,6 +308,8 @@ def rules_for(path: str) -> BodyRules:
             return BodyRules({**_EVERYWHERE, **own}, asks_a_model=True)
     if _OTHERS.fullmatch(path):
         return BodyRules(_ASKING, asks_a_model=True)
+    if is_known:
+        return BodyRules(_ELSEWHERE, asks_a_model=True)
     return BodyRules(_ALWAYS, asks_a_model=False)
 
 
@@ -309,6 +331,11 @@ def wrong_field(body: Mapping[str, object], rules: BodyRules) -> Wrong | None:
         is_absent = value is None and type_.may_be_null
         if not is_absent and not type_.fits(value):
             return Wrong(name, f"{name} must be {type_.said}, got {_kind(value)}")
+    if rules.asks_a_model:
+        large = conversation_size.too_large_field(body)
+        if large is not None:
+            most = f"at most {conversation_size.MAX_FIELD_BYTES} bytes"
+            return Wrong(large, f"{large} must have {most}, its kinds short names")
     return None
 
 

@@ -31,7 +31,7 @@ _NOT_IMPLEMENTED = 501
 _TOO_LONG = "context_length_exceeded"
 _TOO_LONG_MESSAGE = "prompt is too long: "  # of Messages, whose errors have no code
 # Our provider's, at the end. Bounded, as an error repeats what its client wrote.
-_ANSWERED = re.compile(r"\(sidecar answered \d+, (\w+)[^()]*\)\s*+\Z")
+_ANSWERED = re.compile(r"\(sidecar answered \d+, (\w++)[^()]*+\)\s*+\Z")
 _BODY = re.compile(r"Exception - (?=\{)")  # behind it LiteLLM passes a body on
 
 # In all the ways that LiteLLM passes it on, before the first text of a stream too.

@@ -22,9 +22,9 @@ from litellm_mlx import (
     hook,
     ignored_header,
     image_sizes,
+    litellm_patterns,
     proxy_gate,
     quiet_log,
-    secret_search,
     streams,
     token_counter,
 )
@@ -100,7 +100,7 @@ google_stream.install()
 image_sizes.install()
 proxy_gate.install()
 quiet_log.install()
-secret_search.install()
+litellm_patterns.install()
 token_counter.install()
 raise_file_limit()  # LiteLLM may have been started without the launcher
 mlx_llm = MLXProvider()

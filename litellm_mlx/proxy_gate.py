@@ -25,6 +25,7 @@ from litellm_mlx.google_body import makes_an_answer, served_path
 from litellm_mlx.head_fields import head_fault
 from litellm_mlx.identity import CHALLENGE, PROOF, proof_of
 from litellm_mlx.live_models import LiveModels
+from litellm_mlx.model_routes import asks_a_model
 from litellm_mlx.refusals import answer, is_google
 from litellm_mlx.request_body import (
     BadBody,
@@ -32,6 +33,7 @@ from litellm_mlx.request_body import (
     Disconnected,
     ProxyBodyBudget,
     ProxyBodyHead,
+    is_written,
 )
 from litellm_mlx.settings import Settings, current_settings
 from litellm_mlx.wrong_keys import Caller, WrongKeys
@@ -102,16 +104,20 @@ class ProxyGate:
     def _passing_on(self, asked: Asked) -> App:
         """LiteLLM's app, which is given the bodies that were read and are right."""
         kind = asked.headers.get("content-type", "")
-        head = ProxyBodyHead(asked.method, asked.path, kind)
-        # All else is asked by who has the key, and may be a file or a list.
-        is_read = is_model_route(asked.path) or head.is_unchecked
+        is_served = is_model_route(asked.path)
+        asks = is_served or (is_written(asked.method) and asks_a_model(asked.path))
+        head = ProxyBodyHead(asked.method, asked.path, kind, asks_a_model=asks)
+        # LiteLLM parses JSON before it asks for a key. Files of a cloud's go through.
+        is_json = head.is_json and is_written(asked.method)
+        is_read = is_served or head.is_unchecked or is_json
 
         async def passing_on(scope: Scope, receive: Receive, send: Send) -> None:
             body = Body(head, self._bodies)
             send = google_stream.readable(asked.path, send)
             try:
-                if is_read:
+                if is_served or (asks and not head.is_multipart):
                     _check_head(asked, head)
+                if is_read:
                     whole = await body.read(receive)
                     receive = _replaying(whole, receive)
                     if makes_an_answer(asked.path):

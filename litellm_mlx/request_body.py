@@ -48,6 +48,11 @@ _UNCHECKED = re.compile(
 )
 
 
+def is_written(method: str) -> bool:
+    """Whether a request of this method has a body that LiteLLM reads."""
+    return method in ("POST", "PUT", "PATCH", "DELETE")
+
+
 class BadBody(Exception):
     """
     A body that LiteLLM shall not see.
@@ -68,11 +73,17 @@ class Disconnected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProxyBodyHead:
-    """What is known of a body before it comes."""
+    """
+    What is known of a body before it comes.
+
+    Args:
+        asks_a_model: LiteLLM makes arguments of it; else it is only counted.
+    """
 
     method: str
     path: str
     content_type: str
+    asks_a_model: bool = True
 
     @property
     def media_type(self) -> str:
@@ -223,10 +234,15 @@ class Body:
         try:
             whole, value = _parsed(whole)
         except ValueError as error:
+            if not self._head.asks_a_model:
+                return whole  # LiteLLM says what is wrong with it
             raise BadBody(400, f"the body must be JSON: {error}") from None
+        if not (self._head.asks_a_model or self._head.is_unchecked):
+            return whole
         if not isinstance(value, dict):
             raise BadBody(400, "the body must be a JSON object")
-        wrong = wrong_field(value, rules_for(self._head.path))
+        rules = rules_for(self._head.path, is_known=self._head.asks_a_model)
+        wrong = wrong_field(value, rules)
         if wrong is not None:
             raise BadBody(400, wrong.message, wrong.param)
         return whole

@@ -384,3 +384,26 @@ def test_the_name_of_a_user_has_a_bound(
         answer = post(proxy, route, "mlx/local", **{field: made("u" * length)})
         assert answer.status_code == status, answer.text[:300]
     assert_400(answer, route, field, f"{field} must be")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tool_choice": {"type": "a" * 70_000}},
+        {"service_tier": "a" * 70_000},
+        {"odd": ["a" * 1000] * 70},
+        {"tools": [{"type": "a" * 3000}]},
+        {"tools": [{"type": "mcp", "server_url": "a" * 3000}]},
+    ],
+)
+def test_what_is_no_word_of_a_conversation_is_short(
+    route: str, more: dict[str, Any]
+) -> None:
+    """LiteLLM repeats what it refuses, and looks through it."""
+    body = {**body_for(route, "m", stream=False), **more}
+    found = wrong_field(body, rules_for(route))
+    assert found is not None
+    assert found.param == next(iter(more))
+    short = {**body_for(route, "m", stream=False), "odd": "a" * 60_000}
+    assert wrong_field(short, rules_for(route)) is None

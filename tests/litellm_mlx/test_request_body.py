@@ -144,7 +144,7 @@ def test_bodies_share_a_budget_and_give_it_back(
     monkeypatch.setattr(request_body, "_MIN_HELD_BYTES", 0)
     budget = ProxyBodyBudget(LIMIT)
     head = ProxyBodyHead("POST", CHAT, "")
-    large = b'{"a": "' + b"x" * (LIMIT - 100) + b'"}'
+    large = b'{"system": "' + b"x" * (LIMIT - 100) + b'"}'
     held = [Body(head, budget) for _ in range(4)]
     for one in held:
         assert read(Sender(large), one) == large
@@ -205,10 +205,33 @@ def test_files_go_through() -> None:
 
 def test_what_is_asked_of_no_model_goes_through_as_it_comes() -> None:
     """With the user's key: a list of his settings, a file for a cloud."""
-    for path in ("/guardrails/apply", "/openai/v1/files"):
-        first, second, status = ask(Sender(b"[", b"]"), path=path, key="sk-1")
-        assert (first["body"], second["body"], status) == (b"[", b"]", 200)
+    first, *_, status = ask(Sender(b"[", b"]"), path="/guardrails/apply", key="sk-1")
+    assert (first["body"], status) == (b"[]", 200)
+    kind = b"multipart/form-data; boundary=x"
+    path = "/openai/v1/files"
+    first, second, status = ask(Sender(b"[", b"]"), kind, path, key="sk-1")
+    assert (first["body"], second["body"], status) == (b"[", b"]", 200)
     assert ask(Sender(b"[]"), path="/v1/moderations", key="sk-1")[0] == 400
+
+
+OTHERS = ["/cursor/chat/completions", "/openai/v1/responses", "/v1beta/interactions"]
+
+
+@pytest.mark.parametrize("path", OTHERS)
+def test_routes_that_ask_models_elsewhere_are_held_to_the_same(path: str) -> None:
+    """They come to a key's owner; what they say becomes arguments as well."""
+    for body in (b'{"cooldown_time": 40}', b'{"extra_headers": {"api-key": "x"}}',
+                 b'{"messages": [' + b"{}," * 10_000 + b"{}]}"):  # fmt: skip
+        status, problem = ask(Sender(body), path=path, key="sk-1")
+        assert status == 400
+        assert "must be" in str(problem)
+
+
+def test_no_route_parses_more_values_than_any_needs() -> None:
+    """LiteLLM parses a body before it asks for a key."""
+    many = b"[" + b"[]," * 260_000 + b"[]]"
+    for path in ("/key/generate", "/v2/login", "/guardrails/apply"):
+        assert ask(Sender(many), path=path, key="sk-1")[0] == 413
 
 
 def test_a_refusal_has_the_shape_of_the_route() -> None:

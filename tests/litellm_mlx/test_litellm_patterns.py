@@ -3,14 +3,29 @@
 import re
 
 import pytest
-from litellm.litellm_core_utils import secret_redaction, token_counter
+from litellm.litellm_core_utils import (
+    logging_utils,
+    secret_redaction,
+    token_counter,
+)
 
-from litellm_mlx import answers, image_sizes, secret_search
-from litellm_mlx.secret_search import BoundedSearch
+from litellm_mlx import (
+    answers,
+    fallback_policy,
+    image_sizes,
+    litellm_patterns,
+)
+from litellm_mlx.litellm_patterns import BoundedSearch
 from tests.litellm_mlx.conftest import Proxy
 from tests.litellm_mlx.proxy_client import CHAT, HI, RESPONSES
 
-LONG_WORDS = ["a" * 80_000, "-----BEGIN PRIVATE KEY-----" * 3000, "http://a:" * 8000]
+LONG_WORDS = {
+    "letters": "a" * 60_000,
+    "keys": "-----BEGIN PRIVATE KEY-----" * 2000,
+    "ends of keys": "-----BEGIN" * 170 + "PRIVATE KEY-----" * 4 + "-----END" * 190,
+    "addresses": "http://a:" * 7000,
+    "answers": "(sidecar answered 1, " + "a" * 60_000,
+}
 
 
 class Seen:
@@ -34,15 +49,16 @@ def test_a_long_text_is_cut_before_it_is_searched() -> None:
     assert max(map(len, seen.texts)) <= 4096
 
 
-def test_many_private_keys_are_one_secret() -> None:
+def test_all_behind_the_beginning_of_a_key_is_a_secret() -> None:
     seen = Seen()
-    assert BoundedSearch(seen).sub("GONE", "-----begin private key-----" * 9) == "GONE"
-    assert not seen.texts
+    text = "it is: " + "-----begin" * 99 + "private key-----" + "-----END" * 99
+    assert BoundedSearch(seen).sub("GONE", text) == "it is: GONE"
+    assert seen.texts == ["it is: "]
 
 
 def test_litellm_searches_so_and_still_finds_secrets() -> None:
-    secret_search.install()
-    secret_search.install()
+    litellm_patterns.install()
+    litellm_patterns.install()
     pattern = getattr(secret_redaction, "_SECRET_RE")  # noqa: B009
     assert isinstance(pattern, BoundedSearch)
     assert isinstance(pattern.pattern, str)
@@ -53,18 +69,20 @@ def test_litellm_searches_so_and_still_finds_secrets() -> None:
 
 
 def test_a_long_word_is_no_error_of_the_sidecar() -> None:
-    for word in LONG_WORDS:
+    for word in LONG_WORDS.values():
         assert answers._of_sidecar(word) is None
+        assert not fallback_policy._is_too_long(ValueError(), word)
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("word", LONG_WORDS, ids=["letters", "keys", "addresses"])
+@pytest.mark.parametrize("kind", LONG_WORDS)
 def test_a_word_that_is_repeated_holds_the_proxy_no_longer_than_others(
-    proxy: Proxy, word: str
+    proxy: Proxy, kind: str
 ) -> None:
+    word = LONG_WORDS[kind]
     body = {"model": "local", "messages": HI, "tool_choice": {"type": word}}
     assert proxy.http.post(CHAT, json=body, timeout=20).status_code == 400
-    tools = [{"type": "mcp", "server_url": f"litellm_proxy/mcp/{word}"}]
+    tools = [{"type": "mcp", "server_url": f"litellm_proxy/mcp/{word[:2000]}"}]
     body = {"model": "local", "input": "hi", "tools": tools}
     assert proxy.http.post(RESPONSES, json=body, timeout=20).status_code >= 400
     path = "/v1beta/models/local:generateContent"
@@ -87,3 +105,19 @@ def test_no_picture_is_fetched_to_be_counted(monkeypatch: pytest.MonkeyPatch) ->
     )
     assert measure(gif) == (3, 5)
     assert fetched == []
+
+
+@pytest.mark.timeout(60)
+def test_pictures_and_patterns_are_found_in_linear_time() -> None:
+    litellm_patterns.install()
+    cut = logging_utils.truncate_base64_in_messages
+    text = "data:" * 400_000
+    messages = [{"role": "user", "content": text}]
+    assert cut(messages)[0]["content"] == text
+    picture = "data:image/png;base64," + "A" * 4000
+    said = cut([{"role": "user", "content": f"see {picture} here"}])[0]["content"]
+    assert said.startswith("see data")
+    assert "AAAA" * 500 not in said
+    assert litellm_patterns.is_no_pattern("(a")
+    assert litellm_patterns.is_no_pattern("a" * 9000)
+    assert not litellm_patterns.is_no_pattern("(?i)" + "[\u0001-\uffff]" * 1000)
