@@ -13,7 +13,7 @@ by their own age and size.
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -87,6 +87,7 @@ class PendingTurn:
         opening: None: the turn's ids cannot be put back.
         as_sent: whether the prompt says no more than the request does.
         ids: of the prompt.
+        alike: digest of the first turn that looks so, by visible hash.
     """
 
     record: LineageRecord
@@ -100,6 +101,7 @@ class PendingTurn:
     as_sent: bool
     client: ClientInfo
     ids: ModelIds
+    alike: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def conversation(self) -> Conversation:
@@ -381,6 +383,7 @@ class ConversationMemory:
             turn,
             pending_turn.values,
             pending_turn.as_sent,
+            alike=pending_turn.alike.get(visible, ""),
         )
 
 

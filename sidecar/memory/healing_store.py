@@ -77,6 +77,7 @@ class KnownTurn:
         as_sent: whether its prompt said no more than the request did: else the model
             has read values of earlier requests, and may speak of them.
         time: when it was said, by the clock of the tombstones; 0: nobody knows.
+        alike: digest of the first turn of its chat that looks like it; "": it is that.
     """
 
     visible: str
@@ -86,6 +87,7 @@ class KnownTurn:
     values: Mapping[SpanKey, str] = field(default_factory=dict)
     as_sent: bool = True
     time: int = field(default=0, compare=False)
+    alike: str = field(default="", compare=False)
     keys: PlaceKeys = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -214,36 +216,38 @@ class HealingStore:
         self._by_id: Lru[str, KnownTurn] = Lru(
             4 * max_entries, max_bytes, lambda key, turn: turn.num_bytes
         )
+        most = 4 * max_entries
+        self._newest: Lru[str, tuple[int, str]] = Lru(most, most, lambda *said: 1)
         self._lock = threading.Lock()
         self.tombstones = Tombstones() if tombstones is None else tombstones
         self.num_ambiguous = 0
 
     def record(self, turn: KnownTurn, ids: Sequence[str] = ()) -> KnownTurn:
         """
-        Keep a cleanly finished turn; the same place replaces an older one.
+        Keep a cleanly finished turn, at its time; the same place replaces an older one.
 
         Args:
             ids: random ones that were issued for it: the turn's own, its calls'.
-        Returns:
-            It, with the time at which it was said.
         """
         turn = replace(turn, time=self.tombstones.now())
-        self.tombstones.shown(turn.keys, turn.time, turn.healed.digest)
         self._add(turn, ids)
         return turn
 
     def load(self, turn: KnownTurn, ids: Sequence[str]) -> None:
         """
-        Know a turn again that comes from a file.
-
-        Whether something else was shown instead of it is asked when it is looked for.
+        Know a turn again that comes from a file; `find` asks what else was shown.
         """
         self.tombstones.see(turn.time)
-        self.tombstones.shown(turn.keys, turn.time, turn.healed.digest)
         self._add(turn, ids)
 
     def _add(self, turn: KnownTurn, ids: Sequence[str]) -> None:
         """Keep a turn among those of its place, the newest first."""
+        digest = turn.healed.digest
+        self.tombstones.shown(turn.keys, turn.time, digest, turn.alike)
+        for key in (turn.keys.thread, turn.keys.session):
+            newest = self._newest.get(key)
+            if newest is None or newest[0] <= turn.time:
+                self._newest.put(key, (turn.time, digest))
         for issued in ids:
             self._by_id.put(call_key(issued), turn)
         with self._lock:
@@ -401,6 +405,18 @@ class HealingStore:
             self.num_ambiguous += 1
             return None
 
+    def is_newest(self, turn: KnownTurn, *, has_thread: bool) -> bool:
+        """
+        Whether none of its thread that looks like it was said later.
+
+        Of a history that was cut, and says the same again and again, it is not.
+
+        Args:
+            has_thread: its thread is known; else any chat without a name may be its.
+        """
+        newest = self._newest.get(turn.keys.thread if has_thread else turn.keys.session)
+        return newest is None or newest[1] == turn.healed.digest
+
     def _is_only_one(self, turn: KnownTurn, asked_at: Context | None) -> bool:
         """
         Whether no other turn was shown that its client may go on from.
@@ -446,7 +462,8 @@ class HealingStore:
 
     def _may_be_of(self, turn: KnownTurn, turn_query: TurnQuery) -> bool:
         asked_at = place_keys(turn.visible, turn.context, turn_query.conversation)
-        return self.tombstones.is_only(asked_at.session, turn.healed.digest)
+        digest = turn.alike or turn.healed.digest
+        return self.tombstones.is_only(asked_at.session, digest)
 
     def _remove(self, known: list[KnownTurn], gone: Sequence[KnownTurn]) -> None:
         """Take turns out of a place; holds the lock."""
@@ -525,8 +542,6 @@ class ContextHasher:
         self._literal = hashlib.sha256(around.encode("utf-8", "surrogatepass"))
         self._identity = hashlib.sha256()
         self._lasting = hashlib.sha256()
-        self._question = hashlib.sha256()
-        self._num_turns = 0
 
     @property
     def value(self) -> Context:
@@ -536,7 +551,6 @@ class ContextHasher:
             self._literal.hexdigest(),
             self._identity.hexdigest(),
             self._lasting.hexdigest(),
-            hash_text(f"{self._num_turns} {self._question.hexdigest()}"),
         )
 
     def add(
@@ -546,7 +560,6 @@ class ContextHasher:
         visible: str | None,
         unseen: str = "",
         identity: Sequence[str] = (),
-        plain: str = "",
     ) -> None:
         """
         Add a message: its canonical and literal text, or what was visible of it.
@@ -555,21 +568,16 @@ class ContextHasher:
             unseen: what stands in the prompt besides, such as the thinking of its turn;
                 of the letter only.
             identity: its values that tell who asks.
-            plain: its text without all spans.
         """
-        if role == "assistant":
-            self._num_turns += 1
-            self._question = hashlib.sha256()
+        if role == "user":
             self._lasting = self._identity.copy()
-        elif role != "system":
-            self._question.update(_line(role, plain, None))
         canonical, literal = texts or ("", "")
         self._canonical.update(_line(role, canonical, visible))
         literal = f"{literal}\0{unseen}" if unseen else literal
         self._literal.update(_line(role, literal, visible))
         for value in identity:
             self._identity.update(_line(role, value, None))
-            if role == "system":
+            if role != "user":
                 self._lasting.update(_line(role, value, None))
 
 

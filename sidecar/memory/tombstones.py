@@ -39,17 +39,14 @@ class Context:
 
     Args:
         identity: what of it tells who asks: nothing that gets newer with time.
-        lasting: the same without what is said of it since the last turn: clients say
-            it in their newest message only.
-        question: what was said since the last turn, without its spans, and how many
-            turns stand before that.
+        lasting: the same without what the last message of a user says of it: clients
+            say it in their newest message only.
     """
 
     canonical: str
     literal: str
     identity: str = field(default="", compare=False)
     lasting: str = field(default="", compare=False)
-    question: str = field(default="", compare=False)
 
     def behind(self, vanishing: tuple[str, str] | None) -> "Context":
         """The same, where the prompt also had a message that no later one will have."""
@@ -75,10 +72,9 @@ class PlaceKeys:
         prompt: the very same prompt, whoever sent it.
         anybody: the same canonical context and the same identity, in any session.
         session: anywhere in the same named session; where the client names none, in
-            any that has no name, behind as many turns and the same last question, where
-            all that tells who asks is the same.
-        lasting: the same where what the last question says of that is gone: clients
-            say it in their newest message only.
+            any that has no name, where all that tells who asks is the same.
+        lasting: the same where what the last message of a user says of that is gone.
+        thread: anywhere in the same thread, where all that tells who asks is the same.
     """
 
     conversation: str
@@ -88,6 +84,7 @@ class PlaceKeys:
     anybody: str
     session: str
     lasting: str
+    thread: str
 
 
 def place_keys(visible: str, context: Context, conversation: Conversation) -> PlaceKeys:
@@ -105,13 +102,13 @@ def place_keys(visible: str, context: Context, conversation: Conversation) -> Pl
     canonical, literal = context.canonical, context.literal
     identity = context.identity
     in_session = ("session", tenant, session, canonical)
-    anywhere = [("anywhere", tenant, session, "", "")] * 2
+    anywhere: tuple[str | None, ...] = ("anywhere", tenant, session)
+    in_thread = ("in thread", tenant, session, thread, identity)
+    lasting = anywhere
     names: list[tuple[str | None, ...]] = [in_session]
     if is_implicit(session):
-        anywhere = [
-            ("anywhere", tenant, IMPLICIT, who, context.question)
-            for who in (identity, context.lasting)
-        ]
+        anywhere = ("anywhere", tenant, IMPLICIT, identity)
+        lasting = ("anywhere", tenant, IMPLICIT, context.lasting)
         names = [("thread", tenant, thread, canonical), ("prompt", tenant, literal)]
     return PlaceKeys(
         _key("shown", *names[0], visible),
@@ -119,7 +116,9 @@ def place_keys(visible: str, context: Context, conversation: Conversation) -> Pl
         tuple(_key(*each, None) for each in names),
         _key("said", tenant, literal, visible),
         _key("anybody", tenant, canonical, identity, visible),
-        *(_key(*each, visible) for each in anywhere),
+        _key(*anywhere, visible),
+        _key(*lasting, visible),
+        _key(*in_thread, visible),
     )
 
 
@@ -214,17 +213,20 @@ class Tombstones:
     def _is_answering(self, keys: PlaceKeys) -> bool:
         return any(key in self._answering for key in keys.broken_off)
 
-    def shown(self, keys: PlaceKeys, turn_time: int, digest: str) -> None:
+    def shown(
+        self, keys: PlaceKeys, turn_time: int, digest: str, alike: str = ""
+    ) -> None:
         """
         Know that a turn was shown at its place.
 
         Args:
-            digest: of the turn's ids.
+            digest: of the turn's ids. alike: of the first turn of its chat that looks
+                like it; none if it is the first.
         """
-        conversation = (keys.conversation, keys.identity, keys.session)
-        others = (keys.prompt, keys.anybody, keys.lasting)
-        for key in dict.fromkeys((*conversation, *others)):
+        for key in (keys.conversation, keys.identity, keys.prompt, keys.anybody):
             self._put(key, Tombstone(turn_time, digest))
+        for key in {keys.session, keys.lasting}:
+            self._put(key, Tombstone(turn_time, alike or digest))
 
     def shown_unkept(self, keys: PlaceKeys) -> None:
         """Know that something was shown at a place that is not kept."""

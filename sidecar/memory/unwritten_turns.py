@@ -157,13 +157,13 @@ def turn_json(turn: KnownTurn, ids: Sequence[str]) -> Json:
     return {
         "visible": turn.visible,
         "time": turn.time,
+        "alike": turn.alike,
         "ids": list(ids),
         "context": [
             turn.context.canonical,
             turn.context.literal,
             turn.context.identity,
             turn.context.lasting,
-            turn.context.question,
         ],
         "scope": turn.conversation.as_json(),
         "told": _values(turn.values),
@@ -197,6 +197,7 @@ def turn_of(fields: Json) -> tuple[KnownTurn, list[str]]:
         _stated(fields["told"]),
         bool(fields["as_sent"]),
         int(fields.get("time", 0)),
+        str(fields.get("alike", "")),
     )
     return turn, [str(issued) for issued in fields["ids"]]
 

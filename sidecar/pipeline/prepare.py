@@ -467,6 +467,7 @@ class Pipeline:
             as_sent=form.pins is None or form.pins.is_silent,
             client=reading.request.client,
             ids=answer.ids,
+            alike=found.alike,
         )
 
     def _opening(

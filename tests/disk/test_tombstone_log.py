@@ -192,7 +192,7 @@ def test_a_running_process_learns_of_another_s_by_itself(
     with kept_sidecar(root, model) as one, kept_sidecar(root, model) as two:
         mine, theirs = map(tombstones_of, (one, two))
         keys = place_keys(
-            "v", Context("c", "l", "a", "a", "q"), Conversation(None, "s", "t")
+            "v", Context("c", "l", "a", "a"), Conversation(None, "s", "t")
         )
         before = theirs.now()
         mine.bury(keys.broken_off)

@@ -28,9 +28,7 @@ def keys(
     sender: str = "Alice",
     context: str = "c",
 ) -> PlaceKeys:
-    return place_keys(
-        visible, Context(context, literal, sender, sender, "q"), conversation
-    )
+    return place_keys(visible, Context(context, literal, sender, sender), conversation)
 
 
 def marks(maximum: int = 100) -> Tombstones:

@@ -751,7 +751,7 @@ def test_a_chat_without_a_name_whose_sender_goes_is_lent_no_thought(
 def test_a_chat_without_a_name_keeps_its_thoughts_behind_equal_words(
     said: list[str],
 ) -> None:
-    """Those that it said itself, and those of other chats that were asked otherwise."""
+    """All that looks so was said in one chat: none of them is another's."""
     chats = Chats(min_gain=1)
     talk = [system(words(40))]
     for number in range(6):
@@ -761,9 +761,54 @@ def test_a_chat_without_a_name_keeps_its_thoughts_behind_equal_words(
         prompt = chats.turn(talk, said_now, NOBODY)
         for earlier in range(number):
             assert f"thought {earlier}." in prompt.text
-        other = [system(words(30, number)), user(f"do {number}")]
-        chats.turn(other, Said(words_now, "a thought of others"), NOBODY)
         talk.append(assistant(words_now))
+
+
+@pytest.mark.parametrize("client", [ONE, NOBODY], ids=["named", "unnamed"])
+@pytest.mark.parametrize("is_stamped", [True, False])
+def test_a_history_that_is_cut_has_no_thoughts_of_its_beginning(
+    client: Client, *, is_stamped: bool
+) -> None:
+    """A heartbeat that sends its newest turns only: all of them look alike."""
+    chats = Chats(min_gain=1)
+    about, said = system(words(40)), []
+    for hour in range(8, 14):
+        stamp = f"Current time: {hour:02}:00\n" if is_stamped else ""
+        said += [user(f"{stamp}Read the list."), assistant("OK")]
+        shown = [about, *said[-6:-1]]
+        prompt = chats.turn(shown, Said("OK", f"It is {hour}."), client)
+        thought = [h for h in range(8, hour) if f"It is {h}." in prompt.text]
+        kept = [hour - 2, hour - 1] if hour < 11 else []  # nothing was cut so far
+        assert set(thought) <= {h for h in kept if h >= 8}
+
+
+FORMS: dict[str, tuple[Sequence[Message], Sequence[Message]]] = {
+    "memory": ([user("Memory: tea.\n\nhi")], [user("hi")]),
+    "date": ([user("hi Today is Friday.")], [user("hi")]),
+    "its own message": ([user("About: tea."), user("hi")], [user("hi")]),
+    "last messages": ([user("yo"), assistant("Yo!"), user("hi")], [user("hi")]),
+    "a greeting": ([user("hi")], [user("hi")]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_chat_without_a_name_that_is_sent_in_another_form_is_lent_no_thought(
+    form: str, *, is_first: bool
+) -> None:
+    """What stood in its newest message only, or is not sent any more."""
+    chats = Chats(min_gain=1)
+    about = system(words(40))
+    begun, later = FORMS[form]
+    mine = [about, *begun], Said("Hello!", "my own thought")
+    others = [about, *later], Said("Hello!", "a thought of others")
+    if form == "a greeting":
+        others = [about, user("Begin."), *later], others[1]
+        later = [user("Begin."), *later]
+    for talk, said in (mine, others) if is_first else (others, mine):
+        chats.turn(talk, said, NOBODY)
+    talk = [about, *later, assistant("Hello!"), user("thanks")]
+    assert "a thought of others" not in chats.ask(talk, NOBODY).text
 
 
 def test_a_session_is_lent_nothing_once_marks_were_lost() -> None:

@@ -13,7 +13,7 @@ had it.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sidecar.core.conversation import Conversation
+from sidecar.core.conversation import Conversation, is_implicit
 from sidecar.core.requests import ChatRequest, Message, Thought, text_of
 from sidecar.core.turn_token import read_token
 from sidecar.memory.healing_store import (
@@ -81,6 +81,7 @@ class HealedHistory:
             it alone; -1: none is.
         earlier_values: the same values when the model's own turns were written.
         proofs: the same of each request for which an id was issued that stands in it.
+        alike: the digest of the first turn that looks so, by visible hash.
         vanishing: the message that will not be sent again: the canonical context that
             it stands behind, its text.
     """
@@ -94,6 +95,7 @@ class HealedHistory:
     proved_until: int
     earlier_values: Mapping[SpanKey, str]
     proofs: Sequence[Mapping[SpanKey, str]]
+    alike: Mapping[str, str]
     vanishing: tuple[str, str] | None = None
 
 
@@ -120,6 +122,12 @@ class _Past:
     def last(self) -> KnownTurn | None:
         """The last of them."""
         return self.turns[max(self.turns)] if self.turns else None
+
+    @property
+    def alike(self) -> dict[str, str]:
+        """The digest of the first turn that looks so, by visible hash."""
+        turns = [self.turns[index] for index in sorted(self.turns, reverse=True)]
+        return {turn.visible: turn.alike or turn.healed.digest for turn in turns}
 
     @property
     def earlier_values(self) -> dict[SpanKey, str]:
@@ -153,7 +161,9 @@ def heal(
     to_mark, to_move = rulesets
     kept, vanishing = split_vanishing(request.messages, to_move)
     marked = mark(kept, to_mark, check)
-    past = _find_turns(store, marked, request, to_mark)
+    past = _find_turns(store, marked, request, to_mark, frozenset())
+    if unsure := _unsure(store, past):
+        past = _find_turns(store, marked, request, to_mark, unsure)
     healed = {
         index: turn.healed
         for index, turn in past.turns.items()
@@ -169,6 +179,7 @@ def heal(
         max(past.issued, default=-1),
         past.earlier_values,
         past.proofs,
+        past.alike,
     )
     if vanishing is None:
         return found
@@ -200,7 +211,14 @@ def _find_turns(
     marked: Sequence[MarkedMessage],
     request: ChatRequest,
     ruleset: RuleSet | None,
+    unsure: Collection[str],
 ) -> _Past:
+    """
+    The model's own turns.
+
+    Args:
+        unsure: visible hashes of those that only their ids tell.
+    """
     client, defaults = request.client, defaults_of(request.tools)
     hasher = ContextHasher(_around(request))
     found: dict[int, KnownTurn] = {}
@@ -226,6 +244,8 @@ def _find_turns(
             turn, is_issued = _own_turn(
                 store, message, visible, contexts[-1], turn_query, defaults
             )
+            if turn and not is_issued and visible in unsure:
+                turn = None
             if turn:
                 found[index] = turn
             if turn and is_issued:
@@ -241,9 +261,28 @@ def _find_turns(
         unseen = turn.healed.digest if turn else _reasoning(message)
         identity = _identity(telling, ruleset)
         shown = None if visible else texts
-        hasher.add(message.role, shown, visible, unseen, identity, _plain(item))
+        hasher.add(message.role, shown, visible, unseen, identity)
         contexts.append(hasher.value)
     return _Past(found, issued, contexts, values, proofs)
+
+
+def _unsure(store: HealingStore, past: _Past) -> frozenset[str]:
+    """
+    What turns look like whose last one here is not the newest that looks so.
+
+    A client that cuts its history, or goes back in it, shows the words of a later turn
+    where an earlier one stood.
+    """
+    last = {past.turns[i].visible: past.turns[i] for i in sorted(past.turns)}
+    by_place = {past.turns[i].visible for i in past.turns if i not in past.issued}
+    threads = {past.turns[i].conversation for i in past.issued}
+    found = []
+    for visible in by_place:
+        whose = last[visible].conversation
+        has_thread = not is_implicit(whose.session) or whose in threads
+        if not store.is_newest(last[visible], has_thread=has_thread):
+            found.append(visible)
+    return frozenset(found)
 
 
 def _around(request: ChatRequest) -> str:
@@ -255,11 +294,6 @@ def _around(request: ChatRequest) -> str:
 def _reasoning(message: Message) -> str:
     """What a client says that the model thought; it may stand in the prompt."""
     return f"reasoning: {message.reasoning}" if message.reasoning else ""
-
-
-def _plain(item: MarkedMessage) -> str:
-    """A message's text without its spans, which may say another thing or go."""
-    return "".join(p for p in item.pieces if not isinstance(p, Span)).strip()
 
 
 def _telling(item: MarkedMessage, ruleset: RuleSet | None) -> dict[SpanKey, str]:
