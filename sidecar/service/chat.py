@@ -35,6 +35,7 @@ from sidecar.residents.resident import Resident, require_text
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.completion import CompletionRun
 from sidecar.service.request_log import RequestLog
+from sidecar.service.structured_output import structured_output
 from sidecar.service.turn import ChatPlan, PlannedRun, Receipt, Run, count, remember
 
 logger = logging.getLogger(__name__)
@@ -224,11 +225,21 @@ class ChatService:
     ) -> ChatPlan:
         prepared = resident.prepare(request, is_connected)
         maximum = request.options.max_tokens
+        start = _start_mode(resident.engine.model.syntax, prepared)
+        structured = structured_output(request, resident.engine, start)
         found = resident.forecast(prepared, maximum)
         _require_ttft(found, request.options.max_ttft_s)
         prepared = resident.restore(prepared, is_connected)
         sampling = self._sampling(resident, request)
-        return ChatPlan(request, prepared.model, sampling, timeout_s, prepared, found)
+        return ChatPlan(
+            request,
+            prepared.model,
+            sampling,
+            timeout_s,
+            prepared,
+            found,
+            structured,
+        )
 
     def _sampling(
         self, resident: Resident, request: ChatRequest | CompletionRequest
@@ -252,7 +263,9 @@ class ChatService:
             count(receipt, metrics)
 
         with resources:
-            job = engine.submit(plan.prompt, plan.sampling, request.options)
+            job = engine.submit(
+                plan.prompt, plan.sampling, request.options, plan.constraint
+            )
             resources.callback(engine.release, job)
             metrics.active.inc()
             resources.callback(metrics.active.dec)

@@ -26,6 +26,7 @@ from sidecar.core.events import (
 )
 from sidecar.core.prompt import ModelPrompt
 from sidecar.core.requests import ChatRequest, CompletionRequest, ToolCall, join_names
+from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.text_engine import Forecast
@@ -34,6 +35,7 @@ from sidecar.memory.conversation_memory import AssistantOutput
 from sidecar.memory.healing_store import visible_hash
 from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
 from sidecar.service.choice import Choice
+from sidecar.service.structured_output import FREE, StructuredOutput
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +74,11 @@ class PlannedRun:
         return self.request.ignored
 
     @property
+    def constraint(self) -> Constraint | None:
+        """What its answers must keep to."""
+        return None
+
+    @property
     def usage(self) -> Usage:
         """What is known before the first token: the prompt, what of it is reused."""
         return Usage(len(self.prompt.ids), 0, 0, 0)
@@ -84,11 +91,13 @@ class ChatPlan(PlannedRun):
 
     Args:
         prepared: how its prompt was made. forecast: what it will cost.
+        structured: the form that its answer is held to.
     """
 
     request: ChatRequest
     prepared: PreparedPrompt
     forecast: Forecast
+    structured: StructuredOutput = FREE
 
     @property
     def headers(self) -> dict[str, str]:
@@ -105,7 +114,13 @@ class ChatPlan(PlannedRun):
     @property
     def ignored(self) -> tuple[str, ...]:
         """What was asked for and has no effect: fields, images that are not seen."""
-        return (*self.request.ignored, *self.prepared.unseen)
+        named = *self.request.ignored, *self.structured.ignored
+        return (*named, *self.prepared.unseen)
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What its answers must keep to."""
+        return self.structured.constraint
 
     @property
     def usage(self) -> Usage:

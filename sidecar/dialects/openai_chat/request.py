@@ -47,6 +47,7 @@ from sidecar.dialects.openai_chat.tools import (
     read_tool_choice,
     read_tools,
 )
+from sidecar.dialects.output_format import read_response_format
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -200,6 +201,7 @@ def parse_chat(
         messages=read_messages(fields),
         tools=tools,
         tool_choice=read_tool_choice(fields, tools),
+        output_format=read_response_format(fields),
         thinking=read_thinking(body),
         template_kwargs={k: v for k, v in kwargs.items() if k != "enable_thinking"},
         options=read_options(fields, _top_logprobs(fields)),
