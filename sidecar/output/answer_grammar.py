@@ -6,15 +6,19 @@ token in the vocabulary (`<tool_call>`) must be named as that token: as a text t
 grammar would let the token through and then fail on it.
 """
 
+import functools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sidecar.core.requests import OutputFormat, Tool, ToolChoice
+from sidecar.output.native_formats import bare_json, mistral
 from sidecar.output.tool_formats import (
     FormatParser,
     ToolSyntax,
+    glm4_native,
     hermes_json,
     qwen3_coder_xml,
 )
@@ -84,55 +88,126 @@ def call_grammar(
         None: it cannot be told yet how this model writes them.
     """
     offered = [t for t in tools if choice.name in (None, t.name)]
-    write = _WRITERS.get(syntax.formats[0]) if syntax.formats else None
-    if write is None or not offered or not syntax.closer:
+    writer = _WRITERS.get(syntax.formats[0]) if syntax.formats else None
+    if writer is None or not offered:
         return None
-    bodies = [write(index, tool) for index, tool in enumerate(offered)]
-    names = " | ".join(f"call{index}" for index in range(len(offered)))
-    opener, closer = (_marker(m, tokens) for m in (syntax.opener, syntax.closer))
-    more = "" if choice.mode == "named" else ' ("\\n" call)*'
+    marker = functools.partial(_marker, tokens=tokens)
+    calls = [writer.call(number, tool, marker) for number, tool in enumerate(offered)]
+    names = " | ".join(f"call{number}" for number in range(len(offered)))
+    opener = marker(syntax.opener) if writer.has_opener else '""'
+    closer = marker(syntax.closer) if writer.has_closer else '""'
+    space = f" {_text(writer.space)} " if writer.space else " "
+    more = "" if choice.mode == "named" or writer.is_alone else f"({space} call)*"
     rules = [
         _LEADING,
-        f'call: {opener} "\\n" ({names}) "\\n" {closer}',
-        *(rule for body in bodies for rule in body),
+        f"call: {opener}{space}({names}){space}{closer}",
+        *(rule for call in calls for rule in call),
     ]
-    return _joined(f"start: leading call{more}", rules)
+    return _joined(f"start: leading call {more}", rules)
 
 
-def _json_call(index: int, tool: Tool) -> list[str]:
-    head = _text(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
+_Marker = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """
+    How one format's calls are told as rules.
+
+    Args:
+        call: the rules of one tool's call, the first of them `callN`.
+        space: around its body, and between calls.
+        has_opener, has_closer: whether the format's marks stand around it.
+        is_alone: no other call follows.
+    """
+
+    call: Callable[[int, Tool, _Marker], list[str]]
+    space: str = "\n"
+    has_opener: bool = True
+    has_closer: bool = True
+    is_alone: bool = False
+
+
+def _json_call(number: int, tool: Tool, marker: _Marker) -> list[str]:
+    return _named_json(number, tool, "arguments")
+
+
+def _bare_call(number: int, tool: Tool, marker: _Marker) -> list[str]:
+    return _named_json(number, tool, "parameters")
+
+
+def _named_json(number: int, tool: Tool, key: str) -> list[str]:
+    head = _text(f'{{"name": {json.dumps(tool.name)}, "{key}": ')
     return [
-        f'call{index}: {head} arguments{index} "}}"',
-        f"arguments{index}: {_json_rule(_object_schema(tool), _CALL_JSON)}",
+        f'call{number}: {head} arguments{number} "}}"',
+        f"arguments{number}: {_json_rule(_object_schema(tool), _CALL_JSON)}",
     ]
 
 
-def _xml_call(index: int, tool: Tool) -> list[str]:
-    schema = _object_schema(tool)
-    properties = schema.get("properties")
-    required = schema.get("required")
-    properties = properties if isinstance(properties, dict) else {}
-    needed = set(required) if isinstance(required, list) else set()
-    rules, parts = [], []
-    for number, name in enumerate(properties):
-        rule = f"value{index}_{number}"
+def _mistral_call(number: int, tool: Tool, marker: _Marker) -> list[str]:
+    return [
+        f"call{number}: {_text(tool.name)} {marker('[ARGS]')} arguments{number}",
+        f"arguments{number}: {_json_rule(_object_schema(tool), _CALL_JSON)}",
+    ]
+
+
+def _xml_call(number: int, tool: Tool, marker: _Marker) -> list[str]:
+    parts, rules = [], []
+    for name, schema, rule, suffix in _parameters(number, tool):
         head = _text(f"<parameter={name}>\n")
-        parts.append(f"({head} {rule})" + ("" if name in needed else "?"))
-        rules.append(_xml_value(rule, properties[name]))
+        parts.append(f"({head} {rule}){suffix}")
+        rules += _value(rule, schema, '"\\n</parameter>\\n"', "\\n</parameter>\\n")
     head = _text(f"<function={tool.name}>\n")
-    return [f'call{index}: {head} {" ".join(parts)} "</function>"', *rules]
+    return [f'call{number}: {head} {" ".join(parts)} "</function>"', *rules]
 
 
-def _xml_value(rule: str, schema: Any) -> str:
-    end = "\\n</parameter>\\n"
+def _glm_call(number: int, tool: Tool, marker: _Marker) -> list[str]:
+    parts, rules = [], []
+    end = marker("</arg_value>")
+    for name, schema, rule, suffix in _parameters(number, tool):
+        key = f"{marker('<arg_key>')} {_text(name)} {marker('</arg_key>')}"
+        parts.append(f'("\\n" {key} "\\n" {marker("<arg_value>")} {rule}){suffix}')
+        text_end = "" if end.startswith("<[") else "</arg_value>"
+        rules += _value(rule, schema, end, text_end)
+    return [f'call{number}: {_text(tool.name)} {" ".join(parts)} "\\n"', *rules]
+
+
+def _parameters(number: int, tool: Tool) -> Iterator[tuple[str, Any, str, str]]:
+    """Each parameter's name, schema, the name of its rule, and `?` if it may go."""
+    schema = _object_schema(tool)
+    properties, required = schema.get("properties"), schema.get("required")
+    needed = set(required) if isinstance(required, list) else set()
+    for place, (name, inner) in enumerate(
+        properties.items() if isinstance(properties, dict) else ()
+    ):
+        yield name, inner, f"value{number}_{place}", "" if name in needed else "?"
+
+
+def _value(rule: str, schema: Any, end: str, text_end: str) -> list[str]:
+    """
+    The rule of a value up to its end; a string stands as it is.
+
+    Args:
+        end: as the grammar has it. text_end: as a suffix; "": it is one token.
+    """
+    choices = schema.get("enum") if isinstance(schema, dict) else None
+    if choices and all(isinstance(choice, str) for choice in choices):
+        return [f"{rule}: ({' | '.join(map(_text, choices))}) {end}"]
     if isinstance(schema, dict) and schema.get("type") not in (None, "string"):
-        return f'{rule}: {_json_rule(schema, _CALL_JSON)} "{end}"'
-    return f'{rule}[suffix="{end}"]: /(?s:.*)/'
+        return [f"{rule}: {_json_rule(schema, _CALL_JSON)} {end}"]
+    if text_end:
+        return [f'{rule}[suffix="{text_end}"]: /(?s:.*)/']
+    return [f"{rule}: /(?s:.*)/ {end}"]
 
 
-_WRITERS: dict[FormatParser, Callable[[int, Tool], list[str]]] = {
-    hermes_json: _json_call,
-    qwen3_coder_xml: _xml_call,
+_WRITERS: dict[FormatParser, _Writer] = {
+    hermes_json: _Writer(_json_call),
+    qwen3_coder_xml: _Writer(_xml_call),
+    glm4_native: _Writer(_glm_call, space=""),
+    mistral: _Writer(_mistral_call, space="", has_closer=False),
+    bare_json: _Writer(
+        _bare_call, space="", has_opener=False, has_closer=False, is_alone=True
+    ),
 }
 
 
