@@ -311,6 +311,12 @@ class ChatRequest:
     ignored: tuple[str, ...] = ()
     answer_id: str = ""
 
+    @property
+    def asks_for_form(self) -> bool:
+        """Whether its answer must be of a schema or the like, or a call."""
+        is_call = self.tool_choice.mode in ("required", "named")
+        return is_call or self.output_format is not None
+
     def sent(self, path: str, key_id: str | None) -> "ChatRequest":
         """The same request, known to come to a path and with a key."""
         return replace(self, path=path, client=self.client.with_key(key_id))

@@ -13,6 +13,8 @@ _KINDS = "text, json_object or json_schema"
 # Of vLLM's servers: beside the others, or within `structured_outputs`.
 _GUIDED = {"json": "guided_json", "choice": "guided_choice", "regex": "guided_regex"}
 
+FORM_FIELDS = frozenset(("response_format", "structured_outputs", *_GUIDED.values()))
+
 
 def read_response_format(fields: Fields) -> OutputFormat | None:
     """

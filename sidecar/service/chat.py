@@ -36,7 +36,14 @@ from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.completion import CompletionRun
 from sidecar.service.request_log import RequestLog
 from sidecar.service.structured_output import structured_output
-from sidecar.service.turn import ChatPlan, PlannedRun, Receipt, Run, count, remember
+from sidecar.service.turn import (
+    ChatPlan,
+    PlannedRun,
+    Receipt,
+    Run,
+    count,
+    remember,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +178,7 @@ class ChatService:
                     choices = [PlainChoice(i) for i in range(request.options.n)]
                     run = self._run(
                         resident,
-                        PlannedRun(request, raw, sampling, timeout_s),
+                        PlannedRun(request, raw, sampling, timeout_s, None),
                         choices,
                         lambda receipt: None,
                         resources.pop_all(),
@@ -225,8 +232,10 @@ class ChatService:
     ) -> ChatPlan:
         prepared = resident.prepare(request, is_connected)
         maximum = request.options.max_tokens
-        start = _start_mode(resident.engine.model.syntax, prepared)
-        structured = structured_output(request, resident.engine, start)
+        held = None
+        if request.asks_for_form:
+            start = _start_mode(resident.engine.model.syntax, prepared)
+            held = structured_output(request, resident.engine, start)
         found = resident.forecast(prepared, maximum)
         _require_ttft(found, request.options.max_ttft_s)
         prepared = resident.restore(prepared, is_connected)
@@ -236,9 +245,10 @@ class ChatService:
             prepared.model,
             sampling,
             timeout_s,
+            held.constraint if held else None,
             prepared,
             found,
-            structured,
+            held.unheld if held else (),
         )
 
     def _sampling(

@@ -21,21 +21,18 @@ class StructuredOutput:
 
     Args:
         constraint: None: it is free.
-        ignored: fields that ask for what is not done, or not in all they say.
+        unheld: fields that ask for a form which it is not held to, or not in all.
     """
 
     constraint: Constraint | None = None
-    ignored: tuple[str, ...] = ()
-
-
-FREE = StructuredOutput()
+    unheld: tuple[str, ...] = ()
 
 
 def structured_output(
     request: ChatRequest, engine: TextEngine, start: StartMode
 ) -> StructuredOutput:
     """
-    The constraint of a chat.
+    The constraint of a chat that asks for a form or for calls.
 
     Args:
         start: whether its prompt begins with thinking.
@@ -45,7 +42,7 @@ def structured_output(
     if request.tool_choice.mode in ("required", "named"):
         return _of_calls(request, engine, start)
     if request.output_format is None:
-        return FREE
+        return StructuredOutput()
     return _of_text(request, request.output_format, engine, start)
 
 
@@ -56,11 +53,11 @@ def _of_calls(
     vocab = engine.model.tokenizer.get_vocab()
     grammar = call_grammar(request.tool_choice, tools, syntax.tools, vocab)
     if grammar is None:
-        return StructuredOutput(ignored=("tool_choice",))
+        return StructuredOutput(unheld=("tool_choice",))
     try:
         constraint = _compiled(grammar, engine, start)
     except UnsupportedGrammar:
-        return StructuredOutput(ignored=("tool_choice",))
+        return StructuredOutput(unheld=("tool_choice",))
     names = ("response_format",) if request.output_format else ()
     return StructuredOutput(constraint, names)
 

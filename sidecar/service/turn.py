@@ -35,7 +35,6 @@ from sidecar.memory.conversation_memory import AssistantOutput
 from sidecar.memory.healing_store import visible_hash
 from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
 from sidecar.service.choice import Choice
-from sidecar.service.structured_output import FREE, StructuredOutput
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +55,14 @@ class PlannedRun:
     Args:
         prompt: what the model reads. sampling: settled.
         timeout_s: from the admission to the last token.
+        constraint: what each answer is held to; None: nothing.
     """
 
     request: ChatRequest | CompletionRequest
     prompt: ModelPrompt
     sampling: Sampling
     timeout_s: float
+    constraint: Constraint | None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -72,11 +73,6 @@ class PlannedRun:
     def ignored(self) -> tuple[str, ...]:
         """What was asked for and has no effect: fields, images that are not seen."""
         return self.request.ignored
-
-    @property
-    def constraint(self) -> Constraint | None:
-        """What its answers must keep to."""
-        return None
 
     @property
     def usage(self) -> Usage:
@@ -91,13 +87,13 @@ class ChatPlan(PlannedRun):
 
     Args:
         prepared: how its prompt was made. forecast: what it will cost.
-        structured: the form that its answer is held to.
+        unheld: the fields that ask for a form which its answer is not held to.
     """
 
     request: ChatRequest
     prepared: PreparedPrompt
     forecast: Forecast
-    structured: StructuredOutput = FREE
+    unheld: tuple[str, ...] = ()
 
     @property
     def headers(self) -> dict[str, str]:
@@ -114,13 +110,8 @@ class ChatPlan(PlannedRun):
     @property
     def ignored(self) -> tuple[str, ...]:
         """What was asked for and has no effect: fields, images that are not seen."""
-        named = *self.request.ignored, *self.structured.ignored
+        named = *self.request.ignored, *self.unheld
         return (*named, *self.prepared.unseen)
-
-    @property
-    def constraint(self) -> Constraint | None:
-        """What its answers must keep to."""
-        return self.structured.constraint
 
     @property
     def usage(self) -> Usage:
