@@ -88,7 +88,7 @@ def complete(port: int, prompts: list[str], max_tokens: int) -> list[Answer]:
         StreamFailed: not a stream, or not a whole one.
     """
     bodies = [{"prompt": prompt} for prompt in prompts]
-    return _ask_all(port, "/v1/completions", bodies, max_tokens)
+    return ask_all(port, "/v1/completions", bodies, max_tokens)
 
 
 def chat(
@@ -101,12 +101,18 @@ def chat(
         StreamFailed: not a stream, or not a whole one.
     """
     bodies = [{"messages": talk, "model": model} for talk in talks]
-    return _ask_all(port, "/v1/chat/completions", bodies, max_tokens)
+    return ask_all(port, "/v1/chat/completions", bodies, max_tokens)
 
 
-def _ask_all(
+def ask_all(
     port: int, path: str, bodies: Sequence[Json], max_tokens: int
 ) -> list[Answer]:
+    """
+    Stream the answers to all bodies at once; greedy where they do not say otherwise.
+
+    Raises:
+        StreamFailed: not a stream, or not a whole one.
+    """
     lines: list[_Line] = []
     with selectors.DefaultSelector() as selector:
         for body in bodies:
@@ -120,9 +126,9 @@ def _ask_all(
 def _request(port: int, path: str, asked: Json, max_tokens: int) -> bytes:
     body = json.dumps(
         {
+            "temperature": 0.0,
             **asked,
             "max_tokens": max_tokens,
-            "temperature": 0.0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

@@ -72,6 +72,12 @@ class BadRequest(SidecarError):
     status_hint = 400
 
 
+class UnsupportedSchema(BadRequest):
+    """A schema or pattern that an answer cannot be held to."""
+
+    code = "unsupported_schema"
+
+
 class ContextLengthExceeded(BadRequest):
     """
     The prompt alone fills the context.

@@ -194,6 +194,25 @@ class ToolChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """
+    What the text of an answer must be; thinking and calls of tools are free.
+
+    Args:
+        kind: `json_schema`: JSON that a schema allows; `json_object`: any object;
+            `choice`: one of some texts; `regex`: what a pattern matches as a whole.
+        value: the schema, the texts, the pattern; None for `json_object`.
+        is_strict: refused where the schema cannot be kept to in all it says.
+        param: the field that asks for it.
+    """
+
+    kind: Literal["json_schema", "json_object", "choice", "regex"]
+    value: Any = None
+    is_strict: bool = True
+    param: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ClientInfo:
     """
     Who asks, as far as the request says; for logs, sessions and scopes.
@@ -282,6 +301,7 @@ class ChatRequest:
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
+    output_format: OutputFormat | None = None
     thinking: Thinking = Thinking()
     template_kwargs: Json = field(default_factory=dict)
     options: GenerationOptions = GenerationOptions()
@@ -290,6 +310,12 @@ class ChatRequest:
     is_streamed: bool = False
     ignored: tuple[str, ...] = ()
     answer_id: str = ""
+
+    @property
+    def asks_for_form(self) -> bool:
+        """Whether its answer must be of a schema or the like, or a call."""
+        is_call = self.tool_choice.mode in ("required", "named")
+        return is_call or self.output_format is not None
 
     def sent(self, path: str, key_id: str | None) -> "ChatRequest":
         """The same request, known to come to a path and with a key."""

@@ -23,7 +23,7 @@ DONE_ANYWAY: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default", "standard_only"),
     "speed": ("standard",),
-    "text": ({}, {"format": {"type": "text"}}),
+    "text.verbosity": ("medium",),
     "thinking.budget_tokens": (0,),  # means off
     "tool_choice.disable_parallel_tool_use": (False,),
     "tools[].custom.format": ({"type": "text"},),
@@ -88,6 +88,9 @@ CHAT_FIELDS = (
     | _KEPT_ANYWAY
     | {"messages", "tools", "functions", "tool_choice", "function_call"}
     | {"stop", "n", "logprobs", "top_logprobs", "stream_options"}
+    | {"response_format", "guided_json", "guided_choice", "guided_regex"}
+    | {"structured_outputs"}
+    | _below("structured_outputs", names="json choice regex")
     | _below("stream_options", names="include_usage")
     | _below(
         "messages[]",
@@ -113,7 +116,7 @@ MESSAGES_FIELDS = (
     | {"messages", "system", "tools", "tool_choice", "stop_sequences", "stop"}
     | {"output_config"}
     | _below("thinking", names="display")
-    | _below("output_config", names="effort")
+    | _below("output_config", names="effort format")
     | _below(
         "chat_template_kwargs",
         names="enable_thinking preserve_thinking reasoning_effort",
@@ -139,7 +142,8 @@ RESPONSES_FIELDS = (
     | _KEPT_ANYWAY
     | {"input", "instructions", "tools", "tool_choice", "max_output_tokens", "stop"}
     | {"previous_response_id", "store", "background", "client_metadata"}
-    | {"top_logprobs"}
+    | {"top_logprobs", "text"}
+    | _below("text", names="format")
     | _below("reasoning", names="summary generate_summary")
     | _below("chat_template_kwargs", names="enable_thinking")
     | _below("tools[]", names="type name description parameters tools environment")

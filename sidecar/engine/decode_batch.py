@@ -15,6 +15,7 @@ import mlx.core as mx
 from mlx_lm.generate import GenerationBatch, StopSequences
 from mlx_lm.sample_utils import greedy_sampler
 
+from sidecar.engine.constrained_row import ConstrainedRow, masked
 from sidecar.engine.job import JobSpec
 from sidecar.engine.loading.loader import LoadedModel
 from sidecar.engine.sampling import (
@@ -66,6 +67,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         *arguments: Any,
         num_top: dict[int, int] | None = None,
         shifts: dict[int, int] | None = None,
+        constrained: dict[int, ConstrainedRow] | None = None,
         **named: Any,
     ) -> None:
         """
@@ -75,7 +77,9 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             num_top: for each row whose log-probabilities are asked for, of how many
                 alternatives.
             shifts: for each row with images, how far its positions are shifted.
+            constrained: the rows that keep to a grammar.
         """
+        self._constrained = constrained or {}
         self._num_top = num_top or {}
         self._shifts = shifts or {}
         self._reads_prompt = True
@@ -99,6 +103,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         contexts: list[mx.array] = []
         if any(self.logits_processors):
             logits = self._processed(logits, inputs, contexts)
+        if self._constrained:
+            logits = self._masked(logits, inputs)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if self._drawing is None or not self._drawing.serves(self.samplers):
             self._drawing = Drawing(self.samplers)
@@ -113,6 +119,16 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         for said, token in zip(self.tokens, tokens, strict=True):
             said.append(token)
         return tokens, [_read(found) for found in due]
+
+    def _masked(self, logits: mx.array, inputs: mx.array) -> mx.array:
+        """Logits of which only what grammars let in is left."""
+        if not self._reads_prompt:
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]  # masks are made meanwhile
+            sampled = cast(list[int], inputs.tolist())
+            for uid, token in zip(self.uids, sampled, strict=True):
+                if uid in self._constrained:
+                    self._constrained[uid].take(token)
+        return masked(logits, self.uids, self._constrained)
 
     def _vision_inputs(self) -> VisionInputs:
         shifts = [[self._shifts.get(uid, 0)] for uid in self.uids]
@@ -148,6 +164,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             self._is_plain = batch._is_plain
         self._num_top |= batch._num_top
         self._shifts |= batch._shifts
+        self._constrained |= batch._constrained
         super().extend(batch)
 
     def filter(self, keep: list[int]) -> None:
@@ -161,6 +178,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             self.prompt_cache = []  # the only row stays, and its caches as they are
         super().filter(keep)
         self._shifts = {u: s for u, s in self._shifts.items() if u in self.uids}
+        rows = self._constrained.items()
+        self._constrained = {u: row for u, row in rows if u in self.uids}
         if alone is not None:
             self.prompt_cache = alone
 
@@ -180,6 +199,10 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     def extract_row(self, uid: int) -> KVLayers:
         """The caches of a row by its number."""
         return self.extract_cache(self.uids.index(uid))
+
+    def constrained(self, uid: int) -> ConstrainedRow | None:
+        """What follows a row's grammar; None: it has none."""
+        return self._constrained.get(uid)
 
     def first_token(self) -> tuple[int, TopLogprobs | None]:
         """
@@ -236,9 +259,14 @@ def batch_of_one(
         [spec.max_tokens],
         num_top={} if spec.top_logprobs is None else {uid: spec.top_logprobs},
         shifts={uid: shift} if shift else {},
+        constrained=_constrained(uid, spec),
     )
     batch._is_plain = True
     return batch
+
+
+def _constrained(uid: int, spec: JobSpec) -> dict[int, ConstrainedRow]:
+    return {} if spec.constraint is None else {uid: ConstrainedRow(spec.constraint)}
 
 
 def _in_float32(_tokens: mx.array, logits: mx.array) -> mx.array:

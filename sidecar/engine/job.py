@@ -10,6 +10,7 @@ from typing import Literal
 from sidecar.core.errors import SidecarError
 from sidecar.core.events import TokenLogprob
 from sidecar.core.prompt import ModelIds, ModelPrompt
+from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.process_memory import NOTHING
 from sidecar.engine.sampling import Sampling
 
@@ -29,6 +30,7 @@ class JobSpec:
         stop: stop strings, matched in decoded text.
         n: choices decoded from one prefill.
         top_logprobs: None for none; else how many alternatives a token.
+        constraint: what each choice must keep to; None: nothing.
     """
 
     prompt: ModelPrompt
@@ -37,6 +39,7 @@ class JobSpec:
     stop: tuple[str, ...] = ()
     n: int = 1
     top_logprobs: int | None = None
+    constraint: Constraint | None = None
 
     @property
     def model_ids(self) -> ModelIds:

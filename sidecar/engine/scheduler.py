@@ -19,6 +19,7 @@ from sidecar.config.settings import EngineConfig
 from sidecar.core.errors import GenerationFailed, MemoryPressure
 from sidecar.core.events import TokenLogprob
 from sidecar.core.prompt import ModelIds
+from sidecar.engine.constrained_row import ConstrainedRow
 from sidecar.engine.decode_batch import DecodeBatches, TopLogprobs, batch_of_one
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
 from sidecar.engine.loading.loader import LoadedModel
@@ -51,6 +52,7 @@ class ChoiceRow:
     last_progress: float = field(default_factory=lambda: time.monotonic())
     longest_gap_s: float = 0.0
     is_ahead: bool = False
+    constrained: ConstrainedRow | None = None
 
     def __post_init__(self) -> None:
         self._detokenizer = _continuing(self.model.tokenizer.detokenizer)
@@ -72,6 +74,8 @@ class ChoiceRow:
         if self.is_ahead:
             self.is_ahead = False
             return
+        if self.constrained is not None and self.constrained.error:
+            raise GenerationFailed(f"the grammar ended: {self.constrained.error}")
         now = time.monotonic()
         self.longest_gap_s = max(self.longest_gap_s, now - self.last_progress)
         self.last_progress = now
@@ -363,6 +367,7 @@ class BatchScheduler:
             processors=more,
             shift=shift,
         )
+        row.constrained = single.constrained(uid)
         row.take_early(*single.first_token())
         self._decode_batches.join(uid, single, len(spec.model_ids))
         self._rows[uid] = row

@@ -11,8 +11,10 @@ from sidecar.core.conversation import unknown
 from sidecar.core.errors import BadRequest, ContextLengthExceeded
 from sidecar.core.prompt import ModelPrompt, behind_images
 from sidecar.core.requests import GenerationOptions
+from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.gpu_scheduler import Worker
 from sidecar.engine.gpu_thread import GpuThread
+from sidecar.engine.grammar_compiler import GrammarCompiler
 from sidecar.engine.job import Job, JobSpec
 from sidecar.engine.loading.loader import LoadedModel
 from sidecar.engine.loading.weights import let_go_measured
@@ -72,6 +74,9 @@ class TextEngine:
         config: EngineConfig,
     ) -> None:
         self.model = model
+        self.grammars = GrammarCompiler(
+            model.tokenizer, model.vocab_size, model.stop_ids
+        )
         self.store = store
         self.guard = loop.guard
         self.selftest: dict[str, str] = {}
@@ -122,17 +127,21 @@ class TextEngine:
         prompt: ModelPrompt,
         sampling: Sampling,
         options: GenerationOptions,
+        constraint: Constraint | None = None,
     ) -> Job:
         """
         Admit a generation; whoever gets the job must `release` it.
 
+        Args:
+            constraint: what each answer must keep to.
         Raises:
             ContextLengthExceeded: the prompt leaves no room for an answer.
             Busy: the queue is full.
             InsufficientMemory: it does not fit beside what was admitted before.
             Unavailable: the server is going down.
         """
-        job = Job(self._admit(prompt, sampling, options))
+        spec = self._admit(prompt, sampling, options)
+        job = Job(replace(spec, constraint=constraint))
         length, num_copies = len(job.spec.model_ids), job.spec.n
 
         images = self._images(job.spec.prompt)

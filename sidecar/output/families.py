@@ -16,7 +16,12 @@ from sidecar.output.reasoning_splitter import (
     StartMode,
     StreamSplitter,
 )
-from sidecar.output.tool_formats import FORMATS, ToolSyntax, from_library
+from sidecar.output.tool_formats import (
+    FORMATS,
+    FormatParser,
+    ToolSyntax,
+    from_library,
+)
 
 _XML, _LEGACY, _JSON = (
     FORMATS["qwen3_coder_xml"],
@@ -39,7 +44,7 @@ class Family:
     name: str
     always_reasons: bool
     stop_tokens: tuple[str, ...]
-    formats: tuple[Any, ...]
+    formats: tuple[FormatParser, ...]
 
 
 _FAMILIES = {
@@ -115,6 +120,14 @@ class OutputSyntax:
         return StreamSplitter(markers, start, is_complete_call)
 
 
+def _own_first(
+    formats: tuple[FormatParser, ...], template: str
+) -> tuple[FormatParser, ...]:
+    """The formats of one opener, that which the template shows the model first."""
+    shown = {_XML: "<function=", _LEGACY: "<arg_key>"}
+    return tuple(sorted(formats, key=lambda one: shown.get(one, "\0") not in template))
+
+
 def output_syntax(
     family: Family,
     think_tags: tuple[str, str] | None,
@@ -138,7 +151,7 @@ def output_syntax(
         markers = Markers(tags[0], tags[1])
         return OutputSyntax(family, markers, native, has_channels(vocab))
     opener, closer, parse = library or ("<tool_call>", "</tool_call>", None)
-    formats = tuple(family.formats)
+    formats = _own_first(family.formats, template)
     if opener != "<tool_call>" and parse is not None:
         formats = (from_library(parse),)
     syntax = ToolSyntax(opener, closer, formats)

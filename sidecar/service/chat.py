@@ -35,7 +35,15 @@ from sidecar.residents.resident import Resident, require_text
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.completion import CompletionRun
 from sidecar.service.request_log import RequestLog
-from sidecar.service.turn import ChatPlan, PlannedRun, Receipt, Run, count, remember
+from sidecar.service.structured_output import structured_output
+from sidecar.service.turn import (
+    ChatPlan,
+    PlannedRun,
+    Receipt,
+    Run,
+    count,
+    remember,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +178,7 @@ class ChatService:
                     choices = [PlainChoice(i) for i in range(request.options.n)]
                     run = self._run(
                         resident,
-                        PlannedRun(request, raw, sampling, timeout_s),
+                        PlannedRun(request, raw, sampling, timeout_s, None),
                         choices,
                         lambda receipt: None,
                         resources.pop_all(),
@@ -224,11 +232,24 @@ class ChatService:
     ) -> ChatPlan:
         prepared = resident.prepare(request, is_connected)
         maximum = request.options.max_tokens
+        held = None
+        if request.asks_for_form:
+            start = _start_mode(resident.engine.model.syntax, prepared)
+            held = structured_output(request, resident.engine, start)
         found = resident.forecast(prepared, maximum)
         _require_ttft(found, request.options.max_ttft_s)
         prepared = resident.restore(prepared, is_connected)
         sampling = self._sampling(resident, request)
-        return ChatPlan(request, prepared.model, sampling, timeout_s, prepared, found)
+        return ChatPlan(
+            request,
+            prepared.model,
+            sampling,
+            timeout_s,
+            held.constraint if held else None,
+            prepared,
+            found,
+            held.unheld if held else (),
+        )
 
     def _sampling(
         self, resident: Resident, request: ChatRequest | CompletionRequest
@@ -252,7 +273,9 @@ class ChatService:
             count(receipt, metrics)
 
         with resources:
-            job = engine.submit(plan.prompt, plan.sampling, request.options)
+            job = engine.submit(
+                plan.prompt, plan.sampling, request.options, plan.constraint
+            )
             resources.callback(engine.release, job)
             metrics.active.inc()
             resources.callback(metrics.active.dec)

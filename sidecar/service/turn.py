@@ -26,6 +26,7 @@ from sidecar.core.events import (
 )
 from sidecar.core.prompt import ModelPrompt
 from sidecar.core.requests import ChatRequest, CompletionRequest, ToolCall, join_names
+from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.text_engine import Forecast
@@ -54,12 +55,14 @@ class PlannedRun:
     Args:
         prompt: what the model reads. sampling: settled.
         timeout_s: from the admission to the last token.
+        constraint: what each answer is held to; None: nothing.
     """
 
     request: ChatRequest | CompletionRequest
     prompt: ModelPrompt
     sampling: Sampling
     timeout_s: float
+    constraint: Constraint | None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -84,11 +87,13 @@ class ChatPlan(PlannedRun):
 
     Args:
         prepared: how its prompt was made. forecast: what it will cost.
+        unheld: the fields that ask for a form which its answer is not held to.
     """
 
     request: ChatRequest
     prepared: PreparedPrompt
     forecast: Forecast
+    unheld: tuple[str, ...] = ()
 
     @property
     def headers(self) -> dict[str, str]:
@@ -105,7 +110,8 @@ class ChatPlan(PlannedRun):
     @property
     def ignored(self) -> tuple[str, ...]:
         """What was asked for and has no effect: fields, images that are not seen."""
-        return (*self.request.ignored, *self.prepared.unseen)
+        named = *self.request.ignored, *self.unheld
+        return (*named, *self.prepared.unseen)
 
     @property
     def usage(self) -> Usage:

@@ -15,6 +15,7 @@ from sidecar.dialects.fields import Fields, ignored_fields
 from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
 from sidecar.dialects.known_fields import MESSAGES_FIELDS
 from sidecar.dialects.litellm_header import with_client_facts
+from sidecar.dialects.output_format import read_text_format
 
 _DEFER = "defer_loading"
 
@@ -46,6 +47,7 @@ def parse_messages(
         messages=_messages(fields),
         tools=tools,
         tool_choice=_tool_choice(fields, tools),
+        output_format=read_text_format(fields, "output_config", is_strict=True),
         thinking=replace(read_thinking(body), is_shown=not _hides_thinking(fields)),
         template_kwargs=_template_kwargs(fields),
         options=read_options(_options(body), None),

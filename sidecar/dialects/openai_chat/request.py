@@ -47,6 +47,7 @@ from sidecar.dialects.openai_chat.tools import (
     read_tool_choice,
     read_tools,
 )
+from sidecar.dialects.output_format import FORM_FIELDS, read_response_format
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -194,12 +195,14 @@ def parse_chat(
     if fields.raw("modalities") not in (None, [], ["text"]):
         raise BadRequest('modalities must be ["text"]', param="modalities")
     how = read_stream_options(fields)
+    asks_for_form = not FORM_FIELDS.isdisjoint(body)
     request = ChatRequest(
         request_id=request_id,
         model=fields.text("model") or "",
         messages=read_messages(fields),
         tools=tools,
         tool_choice=read_tool_choice(fields, tools),
+        output_format=read_response_format(fields) if asks_for_form else None,
         thinking=read_thinking(body),
         template_kwargs={k: v for k, v in kwargs.items() if k != "enable_thinking"},
         options=read_options(fields, _top_logprobs(fields)),

@@ -20,6 +20,7 @@ from sidecar.dialects.openai_responses.tools import (
     read_tool_choice,
     read_tools,
 )
+from sidecar.dialects.output_format import read_text_format
 
 _LOGPROBS = "message.output_text.logprobs"
 _SESSION_HEADERS = ("session-id", "session_id")
@@ -117,6 +118,7 @@ def parse_responses(
         messages=_messages(fields, said),
         tools=offer.tools,
         tool_choice=read_tool_choice(fields, offer.tools),
+        output_format=read_text_format(fields, "text", is_strict=False),
         thinking=read_thinking(body),
         options=read_options(_options(body), _top_logprobs(fields)),
         client=_client(body, headers),

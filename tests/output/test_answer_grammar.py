@@ -1,0 +1,163 @@
+"""What a grammar lets a model write is read back as the calls that it names."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.hf import from_tokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from mlx_lm.utils import load_tokenizer
+
+import sidecar
+from sidecar.core.requests import OutputFormat, Tool, ToolChoice
+from sidecar.output.answer_grammar import answer_grammar, ascii_classes, call_grammar
+from sidecar.output.native_formats import bare_json, deepseek, mistral
+from sidecar.output.tool_calls import extract_calls
+from sidecar.output.tool_formats import (
+    FormatParser,
+    ToolSyntax,
+    glm4_native,
+    hermes_json,
+    qwen3_coder_xml,
+)
+
+BUILTIN = Path(sidecar.__file__).parent / "builtin_model"
+MARKS = ("<tool_call>", "</tool_call>")
+SYNTAXES = {
+    "hermes": ToolSyntax(*MARKS, (hermes_json, qwen3_coder_xml)),
+    "xml": ToolSyntax(*MARKS, (qwen3_coder_xml, hermes_json)),
+    "glm": ToolSyntax(*MARKS, (glm4_native, qwen3_coder_xml)),
+    "mistral": ToolSyntax("[TOOL_CALLS]", "", (mistral,)),
+    "bare": ToolSyntax('{"name":', "<|eot_id|>", (bare_json,)),
+}
+
+
+def tool(name: str, properties: dict[str, Any], required: Sequence[str]) -> Tool:
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+    function = {"name": name, "parameters": schema}
+    return Tool(name, schema, {"type": "function", "function": function})
+
+
+TEXT = {"type": "string", "maxLength": 6}
+TOOLS = (
+    tool("look", {"at": TEXT, "times": {"type": "integer"}}, ["at"]),
+    tool("go-on", {}, []),
+    tool(
+        "move",
+        {"to": {"enum": ["left", "right"]}, "by": {"type": "array", "items": TEXT,
+                                                  "maxItems": 2}},
+        ["to", "by"],
+    ),
+)  # fmt: skip
+BY_NAME = {one.name: one for one in TOOLS}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load_tokenizer(BUILTIN)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tokenizer: Any) -> LLTokenizer:
+    return from_tokenizer(tokenizer._tokenizer, None, sorted(tokenizer.eos_token_ids))
+
+
+def written(
+    grammar: str, vocabulary: LLTokenizer, tokenizer: Any, seed: int, most: int = 500
+) -> str | None:
+    """A random text of a grammar; None: it did not end in so many tokens."""
+    matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(grammar), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    chance, mask = random.Random(seed), allocate_token_bitmask(1, vocabulary.vocab_size)
+    ids: list[int] = []
+    while len(ids) < most:
+        fill_next_token_bitmask(matcher, mask)
+        bits = np.unpackbits(mask.view(np.uint8)[0], bitorder="little")
+        allowed = np.nonzero(bits[: vocabulary.vocab_size])[0].tolist()
+        stops = set(allowed) & tokenizer.eos_token_ids
+        token = (
+            min(stops) if stops and chance.random() < 0.5 else chance.choice(allowed)
+        )
+        if token in tokenizer.eos_token_ids:
+            return str(tokenizer.decode(ids))
+        assert matcher.consume_token(token), matcher.get_error()
+        ids.append(token)
+    return None
+
+
+@pytest.mark.parametrize("kind", SYNTAXES)
+@pytest.mark.parametrize("name", [None, "move", "go-on"])
+def test_calls_of_a_grammar_are_read_back(
+    kind: str, name: str | None, vocabulary: LLTokenizer, tokenizer: Any
+) -> None:
+    syntax = SYNTAXES[kind]
+    choice = ToolChoice("named", name) if name else ToolChoice("required")
+    grammar = call_grammar(choice, TOOLS, syntax, tokenizer.get_vocab())
+    assert grammar is not None
+    found = []
+    for seed in range(30):
+        text = written(grammar, vocabulary, tokenizer, seed)
+        if text is None:
+            continue
+        extracted = extract_calls(text.strip(), syntax, TOOLS, is_cut=False)
+        assert extracted.calls, text
+        assert extracted.text == "", text
+        for call in extracted.calls:
+            found.append(call.name)
+            arguments = json.loads(call.arguments)
+            schema = dict(BY_NAME[call.name].parameters)
+            if kind in ("xml", "glm"):  # a string stands as it is: its length is free
+                at = arguments.get("at")
+                arguments |= {"at": "a"} if isinstance(at, str) else {}
+            jsonschema.validate(arguments, schema)
+        assert name is None or [c.name for c in extracted.calls] == [name]
+    assert len(found) >= 5
+    assert set(found) == ({name} if name else set(BY_NAME)) or kind != "hermes"
+
+
+def test_a_format_that_has_no_grammar_yet_says_so(tokenizer: Any) -> None:
+    syntax = ToolSyntax("<a>", "</a>", (deepseek,))
+    vocab = tokenizer.get_vocab()
+    assert call_grammar(ToolChoice("required"), TOOLS, syntax, vocab) is None
+    assert call_grammar(ToolChoice("required"), (), SYNTAXES["xml"], vocab) is None
+    library: FormatParser = lambda body, tools: []  # noqa: E731
+    syntax = ToolSyntax("<a>", "</a>", (library,))
+    assert call_grammar(ToolChoice("required"), TOOLS, syntax, vocab) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "read"),
+    [
+        (r"\d+", "[0-9]+"),
+        (r"[\d\-]\D", r"[0-9\-][^0-9]"),
+        (r"\\d", r"\\d"),
+        (r"[\w]\W", "[A-Za-z0-9_][^A-Za-z0-9_]"),
+        (r"\s", r"[ \t\n\r\f\v]"),
+        (r"\.[[]\d", r"\.[[][0-9]"),
+    ],
+)
+def test_classes_of_a_pattern_are_ascii(pattern: str, read: str) -> None:
+    assert ascii_classes(pattern) == read
+
+
+def test_a_negated_class_within_brackets_is_refused() -> None:
+    with pytest.raises(ValueError, match="within brackets"):
+        ascii_classes(r"[\S]")
+
+
+def test_a_slash_of_a_pattern_is_text(vocabulary: LLTokenizer, tokenizer: Any) -> None:
+    asked = OutputFormat("regex", r"a/b\/c\\/")
+    vocab = tokenizer.get_vocab()
+    grammar = answer_grammar(asked, None, vocab, is_behind_thinking=False)
+    assert written(grammar, vocabulary, tokenizer, 1) == "a/b/c\\/"
