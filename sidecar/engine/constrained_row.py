@@ -5,6 +5,7 @@ Thinking is free: the grammar begins behind its close tag. Where a model may beg
 think or not, the open tag may come as well as what the grammar lets in.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,6 @@ from sidecar.engine.grammar_compiler import GrammarCompiler
 
 _TAIL = 24  # tokens in which a close tag is looked for, however it was cut
 _ALL = -1  # as bits: any token
-_BYTES = np.arange(256, dtype=np.uint8)[:, None]
-_BITS = np.unpackbits(_BYTES, axis=1, bitorder="little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +78,13 @@ class ConstrainedRow:
             mask[row].view(np.uint32)[word] |= np.uint32(1 << bit)
 
 
+@functools.cache
+def _bits_of_bytes() -> mx.array:
+    """For each byte its bits, the lowest first: 256 x 8, on the device."""
+    numbers = np.arange(256, dtype=np.uint8)[:, None]
+    return mx.array(np.unpackbits(numbers, axis=1, bitorder="little").astype(bool))
+
+
 def masked(
     logits: mx.array, uids: Sequence[int], rows: Mapping[int, ConstrainedRow]
 ) -> mx.array:
@@ -94,6 +100,5 @@ def masked(
     for index, uid in enumerate(uids):
         if uid in rows:
             rows[uid].fill(mask, index)
-    as_bytes = mx.array(mask.view(np.uint8))
-    bits = mx.array(_BITS)[as_bytes].reshape(len(uids), -1)
-    return mx.where(bits[:, : logits.shape[-1]] == 1, logits, -mx.inf)
+    bits = _bits_of_bytes()[mx.array(mask.view(np.uint8))].reshape(len(uids), -1)
+    return mx.where(bits[:, : logits.shape[-1]], logits, -mx.inf)
