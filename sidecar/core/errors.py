@@ -4,6 +4,7 @@ Every error a client may see.
 SidecarError                    code                      status
  +- BadRequest                  invalid_request           400
  |   +- ContextLengthExceeded   context_length_exceeded   400
+ |   +- UnsupportedSchema       unsupported_schema        400
  |   +- PreviousResponseNotFound  previous_response_not_found  400
  |   +- ThreadUnsupported       thread_unsupported_request  400
  |   +- UnsupportedContent      unsupported_content       400

@@ -138,7 +138,8 @@ def test_the_shipped_config_is_a_good_start() -> None:
     """The file in the repository yields no entry twice and keeps its settings."""
     config = build(read_user_config(SHIPPED, required=True))
     assert names(config) == ["openai/mlx-tiny-agent", "local", "mlx/*"]
-    assert config["router_settings"] == {"num_retries": 0}
+    router = {"num_retries": 0, "disable_cooldowns": True}
+    assert config["router_settings"] == router
     assert config["litellm_settings"]["request_timeout"] == 1200
 
 

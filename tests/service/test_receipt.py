@@ -27,7 +27,7 @@ class Ran:
         prepared = chats.prepare(ASKED, Client())
         request = ChatRequest("r", "m", tuple(ASKED))
         cost = Forecast(1, 0, 0.0, 0.0, True, 9, 0)
-        plan = ChatPlan(request, prepared.model, GREEDY, 60.0, prepared, cost)
+        plan = ChatPlan(request, prepared.model, GREEDY, 60.0, None, prepared, cost)
         self.ids = chats.sample(RAW)
         self.prepared, self.receipts = prepared, list[Receipt]()
         self.job = Job(JobSpec(prepared.model, GREEDY, 9))

@@ -278,8 +278,8 @@ def _unsure(store: HealingStore, past: _Past) -> frozenset[str]:
     threads = {past.turns[i].conversation for i in past.issued}
     found = []
     for visible in by_place:
-        whose = last[visible].conversation
-        has_thread = not is_implicit(whose.session) or whose in threads
+        thread = last[visible].conversation
+        has_thread = not is_implicit(thread.session) or thread in threads
         if not store.is_newest(last[visible], has_thread=has_thread):
             found.append(visible)
     return frozenset(found)
