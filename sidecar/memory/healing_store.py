@@ -217,7 +217,7 @@ class HealingStore:
             4 * max_entries, max_bytes, lambda key, turn: turn.num_bytes
         )
         most = 4 * max_entries
-        self._newest: Lru[str, tuple[int, str]] = Lru(most, most, lambda *said: 1)
+        self._newest: Lru[str, KnownTurn] = Lru(most, most, lambda *said: 1)
         self._lock = threading.Lock()
         self.tombstones = Tombstones() if tombstones is None else tombstones
         self.num_ambiguous = 0
@@ -246,8 +246,8 @@ class HealingStore:
         self.tombstones.shown(turn.keys, turn.time, digest, turn.alike)
         for key in (turn.keys.thread, turn.keys.session):
             newest = self._newest.get(key)
-            if newest is None or newest[0] <= turn.time:
-                self._newest.put(key, (turn.time, digest))
+            if newest is None or newest.time <= turn.time:
+                self._newest.put(key, turn)
         for issued in ids:
             self._by_id.put(call_key(issued), turn)
         with self._lock:
@@ -405,17 +405,15 @@ class HealingStore:
             self.num_ambiguous += 1
             return None
 
-    def is_newest(self, turn: KnownTurn, *, has_thread: bool) -> bool:
+    def newest(self, turn: KnownTurn, *, has_thread: bool) -> KnownTurn:
         """
-        Whether none of its thread that looks like it was said later.
-
-        Of a history that was cut, and says the same again and again, it is not.
+        The last turn of its thread that looks like it.
 
         Args:
             has_thread: its thread is known; else any chat without a name may be its.
         """
         newest = self._newest.get(turn.keys.thread if has_thread else turn.keys.session)
-        return newest is None or newest[1] == turn.healed.digest
+        return turn if newest is None else newest
 
     def _is_only_one(self, turn: KnownTurn, asked_at: Context | None) -> bool:
         """

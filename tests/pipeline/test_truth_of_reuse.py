@@ -765,21 +765,42 @@ def test_a_chat_without_a_name_keeps_its_thoughts_behind_equal_words(
 
 
 @pytest.mark.parametrize("client", [ONE, NOBODY], ids=["named", "unnamed"])
-@pytest.mark.parametrize("is_stamped", [True, False])
 def test_a_history_that_is_cut_has_no_thoughts_of_its_beginning(
-    client: Client, *, is_stamped: bool
+    client: Client,
 ) -> None:
-    """A heartbeat that sends its newest turns only: all of them look alike."""
+    """
+    A heartbeat that sends its newest turns only: all of them look alike.
+
+    Without stamps its requests are equal to the letter, as if one were sent again.
+    """
     chats = Chats(min_gain=1)
     about, said = system(words(40)), []
     for hour in range(8, 14):
-        stamp = f"Current time: {hour:02}:00\n" if is_stamped else ""
-        said += [user(f"{stamp}Read the list."), assistant("OK")]
+        said += [user(f"Current time: {hour:02}:00\nRead it."), assistant("OK")]
         shown = [about, *said[-6:-1]]
         prompt = chats.turn(shown, Said("OK", f"It is {hour}."), client)
         thought = [h for h in range(8, hour) if f"It is {h}." in prompt.text]
         kept = [hour - 2, hour - 1] if hour < 11 else []  # nothing was cut so far
         assert set(thought) <= {h for h in kept if h >= 8}
+
+
+@pytest.mark.parametrize("client", [ONE, NOBODY], ids=["named", "unnamed"])
+@pytest.mark.parametrize("has_moved_on", [True, False])
+def test_who_asks_the_same_again_loses_no_thoughts(
+    client: Client, *, has_moved_on: bool
+) -> None:
+    """A lost answer is asked for again, or another one; all answers look alike."""
+    chats = Chats(min_gain=1)
+    talk = [system(words(40))]
+    for number in range(5):
+        talk.append(user(f"step {number}"))
+        chats.turn(talk, Said("Done.", f"thought {number}."), client)
+        talk.append(assistant("Done."))
+    again = chats.turn(talk[:-1], Said("Done.", "another thought."), client)
+    if has_moved_on:
+        again = chats.ask([*talk, user("and now?")], client)
+    for number in range(4):
+        assert f"thought {number}." in again.text
 
 
 FORMS: dict[str, tuple[Sequence[Message], Sequence[Message]]] = {

@@ -162,7 +162,7 @@ def heal(
     kept, vanishing = split_vanishing(request.messages, to_move)
     marked = mark(kept, to_mark, check)
     past = _find_turns(store, marked, request, to_mark, frozenset())
-    if unsure := _unsure(store, past):
+    if unsure := _unsure(store, past, marked):
         past = _find_turns(store, marked, request, to_mark, unsure)
     healed = {
         index: turn.healed
@@ -266,21 +266,28 @@ def _find_turns(
     return _Past(found, issued, contexts, values, proofs)
 
 
-def _unsure(store: HealingStore, past: _Past) -> frozenset[str]:
+def _unsure(
+    store: HealingStore, past: _Past, marked: Sequence[MarkedMessage]
+) -> frozenset[str]:
     """
-    What turns look like whose last one here is not the newest that looks so.
+    What turns look like of which the newest stands nowhere here.
 
     A client that cuts its history, or goes back in it, shows the words of a later turn
-    where an earlier one stood.
+    where an earlier one stood. Who asks the very same again has the newest as its
+    answer.
     """
     last = {past.turns[i].visible: past.turns[i] for i in sorted(past.turns)}
     by_place = {past.turns[i].visible for i in past.turns if i not in past.issued}
     threads = {past.turns[i].conversation for i in past.issued}
+    answers = (i for i, item in enumerate(marked) if item.message.role == "assistant")
+    places = {past.contexts[i].literal for i in (*answers, -1)}
     found = []
     for visible in by_place:
         thread = last[visible].conversation
         has_thread = not is_implicit(thread.session) or thread in threads
-        if not store.is_newest(last[visible], has_thread=has_thread):
+        newest = store.newest(last[visible], has_thread=has_thread)
+        is_last = newest.healed.digest == last[visible].healed.digest
+        if not is_last and newest.context.literal not in places:
             found.append(visible)
     return frozenset(found)
 
