@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
-from sidecar.engine.grammar_compiler import GrammarCompiler
+from sidecar.engine.grammar_compiler import GrammarCompiler, first_line
 
 _TAIL = 24  # tokens in which a close tag is looked for, however it was cut
 _ALL = -1  # as bits: any token
@@ -44,6 +44,7 @@ class ConstrainedRow:
 
     def __init__(self, constraint: Constraint) -> None:
         self._grammars = constraint.grammars
+        self._source = constraint.matcher
         self._matcher = constraint.matcher.deep_copy()
         self._behind, self._opener = constraint.behind, constraint.opener
         self._is_free = bool(constraint.behind) and constraint.opener is None
@@ -66,16 +67,27 @@ class ConstrainedRow:
             self._opener = None
             is_over = self._matcher.is_stopped()
             if not is_over and not self._matcher.consume_token(token):
-                self.error = self._matcher.get_error()
+                self._fail()
+
+    def _fail(self) -> None:
+        self.error = self.error or first_line(self._matcher.get_error()) or "it is over"
+        self._grammars.drop(self._source)
 
     def fill(self, mask: NDArray[np.int32], row: int) -> None:
         """Write a bit for each token that may come next into a row of a mask."""
-        if self._is_free or self._matcher.is_error():
-            return  # what broke its grammar is ended by the scheduler
+        bits = mask[row].view(np.uint32)
+        if self._is_free:  # it must not end before what it was asked for has begun
+            for stop in self._grammars.stop_ids:
+                bits[stop // 32] &= ~np.uint32(1 << stop % 32)
+            return
+        if self._matcher.is_error():
+            self._fail()
+            return  # the scheduler ends it
         fill_next_token_bitmask(self._matcher, mask, row)
+        if self._matcher.is_error():
+            self._fail()
         if self._opener is not None:
-            word, bit = divmod(self._opener, 32)
-            mask[row].view(np.uint32)[word] |= np.uint32(1 << bit)
+            bits[self._opener // 32] |= np.uint32(1 << self._opener % 32)
 
 
 @functools.cache

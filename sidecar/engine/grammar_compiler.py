@@ -2,26 +2,41 @@
 Compiles grammars for one model's vocabulary, by llguidance.
 
 The library's view of the vocabulary takes a second for 150,000 tokens, so it is made
-once, at the first request that has a grammar, on that request's own thread.
+once, at the first request that has a grammar, on that request's own thread. A grammar
+that is new is tried in a process of its own first (grammar_check.py).
 """
 
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
+from sidecar.core.errors import Unavailable
+from sidecar.engine import grammar_check
 from sidecar.infra.lru import Lru
 
-_MAX_KEPT = 64
+_MAX_KEPT = 32
+_CHECK_S, _WAIT_S = 4.0, 15.0
+_MAX_CHECKS = 2  # at once
 _SAID_LEN = 300
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
+_CHECK = Path(grammar_check.__file__)
 
 
 class UnsupportedGrammar(Exception):
     """What the library says about a grammar that it cannot follow."""
+
+
+def first_line(said: object) -> str:
+    """What is wrong, in the library's words; it goes on with the grammar itself."""
+    line, _, _ = str(said).partition("\n")
+    return _PLACE.sub("", line)[:_SAID_LEN]
 
 
 class GrammarCompiler:
@@ -38,8 +53,9 @@ class GrammarCompiler:
     ) -> None:
         self._source = tokenizer
         self._size = vocab_size
-        self._stop_ids = sorted(stop_ids)
+        self.stop_ids = sorted(stop_ids)
         self._lock = threading.Lock()
+        self._checks = threading.Semaphore(_MAX_CHECKS)
         self._tokens: LLTokenizer | None = None
         self._kept: Lru[str, LLMatcher] = Lru(_MAX_KEPT, _MAX_KEPT, lambda k, m: 1)
 
@@ -49,16 +65,49 @@ class GrammarCompiler:
 
         Raises:
             UnsupportedGrammar: in the library's words.
+            Unavailable: others are tried at the moment.
         """
         if (kept := self._kept.get(lark)) is not None:
             return kept
+        self._try(lark)
         grammar = LLMatcher.grammar_from_lark(lark)
-        matcher = LLMatcher(self._tokenizer(), grammar, log_level=0)
+        limits = grammar_check.limits()
+        matcher = LLMatcher(self._tokenizer(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
-            said, _, _ = matcher.get_error().partition("\n")  # then the grammar itself
-            raise UnsupportedGrammar(_PLACE.sub("", said)[:_SAID_LEN])
+            raise UnsupportedGrammar(first_line(matcher.get_error()))
+        if not self._lets_in_any(matcher.deep_copy()):
+            raise UnsupportedGrammar("no text keeps to it")
         self._kept.put(lark, matcher)
         return matcher
+
+    def drop(self, matcher: LLMatcher) -> None:
+        """Keep no grammar that went wrong: its copies share what they found out."""
+        self._kept.pop_if(lambda _, kept: kept is matcher)
+
+    def _try(self, lark: str) -> None:
+        """Compile it where it can be ended."""
+        if not self._checks.acquire(timeout=_WAIT_S):
+            raise Unavailable("other schemas are compiled just now", retry_after_s=5)
+        try:
+            done = subprocess.run(
+                [sys.executable, str(_CHECK)], input=lark.encode("utf-8", "replace"),
+                capture_output=True, timeout=_CHECK_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise UnsupportedGrammar("it takes too long to compile") from None
+        finally:
+            self._checks.release()
+        if done.returncode != 0:  # out of its time or memory
+            raise UnsupportedGrammar("it takes too much to compile")
+        if said := done.stdout.decode(errors="replace"):
+            raise UnsupportedGrammar(first_line(said))
+
+    def _lets_in_any(self, matcher: LLMatcher) -> bool:
+        """Whether anything but an end may come first."""
+        mask = bytearray(matcher.compute_bitmask())
+        for stop in self.stop_ids:
+            mask[stop // 8] &= ~(1 << stop % 8) & 0xFF
+        return not matcher.is_error() and any(mask)
 
     @property
     def num_words(self) -> int:
@@ -75,5 +124,8 @@ class GrammarCompiler:
                 hf = self._source._tokenizer
                 highest = max(hf.get_vocab().values(), default=0)
                 size = max(self._size, highest + 1)
-                self._tokens = from_tokenizer(hf, size, self._stop_ids)
+                try:
+                    self._tokens = from_tokenizer(hf, size, self.stop_ids)
+                except ValueError as error:
+                    raise UnsupportedGrammar(first_line(error)) from None
             return self._tokens

@@ -33,6 +33,7 @@ _CALL_JSON = {
     "lenient": True,
 }
 _ANY_OBJECT = {"type": "object"}
+_MAX_PATTERNS_AT_ONCE = 4
 # Behind a close tag models write newlines before the answer; they are not shown.
 _LEADING = 'leading: ("\\n" "\\n"?)?'
 _NO_LEADING = 'leading: ""'
@@ -64,7 +65,33 @@ def answer_grammar(
     return _joined("start: leading (answer | call)", [*rules, f"call: {opener} <[*]>*"])
 
 
+def _check_patterns(schema: Any) -> None:
+    """
+    Refuse what the library would intersect for minutes.
+
+    Raises:
+        ValueError: too many patterns hold at once.
+    """
+    level = [schema]
+    while level:
+        for item in level:
+            both = item.get("allOf") if isinstance(item, dict) else None
+            if isinstance(both, list):
+                patterns = [one for one in both if "pattern" in str(one)]
+                if len(patterns) > _MAX_PATTERNS_AT_ONCE:
+                    most = _MAX_PATTERNS_AT_ONCE
+                    raise ValueError(f"allOf with more than {most} patterns")
+        level = [
+            inner
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+
+
 def _answer(asked: OutputFormat) -> str:
+    if asked.kind == "json_schema":
+        _check_patterns(asked.value)
     if asked.kind == "json_schema":
         options = {**_ANSWER_JSON, "lenient": not asked.is_strict}
         return _json_rule(asked.value, options)
@@ -86,8 +113,12 @@ def call_grammar(
 
     Returns:
         None: it cannot be told yet how this model writes them.
+    Raises:
+        ValueError: a schema that cannot be told to the library.
     """
     offered = [t for t in tools if choice.name in (None, t.name)]
+    for tool in offered:
+        _check_patterns(tool.parameters)
     writer = _WRITERS.get(syntax.formats[0]) if syntax.formats else None
     if writer is None or not offered:
         return None
@@ -176,7 +207,8 @@ def _parameters(number: int, tool: Tool) -> Iterator[tuple[str, Any, str, str]]:
     """Each parameter's name, schema, the name of its rule, and `?` if it may go."""
     schema = _object_schema(tool)
     properties, required = schema.get("properties"), schema.get("required")
-    needed = set(required) if isinstance(required, list) else set()
+    listed = required if isinstance(required, list) else []
+    needed = {name for name in listed if isinstance(name, str)}
     for place, (name, inner) in enumerate(
         properties.items() if isinstance(properties, dict) else ()
     ):
@@ -191,8 +223,9 @@ def _value(rule: str, schema: Any, end: str, text_end: str) -> list[str]:
         end: as the grammar has it. text_end: as a suffix; "": it is one token.
     """
     choices = schema.get("enum") if isinstance(schema, dict) else None
-    if choices and all(isinstance(choice, str) for choice in choices):
-        return [f"{rule}: ({' | '.join(map(_text, choices))}) {end}"]
+    listed = choices if isinstance(choices, list) else []
+    if listed and all(isinstance(choice, str) for choice in listed):
+        return [f"{rule}: ({' | '.join(map(_text, listed))}) {end}"]
     if isinstance(schema, dict) and schema.get("type") not in (None, "string"):
         return [f"{rule}: {_json_rule(schema, _CALL_JSON)} {end}"]
     if text_end:
@@ -269,4 +302,5 @@ def _class_of(letter: str, *, is_inside: bool) -> str:
 
 def _slashed(pattern: str) -> str:
     """A pattern as Lark has it, between slashes."""
-    return re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", pattern).replace("\n", "\\n")
+    slashed = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", pattern)
+    return re.sub(r"\\?\n", r"\\n", slashed)

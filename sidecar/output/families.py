@@ -111,12 +111,20 @@ class OutputSyntax:
         is_complete_call: Callable[[str], bool],
         *,
         has_tools: bool,
+        is_held: bool = False,
     ) -> Splitter:
-        """A splitter of one generation."""
+        """
+        A splitter of one generation.
+
+        Args:
+            is_held: its content is held to a form, and may hold a tag as a text.
+        """
         if self.has_channels:
             return ChannelSplitter(has_tools=has_tools)
         openers = (self.tools.opener,) if has_tools else ()
-        markers = replace(self.markers, tool_openers=openers)
+        markers = replace(
+            self.markers, tool_openers=openers, are_in_content=not is_held
+        )
         return StreamSplitter(markers, start, is_complete_call)
 
 

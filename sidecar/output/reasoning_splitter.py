@@ -38,11 +38,14 @@ class Markers:
     Args:
         think_open, think_close: compared without regard to ASCII case.
         tool_openers: texts that begin a tool call; empty if no tool was offered.
+        are_in_content: whether an open tag within the content begins thinking: not in
+            an answer that is held to a form, which may hold it as a text.
     """
 
     think_open: str = "<think>"
     think_close: str = "</think>"
     tool_openers: tuple[str, ...] = ()
+    are_in_content: bool = True
 
 
 class Splitter(Protocol):
@@ -120,7 +123,9 @@ class StreamSplitter:
         self._open = _compile(markers.think_open)
         self._close = _compile(markers.think_close)
         self._in_reasoning = _compile(markers.think_close, *markers.tool_openers)
-        self._in_content = _compile(markers.think_open, *markers.tool_openers)
+        tags = (markers.think_open,) if markers.are_in_content else ()
+        self._content_tags = (*tags, *markers.tool_openers)
+        self._in_content = _compile(*self._content_tags)
         self._step: Callable[[], Iterator[Span] | None] = {
             "on": self._reasoning_start,
             "off": self._content,
@@ -240,11 +245,9 @@ class StreamSplitter:
         return iter(())
 
     def _content(self) -> Iterator[Span] | None:
-        match = self._in_content.search(self._buffer)
+        match = self._in_content.search(self._buffer) if self._content_tags else None
         if match is None:
-            return self._release(
-                "content", (self._markers.think_open, *self._markers.tool_openers)
-            )
+            return self._release("content", self._content_tags)
         before, rest = self._buffer[: match.start()], self._buffer[match.start() :]
         spans = self._emit_content(before)
         tag = match.group()
@@ -296,7 +299,7 @@ def _could_begin(text: str, tag: str) -> bool:
 
 def held_suffix(text: str, tags: tuple[str, ...]) -> int:
     """Length of the longest suffix of `text` that is a proper beginning of a tag."""
-    longest = min(len(text), max(map(len, tags)) - 1)
+    longest = min(len(text), max(map(len, tags), default=1) - 1)
     for size in range(longest, 0, -1):
         if any(_could_begin(text[-size:], tag) for tag in tags):
             return size

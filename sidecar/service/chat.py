@@ -311,11 +311,13 @@ def _chat_choices(plan: ChatPlan, syntax: OutputSyntax) -> list[ChatChoice]:
     token_of = functools.partial(
         make_token, prepared.pending_turn.turn, with_text=not request.thinking.is_shown
     )
-    start = _start_mode(syntax, prepared)
+    start, is_held = _start_mode(syntax, prepared), plan.constraint is not None
     return [
         ChatChoice(
             index,
-            syntax.new_splitter(start, complete, has_tools=bool(tools)),
+            syntax.new_splitter(
+                start, complete, has_tools=bool(tools), is_held=is_held
+            ),
             syntax.tools,
             tools,
             token_of,

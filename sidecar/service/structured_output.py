@@ -51,12 +51,12 @@ def _of_calls(
 ) -> StructuredOutput:
     tools, syntax = offered_tools(request), engine.model.syntax
     vocab = engine.model.tokenizer.get_vocab()
-    grammar = call_grammar(request.tool_choice, tools, syntax.tools, vocab)
-    if grammar is None:
-        return StructuredOutput(unheld=("tool_choice",))
     try:
+        grammar = call_grammar(request.tool_choice, tools, syntax.tools, vocab)
+        if grammar is None:
+            return StructuredOutput(unheld=("tool_choice",))
         constraint = _compiled(grammar, engine, start)
-    except UnsupportedGrammar:
+    except (UnsupportedGrammar, ValueError):
         return StructuredOutput(unheld=("tool_choice",))
     names = ("response_format",) if request.output_format else ()
     return StructuredOutput(constraint, names)

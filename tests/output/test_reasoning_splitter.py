@@ -200,3 +200,17 @@ def test_content_is_shown_at_once() -> None:
     assert splitter.feed("Hello ") == [("content", "Hello")]
     assert splitter.feed("you <") == [("content", " you")]
     assert splitter.feed("b") == [("content", " <b")]
+
+
+def test_a_tag_within_a_form_is_a_text_of_it() -> None:
+    """An answer that is held to a schema may speak of tags; it is never thinking."""
+    markers = Markers(are_in_content=False)
+    for text in ('{"a": "use <think> and </think>"}', "<think>"):
+        for size in (1, 3, 100):
+            splitter = StreamSplitter(markers, "off")
+            spans = []
+            for at in range(0, len(text), size):
+                spans += splitter.feed(text[at : at + size])
+            spans += splitter.flush()[0]
+            assert "".join(t for _, t in spans) == text
+            assert {kind for kind, _ in spans} == {"content"}

@@ -95,6 +95,7 @@ SCHEMAS: dict[str, Json] = {
         "maxProperties": 3,
     },
 }
+MANY_PATTERNS = [{"type": "string", "pattern": f".*a.{{{n}}}b"} for n in range(5)]
 HOT = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0}
 
 
@@ -231,6 +232,10 @@ def test_what_cannot_be_kept_to_is_refused_or_named(http: httpx.Client) -> None:
         ({"guided_json": {"a": "x" * 300_000}}, "guided_json"),
         ({"guided_json": {"type": "object"}, "guided_regex": "a"}, "guided_regex"),
         ({"guided_json": {"$ref": "https://example.com/a"}}, "guided_json"),
+        ({"guided_json": {"items": {"allOf": MANY_PATTERNS}}}, "guided_json"),
+        ({"guided_json": {"type": "integer", "multipleOf": 9999991}}, "guided_json"),
+        ({"guided_json": {"$ref": "#"}}, "guided_json"),
+        ({"guided_regex": "(a{3000}){3022}"}, "guided_regex"),
     ],
 )
 def test_a_bad_form_names_its_field(
