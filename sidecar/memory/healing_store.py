@@ -196,9 +196,6 @@ class HealingStore:
     """
     Turns by their place, least recently used out first. Any thread.
 
-    A place is the visible hash, what came before, and the key: an agent that answers
-    "Done." a hundred times has a hundred places.
-
     Args:
         max_entries: places. max_bytes: of all turns.
     """
@@ -217,7 +214,7 @@ class HealingStore:
             4 * max_entries, max_bytes, lambda key, turn: turn.num_bytes
         )
         most = 4 * max_entries
-        self._newest: Lru[str, KnownTurn] = Lru(most, most, lambda *said: 1)
+        self._newest: Lru[str, dict[str, KnownTurn]] = Lru(most, most, lambda *said: 1)
         self._lock = threading.Lock()
         self.tombstones = Tombstones() if tombstones is None else tombstones
         self.num_ambiguous = 0
@@ -242,12 +239,8 @@ class HealingStore:
 
     def _add(self, turn: KnownTurn, ids: Sequence[str]) -> None:
         """Keep a turn among those of its place, the newest first."""
-        digest = turn.healed.digest
-        self.tombstones.shown(turn.keys, turn.time, digest, turn.alike)
-        for key in (turn.keys.thread, turn.keys.session):
-            newest = self._newest.get(key)
-            if newest is None or newest.time <= turn.time:
-                self._newest.put(key, turn)
+        self.tombstones.shown(turn.keys, turn.time, turn.healed.digest, turn.alike)
+        self._note_newest(turn)
         for issued in ids:
             self._by_id.put(call_key(issued), turn)
         with self._lock:
@@ -329,8 +322,6 @@ class HealingStore:
     ) -> KnownTurn | None:
         """
         The turn for which all these ids were issued, if it shows what it did then.
-
-        Ids are random: whatever became of the messages before, it is that turn.
         """
         found = [self._by_id.get(call_key(i)) if i else None for i in ids]
         first = found[0] if found else None
@@ -405,15 +396,28 @@ class HealingStore:
             self.num_ambiguous += 1
             return None
 
-    def newest(self, turn: KnownTurn, *, has_thread: bool) -> KnownTurn:
+    def newest(self, turn: KnownTurn, threads: Collection[str] | None) -> KnownTurn:
         """
-        The last turn of its thread that looks like it.
+        The last turn of its session that looks like it.
 
         Args:
-            has_thread: its thread is known; else any chat without a name may be its.
+            threads: among those beside its own; None: among all.
         """
-        newest = self._newest.get(turn.keys.thread if has_thread else turn.keys.session)
-        return turn if newest is None else newest
+        known = self._newest.get(turn.keys.newest) or {}
+        names = (
+            known.keys() if threads is None else {*threads, turn.conversation.thread}
+        )
+        said = [known[name] for name in known if name in names]
+        return max(said, key=lambda other: other.time, default=turn)
+
+    def _note_newest(self, turn: KnownTurn) -> None:
+        thread, known = turn.conversation.thread, self._newest.get(turn.keys.newest)
+        mine = (known or {}).get(thread)
+        if mine is None or mine.time <= turn.time:
+            kept = [*{**(known or {}), thread: turn}.values()]
+            kept = sorted(kept, key=lambda other: other.time)[-_MAX_CANDIDATES:]
+            newest = {other.conversation.thread: other for other in kept}
+            self._newest.put(turn.keys.newest, newest)
 
     def _is_only_one(self, turn: KnownTurn, asked_at: Context | None) -> bool:
         """
@@ -539,7 +543,8 @@ class ContextHasher:
         self._canonical = hashlib.sha256()
         self._literal = hashlib.sha256(around.encode("utf-8", "surrogatepass"))
         self._identity = hashlib.sha256()
-        self._lasting = hashlib.sha256()
+        self._channel = hashlib.sha256()
+        self._asker = hashlib.sha256()
 
     @property
     def value(self) -> Context:
@@ -548,7 +553,8 @@ class ContextHasher:
             self._canonical.hexdigest(),
             self._literal.hexdigest(),
             self._identity.hexdigest(),
-            self._lasting.hexdigest(),
+            self._channel.hexdigest(),
+            self._asker.hexdigest(),
         )
 
     def add(
@@ -567,16 +573,16 @@ class ContextHasher:
                 of the letter only.
             identity: its values that tell who asks.
         """
-        if role == "user":
-            self._lasting = self._identity.copy()
         canonical, literal = texts or ("", "")
         self._canonical.update(_line(role, canonical, visible))
         literal = f"{literal}\0{unseen}" if unseen else literal
         self._literal.update(_line(role, literal, visible))
         for value in identity:
             self._identity.update(_line(role, value, None))
-            if role != "user":
-                self._lasting.update(_line(role, value, None))
+            told = self._channel if role == "system" else self._asker
+            told.update(_line(role, value, None))
+        if role == "assistant":
+            self._asker = hashlib.sha256()
 
 
 def is_edited(message: Message, healed: Healed) -> bool:

@@ -39,14 +39,16 @@ class Context:
 
     Args:
         identity: what of it tells who asks: nothing that gets newer with time.
-        lasting: the same without what the last message of a user says of it: clients
-            say it in their newest message only.
+        channel: what system texts say of it: that of users' messages is said in the
+            newest one only by some clients, and goes where a history is cut.
+        asker: what is said of it since the last turn.
     """
 
     canonical: str
     literal: str
     identity: str = field(default="", compare=False)
-    lasting: str = field(default="", compare=False)
+    channel: str = field(default="", compare=False)
+    asker: str = field(default="", compare=False)
 
     def behind(self, vanishing: tuple[str, str] | None) -> "Context":
         """The same, where the prompt also had a message that no later one will have."""
@@ -72,9 +74,9 @@ class PlaceKeys:
         prompt: the very same prompt, whoever sent it.
         anybody: the same canonical context and the same identity, in any session.
         session: anywhere in the same named session; where the client names none, in
-            any that has no name, where all that tells who asks is the same.
-        lasting: the same where what the last message of a user says of that is gone.
-        thread: anywhere in the same thread, where all that tells who asks is the same.
+            any that has no name, where system texts tell alike who asks.
+        newest: anywhere in the same session, named or not, where they do, and the last
+            question tells alike who asks.
     """
 
     conversation: str
@@ -83,8 +85,7 @@ class PlaceKeys:
     prompt: str
     anybody: str
     session: str
-    lasting: str
-    thread: str
+    newest: str
 
 
 def place_keys(visible: str, context: Context, conversation: Conversation) -> PlaceKeys:
@@ -103,12 +104,9 @@ def place_keys(visible: str, context: Context, conversation: Conversation) -> Pl
     identity = context.identity
     in_session = ("session", tenant, session, canonical)
     anywhere: tuple[str | None, ...] = ("anywhere", tenant, session)
-    in_thread = ("in thread", tenant, session, thread, identity)
-    lasting = anywhere
     names: list[tuple[str | None, ...]] = [in_session]
     if is_implicit(session):
-        anywhere = ("anywhere", tenant, IMPLICIT, identity)
-        lasting = ("anywhere", tenant, IMPLICIT, context.lasting)
+        anywhere = ("anywhere", tenant, IMPLICIT, context.channel)
         names = [("thread", tenant, thread, canonical), ("prompt", tenant, literal)]
     return PlaceKeys(
         _key("shown", *names[0], visible),
@@ -117,8 +115,7 @@ def place_keys(visible: str, context: Context, conversation: Conversation) -> Pl
         _key("said", tenant, literal, visible),
         _key("anybody", tenant, canonical, identity, visible),
         _key(*anywhere, visible),
-        _key(*lasting, visible),
-        _key(*in_thread, visible),
+        _key("newest", *anywhere, context.channel, context.asker, visible),
     )
 
 
@@ -225,8 +222,7 @@ class Tombstones:
         """
         for key in (keys.conversation, keys.identity, keys.prompt, keys.anybody):
             self._put(key, Tombstone(turn_time, digest))
-        for key in {keys.session, keys.lasting}:
-            self._put(key, Tombstone(turn_time, alike or digest))
+        self._put(keys.session, Tombstone(turn_time, alike or digest))
 
     def shown_unkept(self, keys: PlaceKeys) -> None:
         """Know that something was shown at a place that is not kept."""

@@ -803,6 +803,52 @@ def test_who_asks_the_same_again_loses_no_thoughts(
         assert f"thought {number}." in again.text
 
 
+def from_(sender: str, text: str) -> Message:
+    """A user's message with OpenClaw's block."""
+    block = ENVELOPE.replace('"7"', f'"{sender}"')
+    return user(f"{block}{text}")
+
+
+def test_a_cut_history_of_a_session_whose_questions_alternate() -> None:
+    """Its first message changes with each request, and with it the thread's name."""
+    chats, said = Chats(min_gain=1), [system(words(40))]
+    day = [("Check mail.", "Nothing new."), ("Check door.", "It is shut.")]
+    for number, (question, answer) in enumerate([*day, *day]):
+        said += [user(question), assistant(answer)]
+        prompt = chats.turn(
+            [said[0], *said[1:][-4:-1]], Said(answer, f"thought {number}."), ONE
+        )
+    assert "thought 0." not in prompt.text
+
+
+@pytest.mark.parametrize("client", [ONE, NOBODY], ids=["named", "unnamed"])
+def test_a_cut_history_of_a_group_has_nobody_elses_thoughts(client: Client) -> None:
+    """All say the same, and get the same answer."""
+    chats, said = Chats(min_gain=1), [system(words(40))]
+    senders = ["alice", "bob", "alice", "bob", "alice"]
+    for number, sender in enumerate(senders):
+        said += [from_(sender, "add me"), assistant("Noted.")]
+        shown = [said[0], *said[1:][-4:-1]]
+        prompt = chats.turn(shown, Said("Noted.", f"thought {number}."), client)
+        wrong = [n for n in range(number - 1) if f"thought {n}." in prompt.text]
+        assert wrong == []
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_cut_group_chat_is_lent_no_thought_of_a_private_one(
+    *, is_first: bool
+) -> None:
+    about, chats = system(words(40)), Chats(min_gain=1)
+    private = [about, from_("bob", "add me")], Said("Noted.", "he told me alone")
+    begun = [about, from_("alice", "hello")]
+    group = [*begun, assistant("Hi."), from_("bob", "add me")], Said("Noted.", "we")
+    chats.turn(begun, Said("Hi.", "hm"), NOBODY)
+    for talk, said in (private, group) if is_first else (group, private):
+        chats.turn(talk, said, NOBODY)
+    cut = [about, from_("bob", "add me"), assistant("Noted."), from_("alice", "who?")]
+    assert "he told me alone" not in chats.ask(cut, NOBODY).text
+
+
 FORMS: dict[str, tuple[Sequence[Message], Sequence[Message]]] = {
     "memory": ([user("Memory: tea.\n\nhi")], [user("hi")]),
     "date": ([user("hi Today is Friday.")], [user("hi")]),

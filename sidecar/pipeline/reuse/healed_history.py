@@ -26,6 +26,7 @@ from sidecar.memory.healing_store import (
     defaults_of,
     is_edited,
 )
+from sidecar.memory.session_turn_store import thread_name
 from sidecar.memory.tombstones import Context
 from sidecar.pipeline.template.chat_template import offered_tools
 from sidecar.pipeline.template.turn_delimiters import TurnDelimiters
@@ -61,6 +62,7 @@ def place_of(text: str, last_turn: Healed | None, contexts: Sequence[Context]) -
     return places[0] if said == text and places else end
 
 
+_SENDER = "conversation_info"  # the block by which a message names who sends it
 _VANISHING: SpanKey = (-1, 0, "vanishing", 0)
 
 
@@ -227,6 +229,7 @@ def _find_turns(
     threads: set[Conversation] = set()
     proofs: list[Mapping[SpanKey, str]] = []
     contexts = [hasher.value]
+    asked = 0  # where the question begins
     for index, item in enumerate(marked):
         message = item.message
         visible, turn = None, None
@@ -244,7 +247,9 @@ def _find_turns(
             turn, is_issued = _own_turn(
                 store, message, visible, contexts[-1], turn_query, defaults
             )
-            if turn and not is_issued and visible in unsure:
+            question, asked = marked[asked:index], index + 1
+            is_by_place = turn is not None and not is_issued
+            if is_by_place and (visible in unsure or _is_of_another(turn, question)):
                 turn = None
             if turn:
                 found[index] = turn
@@ -266,6 +271,17 @@ def _find_turns(
     return _Past(found, issued, contexts, values, proofs)
 
 
+def _is_of_another(turn: KnownTurn | None, question: Sequence[MarkedMessage]) -> bool:
+    """Whether somebody else asked what a turn answered: his block stands here now."""
+    return turn is not None and any(
+        turn.values.get(span.key, span.value) != span.value
+        for item in question
+        if item.message.role == "user"
+        for span in item.pieces
+        if isinstance(span, Span) and span.kind == _SENDER
+    )
+
+
 def _unsure(
     store: HealingStore, past: _Past, marked: Sequence[MarkedMessage]
 ) -> frozenset[str]:
@@ -279,13 +295,15 @@ def _unsure(
     last = {past.turns[i].visible: past.turns[i] for i in sorted(past.turns)}
     by_place = {past.turns[i].visible for i in past.turns if i not in past.issued}
     threads = {past.turns[i].conversation for i in past.issued}
+    # Of a cut history a later message was the first one, and so named its thread.
+    begins = {thread_name([item]) for item in marked if item.message.role == "user"}
     answers = (i for i, item in enumerate(marked) if item.message.role == "assistant")
     places = {past.contexts[i].literal for i in (*answers, -1)}
     found = []
     for visible in by_place:
-        thread = last[visible].conversation
-        has_thread = not is_implicit(thread.session) or thread in threads
-        newest = store.newest(last[visible], has_thread=has_thread)
+        known = last[visible].conversation
+        is_any = is_implicit(known.session) and known not in threads
+        newest = store.newest(last[visible], None if is_any else begins)
         is_last = newest.healed.digest == last[visible].healed.digest
         if not is_last and newest.context.literal not in places:
             found.append(visible)
