@@ -279,12 +279,7 @@ class HealingStore:
         self.tombstones.answer_ended(place_keys("", context, conversation))
 
     def drop_all(self, context: Context, conversation: Conversation) -> None:
-        """
-        Put back no turn behind such a prompt that is known by now.
-
-        An answer broke off there: its client may have read any part of it, and goes on
-        from that.
-        """
+        """Put back no turn behind a prompt whose answer broke off: any may be read."""
         self.tombstones.bury(place_keys("", context, conversation).broken_off)
 
     def remember_calls(
@@ -403,11 +398,9 @@ class HealingStore:
         Args:
             threads: among those beside its own; None: among all.
         """
-        known = self._newest.get(turn.keys.newest) or {}
-        names = (
-            known.keys() if threads is None else {*threads, turn.conversation.thread}
-        )
-        said = [known[name] for name in known if name in names]
+        known, own = self._newest.get(turn.keys.newest) or {}, turn.conversation.thread
+        names = known if threads is None else {*threads, own}
+        said = [other for name, other in known.items() if name in names]
         return max(said, key=lambda other: other.time, default=turn)
 
     def _note_newest(self, turn: KnownTurn) -> None:
