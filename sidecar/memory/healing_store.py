@@ -26,8 +26,10 @@ from sidecar.core.requests import Message, Tool, ToolCall, call_key
 from sidecar.infra.lru import Lru
 from sidecar.memory.tombstones import (
     Context,
+    NewestTurns,
     PlaceKeys,
     Tombstones,
+    TurnMark,
     hash_text,
     place_keys,
 )
@@ -213,8 +215,7 @@ class HealingStore:
         self._by_id: Lru[str, KnownTurn] = Lru(
             4 * max_entries, max_bytes, lambda key, turn: turn.num_bytes
         )
-        most = 4 * max_entries
-        self._newest: Lru[str, dict[str, KnownTurn]] = Lru(most, most, lambda *said: 1)
+        self._newest = NewestTurns(4 * max_entries)
         self._lock = threading.Lock()
         self.tombstones = Tombstones() if tombstones is None else tombstones
         self.num_ambiguous = 0
@@ -240,7 +241,7 @@ class HealingStore:
     def _add(self, turn: KnownTurn, ids: Sequence[str]) -> None:
         """Keep a turn among those of its place, the newest first."""
         self.tombstones.shown(turn.keys, turn.time, turn.healed.digest, turn.alike)
-        self._note_newest(turn)
+        self._newest.note(turn.keys, _mark(turn))
         for issued in ids:
             self._by_id.put(call_key(issued), turn)
         with self._lock:
@@ -341,6 +342,7 @@ class HealingStore:
                     del self._turns[place]
         self._calls.pop_if(lambda _, known: is_gone(known[1]))
         self._by_id.pop_if(lambda _, turn: is_gone(turn.conversation))
+        self._newest.forget(is_gone)
 
     def visible_hash(self, message: Message, defaults: Defaults) -> str | None:
         """The visible hash of an echoed message, by what the model gave."""
@@ -391,26 +393,9 @@ class HealingStore:
             self.num_ambiguous += 1
             return None
 
-    def newest(self, turn: KnownTurn, threads: Collection[str] | None) -> KnownTurn:
-        """
-        The last turn of its session that looks like it.
-
-        Args:
-            threads: among those beside its own; None: among all.
-        """
-        known, own = self._newest.get(turn.keys.newest) or {}, turn.conversation.thread
-        names = known if threads is None else {*threads, own}
-        said = [other for name, other in known.items() if name in names]
-        return max(said, key=lambda other: other.time, default=turn)
-
-    def _note_newest(self, turn: KnownTurn) -> None:
-        thread, known = turn.conversation.thread, self._newest.get(turn.keys.newest)
-        mine = (known or {}).get(thread)
-        if mine is None or mine.time <= turn.time:
-            kept = [*{**(known or {}), thread: turn}.values()]
-            kept = sorted(kept, key=lambda other: other.time)[-_MAX_CANDIDATES:]
-            newest = {other.conversation.thread: other for other in kept}
-            self._newest.put(turn.keys.newest, newest)
+    def newest(self, turn: KnownTurn, threads: Collection[str] | None) -> TurnMark:
+        """The mark of the last turn of its session that looks like it (NewestTurns)."""
+        return self._newest.get(turn.keys, _mark(turn), threads)
 
     def _is_only_one(self, turn: KnownTurn, asked_at: Context | None) -> bool:
         """
@@ -472,6 +457,11 @@ class HealingStore:
         ):
             _, gone = self._turns.popitem(last=False)
             self._num_bytes -= sum(turn.num_bytes for turn in gone)
+
+
+def _mark(turn: KnownTurn) -> TurnMark:
+    digest, literal = turn.healed.digest, turn.context.literal
+    return TurnMark(turn.time, digest, literal, turn.conversation)
 
 
 def _same_place(a: KnownTurn, b: KnownTurn) -> bool:

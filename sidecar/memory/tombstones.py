@@ -19,12 +19,14 @@ import re
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from sidecar.core.conversation import IMPLICIT, Conversation, is_implicit
+from sidecar.infra.lru import Lru
 
 _MAX_MARKS = 1 << 16
+_MAX_THREADS = 8  # of one session whose turns look alike
 _LINE = re.compile(r"([0-3][0-9a-f]{15}) ([0-9a-f]{32}) ([0-9a-f]{32})")
 _MAX_AHEAD_NS = 10 * 366 * 86400 * 10**9
 _FLOOR = "0" * 32  # the key of a line that says how old a turn may be at all
@@ -339,6 +341,59 @@ class Tombstones:
             self._floor = 0
             if self._unlogged:
                 self._unlogged.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnMark:
+    """When a turn was said, its digest, and what came before it, to the letter."""
+
+    time: int
+    digest: str
+    literal: str
+    conversation: Conversation
+
+
+class NewestTurns:
+    """
+    The last turns that look alike, of each thread of a session. Any thread.
+
+    Args:
+        maximum: of looks and sessions.
+    """
+
+    def __init__(self, maximum: int) -> None:
+        self._known: Lru[str, dict[str, TurnMark]] = Lru(
+            maximum, maximum, lambda key, marks: 1
+        )
+
+    def note(self, keys: PlaceKeys, mark: TurnMark) -> None:
+        """Know of a turn; the newest threads are kept."""
+        known, thread = self._known.get(keys.newest) or {}, mark.conversation.thread
+        if thread in known and known[thread].time > mark.time:
+            return
+        kept = sorted({**known, thread: mark}.values(), key=lambda one: one.time)
+        newest = {one.conversation.thread: one for one in kept[-_MAX_THREADS:]}
+        self._known.put(keys.newest, newest)
+
+    def get(
+        self, keys: PlaceKeys, mark: TurnMark, threads: Collection[str] | None
+    ) -> TurnMark:
+        """
+        The last turn that looks like one.
+
+        Args:
+            mark: of that one. threads: among which, beside its own; None: among all.
+        """
+        known = self._known.get(keys.newest) or {}
+        names = known if threads is None else {*threads, mark.conversation.thread}
+        said = [known[name] for name in known if name in names]
+        return max(said, key=lambda one: one.time, default=mark)
+
+    def forget(self, is_gone: Callable[[Conversation], bool]) -> None:
+        """Forget what some conversations said."""
+        self._known.pop_if(
+            lambda _, known: any(is_gone(one.conversation) for one in known.values())
+        )
 
 
 def _merged(old: Tombstone, new: Tombstone) -> Tombstone:

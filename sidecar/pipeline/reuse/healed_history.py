@@ -304,8 +304,8 @@ def _unsure(
         known = last[visible].conversation
         is_any = is_implicit(known.session) and known not in threads
         newest = store.newest(last[visible], None if is_any else begins)
-        is_last = newest.healed.digest == last[visible].healed.digest
-        if not is_last and newest.context.literal not in places:
+        is_last = newest.digest == last[visible].healed.digest
+        if not is_last and newest.literal not in places:
             found.append(visible)
     return frozenset(found)
 
