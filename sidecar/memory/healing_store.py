@@ -215,7 +215,8 @@ class HealingStore:
         self._by_id: Lru[str, KnownTurn] = Lru(
             4 * max_entries, max_bytes, lambda key, turn: turn.num_bytes
         )
-        self._newest = NewestTurns(4 * max_entries)
+        most = 4 * max_entries
+        self._newest = NewestTurns(Lru(most, most, lambda *kept: 1))
         self._lock = threading.Lock()
         self.tombstones = Tombstones() if tombstones is None else tombstones
         self.num_ambiguous = 0
@@ -527,7 +528,7 @@ class ContextHasher:
         self._literal = hashlib.sha256(around.encode("utf-8", "surrogatepass"))
         self._identity = hashlib.sha256()
         self._channel = hashlib.sha256()
-        self._asker = hashlib.sha256()
+        self._sender = hashlib.sha256()
 
     @property
     def value(self) -> Context:
@@ -537,7 +538,7 @@ class ContextHasher:
             self._literal.hexdigest(),
             self._identity.hexdigest(),
             self._channel.hexdigest(),
-            self._asker.hexdigest(),
+            self._sender.hexdigest(),
         )
 
     def add(
@@ -562,10 +563,10 @@ class ContextHasher:
         self._literal.update(_line(role, literal, visible))
         for value in identity:
             self._identity.update(_line(role, value, None))
-            told = self._channel if role == "system" else self._asker
-            told.update(_line(role, value, None))
+            spoken = self._channel if role == "system" else self._sender
+            spoken.update(_line(role, value, None))
         if role == "assistant":
-            self._asker = hashlib.sha256()
+            self._sender = hashlib.sha256()
 
 
 def is_edited(message: Message, healed: Healed) -> bool:

@@ -43,14 +43,14 @@ class Context:
         identity: what of it tells who asks: nothing that gets newer with time.
         channel: what system texts say of it: that of users' messages is said in the
             newest one only by some clients, and goes where a history is cut.
-        asker: what is said of it since the last turn.
+        sender: what is said of it since the last turn.
     """
 
     canonical: str
     literal: str
     identity: str = field(default="", compare=False)
     channel: str = field(default="", compare=False)
-    asker: str = field(default="", compare=False)
+    sender: str = field(default="", compare=False)
 
     def behind(self, vanishing: tuple[str, str] | None) -> "Context":
         """The same, where the prompt also had a message that no later one will have."""
@@ -117,7 +117,7 @@ def place_keys(visible: str, context: Context, conversation: Conversation) -> Pl
         _key("said", tenant, literal, visible),
         _key("anybody", tenant, canonical, identity, visible),
         _key(*anywhere, visible),
-        _key("newest", *anywhere, context.channel, context.asker, visible),
+        _key("newest", *anywhere, context.channel, context.sender, visible),
     )
 
 
@@ -358,13 +358,11 @@ class NewestTurns:
     The last turns that look alike, of each thread of a session. Any thread.
 
     Args:
-        maximum: of looks and sessions.
+        known: where they are kept, by session and looks.
     """
 
-    def __init__(self, maximum: int) -> None:
-        self._known: Lru[str, dict[str, TurnMark]] = Lru(
-            maximum, maximum, lambda key, marks: 1
-        )
+    def __init__(self, known: Lru[str, dict[str, TurnMark]]) -> None:
+        self._known = known
 
     def note(self, keys: PlaceKeys, mark: TurnMark) -> None:
         """Know of a turn; the newest threads are kept."""

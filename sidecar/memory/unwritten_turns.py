@@ -164,7 +164,7 @@ def turn_json(turn: KnownTurn, ids: Sequence[str]) -> Json:
             turn.context.literal,
             turn.context.identity,
             turn.context.channel,
-            turn.context.asker,
+            turn.context.sender,
         ],
         "scope": turn.conversation.as_json(),
         "told": _values(turn.values),

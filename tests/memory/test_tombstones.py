@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.core.conversation import IMPLICIT, Conversation
+from sidecar.infra.lru import Lru
 from sidecar.memory.tombstones import (
     Context,
     NewestTurns,
@@ -307,7 +308,7 @@ def test_the_newest_turn_that_looks_so_is_found_among_some_threads() -> None:
     def mark(time: int, thread: str) -> TurnMark:
         return TurnMark(time, f"d{time}", "l", Conversation("key", "s", thread))
 
-    known, place = NewestTurns(10), keys()
+    known, place = NewestTurns(Lru(10, 10, lambda *kept: 1)), keys()
     mine = mark(1, "mine")
     assert known.get(place, mine, None) == mine
     for one in (mine, mark(3, "other"), mark(2, "mine"), mark(1, "mine")):

@@ -256,8 +256,8 @@ def _find_turns(
             if turn and is_issued:
                 issued.add(index)
                 threads.add(turn.conversation)
-            is_named = client.session is not None  # which proves all
-            ids = [] if is_named else _ids_of(message)
+            # A name proves all.
+            ids = _ids_of(message) if client.session is None else []
             if proof := store.issued_any(ids, client.api_key_id):
                 proofs.append(proof.values)
         telling = _telling(item, ruleset)
@@ -265,8 +265,7 @@ def _find_turns(
         texts = (canonical_text(item.pieces), message.text)
         unseen = turn.healed.digest if turn else _reasoning(message)
         identity = _identity(telling, ruleset)
-        shown = None if visible else texts
-        hasher.add(message.role, shown, visible, unseen, identity)
+        hasher.add(message.role, None if visible else texts, visible, unseen, identity)
         contexts.append(hasher.value)
     return _Past(found, issued, contexts, values, proofs)
 
