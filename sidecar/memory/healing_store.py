@@ -394,9 +394,9 @@ class HealingStore:
             self.num_ambiguous += 1
             return None
 
-    def newest(self, turn: KnownTurn, threads: Collection[str] | None) -> TurnMark:
+    def newest(self, turn: KnownTurn, *, in_thread: bool) -> TurnMark:
         """The mark of the last turn of its session that looks like it (NewestTurns)."""
-        return self._newest.get(turn.keys, _mark(turn), threads)
+        return self._newest.get(turn.keys, _mark(turn), in_thread=in_thread)
 
     def _is_only_one(self, turn: KnownTurn, asked_at: Context | None) -> bool:
         """

@@ -19,7 +19,7 @@ import re
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from sidecar.core.conversation import IMPLICIT, Conversation, is_implicit
@@ -373,19 +373,18 @@ class NewestTurns:
         newest = {one.conversation.thread: one for one in kept[-_MAX_THREADS:]}
         self._known.put(keys.newest, newest)
 
-    def get(
-        self, keys: PlaceKeys, mark: TurnMark, threads: Collection[str] | None
-    ) -> TurnMark:
+    def get(self, keys: PlaceKeys, mark: TurnMark, *, in_thread: bool) -> TurnMark:
         """
         The last turn that looks like one.
 
         Args:
-            mark: of that one. threads: among which, beside its own; None: among all.
+            mark: of that one. in_thread: of its thread alone, if that is known.
         """
         known = self._known.get(keys.newest) or {}
-        names = known if threads is None else {*threads, mark.conversation.thread}
-        said = [known[name] for name in known if name in names]
-        return max(said, key=lambda one: one.time, default=mark)
+        own = known.get(mark.conversation.thread)
+        if in_thread and own is not None:
+            return own
+        return max(known.values(), key=lambda one: one.time, default=mark)
 
     def forget(self, is_gone: Callable[[Conversation], bool]) -> None:
         """Forget what some conversations said."""

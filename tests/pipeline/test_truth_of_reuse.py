@@ -821,6 +821,20 @@ def test_a_cut_history_of_a_session_whose_questions_alternate() -> None:
     assert "thought 0." not in prompt.text
 
 
+def test_a_cut_history_whose_first_words_come_back_has_no_old_thought() -> None:
+    """The newest turn that looks so was said behind a message that has slid out."""
+    chats, said = Chats(min_gain=1), []
+    talk = [("hi", "Hello!"), ("q1", "A1."), ("hi", "Hello!"), ("when?", "At 9.")]
+    for number, (question, answer) in enumerate(talk):
+        said += [user(question), assistant(answer)]
+        prompt = chats.turn(
+            [clocked(f"08:0{number}"), *said[-4:-1]],
+            Said(answer, f"thought {number}."),
+            ONE,
+        )
+    assert "thought 0." not in prompt.text
+
+
 @pytest.mark.parametrize("client", [ONE, NOBODY], ids=["named", "unnamed"])
 def test_a_cut_history_of_a_group_has_nobody_elses_thoughts(client: Client) -> None:
     """All say the same, and get the same answer."""

@@ -26,7 +26,6 @@ from sidecar.memory.healing_store import (
     defaults_of,
     is_edited,
 )
-from sidecar.memory.session_turn_store import thread_name
 from sidecar.memory.tombstones import Context
 from sidecar.pipeline.template.chat_template import offered_tools
 from sidecar.pipeline.template.turn_delimiters import TurnDelimiters
@@ -294,15 +293,15 @@ def _unsure(
     last = {past.turns[i].visible: past.turns[i] for i in sorted(past.turns)}
     by_place = {past.turns[i].visible for i in past.turns if i not in past.issued}
     threads = {past.turns[i].conversation for i in past.issued}
-    # Of a cut history a later message was the first one, and so named its thread.
-    begins = {thread_name([item]) for item in marked if item.message.role == "user"}
     answers = (i for i, item in enumerate(marked) if item.message.role == "assistant")
     places = {past.contexts[i].literal for i in (*answers, -1)}
     found = []
     for visible in by_place:
         known = last[visible].conversation
-        is_any = is_implicit(known.session) and known not in threads
-        newest = store.newest(last[visible], None if is_any else begins)
+        # Ids tell the threads of chats without a name apart, and a cut history's first
+        # message, by which a named session's are told, is another each time.
+        is_thread = is_implicit(known.session) and known in threads
+        newest = store.newest(last[visible], in_thread=is_thread)
         is_last = newest.digest == last[visible].healed.digest
         if not is_last and newest.literal not in places:
             found.append(visible)
