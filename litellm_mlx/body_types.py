@@ -66,7 +66,6 @@ def _list_of(type_: type) -> Callable[[object], bool]:
 _OBJECT = FieldType("an object", _is(dict))
 _OBJECTS = FieldType("a list of objects", _list_of(dict))
 _TEXT = FieldType("a string", _is(str))
-_TEXTS = FieldType("a list of strings", _list_of(str))
 _TAGS = FieldType(f"a list of at most {MAX_TAGS} short strings", are_tags)
 _SECONDS = FieldType("a number of seconds above 0, of at most a day", is_seconds)
 _RETRIES = FieldType(f"a whole number from 0 to {MAX_RETRIES}", is_number_of_retries)

@@ -15,11 +15,9 @@ from typing import Any
 from litellm.litellm_core_utils import logging_utils, secret_redaction
 from litellm.litellm_core_utils.prompt_templates import common_utils
 
-_SECRETS, _PICTURES, _IS_NO_PATTERN = (
-    "_SECRET_RE",
-    "_DATA_URI_RE",
-    "_is_not_python_regex",
-)
+_SECRETS = "_SECRET_RE"
+_PICTURES = "_DATA_URI_RE"
+_IS_NO_PATTERN = "_is_not_python_regex"
 _HEAD, _TAIL = 4096, 2048  # characters: 50 ms in the worst case that was found
 _KEY_BEGINS = re.compile("-----BEGIN", re.IGNORECASE)
 _PRIVATE_KEY = re.compile("PRIVATE KEY", re.IGNORECASE)

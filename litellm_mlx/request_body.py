@@ -231,14 +231,12 @@ class Body:
             _check_form(whole, self._head.boundary)
         if is_empty or not self._head.is_json:
             return whole
+        if not (self._head.asks_a_model or self._head.is_unchecked):
+            return whole  # it was counted, and LiteLLM says what is wrong with it
         try:
             whole, value = _parsed(whole)
         except ValueError as error:
-            if not self._head.asks_a_model:
-                return whole  # LiteLLM says what is wrong with it
             raise BadBody(400, f"the body must be JSON: {error}") from None
-        if not (self._head.asks_a_model or self._head.is_unchecked):
-            return whole
         if not isinstance(value, dict):
             raise BadBody(400, "the body must be a JSON object")
         rules = rules_for(self._head.path, is_known=self._head.asks_a_model)

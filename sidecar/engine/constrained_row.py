@@ -80,8 +80,7 @@ class ConstrainedRow:
             for stop in self._grammars.stop_ids:
                 bits[stop // 32] &= ~np.uint32(1 << stop % 32)
             return
-        if self._matcher.is_error():
-            self._fail()
+        if self.error:
             return  # the scheduler ends it
         fill_next_token_bitmask(self._matcher, mask, row)
         if self._matcher.is_error():

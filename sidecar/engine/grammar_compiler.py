@@ -6,11 +6,12 @@ once, at the first request that has a grammar, on that request's own thread. A g
 that is new is tried in a process of its own first (grammar_check.py).
 """
 
+import functools
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,12 @@ class GrammarCompiler:
             mask[stop // 8] &= ~(1 << stop % 8) & 0xFF
         return not matcher.is_error() and any(mask)
 
+    @functools.cached_property
+    def vocabulary(self) -> Mapping[str, int]:
+        """Ids by token; the tokenizer makes it anew each time, of 150,000 entries."""
+        known: Mapping[str, int] = self._source.get_vocab()
+        return known
+
     @property
     def num_words(self) -> int:
         """How many 32-bit words a mask of the vocabulary has."""
@@ -122,7 +129,7 @@ class GrammarCompiler:
         with self._lock:
             if self._tokens is None:
                 hf = self._source._tokenizer
-                highest = max(hf.get_vocab().values(), default=0)
+                highest = max(self.vocabulary.values(), default=0)
                 size = max(self._size, highest + 1)
                 try:
                     self._tokens = from_tokenizer(hf, size, self.stop_ids)

@@ -50,7 +50,7 @@ def _of_calls(
     request: ChatRequest, engine: TextEngine, start: StartMode
 ) -> StructuredOutput:
     tools, syntax = offered_tools(request), engine.model.syntax
-    vocab = engine.model.tokenizer.get_vocab()
+    vocab = engine.grammars.vocabulary
     try:
         grammar = call_grammar(request.tool_choice, tools, syntax.tools, vocab)
         if grammar is None:
@@ -67,7 +67,7 @@ def _of_text(
 ) -> StructuredOutput:
     model = engine.model
     syntax = model.syntax.tools if offered_tools(request) else None
-    vocab = model.tokenizer.get_vocab()
+    vocab = engine.grammars.vocabulary
     try:
         behind = start != "off" and not model.syntax.has_channels
         grammar = answer_grammar(asked, syntax, vocab, is_behind_thinking=behind)
@@ -90,7 +90,7 @@ def _compiled(grammar: str, engine: TextEngine, start: StartMode) -> Constraint:
     markers = model.syntax.markers
     if start == "on":
         return replace(constraint, behind=markers.think_close)
-    opener = model.tokenizer.get_vocab().get(markers.think_open)
+    opener = engine.grammars.vocabulary.get(markers.think_open)
     if opener is None:  # it does not think in this vocabulary's tokens: it answers
         return constraint
     return replace(constraint, behind=markers.think_close, opener=opener)
