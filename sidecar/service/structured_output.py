@@ -58,7 +58,7 @@ def _of_calls(
         constraint = _compiled(grammar, engine, start)
     except (UnsupportedGrammar, ValueError):
         return StructuredOutput(unheld=("tool_choice",))
-    names = ("response_format",) if request.output_format else ()
+    names = (request.output_format.param,) if request.output_format else ()
     return StructuredOutput(constraint, names)
 
 

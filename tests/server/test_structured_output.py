@@ -314,3 +314,10 @@ def test_a_tool_is_chosen_or_the_form_is_kept(http: httpx.Client) -> None:
         text = message["content"] or ""
         if not message.get("tool_calls") and "<tool_call>" not in text:
             jsonschema.validate(json.loads(text), SCHEMAS["numbers"])
+
+
+def test_a_form_beside_a_call_that_must_come_is_named(http: httpx.Client) -> None:
+    """By the field that asks for it."""
+    asked = {"tools": TOOLS, "tool_choice": "required", "guided_choice": ["a"]}
+    answer = chat(http, **asked, max_tokens=3)
+    assert answer.headers[HEADER] == "guided_choice"
