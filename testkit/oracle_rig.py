@@ -9,6 +9,7 @@ import contextlib
 import functools
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,8 @@ SETTINGS = {
     "CACHE_PIN_MIN_GAIN": "16",
     "CACHE_SELFTEST": "off",
 }
+
+_SETTLE_S = 60.0
 
 
 @dataclass
@@ -170,9 +173,13 @@ class Rig:
         return response, seen
 
     def settle(self) -> None:
-        """Wait until nothing runs: a cancelled request is given back later."""
-        while self.app.gpu.call(self._loop.has_work):
-            pass
+        """
+        Wait until nothing runs: a cancelled request is given back later.
+
+        And until it is known what its answer left: until then it hides what looks so.
+        """
+        marks, has_work = self.pipeline.memory.healing.tombstones, self._loop.has_work
+        _wait_until(lambda: not (self.app.gpu.call(has_work) or marks._answering))
 
     def forget(self) -> None:
         """Start anew: no KV, no memory of any prompt."""
@@ -261,12 +268,20 @@ class Rig:
                 continue
             if trap.action == "fail":
                 raise RuntimeError("planted failure")
+            _wait_until(lambda: not job._events.qsize())  # its client has had them all
             self._chat.cancel(name, None)
             job.cancel()
 
     def close(self) -> None:
         """Close the client."""
         self._http.close()
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _SETTLE_S
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.001)
 
 
 class JobTap:
