@@ -394,9 +394,20 @@ class HealingStore:
             self.num_ambiguous += 1
             return None
 
-    def newest(self, turn: KnownTurn, *, in_thread: bool) -> TurnMark:
-        """The mark of the last turn of its session that looks like it (NewestTurns)."""
-        return self._newest.get(turn.keys, _mark(turn), in_thread=in_thread)
+    def newest(
+        self, turn: KnownTurn, asked_at: Context, *, in_thread: bool
+    ) -> TurnMark:
+        """
+        The mark of the last turn of its session that looks like it (NewestTurns).
+
+        Of those that its sender was shown, where the request still says who that was.
+
+        Args:
+            asked_at: what stands before the turn in the request.
+        """
+        is_named = asked_at.sender == turn.context.sender
+        key = turn.keys.newest_of_sender if is_named else turn.keys.newest
+        return self._newest.get(key, _mark(turn), in_thread=in_thread)
 
     def _is_only_one(self, turn: KnownTurn, asked_at: Context | None) -> bool:
         """

@@ -77,8 +77,8 @@ class PlaceKeys:
         anybody: the same canonical context and the same identity, in any session.
         session: anywhere in the same named session; where the client names none, in
             any that has no name, where system texts tell alike who asks.
-        newest: anywhere in the same session, named or not, where they do, and the last
-            question tells alike who asks.
+        newest: anywhere in the same session, named or not, where they do.
+        newest_of_sender: the same where the last question tells alike who asks.
     """
 
     conversation: str
@@ -88,6 +88,7 @@ class PlaceKeys:
     anybody: str
     session: str
     newest: str
+    newest_of_sender: str
 
 
 def place_keys(visible: str, context: Context, conversation: Conversation) -> PlaceKeys:
@@ -117,7 +118,8 @@ def place_keys(visible: str, context: Context, conversation: Conversation) -> Pl
         _key("said", tenant, literal, visible),
         _key("anybody", tenant, canonical, identity, visible),
         _key(*anywhere, visible),
-        _key("newest", *anywhere, context.channel, context.sender, visible),
+        _key("newest", *anywhere, context.channel, visible),
+        _key("sender", *anywhere, context.channel, context.sender, visible),
     )
 
 
@@ -366,21 +368,26 @@ class NewestTurns:
 
     def note(self, keys: PlaceKeys, mark: TurnMark) -> None:
         """Know of a turn; the newest threads are kept."""
-        known, thread = self._known.get(keys.newest) or {}, mark.conversation.thread
+        for key in (keys.newest, keys.newest_of_sender):
+            self._note(key, mark)
+
+    def _note(self, key: str, mark: TurnMark) -> None:
+        known, thread = self._known.get(key) or {}, mark.conversation.thread
         if thread in known and known[thread].time > mark.time:
             return
         kept = sorted({**known, thread: mark}.values(), key=lambda one: one.time)
         newest = {one.conversation.thread: one for one in kept[-_MAX_THREADS:]}
-        self._known.put(keys.newest, newest)
+        self._known.put(key, newest)
 
-    def get(self, keys: PlaceKeys, mark: TurnMark, *, in_thread: bool) -> TurnMark:
+    def get(self, key: str, mark: TurnMark, *, in_thread: bool) -> TurnMark:
         """
         The last turn that looks like one.
 
         Args:
+            key: one of the two names of its place that say what the newest is of.
             mark: of that one. in_thread: of its thread alone, if that is known.
         """
-        known = self._known.get(keys.newest) or {}
+        known = self._known.get(key) or {}
         own = known.get(mark.conversation.thread)
         if in_thread and own is not None:
             return own

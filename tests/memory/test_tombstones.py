@@ -310,13 +310,15 @@ def test_the_newest_turn_that_looks_so_is_found_among_some_threads() -> None:
 
     known, place = NewestTurns(Lru(10, 10, lambda *kept: 1)), keys()
     mine = mark(1, "mine")
-    assert known.get(place, mine, in_thread=False) == mine
+    assert known.get(place.newest, mine, in_thread=False) == mine
     for one in (mine, mark(3, "other"), mark(2, "mine"), mark(1, "mine")):
         known.note(place, one)
-    assert known.get(place, mine, in_thread=False).time == 3
-    assert known.get(place, mine, in_thread=True).time == 2
+    assert known.get(place.newest, mine, in_thread=False).time == 3
+    assert known.get(place.newest, mine, in_thread=True).time == 2
     for number in range(4, 20):
         known.note(place, mark(number, str(number)))
-    assert known.get(place, mine, in_thread=True).time == 19  # its own is not known
+    assert (
+        known.get(place.newest, mine, in_thread=True).time == 19
+    )  # its own is not known
     known.forget(lambda conversation: conversation.thread == "19")
-    assert known.get(place, mine, in_thread=False) == mine
+    assert known.get(place.newest, mine, in_thread=False) == mine

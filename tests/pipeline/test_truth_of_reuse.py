@@ -848,6 +848,38 @@ def test_a_cut_history_of_a_group_has_nobody_elses_thoughts(client: Client) -> N
         assert wrong == []
 
 
+@pytest.mark.parametrize("client", [ONE, NOBODY], ids=["named", "unnamed"])
+@pytest.mark.parametrize("senders", ["abab", "abca", "abcd", "abba"])
+@pytest.mark.parametrize("cut", ["beginning", "middle"])
+def test_a_cut_group_chat_that_names_the_last_sender_only(
+    client: Client, senders: str, cut: str
+) -> None:
+    """Whose an earlier question was is said nowhere, and all have the same answer."""
+    chats, about, said = Chats(min_gain=1), system(words(40)), []
+    for number, sender in enumerate([*senders, "z"]):
+        kept = said[-4:] if cut == "beginning" else [*said[:2], *said[2:][-2:]]
+        shown = [about, *kept, from_(sender, "add me")]
+        prompt = chats.turn(shown, Said("Noted.", f"thought {number}."), client)
+        first = 0 if cut == "middle" else max(0, number - 2)
+        right = {first, number - 1}
+        assert {n for n in range(number) if f"thought {n}." in prompt.text} <= right
+        said += [user("add me"), assistant("Noted.")]
+
+
+@pytest.mark.parametrize("client", [ONE, NOBODY], ids=["named", "unnamed"])
+def test_a_group_chat_that_names_the_last_sender_only_keeps_its_thoughts(
+    client: Client,
+) -> None:
+    """Nothing is cut: each question stands where it was asked."""
+    chats, talk = Chats(min_gain=1), [system(words(40))]
+    for number, sender in enumerate("abacba"):
+        shown = [*talk, from_(sender, "add me")]
+        prompt = chats.turn(shown, Said("Noted.", f"thought {number}."), client)
+        thoughts = [n for n in range(number) if f"thought {n}." in prompt.text]
+        assert thoughts == (list(range(number)) if client is ONE else [])
+        talk += [user("add me"), assistant("Noted.")]
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_cut_group_chat_is_lent_no_thought_of_a_private_one(
     *, is_first: bool

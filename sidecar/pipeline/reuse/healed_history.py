@@ -290,19 +290,20 @@ def _unsure(
     where an earlier one stood. Who asks the very same again has the newest as its
     answer.
     """
-    last = {past.turns[i].visible: past.turns[i] for i in sorted(past.turns)}
+    last = {past.turns[i].visible: i for i in sorted(past.turns)}
     by_place = {past.turns[i].visible for i in past.turns if i not in past.issued}
     threads = {past.turns[i].conversation for i in past.issued}
     answers = (i for i, item in enumerate(marked) if item.message.role == "assistant")
     places = {past.contexts[i].literal for i in (*answers, -1)}
     found = []
     for visible in by_place:
-        known = last[visible].conversation
+        turn, asked_at = past.turns[last[visible]], past.contexts[last[visible]]
         # Ids tell the threads of chats without a name apart, and a cut history's first
         # message, by which a named session's are told, is another each time.
-        is_thread = is_implicit(known.session) and known in threads
-        newest = store.newest(last[visible], in_thread=is_thread)
-        is_last = newest.digest == last[visible].healed.digest
+        is_unnamed = is_implicit(turn.conversation.session)
+        is_thread = is_unnamed and turn.conversation in threads
+        newest = store.newest(turn, asked_at, in_thread=is_thread)
+        is_last = newest.digest == turn.healed.digest
         if not is_last and newest.literal not in places:
             found.append(visible)
     return frozenset(found)
