@@ -16,7 +16,8 @@ from sidecar.config.sources import ConfigError
 from sidecar.config.values import BUILTIN
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.loading.loader import LoadedModel, kv_quantization, load
+from sidecar.engine.loading.loaded_model import LoadedModel
+from sidecar.engine.loading.loader import kv_quantization, load
 from sidecar.engine.loading.model_place import BUILTIN_NAME, ModelSource
 from sidecar.engine.loading.model_source import find_model
 from sidecar.engine.selftest.self_test import PathResult, run_selftest

@@ -17,7 +17,7 @@ from mlx_lm.sample_utils import greedy_sampler
 
 from sidecar.engine.constrained_row import ConstrainedRow, masked
 from sidecar.engine.job import JobSpec
-from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.sampling import (
     Drawing,
     LogitsProcessor,

@@ -1,11 +1,11 @@
-"""One queued generation: what it asks, its handle, and what comes back."""
+"""One queued generation: what it asks and would cost, its handle, what comes back."""
 
 import itertools
 import queue
 import threading
 import time
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from sidecar.core.errors import SidecarError
 from sidecar.core.events import TokenLogprob
@@ -133,3 +133,36 @@ class Job:
             return self._events.get(timeout=timeout_s)
         except queue.Empty:
             return None
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """
+    Counts in tokens, times in seconds from measured rates and the present queue.
+
+    Args:
+        predicted_s: until `max_tokens` answers are out.
+        fits: whether it would be admitted as far as memory and context go.
+        is_whole: False: it is so much too long that not all of it was counted.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    predicted_ttft_s: float
+    predicted_s: float
+    fits: bool
+    max_context_tokens: int
+    queued: int
+    is_whole: bool = True
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def later(self, seconds: float) -> "Forecast":
+        """The same, begun so many seconds later."""
+        return replace(
+            self,
+            predicted_ttft_s=round(self.predicted_ttft_s + seconds, 4),
+            predicted_s=round(self.predicted_s + seconds, 4),
+        )

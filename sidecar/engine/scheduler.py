@@ -22,7 +22,7 @@ from sidecar.core.prompt import ModelIds
 from sidecar.engine.constrained_row import ConstrainedRow
 from sidecar.engine.decode_batch import DecodeBatches, TopLogprobs, batch_of_one
 from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
-from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.weights import weights_count
 from sidecar.engine.memory_model import MemoryGuard
 from sidecar.engine.pacing import PrefillPacer, Watchdog

@@ -3,8 +3,7 @@
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from sidecar.config.settings import EngineConfig
 from sidecar.core.conversation import unknown
@@ -15,8 +14,8 @@ from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.gpu_scheduler import Worker
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.grammar_compiler import GrammarCompiler
-from sidecar.engine.job import Job, JobSpec
-from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.job import Forecast, Job, JobSpec
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.weights import let_go_measured
 from sidecar.engine.process_memory import Demand
 from sidecar.engine.sampling import Sampling
@@ -27,39 +26,6 @@ from sidecar.output.splitter_check import splitter_faults
 logger = logging.getLogger(__name__)
 
 _MAX_BY_DEFAULT = 32768  # when neither the request nor the user says
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """
-    Counts in tokens, times in seconds from measured rates and the present queue.
-
-    Args:
-        predicted_s: until `max_tokens` answers are out.
-        fits: whether it would be admitted as far as memory and context go.
-        is_whole: False: it is so much too long that not all of it was counted.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int
-    predicted_ttft_s: float
-    predicted_s: float
-    fits: bool
-    max_context_tokens: int
-    queued: int
-    is_whole: bool = True
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-    def later(self, seconds: float) -> "Forecast":
-        """The same, begun so many seconds later."""
-        return replace(
-            self,
-            predicted_ttft_s=round(self.predicted_ttft_s + seconds, 4),
-            predicted_s=round(self.predicted_s + seconds, 4),
-        )
 
 
 class TextEngine:

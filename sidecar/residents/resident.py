@@ -8,7 +8,8 @@ from sidecar.core.conversation import Conversation, unknown
 from sidecar.core.errors import BadRequest
 from sidecar.core.prompt import Hit, ModelIds, ModelPrompt, SeenImage
 from sidecar.core.requests import ChatRequest, ClientInfo, Message
-from sidecar.engine.text_engine import Forecast, TextEngine
+from sidecar.engine.job import Forecast
+from sidecar.engine.text_engine import TextEngine
 from sidecar.images.text_only import without_images
 from sidecar.infra.metrics import HEALTHY_AT_ZERO
 from sidecar.kv.cache import KVCache

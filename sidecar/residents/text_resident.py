@@ -17,9 +17,9 @@ from sidecar.config.settings import CacheConfig, Config
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.gpu_thread import load_thread
 from sidecar.engine.loading.checkpoint_files import memory_limit, read_config
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.loader import (
     BLIND_HERE,
-    LoadedModel,
     finish,
     kv_quantization,
     read_model,
@@ -27,7 +27,8 @@ from sidecar.engine.loading.loader import (
 )
 from sidecar.engine.loading.model_place import ModelSource
 from sidecar.engine.loading.model_source import find_model
-from sidecar.engine.memory_model import MemoryGuard, TowerCost, fit_memory
+from sidecar.engine.memory_fit import fit_memory
+from sidecar.engine.memory_model import MemoryGuard, TowerCost
 from sidecar.engine.scheduler import BatchScheduler
 from sidecar.engine.selftest.proved_models import ProvedModel, key_of
 from sidecar.engine.selftest.self_test import LOAD_S, ProofPlan, SelfTest, prove

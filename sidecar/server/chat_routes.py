@@ -7,7 +7,7 @@ from sidecar.config.settings import ServerConfig
 from sidecar.core.events import Event
 from sidecar.core.ports import Call, Dialect, RequestFacts
 from sidecar.core.requests import ChatRequest
-from sidecar.engine.text_engine import Forecast
+from sidecar.engine.job import Forecast
 from sidecar.server import access
 from sidecar.server.http_messages import (
     Endpoint,

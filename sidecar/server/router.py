@@ -24,7 +24,7 @@ from sidecar.dialects.openai_tasks import (
     rerank_list,
 )
 from sidecar.dialects.problem import CONTENT_TYPE, problem
-from sidecar.engine.text_engine import Forecast
+from sidecar.engine.job import Forecast
 from sidecar.infra.metrics import Metrics
 from sidecar.server import access
 from sidecar.server.audio_routes import AudioRoutes

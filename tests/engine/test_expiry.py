@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.kv_expiry import Expiry
-from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.kv import eviction
 from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.prefix_store import PrefixStore

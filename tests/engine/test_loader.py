@@ -11,7 +11,8 @@ import pytest
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loading.checkpoint_files import MemoryLimit
-from sidecar.engine.loading.loader import LoadedModel, load
+from sidecar.engine.loading.loaded_model import LoadedModel
+from sidecar.engine.loading.loader import load
 from sidecar.engine.loading.model_place import BUILTIN_NAME, model_name
 from sidecar.engine.loading.model_source import find_model, knows_architecture
 

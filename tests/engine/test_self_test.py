@@ -8,7 +8,8 @@ import mlx.core as mx
 import pytest
 
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.loading.loader import LoadedModel, load, run_to_end
+from sidecar.engine.loading.loaded_model import LoadedModel
+from sidecar.engine.loading.loader import load, run_to_end
 from sidecar.engine.loading.model_source import find_model
 from sidecar.engine.selftest import runs
 from sidecar.engine.selftest.self_test import PathResult, SelfTest, run_selftest

@@ -7,9 +7,8 @@ import pytest
 from sidecar.config.settings import GenerationConfig
 from sidecar.core.errors import GenerationFailed
 from sidecar.core.requests import ChatRequest, SamplingParams
-from sidecar.engine.job import ChoiceEnded, Job, JobFailed, JobSpec, Token
+from sidecar.engine.job import ChoiceEnded, Forecast, Job, JobFailed, JobSpec, Token
 from sidecar.engine.sampling import settle
-from sidecar.engine.text_engine import Forecast
 from sidecar.service.choice import PlainChoice
 from sidecar.service.turn import ChatPlan, Receipt, Run, remember
 from testkit.chats import Chats, Client, assistant, system, user, words

@@ -4,8 +4,8 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,21 +17,19 @@ from sidecar.config.settings import CacheConfig
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.loading.checkpoint_files import brought_code, context_len, stamp
 from sidecar.engine.loading.generation_config import read_generation_config
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.model_place import ModelSource
 from sidecar.engine.loading.printed_stops import printed_stops
 from sidecar.engine.loading.reachable_arrays import evaluate_in_slices
-from sidecar.engine.loading.weights import let_go, weights_nbytes
+from sidecar.engine.loading.weights import weights_nbytes
 from sidecar.engine.vision.vision_encoder import (
     FeatureMemo,
     SeeingModel,
-    VisionEncoder,
-    VisionInputs,
     open_vision_encoder,
     read_seeing,
 )
-from sidecar.kv.kv_layers import KVLayers
 from sidecar.kv.quantization import KVQuantization
-from sidecar.output.families import OutputSyntax, find_family, output_syntax
+from sidecar.output.families import find_family, output_syntax
 
 logger = logging.getLogger(__name__)
 
@@ -40,66 +38,6 @@ T = TypeVar("T")
 _UNKNOWN_CONTEXT = 1 << 20
 _MAX_REASON = 300  # characters
 BLIND_HERE = "this model takes text only here"
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """
-    One model in memory.
-
-    Args:
-        folder: where it was loaded from.
-        context_len: most tokens it was made for.
-        vocab_size: width of its logits; 0: nothing was computed yet.
-        stop_ids: tokens that end a turn.
-        generation_config: the model's own defaults, None if it ships none.
-        num_bytes: bytes of its weights. key: tells its KV from any other model's.
-        quantization: of its KV, None for none.
-        printed_stops: what stands for a stop token once another turn follows.
-        vision_encoder: None if it takes no images.
-        no_vision_reason: why it does not although it was made to; "": it was not.
-    """
-
-    name: str
-    folder: Path
-    key: str
-    model: Any
-    tokenizer: Any
-    syntax: OutputSyntax
-    context_len: int
-    vocab_size: int
-    stop_ids: frozenset[int]
-    generation_config: dict[str, Any] | None
-    num_bytes: int
-    quantization: KVQuantization | None = None
-    printed_stops: Mapping[int, int] = field(default_factory=dict)
-    vision_encoder: VisionEncoder | None = None
-    no_vision_reason: str = ""
-
-    def new_cache(self) -> KVLayers:
-        """Empty caches for one sequence."""
-        cache: KVLayers = make_prompt_cache(self.model)
-        return cache
-
-    def forward(
-        self, ids: mx.array, cache: KVLayers, vision_inputs: VisionInputs | None = None
-    ) -> mx.array:
-        """
-        The one call of the model; GPU thread only.
-
-        Args:
-            ids: (rows, tokens). cache: of as many rows; grows by the tokens.
-            vision_inputs: what a model that sees is given besides (`VisionInputs`).
-        Returns:
-            Logits, (rows, tokens, vocabulary); not computed yet.
-        """
-        extra = {"vision_inputs": vision_inputs} if vision_inputs is not None else {}
-        logits: mx.array = self.model(ids, cache=cache, **extra)
-        return logits
-
-    def release(self) -> None:
-        """Let the weights go, whoever still holds the model; GPU thread only."""
-        let_go(self.model)
 
 
 def kv_quantization(config: CacheConfig) -> KVQuantization | None:

@@ -18,7 +18,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from sidecar.engine.loading.loader import LoadedModel, is_as_loaded
+from sidecar.engine.loading.loaded_model import LoadedModel
+from sidecar.engine.loading.loader import is_as_loaded
 from sidecar.kv.disk.durable_files import read_private, replace_private
 
 _VERSION = 2

@@ -10,7 +10,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from sidecar.core.prompt import ModelIds, ModelPrompt, Pixels, PlacedImage, SeenImage
-from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.selftest.array_distance import (
     Difference,
     logits_distance,

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.model_identity import (
     platform_parts,
     small_files,

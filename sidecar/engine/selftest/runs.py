@@ -21,7 +21,7 @@ from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import SamplingParams
 from sidecar.engine.decode_batch import DecodeBatches, batch_of_one
 from sidecar.engine.job import JobSpec
-from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.sampling import settle
 from sidecar.engine.selftest.array_distance import (
     Difference,

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sidecar.engine.gpu_scheduler import Errand
-from sidecar.engine.loading.loader import LoadedModel, run_to_end
+from sidecar.engine.loading.loaded_model import LoadedModel
+from sidecar.engine.loading.loader import run_to_end
 from sidecar.engine.selftest.array_distance import Difference
 from sidecar.engine.selftest.runs import Runs
 from sidecar.engine.text_engine import TextEngine

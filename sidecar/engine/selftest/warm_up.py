@@ -18,7 +18,7 @@ from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import SamplingParams
 from sidecar.engine.decode_batch import DecodeBatches, batch_of_one
 from sidecar.engine.job import JobSpec
-from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.sampling import Sampling, settle
 from sidecar.kv import kv_layers
 from sidecar.kv.kv_layers import release_freed_memory

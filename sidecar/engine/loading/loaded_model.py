@@ -1,0 +1,75 @@
+"""A model in memory, with all that its files say of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from sidecar.engine.loading.weights import let_go
+from sidecar.engine.vision.vision_encoder import VisionEncoder, VisionInputs
+from sidecar.kv.kv_layers import KVLayers
+from sidecar.kv.quantization import KVQuantization
+from sidecar.output.output_syntax import OutputSyntax
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """
+    One model in memory.
+
+    Args:
+        folder: where it was loaded from.
+        context_len: most tokens it was made for.
+        vocab_size: width of its logits; 0: nothing was computed yet.
+        stop_ids: tokens that end a turn.
+        generation_config: the model's own defaults, None if it ships none.
+        num_bytes: bytes of its weights. key: tells its KV from any other model's.
+        quantization: of its KV, None for none.
+        printed_stops: what stands for a stop token once another turn follows.
+        vision_encoder: None if it takes no images.
+        no_vision_reason: why it does not although it was made to; "": it was not.
+    """
+
+    name: str
+    folder: Path
+    key: str
+    model: Any
+    tokenizer: Any
+    syntax: OutputSyntax
+    context_len: int
+    vocab_size: int
+    stop_ids: frozenset[int]
+    generation_config: dict[str, Any] | None
+    num_bytes: int
+    quantization: KVQuantization | None = None
+    printed_stops: Mapping[int, int] = field(default_factory=dict)
+    vision_encoder: VisionEncoder | None = None
+    no_vision_reason: str = ""
+
+    def new_cache(self) -> KVLayers:
+        """Empty caches for one sequence."""
+        cache: KVLayers = make_prompt_cache(self.model)
+        return cache
+
+    def forward(
+        self, ids: mx.array, cache: KVLayers, vision_inputs: VisionInputs | None = None
+    ) -> mx.array:
+        """
+        The one call of the model; GPU thread only.
+
+        Args:
+            ids: (rows, tokens). cache: of as many rows; grows by the tokens.
+            vision_inputs: what a model that sees is given besides (`VisionInputs`).
+        Returns:
+            Logits, (rows, tokens, vocabulary); not computed yet.
+        """
+        extra = {"vision_inputs": vision_inputs} if vision_inputs is not None else {}
+        logits: mx.array = self.model(ids, cache=cache, **extra)
+        return logits
+
+    def release(self) -> None:
+        """Let the weights go, whoever still holds the model; GPU thread only."""
+        let_go(self.model)
