@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.kv import kv_layers
 from sidecar.kv.disk.slot_reader import SlotReader
 from sidecar.kv.kv_layers import KVLayers, Leaves

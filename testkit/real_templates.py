@@ -133,7 +133,7 @@ def _glm_tight(calls: Sequence[ToolCall]) -> str:
 
 
 def _llama(calls: Sequence[ToolCall]) -> str:
-    return "; ".join(
+    return "\n" + "; ".join(
         f'{{"name": "{c.name}", "parameters": {c.arguments}}}' for c in calls
     )
 

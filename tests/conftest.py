@@ -10,7 +10,8 @@ import pytest
 
 from sidecar.app import App
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.loading.loader import LoadedModel, load
+from sidecar.engine.loading.loaded_model import LoadedModel
+from sidecar.engine.loading.loader import load
 from sidecar.engine.loading.model_source import find_model
 from testkit.lanes import choose_lane, mark_rest
 from testkit.servers import running_sidecar

@@ -57,12 +57,41 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCallDelta:
-    """One whole tool call; `index` counts the calls of its choice from 0."""
+class ToolCallStarted:
+    """The arguments of a call begin; `index` counts the calls of its choice from 0."""
+
+    choice: int
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """
+    A piece of the JSON of a call's arguments.
+
+    All pieces so far are the beginning of a JSON text, whatever follows.
+    """
+
+    choice: int
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnded:
+    """
+    A call is complete, and this is all of it; a call that was cut never ends.
+
+    Args:
+        is_broken: the model went on with what is no JSON.
+    """
 
     choice: int
     index: int
     call: ToolCall
+    is_broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +126,9 @@ Event = (
     | ReasoningDelta
     | ReasoningEnded
     | TextDelta
-    | ToolCallDelta
+    | ToolCallStarted
+    | ToolCallArguments
+    | ToolCallEnded
     | ChoiceFinished
     | Finished
 )

@@ -86,6 +86,7 @@ class Tool:
     Args:
         is_custom: its client takes calls as one bare text, not as arguments.
         is_deferred: it is defined in a message, and not among the other tools.
+        is_held: its client wants to see no call of it before that is complete.
     """
 
     name: str
@@ -93,6 +94,12 @@ class Tool:
     raw: Json
     is_custom: bool = False
     is_deferred: bool = False
+    is_held: bool = False
+
+    @property
+    def is_sent_whole(self) -> bool:
+        """Whether no piece of a call's arguments is sent before the last one."""
+        return self.is_held or self.is_custom
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar.core.requests import OutputFormat, Tool, ToolChoice
-from sidecar.output.native_formats import bare_json, mistral
-from sidecar.output.tool_formats import (
-    FormatParser,
-    ToolSyntax,
-    glm4_native,
-    hermes_json,
-    qwen3_coder_xml,
-)
+from sidecar.output.calls.call_sink import Format, ToolSyntax
+from sidecar.output.calls.element_calls import qwen3_coder_xml
+from sidecar.output.calls.glm_calls import glm4_native
+from sidecar.output.calls.json_calls import bare_json, hermes_json
+from sidecar.output.calls.marked_calls import mistral
 
 _BETWEEN = r"[ ]?|\n[ ]{0,20}"
 _ANSWER_JSON = {"whitespace_flexible": True, "whitespace_pattern": _BETWEEN}
@@ -233,7 +230,7 @@ def _value(rule: str, schema: Any, end: str, text_end: str) -> list[str]:
     return [f"{rule}: /(?s:.*)/ {end}"]
 
 
-_WRITERS: dict[FormatParser, _Writer] = {
+_WRITERS: dict[Format, _Writer] = {
     hermes_json: _Writer(_json_call),
     qwen3_coder_xml: _Writer(_xml_call),
     glm4_native: _Writer(_glm_call, space=""),

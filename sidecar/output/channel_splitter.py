@@ -1,5 +1,5 @@
 """
-Cuts a stream of messages on channels (gpt-oss) into reasoning, content and tool buffer.
+Cuts a stream of messages on channels (gpt-oss) into reasoning, content and calls.
 
     HEADER --message token--> BODY (its header tells the kind)
     BODY   --end, call, return or start token--> HEADER
@@ -10,9 +10,12 @@ other is content. The prompt ends within a header, behind the role. As with
 """
 
 import re
-from typing import Literal
+from collections.abc import Sequence
 
-from sidecar.output.reasoning_splitter import Kind, Span, held_suffix, joined
+from sidecar.core.requests import Tool
+from sidecar.output.calls.call_sink import ToolSyntax
+from sidecar.output.calls.reader import CallReader
+from sidecar.output.pieces import CallPart, Kind, Piece, held_suffix, joined
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
@@ -26,14 +29,16 @@ class ChannelSplitter:
     Splits one generation. Not thread-safe.
 
     Args:
-        has_tools: a call may be made; else it is content.
+        syntax: how calls are written; None: they are content.
+        tools: those that were offered.
     """
 
-    def __init__(self, *, has_tools: bool) -> None:
-        self._has_tools = has_tools
-        self._kind: Kind | Literal["tool"] | None = None  # None: in a header
+    def __init__(self, syntax: ToolSyntax | None, tools: Sequence[Tool]) -> None:
+        self._syntax, self._tools = syntax, tools
+        self._kind: Kind | None = None  # None: in a header, or in a call
+        self._reader: CallReader | None = None
+        self._is_unfinished = False
         self._buffer = ""
-        self._tool: list[str] = []
         self._seam: dict[str, str] = {}  # before the next text of a kind
         self._shown: set[str] = set()  # kinds of which there was some
 
@@ -42,37 +47,54 @@ class ChannelSplitter:
         """Whether text fed now would, as far as is known, be reasoning."""
         return self._kind == "reasoning"
 
-    @property
-    def held_space(self) -> str:
-        """White space behind the content so far, not shown."""
-        return self._seam.get("content", "")
-
-    def feed(self, text: str) -> list[Span]:
+    def feed(self, text: str) -> list[Piece]:
         """Take a piece of generated text; return what can be shown now."""
         self._buffer += text
-        spans: list[Span] = []
+        pieces: list[Piece] = []
         while (found := self._step()) is not None:
-            spans += found
-        return joined(spans)
+            pieces += found
+        return joined(pieces)
 
-    def flush(self) -> tuple[list[Span], str]:
+    def flush(self, *, is_cut: bool) -> tuple[list[Piece], bool]:
         """
         End the stream.
 
+        Args:
+            is_cut: the model had not ended.
         Returns:
-            The last spans, and the tool buffer ("" if no tool call began).
+            The last pieces, and whether the text was cut in the middle of a call.
         """
+        pieces: list[Piece] = []
+        while self._reader is not None:
+            pieces += self._take_block(self._reader.end(is_cut=is_cut))
+            pieces += self.feed("")
         rest, self._buffer = self._buffer, ""
-        spans: list[Span] = []
         if self._kind is not None:
-            spans = self._emit(rest)
-        return spans, "".join(self._tool)
+            pieces += self._emit(self._kind, rest)
+        return joined(pieces), self._is_unfinished
 
-    def _step(self) -> list[Span] | None:
+    def _step(self) -> list[Piece] | None:
         """Take one header or a part of a body; None: more text is needed."""
-        return self._header() if self._kind is None else self._body()
+        if self._reader is not None:
+            return self._call()
+        return self._header() if self._kind is None else self._body(self._kind)
 
-    def _header(self) -> list[Span] | None:
+    def _call(self) -> list[Piece] | None:
+        if self._reader is None or not self._buffer:
+            return None
+        text, self._buffer = self._buffer, ""
+        return self._take_block(self._reader.feed(text))
+
+    def _take_block(self, parts: Sequence[CallPart]) -> list[Piece]:
+        reader = self._reader
+        if reader is not None and reader.is_done:
+            self._reader = None
+            self._is_unfinished = reader.is_unfinished
+            self._kind = None if reader.has_calls else "content"
+            self._buffer = reader.plain + reader.rest
+        return [*parts]
+
+    def _header(self) -> list[Piece] | None:
         header, found, rest = self._buffer.partition(_MESSAGE)
         may_end = 0 if found else len(_MESSAGE) - 1  # what may be half of the token
         if len(header) - may_end > _MAX_HEADER_CHARS or _is_no_header(header):
@@ -82,16 +104,16 @@ class ChannelSplitter:
             return None
         self._buffer = rest
         recipient = _RECIPIENT.search(header)
-        if recipient and self._has_tools:
-            self._kind = "tool"
-            self._tool.append(header[recipient.start() :] + _MESSAGE)
+        if recipient and self._syntax:
+            self._reader = CallReader(self._syntax, recipient.group(), self._tools)
+            self._buffer = header[recipient.end() :] + _MESSAGE + rest
         elif "<|channel|>analysis" in header:
             self._kind = "reasoning"
         else:
             self._kind = "content"
         return []
 
-    def _body(self) -> list[Span] | None:
+    def _body(self, kind: Kind) -> list[Piece] | None:
         end = _END.search(self._buffer)
         if end is None:
             keep = held_suffix(self._buffer, _ENDS)
@@ -99,21 +121,15 @@ class ChannelSplitter:
             if not free:
                 return None
             self._buffer = self._buffer[len(free) :]
-            return self._emit(free)
+            return self._emit(kind, free)
         text, self._buffer = self._buffer[: end.start()], self._buffer[end.end() :]
-        spans = self._emit(text)
-        if self._kind == "tool":
-            self._tool.append("<|call|>")
-        elif self._kind in self._shown:
-            self._seam[self._kind] = "\n"
+        pieces = self._emit(kind, text)
+        if kind in self._shown:
+            self._seam[kind] = "\n"
         self._kind = None
-        return spans
+        return pieces
 
-    def _emit(self, text: str) -> list[Span]:
-        kind = self._kind
-        if kind is None or kind == "tool":
-            self._tool.append(text)
-            return []
+    def _emit(self, kind: Kind, text: str) -> list[Piece]:
         if kind == "content":
             # White space that may end the content waits until more of it comes.
             text = self._seam.pop("content", "") + text

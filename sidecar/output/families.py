@@ -1,59 +1,36 @@
 """The table of model families: each one's thinking markers, tool format and stops."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
 from typing import Any
 
-from sidecar.output.channel_splitter import ChannelSplitter
-from sidecar.output.native_formats import (
+from sidecar.output.calls.element_calls import qwen3_coder_xml
+from sidecar.output.calls.glm_calls import glm4_native, glm4_xml
+from sidecar.output.calls.json_calls import hermes_json
+from sidecar.output.output_syntax import Family, Markers, OutputSyntax
+from sidecar.output.tool_syntax import (
+    TOOL_CALL,
     has_channels,
+    library_syntax,
     native_syntax,
-    native_think_tags,
-)
-from sidecar.output.reasoning_splitter import (
-    Markers,
-    Splitter,
-    StartMode,
-    StreamSplitter,
-)
-from sidecar.output.tool_formats import (
-    FORMATS,
-    FormatParser,
-    ToolSyntax,
-    from_library,
+    tool_call_syntax,
 )
 
-_XML, _LEGACY, _JSON = (
-    FORMATS["qwen3_coder_xml"],
-    FORMATS["glm4_native"],
-    FORMATS["hermes_json"],
+_XML = (qwen3_coder_xml, glm4_xml)
+_THINK_TAGS = (
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<mm:think>", "</mm:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """
-    One row of the family table.
-
-    Args:
-        always_reasons: its templates open the think block and close it without ever
-            printing the opening tag.
-        stop_tokens: end-of-turn tokens beside the tokenizer's own.
-    """
-
-    name: str
-    always_reasons: bool
-    stop_tokens: tuple[str, ...]
-    formats: tuple[FormatParser, ...]
 
 
 _FAMILIES = {
-    "qwen3": Family("qwen3", False, ("<|im_end|>",), (_JSON, _XML, _LEGACY)),
+    "qwen3": Family("qwen3", False, ("<|im_end|>",), (hermes_json, *_XML, glm4_native)),
     "glm4": Family(
         "glm4",
         True,
         ("<|user|>", "<|observation|>", "<|endoftext|>"),
-        (_LEGACY, _XML, _JSON),
+        (glm4_native, *_XML, hermes_json),
     ),
     "generic": Family(
         "generic",
@@ -69,7 +46,7 @@ _FAMILIES = {
             "<|call|>",
             "<|return|>",
         ),
-        (_JSON, _XML, _LEGACY),
+        (hermes_json, *_XML, glm4_native),
     ),
 }
 FAMILY_ALIASES = {
@@ -91,49 +68,16 @@ def find_family(setting: str | None, model_name: str, model_type: str) -> Family
     return _FAMILIES["glm4" if "glm" in known else "generic"]
 
 
-@dataclass(frozen=True, slots=True)
-class OutputSyntax:
-    """
-    The output side of one loaded model; computed once.
-
-    Args:
-        has_channels: it writes messages on channels, and no tags.
-    """
-
-    family: Family
-    markers: Markers
-    tools: ToolSyntax
-    has_channels: bool = False
-
-    def new_splitter(
-        self,
-        start: StartMode,
-        is_complete_call: Callable[[str], bool],
-        *,
-        has_tools: bool,
-        is_held: bool = False,
-    ) -> Splitter:
-        """
-        A splitter of one generation.
-
-        Args:
-            is_held: its content is held to a form, and may hold a tag as a text.
-        """
-        if self.has_channels:
-            return ChannelSplitter(has_tools=has_tools)
-        openers = (self.tools.opener,) if has_tools else ()
-        markers = replace(
-            self.markers, tool_openers=openers, are_in_content=not is_held
-        )
-        return StreamSplitter(markers, start, is_complete_call)
-
-
-def _own_first(
-    formats: tuple[FormatParser, ...], template: str
-) -> tuple[FormatParser, ...]:
-    """The formats of one opener, that which the template shows the model first."""
-    shown = {_XML: "<function=", _LEGACY: "<arg_key>"}
-    return tuple(sorted(formats, key=lambda one: shown.get(one, "\0") not in template))
+def _think_tags(template: str, vocab: Collection[str]) -> tuple[str, str] | None:
+    """The tags of its thinking, if the vocabulary or the template has them."""
+    return next(
+        (
+            tags
+            for tags in _THINK_TAGS
+            if all(tag in vocab or tag in template for tag in tags)
+        ),
+        None,
+    )
 
 
 def output_syntax(
@@ -153,14 +97,9 @@ def output_syntax(
             call of any prose: they are not used.
         template: the chat template's text. vocab: the vocabulary.
     """
-    tags = think_tags or native_think_tags(vocab) or ("<think>", "</think>")
-    native = native_syntax(template, vocab)
-    if native is not None:
-        markers = Markers(tags[0], tags[1])
-        return OutputSyntax(family, markers, native, has_channels(vocab))
-    opener, closer, parse = library or ("<tool_call>", "</tool_call>", None)
-    formats = _own_first(family.formats, template)
-    if opener != "<tool_call>" and parse is not None:
-        formats = (from_library(parse),)
-    syntax = ToolSyntax(opener, closer, formats)
-    return OutputSyntax(family, Markers(tags[0], tags[1]), syntax)
+    begin, end = think_tags or _think_tags(template, vocab) or ("<think>", "</think>")
+    calls = native_syntax(template, vocab)
+    if not calls and library is not None and library[0] != TOOL_CALL[0]:
+        calls = library_syntax(*library)
+    calls = calls or tool_call_syntax(family.formats, template)
+    return OutputSyntax(family, Markers(begin, end), calls, has_channels(vocab))

@@ -1,5 +1,5 @@
 """
-Cuts a stream of generated text into reasoning, content and a tool buffer.
+Cuts a stream of generated text into reasoning, content and calls.
 
 States and what leaves them:
 
@@ -8,9 +8,10 @@ States and what leaves them:
     REASONING --close tag--> CONTENT (white space after it dropped)
     REASONING --tool opener--> HOLD
     HOLD      --close tag--> CONTENT (the held text was reasoning: a quoted call)
-    HOLD      --end--> a complete call: tool buffer; anything else: reasoning
+    HOLD      --end--> complete calls: calls; anything else: reasoning
     CONTENT   --open tag, not quoted and in no code--> REASONING
-    CONTENT   --tool opener--> TOOL (to the end)
+    CONTENT   --tool opener--> CALLING
+    CALLING   --end of the block--> CONTENT (a block without a call is content)
 
 The result does not depend on how the text was cut into pieces: text is held back
 only while it could be the beginning of a tag that is active in the present state,
@@ -18,56 +19,28 @@ and trailing white space of the content only until more content comes.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-Kind = Literal["reasoning", "content"]
+from sidecar.core.requests import Tool
+from sidecar.output.calls.call_sink import ToolSyntax, find_syntax
+from sidecar.output.calls.reader import CallReader
+from sidecar.output.channel_splitter import ChannelSplitter
+from sidecar.output.output_syntax import Markers, OutputSyntax, StartMode
+from sidecar.output.pieces import (
+    CallEnded,
+    CallPart,
+    Kind,
+    Piece,
+    Splitter,
+    could_begin,
+    held_suffix,
+    joined,
+)
+
 _FENCES = ("```", "~~~")
 _HEAD_CHARS = 8  # of a line: enough to tell a fence
 _QUOTES = "\"'`\u201c\u2018\u00ab"
-StartMode = Literal["on", "off", "undecided"]
-Span = tuple[Kind, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Markers:
-    """
-    The tags of one model.
-
-    Args:
-        think_open, think_close: compared without regard to ASCII case.
-        tool_openers: texts that begin a tool call; empty if no tool was offered.
-        are_in_content: whether an open tag within the content begins thinking: not in
-            an answer that is held to a form, which may hold it as a text.
-    """
-
-    think_open: str = "<think>"
-    think_close: str = "</think>"
-    tool_openers: tuple[str, ...] = ()
-    are_in_content: bool = True
-
-
-class Splitter(Protocol):
-    """Cuts one generation into reasoning, content and a tool buffer."""
-
-    @property
-    def is_reasoning(self) -> bool:
-        """Whether text fed now would, as far as is known, be reasoning."""
-
-    @property
-    def held_space(self) -> str:
-        """White space behind the content so far, not shown."""
-
-    def feed(self, text: str) -> list[Span]:
-        """Take a piece of generated text; return what can be shown now."""
-
-    def flush(self) -> tuple[list[Span], str]:
-        """The last spans, and the tool buffer ("" if no tool call began)."""
-
-
-def _never_complete(_text: str) -> bool:
-    return False
 
 
 class _EndOfContent:
@@ -78,6 +51,11 @@ class _EndOfContent:
         self._last = ""  # the last character
         self._is_fenced = False
         self._is_inline_code = False
+
+    @property
+    def is_line_start(self) -> bool:
+        """Whether a line begins here."""
+        return self._last in ("", "\n")
 
     @property
     def is_quoted(self) -> bool:
@@ -109,24 +87,29 @@ class StreamSplitter:
         markers: the model's tags.
         start: "on" if the prompt ends in an open think block (or the family always
             begins so), "off" if thinking is off, else "undecided".
-        is_complete_call: whether a text is whole tool calls and nothing else.
+        syntaxes: how the model writes calls; none if no tool was offered.
+        tools: those that were offered.
     """
 
     def __init__(
         self,
         markers: Markers,
         start: StartMode,
-        is_complete_call: Callable[[str], bool] = _never_complete,
+        syntaxes: Sequence[ToolSyntax] = (),
+        tools: Sequence[Tool] = (),
     ) -> None:
         self._markers = markers
-        self._is_complete_call = is_complete_call
+        self._syntaxes, self._tools = tuple(syntaxes), tools
+        openers = tuple(each.opener for each in syntaxes)
+        marked = tuple(each.opener for each in syntaxes if not each.at_line_start)
         self._open = _compile(markers.think_open)
         self._close = _compile(markers.think_close)
-        self._in_reasoning = _compile(markers.think_close, *markers.tool_openers)
+        self._reasoning_tags = (markers.think_close, *marked)
+        self._in_reasoning = _compile(*self._reasoning_tags)
         tags = (markers.think_open,) if markers.are_in_content else ()
-        self._content_tags = (*tags, *markers.tool_openers)
+        self._content_tags = (*tags, *openers)
         self._in_content = _compile(*self._content_tags)
-        self._step: Callable[[], Iterator[Span] | None] = {
+        self._step: Callable[[], Iterator[Piece] | None] = {
             "on": self._reasoning_start,
             "off": self._content,
             "undecided": self._undecided,
@@ -134,7 +117,11 @@ class StreamSplitter:
         self._buffer = ""
         self._held: list[str] = []  # HOLD: what is known to hold no close tag
         self._held_space = ""  # white space that ends the content so far
-        self._tool: list[str] | None = None
+        self._reader: CallReader | None = None
+        self._is_unfinished = False  # the text ended in the middle of a call
+        self._has_content = False
+        self._has_calls = False
+        self._are_closed = True  # all blocks so far
         self._end = _EndOfContent()
 
     @property
@@ -142,48 +129,51 @@ class StreamSplitter:
         """Whether text fed now would, as far as is known, be reasoning."""
         return self._step in (self._reasoning, self._reasoning_start, self._hold)
 
-    @property
-    def held_space(self) -> str:
-        """White space behind the content so far, not shown."""
-        return self._held_space
-
-    def feed(self, text: str) -> list[Span]:
+    def feed(self, text: str) -> list[Piece]:
         """Take a piece of generated text; return what can be shown now."""
-        if self._tool is not None:
-            self._tool.append(text)
-            return []
         self._buffer += text
         return self._run()
 
-    def flush(self) -> tuple[list[Span], str]:
+    def flush(self, *, is_cut: bool) -> tuple[list[Piece], bool]:
         """
         End the stream.
 
+        Args:
+            is_cut: the model had not ended.
         Returns:
-            The last spans, and the tool buffer ("" if no tool call began).
+            The last pieces, and whether the text was cut in the middle of a call.
         """
-        spans: list[Span] = []
+        pieces: list[Piece] = []
+        while self._reader is not None:
+            pieces += self._take_block(self._reader.end(is_cut=is_cut))
+            pieces += self._run()
         rest, self._buffer = self._buffer, ""
         if self._step == self._hold:
             rest = "".join([*self._held, rest])
-            if self._is_complete_call(rest):
-                return spans, rest
-            spans.append(("reasoning", rest))
+            pieces += self._calls_in(rest) or [("reasoning", rest)]
         elif self._step in (self._reasoning, self._reasoning_start):
-            spans.append(("reasoning", rest))
-        elif self._tool is None:
-            spans.extend(self._emit_content(rest))
-        return joined(spans), "".join(self._tool or ())
+            pieces.append(("reasoning", rest))
+        else:
+            pieces += self._emit_content(rest)
+        return joined(pieces), self._is_unfinished
 
-    def _run(self) -> list[Span]:
-        spans: list[Span] = []
+    def _calls_in(self, text: str) -> list[Piece]:
+        """The calls of a text that is nothing but complete calls; else nothing."""
+        markers = Markers(are_in_content=False)
+        inner = StreamSplitter(markers, "off", self._syntaxes, self._tools)
+        pieces = inner.feed(text) + inner.flush(is_cut=True)[0]
+        is_whole = inner._are_closed and not inner._is_unfinished
+        return pieces if is_whole and not any(map(_is_no_call, pieces)) else []
+
+    def _run(self) -> list[Piece]:
+        pieces: list[Piece] = []
         while (produced := self._step()) is not None:
-            spans.extend(produced)
-        return joined(spans)
+            pieces.extend(produced)
+        return joined(pieces)
 
     # One method a state: None means "needs more text", an iterable means "go on".
 
-    def _undecided(self) -> Iterator[Span] | None:
+    def _undecided(self) -> Iterator[Piece] | None:
         text = self._buffer.lstrip()
         if not text:
             return None
@@ -191,15 +181,15 @@ class StreamSplitter:
         if match:
             self._buffer = text[match.end() :]
             self._step = self._reasoning
-        elif _could_begin(text, self._markers.think_open):
+        elif could_begin(text, self._markers.think_open):
             return None
         else:
             self._step = self._content
         return iter(())
 
-    def _reasoning_start(self) -> Iterator[Span] | None:
+    def _reasoning_start(self) -> Iterator[Piece] | None:
         text = self._buffer.lstrip()
-        if not text or _could_begin(text, self._markers.think_open):
+        if not text or could_begin(text, self._markers.think_open):
             return None
         match = self._open.match(text)
         if match:
@@ -207,12 +197,10 @@ class StreamSplitter:
         self._step = self._reasoning
         return iter(())
 
-    def _reasoning(self) -> Iterator[Span] | None:
+    def _reasoning(self) -> Iterator[Piece] | None:
         match = self._in_reasoning.search(self._buffer)
         if match is None:
-            return self._release(
-                "reasoning", (self._markers.think_close, *self._markers.tool_openers)
-            )
+            return self._release("reasoning", self._reasoning_tags)
         before = self._buffer[: match.start()]
         if self._close.fullmatch(match.group()):
             self._end_reasoning(match.end())
@@ -222,7 +210,7 @@ class StreamSplitter:
             self._step = self._hold
         return _one("reasoning", before)
 
-    def _hold(self) -> Iterator[Span] | None:
+    def _hold(self) -> Iterator[Piece] | None:
         match = self._close.search(self._buffer)
         if match is None:
             free = max(0, len(self._buffer) - len(self._markers.think_close))
@@ -237,35 +225,72 @@ class StreamSplitter:
         self._buffer = self._buffer[end:]
         self._step = self._content_start
 
-    def _content_start(self) -> Iterator[Span] | None:
+    def _content_start(self) -> Iterator[Piece] | None:
         self._buffer = self._buffer.lstrip()
         if not self._buffer:
             return None
         self._step = self._content
         return iter(())
 
-    def _content(self) -> Iterator[Span] | None:
+    def _content(self) -> Iterator[Piece] | None:
         match = self._in_content.search(self._buffer) if self._content_tags else None
         if match is None:
             return self._release("content", self._content_tags)
         before, rest = self._buffer[: match.start()], self._buffer[match.start() :]
         spans = self._emit_content(before)
         tag = match.group()
-        if self._open.fullmatch(tag) and self._end.is_quoted:
-            spans += self._emit_content(tag)  # the answer speaks of the tag
-            self._buffer = rest[len(tag) :]
-        elif self._open.fullmatch(tag):
+        if self._open.fullmatch(tag) and not self._end.is_quoted:
             self._buffer = rest[len(tag) :]
             self._step = self._reasoning
+        elif self._open.fullmatch(tag) or not self._may_call(tag):
+            spans += self._emit_content(tag[:1])  # the answer speaks of the tag
+            self._buffer = rest[1:]
         else:
-            self._buffer, self._tool = "", [rest]
-            self._step = self._tool_forever
+            syntax = find_syntax(tag, self._syntaxes)
+            self._reader = CallReader(syntax, tag, self._tools)
+            self._buffer = rest[len(tag) :]
+            self._step = self._calling
         return iter(spans)
 
-    def _tool_forever(self) -> Iterator[Span] | None:
-        return None
+    def _may_call(self, opener: str) -> bool:
+        """Whether a block may begin at the content's end."""
+        is_bare = find_syntax(opener, self._syntaxes).at_line_start
+        return not is_bare or self._end.is_line_start
 
-    def _release(self, kind: Kind, tags: tuple[str, ...]) -> Iterator[Span] | None:
+    def _calling(self) -> Iterator[Piece] | None:
+        if self._reader is None or not self._buffer:
+            return None
+        text, self._buffer = self._buffer, ""
+        return iter(self._take_block(self._reader.feed(text)))
+
+    def _take_block(self, parts: Sequence[CallPart]) -> list[Piece]:
+        """Pieces of a block of calls; behind its end there is content again."""
+        pieces: list[Piece] = [*parts]
+        reader = self._reader
+        if reader is None or not reader.is_done:
+            return pieces
+        self._reader, self._buffer = None, reader.rest
+        self._step = self._content
+        self._is_unfinished = reader.is_unfinished
+        self._are_closed &= reader.is_closed
+        if reader.has_calls:
+            self._has_calls = True
+            self._held_space = "\n" if self._has_content else ""
+            self._step = self._behind_calls
+        elif self._has_calls and reader.is_unfinished:
+            self._buffer = ""  # the beginning of a further call
+        else:
+            pieces += self._emit_content(reader.plain)
+        return pieces
+
+    def _behind_calls(self) -> Iterator[Piece] | None:
+        self._buffer = self._buffer.lstrip()
+        if not self._buffer:
+            return None
+        self._step = self._content
+        return iter(())
+
+    def _release(self, kind: Kind, tags: tuple[str, ...]) -> Iterator[Piece] | None:
         keep = held_suffix(self._buffer, tags)
         free = self._buffer[: len(self._buffer) - keep]
         if not free:
@@ -275,15 +300,36 @@ class StreamSplitter:
             return _one(kind, free)
         return iter(self._emit_content(free))
 
-    def _emit_content(self, text: str) -> list[Span]:
+    def _emit_content(self, text: str) -> list[Piece]:
         self._end.move(text)
         text = self._held_space + text
         shown = text.rstrip()
         self._held_space = text[len(shown) :]
+        self._has_content |= bool(shown)
         return [("content", shown)] if shown else []
 
 
-def _one(kind: Kind, text: str) -> Iterator[Span]:
+def new_splitter(
+    syntax: OutputSyntax,
+    start: StartMode,
+    tools: Sequence[Tool],
+    *,
+    is_held: bool = False,
+) -> Splitter:
+    """
+    A splitter of one generation.
+
+    Args:
+        tools: those that were offered; without any there are no calls.
+        is_held: its content is held to a form, and may hold a tag as a text.
+    """
+    if syntax.has_channels:
+        return ChannelSplitter(syntax.calls[0] if tools else None, tools)
+    markers = replace(syntax.markers, are_in_content=not is_held)
+    return StreamSplitter(markers, start, syntax.calls if tools else (), tools)
+
+
+def _one(kind: Kind, text: str) -> Iterator[Piece]:
     return iter([(kind, text)])
 
 
@@ -292,28 +338,7 @@ def _compile(*tags: str) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, tags)), re.IGNORECASE | re.ASCII)
 
 
-def _could_begin(text: str, tag: str) -> bool:
-    """Whether `text` is a proper beginning of `tag`."""
-    return len(text) < len(tag) and tag.lower().startswith(text.lower())
-
-
-def held_suffix(text: str, tags: tuple[str, ...]) -> int:
-    """Length of the longest suffix of `text` that is a proper beginning of a tag."""
-    longest = min(len(text), max(map(len, tags), default=1) - 1)
-    for size in range(longest, 0, -1):
-        if any(_could_begin(text[-size:], tag) for tag in tags):
-            return size
-    return 0
-
-
-def joined(spans: list[Span]) -> list[Span]:
-    """Spans without empty ones, those of one kind in a row as one."""
-    whole: list[Span] = []
-    for kind, text in spans:
-        if not text:
-            continue
-        if whole and whole[-1][0] == kind:
-            whole[-1] = (kind, whole[-1][1] + text)
-        else:
-            whole.append((kind, text))
-    return whole
+def _is_no_call(piece: Piece) -> bool:
+    if isinstance(piece, CallEnded):
+        return piece.is_broken
+    return isinstance(piece, tuple)

@@ -6,21 +6,27 @@ to: two that overlap would show thinking as an answer, or lose a part of one.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sidecar.output.families import OutputSyntax
-from sidecar.output.reasoning_splitter import StartMode
+from sidecar.core.requests import Tool
+from sidecar.output.calls.call_sink import Block
+from sidecar.output.calls.scanner import Wait
+from sidecar.output.output_syntax import OutputSyntax, StartMode
+from sidecar.output.pieces import CallArguments, CallStarted
+from sidecar.output.reasoning_splitter import new_splitter
 
 _ANALYSIS, _FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 _NEXT = "<|end|><|start|>assistant"
 _CHANNEL_CALL = "to=functions.f <|constrain|>json<|message|>{}<|call|>"
+_TOOL = Tool("f", {}, {})
+_CALL = "f({})"
 
-_Parts = tuple[str, str, str]  # reasoning, content, tool buffer
+_Parts = tuple[str, str, str]  # reasoning, content, calls
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """An output, how it starts, and its reasoning, content and tool buffer."""
+    """An output, how it starts, and its reasoning, content and calls."""
 
     what: str
     start: StartMode
@@ -30,14 +36,25 @@ class Sample:
 
 def splitter_faults(syntax: OutputSyntax) -> tuple[str, ...]:
     """What this model's splitter does wrong, a sentence for each kind of output."""
-    call = "" if syntax.has_channels else f"{syntax.tools.opener}X{syntax.tools.closer}"
-    samples = _on_channels() if syntax.has_channels else _with_tags(syntax, call)
-    return tuple(fault for sample in samples if (fault := _fault(syntax, sample, call)))
+    if syntax.has_channels:
+        samples = _on_channels()
+    else:
+        calls = tuple(replace(each, formats=(_one_call,)) for each in syntax.calls)
+        syntax = replace(syntax, calls=calls)
+        samples = _with_tags(syntax)
+    return tuple(fault for sample in samples if (fault := _fault(syntax, sample)))
 
 
-def _fault(syntax: OutputSyntax, sample: Sample, call: str) -> str | None:
+def _one_call(block: Block) -> Wait[None]:
+    """Read the inside of the samples' block, whatever opener is part of it."""
+    if not (yield from block.scan.take("X")):
+        yield from block.scan.until("X", lambda _: None)
+    block.sink.call(_TOOL.name, "{}")
+
+
+def _fault(syntax: OutputSyntax, sample: Sample) -> str | None:
     for pieces in _cuts(sample.text):
-        found = _split(syntax, sample.start, pieces, call)
+        found = _split(syntax, sample.start, pieces)
         if found != sample.parts:
             return (
                 f"{sample.what}: {pieces!r} gave (reasoning, content, calls) {found!r}"
@@ -54,34 +71,42 @@ def _cuts(text: str) -> Iterator[list[str]]:
     yield list(text)
 
 
-def _split(
-    syntax: OutputSyntax, start: StartMode, pieces: Sequence[str], call: str
-) -> _Parts:
-    def is_call(text: str) -> bool:
-        return text.strip() == call
+def _split(syntax: OutputSyntax, start: StartMode, pieces: Sequence[str]) -> _Parts:
+    splitter = new_splitter(syntax, start, (_TOOL,))
+    found = [piece for text in pieces for piece in splitter.feed(text)]
+    last, _ = splitter.flush(is_cut=False)
+    joined = {"reasoning": "", "content": "", "calls": ""}
+    for piece in (*found, *last):
+        if isinstance(piece, tuple):
+            joined[piece[0]] += piece[1]
+        elif isinstance(piece, CallStarted):
+            joined["calls"] += f"{piece.name}("
+        elif isinstance(piece, CallArguments):
+            joined["calls"] += piece.text
+        else:
+            joined["calls"] += ")"
+    return joined["reasoning"], joined["content"], joined["calls"]
 
-    splitter = syntax.new_splitter(start, is_call, has_tools=True)
-    spans = [span for piece in pieces for span in splitter.feed(piece)]
-    last, tools = splitter.flush()
-    joined = {"reasoning": "", "content": ""}
-    for kind, text in (*spans, *last):
-        joined[kind] += text
-    return joined["reasoning"], joined["content"], tools
 
-
-def _with_tags(syntax: OutputSyntax, call: str) -> tuple[Sample, ...]:
+def _with_tags(syntax: OutputSyntax) -> tuple[Sample, ...]:
     begin, end = syntax.markers.think_open, syntax.markers.think_close
+    own = syntax.calls[0]
+    call = f"{own.opener}X{own.closer}"
+    line = "\n" if own.at_line_start else ""
     quoted = f"r {call} s"
+    in_thinking = ("r", "", _CALL)
+    if own.at_line_start:  # it has no mark by which it could be told there
+        in_thinking = (f"r{call}", "", "")
     return (
         Sample("thinking", "on", f"{begin}r{end}\nans", ("r", "ans", "")),
         Sample("opened thinking", "on", f"r{end}\n\nans", ("r", "ans", "")),
         Sample("unclosed thinking", "on", f"{begin}r", ("r", "", "")),
         Sample("thinking again", "on", f"r{end}x {begin}s{end} y", ("rs", "x y", "")),
-        Sample("a call", "on", f"r{end}\n{call}", ("r", "", call)),
-        Sample("a call in thinking", "on", f"r{call}", ("r", "", call)),
+        Sample("a call", "on", f"r{end}\n{call}", ("r", "", _CALL)),
+        Sample("a call in thinking", "on", f"r{call}", in_thinking),
         Sample("a quoted call", "on", f"{quoted}{end}ans", (quoted, "ans", "")),
         Sample("an answer", "off", "  hi  \n", ("", "  hi", "")),
-        Sample("an answer and a call", "off", f"t {call}", ("", "t", call)),
+        Sample("an answer and a call", "off", f"t {line}{call}", ("", "t", _CALL)),
         Sample("a plain answer", "undecided", "plain", ("", "plain", "")),
         Sample("unasked thinking", "undecided", f"\n{begin}r{end}a", ("r", "a", "")),
     )
@@ -94,5 +119,5 @@ def _on_channels() -> tuple[Sample, ...]:
         Sample("thinking", "on", f"{begin}{_FINAL}ans", ("r", "ans", "")),
         Sample("unclosed thinking", "on", f"{_ANALYSIS}r", ("r", "", "")),
         Sample("an answer", "off", f"{_FINAL}  hi  \n", ("", "  hi", "")),
-        Sample("a call", "on", call, ("r", "", _CHANNEL_CALL)),
+        Sample("a call", "on", call, ("r", "", _CALL)),
     )

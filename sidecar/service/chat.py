@@ -19,14 +19,13 @@ from sidecar.core.errors import (
 from sidecar.core.events import Event, Idle, Loading
 from sidecar.core.requests import ChatRequest, CompletionRequest, join_names
 from sidecar.core.turn_token import make_token
+from sidecar.engine.job import Forecast
 from sidecar.engine.sampling import Sampling, settle
-from sidecar.engine.text_engine import Forecast
 from sidecar.infra.lru import Lru
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import SessionLog
-from sidecar.output.families import OutputSyntax
-from sidecar.output.reasoning_splitter import StartMode
-from sidecar.output.tool_calls import is_complete_call
+from sidecar.output.output_syntax import OutputSyntax, StartMode
+from sidecar.output.reasoning_splitter import new_splitter
 from sidecar.pipeline.prepare import PreparedPrompt
 from sidecar.pipeline.template.chat_template import offered_tools
 from sidecar.residents.model_state import ServedModel
@@ -307,21 +306,12 @@ def _chat_choices(plan: ChatPlan, syntax: OutputSyntax) -> list[ChatChoice]:
     """How each answer of a chat is cut and sent."""
     request, prepared = plan.request, plan.prepared
     tools = offered_tools(request)
-    complete = functools.partial(is_complete_call, syntax=syntax.tools, tools=tools)
     token_of = functools.partial(
         make_token, prepared.pending_turn.turn, with_text=not request.thinking.is_shown
     )
     start, is_held = _start_mode(syntax, prepared), plan.constraint is not None
     return [
-        ChatChoice(
-            index,
-            syntax.new_splitter(
-                start, complete, has_tools=bool(tools), is_held=is_held
-            ),
-            syntax.tools,
-            tools,
-            token_of,
-        )
+        ChatChoice(index, new_splitter(syntax, start, tools, is_held=is_held), token_of)
         for index in range(request.options.n)
     ]
 

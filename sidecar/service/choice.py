@@ -1,6 +1,8 @@
 """Engine events of one choice (of `n` answers) -> what the client is sent."""
 
+import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from sidecar.core.events import (
@@ -11,13 +13,13 @@ from sidecar.core.events import (
     ReasoningEnded,
     TextDelta,
     TokenLogprob,
-    ToolCallDelta,
+    ToolCallArguments,
+    ToolCallEnded,
+    ToolCallStarted,
 )
-from sidecar.core.requests import Tool
+from sidecar.core.requests import ToolCall
 from sidecar.engine.job import ChoiceEnded, Token
-from sidecar.output.reasoning_splitter import Span, Splitter
-from sidecar.output.tool_calls import extract_calls
-from sidecar.output.tool_formats import ToolSyntax
+from sidecar.output.pieces import CallArguments, CallPart, CallStarted, Piece, Splitter
 
 
 class Choice(Protocol):
@@ -58,7 +60,7 @@ class PlainChoice:
 
 class ChatChoice:
     """
-    A chat answer: reasoning, content and tool calls are separated.
+    A chat answer: reasoning, content and calls are separated. Each call has a new id.
 
     Args:
         token_of: the token of a piece of thinking.
@@ -68,64 +70,70 @@ class ChatChoice:
         self,
         index: int,
         splitter: Splitter,
-        syntax: ToolSyntax,
-        tools: Sequence[Tool],
         token_of: Callable[[str], str],
     ) -> None:
         self._index = index
         self._splitter = splitter
-        self._syntax, self._tools = syntax, tools
         self._token_of = token_of
         self._thinking: list[str] = []
         self._logprobs: list[TokenLogprob] = []
-        self._has_content = False
+        self._num_calls = 0
+        self._call = ToolCall("", "", "")  # the one that is being written
+        self._arguments: list[str] = []
         self.num_reasoning = 0
 
     def feed(self, token: Token) -> list[Event]:
         """A sampled token."""
         was_reasoning = self._splitter.is_reasoning
-        spans = self._splitter.feed(token.text)
+        pieces = self._splitter.feed(token.text)
         if was_reasoning or self._splitter.is_reasoning:
             self.num_reasoning += 1
         if token.logprob:
             self._logprobs.append(token.logprob)
-        return self._deltas(spans)
+        return self._events(pieces)
 
     def end(self, ended: ChoiceEnded) -> list[Event]:
-        """The end: what was held back, the tool calls, the reason."""
-        events = self._deltas(self._splitter.feed(ended.text))
-        spans, buffer = self._splitter.flush()
-        events += self._deltas(spans)
-        extracted = extract_calls(
-            buffer, self._syntax, self._tools, is_cut=ended.reason == "length"
-        )
-        if extracted.text:
-            seam = "\n" if extracted.calls else self._splitter.held_space
-            seam = seam if self._has_content else ""
-            events += self._deltas([("content", seam + extracted.text)])
+        """The end: what was held back, and the reason."""
+        events = self._events(self._splitter.feed(ended.text))
+        is_cut = ended.reason == "length"
+        pieces, is_unfinished = self._splitter.flush(is_cut=is_cut)
+        events += self._events(pieces)
         if self._logprobs:
             events.append(TextDelta(self._index, "", tuple(self._logprobs)))
         events += self._end_thinking()
-        events += [
-            ToolCallDelta(self._index, number, call)
-            for number, call in enumerate(extracted.calls)
-        ]
-        has_calls = extracted.calls and not extracted.is_cut
+        has_calls = self._num_calls > 0 and not is_unfinished
         reason: FinishReason = "tool_calls" if has_calls else ended.reason
         return [*events, ChoiceFinished(self._index, reason, ended.stop_string)]
 
-    def _deltas(self, spans: list[Span]) -> list[Event]:
+    def _events(self, pieces: Sequence[Piece]) -> list[Event]:
         events: list[Event] = []
-        for kind, text in spans:
+        for piece in pieces:
+            if not isinstance(piece, tuple):
+                events += self._end_thinking()
+                events.append(self._of_call(piece))
+                continue
+            kind, text = piece
             logprobs, self._logprobs = tuple(self._logprobs), []
             if kind == "reasoning":
                 self._thinking.append(text)
                 events.append(ReasoningDelta(self._index, text, logprobs))
             else:
-                self._has_content = True
                 events += self._end_thinking()
                 events.append(TextDelta(self._index, text, logprobs))
         return events
+
+    def _of_call(self, part: CallPart) -> Event:
+        number = self._num_calls
+        if isinstance(part, CallStarted):
+            self._call = ToolCall(f"call_{secrets.token_hex(12)}", part.name, "")
+            self._arguments = []
+            return ToolCallStarted(self._index, number, self._call.id, part.name)
+        if isinstance(part, CallArguments):
+            self._arguments.append(part.text)
+            return ToolCallArguments(self._index, number, part.text)
+        self._num_calls += 1
+        call = replace(self._call, arguments="".join(self._arguments))
+        return ToolCallEnded(self._index, number, call, part.is_broken)
 
     def _end_thinking(self) -> list[Event]:
         if not self._thinking:

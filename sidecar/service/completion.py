@@ -11,7 +11,6 @@ from sidecar.core.events import (
     Idle,
     ReasoningDelta,
     TextDelta,
-    ToolCallDelta,
     Usage,
 )
 
@@ -66,7 +65,7 @@ class CompletionRun:
 
 
 def _moved(event: Event, offset: int) -> Event:
-    if isinstance(event, (TextDelta, ReasoningDelta, ToolCallDelta, ChoiceFinished)):
+    if isinstance(event, (TextDelta, ReasoningDelta, ChoiceFinished)):
         return replace(event, choice=event.choice + offset)
     return Idle()
 

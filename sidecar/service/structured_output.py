@@ -8,7 +8,7 @@ from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.grammar_compiler import UnsupportedGrammar
 from sidecar.engine.text_engine import TextEngine
 from sidecar.output.answer_grammar import answer_grammar, call_grammar
-from sidecar.output.reasoning_splitter import StartMode
+from sidecar.output.output_syntax import StartMode
 from sidecar.pipeline.template.chat_template import offered_tools
 
 _FINAL = "<|channel|>final<|message|>"
@@ -49,10 +49,10 @@ def structured_output(
 def _of_calls(
     request: ChatRequest, engine: TextEngine, start: StartMode
 ) -> StructuredOutput:
-    tools, syntax = offered_tools(request), engine.model.syntax
+    tools, calls = offered_tools(request), engine.model.syntax.calls
     vocab = engine.grammars.vocabulary
     try:
-        grammar = call_grammar(request.tool_choice, tools, syntax.tools, vocab)
+        grammar = call_grammar(request.tool_choice, tools, calls[0], vocab)
         if grammar is None:
             return StructuredOutput(unheld=("tool_choice",))
         constraint = _compiled(grammar, engine, start)
@@ -66,7 +66,7 @@ def _of_text(
     request: ChatRequest, asked: OutputFormat, engine: TextEngine, start: StartMode
 ) -> StructuredOutput:
     model = engine.model
-    syntax = model.syntax.tools if offered_tools(request) else None
+    syntax = model.syntax.calls[0] if offered_tools(request) else None
     vocab = engine.grammars.vocabulary
     try:
         behind = start != "off" and not model.syntax.has_channels

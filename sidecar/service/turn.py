@@ -21,15 +21,15 @@ from sidecar.core.events import (
     Idle,
     ReasoningDelta,
     TextDelta,
-    ToolCallDelta,
+    ToolCallEnded,
+    ToolCallStarted,
     Usage,
 )
 from sidecar.core.prompt import ModelPrompt
 from sidecar.core.requests import ChatRequest, CompletionRequest, ToolCall, join_names
 from sidecar.engine.constrained_row import Constraint
-from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
+from sidecar.engine.job import ChoiceEnded, Forecast, Job, JobFailed, Prefilled, Token
 from sidecar.engine.sampling import Sampling
-from sidecar.engine.text_engine import Forecast
 from sidecar.infra.metrics import Metrics
 from sidecar.memory.conversation_memory import AssistantOutput
 from sidecar.memory.healing_store import visible_hash
@@ -269,11 +269,18 @@ class Run:
 
 @dataclass(slots=True)
 class _Shown:
-    """What the client was sent of one choice."""
+    """
+    What the client was sent of one choice.
+
+    Args:
+        is_calling: of a call that has not ended, too: how a client echoes that, nobody
+            knows.
+    """
 
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
+    is_calling: bool = False
 
     @property
     def visible(self) -> str | None:
@@ -322,8 +329,11 @@ class _Progress:
                 self._shown[event.choice].text.append(event.text)
             elif isinstance(event, ReasoningDelta):
                 self._shown[event.choice].reasoning.append(event.text)
-            elif isinstance(event, ToolCallDelta):
+            elif isinstance(event, ToolCallStarted):
+                self._shown[event.choice].is_calling = True
+            elif isinstance(event, ToolCallEnded):
                 self._shown[event.choice].calls.append(event.call)
+                self._shown[event.choice].is_calling = False
 
     def usage(self, plan: PlannedRun, choices: Sequence[Choice]) -> Usage:
         """Tokens until now."""
@@ -339,7 +349,7 @@ class _Progress:
         first, *others = [self._shown[n] for n in sorted({0, *self._shown})]
         # Of two choices that look alike nobody can tell which one is gone on from.
         looks = tuple(other.visible for other in others if other.visible)
-        is_alone = first.visible not in looks
+        is_alone = first.visible not in looks and not first.is_calling
         said = first.said(self._sampled if is_alone else (), looks)
         began = self._first_token_at
         ttft_s = None if began is None else began - job.submitted

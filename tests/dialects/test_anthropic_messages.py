@@ -20,7 +20,6 @@ from sidecar.core.events import (
     ReasoningDelta,
     ReasoningEnded,
     TextDelta,
-    ToolCallDelta,
     Usage,
 )
 from sidecar.core.requests import ChatRequest, Message, Thought, ToolCall
@@ -29,6 +28,7 @@ from sidecar.dialects.anthropic_messages.answer import format_message
 from sidecar.dialects.anthropic_messages.problem import problem
 from sidecar.dialects.anthropic_messages.request import parse_messages
 from sidecar.dialects.anthropic_messages.stream import MessageStream
+from testkit.call_texts import whole_call
 
 Json = dict[str, Any]
 USAGE = Usage(100, 20, 64, 7)
@@ -144,7 +144,7 @@ def test_one_answer_is_all_that_the_format_can_hold() -> None:
 
 def test_a_call_without_arguments_is_streamed_as_an_empty_object() -> None:
     """The SDKs parse what the deltas add up to."""
-    call: list[Event] = [ToolCallDelta(0, 0, ToolCall("c", "f", ""))]
+    call: list[Event] = whole_call(0, 0, ToolCall("c", "f", ""))
     deltas = [data["delta"] for name, data in stream(call) if "delta" in name]
     assert deltas == [{"type": "input_json_delta", "partial_json": "{}"}]
 
@@ -280,7 +280,7 @@ def test_a_bad_body_is_refused_by_the_fields_name(body: Json, field: str) -> Non
 ANSWER: list[Event] = [
     ReasoningDelta(0, "I "), Idle(), ReasoningDelta(0, "think."),
     ReasoningEnded(0, "token"), TextDelta(0, "Let "), TextDelta(0, "me."),
-    ToolCallDelta(0, 0, CALL), ToolCallDelta(0, 1, ToolCall("call_2", "list", "")),
+    *whole_call(0, 0, CALL), *whole_call(0, 1, ToolCall("call_2", "list", "")),
     ChoiceFinished(0, "tool_calls"), Finished(USAGE),
 ]  # fmt: skip
 
@@ -314,7 +314,7 @@ def test_a_stream_joined_is_the_whole(shows_thinking: bool) -> None:
         events: list[Event] = [
             ReasoningDelta(0, "t"), ReasoningEnded(0, "token"),
             *(TextDelta(0, piece) for piece in pieces), ReasoningDelta(0, "more"),
-            ReasoningEnded(0, "token 2"), ToolCallDelta(0, 0, CALL),
+            ReasoningEnded(0, "token 2"), *whole_call(0, 0, CALL),
             ChoiceFinished(0, "tool_calls"), Finished(USAGE),
         ]  # fmt: skip
         found = joined(stream(events, shows_thinking=shows_thinking))

@@ -18,13 +18,13 @@ from sidecar.core.events import (
     ReasoningDelta,
     TextDelta,
     TokenLogprob,
-    ToolCallDelta,
     Usage,
 )
 from sidecar.core.requests import ToolCall
 from sidecar.dialects.openai_chat.request import format_chat, parse_chat
 from sidecar.dialects.openai_chat.stream import ChatChunks, OpenAIStream
 from sidecar.dialects.openai_completions import CompletionFormat, parse_completion
+from testkit.call_texts import whole_call
 
 Json = dict[str, Any]
 USAGE = Usage(prompt_tokens=9, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
@@ -54,8 +54,18 @@ def join(chunks: Iterable[Json], n: int) -> list[Json]:
 def _add(message: Json, key: str, value: Any) -> None:
     if key == "tool_calls":
         calls = message.setdefault(key, [])
-        assert [call["index"] for call in value] == [len(calls)]
-        calls += [{k: v for k, v in call.items() if k != "index"} for call in value]
+        (part,) = value
+        if "id" in part:
+            assert part["index"] == len(calls)
+            calls.append({k: v for k, v in part.items() if k != "index"})
+            return
+        assert part.keys() == {"index", "function"}
+        assert part["index"] == len(calls) - 1
+        function = calls[-1]["function"]
+        calls[-1]["function"] = {
+            **function,
+            "arguments": function["arguments"] + part["function"]["arguments"],
+        }
     elif key == "role":
         message[key] = value
     else:
@@ -97,7 +107,7 @@ def test_a_stream_joined_is_the_whole_answer(
     for choice, count in enumerate(num_calls):
         for index in range(count):
             call = ToolCall(f"call_{choice}{index}", "f", '{"a":1}')
-            events.append(ToolCallDelta(choice, index, call))
+            events += whole_call(choice, index, call)
         events.append(ChoiceFinished(choice, "tool_calls" if count else "length"))
     events.append(Finished(USAGE))
     whole = format_chat(events, "m", 2)
@@ -115,7 +125,7 @@ EVENTS: list[Event] = [
     TextDelta(0, "Hel"),
     Idle(),
     TextDelta(0, "lo"),
-    ToolCallDelta(0, 0, ToolCall("call_1", "f", "{}")),
+    *whole_call(0, 0, ToolCall("call_1", "f", "{}")),
     ChoiceFinished(0, "tool_calls"),
     Finished(USAGE),
 ]
@@ -129,14 +139,14 @@ def test_order_of_a_stream() -> None:
         for c in chunks
     ]
     assert kinds == [
-        "role", "reasoning_content", "content", "content", "tool_calls", "usage",
-        "finish",
+        "role", "reasoning_content", "content", "content", "tool_calls", "tool_calls",
+        "usage", "finish",
     ]  # fmt: skip
     assert len({(c["id"], c["created"], c["model"]) for c in chunks}) == 1
     assert {c["object"] for c in chunks} == {"chat.completion.chunk"}
     assert re.fullmatch(r"chatcmpl-[0-9a-f]{24}", chunks[0]["id"])
     reasons = [c["choices"][0]["finish_reason"] for c in chunks if c["choices"]]
-    assert reasons == [None] * 5 + ["tool_calls"]
+    assert reasons == [None] * 6 + ["tool_calls"]
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
 
 
@@ -368,9 +378,9 @@ def test_calls_without_a_text_have_none() -> None:
     """null, as OpenAI has it: an empty text becomes an empty block in other formats."""
     call = ToolCall("call_1", "f", "{}")
     ended: list[Event] = [ChoiceFinished(0, "tool_calls"), Finished(USAGE)]
-    alone = format_chat([ToolCallDelta(0, 0, call), *ended], "m", 1)
+    alone = format_chat([*whole_call(0, 0, call), *ended], "m", 1)
     assert alone["choices"][0]["message"]["content"] is None
-    beside = [TextDelta(0, "I read."), ToolCallDelta(0, 0, call), *ended]
+    beside = [TextDelta(0, "I read."), *whole_call(0, 0, call), *ended]
     assert format_chat(beside, "m", 1)["choices"][0]["message"]["content"] == "I read."
     nothing: list[Event] = [ChoiceFinished(0, "stop"), Finished(USAGE)]
     assert format_chat(nothing, "m", 1)["choices"][0]["message"]["content"] == ""

@@ -19,7 +19,6 @@ from sidecar.core.events import (
     ReasoningDelta,
     ReasoningEnded,
     TextDelta,
-    ToolCallDelta,
     Usage,
 )
 from sidecar.core.requests import ChatRequest, Message, Thought, ToolCall
@@ -32,6 +31,7 @@ from sidecar.dialects.openai_responses.request import (
 )
 from sidecar.dialects.openai_responses.stream import ResponseStream, whole_response
 from sidecar.service.stored_responses import StoredResponses
+from testkit.call_texts import whole_call
 
 Json = dict[str, Any]
 USAGE = Usage(100, 20, 64, 7)
@@ -189,9 +189,9 @@ def test_a_bad_body_is_refused_by_the_fields_name(body: Json, field: str) -> Non
 ANSWER: list[Event] = [
     ReasoningDelta(0, "I "), ReasoningDelta(0, "think."), ReasoningEnded(0, "token"),
     TextDelta(0, "Let "), TextDelta(0, "me."),
-    ToolCallDelta(0, 0, ToolCall("c1", "read", '{"a": 1}')),
-    ToolCallDelta(0, 1, ToolCall("c2", "patch", '{"input": "x"}')),
-    ToolCallDelta(0, 2, ToolCall("c3", "agents__spawn", "{}")),
+    *whole_call(0, 0, ToolCall("c1", "read", '{"a": 1}')),
+    *whole_call(0, 1, ToolCall("c2", "patch", '{"input": "x"}')),
+    *whole_call(0, 2, ToolCall("c3", "agents__spawn", "{}")),
     ChoiceFinished(0, "tool_calls"), Finished(USAGE),
 ]  # fmt: skip
 

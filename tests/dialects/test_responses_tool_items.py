@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sidecar.core.errors import BadRequest
-from sidecar.core.events import ChoiceFinished, Event, Finished, ToolCallDelta, Usage
+from sidecar.core.events import ChoiceFinished, Event, Finished, Usage
 from sidecar.core.requests import ChatRequest, Image, Message, ToolCall
 from sidecar.dialects.openai_responses.request import (
     Delivery,
@@ -14,6 +14,7 @@ from sidecar.dialects.openai_responses.request import (
     parse_responses,
 )
 from sidecar.dialects.openai_responses.stream import whole_response
+from testkit.call_texts import whole_call
 
 Json = dict[str, Any]
 CLIENT_TOOLS = [{"type": name} for name in ("local_shell", "shell", "apply_patch")]
@@ -34,7 +35,7 @@ def read(*items: Json) -> tuple[Message, ...]:
 def told(*calls: ToolCall, **body: Any) -> list[Json]:
     """The output items of calls that the model made."""
     events: list[Event] = [
-        *(ToolCallDelta(0, index, call) for index, call in enumerate(calls)),
+        *(e for n, call in enumerate(calls) for e in whole_call(0, n, call)),
         ChoiceFinished(0, "tool_calls"), Finished(Usage(1, 1, 0, 0)),
     ]  # fmt: skip
     how = parse(tools=CLIENT_TOOLS, **body)[1]

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import (
 )
 
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.kv.disk.cache_form import (
     NotWritable,
     describe,

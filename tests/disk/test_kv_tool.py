@@ -13,7 +13,7 @@ from sidecar.cli.kv import main
 from sidecar.core import lasting_secret
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.kv.disk.root import DiskRoot
 from testkit.jobs import random_ids
 from testkit.kept_kv import ask, disk_settings, flush, kept_sidecar, said, slots

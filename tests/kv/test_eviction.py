@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import mlx.core as mx
 import pytest
 
-from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.kv import eviction, kv_layers
 from sidecar.kv.eviction import KVBudget, Limits, eviction_score, score
 from sidecar.kv.prefix_store import PrefixStore

@@ -7,7 +7,7 @@ import pytest
 
 from sidecar.core.conversation import Conversation
 from sidecar.core.prompt import ModelIds
-from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.prefix_store import PrefixStore
 from testkit.sequences import Running, joined, on_gpu, owned

@@ -12,7 +12,7 @@ from mlx_lm.models.cache import ArraysCache
 
 from sidecar.core.conversation import Conversation, ForgetFilter, unknown
 from sidecar.core.prompt import ModelIds
-from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.prefix_store import PrefixStore

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.gpu_thread import gpu_thread
-from sidecar.engine.loading.loader import LoadedModel
+from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.kv_layers import KVLayers

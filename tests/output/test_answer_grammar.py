@@ -1,6 +1,5 @@
 """What a grammar lets a model write is read back as the calls that it names."""
 
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,15 +16,12 @@ from mlx_lm.utils import load_tokenizer
 import sidecar
 from sidecar.core.requests import OutputFormat, Tool, ToolChoice
 from sidecar.output.answer_grammar import answer_grammar, ascii_classes, call_grammar
-from sidecar.output.native_formats import bare_json, deepseek, mistral
-from sidecar.output.tool_calls import extract_calls
-from sidecar.output.tool_formats import (
-    FormatParser,
-    ToolSyntax,
-    glm4_native,
-    hermes_json,
-    qwen3_coder_xml,
-)
+from sidecar.output.calls.call_sink import Format, ToolSyntax
+from sidecar.output.calls.element_calls import qwen3_coder_xml
+from sidecar.output.calls.glm_calls import glm4_native
+from sidecar.output.calls.json_calls import bare_json, hermes_json
+from sidecar.output.calls.marked_calls import deepseek, mistral
+from testkit.call_texts import read_calls
 
 BUILTIN = Path(sidecar.__file__).parent / "builtin_model"
 MARKS = ("<tool_call>", "</tool_call>")
@@ -34,7 +30,7 @@ SYNTAXES = {
     "xml": ToolSyntax(*MARKS, (qwen3_coder_xml, hermes_json)),
     "glm": ToolSyntax(*MARKS, (glm4_native, qwen3_coder_xml)),
     "mistral": ToolSyntax("[TOOL_CALLS]", "", (mistral,)),
-    "bare": ToolSyntax('{"name":', "<|eot_id|>", (bare_json,)),
+    "bare": ToolSyntax('{"name":', "", (bare_json,), is_inside=True),
 }
 
 
@@ -110,18 +106,17 @@ def test_calls_of_a_grammar_are_read_back(
         text = written(grammar, vocabulary, tokenizer, seed)
         if text is None:
             continue
-        extracted = extract_calls(text.strip(), syntax, TOOLS, is_cut=False)
-        assert extracted.calls, text
-        assert extracted.text == "", text
-        for call in extracted.calls:
-            found.append(call.name)
-            arguments = json.loads(call.arguments)
-            schema = dict(BY_NAME[call.name].parameters)
+        read = read_calls(text.strip(), [syntax], TOOLS)
+        assert read.calls, text
+        assert read.text == "", text
+        for called, arguments in read.parsed:
+            found.append(called)
+            schema = dict(BY_NAME[called].parameters)
             if kind in ("xml", "glm"):  # a string stands as it is: its length is free
                 at = arguments.get("at")
                 arguments |= {"at": "a"} if isinstance(at, str) else {}
             jsonschema.validate(arguments, schema)
-        assert name is None or [c.name for c in extracted.calls] == [name]
+        assert name is None or [called for called, _ in read.calls] == [name]
     assert len(found) >= 5
     assert set(found) == ({name} if name else set(BY_NAME)) or kind != "hermes"
 
@@ -131,7 +126,7 @@ def test_a_format_that_has_no_grammar_yet_says_so(tokenizer: Any) -> None:
     vocab = tokenizer.get_vocab()
     assert call_grammar(ToolChoice("required"), TOOLS, syntax, vocab) is None
     assert call_grammar(ToolChoice("required"), (), SYNTAXES["xml"], vocab) is None
-    library: FormatParser = lambda body, tools: []  # noqa: E731
+    library: Format = lambda body, tools: []  # noqa: E731
     syntax = ToolSyntax("<a>", "</a>", (library,))
     assert call_grammar(ToolChoice("required"), TOOLS, syntax, vocab) is None
 

@@ -4,7 +4,12 @@ import random
 
 import pytest
 
+from sidecar.core.requests import Tool
 from sidecar.output.channel_splitter import ChannelSplitter
+from sidecar.output.tool_syntax import CHANNEL_SYNTAX
+from testkit.call_texts import collect
+
+TOOLS = (Tool("f", {}, {}),)
 
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 NEXT = "<|end|><|start|>assistant"
@@ -12,18 +17,15 @@ TO_F = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 
 
 def split(text: str, seed: int, *, has_tools: bool = True) -> tuple[str, str, str]:
-    """Reasoning, content and tool buffer of a text cut at random."""
+    """Reasoning, content and calls of a text cut at random."""
     cuts = sorted(random.Random(seed).choices(range(len(text) + 1), k=seed))
-    splitter = ChannelSplitter(has_tools=has_tools)
-    spans = []
+    splitter = ChannelSplitter(CHANNEL_SYNTAX if has_tools else None, TOOLS)
+    pieces = []
     for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        spans += splitter.feed(text[a:b])
-    last, buffer = splitter.flush()
-    spans += last
-    texts = [
-        "".join(t for k, t in spans if k == kind) for kind in ("reasoning", "content")
-    ]
-    return texts[0], texts[1], buffer
+        pieces += splitter.feed(text[a:b])
+    read = collect([*pieces, *splitter.flush(is_cut=False)[0]])
+    calls = [f"{name}({arguments})" for name, arguments in read.calls]
+    return read.reasoning, read.text, " ".join(calls)
 
 
 @pytest.mark.parametrize(
@@ -40,10 +42,15 @@ def split(text: str, seed: int, *, has_tools: bool = True) -> tuple[str, str, st
         (f"{ANALYSIS}{NEXT}{FINAL}a", ("", "a", "")),
         (f"{FINAL}{NEXT}{FINAL}a", ("", "a", "")),
         (f"{ANALYSIS}r{NEXT}{TO_F}{{}}<|call|>",
-         ("r", "", "to=functions.f <|constrain|>json<|message|>{}<|call|>")),
-        (f"{TO_F}{{}}", ("", "", "to=functions.f <|constrain|>json<|message|>{}")),
+         ("r", "", "f({})")),
+        (f"{TO_F}{{}}", ("", "", "f({})")),
+        (f"{TO_F}{{}}{NEXT}{FINAL}a", ("", "a", "f({})")),
+        (f"{TO_F}{{}}<|call|>{NEXT[7:]}{TO_F}{{}}<|call|>", ("", "", "f({}) f({})")),
+        (f'{TO_F}{{"a": "<|call|>"}}<|call|>', ("", "", 'f({"a": "<|call|>"})')),
+        (f"{TO_F}words<|call|>", ("", "to=functions.f <|constrain|>json"
+                                      "<|message|>words", "")),
         (" to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
-         ("", "", "to=functions.f<|channel|>commentary json<|message|>{}<|call|>")),
+         ("", "", "f({})")),
         (f"{ANALYSIS}r<|start|>assistant{FINAL}a", ("r", "a", "")),
         ("plain words", ("", "plain words", "")),
         ("<|channel|>analy", ("", "", "")),
@@ -63,7 +70,7 @@ def test_without_tools_a_call_is_text() -> None:
 
 def test_text_now_is_reasoning_only_within_analysis() -> None:
     """For counting its tokens."""
-    splitter = ChannelSplitter(has_tools=True)
+    splitter = ChannelSplitter(CHANNEL_SYNTAX, TOOLS)
     states = []
     for piece in ("<|channel|>analysis", "<|message|>", "r", "<|end|>", FINAL, "a"):
         splitter.feed(piece)

@@ -8,23 +8,24 @@ import pytest
 from sidecar.core.json_bytes import MAX_LEVELS, check_depth, load_json
 from sidecar.core.requests import Tool, ToolCall
 from sidecar.dialects.anthropic_messages.answer import parse_input, tool_use
+from sidecar.output.calls.call_sink import Format, ToolSyntax
+from sidecar.output.calls.element_calls import deepseek_dsml, qwen3_coder_xml
+from sidecar.output.calls.gemma_calls import gemma
+from sidecar.output.calls.glm_calls import glm4_native
+from sidecar.output.calls.json_calls import bare_json, hermes_json
+from sidecar.output.calls.marked_calls import deepseek, mistral
+from sidecar.output.calls.python_calls import python_calls
 from sidecar.output.channel_splitter import ChannelSplitter
-from sidecar.output.native_formats import bare_json, deepseek, deepseek_dsml
-from sidecar.output.reasoning_splitter import Markers, StreamSplitter
-from sidecar.output.tool_calls import extract_calls
-from sidecar.output.tool_formats import (
-    FormatParser,
-    ToolSyntax,
-    glm4_native,
-    hermes_json,
-    qwen3_coder_xml,
-)
+from sidecar.output.output_syntax import Markers
+from sidecar.output.reasoning_splitter import StreamSplitter
+from sidecar.output.tool_syntax import CHANNEL_SYNTAX
+from testkit.call_texts import collect, read_calls, split_calls
 from testkit.growth import grows_linearly
 
 TOOL = Tool("look", {"type": "object", "properties": {}}, {})
 SIZE = 40_000
 _CALL = '{"name": "look", "arguments": {}}'
-DEAR: list[tuple[str, FormatParser, str, str]] = [
+DEAR: list[tuple[str, Format, str, str]] = [
     ("", qwen3_coder_xml, "<function=a>", ""),
     ("<function=a>", qwen3_coder_xml, "<parameter=b>", "</function>"),
     ("look", glm4_native, "<arg_key>", ""),
@@ -36,20 +37,33 @@ DEAR: list[tuple[str, FormatParser, str, str]] = [
     ("", deepseek, "<｜tool▁call▁begin｜>", ""),
     ("<｜tool▁call▁begin｜>a<｜tool▁sep｜>", deepseek, " ", "<｜tool▁call▁end｜>"),
     ("", deepseek_dsml, '<｜DSML｜invoke name="a">', ""),
-    (' "look", "parameters": {}};', bare_json, _CALL + ";", ""),
+    ("", bare_json, _CALL + ";", ""),
+    ("", hermes_json, '{"name": "look", "arguments": {"a": ', ""),
+    ('{"name": "look", "arguments": {"a": "', hermes_json, "x", ""),
+    ('{"arguments": {"a": "', hermes_json, "x", '"}, "name": "look"}'),
+    ("<function=look><parameter=b>", qwen3_coder_xml, "</parameter> ", ""),
+    ("<function=look><parameter=b>", qwen3_coder_xml, "</parameter><parameter=", ""),
+    ("look<arg_key>a</arg_key><arg_value>", glm4_native, "</arg_value> ", ""),
+    ("", mistral, "look[ARGS]{}", ""),
+    ("", gemma, "call:look{}", ""),
+    ("call:look{a:", gemma, "{b:", ""),
+    ("", python_calls, "look()", ""),
+    ("look(a='", python_calls, "x", "')"),
+    ("look(", python_calls, "(", ""),
 ]
 
 
 @pytest.mark.parametrize(("head", "parse", "unit", "tail"), DEAR)
 def test_a_call_block_is_read_once(
-    head: str, parse: FormatParser, unit: str, tail: str
+    head: str, parse: Format, unit: str, tail: str
 ) -> None:
     """Four times the text takes far less than sixteen times the thread's own time."""
     syntax = ToolSyntax("<tool_call>", "</tool_call>", (parse,))
 
     def work(text: str) -> None:
         buffer = f"<tool_call>{text}</tool_call>"
-        extract_calls(buffer, syntax, (TOOL,), is_cut=False)
+        pieces = [buffer[at : at + 4] for at in range(0, len(buffer), 4)]
+        split_calls(pieces, [syntax], (TOOL,))
 
     def make(size: int) -> str:
         return head + unit * (size // len(unit)) + tail
@@ -64,8 +78,9 @@ def test_a_call_nested_beyond_reason_is_text(depth: int) -> None:
     body = f'{{"name": "look", "arguments": {{"a": {nested}}}}}'
     syntax = ToolSyntax("<tool_call>", "</tool_call>", (hermes_json,))
     buffer = f"<tool_call>{body}</tool_call>"
-    found = extract_calls(buffer, syntax, (TOOL,), is_cut=False)
-    assert (found.calls, found.text) == ((), buffer)
+    found = split_calls([buffer], [syntax], (TOOL,))
+    assert (found.calls, found.text) == ([], "")
+    assert len(found.broken) == 1  # its beginning had been shown
 
 
 def test_a_call_nested_as_tools_want_it_is_a_call() -> None:
@@ -74,7 +89,8 @@ def test_a_call_nested_as_tools_want_it_is_a_call() -> None:
     body = f'{{"name": "look", "arguments": {{"a": {nested}}}}}'
     syntax = ToolSyntax("<tool_call>", "</tool_call>", (hermes_json,))
     buffer = f"<tool_call>{body}</tool_call>"
-    (call,) = extract_calls(buffer, syntax, (TOOL,), is_cut=False).calls
+    ((name, arguments),) = read_calls(buffer, [syntax], (TOOL,)).calls
+    call = ToolCall("c", name, arguments)
     assert orjson.dumps(tool_use(call, parse_input(call.arguments)))
 
 
@@ -84,10 +100,8 @@ def test_calls_that_say_the_same_are_one() -> None:
     bodies = [json.dumps({"name": "look", "arguments": each}) for each in said]
     syntax = ToolSyntax("<tool_call>", "</tool_call>", (hermes_json,))
     buffer = f"<tool_call>{' '.join(bodies)}</tool_call>"
-    calls = extract_calls(buffer, syntax, (TOOL,), is_cut=False).calls
-    assert [json.loads(call.arguments) for call in calls] == [
-        said[i] for i in (0, 1, 3)
-    ]
+    calls = read_calls(buffer, [syntax], (TOOL,)).parsed
+    assert [arguments for _, arguments in calls] == [said[i] for i in (0, 1, 3)]
 
 
 @pytest.mark.parametrize("depth", [MAX_LEVELS + 1, 300, 990, 100_000])
@@ -110,7 +124,8 @@ def test_depth_counts_lists_and_objects() -> None:
 def test_a_call_held_back_within_thinking_is_not_read_again_with_each_piece() -> None:
     """What is held is searched once, and given back whole."""
     text = "<tool_call>" + "x" * 5000
-    splitter = StreamSplitter(Markers(tool_openers=("<tool_call>",)), "on")
+    syntax = ToolSyntax("<tool_call>", "</tool_call>", (hermes_json,))
+    splitter = StreamSplitter(Markers(), "on", [syntax], (TOOL,))
     for at in range(0, len(text), 3):
         assert splitter.feed(text[at : at + 3]) == []
         assert len(splitter._buffer) < 20
@@ -121,10 +136,9 @@ def test_a_call_held_back_within_thinking_is_not_read_again_with_each_piece() ->
 def test_a_header_without_an_end_is_content(size: int) -> None:
     """However it is cut; and it is not searched anew with each piece."""
     text = "<|channel|>" + "x" * 20_000
-    splitter = ChannelSplitter(has_tools=True)
+    splitter = ChannelSplitter(CHANNEL_SYNTAX, (TOOL,))
     spans = []
     for at in range(0, len(text), size):
         spans += splitter.feed(text[at : at + size])
-    spans += splitter.flush()[0]
-    assert {kind for kind, _ in spans} == {"content"}
-    assert "".join(shown for _, shown in spans) == text
+    read = collect([*spans, *splitter.flush(is_cut=False)[0]])
+    assert (read.reasoning, read.text) == ("", text)

@@ -1,6 +1,5 @@
 """What the models of each family write is read back: thinking, text and calls."""
 
-import functools
 import json
 import random
 from collections.abc import Sequence
@@ -8,16 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from sidecar.core.requests import Tool, ToolCall
-from sidecar.output.families import OutputSyntax, find_family, output_syntax
-from sidecar.output.native_formats import (
-    bare_json,
-    channels,
-    deepseek,
-    deepseek_dsml,
-    mistral,
-)
-from sidecar.output.tool_calls import extract_calls, is_complete_call
-from sidecar.output.tool_formats import FormatParser
+from sidecar.output.calls.call_sink import Format
+from sidecar.output.calls.element_calls import deepseek_dsml
+from sidecar.output.calls.json_calls import bare_json, hermes_json
+from sidecar.output.calls.marked_calls import channels, deepseek, mistral
+from sidecar.output.families import find_family, output_syntax
+from sidecar.output.output_syntax import OutputSyntax
+from sidecar.output.reasoning_splitter import new_splitter
+from testkit.call_texts import collect, parse
 from testkit.chats import Said
 from testkit.real_talk import read, write
 from testkit.real_templates import BY_NAME, FAMILIES, tokenizer_of_family
@@ -67,19 +64,13 @@ def read_back(
     syntax: OutputSyntax, pieces: Sequence[str], *, thinks: bool
 ) -> tuple[str, str, list[tuple[str, object]]]:
     """Reasoning, text and calls."""
-    complete = functools.partial(is_complete_call, syntax=syntax.tools, tools=TOOLS)
     always = "on" if syntax.family.always_reasons else "undecided"
     start = always if thinks else "off"
-    splitter = syntax.new_splitter(start, complete, has_tools=True)  # type: ignore[arg-type]
-    spans = [span for piece in pieces for span in splitter.feed(piece)]
-    last, buffer = splitter.flush()
-    spans += last
-    found = extract_calls(buffer, syntax.tools, TOOLS, is_cut=False)
-    content = "".join(text for kind, text in spans if kind == "content")
-    reasoning = "".join(text for kind, text in spans if kind == "reasoning")
-    calls = [(call.name, json.loads(call.arguments)) for call in found.calls]
-    seam = splitter.held_space if content and found.text else ""
-    return reasoning.strip(), content + seam + found.text, calls
+    splitter = new_splitter(syntax, start, TOOLS)  # type: ignore[arg-type]
+    found = [piece for text in pieces for piece in splitter.feed(text)]
+    read = collect([*found, *splitter.flush(is_cut=False)[0]])
+    assert (read.broken, read.open) == ([], None)
+    return read.reasoning.strip(), read.text, read.parsed
 
 
 @pytest.mark.parametrize("said", SAID, ids=["text", "two", "answer", "json", "call"])
@@ -100,7 +91,7 @@ def test_what_a_model_writes_is_read_back(name: str, said: Said) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parse", "body"),
+    ("read", "body"),
     [
         (deepseek, ""),
         (deepseek, "read {}"),
@@ -111,11 +102,9 @@ def test_what_a_model_writes_is_read_back(name: str, said: Said) -> None:
         (deepseek_dsml, "words"),
         (deepseek_dsml, '<｜DSML｜invoke name="a">words</｜DSML｜invoke>'),
         (deepseek_dsml, '<｜DSML｜invoke name="a"></｜DSML｜invoke> words'),
-        (deepseek_dsml, '<｜DSML｜invoke name="a"><｜DSML｜parameter name="b" '
-                        'string="false">x</｜DSML｜parameter></｜DSML｜invoke>'),
-        (bare_json, ' "other", "parameters": {}}'),
-        (bare_json, ' "read"} is JSON'),
-        (bare_json, ' "read"'),
+        (bare_json, '{"name": "other", "parameters": {}}'),
+        (bare_json, '{"name": "read"} is JSON'),
+        (bare_json, '{"name": "read"'),
         (mistral, "read[ARGS][1]"),
         (mistral, "read[ARGS]{} and so"),
         (mistral, "read[ARGS]{"),
@@ -125,35 +114,35 @@ def test_what_a_model_writes_is_read_back(name: str, said: Said) -> None:
         (channels, "functions.read<|message|>words"),
     ],
 )  # fmt: skip
-def test_what_is_no_call_is_refused(parse: FormatParser, body: str) -> None:
+def test_what_is_no_call_is_refused(read: Format, body: str) -> None:
     """It stays text."""
-    try:
-        found = parse(body, TOOLS)
-    except ValueError:
-        found = []
-    assert found == []
+    with pytest.raises(ValueError, match="no call"):
+        parse(read, body, TOOLS)
 
 
 @pytest.mark.parametrize(
-    ("parse", "body", "expected"),
+    ("read", "body", "expected"),
     [
         (deepseek, "<｜tool▁call▁begin｜>a<｜tool▁sep｜><｜tool▁call▁end｜>",
          [("a", {})]),
         (mistral, "a[CALL_ID]abc123456[ARGS]{}", [("a", {})]),
-        (mistral, ' [{"name": "a", "arguments": {"b": 1}, "id": "abc123456"}]',
+        (hermes_json, ' [{"name": "a", "arguments": {"b": 1}, "id": "abc123456"}]',
          [("a", {"b": 1})]),
+        (deepseek_dsml, '<｜DSML｜invoke name="a"><｜DSML｜parameter name="b" '
+                        'string="false">x</｜DSML｜parameter></｜DSML｜invoke>',
+         [("a", {"b": "x"})]),
         (channels, "functions.a<|channel|>commentary json<|message|>{}", [("a", {})]),
-        (bare_json, ' "read", "parameters": {"name": "x"}}; ',
+        (bare_json, '{"name": "read", "parameters": {"name": "x"}}; ',
          [("read", {"name": "x"})]),
-        (bare_json, ' "read"}\n{"name": "write", "arguments": {}}',
+        (bare_json, '{"name": "read"}\n{"name": "write", "arguments": {}}',
          [("read", {}), ("write", {})]),
     ],
 )  # fmt: skip
 def test_other_spellings_are_read_too(
-    parse: FormatParser, body: str, expected: list[tuple[str, object]]
+    read: Format, body: str, expected: list[tuple[str, object]]
 ) -> None:
     """As the templates print past calls, or older models write them."""
-    assert parse(body, TOOLS) == expected
+    assert parse(read, body, TOOLS) == expected
 
 
 def test_json_of_the_answer_stays_as_it_was_written() -> None:

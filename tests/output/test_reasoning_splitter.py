@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.output.reasoning_splitter import Markers, Span, StartMode, StreamSplitter
+from sidecar.core.requests import Tool
+from sidecar.output.calls.call_sink import ToolSyntax
+from sidecar.output.calls.json_calls import hermes_json
+from sidecar.output.output_syntax import Markers, StartMode
+from sidecar.output.pieces import Piece
+from sidecar.output.reasoning_splitter import StreamSplitter
+from testkit.call_texts import collect
 
-TOOL_MARKERS = Markers(tool_openers=("<tool_call>",))
+TAGS = Markers()
+CALLS = (ToolSyntax("<tool_call>", "</tool_call>", (hermes_json,)),)
+TOOLS = (Tool("f", {}, {}),)
 CALL = '<tool_call>{"name":"f","arguments":{}}</tool_call>'
 NUM_CHUNKINGS = 150
 
@@ -36,8 +44,8 @@ ROWS = {
     "7": Row("on", "r</think>a<think>never closed", "rnever closed", "a"),
     "8": Row("on", "<think>r</think>\n a", "r", "a"),
     "9": Row("on", "r</think>ans" + " " * 30, "r", "ans"),
-    "10": Row("on", f"r</think>\n{CALL}", "r", "", CALL),
-    "11": Row("on", f"r{CALL}", "r", "", CALL),
+    "10": Row("on", f"r</think>\n{CALL}", "r", "", "f({})"),
+    "11": Row("on", f"r{CALL}", "r", "", "f({})"),
     "12": Row(
         "on",
         "r <tool_call>X</tool_call> no</think>ans",
@@ -49,7 +57,7 @@ ROWS = {
     "15": Row("off", "  hi  \n", "", "  hi"),
     "16": Row("off", "x</think>y", "", "x</think>y"),
     "17": Row("off", "<think>r</think>a", "r", "a"),
-    "18": Row("off", f"t {CALL} tail", "", "t", f"{CALL} tail"),
+    "18": Row("off", f"t {CALL} tail", "", "t\ntail", "f({})"),
     "19": Row("off", "a <tool_ca", "", "a <tool_ca"),
     "20": Row("off", " \n\t  "),
     "21": Row("on", "  \n", "  \n"),
@@ -63,24 +71,22 @@ ROWS = {
 }
 
 
-def is_the_call(text: str) -> bool:
-    return text.strip() == CALL
-
-
-def split(mode: StartMode, pieces: list[str], markers: Markers = TOOL_MARKERS) -> Row:
+def split(
+    mode: StartMode,
+    pieces: list[str],
+    markers: Markers = TAGS,
+    calls: tuple[ToolSyntax, ...] = CALLS,
+) -> Row:
     """Feed the pieces; join what comes out."""
-    splitter = StreamSplitter(markers, mode, is_the_call)
-    spans: list[Span] = []
+    splitter = StreamSplitter(markers, mode, calls, TOOLS)
+    found: list[Piece] = []
     for piece in pieces:
-        spans += splitter.feed(piece)
-    rest, tools = splitter.flush()
-    spans += rest
-    assert all(text for _, text in spans), "an empty span"
-
-    def joined(kind: str) -> str:
-        return "".join(text for found, text in spans if found == kind)
-
-    return Row(mode, "".join(pieces), joined("reasoning"), joined("content"), tools)
+        found += splitter.feed(piece)
+    found += splitter.flush(is_cut=False)[0]
+    assert all(piece[1] for piece in found if isinstance(piece, tuple)), "empty"
+    read = collect(found)
+    tools = " ".join(f"{name}({arguments})" for name, arguments in read.calls)
+    return Row(mode, "".join(pieces), read.reasoning, read.text, tools)
 
 
 def cut(text: str, places: list[int]) -> list[str]:
@@ -120,8 +126,9 @@ def test_chunking_never_matters(
     mode: StartMode, text: str, cuts: list[int], offers_tools: bool
 ) -> None:
     """Any cutting gives the spans of the uncut text, with tools offered or not."""
-    markers = TOOL_MARKERS if offers_tools else Markers()
-    assert split(mode, cut(text, cuts), markers) == split(mode, [text], markers)
+    calls = CALLS if offers_tools else ()
+    pieces = cut(text, cuts)
+    assert split(mode, pieces, TAGS, calls) == split(mode, [text], TAGS, calls)
 
 
 @given(mode=modes, text=texts)
@@ -132,8 +139,7 @@ def test_nothing_but_tags_and_space_is_lost(mode: StartMode, text: str) -> None:
     def letters(part: str) -> int:
         return len(re.findall(r"[abc\u212a]", part))
 
-    kept = row.reasoning + row.content + row.tools
-    assert letters(kept) == letters(text)
+    assert letters(row.reasoning + row.content) == letters(text)
 
 
 plain = st.lists(st.sampled_from(["a", "b ", " c", "\n", "d<", "e"]), max_size=5).map(
@@ -156,7 +162,7 @@ def test_content_is_what_the_oracle_says(
     expected = re.sub(r"<think>.*?</think>\s*", "", text, flags=re.DOTALL)
     if head.count("<think>") == 0:
         expected = re.sub(r"^.*?</think>\s*", "", expected, count=1, flags=re.DOTALL)
-    row = split("on", cut(text, cuts), Markers())
+    row = split("on", cut(text, cuts), TAGS, ())
     assert row.content == expected.strip()
 
 
@@ -189,14 +195,14 @@ def test_knows_whether_it_is_reasoning(
     mode: StartMode, fed: str, expected: bool
 ) -> None:
     """`is_reasoning` follows the state, so tokens can be counted as they come."""
-    splitter = StreamSplitter(TOOL_MARKERS, mode, is_the_call)
+    splitter = StreamSplitter(TAGS, mode, CALLS, TOOLS)
     splitter.feed(fed)
     assert splitter.is_reasoning is expected
 
 
 def test_content_is_shown_at_once() -> None:
     """Only a possible tag and trailing space wait; everything before them is out."""
-    splitter = StreamSplitter(TOOL_MARKERS, "off")
+    splitter = StreamSplitter(TAGS, "off", CALLS, TOOLS)
     assert splitter.feed("Hello ") == [("content", "Hello")]
     assert splitter.feed("you <") == [("content", " you")]
     assert splitter.feed("b") == [("content", " <b")]
@@ -208,9 +214,9 @@ def test_a_tag_within_a_form_is_a_text_of_it() -> None:
     for text in ('{"a": "use <think> and </think>"}', "<think>"):
         for size in (1, 3, 100):
             splitter = StreamSplitter(markers, "off")
-            spans = []
+            spans: list[Piece] = []
             for at in range(0, len(text), size):
                 spans += splitter.feed(text[at : at + size])
-            spans += splitter.flush()[0]
-            assert "".join(t for _, t in spans) == text
-            assert {kind for kind, _ in spans} == {"content"}
+            spans += splitter.flush(is_cut=False)[0]
+            read = collect(spans)
+            assert (read.text, read.reasoning) == (text, "")

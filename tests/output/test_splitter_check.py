@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
-from sidecar.output.families import OutputSyntax, find_family, output_syntax
-from sidecar.output.reasoning_splitter import Markers, Span, Splitter
+from sidecar.output import splitter_check
+from sidecar.output.families import find_family, output_syntax
+from sidecar.output.output_syntax import Markers
+from sidecar.output.pieces import Piece, Splitter
+from sidecar.output.reasoning_splitter import new_splitter
 from sidecar.output.splitter_check import splitter_faults
 from testkit.real_templates import BY_NAME
 from tests.output.test_native_formats import syntax_of
@@ -21,14 +24,14 @@ def test_the_syntaxes_of_all_families_pass(name: str) -> None:
 
 def test_a_call_that_begins_like_thinking_is_found() -> None:
     """Two meanings of one tag: the answer would be lost, or be thought."""
-    tools = replace(PLAIN.tools, opener="<think>", closer="</think>")
-    faults = splitter_faults(replace(PLAIN, tools=tools))
+    own = replace(PLAIN.calls[0], opener="<think>", closer="</think>")
+    faults = splitter_faults(replace(PLAIN, calls=(own,)))
     assert any(fault.startswith("an answer and a call: ") for fault in faults)
 
 
 def test_a_call_that_begins_where_thinking_ends_is_found() -> None:
     """The call would be shown as text."""
-    markers = Markers("<think>", PLAIN.tools.opener)
+    markers = Markers("<think>", PLAIN.calls[0].opener)
     faults = splitter_faults(replace(PLAIN, markers=markers))
     assert any(fault.startswith("a call in thinking: ") for fault in faults)
 
@@ -43,35 +46,32 @@ class _Forgetful:
     def is_reasoning(self) -> bool:
         return self.inner.is_reasoning
 
-    @property
-    def held_space(self) -> str:
-        return self.inner.held_space
-
-    def feed(self, text: str) -> list[Span]:
+    def feed(self, text: str) -> list[Piece]:
         return self.inner.feed(text.removesuffix("<"))
 
-    def flush(self) -> tuple[list[Span], str]:
-        return self.inner.flush()
+    def flush(self, *, is_cut: bool) -> tuple[list[Piece], bool]:
+        return self.inner.flush(is_cut=is_cut)
 
 
-class _Broken(OutputSyntax):
-    """Its splitter fails only where a tag is cut behind its first letter."""
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splitters fail only where a tag is cut behind its first letter."""
 
-    def new_splitter(self, *args: Any, **kwargs: Any) -> Splitter:
-        return _Forgetful(super().new_splitter(*args, **kwargs))
+    def make(*args: Any, **kwargs: Any) -> Splitter:
+        return _Forgetful(new_splitter(*args, **kwargs))
+
+    monkeypatch.setattr(splitter_check, "new_splitter", make)
 
 
+@pytest.mark.usefixtures("broken")
 def test_a_fault_at_a_single_cut_is_found_and_named() -> None:
     """With the pieces that show it and both results."""
-    broken = _Broken(PLAIN.family, PLAIN.markers, PLAIN.tools)
-    (fault, *_) = splitter_faults(broken)
+    (fault, *_) = splitter_faults(PLAIN)
     assert fault.startswith("thinking: ['<', 'think>r</think>\\nans'] gave")
     assert "instead of ('r', 'ans', '')" in fault
 
 
+@pytest.mark.usefixtures("broken")
 def test_of_channels_a_lost_end_is_found() -> None:
     """They have no tags, and outputs of their own."""
-    channels = syntax_of("gpt-oss")
-    broken = _Broken(channels.family, channels.markers, channels.tools, True)
-    assert splitter_faults(channels) == ()
-    assert splitter_faults(broken)
+    assert splitter_faults(syntax_of("gpt-oss"))

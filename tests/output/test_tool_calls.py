@@ -1,14 +1,15 @@
-"""A tool buffer -> calls and the text around them."""
+"""Blocks of calls and the text around them."""
 
 import json
-import re
 
 import pytest
 
 from sidecar.core.requests import Tool
+from sidecar.output.calls.call_sink import ToolSyntax
 from sidecar.output.families import find_family, output_syntax
-from sidecar.output.tool_calls import Extracted, extract_calls, is_complete_call
-from sidecar.output.tool_formats import FORMATS, ToolSyntax
+from sidecar.output.output_syntax import Markers
+from sidecar.output.reasoning_splitter import StreamSplitter
+from testkit.call_texts import FORMATS, Read, collect, read_calls
 
 SYNTAX = ToolSyntax("<tool_call>", "</tool_call>", tuple(FORMATS.values()))
 OPEN_ENDED = ToolSyntax("[TOOL_CALLS]", "", (FORMATS["hermes_json"],))
@@ -20,12 +21,12 @@ def block(name: str, **arguments: object) -> str:
     return f"<tool_call>{call}</tool_call>"
 
 
-def extract(buffer: str, *, is_cut: bool = False) -> Extracted:
-    return extract_calls(buffer, SYNTAX, TOOLS, is_cut=is_cut)
+def extract(buffer: str, *, is_cut: bool = False) -> Read:
+    return read_calls(buffer, [SYNTAX], TOOLS, is_cut=is_cut)
 
 
-def names(extracted: Extracted) -> list[str]:
-    return [call.name for call in extracted.calls]
+def names(read: Read) -> list[str]:
+    return [name for name, _ in read.calls]
 
 
 def test_calls_keep_their_order_and_text_is_joined() -> None:
@@ -33,7 +34,7 @@ def test_calls_keep_their_order_and_text_is_joined() -> None:
     found = extract(f"{block('f', a=1)} then {block('g')}\n\nand done  ")
     assert names(found) == ["f", "g"]
     assert found.text == "then\nand done"
-    assert json.loads(found.calls[0].arguments) == {"a": 1}
+    assert found.parsed[0] == ("f", {"a": 1})
 
 
 def test_equal_calls_collapse_within_one_block_only() -> None:
@@ -61,11 +62,15 @@ def test_an_unclosed_block_that_is_incomplete_stays_text() -> None:
     assert (names(found), found.text) == ([], '<tool_call>{"name": "f", "argum')
 
 
-def test_a_block_cut_off_by_the_token_limit_stays_text() -> None:
-    """Even if its inside happens to parse: more could have come."""
-    buffer = '<tool_call>{"name": "f", "arguments": {}}'
-    found = extract(buffer, is_cut=True)
-    assert (names(found), found.text) == ([], buffer)
+def test_a_call_cut_off_by_the_token_limit_is_not_completed() -> None:
+    """It stays text if nothing of it was shown; a whole one counts without its tag."""
+    begun = '<tool_call>{"name": "f", "arguments": '
+    found = extract(begun, is_cut=True)
+    assert (names(found), found.text, found.open) == ([], begun.rstrip(), None)
+    found = extract(begun + '{"a": "b', is_cut=True)
+    assert (names(found), found.text) == ([], "")
+    assert (found.open, found.is_cut) == (("f", '{"a": "b'), True)
+    assert names(extract(begun + "{}", is_cut=True)) == ["f"]
 
 
 def test_closed_blocks_before_a_cut_still_count() -> None:
@@ -75,26 +80,18 @@ def test_closed_blocks_before_a_cut_still_count() -> None:
     assert not extract(block("f"), is_cut=True).is_cut
 
 
-def test_ids_are_new_each_time() -> None:
-    """`call_` and 24 hex digits; the same text read again gives other ids."""
-    buffer = block("f") * 3
-    ids = [call.id for _ in range(5) for call in extract(buffer).calls]
-    assert len(set(ids)) == 15
-    assert all(re.fullmatch(r"call_[0-9a-f]{24}", found) for found in ids)
-
-
 def test_tags_in_any_case() -> None:
     """<TOOL_CALL> opens a block as well, and positions stay those of the text."""
     buffer = "<TOOL_CALL>" + '{"name": "f", "arguments": {"a": "İ"}}' + "</Tool_Call>x"
     found = extract(buffer)
-    assert json.loads(found.calls[0].arguments) == {"a": "İ"}
+    assert found.parsed == [("f", {"a": "İ"})]
     assert found.text == "x"
 
 
 def test_a_syntax_without_a_closing_tag() -> None:
     """A block goes to the next opener or to the end, and counts when cut, too."""
     one = '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]'
-    found = extract_calls(one + one, OPEN_ENDED, TOOLS, is_cut=False)
+    found = read_calls(one + one, [OPEN_ENDED], TOOLS)
     assert names(found) == ["f", "f"]
 
 
@@ -104,7 +101,7 @@ def test_half_a_surrogate_pair_is_the_sign_for_what_cannot_be_read() -> None:
         '<tool_call>{"name":"f","arguments":{"a":"\\ud83d","b":"é\\ud83d\\ude00"}}'
         "</tool_call>"
     )
-    arguments = found.calls[0].arguments
+    arguments = found.calls[0][1]
     assert json.loads(arguments.encode()) == {"a": "\ufffd", "b": "é\U0001f600"}
 
 
@@ -113,17 +110,21 @@ def test_half_a_surrogate_pair_is_the_sign_for_what_cannot_be_read() -> None:
     [
         (block("f"), True),
         (f" {block('f')}\n{block('g')} ", True),
-        (f"so {block('f')}", False),
         (f"{block('f')} so", False),
         ("<tool_call>words</tool_call>", False),
         ('<tool_call>{"name": "f", "arguments": {}}', False),
+        ('<tool_call>{"name": "f", "arguments": {"a": </tool_call>', False),
         ("", False),
         (" ", False),
     ],
 )
 def test_knows_complete_calls_and_nothing_else(buffer: str, expected: bool) -> None:
-    """Held reasoning is a tool buffer only if it is closed calls and white space."""
-    assert is_complete_call(buffer, SYNTAX, TOOLS) is expected
+    """Held reasoning is a call only if it is closed calls and white space."""
+    splitter = StreamSplitter(Markers(), "on", [SYNTAX], TOOLS)
+    pieces = splitter.feed(buffer)
+    read = collect([*pieces, *splitter.flush(is_cut=False)[0]])
+    assert (bool(read.calls), read.text) == (expected, "")
+    assert read.reasoning.strip() == ("" if expected else buffer.strip())
 
 
 def test_a_parser_that_takes_any_prose_is_not_used() -> None:
@@ -134,7 +135,7 @@ def test_a_parser_that_takes_any_prose_is_not_used() -> None:
     library = (glm47.tool_call_start, glm47.tool_call_end, glm47.parse_tool_call)
     syntax = output_syntax(family, None, library)
     buffer = "<tool_call>f is what I would call</tool_call>"
-    found = extract_calls(buffer, syntax.tools, TOOLS, is_cut=False)
+    found = read_calls(buffer, syntax.calls, TOOLS)
     assert (names(found), found.text) == ([], buffer)
 
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.requests import Tool
-from sidecar.output.tool_calls import extract_calls
-from sidecar.output.tool_formats import FORMATS, FormatParser, ToolSyntax, from_library
+from sidecar.output.calls.call_sink import Format, ToolSyntax
+from sidecar.output.calls.library_calls import from_library
+from testkit.call_texts import FORMATS, parse, read_calls
 
 
 def make_tool(name: str, **types: str) -> Tool:
@@ -86,10 +87,10 @@ NOT_CALLS = {
 }
 
 
-def library_parser(name: str) -> tuple[ToolSyntax, FormatParser]:
+def library_parser(name: str) -> tuple[ToolSyntax, Format]:
     module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
-    parse = from_library(module.parse_tool_call)
-    return ToolSyntax(module.tool_call_start, module.tool_call_end, (parse,)), parse
+    read = from_library(module.parse_tool_call)
+    return ToolSyntax(module.tool_call_start, module.tool_call_end, (read,)), read
 
 
 def library_names() -> list[str]:
@@ -101,14 +102,14 @@ def library_names() -> list[str]:
 )
 def test_format_reads_its_call(name: str, body: str) -> None:
     """Each spelling of the format gives the same name and typed arguments."""
-    assert FORMATS[name](body, TOOLS) == [WEATHER]
+    assert parse(FORMATS[name], body, TOOLS) == [WEATHER]
 
 
 @pytest.mark.parametrize("name", LIBRARY)
 def test_a_parser_of_mlx_lm_reads_its_call(name: str) -> None:
     """Formats that mlx-lm ships come out as the same parsed call."""
-    _, parse = library_parser(name)
-    assert parse(LIBRARY[name], TOOLS) == [WEATHER]
+    _, read = library_parser(name)
+    assert parse(read, LIBRARY[name], TOOLS) == [WEATHER]
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -116,7 +117,7 @@ def test_a_parser_of_mlx_lm_reads_its_call(name: str) -> None:
 def test_format_refuses_what_is_no_call(name: str, case: str) -> None:
     """Prose, empty, cut and malformed blocks are a ValueError, never a call."""
     with pytest.raises(ValueError, match=r"\S"):
-        FORMATS[name](NOT_CALLS[case], TOOLS)
+        parse(FORMATS[name], NOT_CALLS[case], TOOLS)
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -127,7 +128,7 @@ def test_format_refuses_another_formats_inside(name: str, other: str) -> None:
         return
     for body in SAME[other]:
         with pytest.raises(ValueError, match=r"\S"):
-            FORMATS[name](body, TOOLS)
+            parse(FORMATS[name], body, TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_format_refuses_another_formats_inside(name: str, other: str) -> None:
 def test_a_declared_string_stays_text(text: str, expected: str) -> None:
     """A string parameter is not read as JSON; one newline at each end goes."""
     body = f"<function=get_weather><parameter=city>{text}</parameter></function>"
-    assert FORMATS["qwen3_coder_xml"](body, TOOLS)[0].arguments == {"city": expected}
+    assert parse(FORMATS["qwen3_coder_xml"], body, TOOLS)[0][1] == {"city": expected}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_a_declared_string_stays_text(text: str, expected: str) -> None:
 def test_other_values_are_json_or_text(text: str, expected: object) -> None:
     """What is not declared a string is JSON if it parses as such, else text."""
     body = f"unlisted<arg_key>x</arg_key><arg_value>{text}</arg_value>"
-    assert FORMATS["glm4_native"](body, TOOLS)[0].arguments == {"x": expected}
+    assert parse(FORMATS["glm4_native"], body, TOOLS)[0][1] == {"x": expected}
 
 
 def test_several_functions_in_one_block_keep_their_order() -> None:
@@ -175,22 +176,22 @@ def test_several_functions_in_one_block_keep_their_order() -> None:
         "<function=now></function>\n"
         "<function=get_weather><parameter=n>2</parameter></function>"
     )
-    calls = FORMATS["qwen3_coder_xml"](body, TOOLS)
+    calls = parse(FORMATS["qwen3_coder_xml"], body, TOOLS)
     assert calls == [("now", {}), ("get_weather", {"n": 2})]
 
 
 def test_a_call_without_arguments() -> None:
     """Empty arguments are an empty object in every format."""
-    assert FORMATS["hermes_json"]('{"name": "now"}', TOOLS) == [("now", {})]
+    assert parse(FORMATS["hermes_json"], '{"name": "now"}', TOOLS) == [("now", {})]
     body = '{"name": "now", "arguments": null}'
-    assert FORMATS["hermes_json"](body, TOOLS) == [("now", {})]
-    assert FORMATS["glm4_native"]("now", TOOLS) == [("now", {})]
+    assert parse(FORMATS["hermes_json"], body, TOOLS) == [("now", {})]
+    assert parse(FORMATS["glm4_native"], "now", TOOLS) == [("now", {})]
 
 
 def test_raw_newlines_in_json_strings_are_read() -> None:
     """Models write line breaks into JSON strings; the call is whole all the same."""
     body = '{"name": "now", "arguments": {"text": "a\nb"}}'
-    assert FORMATS["hermes_json"](body, TOOLS)[0].arguments == {"text": "a\nb"}
+    assert parse(FORMATS["hermes_json"], body, TOOLS)[0][1] == {"text": "a\nb"}
 
 
 SCRAPS = [
@@ -209,7 +210,7 @@ def test_no_text_makes_a_parser_raise_or_speak_no_json(body: str) -> None:
     for name in library_names():
         syntax, _ = library_parser(name)
         buffer = syntax.opener + body + syntax.closer
-        for call in extract_calls(buffer, syntax, TOOLS, is_cut=False).calls:
-            assert call.name.encode()
-            assert call.arguments.encode()
-            assert "NaN" not in call.arguments or '"' in call.arguments
+        for called, arguments in read_calls(buffer, [syntax], TOOLS).calls:
+            assert called.encode()
+            assert arguments.encode()
+            assert "NaN" not in arguments or '"' in arguments

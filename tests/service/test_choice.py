@@ -11,14 +11,15 @@ from sidecar.core.events import (
     ReasoningDelta,
     TextDelta,
     TokenLogprob,
-    ToolCallDelta,
+    ToolCallEnded,
 )
 from sidecar.core.requests import Tool
 from sidecar.engine.job import ChoiceEnded, Token
-from sidecar.output.reasoning_splitter import Markers, StartMode, StreamSplitter
-from sidecar.output.tool_calls import is_complete_call
-from sidecar.output.tool_formats import FORMATS, ToolSyntax
+from sidecar.output.calls.call_sink import ToolSyntax
+from sidecar.output.output_syntax import Markers, StartMode
+from sidecar.output.reasoning_splitter import StreamSplitter
 from sidecar.service.choice import ChatChoice, PlainChoice
+from testkit.call_texts import FORMATS
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 SYNTAX = ToolSyntax("<tool_call>", "</tool_call>", tuple(FORMATS.values()))
@@ -26,12 +27,8 @@ TOOLS = (Tool("f", {}, {}),)
 
 
 def chat_choice(mode: StartMode = "off") -> ChatChoice:
-    splitter = StreamSplitter(
-        Markers(tool_openers=("<tool_call>",)),
-        mode,
-        lambda text: is_complete_call(text, SYNTAX, TOOLS),
-    )
-    return ChatChoice(2, splitter, SYNTAX, TOOLS, lambda thinking: f"of {thinking}")
+    splitter = StreamSplitter(Markers(), mode, [SYNTAX], TOOLS)
+    return ChatChoice(2, splitter, lambda thinking: f"of {thinking}")
 
 
 def tell(
@@ -53,8 +50,8 @@ def reasoning(events: list[Event]) -> str:
     return "".join(e.text for e in events if isinstance(e, ReasoningDelta))
 
 
-def calls(events: list[Event]) -> list[ToolCallDelta]:
-    return [e for e in events if isinstance(e, ToolCallDelta)]
+def calls(events: list[Event]) -> list[ToolCallEnded]:
+    return [e for e in events if isinstance(e, ToolCallEnded)]
 
 
 def cut(text: str, seed: int) -> list[str]:
@@ -88,11 +85,12 @@ def test_what_is_no_call_is_content() -> None:
 
 
 def test_a_call_cut_by_the_limit_is_content() -> None:
-    """The reason stays length."""
-    events = tell(chat_choice(), [CALL.removesuffix("</tool_call>")], "length")
-    assert calls(events) == []
-    assert content(events).startswith("<tool_call>")
-    assert events[-1] == ChoiceFinished(2, "length")
+    """If nothing of it was shown; else it never ends. The reason stays length."""
+    for size, shown in ((30, "<tool_call>"), (44, "")):
+        events = tell(chat_choice(), [CALL[:size]], "length")
+        assert calls(events) == []
+        assert content(events).startswith(shown)
+        assert events[-1] == ChoiceFinished(2, "length")
 
 
 def test_a_call_that_is_cut_behind_a_whole_one_is_told_by_the_reason() -> None:

@@ -39,6 +39,7 @@ def write_call(prompt: Prompt) -> str:
 
 
 TOOLS = [{"type": "function", "function": {"name": "write"}}]
+OTHERS = [{"type": "function", "function": {"name": "other"}}]
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,7 @@ def test_a_client_that_leaves_frees_the_engine(endless: App, state: str) -> None
 def test_a_client_that_leaves_during_a_long_call_frees_the_engine(
     caller: App, stream: bool
 ) -> None:
-    """A tool call is held back to its end; its client may leave all the same."""
+    """Before its end; its client may leave all the same."""
     before = num_left(caller)
     with connect(caller.listener.port) as connection:
         connection.sendall(request(CHAT, body("4500", tools=TOOLS, stream=stream)))
@@ -149,10 +150,21 @@ def test_a_client_that_leaves_during_a_long_call_frees_the_engine(
 
 
 def test_a_long_call_does_not_look_dead(caller: App) -> None:
-    """While a call is held back, keep-alives come."""
-    lines = list(lines_of(caller, body("300", tools=TOOLS, stream=True)))
+    """While one of no offered tool is held back, keep-alives come."""
+    lines = list(lines_of(caller, body("300", tools=OTHERS, stream=True)))
     called = [n for n, line in enumerate(lines) if '"tool_calls"' in line]
     assert ": keepalive" in lines[: called[0]]
+    assert len(called) == 3  # its head, its arguments, the reason
+
+
+def test_a_long_call_is_seen_while_it_is_written(caller: App) -> None:
+    """Its arguments come in pieces that are JSON together."""
+    lines = list(lines_of(caller, body("300", tools=TOOLS, stream=True)))
+    chunks = [json.loads(line[6:]) for line in lines if '"tool_calls":' in line]
+    pieces = [call["function"].get("arguments", "") for chunk in chunks
+              for call in chunk["choices"][0]["delta"]["tool_calls"]]  # fmt: skip
+    assert len(pieces) > 100
+    assert json.loads("".join(pieces))["text"] == "one two three " * 100
 
 
 def test_a_slow_prefill_does_not_look_dead(endless: App) -> None:

@@ -69,8 +69,11 @@ def read_stream(chunks: Any) -> Json:
             said["content"] += delta.content or ""
             said["reasoning"] += getattr(delta, "reasoning_content", None) or ""
             for call in delta.tool_calls or []:
-                assert call.index == len(said["calls"])
-                said["calls"].append((call.function.name, call.function.arguments))
+                if call.id:
+                    assert call.index == len(said["calls"])
+                    said["calls"].append((call.function.name, ""))
+                name, arguments = said["calls"][call.index]
+                said["calls"][-1] = (name, arguments + call.function.arguments)
             if choice.logprobs:
                 said["logprobs"] += [t.model_dump() for t in choice.logprobs.content]
             said["finish"] = choice.finish_reason

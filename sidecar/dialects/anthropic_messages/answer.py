@@ -11,7 +11,7 @@ from sidecar.core.events import (
     ReasoningDelta,
     ReasoningEnded,
     TextDelta,
-    ToolCallDelta,
+    ToolCallEnded,
     Usage,
 )
 from sidecar.core.json_bytes import load_json
@@ -46,22 +46,33 @@ def format_message(
     message = new_message(model, Usage(0, 0, 0, 0))
     blocks: list[dict[str, Any]] = message["content"]
     for event in events:
-        if isinstance(event, ReasoningDelta):
-            text = event.text if shows_thinking else ""
-            _extend(blocks, "thinking", text)
-        elif isinstance(event, ReasoningEnded):
-            blocks[-1]["signature"] = event.token
-        elif isinstance(event, TextDelta) and event.text:
-            _extend(blocks, "text", event.text)
-        elif isinstance(event, ToolCallDelta):
-            blocks.append(tool_use(event.call, parse_input(event.call.arguments)))
-        elif isinstance(event, ChoiceFinished):
+        if isinstance(event, ChoiceFinished):
             message |= stop_fields(event)
         elif isinstance(event, Finished):
             message["usage"] = usage_dict(event.usage)
+        else:
+            _add(blocks, event, shows_thinking=shows_thinking)
+    has_call = any(block["type"] == "tool_use" for block in blocks)
+    if message["stop_reason"] == "tool_use" and not has_call:
+        message["stop_reason"] = "end_turn"
     if not blocks:
         blocks.append({"type": "text", "text": ""})
     return message
+
+
+def _add(blocks: list[dict[str, Any]], event: Event, *, shows_thinking: bool) -> None:
+    """What an event adds to the blocks."""
+    if isinstance(event, ReasoningDelta):
+        _extend(blocks, "thinking", event.text if shows_thinking else "")
+    elif isinstance(event, ReasoningEnded):
+        blocks[-1]["signature"] = event.token
+    elif isinstance(event, TextDelta) and event.text:
+        _extend(blocks, "text", event.text)
+    elif isinstance(event, ToolCallEnded) and event.is_broken:
+        # No tool may run on half its input.
+        _extend(blocks, "text", f"{event.call.name} {event.call.arguments}")
+    elif isinstance(event, ToolCallEnded):
+        blocks.append(tool_use(event.call, parse_input(event.call.arguments)))
 
 
 def _extend(blocks: list[dict[str, Any]], kind: str, text: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from sidecar.core.errors import SidecarError
+from sidecar.core.errors import GenerationFailed, SidecarError
 from sidecar.core.events import (
     ChoiceFinished,
     Event,
@@ -23,11 +23,13 @@ from sidecar.core.events import (
     ReasoningDelta,
     ReasoningEnded,
     TextDelta,
-    ToolCallDelta,
+    ToolCallArguments,
+    ToolCallEnded,
+    ToolCallStarted,
     Usage,
 )
 from sidecar.core.ports import RequestFacts
-from sidecar.core.requests import ChatRequest
+from sidecar.core.requests import ChatRequest, ToolCall
 from sidecar.dialects.anthropic_messages.answer import (
     format_message,
     new_message,
@@ -63,7 +65,14 @@ class MessageStream:
         return _event("message_start", {"message": message}) + self.ping()
 
     def event(self, event: Event) -> bytes:
-        """What an event comes to."""
+        """
+        What an event comes to.
+
+        Raises:
+            GenerationFailed: a call is broken; no tool may run on half its input.
+        """
+        if isinstance(event, ToolCallStarted | ToolCallArguments | ToolCallEnded):
+            return self._call(event)
         if isinstance(event, ReasoningDelta):
             text = event.text if self._shows_thinking else ""
             return self._piece("thinking", "thinking_delta", text)
@@ -71,8 +80,6 @@ class MessageStream:
             return self._delta("signature_delta", "signature", event.token)
         if isinstance(event, TextDelta):
             return self._piece("text", "text_delta", event.text) if event.text else b""
-        if isinstance(event, ToolCallDelta):
-            return self._call(event)
         if isinstance(event, ChoiceFinished):
             self._stop = stop_fields(event)
         if isinstance(event, Finished):
@@ -91,10 +98,17 @@ class MessageStream:
         opened = b"" if self._open == kind else self._start(kind, _EMPTY[kind])
         return opened + (self._delta(delta, kind, text) if text else b"")
 
-    def _call(self, event: ToolCallDelta) -> bytes:
-        opened = self._start("tool_use", tool_use(event.call, {}))
-        arguments = event.call.arguments or "{}"
-        return opened + self._delta("input_json_delta", "partial_json", arguments)
+    def _call(
+        self, event: ToolCallStarted | ToolCallArguments | ToolCallEnded
+    ) -> bytes:
+        if isinstance(event, ToolCallStarted):
+            call = ToolCall(event.id, event.name, "")
+            return self._start("tool_use", tool_use(call, {}))
+        if isinstance(event, ToolCallArguments):
+            return self._delta("input_json_delta", "partial_json", event.text)
+        if event.is_broken:
+            raise GenerationFailed(f"the model's call of {event.call.name} is no JSON")
+        return self._end()
 
     def _start(self, kind: str, block: dict[str, Any]) -> bytes:
         closed = self._end()

@@ -14,7 +14,7 @@ from sidecar.core.events import (
     ReasoningDelta,
     TextDelta,
     TokenLogprob,
-    ToolCallDelta,
+    ToolCallEnded,
     Usage,
 )
 from sidecar.core.requests import (
@@ -246,7 +246,7 @@ class _Collected:
         elif isinstance(event, TextDelta):
             self.text.append(event.text)
             self.logprobs += event.logprobs
-        elif isinstance(event, ToolCallDelta):
+        elif isinstance(event, ToolCallEnded):
             self.calls.append(event.call)
         elif isinstance(event, ChoiceFinished):
             self.finish_reason = event.reason

@@ -14,11 +14,13 @@ from sidecar.core.events import (
     Finished,
     ReasoningDelta,
     TextDelta,
-    ToolCallDelta,
+    ToolCallArguments,
+    ToolCallEnded,
+    ToolCallStarted,
     Usage,
 )
 from sidecar.core.ports import RequestFacts
-from sidecar.core.requests import ChatRequest
+from sidecar.core.requests import ChatRequest, ToolCall
 from sidecar.dialects.litellm_header import with_client_facts
 from sidecar.dialects.openai_chat.request import (
     StreamOptions,
@@ -114,6 +116,7 @@ class ChatChunks:
         self._custom = custom
         self._include_usage = include_usage
         self._finishes: list[Frame] = []
+        self._is_custom = False  # the call that is being written
 
     @property
     def keepalive(self) -> Frame:
@@ -133,15 +136,29 @@ class ChatChunks:
             )
         elif isinstance(event, TextDelta):
             yield self._chunk(event.choice, {"content": event.text}, event.logprobs)
-        elif isinstance(event, ToolCallDelta):
-            call = {"index": event.index, **call_dict(event.call, self._custom)}
-            yield self._chunk(event.choice, {"tool_calls": [call]})
+        elif isinstance(event, ToolCallStarted | ToolCallArguments | ToolCallEnded):
+            yield from self._call(event)
         elif isinstance(event, ChoiceFinished):
             self._finishes.append(self._chunk(event.choice, {}, reason=event.reason))
         elif isinstance(event, Finished):
             if self._include_usage:
                 yield {**self._base, "choices": [], "usage": usage_dict(event.usage)}
             yield from self._finishes
+
+    def _call(
+        self, event: ToolCallStarted | ToolCallArguments | ToolCallEnded
+    ) -> Iterator[Frame]:
+        """A call's head and arguments as they come; that of a bare text at its end."""
+        if isinstance(event, ToolCallStarted):
+            self._is_custom = event.name in self._custom
+            delta = call_dict(ToolCall(event.id, event.name, ""), frozenset())
+        elif isinstance(event, ToolCallArguments):
+            delta = {"function": {"arguments": event.text}}
+        else:
+            delta = call_dict(event.call, self._custom)
+        if isinstance(event, ToolCallEnded) is self._is_custom:
+            call = {"index": event.index, **delta}
+            yield self._chunk(event.choice, {"tool_calls": [call]})
 
     def _chunk(
         self,

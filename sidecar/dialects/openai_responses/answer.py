@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sidecar.core.errors import SidecarError
-from sidecar.core.events import ToolCallDelta, Usage
+from sidecar.core.events import Usage
+from sidecar.core.requests import ToolCall
 from sidecar.dialects.openai_responses.request import Delivery
 from sidecar.dialects.openai_responses.tools import call_item
 
@@ -129,9 +130,14 @@ class OutputItems:
             return {**item, "summary": [{"type": "summary_text", "text": text}]}
         return {**item, "content": [{"type": "reasoning_text", "text": text}]}
 
-    def call(self, event: ToolCallDelta) -> Item:
+    def is_sent_whole(self, name: str) -> bool:
+        """Whether a call is another item than a function's, or carries a bare text."""
+        wire = self._delivery.names.get(name)
+        return wire is not None and (wire.is_custom or wire.client_tool is not None)
+
+    def call(self, call: ToolCall, item_id: str = "") -> Item:
         """A call as an item."""
-        return call_item(event.call, self._delivery.names, new_id("fc_"))
+        return call_item(call, self._delivery.names, item_id or new_id("fc_"))
 
 
 def new_id(prefix: str) -> str:

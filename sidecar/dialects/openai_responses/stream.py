@@ -23,11 +23,13 @@ from sidecar.core.events import (
     ReasoningEnded,
     TextDelta,
     TokenLogprob,
-    ToolCallDelta,
+    ToolCallArguments,
+    ToolCallEnded,
+    ToolCallStarted,
     Usage,
 )
 from sidecar.core.ports import RequestFacts
-from sidecar.core.requests import ChatRequest, short_id
+from sidecar.core.requests import ChatRequest, ToolCall, short_id
 from sidecar.dialects.openai_chat.request import logprobs_dict
 from sidecar.dialects.openai_responses.answer import (
     Item,
@@ -83,8 +85,13 @@ class ResponseStream:
             data = self._end(event.token)
         elif isinstance(event, TextDelta) and event.text:
             data = self._piece("message", event.text, event.logprobs)
-        elif isinstance(event, ToolCallDelta):
-            data = self._end() + self._call(event)
+        elif isinstance(event, ToolCallStarted):
+            data = self._end() + self._begin_call(event)
+        elif isinstance(event, ToolCallArguments) and self._item:
+            name = "response.function_call_arguments.delta"
+            data = self._of_item(name, {"delta": event.text})
+        elif isinstance(event, ToolCallEnded):
+            data = self._end_call(event) if self._item else self._call(event.call)
         elif isinstance(event, ChoiceFinished):
             self.response.finish(event.reason)
             data = self._end(is_cut=event.reason == "length")
@@ -151,8 +158,24 @@ class ResponseStream:
             return "response.reasoning_summary_text", {"summary_index": 0}
         return "response.reasoning_text", {"content_index": 0}
 
-    def _call(self, event: ToolCallDelta) -> bytes:
-        item = self._items.call(event)
+    def _begin_call(self, event: ToolCallStarted) -> bytes:
+        """Show the head of a call whose arguments are sent as they come."""
+        if self._items.is_sent_whole(event.name):
+            self._item = {}
+            return b""
+        item = self._items.call(ToolCall(event.id, event.name, ""))
+        self._item = {**item, "status": "in_progress"}
+        return self._added(self._item)
+
+    def _end_call(self, event: ToolCallEnded) -> bytes:
+        item = self._items.call(event.call, self._item["id"])
+        fields = {"arguments": item["arguments"], "name": item["name"]}
+        done = self._of_item("response.function_call_arguments.done", fields)
+        return done + self._done(item)
+
+    def _call(self, call: ToolCall) -> bytes:
+        """A whole call of a custom tool, or of one that the client runs."""
+        item = self._items.call(call)
         if item["type"] not in ("function_call", "custom_tool_call"):
             # Of the items of other tools clients read the last form alone.
             return self._added({**item, "status": "in_progress"}) + self._done(item)

@@ -1,0 +1,189 @@
+"""Calls as elements: one for the function, one inside it for each argument."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sidecar.output.calls.call_sink import Block
+from sidecar.output.calls.json_text import RawText, printed, read_object, read_raw_value
+from sidecar.output.calls.scanner import NotThisFormat, Wait
+from sidecar.output.pieces import could_begin
+
+_ANY = re.IGNORECASE | re.ASCII
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """
+    How one format writes its elements.
+
+    Args:
+        call, argument: opening tags; `name` is what they name, and `string` is "true"
+            where an argument says that it is a string, "false" where it is JSON.
+        call_end: the closing tag. argument_end: the same, of an argument's name.
+        mark: what stands before each opening tag.
+        is_padded: a line break stands at both edges of a value.
+    """
+
+    call: re.Pattern[str]
+    call_end: str
+    argument: re.Pattern[str]
+    argument_end: Callable[[str], str]
+    mark: str = ""
+    is_padded: bool = False
+
+
+_QWEN = Elements(
+    re.compile(r"<function=(?P<name>[^<>\s]+)\s*>", _ANY),
+    "</function>",
+    re.compile(r"<parameter=(?P<name>[^<>\s]+)\s*>", _ANY),
+    lambda name: "</parameter>",
+    is_padded=True,
+)
+_MINIMAX = Elements(
+    re.compile(r'<invoke\s+name="?(?P<name>[^">]+)"?\s*>', _ANY),
+    "</invoke>",
+    re.compile(r'<parameter\s+name="?(?P<name>[^">]+)"?\s*>', _ANY),
+    lambda name: "</parameter>",
+)
+_MARK = "]<]minimax[>["
+_MINIMAX_M3 = Elements(
+    _MINIMAX.call,
+    f"{_MARK}</invoke>",
+    re.compile(r"<(?P<name>[\w.-]+)>", _ANY),
+    lambda name: f"{_MARK}</{name}>",
+    _MARK,
+)
+
+
+def _dsml(space: str) -> Elements:
+    argument = rf'<｜DSML｜{space}parameter name="(?P<name>[^"]+)"'
+    return Elements(
+        re.compile(rf'<｜DSML｜{space}invoke name="(?P<name>[^"]+)"\s*>'),
+        f"</｜DSML｜{space}invoke>",
+        re.compile(rf'{argument}(?: string="(?P<string>true|false)")?\s*>'),
+        lambda name: f"</｜DSML｜{space}parameter>",
+    )
+
+
+_DSML, _DSML_SPACED = _dsml(""), _dsml(" ")
+
+
+def qwen3_coder_xml(block: Block) -> Wait[None]:
+    """
+    `<function=NAME><parameter=KEY>VALUE</parameter>..</function>`, one or more.
+
+    Or an object within the function element, as Llama writes it.
+    """
+    yield from _calls(block, _QWEN)
+
+
+def minimax_xml(block: Block) -> Wait[None]:
+    """`<invoke name="NAME"><parameter name="KEY">VALUE</parameter>..</invoke>`."""
+    yield from _calls(block, _MINIMAX)
+
+
+def minimax_m3_xml(block: Block) -> Wait[None]:
+    """`<invoke name="NAME"><KEY>VALUE</KEY>..</invoke>`, a mark before each tag."""
+    yield from _calls(block, _MINIMAX_M3)
+
+
+def deepseek_dsml(block: Block) -> Wait[None]:
+    """`invoke` elements of `parameter` elements that say whether they are strings."""
+    yield from _calls(block, _DSML)
+
+
+def deepseek_dsml_spaced(block: Block) -> Wait[None]:
+    """The same, with a space before each element's name."""
+    yield from _calls(block, _DSML_SPACED)
+
+
+def _calls(block: Block, elements: Elements) -> Wait[None]:
+    """All calls of a block; it ends where no further one begins."""
+    scan = block.scan
+    while True:
+        yield from scan.space()
+        start = scan.at
+        tag = yield from _tag(block, elements, elements.call)
+        if tag is None:
+            scan.at = start
+            break
+        yield from _call(block, elements, tag["name"])
+        block.mark()
+    if not block.sink.has_calls:
+        raise NotThisFormat("no call element")
+
+
+def _call(block: Block, elements: Elements, name: str) -> Wait[None]:
+    scan, sink = block.scan, block.sink
+    sink.start(name)
+    if (yield from scan.space()) == "{":
+        yield from read_object(scan, sink.arguments)
+        yield from scan.space()
+        yield from scan.expect(elements.call_end)
+        sink.end()
+        return
+    between = "{"
+    while not (yield from scan.take(elements.call_end)):
+        tag = yield from _tag(block, elements, elements.argument)
+        if tag is None:
+            raise NotThisFormat("no argument element")
+        sink.arguments(f"{between}{printed(tag['name'])}: ")
+        yield from _value(block, elements, name, tag)
+        between = ", "
+        yield from scan.space()
+    sink.arguments("{}" if between == "{" else "}")
+    sink.end()
+
+
+_Tag = dict[str, str]
+
+
+def _tag(
+    block: Block, elements: Elements, pattern: re.Pattern[str]
+) -> Wait[_Tag | None]:
+    """Read an opening tag; None: there is none here."""
+    scan = block.scan
+    if not (yield from scan.stands(f"{elements.mark}<")):
+        return None
+    scan.at += len(elements.mark)
+    found = pattern.fullmatch((yield from scan.tag()))
+    return found.groupdict() if found else None
+
+
+def _value(block: Block, elements: Elements, name: str, tag: _Tag) -> Wait[None]:
+    """Read an argument up to its closing tag: a string as it comes, else JSON."""
+    types = block.types_of(name)
+    declared = types.get(tag["name"])
+    if says := tag.get("string"):
+        declared = "string" if says == "true" else None
+
+    def is_end() -> Wait[bool]:
+        return (yield from _is_followed(block, elements, types))
+
+    end = elements.argument_end(tag["name"])
+    is_text = declared == "string"
+    text = RawText(block.sink.arguments, is_padded=elements.is_padded)
+    yield from read_raw_value(block.scan, text, end, is_end, is_text=is_text)
+
+
+def _is_followed(
+    block: Block, elements: Elements, types: Mapping[str, Any]
+) -> Wait[bool]:
+    """Whether what follows an argument's end is more of the call, or its end."""
+    scan = block.scan
+    if not (yield from scan.space()) and not scan.is_cut:
+        return True
+    if (yield from scan.stands(elements.call_end)) or (yield from block.closes()):
+        return True
+    try:
+        tag = yield from _tag(block, elements, elements.argument)
+    except NotThisFormat:
+        if scan.is_cut:
+            raise
+        return False
+    ends = (elements.call_end, block.closer, f"{elements.mark}<")
+    if scan.is_cut and any(could_begin(scan.rest, end) for end in ends):
+        raise NotThisFormat("the text ends behind an argument")
+    return tag is not None and (not types or tag["name"] in types)

@@ -1,0 +1,111 @@
+"""Calls as `call:NAME{KEY:VALUE,..}` with marks for quotes, as Gemma writes them."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+from sidecar.core.json_bytes import MAX_LEVELS
+from sidecar.output.calls.call_sink import Block
+from sidecar.output.calls.json_text import escaped, printed, typed_text
+from sidecar.output.calls.scanner import NotThisFormat, Wait
+
+_NAME = re.compile(r"[\w.:/-]*")
+_KEY = re.compile(r"[^:{}\[\],<]*")
+_BARE = re.compile(r"[^{}\[\],<]*")
+_QUOTES = ("<escape>", '<|"|>')
+
+
+def gemma(block: Block) -> Wait[None]:
+    """One call, or several in a row."""
+    scan, sink = block.scan, block.sink
+    yield from scan.space()
+    while (yield from scan.take("call:")):
+        yield from scan.space()
+        name = yield from scan.run(_NAME)
+        yield from scan.space()
+        sink.start(name)
+        yield from _object(block, sink.arguments, 0)
+        sink.end()
+        block.mark()
+        yield from scan.space()
+    if not sink.has_calls:
+        raise NotThisFormat("no call")
+
+
+_Show = Callable[[str], None]
+
+
+def _object(block: Block, show: _Show, level: int) -> Wait[None]:
+    yield from _members(block, show, "{}", partial(_member, block, show, level + 1))
+
+
+def _list(block: Block, show: _Show, level: int) -> Wait[None]:
+    yield from _members(block, show, "[]", partial(_value, block, show, level + 1))
+
+
+def _members(
+    block: Block, show: _Show, brackets: str, member: Callable[[], Wait[None]]
+) -> Wait[None]:
+    scan = block.scan
+    yield from scan.expect(brackets[0])
+    show(brackets[0])
+    between = ""
+    while (yield from scan.space()) != brackets[1]:
+        if between:
+            yield from scan.expect(",")
+            show(between)
+        yield from member()
+        between = ", "
+    scan.at += 1
+    show(brackets[1])
+
+
+def _member(block: Block, show: _Show, level: int) -> Wait[None]:
+    quote = yield from _quote(block)
+    if quote:
+        pieces: list[str] = []
+        yield from _quoted(block, quote, pieces.append)
+        key = "".join(pieces)
+    else:
+        key = printed((yield from block.scan.run(_KEY)).strip())
+    yield from block.scan.space()
+    yield from block.scan.expect(":")
+    show(f"{key}: ")
+    yield from _value(block, show, level)
+
+
+def _value(block: Block, show: _Show, level: int) -> Wait[None]:
+    if level > MAX_LEVELS:
+        raise NotThisFormat("nested too deep")
+    first = yield from block.scan.space()
+    if first == "{":
+        yield from _object(block, show, level)
+    elif first == "[":
+        yield from _list(block, show, level)
+    elif quote := (yield from _quote(block)):
+        yield from _quoted(block, quote, show)
+    else:
+        text = yield from block.scan.run(_BARE)
+        yield from block.scan.following()
+        if not text.strip():
+            raise NotThisFormat("no value")
+        show(typed_text(text.strip()))
+
+
+def _quote(block: Block) -> Wait[str]:
+    """The mark that stands here for a quote, taken; "" if none does."""
+    for quote in _QUOTES:
+        if (yield from block.scan.take(quote)):
+            return quote
+    return ""
+
+
+def _quoted(block: Block, quote: str, show: _Show) -> Wait[None]:
+    """Read a text up to the next mark; within it there is no way to write one."""
+
+    def show_escaped(piece: str) -> None:
+        show(escaped(piece))
+
+    show('"')
+    yield from block.scan.until(quote, show_escaped)
+    show('"')

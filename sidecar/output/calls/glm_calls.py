@@ -1,0 +1,104 @@
+"""Calls as a name and marked arguments, as GLM writes them."""
+
+import re
+
+from sidecar.output.calls.call_sink import Block
+from sidecar.output.calls.json_text import RawText, printed, read_object, read_raw_value
+from sidecar.output.calls.scanner import NotThisFormat, Wait
+
+_NAME = re.compile(r"[\w.:/-]*")
+_MAX_NAME_CHARS = 512
+
+
+def glm4_native(block: Block) -> Wait[None]:
+    """
+    `NAME<arg_key>K</arg_key><arg_value>V</arg_value>..`.
+
+    Or `NAME<K>V</K>..`, or `NAME<K="V"</K>..`. A name alone is a call of an offered
+    tool if the block ends behind it.
+    """
+    yield from _call(block, "")
+
+
+def longcat(block: Block) -> Wait[None]:
+    """The same with LongCat's own tags."""
+    yield from _call(block, "longcat_")
+
+
+def glm4_xml(block: Block) -> Wait[None]:
+    """`<name>NAME</name><arguments>{..}</arguments>`."""
+    scan, sink = block.scan, block.sink
+    yield from scan.space()
+    yield from scan.expect("<name>")
+    name = yield from scan.through("</name>", _MAX_NAME_CHARS)
+    yield from scan.space()
+    yield from scan.expect("<arguments>")
+    sink.start(name.removesuffix("</name>").strip())
+    yield from read_object(scan, sink.arguments)
+    yield from scan.space()
+    yield from scan.expect("</arguments>")
+    sink.end()
+
+
+def _call(block: Block, prefix: str) -> Wait[None]:
+    scan, sink = block.scan, block.sink
+    yield from scan.space()
+    name = yield from scan.run(_NAME)
+    if not name or name[0].isdigit():
+        raise NotThisFormat("no function name")
+    behind = yield from scan.space()
+    if not behind or (yield from block.closes()):
+        if scan.is_cut or not block.is_offered(name):
+            raise NotThisFormat("a bare word is a call only if it is a tool")
+        sink.call(name, "{}")
+        return
+    between = "{"
+    while (yield from scan.space()) == "<" and not (yield from block.closes()):
+        key, end = yield from _key(block, prefix)
+        if between == "{":
+            sink.start(name)
+        sink.arguments(f"{between}{printed(key)}: ")
+        yield from _value(block, name, key, end, prefix)
+        between = ", "
+    if between == "{":
+        raise NotThisFormat("no argument element")
+    sink.arguments("}")
+    sink.end()
+
+
+def _key(block: Block, prefix: str) -> Wait[tuple[str, str]]:
+    """Read what stands before a value: its name, and what ends it."""
+    scan = block.scan
+    if (yield from scan.take(f"<{prefix}arg_key>")):
+        end = f"</{prefix}arg_key>"
+        key = (yield from scan.through(end, _MAX_NAME_CHARS))[: -len(end)]
+        yield from scan.space()
+        yield from scan.expect(f"<{prefix}arg_value>")
+        return key.strip(), f"</{prefix}arg_value>"
+    yield from scan.expect("<")
+    key = yield from scan.run(_NAME)
+    if not key:
+        raise NotThisFormat("no argument element")
+    if (yield from scan.take(">")):
+        return key, f"</{key}>"
+    yield from scan.expect('="')
+    return key, f'"</{key}>'
+
+
+def _value(block: Block, name: str, key: str, end: str, prefix: str) -> Wait[None]:
+    def is_end() -> Wait[bool]:
+        scan = block.scan
+        is_over = not (yield from scan.space()) and not scan.is_cut
+        if is_over or (yield from block.closes()):
+            return True
+        try:
+            yield from _key(block, prefix)
+        except NotThisFormat:
+            if scan.is_cut:
+                raise
+            return False
+        return True
+
+    is_text = block.types_of(name).get(key) == "string"
+    text = RawText(block.sink.arguments, is_padded=False)
+    yield from read_raw_value(block.scan, text, end, is_end, is_text=is_text)

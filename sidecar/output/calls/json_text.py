@@ -1,0 +1,308 @@
+"""
+JSON that a model writes, read as it comes and printed anew as `json.dumps` would.
+
+So each piece that was printed is the beginning of a JSON text, whatever follows. Models
+write line breaks within strings, Python's quotes and constants, and backslashes before
+letters that JSON does not know: all that has one meaning only, and is read as that.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+from sidecar.core.json_bytes import MAX_LEVELS, load_json
+from sidecar.output.calls.scanner import NotThisFormat, Scanner, Wait
+
+Print = Callable[[str], None]
+
+_DIGITS = tuple("-0123456789")
+_WORD = re.compile(r"[A-Za-z]*")
+_NUMBER = re.compile(r"[-+.0-9A-Za-z]*")
+_CONSTANTS = {
+    "true": "true", "false": "false", "null": "null",
+    "True": "true", "False": "false", "None": "null",
+}  # fmt: skip
+_SPECIAL = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+_HEX = re.compile("[0-9a-fA-F]{4}")
+_REPLACEMENT = "\ufffd"
+
+
+def read_value(scan: Scanner, show: Print, level: int = 0) -> Wait[None]:
+    """
+    Read one value.
+
+    Args:
+        show: is given its text in pieces: strings as they come, all else when it is
+            complete.
+    """
+    if level > MAX_LEVELS:
+        raise NotThisFormat("nested too deep")
+    first = yield from scan.space()
+    if first == "{":
+        yield from read_object(scan, show, level)
+    elif first == "[":
+        yield from _read_list(scan, show, level)
+    elif first and first in _SPECIAL:
+        yield from read_string(scan, show)
+    else:
+        yield from _read_word(scan, show, _NUMBER if first in _DIGITS else _WORD)
+
+
+def _read_word(scan: Scanner, show: Print, kind: re.Pattern[str]) -> Wait[None]:
+    """Read a number or a constant; what is none is not taken."""
+    word = yield from scan.run(kind)
+    try:
+        yield from scan.following()
+        show(_number(word) if kind is _NUMBER else _CONSTANTS[word])
+    except (NotThisFormat, KeyError):
+        scan.at -= len(word)
+        raise NotThisFormat("no JSON value") from None
+
+
+def read_object(scan: Scanner, show: Print, level: int = 0) -> Wait[None]:
+    """Read an object."""
+    yield from scan.expect("{")
+    show("{")
+    between = ""
+    while (yield from scan.space()) != "}":
+        if between:
+            yield from scan.expect(",")
+            yield from scan.space()
+            show(between)
+        yield from read_string(scan, show)
+        yield from scan.space()
+        yield from scan.expect(":")
+        show(": ")
+        yield from read_value(scan, show, level + 1)
+        between = ", "
+    scan.at += 1
+    show("}")
+
+
+def _read_list(scan: Scanner, show: Print, level: int) -> Wait[None]:
+    yield from scan.expect("[")
+    show("[")
+    between = ""
+    while (yield from scan.space()) != "]":
+        if between:
+            yield from scan.expect(",")
+            show(between)
+        yield from read_value(scan, show, level + 1)
+        between = ", "
+    scan.at += 1
+    show("]")
+
+
+def read_string(scan: Scanner, show: Print) -> Wait[None]:
+    """Read a string."""
+    quote = yield from scan.char()
+    if quote not in _SPECIAL:
+        raise NotThisFormat("no JSON string")
+    show('"')
+    special = _SPECIAL[quote]
+    while True:
+        found = special.search(scan.text, scan.at)
+        end = found.start() if found else len(scan.text)
+        show(escaped(scan.text[scan.at : end]))
+        scan.at = end
+        if found is None:
+            scan.drop()
+            yield from scan.more()
+        elif found.group() == "\\":
+            show(escaped((yield from _escape(scan))))
+        else:
+            scan.at += 1
+            show('"')
+            return
+
+
+def read_text(scan: Scanner) -> Wait[str]:
+    """Read a string, and what it says."""
+    pieces: list[str] = []
+    yield from read_string(scan, pieces.append)
+    return str(json.loads("".join(pieces)))
+
+
+def collected(scan: Scanner) -> Wait[str]:
+    """Read one value, and give its text whole."""
+    pieces: list[str] = []
+    yield from read_value(scan, pieces.append)
+    return "".join(pieces)
+
+
+def escaped(text: str) -> str:
+    """A text as it stands within a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def printed(value: Any) -> str:
+    """
+    A value as JSON; half a surrogate pair, which has no UTF-8, as U+FFFD.
+
+    Raises:
+        NotThisFormat: JSON has no such value, or it is nested beyond reason.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        load_json(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise NotThisFormat(str(error)) from None
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def object_of(text: str) -> dict[str, Any]:
+    """
+    The object that a whole text is; an empty one is an empty object.
+
+    Raises:
+        NotThisFormat: it is none.
+    """
+    value = value_of(text) if text.strip() else {}
+    if not isinstance(value, dict):
+        raise NotThisFormat("arguments must be an object")
+    return value
+
+
+def value_of(text: str) -> Any:
+    """
+    The value that a whole text is.
+
+    Raises:
+        NotThisFormat: it is none, or one that JSON's readers do not take.
+    """
+    options = {"parse_constant": _no_constant, "parse_float": _finite}
+    try:
+        return load_json(text, **options, strict=False)
+    except ValueError as error:
+        raise NotThisFormat(str(error)) from None
+
+
+def typed_text(text: str) -> str:
+    """The JSON of a value that stands without quotes: what parses, else a string."""
+    text = text.removeprefix("\n").removesuffix("\n")
+    try:
+        return printed(value_of(text))
+    except NotThisFormat:  # or nested too deep
+        return printed(text)
+
+
+class RawText:
+    """
+    Shows a value that stands without quotes, less the line breaks at its edges.
+
+    Args:
+        is_padded: one belongs to the format at both edges; else only if the value has
+            both, as a text may well end in one of its own.
+    """
+
+    def __init__(self, show: Print, *, is_padded: bool) -> None:
+        self._show = show
+        self._is_padded = is_padded
+        self._is_first = True
+        self._held = ""  # a line break that may be the last
+
+    def take(self, piece: str) -> None:
+        """Show a piece of a string."""
+        if self._is_first:
+            if not piece:
+                return
+            self._show('"')
+            self._is_padded |= piece.startswith("\n")
+            piece, self._is_first = piece.removeprefix("\n"), False
+        text = self._held + piece
+        shown = text.removesuffix("\n") if self._is_padded else text
+        self._held = text[len(shown) :]
+        self._show(escaped(shown))
+
+    def close(self) -> None:
+        """It was all of the string."""
+        self._show('""' if self._is_first else '"')
+
+    def show_json(self, text: str) -> None:
+        """Show a value that is no string if it parses as another."""
+        self._show(typed_text(text))
+
+
+def read_raw_value(
+    scan: Scanner,
+    text: RawText,
+    end: str,
+    is_end: Callable[[], Wait[bool]],
+    *,
+    is_text: bool,
+) -> Wait[None]:
+    """
+    Read a value without quotes up to its end.
+
+    Args:
+        is_end: whether the end that was just read is meant as one.
+        is_text: it is a string, and shown as it comes; else JSON, if it parses.
+    """
+    if not is_text:
+        pieces: list[str] = []
+        yield from scan.until(end, pieces.append, is_end)
+        text.show_json("".join(pieces))
+        return
+    yield from scan.until(end, text.take, is_end)
+    text.close()
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")  # Python's parser takes NaN and Infinity
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (math.inf, -math.inf):
+        raise ValueError("a number too large for JSON's readers")
+    return value
+
+
+def _number(text: str) -> str:
+    return printed(value_of(text))
+
+
+def _escape(scan: Scanner) -> Wait[str]:
+    """What a backslash and what follows it stand for."""
+    scan.at += 1
+    letter = yield from scan.char()
+    if letter == "u":
+        return (yield from _unicode(scan))
+    if letter in _ESCAPES:
+        return _ESCAPES[letter]
+    return letter if letter in "\"'\\/" else f"\\{letter}"
+
+
+def _unicode(scan: Scanner) -> Wait[str]:
+    unit = yield from _unit(scan)
+    if 0xDC00 <= unit < 0xE000:
+        return _REPLACEMENT
+    if not 0xD800 <= unit < 0xDC00:
+        return chr(unit)
+    start = scan.at
+    if not (yield from scan.take("\\u")):
+        return _REPLACEMENT
+    low = yield from _unit(scan)
+    if not 0xDC00 <= low < 0xE000:
+        scan.at = start
+        return _REPLACEMENT
+    return chr(0x10000 + ((unit - 0xD800) << 10) + (low - 0xDC00))
+
+
+def _unit(scan: Scanner) -> Wait[int]:
+    while len(scan.text) < scan.at + 4:
+        yield from scan.more()
+    digits = scan.text[scan.at : scan.at + 4]
+    if not _HEX.fullmatch(digits):
+        raise NotThisFormat("no Unicode escape")
+    scan.at += 4
+    return int(digits, 16)
+
+
+def joined_object(members: Collection[tuple[str, str]]) -> str:
+    """An object of names and values that are JSON already."""
+    inside = ", ".join(f"{printed(name)}: {value}" for name, value in members)
+    return f"{{{inside}}}"

@@ -1,0 +1,153 @@
+"""Calls as Python expressions, which are read and never run."""
+
+import ast
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from sidecar.core.requests import Tool
+from sidecar.output.calls.call_sink import Block
+from sidecar.output.calls.json_text import joined_object, printed
+from sidecar.output.calls.scanner import NotThisFormat, Scanner, Wait
+
+_OPENING, _CLOSING = "([{", ")]}"
+_CONSTANTS = {"true": True, "false": False, "null": None}
+_MAX_CHARS = 1_000_000
+_PLAIN = re.compile(r"[^\"'()\[\]{}]*")
+_IN_STRING = re.compile(r"[^\"'\\]*")
+
+
+def python_calls(block: Block) -> Wait[None]:
+    """`[f(a="x"), g()]`, or calls one after another; positional arguments by order."""
+    scan = block.scan
+    while (yield from scan.space()) and not (yield from block.closes()):
+        for name, arguments in _read_all((yield from _expression(scan)), block.tools):
+            block.sink.call(name, arguments)
+        block.mark()
+        if (yield from scan.space()) in (";", ","):
+            yield from scan.char()
+    if not block.sink.has_calls:
+        raise NotThisFormat("no call")
+
+
+def _expression(scan: Scanner) -> Wait[str]:
+    """Take what ends where the brackets that it opens are closed."""
+    start, depth = scan.at, 0
+    while True:
+        if depth:
+            yield from scan.run(_PLAIN)
+        char = yield from scan.char()
+        if char in "\"'":
+            yield from _string(scan, char)
+        elif char in _OPENING:
+            depth += 1
+        elif char in _CLOSING:
+            depth -= 1
+            if depth <= 0:
+                return scan.text[start : scan.at]
+        elif depth == 0 and not (char.isalnum() or char in "._ "):
+            raise NotThisFormat("no call")
+        if scan.at - start > _MAX_CHARS:
+            raise NotThisFormat("too long")
+
+
+def _string(scan: Scanner, quote: str) -> Wait[None]:
+    """Skip a string whose first quote was taken."""
+    end = quote
+    if (yield from scan.take(quote * 2)):
+        end = quote * 3
+    while not (yield from scan.take(end)):
+        if (yield from scan.char()) == "\\":
+            yield from scan.char()
+        yield from scan.run(_IN_STRING)
+
+
+def _read_all(source: str, tools: Sequence[Tool]) -> list[tuple[str, str]]:
+    """Names and arguments, as JSON, of all calls of an expression."""
+    try:
+        return [_read(call, tools) for call in _calls_in(source)]
+    except RecursionError as error:
+        raise NotThisFormat(str(error)) from None
+
+
+def _calls_in(source: str) -> list[ast.Call]:
+    try:
+        found = ast.parse(source.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError) as error:
+        raise NotThisFormat(str(error)) from None
+    items = found.elts if isinstance(found, ast.List | ast.Tuple) else [found]
+    calls = [_printed_call(item) for item in items]
+    if not calls:
+        raise NotThisFormat("no call")
+    return calls
+
+
+def _printed_call(item: ast.expr) -> ast.Call:
+    """A call; that within `print(..)`, which models write around it."""
+    if not isinstance(item, ast.Call):
+        raise NotThisFormat("no call")
+    is_print = isinstance(item.func, ast.Name) and item.func.id == "print"
+    inner = item.args[0] if is_print and len(item.args) == 1 else None
+    return inner if isinstance(inner, ast.Call) else item
+
+
+def _read(call: ast.Call, tools: Sequence[Tool]) -> tuple[str, str]:
+    """The name of a call and its arguments as JSON."""
+    name = _dotted(call.func)
+    members = [*_positional(name, call.args, tools)]
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            raise NotThisFormat("arguments that are not spelled out")
+        members.append((keyword.arg, _json(keyword.value)))
+    if len({key for key, _ in members}) < len(members):
+        raise NotThisFormat("an argument is given twice")
+    return name, joined_object(members)
+
+
+def _positional(
+    name: str, values: Sequence[ast.expr], tools: Sequence[Tool]
+) -> list[tuple[str, str]]:
+    """Arguments without names, by the order in which the tool's schema has them."""
+    if not values:
+        return []
+    tool = next((tool for tool in tools if tool.name == name), None)
+    properties = tool.parameters.get("properties") if tool else None
+    names = [*properties] if isinstance(properties, dict) else []
+    if len(names) < len(values):
+        raise NotThisFormat("an argument has no name")
+    if any(isinstance(value, ast.Starred) for value in values):
+        raise NotThisFormat("arguments that are not spelled out")
+    return [(key, _json(v)) for key, v in zip(names, values, strict=False)]
+
+
+def _dotted(func: ast.expr) -> str:
+    if isinstance(func, ast.Attribute):
+        return f"{_dotted(func.value)}.{func.attr}"
+    if isinstance(func, ast.Name):
+        return func.id
+    raise NotThisFormat("no function name")
+
+
+def _json(value: ast.expr) -> str:
+    """A literal as JSON; what is none as its source text."""
+    return printed(_value(value))
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
+        return _CONSTANTS[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(item) for item in node.elts]
+    if isinstance(node, ast.Dict) and all(_is_key(key) for key in node.keys):
+        keys = [ast.literal_eval(key) for key in node.keys if key]
+        return dict(zip(keys, map(_value, node.values), strict=True))
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError):
+        return ast.unparse(node)
+    is_json = isinstance(value, str | int | float | bool) or value is None
+    return value if is_json else ast.unparse(node)
+
+
+def _is_key(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)

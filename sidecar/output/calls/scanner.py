@@ -1,0 +1,208 @@
+"""
+Text that arrives in pieces, read by parsers that wait for more of it.
+
+A parser is a generator: it yields nothing but the wish for more text, and goes on where
+it was once there is some. So each format is written as if all of its text were there.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+from sidecar.output.pieces import ascii_lower, could_begin, held_suffix
+
+T = TypeVar("T")
+Wait = Generator[None, None, T]  # a parser; T is what it returns when it is done
+
+_SPACE = re.compile(r"\s*")
+_MAX_TAG_CHARS = 512
+
+
+class NotThisFormat(ValueError):
+    """What was written is no call of this format, or not a whole one."""
+
+
+class Scanner:
+    """
+    A text and the place in it that is read next. Not thread-safe.
+
+    Args:
+        text: what is there so far.
+
+    What a long text says is forgotten as it is read, once a call of it has been shown
+    (`is_streamed`).
+    """
+
+    def __init__(self, text: str = "") -> None:
+        self.text = text
+        self.at = 0
+        self.is_ended = False
+        self.is_cut = False
+        self.is_streamed = False
+        self._num_dropped = 0
+
+    def feed(self, text: str) -> None:
+        """More text is there."""
+        self.text += text
+
+    def end(self, *, is_cut: bool) -> None:
+        """
+        No more text will come.
+
+        Args:
+            is_cut: though the model had not ended.
+        """
+        self.is_ended, self.is_cut = True, is_cut
+
+    @property
+    def rest(self) -> str:
+        """What is not read yet."""
+        return self.text[self.at :]
+
+    @property
+    def num_read(self) -> int:
+        """Characters that were read, with those that were forgotten."""
+        return self._num_dropped + self.at
+
+    def behind(self, num_read: int) -> str:
+        """What stands behind so many characters."""
+        return self.text[num_read - self._num_dropped :]
+
+    def drop(self) -> None:
+        """Forget what was read, if no parser will go back to it (`is_streamed`)."""
+        if self.is_streamed:
+            self._num_dropped += self.at
+            self.text, self.at = self.rest, 0
+
+    def more(self) -> Wait[None]:
+        """
+        Wait for more text.
+
+        Raises:
+            NotThisFormat: there will be none.
+        """
+        if self.is_ended:
+            raise NotThisFormat("the text ends in the middle of a call")
+        yield
+
+    def peek(self) -> Wait[str]:
+        """The next character; "" at the end."""
+        while self.at >= len(self.text) and not self.is_ended:
+            yield
+        return self.text[self.at : self.at + 1]
+
+    def char(self) -> Wait[str]:
+        """Take one character."""
+        char = yield from self.following()
+        self.at += 1
+        return char
+
+    def following(self) -> Wait[str]:
+        """
+        The next character.
+
+        Raises:
+            NotThisFormat: there is none: what was read may be a part only.
+        """
+        char = yield from self.peek()
+        if not char:
+            raise NotThisFormat("the text ends in the middle of a call")
+        return char
+
+    def space(self) -> Wait[str]:
+        """Skip white space; the character behind it, "" at the end."""
+        while True:
+            if match := _SPACE.match(self.text, self.at):
+                self.at = match.end()
+            if self.at < len(self.text) or self.is_ended:
+                return self.text[self.at : self.at + 1]
+            yield
+
+    def stands(self, literal: str) -> Wait[bool]:
+        """Whether a text stands here, whatever the case of its ASCII letters."""
+        while not self.is_ended and could_begin(self._next(literal), literal):
+            yield
+        return ascii_lower(self._next(literal)) == ascii_lower(literal)
+
+    def _next(self, literal: str) -> str:
+        return self.text[self.at : self.at + len(literal)]
+
+    def take(self, literal: str) -> Wait[bool]:
+        """Take a text if it stands here."""
+        found = yield from self.stands(literal)
+        if found:
+            self.at += len(literal)
+        return found
+
+    def expect(self, literal: str) -> Wait[None]:
+        """Take a text that must stand here."""
+        if not (yield from self.take(literal)):
+            raise NotThisFormat(f"{literal!r} is missing")
+
+    def run(self, pattern: re.Pattern[str]) -> Wait[str]:
+        """
+        Take all characters of a kind.
+
+        Args:
+            pattern: of any number of them.
+        """
+        start = self.at
+        while True:
+            if match := pattern.match(self.text, self.at):
+                self.at = match.end()
+            if self.at < len(self.text) or self.is_ended:
+                return self.text[start : self.at]
+            yield
+
+    def tag(self) -> Wait[str]:
+        """Take what stands between here and the next `>`, both with it."""
+        return (yield from self.through(">", _MAX_TAG_CHARS))
+
+    def through(self, end: str, max_chars: int) -> Wait[str]:
+        """Take a short text with its end."""
+        ends = _folded(end)
+        while (found := ends.search(self.text, self.at)) is None:
+            if len(self.text) - self.at > max_chars:
+                raise NotThisFormat(f"{end!r} is missing")
+            yield from self.more()
+        start, self.at = self.at, found.end()
+        return self.text[start : self.at]
+
+    def until(
+        self,
+        end: str,
+        take: Callable[[str], None],
+        is_end: Callable[[], Wait[bool]] | None = None,
+    ) -> Wait[None]:
+        """
+        Take a text up to its end, in pieces as they come, and the end.
+
+        Args:
+            take: is given the pieces.
+            is_end: whether the end that was just read is meant as one; it may read on,
+                and what it read is read again. None: the first one is.
+        """
+        closes = _folded(end)
+        while True:
+            found = closes.search(self.text, self.at)
+            if found is None:
+                free = len(self.text) - held_suffix(self.rest, (end,))
+                take(self.text[self.at : free])
+                self.at = free
+                self.drop()
+                yield from self.more()
+                continue
+            take(self.text[self.at : found.start()])
+            self.at = behind = found.end()
+            if is_end is None or (yield from is_end()):
+                self.at = behind
+                return
+            take(found.group())
+            self.at = behind
+
+
+@functools.lru_cache(maxsize=256)
+def _folded(text: str) -> re.Pattern[str]:
+    """What finds a text, whatever the case of its ASCII letters."""
+    return re.compile(re.escape(text), re.IGNORECASE | re.ASCII)

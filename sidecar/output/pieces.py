@@ -1,0 +1,91 @@
+"""What a splitter cuts a generation into."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """The arguments of a call begin."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """A piece of the JSON of a call's arguments."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """
+    A call is complete.
+
+    Args:
+        is_broken: its arguments are no JSON: the model went on in another way after
+            some of them had been shown.
+    """
+
+    is_broken: bool = False
+
+
+Kind = Literal["reasoning", "content"]
+CallPart = CallStarted | CallArguments | CallEnded
+Piece = tuple[Kind, str] | CallPart
+
+
+class Splitter(Protocol):
+    """Cuts one generation into reasoning, content and calls."""
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether text fed now would, as far as is known, be reasoning."""
+
+    def feed(self, text: str) -> list[Piece]:
+        """Take a piece of generated text; return what can be shown now."""
+
+    def flush(self, *, is_cut: bool) -> tuple[list[Piece], bool]:
+        """The last pieces, and whether the text was cut in the middle of a call."""
+
+
+def joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """Pieces without empty ones, those of one kind in a row as one."""
+    whole: list[Piece] = []
+    for piece in pieces:
+        last = whole[-1] if whole else None
+        if isinstance(piece, tuple):
+            kind, text = piece
+            if isinstance(last, tuple) and last[0] == kind:
+                whole[-1] = (kind, last[1] + text)
+            elif text:
+                whole.append(piece)
+        elif isinstance(piece, CallArguments) and isinstance(last, CallArguments):
+            whole[-1] = CallArguments(last.text + piece.text)
+        else:
+            whole.append(piece)
+    return whole
+
+
+def ascii_lower(text: str) -> str:
+    """Small letters; str.lower() may change the length of a text."""
+    return text.translate(_LOWER)
+
+
+_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
+
+
+def could_begin(text: str, tag: str) -> bool:
+    """Whether `text` is a proper beginning of `tag`."""
+    return len(text) < len(tag) and ascii_lower(tag).startswith(ascii_lower(text))
+
+
+def held_suffix(text: str, tags: Sequence[str]) -> int:
+    """Length of the longest suffix of `text` that is a proper beginning of a tag."""
+    longest = min(len(text), max(map(len, tags), default=1) - 1)
+    for size in range(longest, 0, -1):
+        if any(could_begin(text[-size:], tag) for tag in tags):
+            return size
+    return 0

@@ -1,0 +1,136 @@
+"""How a model writes calls: by what its template and its vocabulary hold."""
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+from sidecar.output.calls.call_sink import Format, ToolSyntax
+from sidecar.output.calls.element_calls import (
+    deepseek_dsml,
+    deepseek_dsml_spaced,
+    minimax_m3_xml,
+    minimax_xml,
+    qwen3_coder_xml,
+)
+from sidecar.output.calls.gemma_calls import gemma
+from sidecar.output.calls.glm_calls import glm4_native, glm4_xml, longcat
+from sidecar.output.calls.json_calls import bare_json, hermes_json
+from sidecar.output.calls.library_calls import from_library
+from sidecar.output.calls.marked_calls import channels, deepseek, kimi, mistral
+from sidecar.output.calls.python_calls import python_calls
+
+_CHANNELS = ("<|channel|>", "<|message|>")
+CHANNEL_SYNTAX = ToolSyntax("to=", "<|call|>", (channels,))
+TOOL_CALL = ("<tool_call>", "</tool_call>")
+_MINIMAX_M3 = "]<]minimax[>["
+
+
+def _between(opener: str, closer: str, *formats: Format) -> tuple[ToolSyntax, ...]:
+    return (ToolSyntax(opener, closer, formats),)
+
+
+def _bare(*openers: str) -> tuple[ToolSyntax, ...]:
+    return tuple(
+        ToolSyntax(opener, "", (bare_json,), is_inside=True, at_line_start=True)
+        for opener in openers
+    )
+
+
+# A function element whose `<tool_call>` the model left out, or Llama's own.
+_FUNCTION = ToolSyntax("<function=", TOOL_CALL[1], (qwen3_coder_xml,), is_inside=True)
+_BARE = _bare('{"name":', '{"name" :', '{"type":"function"', '{"type": "function"')
+_LLAMA = (
+    *_BARE,
+    ToolSyntax("<|python_tag|>", "<|eom_id|>", (hermes_json, python_calls)),
+    replace(_FUNCTION, closer=""),
+)
+_DSML = tuple(
+    ToolSyntax(f"<{name}>", f"</{name}>", (deepseek_dsml, deepseek_dsml_spaced))
+    for name in (
+        "｜DSML｜function_calls", "｜DSML｜tool_calls", "｜DSML｜ calls",
+        "｜DSML｜ tool_calls", "｜DSML｜calls",
+    )
+)  # fmt: skip
+_KIMI_SECTION = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_LIQUID = ("<|tool_call_start|>", "<|tool_call_end|>")
+_M3 = (f"{_MINIMAX_M3}<tool_call>", f"{_MINIMAX_M3}</tool_call>")
+# By what a template or a vocabulary holds; the first that is there counts.
+_SYNTAXES: tuple[tuple[str, tuple[ToolSyntax, ...]], ...] = (
+    (_MINIMAX_M3, _between(*_M3, minimax_m3_xml)),
+    (
+        "<minimax:tool_call>",
+        _between("<minimax:tool_call>", "</minimax:tool_call>", minimax_xml),
+    ),
+    ("｜DSML｜", _DSML),
+    ("<｜tool▁calls▁begin｜>", _between(*_DEEPSEEK, deepseek)),
+    ("<|tool_calls_section", _between(*_KIMI_SECTION, kimi)),
+    ("<|tool_call>", _between("<|tool_call>", "<tool_call|>", gemma)),
+    (
+        "<start_function_call>",
+        _between("<start_function_call>", "<end_function_call>", gemma),
+    ),
+    (
+        "<seed:tool_call>",
+        _between("<seed:tool_call>", "</seed:tool_call>", qwen3_coder_xml),
+    ),
+    ("[TOOL_CALLS]", _between("[TOOL_CALLS]", "", mistral, hermes_json)),
+    ("<|START_ACTION|>", _between("<|START_ACTION|>", "<|END_ACTION|>", hermes_json)),
+    ("<|tool_call_start|>", _between(*_LIQUID, python_calls, hermes_json)),
+    (
+        "<longcat_tool_call>",
+        _between("<longcat_tool_call>", "</longcat_tool_call>", hermes_json, longcat),
+    ),
+    ("<TOOLCALL>", _between("<TOOLCALL>", "</TOOLCALL>", hermes_json)),
+    (
+        "<|tool_call|>",
+        _between("<|tool_call|>", "<|/tool_call|>", hermes_json),
+    ),
+    ("```tool_code", _between("```tool_code", "```", python_calls)),
+    ("<|start_header_id|>ipython", _LLAMA),
+    ("<|python_tag|>", _LLAMA),
+)
+_SHOWN = {"<function=": qwen3_coder_xml, "<arg_key>": glm4_native, "<name>": glm4_xml}
+
+
+def has_channels(vocab: Collection[str]) -> bool:
+    """Whether this model writes messages on channels, as gpt-oss does."""
+    return all(token in vocab for token in _CHANNELS)
+
+
+def native_syntax(template: str, vocab: Collection[str]) -> tuple[ToolSyntax, ...]:
+    """How this model writes calls, its own way first; none if it has no own one."""
+    if has_channels(vocab):
+        return (CHANNEL_SYNTAX,)
+    for marker, syntaxes in _SYNTAXES:
+        if marker in template or marker in vocab:
+            return _shown_first(syntaxes, template)
+    return ()
+
+
+def _shown_first(
+    syntaxes: tuple[ToolSyntax, ...], template: str
+) -> tuple[ToolSyntax, ...]:
+    """Those whose opener the template shows stand before those that it does not."""
+    return tuple(sorted(syntaxes, key=lambda one: one.opener not in template))
+
+
+def tool_call_syntax(
+    formats: tuple[Format, ...], template: str
+) -> tuple[ToolSyntax, ...]:
+    """
+    How a model of `<tool_call>` blocks writes them.
+
+    Args:
+        formats: of its family; that which the template shows comes first.
+    """
+    shown = [read for mark, read in _SHOWN.items() if mark in template]
+    ordered = tuple(sorted(formats, key=lambda read: read not in shown))
+    return (ToolSyntax(*TOOL_CALL, ordered), _FUNCTION)
+
+
+def library_syntax(
+    opener: str, closer: str, parse: Callable[..., Any]
+) -> tuple[ToolSyntax, ...]:
+    """The way of a model that only mlx-lm has a parser for."""
+    return (ToolSyntax(opener, closer, (from_library(parse),)),)
