@@ -211,7 +211,9 @@ class Chats:
         shown = conversation_memory.AssistantOutput(
             said.text, said.reasoning, said.calls, ids
         )
+        self.memory.answer_begun(prompt.pending_turn)
         self.memory.commit(prompt.pending_turn, shown)
+        self.memory.answer_ended(prompt.pending_turn)
         self.store.add((*prompt.model_ids, *ids))
         return ids
 

@@ -88,6 +88,7 @@ class PendingTurn:
         as_sent: whether the prompt says no more than the request does.
         ids: of the prompt.
         alike: digest of the first turn that looks so, by visible hash.
+        behind: the turns that stand in the prompt (healing_store.pack_turns).
     """
 
     record: LineageRecord
@@ -102,6 +103,7 @@ class PendingTurn:
     client: ClientInfo
     ids: ModelIds
     alike: Mapping[str, str] = field(default_factory=dict)
+    behind: bytes = b""
 
     @property
     def conversation(self) -> Conversation:
@@ -295,7 +297,9 @@ class ConversationMemory:
 
     def answer_begun(self, pending_turn: PendingTurn) -> None:
         """Know that an answer is given; `answer_ended` once it is kept, or noted."""
-        self.healing.answer_begun(pending_turn.shown_behind, pending_turn.conversation)
+        context, asked_by = pending_turn.shown_behind, pending_turn.conversation
+        self.healing.note_asked(pending_turn.context, asked_by, pending_turn.behind)
+        self.healing.answer_begun(context, asked_by)
 
     def answer_ended(self, pending_turn: PendingTurn) -> None:
         """Know that it is given no more."""
@@ -384,6 +388,7 @@ class ConversationMemory:
             pending_turn.values,
             pending_turn.as_sent,
             alike=pending_turn.alike.get(visible, ""),
+            behind=pending_turn.behind,
         )
 
 

@@ -8,6 +8,7 @@ saw of it and by what came before it.
 
 import hashlib
 import json
+import struct
 import threading
 from array import array
 from collections import OrderedDict
@@ -25,17 +26,17 @@ from sidecar.core.json_bytes import load_json
 from sidecar.core.requests import Message, Tool, ToolCall, call_key
 from sidecar.infra.lru import Lru
 from sidecar.memory.tombstones import (
+    SEVERAL,
     Context,
-    NewestTurns,
     PlaceKeys,
     Tombstones,
-    TurnMark,
     hash_text,
     place_keys,
 )
 from sidecar.volatile.marked_message import MarkedMessage, SpanKey
 
 _MAX_CANDIDATES = 8  # of one place
+_PLACE = struct.Struct(">I8s")  # of a turn in a prompt: message index, digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class KnownTurn:
             has read values of earlier requests, and may speak of them.
         time: when it was said, by the clock of the tombstones; 0: nobody knows.
         alike: digest of the first turn of its chat that looks like it; "": it is that.
+        behind: the turns that stood in its prompt (`pack_turns`).
     """
 
     visible: str
@@ -90,6 +92,7 @@ class KnownTurn:
     as_sent: bool = True
     time: int = field(default=0, compare=False)
     alike: str = field(default="", compare=False)
+    behind: bytes = field(default=b"", compare=False)
     keys: PlaceKeys = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -102,7 +105,12 @@ class KnownTurn:
         """Bytes it takes, about."""
         values = sum(100 + 4 * len(value) for value in self.values.values())
         text = 4 * len(self.healed.raw_text)
-        return 8 * len(self.healed.raw_ids) + text + values + 700
+        return 8 * len(self.healed.raw_ids) + text + values + len(self.behind) + 700
+
+    @property
+    def short_digest(self) -> bytes:
+        """The beginning of its digest."""
+        return bytes.fromhex(self.healed.digest[:16])
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +173,28 @@ class TurnQuery:
 
 
 @dataclass(frozen=True, slots=True)
+class Asks:
+    """
+    Who asks for a turn again, and where.
+
+    Args:
+        keys: the names of its place for who asks.
+        in_thread: it is of who asks, as ids prove: nothing but its thread counts.
+        has_sender: the request still says who asked what it answers.
+    """
+
+    keys: PlaceKeys
+    in_thread: bool
+    has_sender: bool
+
+    def key(self, own: tuple[str, str, str], asked: tuple[str, str, str]) -> str:
+        """Of names for a session, a sender and a thread the one that counts."""
+        if self.in_thread:
+            return own[2]
+        return asked[1] if self.has_sender else asked[0]
+
+
+@dataclass(frozen=True, slots=True)
 class Continued:
     """
     The thread that a request goes on with, by the calls that it carries.
@@ -215,8 +245,12 @@ class HealingStore:
         self._by_id: Lru[str, KnownTurn] = Lru(
             4 * max_entries, max_bytes, lambda key, turn: turn.num_bytes
         )
-        most = 4 * max_entries
-        self._newest = NewestTurns(Lru(most, most, lambda *kept: 1))
+        self._asked: Lru[str, bytes] = Lru(
+            4 * max_entries, max_bytes, lambda key, behind: 100 + len(behind)
+        )
+        self._last_places: Lru[str, tuple[str, str]] = Lru(
+            4 * max_entries, 4 * max_entries, lambda *_: 1
+        )
         self._lock = threading.Lock()
         self.tombstones = Tombstones() if tombstones is None else tombstones
         self.num_ambiguous = 0
@@ -242,7 +276,8 @@ class HealingStore:
     def _add(self, turn: KnownTurn, ids: Sequence[str]) -> None:
         """Keep a turn among those of its place, the newest first."""
         self.tombstones.shown(turn.keys, turn.time, turn.healed.digest, turn.alike)
-        self._newest.note(turn.keys, _mark(turn))
+        for key in turn.keys.shown_last:
+            self._last_places.put(key, (turn.healed.digest, turn.context.literal))
         for issued in ids:
             self._by_id.put(call_key(issued), turn)
         with self._lock:
@@ -266,7 +301,10 @@ class HealingStore:
         What was shown there is not kept, and a turn that looks like it may not be what
         the client goes on from, though the clock said something else.
         """
-        self.tombstones.shown_unkept(place_keys(visible, context, conversation))
+        keys = place_keys(visible, context, conversation)
+        self.tombstones.shown_unkept(keys)
+        for key in keys.shown_last:
+            self._last_places.put(key, (SEVERAL, context.literal))
 
     def answer_begun(self, context: Context, conversation: Conversation) -> None:
         """
@@ -343,7 +381,6 @@ class HealingStore:
                     del self._turns[place]
         self._calls.pop_if(lambda _, known: is_gone(known[1]))
         self._by_id.pop_if(lambda _, turn: is_gone(turn.conversation))
-        self._newest.forget(is_gone)
 
     def visible_hash(self, message: Message, defaults: Defaults) -> str | None:
         """The visible hash of an echoed message, by what the model gave."""
@@ -394,20 +431,34 @@ class HealingStore:
             self.num_ambiguous += 1
             return None
 
-    def newest(
-        self, turn: KnownTurn, asked_at: Context, *, in_thread: bool
-    ) -> TurnMark:
-        """
-        The mark of the last turn of its session that looks like it (NewestTurns).
+    def note_asked(
+        self, context: Context, asked_by: Conversation, behind: bytes
+    ) -> None:
+        """Know which turns stood in a prompt (`pack_turns`)."""
+        self._asked.put(_prompt_key(context, asked_by), behind)
 
-        Of those that its sender was shown, where the request still says who that was.
+    def asked(self, context: Context, asked_by: Conversation) -> bytes | None:
+        """The turns that stood in an earlier prompt of the same letters."""
+        return self._asked.get(_prompt_key(context, asked_by))
 
-        Args:
-            asked_at: what stands before the turn in the request.
-        """
-        is_named = asked_at.sender == turn.context.sender
-        key = turn.keys.newest_of_sender if is_named else turn.keys.newest
-        return self._newest.get(key, _mark(turn), in_thread=in_thread)
+    def is_last(self, turn: KnownTurn, asks: "Asks") -> bool:
+        """Whether nothing that looks like a turn was shown after it to who asks."""
+        return self._is_it(asks.key(turn.keys.shown_last, asks.keys.shown_last), turn)
+
+    def last_place(self, turn: KnownTurn, asks: "Asks") -> str | None:
+        """What came, to the letter, before the last turn that looks like one."""
+        key = asks.key(turn.keys.shown_last, asks.keys.shown_last)
+        digest, literal = self._last_places.get(key) or (SEVERAL, None)
+        return literal if self.tombstones.is_only(key, digest) else None
+
+    def is_once(self, turn: KnownTurn, asks: "Asks") -> bool:
+        """Whether nothing else that looks like a turn was shown to who asks."""
+        return self._is_it(asks.key(turn.keys.shown_once, asks.keys.shown_once), turn)
+
+    def _is_it(self, key: str, turn: KnownTurn) -> bool:
+        is_only = self.tombstones.is_only(key, turn.healed.digest)
+        is_marked = self.tombstones.is_marked(key)
+        return is_only and (is_marked or not self.tombstones.has_lost_marks)
 
     def _is_only_one(self, turn: KnownTurn, asked_at: Context | None) -> bool:
         """
@@ -471,9 +522,22 @@ class HealingStore:
             self._num_bytes -= sum(turn.num_bytes for turn in gone)
 
 
-def _mark(turn: KnownTurn) -> TurnMark:
-    digest, literal = turn.healed.digest, turn.context.literal
-    return TurnMark(turn.time, digest, literal, turn.conversation)
+def pack_turns(turns: Mapping[int, KnownTurn]) -> bytes:
+    """Which turns stand in a prompt: message indexes and the beginnings of digests."""
+    return b"".join(
+        _PLACE.pack(index, turns[index].short_digest) for index in sorted(turns)
+    )
+
+
+def unpack_turns(behind: bytes) -> dict[int, bytes]:
+    """The beginnings of digests by message index."""
+    whole = behind[: len(behind) // _PLACE.size * _PLACE.size]
+    return dict(_PLACE.iter_unpack(whole))
+
+
+def _prompt_key(context: Context, asked_by: Conversation) -> str:
+    session = IMPLICIT if is_implicit(asked_by.session) else asked_by.session
+    return hash_text(json.dumps([asked_by.tenant, session, context.literal]))
 
 
 def _same_place(a: KnownTurn, b: KnownTurn) -> bool:
@@ -539,7 +603,7 @@ class ContextHasher:
         self._literal = hashlib.sha256(around.encode("utf-8", "surrogatepass"))
         self._identity = hashlib.sha256()
         self._channel = hashlib.sha256()
-        self._sender = hashlib.sha256()
+        self._sender = ""
 
     @property
     def value(self) -> Context:
@@ -549,7 +613,7 @@ class ContextHasher:
             self._literal.hexdigest(),
             self._identity.hexdigest(),
             self._channel.hexdigest(),
-            self._sender.hexdigest(),
+            self._sender,
         )
 
     def add(
@@ -574,10 +638,12 @@ class ContextHasher:
         self._literal.update(_line(role, literal, visible))
         for value in identity:
             self._identity.update(_line(role, value, None))
-            spoken = self._channel if role == "system" else self._sender
-            spoken.update(_line(role, value, None))
+            if role == "system":
+                self._channel.update(_line(role, value, None))
+            else:
+                self._sender = hash_text(f"{self._sender} {value}")
         if role == "assistant":
-            self._sender = hashlib.sha256()
+            self._sender = ""
 
 
 def is_edited(message: Message, healed: Healed) -> bool:

@@ -23,15 +23,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from sidecar.core.conversation import IMPLICIT, Conversation, is_implicit
-from sidecar.infra.lru import Lru
 
 _MAX_MARKS = 1 << 16
-_MAX_THREADS = 8  # of one session whose turns look alike
-_LINE = re.compile(r"([0-3][0-9a-f]{15}) ([0-9a-f]{32}) ([0-9a-f]{32})")
+_LINE = re.compile(r"([0-3][0-9a-f]{15}) ([0-9a-fz][0-9a-f]{31}) ([0-9a-f]{32})")
+_LAST = "z"  # with it begin names of which the later mark counts, not both
 _MAX_AHEAD_NS = 10 * 366 * 86400 * 10**9
 _FLOOR = "0" * 32  # the key of a line that says how old a turn may be at all
 _NONE = "0" * 32
-_SEVERAL = "f" * 32  # of words: they were not the same each time
+SEVERAL = "f" * 32  # of words: they were not the same each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Context:
         identity: what of it tells who asks: nothing that gets newer with time.
         channel: what system texts say of it: that of users' messages is said in the
             newest one only by some clients, and goes where a history is cut.
-        sender: what is said of it since the last turn.
+        sender: what is said of it since the last turn; "": nothing.
     """
 
     canonical: str
@@ -77,8 +76,10 @@ class PlaceKeys:
         anybody: the same canonical context and the same identity, in any session.
         session: anywhere in the same named session; where the client names none, in
             any that has no name, where system texts tell alike who asks.
-        newest: anywhere in the same session, named or not, where they do.
-        newest_of_sender: the same where the last question tells alike who asks.
+        shown_last: names of the last turn that looks so: anywhere in the same named
+            session (where the client names none, where system texts tell alike who
+            asks); there of who asked last; in the same thread.
+        shown_once: the same, of the only one.
     """
 
     conversation: str
@@ -87,8 +88,8 @@ class PlaceKeys:
     prompt: str
     anybody: str
     session: str
-    newest: str
-    newest_of_sender: str
+    shown_last: tuple[str, str, str]
+    shown_once: tuple[str, str, str]
 
 
 def place_keys(visible: str, context: Context, conversation: Conversation) -> PlaceKeys:
@@ -111,6 +112,8 @@ def place_keys(visible: str, context: Context, conversation: Conversation) -> Pl
     if is_implicit(session):
         anywhere = ("anywhere", tenant, IMPLICIT, context.channel)
         names = [("thread", tenant, thread, canonical), ("prompt", tenant, literal)]
+    sender = ("sender", *anywhere, context.sender)
+    scopes = anywhere, sender, ("thread", tenant, session, thread)
     return PlaceKeys(
         _key("shown", *names[0], visible),
         _key("asked", *in_session, identity, visible),
@@ -118,14 +121,27 @@ def place_keys(visible: str, context: Context, conversation: Conversation) -> Pl
         _key("said", tenant, literal, visible),
         _key("anybody", tenant, canonical, identity, visible),
         _key(*anywhere, visible),
-        _key("newest", *anywhere, context.channel, visible),
-        _key("sender", *anywhere, context.channel, context.sender, visible),
+        _keys("last", scopes, visible, _LAST),
+        _keys("once", scopes, visible),
     )
 
 
 def hash_text(text: str) -> str:
     """A hash of 64 digits; text may hold halves of surrogate pairs."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+_Scope = tuple[str | None, ...]
+
+
+def _keys(
+    kind: str, scopes: tuple[_Scope, _Scope, _Scope], visible: str, begin: str = ""
+) -> tuple[str, str, str]:
+    """Names of what looks so in each scope; they begin in a certain way."""
+    one, other, last = (
+        begin + _key(kind, *scope, visible)[len(begin) :] for scope in scopes
+    )
+    return one, other, last
 
 
 def _key(*parts: str | None) -> str:
@@ -226,11 +242,13 @@ class Tombstones:
         """
         for key in (keys.conversation, keys.identity, keys.prompt, keys.anybody):
             self._put(key, Tombstone(turn_time, digest))
+        for key in (*keys.shown_last, *keys.shown_once):
+            self._put(key, Tombstone(turn_time, digest))
         self._put(keys.session, Tombstone(turn_time, alike or digest))
 
     def shown_unkept(self, keys: PlaceKeys) -> None:
         """Know that something was shown at a place that is not kept."""
-        self.shown(keys, self.now(), _SEVERAL)
+        self.shown(keys, self.now(), SEVERAL)
 
     def hides(self, keys: PlaceKeys, turn_time: int) -> bool:
         """Whether an answer broke off later where a turn was said, or is given now."""
@@ -246,6 +264,11 @@ class Tombstones:
         with self._lock:
             mark = self._marks.get(key)
         return mark is None or mark.words == digest
+
+    def is_marked(self, key: str) -> bool:
+        """Whether anything is known to have been shown at a place."""
+        with self._lock:
+            return key in self._marks
 
     def has_broken_off(self, keys: PlaceKeys) -> bool:
         """Whether an answer of a conversation broke off at a place, or is given now."""
@@ -275,7 +298,7 @@ class Tombstones:
         """Keep a mark, with the one that is there; None: that says it all."""
         self._now = max(self._now, mark.time)
         old = self._marks.get(key)
-        new = mark if old is None else _merged(old, mark)
+        new = mark if old is None else _merged(key, old, mark)
         if new == old:
             return None
         self._marks[key] = new
@@ -345,64 +368,11 @@ class Tombstones:
                 self._unlogged.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class TurnMark:
-    """When a turn was said, its digest, and what came before it, to the letter."""
-
-    time: int
-    digest: str
-    literal: str
-    conversation: Conversation
-
-
-class NewestTurns:
-    """
-    The last turns that look alike, of each thread of a session. Any thread.
-
-    Args:
-        known: where they are kept, by session and looks.
-    """
-
-    def __init__(self, known: Lru[str, dict[str, TurnMark]]) -> None:
-        self._known = known
-
-    def note(self, keys: PlaceKeys, mark: TurnMark) -> None:
-        """Know of a turn; the newest threads are kept."""
-        for key in (keys.newest, keys.newest_of_sender):
-            self._note(key, mark)
-
-    def _note(self, key: str, mark: TurnMark) -> None:
-        known, thread = self._known.get(key) or {}, mark.conversation.thread
-        if thread in known and known[thread].time > mark.time:
-            return
-        kept = sorted({**known, thread: mark}.values(), key=lambda one: one.time)
-        newest = {one.conversation.thread: one for one in kept[-_MAX_THREADS:]}
-        self._known.put(key, newest)
-
-    def get(self, key: str, mark: TurnMark, *, in_thread: bool) -> TurnMark:
-        """
-        The last turn that looks like one.
-
-        Args:
-            key: one of the two names of its place that say what the newest is of.
-            mark: of that one. in_thread: of its thread alone, if that is known.
-        """
-        known = self._known.get(key) or {}
-        own = known.get(mark.conversation.thread)
-        if in_thread and own is not None:
-            return own
-        return max(known.values(), key=lambda one: one.time, default=mark)
-
-    def forget(self, is_gone: Callable[[Conversation], bool]) -> None:
-        """Forget what some conversations said."""
-        self._known.pop_if(
-            lambda _, known: any(is_gone(one.conversation) for one in known.values())
-        )
-
-
-def _merged(old: Tombstone, new: Tombstone) -> Tombstone:
+def _merged(key: str, old: Tombstone, new: Tombstone) -> Tombstone:
     """One mark of two, in whatever order they come."""
-    words = old.words if old.words == new.words else _SEVERAL
+    if key.startswith(_LAST) and old.time != new.time:
+        return max(old, new, key=lambda mark: mark.time)
+    words = old.words if old.words == new.words else SEVERAL
     return Tombstone(max(old.time, new.time), words)
 
 

@@ -158,6 +158,7 @@ def turn_json(turn: KnownTurn, ids: Sequence[str]) -> Json:
         "visible": turn.visible,
         "time": turn.time,
         "alike": turn.alike,
+        "behind": turn.behind.hex(),
         "ids": list(ids),
         "context": [
             turn.context.canonical,
@@ -199,6 +200,7 @@ def turn_of(fields: Json) -> tuple[KnownTurn, list[str]]:
         bool(fields["as_sent"]),
         int(fields.get("time", 0)),
         str(fields.get("alike", "")),
+        bytes.fromhex(fields.get("behind", "")),
     )
     return turn, [str(issued) for issued in fields["ids"]]
 

@@ -345,7 +345,7 @@ class Pipeline:
             self._delimiters.header_tokens(reading.delimiters),
             roles,
             first_own=min(own, default=None),
-            answered_before=max(own, default=0),
+            answered_before=max(healed_history.in_place, default=0),
             is_proved=layout.is_proved,
             earlier_values=healed_history.earlier_values,
             proofs=healed_history.proofs,
@@ -468,6 +468,7 @@ class Pipeline:
             client=reading.request.client,
             ids=answer.ids,
             alike=found.alike,
+            behind=found.behind,
         )
 
     def _opening(

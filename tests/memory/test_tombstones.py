@@ -8,13 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.core.conversation import IMPLICIT, Conversation
-from sidecar.infra.lru import Lru
 from sidecar.memory.tombstones import (
     Context,
-    NewestTurns,
     PlaceKeys,
     Tombstones,
-    TurnMark,
     place_keys,
 )
 
@@ -300,25 +297,3 @@ def test_lines_come_in_any_order(
                 is_hidden = read.hides(place, max(time for time, _ in all_of))
                 is_only = read.is_only(key, digest * 32)
                 assert is_only is (len(digests) == 1) or is_hidden
-
-
-def test_the_newest_turn_that_looks_so_is_found_among_some_threads() -> None:
-    """And nothing of a conversation that was forgotten."""
-
-    def mark(time: int, thread: str) -> TurnMark:
-        return TurnMark(time, f"d{time}", "l", Conversation("key", "s", thread))
-
-    known, place = NewestTurns(Lru(10, 10, lambda *kept: 1)), keys()
-    mine = mark(1, "mine")
-    assert known.get(place.newest, mine, in_thread=False) == mine
-    for one in (mine, mark(3, "other"), mark(2, "mine"), mark(1, "mine")):
-        known.note(place, one)
-    assert known.get(place.newest, mine, in_thread=False).time == 3
-    assert known.get(place.newest, mine, in_thread=True).time == 2
-    for number in range(4, 20):
-        known.note(place, mark(number, str(number)))
-    assert (
-        known.get(place.newest, mine, in_thread=True).time == 19
-    )  # its own is not known
-    known.forget(lambda conversation: conversation.thread == "19")
-    assert known.get(place.newest, mine, in_thread=False) == mine

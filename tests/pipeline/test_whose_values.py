@@ -157,15 +157,23 @@ def test_two_thoughts_behind_one_text_are_told_apart_or_left() -> None:
 
 
 def test_values_within_one_session_go_to_the_turn_that_had_them() -> None:
-    """A gateway's one session id for all: the sender decides, where it is sent."""
+    """
+    A gateway's one session id for all: the sender decides, where it is sent.
+
+    Where the system text says it, one history may have come from several: what Bob was
+    told last takes Alice's thought away, and never stands in its place.
+    """
     chats = Chats()
     client = Client(session="gateway")
     for name in ("Alice", "Bob"):
         chats.turn([told(name), user("hi")], Said("Hello!", f"It is {name}."), client)
     history = [told("Alice", "10:09"), user("hi"), assistant("Hello!"), user("go")]
     prompt = chats.ask(history, client)
-    assert "It is Alice." in prompt.text
+    assert "It is Alice." not in prompt.text
     assert "It is Bob." not in prompt.text
+    chats.turn(history, Said("Gone.", "Away."), client)
+    history = [told("Alice", "10:10"), *history[1:], assistant("Gone."), user("And?")]
+    assert "Away." in chats.ask(history, client).text
 
 
 def test_notes_of_a_chat_stay_in_it() -> None:

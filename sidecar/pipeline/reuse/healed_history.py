@@ -13,10 +13,11 @@ had it.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sidecar.core.conversation import Conversation, is_implicit
-from sidecar.core.requests import ChatRequest, Message, Thought, text_of
+from sidecar.core.conversation import IMPLICIT, Conversation
+from sidecar.core.requests import ChatRequest, ClientInfo, Message, Thought, text_of
 from sidecar.core.turn_token import read_token
 from sidecar.memory.healing_store import (
+    Asks,
     ContextHasher,
     Defaults,
     Healed,
@@ -25,8 +26,10 @@ from sidecar.memory.healing_store import (
     TurnQuery,
     defaults_of,
     is_edited,
+    pack_turns,
+    unpack_turns,
 )
-from sidecar.memory.tombstones import Context
+from sidecar.memory.tombstones import Context, place_keys
 from sidecar.pipeline.template.chat_template import offered_tools
 from sidecar.pipeline.template.turn_delimiters import TurnDelimiters
 from sidecar.volatile.marked_message import MarkedMessage, Span, SpanKey, canonical_text
@@ -83,6 +86,8 @@ class HealedHistory:
         earlier_values: the same values when the model's own turns were written.
         proofs: the same of each request for which an id was issued that stands in it.
         alike: the digest of the first turn that looks so, by visible hash.
+        behind: the turns that are put back (healing_store.pack_turns).
+        in_place: indexes of those before which nothing has changed but volatile values.
         vanishing: the message that will not be sent again: the canonical context that
             it stands behind, its text.
     """
@@ -97,6 +102,8 @@ class HealedHistory:
     earlier_values: Mapping[SpanKey, str]
     proofs: Sequence[Mapping[SpanKey, str]]
     alike: Mapping[str, str]
+    behind: bytes
+    in_place: Collection[int]
     vanishing: tuple[str, str] | None = None
 
 
@@ -106,6 +113,7 @@ class _Past:
     The model's own turns in a conversation.
 
     Args:
+        answers: indexes of messages that an assistant wrote.
         turns: found again, by message index. issued: those of them that are known by
             their ids: their threads' other turns are this conversation's as well.
         contexts: before each message, and behind all.
@@ -113,6 +121,7 @@ class _Past:
         proofs: the same of each request for which an id was issued that stands in it.
     """
 
+    answers: Sequence[int]
     turns: Mapping[int, KnownTurn]
     issued: Collection[int]
     contexts: Sequence[Context]
@@ -131,9 +140,19 @@ class _Past:
         return {turn.visible: turn.alike or turn.healed.digest for turn in turns}
 
     @property
+    def in_place(self) -> list[int]:
+        """
+        Indexes of those before which nothing has changed but volatile values.
+
+        Behind a history that was cut, indexes of messages are others than they were.
+        """
+        contexts = self.contexts
+        return [i for i in sorted(self.turns) if _is_at(self.turns[i], contexts[i])]
+
+    @property
     def earlier_values(self) -> dict[SpanKey, str]:
         """The values that identified who asks in the requests that they answered."""
-        turns = (self.turns[index] for index in sorted(self.turns))
+        turns = (self.turns[index] for index in self.in_place)
         return {key: value for turn in turns for key, value in turn.values.items()}
 
     @property
@@ -163,7 +182,7 @@ def heal(
     kept, vanishing = split_vanishing(request.messages, to_move)
     marked = mark(kept, to_mark, check)
     past = _find_turns(store, marked, request, to_mark, frozenset())
-    if unsure := _unsure(store, past, marked):
+    if unsure := _unsure(store, past, request.client):
         past = _find_turns(store, marked, request, to_mark, unsure)
     healed = {
         index: turn.healed
@@ -181,6 +200,8 @@ def heal(
         past.earlier_values,
         past.proofs,
         past.alike,
+        pack_turns(past.turns),
+        past.in_place,
     )
     if vanishing is None:
         return found
@@ -192,6 +213,7 @@ def heal(
         found,
         marked=mark([*kept[:at], vanishing, *kept[at:]], to_mark, check),
         healed={i + (i >= at): turn for i, turn in healed.items()},
+        in_place=[i + (i >= at) for i in past.in_place],
         values={**past.values, _VANISHING: vanishing.text},  # no later request has it
         earlier_values=_moved(past.earlier_values, at),
         proofs=[_moved(values, at) for values in past.proofs],
@@ -212,13 +234,13 @@ def _find_turns(
     marked: Sequence[MarkedMessage],
     request: ChatRequest,
     ruleset: RuleSet | None,
-    unsure: Collection[str],
+    unsure: Collection[int],
 ) -> _Past:
     """
     The model's own turns.
 
     Args:
-        unsure: visible hashes of those that only their ids tell.
+        unsure: indexes of messages that only their ids tell to be turns.
     """
     client, defaults = request.client, defaults_of(request.tools)
     hasher = ContextHasher(_around(request))
@@ -248,7 +270,7 @@ def _find_turns(
             )
             question, asked = marked[asked:index], index + 1
             is_by_place = turn is not None and not is_issued
-            if is_by_place and (visible in unsure or _is_of_another(turn, question)):
+            if is_by_place and (index in unsure or _is_of_another(turn, question)):
                 turn = None
             if turn:
                 found[index] = turn
@@ -257,7 +279,8 @@ def _find_turns(
                 threads.add(turn.conversation)
             # A name proves all.
             ids = _ids_of(message) if client.session is None else []
-            if proof := store.issued_any(ids, client.api_key_id):
+            proof = store.issued_any(ids, client.api_key_id)
+            if proof is not None and _is_at(proof, contexts[-1]):
                 proofs.append(proof.values)
         telling = _telling(item, ruleset)
         values |= telling
@@ -266,7 +289,8 @@ def _find_turns(
         identity = _identity(telling, ruleset)
         hasher.add(message.role, None if visible else texts, visible, unseen, identity)
         contexts.append(hasher.value)
-    return _Past(found, issued, contexts, values, proofs)
+    answers = [i for i, item in enumerate(marked) if item.message.role == "assistant"]
+    return _Past(answers, found, issued, contexts, values, proofs)
 
 
 def _is_of_another(turn: KnownTurn | None, question: Sequence[MarkedMessage]) -> bool:
@@ -280,33 +304,84 @@ def _is_of_another(turn: KnownTurn | None, question: Sequence[MarkedMessage]) ->
     )
 
 
-def _unsure(
-    store: HealingStore, past: _Past, marked: Sequence[MarkedMessage]
-) -> frozenset[str]:
-    """
-    What turns look like of which the newest stands nowhere here.
+def _is_at(turn: KnownTurn, context: Context) -> bool:
+    """Whether a turn was said behind the same words."""
+    return turn.context.canonical == context.canonical
 
-    A client that cuts its history, or goes back in it, shows the words of a later turn
-    where an earlier one stood. Who asks the very same again has the newest as its
-    answer.
+
+def _unsure(store: HealingStore, past: _Past, client: ClientInfo) -> frozenset[int]:
     """
-    last = {past.turns[i].visible: i for i in sorted(past.turns)}
-    by_place = {past.turns[i].visible for i in past.turns if i not in past.issued}
+    Indexes of turns that are found by their place, where another may be meant.
+
+    A client may cut its history, or delete from it: then the words of a later turn
+    stand where an earlier one stood. So all is as it was in an earlier prompt. What no
+    such prompt covers is put back only if nothing else was shown that looks so.
+    """
+    asked_by = Conversation(client.api_key_id, client.session or IMPLICIT)
     threads = {past.turns[i].conversation for i in past.issued}
-    answers = (i for i, item in enumerate(marked) if item.message.role == "assistant")
-    places = {past.contexts[i].literal for i in (*answers, -1)}
+
+    def asks(index: int) -> Asks:
+        turn, context = past.turns[index], past.contexts[index]
+        return Asks(
+            place_keys(turn.visible, context, asked_by),
+            in_thread=client.session is None and turn.conversation in threads,
+            has_sender=context.sender != "" and context.sender == turn.context.sender,
+        )
+
+    covered, until = _covered(store, past, asked_by, asks)
     found = []
-    for visible in by_place:
-        turn, asked_at = past.turns[last[visible]], past.contexts[last[visible]]
-        # Ids tell the threads of chats without a name apart, and a cut history's first
-        # message, by which a named session's are told, is another each time.
-        is_unnamed = is_implicit(turn.conversation.session)
-        is_thread = is_unnamed and turn.conversation in threads
-        newest = store.newest(turn, asked_at, in_thread=is_thread)
-        is_last = newest.digest == turn.healed.digest
-        if not is_last and newest.literal not in places:
-            found.append(visible)
+    for index in past.turns.keys() - past.issued:
+        turn = past.turns[index]
+        if index < until and covered.get(index) == turn.short_digest:
+            continue
+        is_end = index == until and store.is_last(turn, asks(index))
+        if not is_end and not store.is_once(turn, asks(index)):
+            found.append(index)
     return frozenset(found)
+
+
+def _covered(
+    store: HealingStore,
+    past: _Past,
+    asked_by: Conversation,
+    asks: Callable[[int], Asks],
+) -> tuple[Mapping[int, bytes], int]:
+    """
+    The turns of the earlier prompt that a request goes on from, and where that ended.
+
+    It is that of the last turn here which is known by ids, or after which nothing was
+    shown that looks like it; or one of the same letters (an answer was lost, or there
+    were several), if it is where what looks like its turns was said last.
+    """
+    for index in (len(past.contexts) - 1, *sorted(past.answers, reverse=True)):
+        turn = past.turns.get(index)
+        if (
+            turn is not None
+            and _is_at(turn, past.contexts[index])
+            and (index in past.issued or store.is_last(turn, asks(index)))
+        ):
+            return unpack_turns(turn.behind), index
+        behind = store.asked(past.contexts[index], asked_by)
+        if behind is not None:
+            return _said_last(store, past, unpack_turns(behind), index, asks), index
+    return {}, -1
+
+
+def _said_last(
+    store: HealingStore,
+    past: _Past,
+    behind: Mapping[int, bytes],
+    until: int,
+    asks: Callable[[int], Asks],
+) -> Mapping[int, bytes]:
+    """The turns of an earlier prompt whose last that looks so is in this one."""
+    places = {past.contexts[i].literal for i in (*past.answers, until)}
+    return {
+        index: digest
+        for index, digest in behind.items()
+        if index in past.turns
+        and store.last_place(past.turns[index], asks(index)) in places
+    }
 
 
 def _around(request: ChatRequest) -> str:
