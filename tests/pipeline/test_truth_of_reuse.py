@@ -27,6 +27,7 @@ from testkit.volatile import notes, notes_with_places
 
 ONE, TWO, NOBODY = Client("one"), Client("two"), Client(None)
 CALL = ToolCall("call_1", "look", "{}")
+ACTIVATION = "Activation: mention (you were mentioned).\n\n# Project Context\n"
 ENVELOPE = 'Sender (untrusted metadata):\n```json\n{"id": "7"}\n```\n\n'
 
 
@@ -878,6 +879,110 @@ def test_a_group_chat_that_names_the_last_sender_only_keeps_its_thoughts(
         thoughts = [n for n in range(number) if f"thought {n}." in prompt.text]
         assert thoughts == (list(range(number)) if client is ONE else [])
         talk += [user("add me"), assistant("Noted.")]
+
+
+def _say_done(chats: Chats, client: Client, count: int) -> list[Message]:
+    """So many exchanges of equal words, each thought otherwise."""
+    talk = [system(words(40))]
+    for number in range(count):
+        talk.append(user("continue"))
+        chats.turn(talk, Said("Done.", f"thought {number}."), client)
+        talk.append(assistant("Done."))
+    return talk
+
+
+def _thoughts(text: str) -> list[int]:
+    return [number for number in range(9) if f"thought {number}." in text]
+
+
+@pytest.mark.parametrize("client", [ONE, NOBODY], ids=["named", "unnamed"])
+def test_a_history_that_is_trimmed_once_and_goes_on_has_no_older_thought(
+    client: Client,
+) -> None:
+    """Not even once a newer turn that looks so stands where it was said."""
+    chats = Chats(min_gain=1)
+    talk = _say_done(chats, client, 3)
+    talk = [talk[0], *talk[-2:]]
+    for number in (3, 4, 5):
+        talk.append(user(f"a fresh question {number}"))
+        prompt = chats.turn(talk, Said("Done.", f"thought {number}."), client)
+        own = list(range(3, number)) if client is ONE else []
+        assert _thoughts(prompt.text) in (own, [])
+        assert client is NOBODY or _thoughts(prompt.text) == own
+        talk.append(assistant("Done."))
+
+
+@pytest.mark.parametrize("client", [ONE, NOBODY], ids=["named", "unnamed"])
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_an_exchange_that_is_deleted_lends_its_thought_to_none(
+    client: Client, gone: int
+) -> None:
+    chats = Chats(min_gain=1)
+    talk = _say_done(chats, client, 4)
+    del talk[1 + 2 * gone : 3 + 2 * gone]
+    right = [*range(gone), *range(gone + 1, 4)]
+    for number in (4, 5, 6):
+        talk.append(user(f"a fresh question {number}"))
+        prompt = chats.turn(talk, Said("Done.", f"thought {number}."), client)
+        turns = [turn.partition("<|im_end|>")[0] for turn in
+                 prompt.text.split("<|im_start|>assistant\n")[1:-1]]  # fmt: skip
+        assert len(turns) == len(right)
+        for turn, own in zip(turns, right, strict=True):
+            assert _thoughts(turn) in ([], [own])
+        talk.append(assistant("Done."))
+        right.append(number)
+
+
+def test_a_block_of_one_sender_stands_in_no_message_of_another() -> None:
+    """
+    Behind a history that was cut, indexes of messages are others than they were.
+
+    Its turns are known by their calls' ids, so nothing else says what was cut.
+    """
+    chats = Chats(min_gain=1)
+    about, talk = system(words(40)), []
+    for number, sender in enumerate(("alice", "bob")):
+        question = from_(sender, "May I take the car?")
+        calls = (ToolCall(f"call_{number}", "look", "{}"),)
+        prompt = chats.ask([about, *talk, question], ONE)
+        said = Said("", f"thought {number}.", calls)
+        chats.answer(prompt, said)
+        talk += [user("May I take the car?"), said.echo, result(f"call_{number}", "y")]
+    cut = [about, *talk[3:], from_("carol", "Who asked for the car?")]
+    prompt = chats.ask(cut, ONE)
+    assert "alice" not in prompt.text
+    assert "thought 1." in prompt.text
+
+
+def test_a_block_of_the_first_turn_only_does_not_hide_that_it_was_cut() -> None:
+    """The system text says it once: who asks is told otherwise ever after."""
+    chats, said = Chats(min_gain=1), []
+    for number in range(5):
+        said += [user(f"Current time: 0{number}:00\nnews?"), assistant("None.")]
+        about = f"{ACTIVATION if number == 0 else ''}{words(40)}"
+        shown = [system(about), *said[-4:-1]]
+        prompt = chats.turn(shown, Said("None.", f"thought {number}."), ONE)
+        assert set(_thoughts(prompt.text)) <= {number - 1}
+
+
+def test_a_turn_that_was_not_kept_is_taken_for_no_older_one() -> None:
+    """An answer cut at a stop string looks like the one before it."""
+    chats = Chats(min_gain=1)
+    talk = _say_done(chats, ONE, 1)
+    talk.append(user("continue"))
+    prompt = chats.ask(talk, ONE)
+    chats.answer(prompt, Said("Done.", "thought 1."), sampled=())
+    cut = [talk[0], *talk[-1:], assistant("Done."), user("and now?")]
+    assert _thoughts(chats.ask(cut, ONE).text) == []
+
+
+def test_a_copy_of_a_session_that_is_cut_has_its_own_thoughts_alone() -> None:
+    chats = Chats(min_gain=1)
+    talk = _say_done(chats, ONE, 2)
+    talk.append(user("continue"))
+    chats.turn(talk, Said("Done.", "thought 2."), TWO)
+    cut = [talk[0], *talk[-1:], assistant("Done."), user("and now?")]
+    assert _thoughts(chats.ask(cut, TWO).text) in ([], [2])
 
 
 @pytest.mark.parametrize("is_first", [True, False])
