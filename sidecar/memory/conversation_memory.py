@@ -22,12 +22,8 @@ from sidecar.core.ports import KVStore
 from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import ClientInfo, ToolCall
 from sidecar.infra.metrics import Counters
-from sidecar.memory.healing_store import (
-    Healed,
-    HealingStore,
-    KnownTurn,
-    visible_hash,
-)
+from sidecar.memory.healing_store import HealingStore, visible_hash
+from sidecar.memory.known_turns import Healed, KnownTurn
 from sidecar.memory.lineage import LineageIndex, LineageRecord
 from sidecar.memory.session_turn_store import TurnStore
 from sidecar.memory.tombstones import Context, Tombstones
@@ -88,7 +84,7 @@ class PendingTurn:
         as_sent: whether the prompt says no more than the request does.
         ids: of the prompt.
         alike: digest of the first turn that looks so, by visible hash.
-        behind: the turns that stand in the prompt (healing_store.pack_turns).
+        behind: the turns that stand in the prompt (KnownTurn.behind).
     """
 
     record: LineageRecord

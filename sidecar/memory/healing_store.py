@@ -8,9 +8,7 @@ saw of it and by what came before it.
 
 import hashlib
 import json
-import struct
 import threading
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,10 +23,12 @@ from sidecar.core.conversation import (
 from sidecar.core.json_bytes import load_json
 from sidecar.core.requests import Message, Tool, ToolCall, call_key
 from sidecar.infra.lru import Lru
+from sidecar.memory.known_turns import Healed, KnownTurn
 from sidecar.memory.tombstones import (
     SEVERAL,
     Context,
     PlaceKeys,
+    Scopes,
     Tombstones,
     hash_text,
     place_keys,
@@ -36,81 +36,6 @@ from sidecar.memory.tombstones import (
 from sidecar.volatile.marked_message import MarkedMessage, SpanKey
 
 _MAX_CANDIDATES = 8  # of one place
-_PLACE = struct.Struct(">I8s")  # of a turn in a prompt: message index, digest
-
-
-@dataclass(frozen=True, slots=True)
-class Healed:
-    """
-    A turn as the model wrote it.
-
-    Args:
-        header: the assistant header it was written behind.
-        vanishing: what its prompt said last and the client does not keep: the
-            canonical context that it stood behind, its text.
-        raw_ids: what followed that header: the rest of the generation prompt and the
-            sampled ids, without the stop token.
-        raw_text: those ids as text. reasoning: what the client was sent of it.
-        lead: the rest of the generation prompt, with which they begin.
-        digest: a short name, equal for equal ids.
-    """
-
-    header: str
-    raw_ids: tuple[int, ...]
-    raw_text: str
-    reasoning: str
-    vanishing: tuple[str, str] | None = None
-    lead: str = ""
-    digest: str = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        """Each request that has the turn asks for its digest, twice."""
-        digest = hashlib.sha256(array("I", self.raw_ids)).hexdigest()[:32]
-        object.__setattr__(self, "digest", digest)
-
-
-@dataclass(frozen=True, slots=True)
-class KnownTurn:
-    """
-    A turn, where it was said, and to whom.
-
-    Args:
-        visible: the hash of what its client saw of it.
-        values: those that identify who asks, where and what, in its request.
-        as_sent: whether its prompt said no more than the request did: else the model
-            has read values of earlier requests, and may speak of them.
-        time: when it was said, by the clock of the tombstones; 0: nobody knows.
-        alike: digest of the first turn of its chat that looks like it; "": it is that.
-        behind: the turns that stood in its prompt (`pack_turns`).
-    """
-
-    visible: str
-    context: Context
-    conversation: Conversation
-    healed: Healed
-    values: Mapping[SpanKey, str] = field(default_factory=dict)
-    as_sent: bool = True
-    time: int = field(default=0, compare=False)
-    alike: str = field(default="", compare=False)
-    behind: bytes = field(default=b"", compare=False)
-    keys: PlaceKeys = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        """Each request that has the turn asks for the names of its place."""
-        keys = place_keys(self.visible, self.context, self.conversation)
-        object.__setattr__(self, "keys", keys)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes it takes, about."""
-        values = sum(100 + 4 * len(value) for value in self.values.values())
-        text = 4 * len(self.healed.raw_text)
-        return 8 * len(self.healed.raw_ids) + text + values + len(self.behind) + 700
-
-    @property
-    def short_digest(self) -> bytes:
-        """The beginning of its digest."""
-        return bytes.fromhex(self.healed.digest[:16])
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,20 +103,28 @@ class Asks:
     Who asks for a turn again, and where.
 
     Args:
-        keys: the names of its place for who asks.
+        context: what stands before it in the request.
         in_thread: it is of who asks, as ids prove: nothing but its thread counts.
-        has_sender: the request still says who asked what it answers.
     """
 
-    keys: PlaceKeys
+    context: Context
+    conversation: Conversation
     in_thread: bool
-    has_sender: bool
 
-    def key(self, own: tuple[str, str, str], asked: tuple[str, str, str]) -> str:
-        """Of names for a session, a sender and a thread the one that counts."""
+    def last(self, turn: KnownTurn) -> str:
+        """The name of the last turn that looks like one."""
+        return self._key(turn, lambda keys: keys.shown_last)
+
+    def once(self, turn: KnownTurn) -> str:
+        """The name of the only turn that looks like one."""
+        return self._key(turn, lambda keys: keys.shown_once)
+
+    def _key(self, turn: KnownTurn, names: Callable[[PlaceKeys], Scopes]) -> str:
         if self.in_thread:
-            return own[2]
-        return asked[1] if self.has_sender else asked[0]
+            return names(turn.keys).thread
+        asked = names(place_keys(turn.visible, self.context, self.conversation))
+        has_sender = asked.sender and self.context.sender == turn.context.sender
+        return asked.sender if has_sender else asked.session
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +209,7 @@ class HealingStore:
     def _add(self, turn: KnownTurn, ids: Sequence[str]) -> None:
         """Keep a turn among those of its place, the newest first."""
         self.tombstones.shown(turn.keys, turn.time, turn.healed.digest, turn.alike)
-        for key in turn.keys.shown_last:
+        for key in turn.keys.shown_last.names:
             self._last_places.put(key, (turn.healed.digest, turn.context.literal))
         for issued in ids:
             self._by_id.put(call_key(issued), turn)
@@ -303,7 +236,7 @@ class HealingStore:
         """
         keys = place_keys(visible, context, conversation)
         self.tombstones.shown_unkept(keys)
-        for key in keys.shown_last:
+        for key in keys.shown_last.names:
             self._last_places.put(key, (SEVERAL, context.literal))
 
     def answer_begun(self, context: Context, conversation: Conversation) -> None:
@@ -434,26 +367,26 @@ class HealingStore:
     def note_asked(
         self, context: Context, asked_by: Conversation, behind: bytes
     ) -> None:
-        """Know which turns stood in a prompt (`pack_turns`)."""
+        """Know which turns stood in a prompt (KnownTurn.behind)."""
         self._asked.put(_prompt_key(context, asked_by), behind)
 
     def asked(self, context: Context, asked_by: Conversation) -> bytes | None:
         """The turns that stood in an earlier prompt of the same letters."""
         return self._asked.get(_prompt_key(context, asked_by))
 
-    def is_last(self, turn: KnownTurn, asks: "Asks") -> bool:
+    def is_last(self, turn: KnownTurn, asks: Asks) -> bool:
         """Whether nothing that looks like a turn was shown after it to who asks."""
-        return self._is_it(asks.key(turn.keys.shown_last, asks.keys.shown_last), turn)
+        return self._is_it(asks.last(turn), turn)
 
-    def last_place(self, turn: KnownTurn, asks: "Asks") -> str | None:
+    def is_once(self, turn: KnownTurn, asks: Asks) -> bool:
+        """Whether nothing else that looks like a turn was shown to who asks."""
+        return self._is_it(asks.once(turn), turn)
+
+    def last_place(self, turn: KnownTurn, asks: Asks) -> str | None:
         """What came, to the letter, before the last turn that looks like one."""
-        key = asks.key(turn.keys.shown_last, asks.keys.shown_last)
+        key = asks.last(turn)
         digest, literal = self._last_places.get(key) or (SEVERAL, None)
         return literal if self.tombstones.is_only(key, digest) else None
-
-    def is_once(self, turn: KnownTurn, asks: "Asks") -> bool:
-        """Whether nothing else that looks like a turn was shown to who asks."""
-        return self._is_it(asks.key(turn.keys.shown_once, asks.keys.shown_once), turn)
 
     def _is_it(self, key: str, turn: KnownTurn) -> bool:
         is_only = self.tombstones.is_only(key, turn.healed.digest)
@@ -520,19 +453,6 @@ class HealingStore:
         ):
             _, gone = self._turns.popitem(last=False)
             self._num_bytes -= sum(turn.num_bytes for turn in gone)
-
-
-def pack_turns(turns: Mapping[int, KnownTurn]) -> bytes:
-    """Which turns stand in a prompt: message indexes and the beginnings of digests."""
-    return b"".join(
-        _PLACE.pack(index, turns[index].short_digest) for index in sorted(turns)
-    )
-
-
-def unpack_turns(behind: bytes) -> dict[int, bytes]:
-    """The beginnings of digests by message index."""
-    whole = behind[: len(behind) // _PLACE.size * _PLACE.size]
-    return dict(_PLACE.iter_unpack(whole))
 
 
 def _prompt_key(context: Context, asked_by: Conversation) -> str:

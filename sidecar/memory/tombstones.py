@@ -60,6 +60,28 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
+class Scopes:
+    """
+    Names of the same thing in several scopes.
+
+    Args:
+        session: anywhere in the same named session; where the client names none, where
+            system texts tell alike who asks.
+        sender: there, of who asked last; "": nobody is named.
+        thread: in the same thread; "": the session is named.
+    """
+
+    session: str
+    sender: str
+    thread: str
+
+    @property
+    def names(self) -> list[str]:
+        """Those that there are."""
+        return [name for name in (self.session, self.sender, self.thread) if name]
+
+
+@dataclass(frozen=True, slots=True)
 class PlaceKeys:
     """
     Names of the place where a turn was shown; each a hash of 32 digits.
@@ -76,10 +98,7 @@ class PlaceKeys:
         anybody: the same canonical context and the same identity, in any session.
         session: anywhere in the same named session; where the client names none, in
             any that has no name, where system texts tell alike who asks.
-        shown_last: names of the last turn that looks so: anywhere in the same named
-            session (where the client names none, where system texts tell alike who
-            asks); there of who asked last; in the same thread.
-        shown_once: the same, of the only one.
+        shown_last: names of the last turn that looks so. shown_once: of the only one.
     """
 
     conversation: str
@@ -88,8 +107,8 @@ class PlaceKeys:
     prompt: str
     anybody: str
     session: str
-    shown_last: tuple[str, str, str]
-    shown_once: tuple[str, str, str]
+    shown_last: Scopes
+    shown_once: Scopes
 
 
 def place_keys(visible: str, context: Context, conversation: Conversation) -> PlaceKeys:
@@ -112,8 +131,15 @@ def place_keys(visible: str, context: Context, conversation: Conversation) -> Pl
     if is_implicit(session):
         anywhere = ("anywhere", tenant, IMPLICIT, context.channel)
         names = [("thread", tenant, thread, canonical), ("prompt", tenant, literal)]
-    sender = ("sender", *anywhere, context.sender)
-    scopes = anywhere, sender, ("thread", tenant, session, thread)
+
+    def scopes(kind: str, begin: str = "") -> Scopes:
+        def named(*scope: str | None) -> str:
+            return begin + _key(kind, *scope, visible)[len(begin) :]
+
+        sender = named("sender", *anywhere, context.sender) if context.sender else ""
+        in_thread = named("in", tenant, thread) if is_implicit(session) else ""
+        return Scopes(named(*anywhere), sender, in_thread)
+
     return PlaceKeys(
         _key("shown", *names[0], visible),
         _key("asked", *in_session, identity, visible),
@@ -121,27 +147,14 @@ def place_keys(visible: str, context: Context, conversation: Conversation) -> Pl
         _key("said", tenant, literal, visible),
         _key("anybody", tenant, canonical, identity, visible),
         _key(*anywhere, visible),
-        _keys("last", scopes, visible, _LAST),
-        _keys("once", scopes, visible),
+        scopes("last", _LAST),
+        scopes("once"),
     )
 
 
 def hash_text(text: str) -> str:
     """A hash of 64 digits; text may hold halves of surrogate pairs."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-_Scope = tuple[str | None, ...]
-
-
-def _keys(
-    kind: str, scopes: tuple[_Scope, _Scope, _Scope], visible: str, begin: str = ""
-) -> tuple[str, str, str]:
-    """Names of what looks so in each scope; they begin in a certain way."""
-    one, other, last = (
-        begin + _key(kind, *scope, visible)[len(begin) :] for scope in scopes
-    )
-    return one, other, last
 
 
 def _key(*parts: str | None) -> str:
@@ -242,7 +255,7 @@ class Tombstones:
         """
         for key in (keys.conversation, keys.identity, keys.prompt, keys.anybody):
             self._put(key, Tombstone(turn_time, digest))
-        for key in (*keys.shown_last, *keys.shown_once):
+        for key in (*keys.shown_last.names, *keys.shown_once.names):
             self._put(key, Tombstone(turn_time, digest))
         self._put(keys.session, Tombstone(turn_time, alike or digest))
 

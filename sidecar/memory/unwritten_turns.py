@@ -19,7 +19,7 @@ import numpy as np
 from sidecar.core.conversation import ForgetFilter, conversation_of
 from sidecar.core.prompt import ModelIds
 from sidecar.core.requests import ToolCall
-from sidecar.memory.healing_store import Healed, KnownTurn
+from sidecar.memory.known_turns import Healed, KnownTurn
 from sidecar.memory.lineage import LineageRecord, Note, StoredSpan
 from sidecar.memory.tombstones import Context
 from sidecar.volatile.marked_message import SpanKey

@@ -8,13 +8,12 @@ from sidecar.core.conversation import Conversation
 from sidecar.core.requests import Message, Tool, ToolCall
 from sidecar.memory.healing_store import (
     ContextHasher,
-    Healed,
     HealingStore,
-    KnownTurn,
     TurnQuery,
     is_edited,
     visible_hash,
 )
+from sidecar.memory.known_turns import Healed, KnownTurn
 from sidecar.memory.tombstones import Context
 from testkit.chats import Chats, Client, Said, assistant, result, system, user
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sidecar.memory.healing_store import Healed
+from sidecar.memory.known_turns import Healed
 from sidecar.pipeline.reuse.gone_spans import put_back
 from sidecar.pipeline.template.elements import Element, Splice
 from sidecar.volatile.marked_message import Span, SpanKey

@@ -6,7 +6,7 @@ import pytest
 
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Message, ToolCall
-from sidecar.memory.healing_store import Healed
+from sidecar.memory.known_turns import Healed
 from sidecar.pipeline.template.chat_template import ChatTemplate
 from sidecar.pipeline.template.elements import Splice
 from sidecar.pipeline.template.marked_render import Layout, lay_out

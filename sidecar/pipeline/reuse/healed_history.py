@@ -10,6 +10,7 @@ was said last is known by the model's last turn in the conversation: that turn's
 had it.
 """
 
+import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,16 +21,13 @@ from sidecar.memory.healing_store import (
     Asks,
     ContextHasher,
     Defaults,
-    Healed,
     HealingStore,
-    KnownTurn,
     TurnQuery,
     defaults_of,
     is_edited,
-    pack_turns,
-    unpack_turns,
 )
-from sidecar.memory.tombstones import Context, place_keys
+from sidecar.memory.known_turns import Healed, KnownTurn
+from sidecar.memory.tombstones import Context
 from sidecar.pipeline.template.chat_template import offered_tools
 from sidecar.pipeline.template.turn_delimiters import TurnDelimiters
 from sidecar.volatile.marked_message import MarkedMessage, Span, SpanKey, canonical_text
@@ -64,6 +62,7 @@ def place_of(text: str, last_turn: Healed | None, contexts: Sequence[Context]) -
     return places[0] if said == text and places else end
 
 
+_PLACE = struct.Struct(">I8s")  # of a turn in a prompt: message index, digest
 _SENDER = "conversation_info"  # the block by which a message names who sends it
 _VANISHING: SpanKey = (-1, 0, "vanishing", 0)
 
@@ -86,7 +85,7 @@ class HealedHistory:
         earlier_values: the same values when the model's own turns were written.
         proofs: the same of each request for which an id was issued that stands in it.
         alike: the digest of the first turn that looks so, by visible hash.
-        behind: the turns that are put back (healing_store.pack_turns).
+        behind: the turns that are put back (`_packed`).
         in_place: indexes of those before which nothing has changed but volatile values.
         vanishing: the message that will not be sent again: the canonical context that
             it stands behind, its text.
@@ -200,7 +199,7 @@ def heal(
         past.earlier_values,
         past.proofs,
         past.alike,
-        pack_turns(past.turns),
+        _packed(past.turns),
         past.in_place,
     )
     if vanishing is None:
@@ -277,11 +276,7 @@ def _find_turns(
             if turn and is_issued:
                 issued.add(index)
                 threads.add(turn.conversation)
-            # A name proves all.
-            ids = _ids_of(message) if client.session is None else []
-            proof = store.issued_any(ids, client.api_key_id)
-            if proof is not None and _is_at(proof, contexts[-1]):
-                proofs.append(proof.values)
+            proofs += _proofs(store, message, contexts[-1], client)
         telling = _telling(item, ruleset)
         values |= telling
         texts = (canonical_text(item.pieces), message.text)
@@ -291,6 +286,15 @@ def _find_turns(
         contexts.append(hasher.value)
     answers = [i for i, item in enumerate(marked) if item.message.role == "assistant"]
     return _Past(answers, found, issued, contexts, values, proofs)
+
+
+def _proofs(
+    store: HealingStore, message: Message, context: Context, client: ClientInfo
+) -> list[Mapping[SpanKey, str]]:
+    """The values of the request for which a message's ids were issued."""
+    ids = _ids_of(message) if client.session is None else []
+    proof = store.issued_any(ids, client.api_key_id)
+    return [proof.values] if proof is not None and _is_at(proof, context) else []
 
 
 def _is_of_another(turn: KnownTurn | None, question: Sequence[MarkedMessage]) -> bool:
@@ -321,18 +325,15 @@ def _unsure(store: HealingStore, past: _Past, client: ClientInfo) -> frozenset[i
     threads = {past.turns[i].conversation for i in past.issued}
 
     def asks(index: int) -> Asks:
-        turn, context = past.turns[index], past.contexts[index]
-        return Asks(
-            place_keys(turn.visible, context, asked_by),
-            in_thread=client.session is None and turn.conversation in threads,
-            has_sender=context.sender != "" and context.sender == turn.context.sender,
-        )
+        is_own = past.turns[index].conversation in threads
+        in_thread = client.session is None and is_own
+        return Asks(past.contexts[index], asked_by, in_thread)
 
     covered, until = _covered(store, past, asked_by, asks)
     found = []
     for index in past.turns.keys() - past.issued:
         turn = past.turns[index]
-        if index < until and covered.get(index) == turn.short_digest:
+        if index < until and covered.get(index) == _short_digest(turn):
             continue
         is_end = index == until and store.is_last(turn, asks(index))
         if not is_end and not store.is_once(turn, asks(index)):
@@ -360,10 +361,10 @@ def _covered(
             and _is_at(turn, past.contexts[index])
             and (index in past.issued or store.is_last(turn, asks(index)))
         ):
-            return unpack_turns(turn.behind), index
+            return _unpacked(turn.behind), index
         behind = store.asked(past.contexts[index], asked_by)
         if behind is not None:
-            return _said_last(store, past, unpack_turns(behind), index, asks), index
+            return _said_last(store, past, _unpacked(behind), index, asks), index
     return {}, -1
 
 
@@ -382,6 +383,21 @@ def _said_last(
         if index in past.turns
         and store.last_place(past.turns[index], asks(index)) in places
     }
+
+
+def _packed(turns: Mapping[int, KnownTurn]) -> bytes:
+    """Which turns stand in a prompt: message indexes and the beginnings of digests."""
+    return b"".join(_PLACE.pack(i, _short_digest(turns[i])) for i in sorted(turns))
+
+
+def _unpacked(behind: bytes) -> dict[int, bytes]:
+    """The beginnings of digests by message index."""
+    whole = len(behind) // _PLACE.size * _PLACE.size
+    return dict(_PLACE.iter_unpack(behind[:whole]))
+
+
+def _short_digest(turn: KnownTurn) -> bytes:
+    return bytes.fromhex(turn.healed.digest[:16])
 
 
 def _around(request: ChatRequest) -> str:

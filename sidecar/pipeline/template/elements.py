@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sidecar.core.prompt import SeenImage
-from sidecar.memory.healing_store import Healed
+from sidecar.memory.known_turns import Healed
 from sidecar.volatile.marked_message import WHITE_SPACE, Span
 
 

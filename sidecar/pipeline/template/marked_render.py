@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Message
-from sidecar.memory.healing_store import Healed
+from sidecar.memory.known_turns import Healed
 from sidecar.pipeline.template.elements import (
     Element,
     Rendered,

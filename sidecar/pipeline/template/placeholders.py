@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sidecar.core.requests import Message
-from sidecar.memory.healing_store import Healed
+from sidecar.memory.known_turns import Healed
 from sidecar.pipeline.template.turn_delimiters import TurnDelimiters
 from sidecar.volatile.marked_message import MarkedMessage
 
