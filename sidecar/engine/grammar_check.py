@@ -14,6 +14,7 @@ import random
 import re
 import resource
 import sys
+import threading
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -21,7 +22,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 CPU_S, MEMORY_BYTES = 2, 1 << 30
 NUM_BYTES = 96  # that are written
 _SPECIAL = 256
-_TOKEN = re.compile(r"<\[\d+\]>")
+_STACK_BYTES = 1 << 20
+# A client's texts and patterns are passed over: what looks like a token there is none.
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(<\[\d+\]>)')
 
 
 def limits() -> LLParserLimits:
@@ -54,7 +57,7 @@ class _Bytes:
 def fault(lark: str) -> str:
     """What is wrong with a grammar; "" if nothing is."""
     tokens = LLTokenizer(TokenizerWrapper(_Bytes()))
-    grammar = LLMatcher.grammar_from_lark(_TOKEN.sub(f"<[{_SPECIAL}]>", lark))
+    grammar = LLMatcher.grammar_from_lark(_TOKEN.sub(_one_token, lark))
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits())
     chance = random.Random(0)
     for _ in range(NUM_BYTES):
@@ -67,6 +70,14 @@ def fault(lark: str) -> str:
     return str(matcher.get_error())
 
 
+def _one_token(found: re.Match[str]) -> str:
+    return f"<[{_SPECIAL}]>" if found[1] else found[0]
+
+
+def _write_fault(lark: str) -> None:
+    sys.stdout.write(fault(lark))
+
+
 def _limit() -> None:
     with contextlib.suppress(ValueError, OSError):  # macOS knows no limit of memory
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -76,4 +87,8 @@ def _limit() -> None:
 
 if __name__ == "__main__":
     _limit()
-    sys.stdout.write(fault(sys.stdin.read()))
+    # Less than a server's thread has, which compiles what passes: it overflows here.
+    threading.stack_size(_STACK_BYTES)
+    trial = threading.Thread(target=_write_fault, args=(sys.stdin.read(),))
+    trial.start()
+    trial.join()

@@ -7,6 +7,7 @@ that is new is tried in a process of its own first (grammar_check.py).
 """
 
 import functools
+import hashlib
 import re
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from sidecar.core.errors import Unavailable
 from sidecar.engine import grammar_check
 from sidecar.infra.lru import Lru
 
-_MAX_KEPT = 32
+_MAX_KEPT, _MAX_REFUSED = 32, 1024
 _CHECK_S, _WAIT_S = 4.0, 15.0
 _MAX_CHECKS = 2  # at once
 _SAID_LEN = 300
@@ -59,6 +60,7 @@ class GrammarCompiler:
         self._checks = threading.Semaphore(_MAX_CHECKS)
         self._tokens: LLTokenizer | None = None
         self._kept: Lru[str, LLMatcher] = Lru(_MAX_KEPT, _MAX_KEPT, lambda k, m: 1)
+        self._refused: Lru[str, str] = Lru(_MAX_REFUSED, _MAX_REFUSED, lambda k, f: 1)
 
     def compile(self, lark: str) -> LLMatcher:
         """
@@ -70,6 +72,16 @@ class GrammarCompiler:
         """
         if (kept := self._kept.get(lark)) is not None:
             return kept
+        name = hashlib.sha256(lark.encode("utf-8", "replace")).hexdigest()
+        if (known := self._refused.get(name)) is not None:
+            raise UnsupportedGrammar(known)
+        try:
+            return self._compiled(lark)
+        except UnsupportedGrammar as error:
+            self._refused.put(name, str(error))
+            raise
+
+    def _compiled(self, lark: str) -> LLMatcher:
         self._try(lark)
         grammar = LLMatcher.grammar_from_lark(lark)
         limits = grammar_check.limits()
@@ -94,8 +106,9 @@ class GrammarCompiler:
                 [sys.executable, str(_CHECK)], input=lark.encode("utf-8", "replace"),
                 capture_output=True, timeout=_CHECK_S, check=False,
             )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise UnsupportedGrammar("it takes too long to compile") from None
+        except subprocess.TimeoutExpired:  # the machine is busy: CPU time is limited
+            busy = "the schema could not be tried in time"
+            raise Unavailable(busy, retry_after_s=5) from None
         finally:
             self._checks.release()
         if done.returncode != 0:  # out of its time or memory

@@ -82,8 +82,11 @@ class PrefillQueue:
             self.current.last_progress = time.monotonic()
         elif self.current is None:
             self._shared_s = 0.0
-            if self._waiting and self._waiting[0].spec.n <= num_free:
-                self._begin(self._waiting.popleft())
+            # One that needs many places waits for them; others do not wait for it.
+            fits = (job for job in self._waiting if job.spec.n <= num_free)
+            if (job := next(fits, None)) is not None:
+                self._waiting.remove(job)
+                self._begin(job)
         if self.current is not None and self._passed is None and self._shared_s > 0:
             self._let_pass(self.current, num_free)
         return self.current

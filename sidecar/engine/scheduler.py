@@ -16,7 +16,12 @@ import mlx.core as mx
 from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer
 
 from sidecar.config.settings import EngineConfig
-from sidecar.core.errors import GenerationFailed, MemoryPressure
+from sidecar.core.errors import (
+    GenerationFailed,
+    MemoryPressure,
+    SidecarError,
+    UnsupportedSchema,
+)
 from sidecar.core.events import TokenLogprob
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.constrained_row import ConstrainedRow
@@ -75,7 +80,8 @@ class ChoiceRow:
             self.is_ahead = False
             return
         if self.constrained is not None and self.constrained.error:
-            raise GenerationFailed(f"the grammar ended: {self.constrained.error}")
+            why = self.constrained.error
+            raise UnsupportedSchema(f"it could not be kept to to the end: {why}")
         now = time.monotonic()
         self.longest_gap_s = max(self.longest_gap_s, now - self.last_progress)
         self.last_progress = now
@@ -270,8 +276,11 @@ class BatchScheduler:
         self._decode_batches.remove(rows)
         for uid in rows:
             self._rows.pop(uid).sequence.abandon(self._store)
+        failure: SidecarError = GenerationFailed(f"the engine failed: {error}")
+        if isinstance(error, UnsupportedSchema):
+            failure = error  # the request's fault, which nobody else can mend
         for job in jobs:
-            job.emit(JobFailed(GenerationFailed(f"the engine failed: {error}")))
+            job.emit(JobFailed(failure))
 
     def _drop_rows(self) -> None:
         """End who was cancelled, made no progress or took too long."""

@@ -35,6 +35,8 @@ _MAX_PATTERNS_AT_ONCE = 4
 _LEADING = 'leading: ("\\n" "\\n"?)?'
 _NO_LEADING = 'leading: ""'
 _CLASS_ESCAPES = {"d": "0-9", "w": "A-Za-z0-9_", "s": " \\t\\n\\r\\f\\v"}
+_ESCAPE_OR_END = re.compile(r"\\.|/|\n", re.DOTALL)
+_IN_SLASHES = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
@@ -299,5 +301,6 @@ def _class_of(letter: str, *, is_inside: bool) -> str:
 
 def _slashed(pattern: str) -> str:
     """A pattern as Lark has it, between slashes."""
-    slashed = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", pattern)
-    return re.sub(r"\\?\n", r"\\n", slashed)
+    return _ESCAPE_OR_END.sub(
+        lambda found: _IN_SLASHES.get(found[0], found[0]), pattern
+    )

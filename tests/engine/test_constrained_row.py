@@ -1,5 +1,8 @@
 """Which tokens may come next: free within thinking, held behind it."""
 
+import json
+import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +11,12 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 import sidecar
-from sidecar.engine import grammar_compiler
+from sidecar.core.errors import Unavailable
+from sidecar.core.requests import OutputFormat
+from sidecar.engine import grammar_check, grammar_compiler
 from sidecar.engine.constrained_row import ConstrainedRow, Constraint
 from sidecar.engine.grammar_compiler import GrammarCompiler, UnsupportedGrammar
+from sidecar.output.answer_grammar import answer_grammar
 
 BUILTIN = Path(sidecar.__file__).parent / "builtin_model"
 
@@ -119,7 +125,61 @@ def test_what_compiles_for_ever_is_ended(
     grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a process of its own, which takes what it took with it."""
-    monkeypatch.setattr(grammar_compiler, "_CHECK_S", 0.5)
     pattern = [f'{{"type": "string", "pattern": ".*abc.{{{n}}}"}}' for n in range(30)]
+    lark = f'start: %json {{"allOf": [{", ".join(pattern)}]}}'
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_compiler, "_CHECK_S", 0.2)
+        with pytest.raises(Unavailable):  # the machine may have been busy
+            grammars.compile(lark)
     with pytest.raises(UnsupportedGrammar, match="to compile"):
-        grammars.compile(f'start: %json {{"allOf": [{", ".join(pattern)}]}}')
+        grammars.compile(lark)
+
+
+def _chain(length: int) -> dict[str, Any]:
+    """A schema that refers to itself so often."""
+    defs: dict[str, Any] = {
+        f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(length)
+    }
+    return {"$defs": {**defs, f"d{length}": {"type": "string"}}, "$ref": "#/$defs/d0"}
+
+
+def _bomb() -> dict[str, Any]:
+    """What the library would intersect for minutes, behind references."""
+    chance = random.Random(7)
+    names = ["".join(chance.choices("abcdefghij", k=3)) for _ in range(30)]
+    defs = {
+        f"p{n}": {"type": "string", "pattern": f".*{name}.{{{n + 1}}}"}
+        for n, name in enumerate(names)
+    }
+    return {"$defs": defs, "allOf": [{"$ref": f"#/$defs/p{n}"} for n in range(30)]}
+
+
+def _hidden(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same below a name that looks like one of the vocabulary's tokens."""
+    defs = schema.pop("$defs")
+    properties = {"<[1]>": schema, "<[2]>": {"type": "string"}}
+    return {"type": "object", "$defs": defs, "properties": properties,
+            "required": [*properties], "additionalProperties": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", [_bomb(), _chain(1000), _chain(2490)])
+@pytest.mark.parametrize("is_hidden", [True, False])
+def test_a_schema_that_costs_too_much_is_refused_where_it_can_be_ended(
+    grammars: GrammarCompiler, schema: dict[str, Any], *, is_hidden: bool
+) -> None:
+    """However it is named; and it is not tried again."""
+    schema = _hidden(json.loads(json.dumps(schema))) if is_hidden else schema
+    asked = OutputFormat("json_schema", schema, True, "p")
+    lark = answer_grammar(asked, None, {}, is_behind_thinking=False)
+    for _ in range(3):
+        began = time.monotonic()
+        with pytest.raises(UnsupportedGrammar):
+            grammars.compile(lark)
+        took_s = time.monotonic() - began
+    assert took_s < 0.1
+
+
+def test_tokens_of_a_grammar_are_told_from_texts_that_look_so() -> None:
+    lark = r'start: <[7]> "<[8]>" /a"<[9]>\//  <[10]> "\"<[11]>" %json {"<[12]>": 1}'
+    seen = grammar_check._TOKEN.sub(grammar_check._one_token, lark)
+    assert seen == lark.replace("<[7]>", "<[256]>").replace("<[10]>", "<[256]>")

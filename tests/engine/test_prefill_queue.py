@@ -101,6 +101,25 @@ def test_a_second_long_prompt_waits_for_the_first(
         engine.release(job)
 
 
+def test_a_request_of_many_answers_waits_for_its_places_and_keeps_none_waiting(
+    served: App, engine: TextEngine
+) -> None:
+    """It needs all of them while one is taken; who needs one has it."""
+    with by_hand(served, engine) as make:
+        first = submit(engine, random_ids(20, 8), 400)
+        make(4)
+        many = submit(engine, random_ids(21, 8), 2, n=engine._loop._max_rows)
+        later = submit(engine, random_ids(22, 8), 2)
+        make(8)
+        said = drain(later)
+        assert any(isinstance(event, Token) for event in said)
+        assert not has_begun(many)
+        first.cancel()
+        finish(engine, later, said)
+    assert finish(engine, many).failure is None
+    engine.release(first)
+
+
 def test_short_prompts_pass_for_as_long_as_a_chunk_takes(
     served: App, engine: TextEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,20 @@ def test_calls_of_a_grammar_are_read_back(
     assert set(found) == ({name} if name else set(BY_NAME)) or kind != "hermes"
 
 
+@pytest.mark.parametrize(
+    ("pattern", "slashed"),
+    [
+        ("a/b", r"a\/b"), (r"a\/b", r"a\/b"), (r"a\\/b", r"a\\\/b"),
+        ("a\nb", r"a\nb"), ("a\\\nb", r"a\nb"), ("a\\\\\nb", r"a\\\nb"),
+    ],
+)  # fmt: skip
+def test_a_pattern_means_the_same_between_slashes(pattern: str, slashed: str) -> None:
+    """An escaped backslash before a line break stays one."""
+    asked = OutputFormat("regex", pattern, True, "guided_regex")
+    lark = answer_grammar(asked, None, {}, is_behind_thinking=False)
+    assert f"answer: /{slashed}/" in lark
+
+
 def test_a_format_that_has_no_grammar_yet_says_so(tokenizer: Any) -> None:
     syntax = ToolSyntax("<a>", "</a>", (deepseek,))
     vocab = tokenizer.get_vocab()

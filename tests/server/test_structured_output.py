@@ -261,6 +261,20 @@ def test_neighbours_of_one_batch_say_what_they_say_alone(
     assert found == [*alone, held_alone, held_alone]
 
 
+def test_a_form_that_cannot_be_kept_to_the_end_is_the_requests_fault(
+    http: httpx.Client,
+) -> None:
+    """Not the engine's: a router would send its prompt to another model."""
+    dear = {"type": "string", "pattern": "^(a|aa|aaa|aaaa){2000}$"}
+    late = {"type": "object", "properties": {"a": {"const": "x" * 150}, "b": dear},
+            "required": ["a", "b"], "additionalProperties": False}  # fmt: skip
+    answer = chat(http, **schema_format(late), max_tokens=400)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == "unsupported_schema"
+    assert "to the end" in error["message"]
+
+
 def tool(name: str, properties: Json, required: list[str]) -> Json:
     schema = {"type": "object", "properties": properties, "required": required}
     schema["additionalProperties"] = False
