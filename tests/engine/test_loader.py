@@ -47,7 +47,7 @@ def test_the_built_in_model() -> None:
     assert {vocab["<|im_end|>"], vocab["<|endoftext|>"]} <= model.stop_ids
     assert model.context_len == 32768
     assert model.num_bytes == pytest.approx(7.7e6, rel=0.02)
-    assert (model.syntax.family.name, model.syntax.tools.opener) == (
+    assert (model.syntax.family.name, model.syntax.calls[0].opener) == (
         "qwen3",
         "<tool_call>",
     )
