@@ -203,7 +203,12 @@ def _unsaid(
     counts: dict[str, int] = defaultdict(int)
     for place, value in found.values:
         if place.kind == "note":
-            yield from _misstated(value, last, lent, newest)
+            said = value
+            for role in {*roles}:
+                if roles[: place.message + 1].count(role) == 1 < roles.count(role):
+                    # It was the only one when the note was written.
+                    said = said.replace(f"({role} message):", f"({role} message 1):")
+            yield from _misstated(said, last, lent, newest)
         elif place.kind in RESTATED:
             label = _label(place, counts[place.kind], roles)
             counts[place.kind] += 1
