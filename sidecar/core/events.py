@@ -1,6 +1,8 @@
 """What a running generation says, from the service to whoever formats it."""
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sidecar.core.requests import ToolCall
@@ -118,6 +120,36 @@ class Finished:
     """The response is complete: comes once, last."""
 
     usage: Usage
+
+
+def broken_as_text(events: Iterable["Event"]) -> list["Event"]:
+    """
+    Events of a whole answer, a call whose arguments are no JSON as the text that it is.
+
+    Nothing of it has been sent yet, and no tool may run on half its input.
+    """
+    whole: list[Event] = []
+    num_calls: Counter[int] = Counter()
+    for event in events:
+        if isinstance(event, ToolCallEnded) and event.is_broken:
+            whole = [e for e in whole if not _is_of_call(e, event)]
+            text = f"{event.call.name} {event.call.arguments}"
+            whole.append(TextDelta(event.choice, text))
+        elif isinstance(event, ToolCallEnded):
+            num_calls[event.choice] += 1
+            whole.append(event)
+        elif isinstance(event, ChoiceFinished) and not num_calls[event.choice]:
+            is_left = event.reason != "tool_calls"
+            whole.append(event if is_left else replace(event, reason="stop"))
+        else:
+            whole.append(event)
+    return whole
+
+
+def _is_of_call(event: "Event", ended: ToolCallEnded) -> bool:
+    if not isinstance(event, ToolCallStarted | ToolCallArguments):
+        return False
+    return (event.choice, event.index) == (ended.choice, ended.index)
 
 
 Event = (

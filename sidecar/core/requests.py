@@ -151,6 +151,7 @@ class Thinking:
         raw: the value found there.
         effort: the effort word, for templates that take one.
         is_shown: whether the client is sent the thinking's text, or its token alone.
+        budget: most tokens of it; None: as many as there are.
     """
 
     enabled: bool | None = None
@@ -158,6 +159,7 @@ class Thinking:
     raw: Any = None
     effort: str | None = None
     is_shown: bool = True
+    budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +196,16 @@ class GenerationOptions:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`mode` none, auto, required, or named (then `name`)."""
+    """
+    `mode` none, auto, required, or named (then `name`).
+
+    Args:
+        is_single: at most one call is made.
+    """
 
     mode: Literal["none", "auto", "required", "named"] = "auto"
     name: str | None = None
+    is_single: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,9 +328,10 @@ class ChatRequest:
 
     @property
     def asks_for_form(self) -> bool:
-        """Whether its answer must be of a schema or the like, or a call."""
+        """Whether its answer is held to anything: a schema, a call, a length."""
         is_call = self.tool_choice.mode in ("required", "named")
-        return is_call or self.output_format is not None
+        is_short = self.thinking.budget is not None or self.tool_choice.is_single
+        return is_call or is_short or self.output_format is not None
 
     def sent(self, path: str, key_id: str | None) -> "ChatRequest":
         """The same request, known to come to a path and with a key."""

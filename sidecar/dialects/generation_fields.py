@@ -1,6 +1,7 @@
 """The fields that all chat formats share: sampling, limits, "think" as it is spelt."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from sidecar.core.errors import BadRequest, ValidationFailed
@@ -9,6 +10,7 @@ from sidecar.core.requests import (
     GenerationOptions,
     SamplingParams,
     Thinking,
+    ToolChoice,
 )
 from sidecar.dialects.fields import Fields
 
@@ -50,8 +52,37 @@ def read_thinking(body: dict[str, Any]) -> Thinking:
         path, raw = _leaf(source, value)
         enabled = _on_or_off(raw)
         if enabled is not None:
-            return Thinking(enabled, path, raw, _effort(body))
-    return Thinking(effort=_effort(body))
+            return Thinking(enabled, path, raw, _effort(body), budget=_budget(body))
+    return Thinking(effort=_effort(body), budget=_budget(body))
+
+
+def with_one_call(choice: ToolChoice, fields: Fields) -> ToolChoice:
+    """The same, for at most one call if `parallel_tool_calls` says so."""
+    is_single = not fields.boolean("parallel_tool_calls", True)
+    return replace(choice, is_single=is_single)
+
+
+_BUDGETS = (
+    "thinking.budget_tokens",
+    "x_mlx.thinking.budget_tokens",
+    "reasoning.max_tokens",
+    "thinking_budget",
+    "extra_body.thinking_budget",
+)
+
+
+def _budget(body: dict[str, Any]) -> int | None:
+    """Most tokens of thinking, by the first source that says one."""
+    for path in _BUDGETS:
+        value = _get(body, path)
+        if value is None or (value == 0 and not isinstance(value, bool)):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise BadRequest(
+                f"{path} must be a number of tokens, at least 1", param=path
+            )
+        return value
+    return None
 
 
 def _sources(body: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -19,13 +19,10 @@ DONE_ANYWAY: dict[str, tuple[Any, ...]] = {
         ["message.output_text.logprobs", "reasoning.encrypted_content"],
     ),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default", "standard_only"),
     "speed": ("standard",),
     "text.verbosity": ("medium",),
-    "thinking.budget_tokens": (0,),  # means off
-    "tool_choice.disable_parallel_tool_use": (False,),
     "tools[].custom.format": ({"type": "text"},),
     "truncation": ("auto", "disabled"),
     "verbosity": ("medium",),
@@ -61,6 +58,8 @@ _SAMPLING = frozenset(
 _THINKING_NAMES = "enable_thinking thinking reasoning_effort reasoning"
 _THINKING = frozenset(_THINKING_NAMES.split())
 _THINKING |= {"chat_template_kwargs", "mlx_max_ttft_s"}
+_THINKING |= {"thinking.budget_tokens", "reasoning.max_tokens", "thinking_budget"}
+_THINKING |= {"extra_body.thinking_budget"}
 _THINKING |= _below("extra_body", names=f"{_THINKING_NAMES} chat_template_kwargs")
 _THINKING |= _below("extra_body.chat_template_kwargs", names="enable_thinking")
 _THINKING |= _below(
@@ -88,7 +87,13 @@ CHAT_FIELDS = (
     | _KEPT_ANYWAY
     | {"messages", "tools", "functions", "tool_choice", "function_call"}
     | {"stop", "n", "logprobs", "top_logprobs", "stream_options"}
-    | {"response_format", "guided_json", "guided_choice", "guided_regex"}
+    | {
+        "parallel_tool_calls",
+        "response_format",
+        "guided_json",
+        "guided_choice",
+        "guided_regex",
+    }
     | {"structured_outputs"}
     | _below("structured_outputs", names="json choice regex")
     | _below("stream_options", names="include_usage")
@@ -131,9 +136,9 @@ MESSAGES_FIELDS = (
     | _below(
         "tools[]",
         names="type name description input_schema cache_control "
-        "display_width_px display_height_px enable_zoom",
+        "eager_input_streaming display_width_px display_height_px enable_zoom",
     )
-    | _below("tool_choice", names="type name")
+    | _below("tool_choice", names="type name disable_parallel_tool_use")
 )
 
 RESPONSES_FIELDS = (
@@ -142,7 +147,7 @@ RESPONSES_FIELDS = (
     | _KEPT_ANYWAY
     | {"input", "instructions", "tools", "tool_choice", "max_output_tokens", "stop"}
     | {"previous_response_id", "store", "background", "client_metadata"}
-    | {"top_logprobs", "text"}
+    | {"top_logprobs", "text", "parallel_tool_calls"}
     | _below("text", names="format")
     | _below("reasoning", names="summary generate_summary")
     | _below("chat_template_kwargs", names="enable_thinking")

@@ -1,8 +1,10 @@
 """
-One answer that must keep to a grammar: which tokens may come next.
+One answer that is held to something: which tokens may come next.
 
-Thinking is free: the grammar begins behind its close tag. Where a model may begin to
-think or not, the open tag may come as well as what the grammar lets in.
+Thinking is free: a grammar begins behind its close tag. Where a model may begin to
+think or not, the open tag may come as well as what the grammar lets in. Thinking that
+has taken all of its budget is closed, and behind the one call that is wanted nothing
+but an end may come.
 """
 
 import functools
@@ -24,19 +26,25 @@ _ALL = -1  # as bits: any token
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """
-    A grammar for the answers of a request.
+    What the answers of a request are held to.
 
     Args:
-        matcher: at its beginning. behind: the text that ends what is free; "": the
-            grammar begins with the answer.
-        opener: a token that may begin what is free; None: there is none, or that has
+        matcher: a grammar at its beginning; None: any text may come.
+        behind: the text that ends thinking; "": none comes before the answer.
+        opener: a token that may begin the thinking; None: there is none, or that has
             begun.
+        budget: tokens of thinking; None: as many as there are.
+        close_ids: what ends the thinking then.
+        call_end: the token behind which nothing may come; None: there is none.
     """
 
     grammars: GrammarCompiler
-    matcher: LLMatcher
+    matcher: LLMatcher | None = None
     behind: str = ""
     opener: int | None = None
+    budget: int | None = None
+    close_ids: tuple[int, ...] = ()
+    call_end: int | None = None
 
 
 class ConstrainedRow:
@@ -45,48 +53,82 @@ class ConstrainedRow:
     def __init__(self, constraint: Constraint) -> None:
         self._grammars = constraint.grammars
         self._source = constraint.matcher
-        self._matcher = constraint.matcher.deep_copy()
+        self._matcher = constraint.matcher and constraint.matcher.deep_copy()
         self._behind, self._opener = constraint.behind, constraint.opener
+        self._budget, self._call_end = constraint.budget, constraint.call_end
+        self._close_ids = constraint.close_ids
         self._is_free = bool(constraint.behind) and constraint.opener is None
+        self._is_over = False  # behind the one call
+        self._closing: list[int] = []  # what must come next, to end the thinking
         self._tail: list[int] = []
         self.error = ""
+        self._spend(0)
 
     @property
-    def num_words(self) -> int:
-        """How many 32-bit words its mask has; as many for all rows of a model."""
-        return self._grammars.num_words
+    def num_words(self) -> int | None:
+        """How many 32-bit words its grammar's mask has; as many for all of a model."""
+        return None if self._matcher is None else self._grammars.num_words
+
+    @property
+    def lets_in_all(self) -> bool:
+        """Whether any token may come next."""
+        return self._matcher is None and not (self._closing or self._is_over)
 
     def take(self, token: int) -> None:
         """Go on behind a token that was sampled."""
         if self._is_free:
+            self._closing = self._closing[1:]
             self._tail = [*self._tail[1 - _TAIL :], token]
             self._is_free = self._behind not in self._grammars.decode(self._tail)
+            self._spend(1)
         elif token == self._opener:
             self._is_free, self._opener = True, None
+            self._spend(0)
+        elif self._matcher is None:
+            self._opener = None
+            self._is_over = self._is_over or token == self._call_end
         else:
             self._opener = None
             is_over = self._matcher.is_stopped()
             if not is_over and not self._matcher.consume_token(token):
-                self._fail()
+                self._fail(self._matcher)
 
-    def _fail(self) -> None:
-        self.error = self.error or first_line(self._matcher.get_error()) or "it is over"
-        self._grammars.drop(self._source)
+    def _spend(self, count: int) -> None:
+        """Count tokens of thinking; close it when there are no more."""
+        if self._budget is None or not self._is_free or self._closing:
+            return
+        self._budget -= count
+        if self._budget <= 0:
+            self._closing, self._budget = [*self._close_ids], None
+
+    def _fail(self, matcher: LLMatcher) -> None:
+        self.error = self.error or first_line(matcher.get_error()) or "it is over"
+        if self._source is not None:
+            self._grammars.drop(self._source)
 
     def fill(self, mask: NDArray[np.int32], row: int) -> None:
         """Write a bit for each token that may come next into a row of a mask."""
         bits = mask[row].view(np.uint32)
-        if self._is_free:  # it must not end before what it was asked for has begun
-            for stop in self._grammars.stop_ids:
+        if self.lets_in_all or self.error:
+            return  # the scheduler ends what went wrong
+        stops = self._grammars.stop_ids
+        if self._closing or self._is_over:
+            bits[:] = 0
+            _set(bits, self._closing[:1] or stops)
+        elif self._is_free or self._matcher is None:
+            # It must not end before what it was asked for has begun.
+            for stop in stops:
                 bits[stop // 32] &= ~np.uint32(1 << stop % 32)
-            return
-        if self.error:
-            return  # the scheduler ends it
-        fill_next_token_bitmask(self._matcher, mask, row)
-        if self._matcher.is_error():
-            self._fail()
-        if self._opener is not None:
-            bits[self._opener // 32] |= np.uint32(1 << self._opener % 32)
+        else:
+            fill_next_token_bitmask(self._matcher, mask, row)
+            if self._matcher.is_error():
+                self._fail(self._matcher)
+            _set(bits, [] if self._opener is None else [self._opener])
+
+
+def _set(bits: NDArray[np.uint32], ids: Sequence[int]) -> None:
+    for one in ids:
+        bits[one // 32] |= np.uint32(1 << one % 32)
 
 
 @functools.cache
@@ -106,7 +148,11 @@ def masked(
         logits: (rows, vocabulary). uids: of the batch's rows, in order.
         rows: those that keep to a grammar, by uid.
     """
-    num_words = next(iter(rows.values())).num_words
+    held = [rows[uid] for uid in uids if uid in rows]
+    if all(row.lets_in_all for row in held):
+        return logits
+    sizes = [size for row in held if (size := row.num_words) is not None]
+    num_words = max(sizes, default=-(-logits.shape[-1] // 32))
     mask = np.full((len(uids), num_words), _ALL, np.int32)
     for index, uid in enumerate(uids):
         if uid in rows:

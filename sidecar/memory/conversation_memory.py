@@ -121,6 +121,7 @@ class AssistantOutput:
         sampled: its ids without the stop token; empty if they must not be put back
             (the turn ended at a stop string: nobody was shown all of it).
         others: visible hashes of the other choices, which are not remembered.
+        started: ids of all calls that were begun, of all choices, ended or not.
     """
 
     text: str
@@ -128,6 +129,7 @@ class AssistantOutput:
     calls: Sequence[ToolCall]
     sampled: tuple[int, ...]
     others: tuple[str, ...] = ()
+    started: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +231,12 @@ class ConversationMemory:
         if visible is not None and pending_turn.opening is not None and said.sampled:
             turn = self._turn(visible, pending_turn, pending_turn.opening, said)
             turn = self.healing.record(turn, ids)
+            if said.calls and (text_alone := visible_hash(said.text, ())):
+                lost.append(text_alone)  # its client may leave a refused call out
         elif visible is not None:
             lost.append(visible)
+        own_ids = {call.id for call in said.calls} if turn else set()
+        self.healing.drop_ids(set(said.started) - own_ids, conversation)
         for shown in lost:
             self.healing.drop(shown, context, conversation)
         if self.unwritten_turns is not None:
@@ -312,6 +318,7 @@ class ConversationMemory:
         conversation = pending_turn.conversation
         shown = [visible] if visible is not None else []
         with self.lock:
+            self.healing.drop_ids(said.started, conversation)
             for unkept in (*shown, *said.others):
                 self.healing.drop(unkept, context, conversation)
             if shown or said.others:  # any beginning of it may be what its client kept

@@ -10,7 +10,7 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from sidecar.memory.tombstones import (
     PlaceKeys,
     Scopes,
     Tombstones,
+    call_name,
     hash_text,
     place_keys,
 )
@@ -238,6 +239,20 @@ class HealingStore:
         self.tombstones.shown_unkept(keys)
         for key in keys.shown_last.names:
             self._last_places.put(key, (SEVERAL, context.literal))
+
+    def drop_ids(self, ids: Iterable[str], conversation: Conversation) -> None:
+        """
+        Put back no turn for calls of which these were the ids.
+
+        What they were issued for is not kept, and its client may have completed it.
+        """
+        tenant = conversation.tenant
+        self.tombstones.bury(call_name(tenant, issued) for issued in ids if issued)
+
+    def is_dropped(self, ids: Iterable[str], api_key: str | None) -> bool:
+        """Whether one of these ids was issued for what is not kept."""
+        names = (call_name(api_key, issued) for issued in ids if issued)
+        return any(self.tombstones.is_marked(name) for name in names)
 
     def answer_begun(self, context: Context, conversation: Conversation) -> None:
         """

@@ -152,6 +152,11 @@ def place_keys(visible: str, context: Context, conversation: Conversation) -> Pl
     )
 
 
+def call_name(tenant: str | None, issued: str) -> str:
+    """The name of a call's id."""
+    return _key("call", tenant, issued)
+
+
 def hash_text(text: str) -> str:
     """A hash of 64 digits; text may hold halves of surrogate pairs."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

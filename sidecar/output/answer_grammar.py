@@ -127,7 +127,8 @@ def call_grammar(
     opener = marker(syntax.opener) if writer.has_opener else '""'
     closer = marker(syntax.closer) if writer.has_closer else '""'
     space = f" {_text(writer.space)} " if writer.space else " "
-    more = "" if choice.mode == "named" or writer.is_alone else f"({space} call)*"
+    is_alone = choice.mode == "named" or choice.is_single or writer.is_alone
+    more = "" if is_alone else f"({space} call)*"
     rules = [
         _LEADING,
         f"call: {opener}{space}({names}){space}{closer}",

@@ -8,7 +8,7 @@ States and what leaves them:
     REASONING --close tag--> CONTENT (white space after it dropped)
     REASONING --tool opener--> HOLD
     HOLD      --close tag--> CONTENT (the held text was reasoning: a quoted call)
-    HOLD      --end--> complete calls: calls; anything else: reasoning
+    HOLD      --end--> complete calls: calls; anything else, or a cut: reasoning
     CONTENT   --open tag, not quoted and in no code--> REASONING
     CONTENT   --tool opener--> CALLING
     CALLING   --end of the block--> CONTENT (a block without a call is content)
@@ -58,10 +58,14 @@ class _EndOfContent:
         return self._last in ("", "\n")
 
     @property
+    def is_inline(self) -> bool:
+        """Whether what stands here is within inline code, or behind a quote."""
+        return self._is_inline_code or (self._last != "" and self._last in _QUOTES)
+
+    @property
     def is_quoted(self) -> bool:
         """Whether a tag that stands here is spoken of."""
-        is_code = self._is_fenced or self._is_inline_code
-        return is_code or (self._last != "" and self._last in _QUOTES)
+        return self._is_fenced or self.is_inline
 
     def move(self, text: str) -> None:
         """Go to the end of more text."""
@@ -150,7 +154,8 @@ class StreamSplitter:
         rest, self._buffer = self._buffer, ""
         if self._step == self._hold:
             rest = "".join([*self._held, rest])
-            pieces += self._calls_in(rest) or [("reasoning", rest)]
+            calls = [] if is_cut else self._calls_in(rest)
+            pieces += calls or [("reasoning", rest)]
         elif self._step in (self._reasoning, self._reasoning_start):
             pieces.append(("reasoning", rest))
         else:
@@ -253,9 +258,16 @@ class StreamSplitter:
         return iter(spans)
 
     def _may_call(self, opener: str) -> bool:
-        """Whether a block may begin at the content's end."""
-        is_bare = find_syntax(opener, self._syntaxes).at_line_start
-        return not is_bare or self._end.is_line_start
+        """
+        Whether a block may begin at the content's end.
+
+        Not where the answer speaks of one: in inline code or quotes, and, for an opener
+        that is text and no mark of its own, in a fence.
+        """
+        syntax = find_syntax(opener, self._syntaxes)
+        if syntax.at_line_start and not self._end.is_line_start:
+            return False
+        return not (self._end.is_quoted if syntax.is_inside else self._end.is_inline)
 
     def _calling(self) -> Iterator[Piece] | None:
         if self._reader is None or not self._buffer:
@@ -279,6 +291,9 @@ class StreamSplitter:
             self._step = self._behind_calls
         elif self._has_calls and reader.is_unfinished:
             self._buffer = ""  # the beginning of a further call
+        elif reader.is_read_to_end:  # openers within it were read to the end as well
+            pieces += self._emit_content(reader.plain + reader.rest)
+            self._buffer = ""
         else:
             pieces += self._emit_content(reader.plain)
         return pieces

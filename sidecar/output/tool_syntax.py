@@ -63,8 +63,14 @@ _SYNTAXES: tuple[tuple[str, tuple[ToolSyntax, ...]], ...] = (
         _between("<minimax:tool_call>", "</minimax:tool_call>", minimax_xml),
     ),
     ("｜DSML｜", _DSML),
-    ("<｜tool▁calls▁begin｜>", _between(*_DEEPSEEK, deepseek)),
-    ("<|tool_calls_section", _between(*_KIMI_SECTION, kimi)),
+    (
+        "<｜tool▁calls▁begin｜>",
+        (ToolSyntax(*_DEEPSEEK, (deepseek,), call_end="<｜tool▁call▁end｜>"),),
+    ),
+    (
+        "<|tool_calls_section",
+        (ToolSyntax(*_KIMI_SECTION, (kimi,), call_end="<|tool_call_end|>"),),
+    ),
     ("<|tool_call>", _between("<|tool_call>", "<tool_call|>", gemma)),
     (
         "<start_function_call>",

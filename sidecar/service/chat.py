@@ -309,9 +309,15 @@ def _chat_choices(plan: ChatPlan, syntax: OutputSyntax) -> list[ChatChoice]:
     token_of = functools.partial(
         make_token, prepared.pending_turn.turn, with_text=not request.thinking.is_shown
     )
-    start, is_held = _start_mode(syntax, prepared), plan.constraint is not None
+    start, held = _start_mode(syntax, prepared), plan.constraint
+    is_held = held is not None and held.matcher is not None
     return [
-        ChatChoice(index, new_splitter(syntax, start, tools, is_held=is_held), token_of)
+        ChatChoice(
+            index,
+            new_splitter(syntax, start, tools, is_held=is_held),
+            token_of,
+            is_single=request.tool_choice.is_single,
+        )
         for index in range(request.options.n)
     ]
 

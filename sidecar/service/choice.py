@@ -23,9 +23,16 @@ from sidecar.output.pieces import CallArguments, CallPart, CallStarted, Piece, S
 
 
 class Choice(Protocol):
-    """Turns one choice's tokens into events."""
+    """
+    Turns one choice's tokens into events.
+
+    Attributes:
+        num_reasoning: tokens of thinking. is_all_shown: False: something that the model
+            wrote is not sent.
+    """
 
     num_reasoning: int
+    is_all_shown: bool
 
     def feed(self, token: Token) -> list[Event]:
         """A sampled token."""
@@ -41,6 +48,7 @@ class PlainChoice:
         self._index = index
         self._logprobs: list[TokenLogprob] = []
         self.num_reasoning = 0
+        self.is_all_shown = True
 
     def feed(self, token: Token) -> list[Event]:
         """A sampled token."""
@@ -63,6 +71,7 @@ class ChatChoice:
     A chat answer: reasoning, content and calls are separated. Each call has a new id.
 
     Args:
+        is_single: its client wants no more than one call: more are not sent.
         token_of: the token of a piece of thinking.
     """
 
@@ -71,7 +80,11 @@ class ChatChoice:
         index: int,
         splitter: Splitter,
         token_of: Callable[[str], str],
+        *,
+        is_single: bool = False,
     ) -> None:
+        self._is_single = is_single
+        self.is_all_shown = True
         self._index = index
         self._splitter = splitter
         self._token_of = token_of
@@ -97,6 +110,7 @@ class ChatChoice:
         events = self._events(self._splitter.feed(ended.text))
         is_cut = ended.reason == "length"
         pieces, is_unfinished = self._splitter.flush(is_cut=is_cut)
+        self.is_all_shown &= not is_unfinished
         events += self._events(pieces)
         if self._logprobs:
             events.append(TextDelta(self._index, "", tuple(self._logprobs)))
@@ -109,6 +123,9 @@ class ChatChoice:
         events: list[Event] = []
         for piece in pieces:
             if not isinstance(piece, tuple):
+                if self._is_single and self._num_calls:
+                    self.is_all_shown = False
+                    continue
                 events += self._end_thinking()
                 events.append(self._of_call(piece))
                 continue

@@ -40,10 +40,48 @@ def structured_output(
         UnsupportedSchema: naming the field, in the library's words.
     """
     if request.tool_choice.mode in ("required", "named"):
-        return _of_calls(request, engine, start)
-    if request.output_format is None:
-        return StructuredOutput()
-    return _of_text(request, request.output_format, engine, start)
+        held = _of_calls(request, engine, start)
+    elif request.output_format is not None:
+        held = _of_text(request, request.output_format, engine, start)
+    else:
+        held = StructuredOutput()
+    if request.tool_choice.is_single and held.constraint is None:
+        held = _with_one_call(held, request, engine, start)
+    budget = request.thinking.budget
+    if budget is None or start == "off":
+        return held
+    return _with_budget(held, budget, engine, start)
+
+
+def _with_one_call(
+    held: StructuredOutput, request: ChatRequest, engine: TextEngine, start: StartMode
+) -> StructuredOutput:
+    """Nothing behind the token that ends a call; what has none is cut off later."""
+    syntax = engine.model.syntax.calls[0]
+    end = engine.grammars.vocabulary.get(syntax.call_end or syntax.closer)
+    if end is None or not offered_tools(request):
+        return held
+    constraint = _behind_thinking(
+        Constraint(engine.grammars, call_end=end), engine, start
+    )
+    return replace(held, constraint=constraint)
+
+
+def _with_budget(
+    held: StructuredOutput, budget: int, engine: TextEngine, start: StartMode
+) -> StructuredOutput:
+    """Thinking that is closed by its tag when it has taken so many tokens."""
+    model = engine.model
+    close_ids = model.tokenizer.encode(
+        model.syntax.markers.think_close, add_special_tokens=False
+    )
+    constraint = held.constraint or _behind_thinking(
+        Constraint(engine.grammars), engine, start
+    )
+    if model.syntax.has_channels or not constraint.behind or not close_ids:
+        return replace(held, unheld=(*held.unheld, "thinking.budget_tokens"))
+    constraint = replace(constraint, budget=budget, close_ids=tuple(close_ids))
+    return replace(held, constraint=constraint)
 
 
 def _of_calls(
@@ -55,9 +93,10 @@ def _of_calls(
         grammar = call_grammar(request.tool_choice, tools, calls[0], vocab)
         if grammar is None:
             return StructuredOutput(unheld=("tool_choice",))
-        constraint = _compiled(grammar, engine, start)
+        matcher = engine.grammars.compile(grammar)
     except (UnsupportedGrammar, ValueError):
         return StructuredOutput(unheld=("tool_choice",))
+    constraint = _behind_thinking(Constraint(engine.grammars, matcher), engine, start)
     names = (request.output_format.param,) if request.output_format else ()
     return StructuredOutput(constraint, names)
 
@@ -71,18 +110,21 @@ def _of_text(
     try:
         behind = start != "off" and not model.syntax.has_channels
         grammar = answer_grammar(asked, syntax, vocab, is_behind_thinking=behind)
-        constraint = _compiled(grammar, engine, start)
+        matcher = engine.grammars.compile(grammar)
     except (UnsupportedGrammar, ValueError) as error:
         raise UnsupportedSchema(
             f"{asked.param} cannot be kept to: {error}", param=asked.param
         ) from None
-    is_whole = asked.is_strict or not constraint.matcher.get_grammar_warnings()
+    constraint = _behind_thinking(Constraint(engine.grammars, matcher), engine, start)
+    is_whole = asked.is_strict or not matcher.get_grammar_warnings()
     return StructuredOutput(constraint, () if is_whole else (asked.param,))
 
 
-def _compiled(grammar: str, engine: TextEngine, start: StartMode) -> Constraint:
+def _behind_thinking(
+    constraint: Constraint, engine: TextEngine, start: StartMode
+) -> Constraint:
+    """A constraint that begins where the thinking ends."""
     model = engine.model
-    constraint = Constraint(engine.grammars, engine.grammars.compile(grammar))
     if model.syntax.has_channels:
         return replace(constraint, behind=_FINAL)
     if start == "off":

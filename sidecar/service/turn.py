@@ -11,7 +11,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sidecar.core.errors import RequestCancelled, RequestTimeout, SidecarError
@@ -263,7 +263,11 @@ class Run:
         usage = self._progress.usage(self.plan, self._choices)
         if not self._is_settled:
             self._is_settled = True
-            self._settle(self._progress.receipt(self._job, outcome, usage))
+            is_all_shown = self._choices[0].is_all_shown
+            receipt = self._progress.receipt(
+                self._job, outcome, usage, is_all_shown=is_all_shown
+            )
+            self._settle(receipt)
         return usage
 
 
@@ -274,13 +278,14 @@ class _Shown:
 
     Args:
         is_calling: of a call that has not ended, too: how a client echoes that, nobody
-            knows.
+            knows. started: ids of all calls that were begun.
     """
 
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     is_calling: bool = False
+    started: list[str] = field(default_factory=list)
 
     @property
     def visible(self) -> str | None:
@@ -331,9 +336,11 @@ class _Progress:
                 self._shown[event.choice].reasoning.append(event.text)
             elif isinstance(event, ToolCallStarted):
                 self._shown[event.choice].is_calling = True
+                self._shown[event.choice].started.append(event.id)
             elif isinstance(event, ToolCallEnded):
-                self._shown[event.choice].calls.append(event.call)
-                self._shown[event.choice].is_calling = False
+                self._shown[event.choice].is_calling = event.is_broken
+                if not event.is_broken:
+                    self._shown[event.choice].calls.append(event.call)
 
     def usage(self, plan: PlannedRun, choices: Sequence[Choice]) -> Usage:
         """Tokens until now."""
@@ -344,13 +351,23 @@ class _Progress:
             reasoning_tokens=sum(choice.num_reasoning for choice in choices),
         )
 
-    def receipt(self, job: Job, outcome: str, usage: Usage) -> Receipt:
-        """How it ended."""
+    def receipt(
+        self, job: Job, outcome: str, usage: Usage, *, is_all_shown: bool
+    ) -> Receipt:
+        """
+        How it ended.
+
+        Args:
+            is_all_shown: whether its client was sent all of the first choice.
+        """
         first, *others = [self._shown[n] for n in sorted({0, *self._shown})]
         # Of two choices that look alike nobody can tell which one is gone on from.
         looks = tuple(other.visible for other in others if other.visible)
-        is_alone = first.visible not in looks and not first.is_calling
+        is_echoed = is_all_shown and not first.is_calling
+        is_alone = first.visible not in looks and is_echoed
+        started = [i for one in self._shown.values() for i in one.started]
         said = first.said(self._sampled if is_alone else (), looks)
+        said = replace(said, started=tuple(started))
         began = self._first_token_at
         ttft_s = None if began is None else began - job.submitted
         seconds = time.monotonic() - job.submitted

@@ -135,6 +135,55 @@ def test_what_compiles_for_ever_is_ended(
         grammars.compile(lark)
 
 
+def _allowed(row: ConstrainedRow) -> set[int] | None:
+    """Which tokens may come next; None: any."""
+    if row.lets_in_all:
+        return None
+    mask = np.full((1, 96), -1, np.int32)
+    row.fill(mask, 0)
+    bits = np.unpackbits(mask.view(np.uint8)[0], bitorder="little")
+    return {*np.flatnonzero(bits).tolist()}
+
+
+@pytest.mark.parametrize("starts", ["on", "undecided"])
+@pytest.mark.parametrize("budget", [1, 3])
+def test_thinking_is_closed_when_its_budget_is_spent(
+    grammars: GrammarCompiler, tokenizer: Any, budget: int, starts: str
+) -> None:
+    """By its tag, whatever the model wanted to think; then all is free."""
+    close = tuple(tokenizer.encode("</think>", add_special_tokens=False))
+    opener = grammars.vocabulary["<think>"] if starts == "undecided" else None
+    row = ConstrainedRow(
+        Constraint(grammars, None, "</think>", opener, budget=budget, close_ids=close)
+    )
+    word = tokenizer.encode("a", add_special_tokens=False)[0]
+    if opener is not None:
+        row.take(opener)
+    for _ in range(budget):
+        assert _allowed(row) is None
+        row.take(word)
+    for token in close:
+        assert _allowed(row) == {token}
+        row.take(token)
+    for _ in range(5):
+        assert _allowed(row) is None
+        row.take(word)
+
+
+def test_behind_the_one_call_nothing_but_an_end_may_come(
+    grammars: GrammarCompiler, tokenizer: Any
+) -> None:
+    """A mark within the thinking ends no call."""
+    end = grammars.vocabulary["</tool_call>"]
+    row = ConstrainedRow(Constraint(grammars, None, "</think>", call_end=end))
+    close = tokenizer.encode("</think>", add_special_tokens=False)
+    for token in (end, *close, 5, 6):
+        assert _allowed(row) is None
+        row.take(token)
+    row.take(end)
+    assert _allowed(row) == set(grammars.stop_ids)
+
+
 def _chain(length: int) -> dict[str, Any]:
     """A schema that refers to itself so often."""
     defs: dict[str, Any] = {

@@ -459,7 +459,10 @@ def test_a_call_that_breaks_behind_what_was_shown_is_broken(name: str) -> None:
     marker = "[TOOL_CALLS]" if name == "mistral" else ""
     syntaxes = output_syntax(find_family(None, "m", ""), None, None, marker).calls
     found = read_calls(text, syntaxes, TOOLS)
+    if name == "glm4_native":
+        # A value goes on until its end is followed by more of a call: here for ever.
+        assert found.open == ("write", '{"text": "a</arg_value>oops</tool_call>.')
+        return
     assert (found.calls, len(found.broken), found.open) == ([], 1, None)
     assert "oops" in found.broken[0][1]
-    # A value of GLM's goes on until its end is followed by more of a call.
-    assert found.text == ("" if name in ("mistral", "glm4_native") else ".")
+    assert found.text == ("" if name == "mistral" else ".")

@@ -275,6 +275,39 @@ def test_a_form_that_cannot_be_kept_to_the_end_is_the_requests_fault(
     assert "to the end" in error["message"]
 
 
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[httpx.Client]:
+    """The built-in model, which thinks before it answers."""
+    with (
+        running_sidecar({"CACHE_SELFTEST": "off"}) as running,
+        httpx.Client(base_url=running.url, timeout=300) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("budget", [1, 4])
+def test_thinking_takes_no_more_than_its_budget(
+    thinker: httpx.Client, budget: int
+) -> None:
+    """Then its tag is written, and the answer follows; on each route."""
+    body = {"messages": TALK, "max_tokens": 60}
+    asked = {**body, "thinking": {"type": "enabled", "budget_tokens": budget}}
+    free = thinker.post("/v1/chat/completions", json=body).json()
+    held = thinker.post("/v1/chat/completions", json=asked).json()
+    counts = [
+        answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        for answer in (free, held)
+    ]
+    assert counts[0] > budget + 4
+    assert counts[1] <= budget + 3  # and its tags
+    assert held["choices"][0]["message"]["content"]
+    message = thinker.post("/v1/messages", json=asked).json()
+    assert [block["type"] for block in message["content"]] == ["thinking", "text"]
+    refused = thinker.post("/v1/chat/completions", json={**body, "thinking_budget": -1})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "thinking_budget"
+
+
 def tool(name: str, properties: Json, required: list[str]) -> Json:
     schema = {"type": "object", "properties": properties, "required": required}
     schema["additionalProperties"] = False

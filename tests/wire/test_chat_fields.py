@@ -52,7 +52,6 @@ def test_what_is_asked_for_in_vain_is_named(
         {"store": True},
         {"user": "u1"},
         {"prompt_cache_retention": "24h"},
-        {"parallel_tool_calls": False},
     ],
     ids=lambda wish: next(iter(wish)),
 )

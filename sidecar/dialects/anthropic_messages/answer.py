@@ -13,6 +13,7 @@ from sidecar.core.events import (
     TextDelta,
     ToolCallEnded,
     Usage,
+    broken_as_text,
 )
 from sidecar.core.json_bytes import load_json
 from sidecar.core.requests import ToolCall
@@ -45,16 +46,13 @@ def format_message(
     """The message object of a finished generation."""
     message = new_message(model, Usage(0, 0, 0, 0))
     blocks: list[dict[str, Any]] = message["content"]
-    for event in events:
+    for event in broken_as_text(events):
         if isinstance(event, ChoiceFinished):
             message |= stop_fields(event)
         elif isinstance(event, Finished):
             message["usage"] = usage_dict(event.usage)
         else:
             _add(blocks, event, shows_thinking=shows_thinking)
-    has_call = any(block["type"] == "tool_use" for block in blocks)
-    if message["stop_reason"] == "tool_use" and not has_call:
-        message["stop_reason"] = "end_turn"
     if not blocks:
         blocks.append({"type": "text", "text": ""})
     return message
@@ -68,9 +66,6 @@ def _add(blocks: list[dict[str, Any]], event: Event, *, shows_thinking: bool) ->
         blocks[-1]["signature"] = event.token
     elif isinstance(event, TextDelta) and event.text:
         _extend(blocks, "text", event.text)
-    elif isinstance(event, ToolCallEnded) and event.is_broken:
-        # No tool may run on half its input.
-        _extend(blocks, "text", f"{event.call.name} {event.call.arguments}")
     elif isinstance(event, ToolCallEnded):
         blocks.append(tool_use(event.call, parse_input(event.call.arguments)))
 

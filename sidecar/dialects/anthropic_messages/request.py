@@ -86,7 +86,8 @@ def _tool(item: Fields) -> Tool:
     raw = {"name": name, "description": description, "parameters": schema}
     is_deferred = item.raw(_DEFER) is True
     raw = {"type": "function", "function": raw}
-    return Tool(name, schema, raw, is_deferred=is_deferred)
+    is_held = not item.boolean("eager_input_streaming", True)
+    return Tool(name, schema, raw, is_deferred=is_deferred, is_held=is_held)
 
 
 def _is_hosted(item: Fields) -> bool:
@@ -111,6 +112,11 @@ def _ignored(fields: Fields) -> tuple[str, ...]:
 
 def _tool_choice(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
     choice = Fields(fields.object("tool_choice") or {"type": "auto"}, "tool_choice")
+    is_single = choice.boolean("disable_parallel_tool_use", False)
+    return replace(_mode(choice, tools), is_single=is_single)
+
+
+def _mode(choice: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
     kind = choice.text("type")
     if kind == "any":
         return ToolChoice("required" if tools else "auto")

@@ -16,6 +16,7 @@ from sidecar.core.events import (
     TokenLogprob,
     ToolCallEnded,
     Usage,
+    broken_as_text,
 )
 from sidecar.core.requests import (
     ChatRequest,
@@ -31,6 +32,7 @@ from sidecar.dialects.generation_fields import (
     read_client,
     read_options,
     read_thinking,
+    with_one_call,
 )
 from sidecar.dialects.image_parts import (
     OPENAI_KINDS,
@@ -201,7 +203,7 @@ def parse_chat(
         model=fields.text("model") or "",
         messages=read_messages(fields),
         tools=tools,
-        tool_choice=read_tool_choice(fields, tools),
+        tool_choice=with_one_call(read_tool_choice(fields, tools), fields),
         output_format=read_response_format(fields) if asks_for_form else None,
         thinking=read_thinking(body),
         template_kwargs={k: v for k, v in kwargs.items() if k != "enable_thinking"},
@@ -258,7 +260,7 @@ def format_chat(
     """The `chat.completion` object of a finished generation."""
     answers, custom = [_Collected() for _ in range(n)], custom_names(tools)
     usage = None
-    for event in events:
+    for event in broken_as_text(events):
         if isinstance(event, Finished):
             usage = usage_dict(event.usage)
         elif not hasattr(event, "choice"):

@@ -10,7 +10,12 @@ import orjson
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import ChatRequest, ClientInfo, Message
 from sidecar.dialects.fields import Fields, ignored_fields
-from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
+from sidecar.dialects.generation_fields import (
+    read_client,
+    read_options,
+    read_thinking,
+    with_one_call,
+)
 from sidecar.dialects.known_fields import RESPONSES_FIELDS
 from sidecar.dialects.litellm_header import with_client_facts
 from sidecar.dialects.openai_responses.items import ReadItems, read_items
@@ -117,7 +122,7 @@ def parse_responses(
         model=fields.text("model") or "",
         messages=_messages(fields, said),
         tools=offer.tools,
-        tool_choice=read_tool_choice(fields, offer.tools),
+        tool_choice=with_one_call(read_tool_choice(fields, offer.tools), fields),
         output_format=read_text_format(fields, "text", is_strict=False),
         thinking=read_thinking(body),
         options=read_options(_options(body), _top_logprobs(fields)),

@@ -27,6 +27,7 @@ from sidecar.core.events import (
     ToolCallEnded,
     ToolCallStarted,
     Usage,
+    broken_as_text,
 )
 from sidecar.core.ports import RequestFacts
 from sidecar.core.requests import ChatRequest, ToolCall, short_id
@@ -233,7 +234,7 @@ def whole_response(
 ) -> dict[str, Any]:
     """The response of a finished generation, made as a stream makes it."""
     stream = ResponseStream(delivery, remember)
-    for event in events:
+    for event in broken_as_text(events):
         stream.event(event)
     return stream.response.as_dict()
 

@@ -15,6 +15,7 @@ from sidecar.output.pieces import (
     ascii_lower,
 )
 
+_MAX_NAME_CHARS = 256
 _MAX_COMPARED = 16  # calls of one name in one block; more are sent whole
 
 
@@ -69,7 +70,7 @@ class CallSink:
         Raises:
             NotThisFormat: it has no name.
         """
-        if not name or not _is_unicode(name):
+        if not 0 < len(name) <= _MAX_NAME_CHARS or not name.isprintable():
             raise NotThisFormat("a call needs a name")
         self._name, self._is_held = name, True
         self._pieces, self._begun = [], ""
@@ -178,6 +179,7 @@ class ToolSyntax:
         formats: readers of a block's inside, tried in order.
         is_inside: whether the opener is the beginning of the first call.
         at_line_start: whether a block begins at the start of a line only.
+        call_end: what stands behind each call, if that is not the closer.
     """
 
     opener: str
@@ -185,20 +187,13 @@ class ToolSyntax:
     formats: tuple[Format, ...]
     is_inside: bool = False
     at_line_start: bool = False
+    call_end: str = ""
 
 
 def find_syntax(opener: str, syntaxes: Sequence[ToolSyntax]) -> ToolSyntax:
     """The syntax that an opener is of, whatever the case of its letters."""
     lower = ascii_lower(opener)
     return next(each for each in syntaxes if ascii_lower(each.opener) == lower)
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _declared_types(parameters: Any) -> dict[str, Any]:

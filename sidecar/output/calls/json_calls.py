@@ -87,7 +87,9 @@ def json_call(block: Block, *, is_marked: bool = True) -> Wait[None]:
     block.sink.call(call.name, call.held or "{}")
 
 
-def _members(block: Block, call: _Call, *, is_marked: bool) -> Wait[None]:
+def _members(
+    block: Block, call: _Call, *, is_marked: bool, is_inner: bool = False
+) -> Wait[None]:
     scan = block.scan
     yield from scan.expect("{")
     while (yield from scan.space()) != "}":
@@ -101,8 +103,8 @@ def _members(block: Block, call: _Call, *, is_marked: bool) -> Wait[None]:
                 raise NotThisFormat("not an offered tool")
         elif key in _ARGUMENTS and not call.is_done and call.held is None:
             yield from _arguments(block, call)
-        elif key == "function" and first == "{":
-            yield from _members(block, call, is_marked=is_marked)
+        elif key == "function" and first == "{" and not is_inner:
+            yield from _members(block, call, is_marked=is_marked, is_inner=True)
         else:
             yield from collected(scan)
         after = yield from scan.space()

@@ -16,6 +16,17 @@ from sidecar.output.calls.scanner import (
 )
 from sidecar.output.pieces import CallPart
 
+# Python's own parsers raise any of these on text that is not theirs.
+_NOT_THIS_FORMAT = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    SyntaxError,
+    RecursionError,
+    MemoryError,
+)
 _NEVER = "\0"  # no model's text has it
 _MAX_STEPS = 64  # a text grows by this part of it at least
 
@@ -40,6 +51,7 @@ class CallReader:
         self.is_done = False
         self.is_unfinished = False  # the text ended in the middle of a call
         self.is_closed = not syntax.closer
+        self.is_read_to_end = False  # it may be one, but for its missing end
         self.plain = ""
         self.rest = ""
 
@@ -86,7 +98,7 @@ class CallReader:
             block.scan.at = 0
             try:
                 yield from read(block)
-            except NotThisFormat:
+            except _NOT_THIS_FORMAT:
                 if block.sink.is_shown:
                     yield from self._broken()
                     return
@@ -114,7 +126,7 @@ class CallReader:
     def _broken(self) -> Wait[None]:
         """A call that was shown in part goes on as none, or the text ends in it."""
         block = self._block
-        if block.scan.is_cut:
+        if block.scan.is_ended:
             self.is_unfinished = True
             block.sink.abandon()
             return
@@ -137,7 +149,7 @@ class CallReader:
 
     def _refuse(self) -> None:
         scan = self._block.scan
-        self.is_unfinished = scan.is_cut
+        self.is_unfinished, self.is_read_to_end = scan.is_cut, scan.is_ended
         self.plain = self._opener
         begun = len(self._opener) if self._syntax.is_inside else 0
         self.rest = scan.text[begun:]

@@ -333,12 +333,24 @@ def _unsure(store: HealingStore, past: _Past, client: ClientInfo) -> frozenset[i
     found = []
     for index in past.turns.keys() - past.issued:
         turn = past.turns[index]
+        if _is_contradicted(past, index):
+            found.append(index)
+            continue
         if index < until and covered.get(index) == _short_digest(turn):
             continue
         is_end = index == until and store.is_last(turn, asks(index))
         if not is_end and not store.is_once(turn, asks(index)):
             found.append(index)
     return frozenset(found)
+
+
+def _is_contradicted(past: _Past, index: int) -> bool:
+    """Whether another turn stood there for the next one that is known by its ids."""
+    later = min((i for i in past.issued if i > index), default=None)
+    if later is None:
+        return False
+    stood = _unpacked(past.turns[later].behind).get(index)
+    return stood != _short_digest(past.turns[index])
 
 
 def _covered(
@@ -455,7 +467,10 @@ def _own_turn(
         return issued, True
     ids = [call.id for call in message.tool_calls]
     issued = _issued(store, ids, message, visible, turn_query.api_key, defaults)
-    if issued is None and store.issued_any(ids, turn_query.api_key):
+    api_key = turn_query.api_key
+    if issued is None and (
+        store.issued_any(ids, api_key) or store.is_dropped(ids, api_key)
+    ):
         return None, False  # a part of that turn: it is no older one that looks so
     turn = issued or store.find(visible, context, turn_query)
     if turn is None or is_edited(message, turn.healed):
