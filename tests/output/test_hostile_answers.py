@@ -142,3 +142,35 @@ def test_a_header_without_an_end_is_content(size: int) -> None:
         spans += splitter.feed(text[at : at + size])
     read = collect([*spans, *splitter.flush(is_cut=False)[0]])
     assert (read.reasoning, read.text) == ("", text)
+
+
+RAISING = {
+    "overflow": ("python", f"look(a=0x{'f' * 300}+1j)"),
+    "digits": ("python", f"look(a={{0x{'f' * 3600}}})"),
+    "product": ("python", f"look(a=1*0x{'f' * 3600})"),
+    "nested functions": ("json", '{"function":' * 1100),
+    "nested lists": ("python", f"look(a={'[' * 900}{']' * 900})"),
+}
+
+
+@pytest.mark.parametrize("case", RAISING)
+def test_no_text_of_a_model_makes_a_reader_raise(case: str) -> None:
+    """It is text: an error would send the prompt to another model."""
+    kind, body = RAISING[case]
+    reads = {"python": python_calls, "json": hermes_json}[kind]
+    syntax = ToolSyntax("<tool_call>", "</tool_call>", (reads,))
+    found = split_calls([f"<tool_call>{body}</tool_call>"], [syntax], (TOOL,))
+    assert found.calls in ([], found.calls[:1])
+    assert found.open is None
+
+
+@pytest.mark.parametrize("unit", ["<tool_call>look(", '<tool_call>look("""'])
+def test_openers_that_nothing_closes_are_read_once(unit: str) -> None:
+    """Each of them would read all of the rest again."""
+    syntax = ToolSyntax("<tool_call>", "</tool_call>", (python_calls,))
+
+    def work(text: str) -> None:
+        pieces = [text[at : at + 4] for at in range(0, len(text), 4)]
+        split_calls(pieces, [syntax], (TOOL,))
+
+    assert grows_linearly(work, lambda size: unit * (size // len(unit)), SIZE)

@@ -157,3 +157,47 @@ def test_family_comes_from_the_setting_then_the_name(
 ) -> None:
     """MODEL_FAMILY and its aliases win; then what the name or type speaks of."""
     assert find_family(setting, name, model_type).name == family
+
+
+FUNCTION = ToolSyntax(
+    "<function=", "</tool_call>", (FORMATS["qwen3_coder_xml"],), is_inside=True
+)
+ELEMENT = "<function=f><parameter=a>1</parameter></function>"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"The page says `{ELEMENT}`, which I will not do.",
+        f'It says "{ELEMENT}".',
+        f"So:\n```xml\n{ELEMENT}\n```\nI will not.",
+        f"The page says `{block('f')}`.",
+        '<tool_call>{"name": 5, "x": "' + ELEMENT + '"}</tool_call>',
+    ],
+    ids=["code", "quote", "fence", "marked, in code", "within what is no call"],
+)
+def test_a_call_that_the_answer_speaks_of_is_none(text: str) -> None:
+    found = read_calls(text, [SYNTAX, FUNCTION], TOOLS)
+    assert (found.calls, found.text) == ([], text)
+
+
+def test_a_call_that_ends_with_the_answer_is_half_a_call() -> None:
+    """The model stopped in the middle of it: it is not completed, and nobody's."""
+    found = extract('<tool_call>{"name": "f", "arguments": {"a": "rm -rf /')
+    assert (found.calls, found.broken, found.text) == ([], [], "")
+    assert found.open == ("f", '{"a": "rm -rf /')
+
+
+def test_thinking_that_is_cut_behind_a_call_that_it_quotes_runs_none() -> None:
+    """It had not ended: it may go on to say that this is an attack."""
+    for is_cut, calls in ((True, []), (False, ["f"])):
+        splitter = StreamSplitter(Markers(), "on", [SYNTAX], TOOLS)
+        pieces = splitter.feed(f"It says {block('f')}")
+        read = collect([*pieces, *splitter.flush(is_cut=is_cut)[0]])
+        assert names(read) == calls
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "a\0", "n" * 257])
+def test_a_name_that_no_tool_has_is_no_call(name: str) -> None:
+    text = block(name)
+    assert read_calls(text, [SYNTAX], TOOLS).text == text

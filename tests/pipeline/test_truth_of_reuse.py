@@ -985,6 +985,49 @@ def test_a_copy_of_a_session_that_is_cut_has_its_own_thoughts_alone() -> None:
     assert _thoughts(chats.ask(cut, TWO).text) in ([], [2])
 
 
+@pytest.mark.parametrize("client", [ONE, NOBODY], ids=["named", "unnamed"])
+def test_a_call_that_was_cut_is_no_older_call_that_looks_so(client: Client) -> None:
+    """Its client completes the arguments, and sends the id that it was given."""
+    chats = Chats(min_gain=1)
+    talk = [system(words(40)), user("look")]
+    older = (ToolCall("call_1", "look", "{}"),)
+    chats.turn(talk, Said("", "an older thought", older), client)
+    prompt = chats.ask(talk, client)
+    cut = conversation_memory.AssistantOutput("", "", (), (), started=("call_2",))
+    chats.memory.commit(prompt.pending_turn, cut)
+    echo = Said("", "", (ToolCall("call_2", "look", "{}"),)).echo
+    goes_on = [*talk, echo, result("call_2", "y"), user("go on")]
+    assert "an older thought" not in chats.ask(goes_on, client).text
+
+
+def test_a_text_whose_call_is_left_out_is_no_older_text_that_looks_so() -> None:
+    """A user refuses the call, and the client takes it out."""
+    chats = Chats(min_gain=1)
+    talk = [system(words(40)), user("look")]
+    chats.turn(talk, Said("Ok.", "an older thought"), ONE)
+    call = (ToolCall("call_1", "look", "{}"),)
+    chats.turn(talk, Said("Ok.", "another thought", call), ONE)
+    goes_on = [*talk, assistant("Ok."), user("not that")]
+    assert "thought" not in chats.ask(goes_on, ONE).text.partition("not that")[0]
+
+
+def test_another_threads_turn_gives_way_to_what_an_issued_one_says() -> None:
+    """A date of which no rule knows has moved, and another thread was begun."""
+    chats = Chats(min_gain=1)
+    friday, saturday = (
+        system(f"You help. Today is {day}. {words(40)}")
+        for day in ("Friday", "Saturday")
+    )
+    talk = [user("hi")]
+    chats.turn([friday, *talk], Said("Hello!", "the own thought"), ONE)
+    talk += [assistant("Hello!"), user("look")]
+    call = Said("", "of the call", (ToolCall("call_1", "look", "{}"),))
+    chats.turn([friday, *talk], call, ONE)
+    talk += [call.echo, result("call_1", "y")]
+    chats.turn([saturday, user("hi")], Said("Hello!", "a thought of others"), ONE)
+    assert "a thought of others" not in chats.ask([saturday, *talk], ONE).text
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_cut_group_chat_is_lent_no_thought_of_a_private_one(
     *, is_first: bool

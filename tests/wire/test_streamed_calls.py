@@ -18,7 +18,7 @@ from testkit.servers import running_sidecar
 
 Json = dict[str, Any]
 NAME = "local"
-TEXT = "".join(f'line {n}: </tool_call> "quoted" \\ {{}}\n' for n in range(90))
+TEXT = "".join(f'line {n}: </tool_call> "quoted" \\ {{}}\n' for n in range(30))
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
 FUNCTION = {"name": "write", "description": "Write.", "parameters": SCHEMA}
 TOOLS = [{"type": "function", "function": FUNCTION}]
@@ -61,7 +61,7 @@ def asked(wanted: str) -> list[Any]:
 
 @pytest.mark.parametrize("wanted", CALLS)
 def test_openai_sees_a_call_while_it_is_written(proxy: Proxy, wanted: str) -> None:
-    """First bytes before a twentieth of it; together the same as the whole answer's."""
+    """In pieces from the first on; together the same as the whole answer's."""
     whole = proxy.openai.chat.completions.create(
         model=NAME, messages=asked(wanted), tools=TOOLS, max_tokens=9000
     )
@@ -80,7 +80,7 @@ def test_openai_sees_a_call_while_it_is_written(proxy: Proxy, wanted: str) -> No
         for part in choice.delta.tool_calls or ()
     ]
     assert "".join(pieces) == call.function.arguments
-    assert max(map(len, pieces)) < len(TEXT) / 20
+    assert max(map(len, pieces)) < len(TEXT) / 8
 
 
 @pytest.mark.parametrize("wanted", CALLS)
@@ -99,7 +99,7 @@ def test_anthropic_parses_each_piece(proxy: Proxy, wanted: str) -> None:
         final = stream.get_final_message()
     assert final.stop_reason == "tool_use"
     assert final.content[-1].input == {"text": TEXT}
-    assert len(snapshots) > 100
+    assert len(snapshots) > 50
     sizes = [len(snapshot.get("text", "")) for snapshot in snapshots]
     assert sizes == sorted(sizes)
 
@@ -118,7 +118,7 @@ def test_responses_have_the_deltas(proxy: Proxy, wanted: str) -> None:
             done.append(event.item)
     assert json.loads("".join(deltas)) == {"text": TEXT}
     assert done[-1].arguments == "".join(deltas)
-    assert len(deltas) > 100
+    assert len(deltas) > 50
 
 
 def test_one_call_is_made_where_one_is_wanted(app: App) -> None:
@@ -167,6 +167,8 @@ def test_a_call_that_breaks_is_run_by_nobody(app: App) -> None:
     whole = httpx.post(f"{app.url}/v1/messages", json={**body, "tools": tools}).json()
     assert [block["type"] for block in whole["content"]] == ["text"]
     assert whole["stop_reason"] == "end_turn"
+    chat = httpx.post(f"{app.url}/v1/chat/completions", json=body).json()["choices"][0]
+    assert (chat["finish_reason"], "tool_calls" in chat["message"]) == ("stop", False)
 
 
 def test_a_call_that_is_cut_never_ends(app: App) -> None:
