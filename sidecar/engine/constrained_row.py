@@ -82,10 +82,10 @@ class ConstrainedRow:
             self._is_free = self._behind not in self._grammars.decode(self._tail)
             self._spend(1)
         elif token == self._opener:
-            self._is_free, self._opener = True, None
+            self._is_free, self._tail = True, []
+            self._opener = self._opener if self._matcher is None else None
             self._spend(0)
         elif self._matcher is None:
-            self._opener = None
             self._is_over = self._is_over or token == self._call_end
         else:
             self._opener = None

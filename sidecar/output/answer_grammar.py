@@ -101,6 +101,11 @@ def _answer(asked: OutputFormat) -> str:
     return f"/{_slashed(ascii_classes(asked.value))}/"
 
 
+def can_hold_calls(syntax: ToolSyntax) -> bool:
+    """Whether there is a grammar of the calls of such a model."""
+    return bool(syntax.formats) and syntax.formats[0] in _WRITERS
+
+
 def call_grammar(
     choice: ToolChoice,
     tools: Sequence[Tool],

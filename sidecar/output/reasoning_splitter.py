@@ -39,8 +39,10 @@ from sidecar.output.pieces import (
 )
 
 _FENCES = ("```", "~~~")
-_HEAD_CHARS = 8  # of a line: enough to tell a fence
-_QUOTES = "\"'`\u201c\u2018\u00ab"
+_HEAD_CHARS = 24  # of a line: enough to tell a fence
+_QUOTED_LINE = re.compile(r"[\s>]*(?:(?:[-*+]|\d+[.)])\s+)?[\s>]*")
+_MAX_REFUSED = 64  # blocks that are no calls, behind which none is looked for
+_QUOTES = "\"'`\u201c\u2018\u00ab\u201e\u201a\u00bb"
 
 
 class _EndOfContent:
@@ -49,7 +51,7 @@ class _EndOfContent:
     def __init__(self) -> None:
         self._head = ""  # how the last line begins
         self._last = ""  # the last character
-        self._is_fenced = False
+        self._fence = ""  # what the open fence is made of
         self._is_inline_code = False
 
     @property
@@ -65,20 +67,27 @@ class _EndOfContent:
     @property
     def is_quoted(self) -> bool:
         """Whether a tag that stands here is spoken of."""
-        return self._is_fenced or self.is_inline
+        return bool(self._fence) or self.is_inline
 
     def move(self, text: str) -> None:
         """Go to the end of more text."""
         first, *others = text.split("\n")
         self._go_on(first)
         for line in others:
-            self._is_fenced ^= self._head.startswith(_FENCES)
-            self._head, self._is_inline_code = "", False
+            self._end_line()
             self._go_on(line)
         self._last = text[-1:] or self._last
 
+    def _end_line(self) -> None:
+        """A fence is closed by one of its own kind; it may stand in a quotation."""
+        begun = _QUOTED_LINE.sub("", self._head, count=1)
+        kind = next((fence for fence in _FENCES if begun.startswith(fence)), "")
+        if kind and self._fence in ("", kind):
+            self._fence = "" if self._fence else kind
+        self._head, self._is_inline_code = "", False
+
     def _go_on(self, line: str) -> None:
-        self._head = (self._head + line).lstrip()[:_HEAD_CHARS]
+        self._head = (self._head + line)[:_HEAD_CHARS]
         is_odd = line.count("`") % 2 == 1
         self._is_inline_code ^= is_odd
 
@@ -125,6 +134,7 @@ class StreamSplitter:
         self._is_unfinished = False  # the text ended in the middle of a call
         self._has_content = False
         self._has_calls = False
+        self._num_refused = 0
         self._are_closed = True  # all blocks so far
         self._end = _EndOfContent()
 
@@ -265,6 +275,8 @@ class StreamSplitter:
         that is text and no mark of its own, in a fence.
         """
         syntax = find_syntax(opener, self._syntaxes)
+        if self._num_refused > _MAX_REFUSED:
+            return False
         if syntax.at_line_start and not self._end.is_line_start:
             return False
         return not (self._end.is_quoted if syntax.is_inside else self._end.is_inline)
@@ -296,6 +308,7 @@ class StreamSplitter:
             self._buffer = ""
         else:
             pieces += self._emit_content(reader.plain)
+            self._num_refused += 1
         return pieces
 
     def _behind_calls(self) -> Iterator[Piece] | None:

@@ -53,7 +53,7 @@ from sidecar.pipeline.reuse.prompt_variants import (
 )
 from sidecar.pipeline.template.chat_template import (
     ChatTemplate,
-    offered_tools,
+    defined_tools,
     state_choice,
 )
 from sidecar.pipeline.template.encoder import PromptEncoder
@@ -161,6 +161,7 @@ class Pipeline:
 
     Args:
         lookup: what is held as KV of a form of a prompt.
+        holds_calls: whether a grammar holds an answer to the calls that it must be.
     """
 
     def __init__(
@@ -171,7 +172,10 @@ class Pipeline:
         settings: PipelineSettings,
         memory: ConversationMemory,
         lookup: Lookup,
+        *,
+        holds_calls: bool = False,
     ) -> None:
+        self._holds_calls = holds_calls
         self.template = ChatTemplate(tokenizer)
         self.encoder = PromptEncoder(tokenizer, settings.media_tokens)
         self.memory = memory
@@ -279,7 +283,9 @@ class Pipeline:
         request = reading.request
         to_alter = self._ruleset if self._settings.pinning else None
         to_mark = self._ruleset if self._settings.canonicalize else None
-        messages = spans.normalise(state_choice(request), to_alter)
+        messages = spans.normalise(
+            state_choice(request, is_held=self._holds_calls), to_alter
+        )
         rulesets = (to_mark, to_mark and to_alter)
         healing, delimiters = self.memory.healing, reading.delimiters
         read = replace(
@@ -290,7 +296,7 @@ class Pipeline:
     def _lay_out(
         self, reading: _Reading, found: HealedHistory, images: Sequence[SeenImage]
     ) -> Layout:
-        tools = offered_tools(reading.request)
+        tools = defined_tools(reading.request)
 
         def render(messages: Sequence[Message]) -> str:
             reading.check()

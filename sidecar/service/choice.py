@@ -108,7 +108,7 @@ class ChatChoice:
     def end(self, ended: ChoiceEnded) -> list[Event]:
         """The end: what was held back, and the reason."""
         events = self._events(self._splitter.feed(ended.text))
-        is_cut = ended.reason == "length"
+        is_cut = ended.reason == "length" or ended.stop_string is not None
         pieces, is_unfinished = self._splitter.flush(is_cut=is_cut)
         self.is_all_shown &= not is_unfinished
         events += self._events(pieces)

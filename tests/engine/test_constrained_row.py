@@ -184,6 +184,20 @@ def test_behind_the_one_call_nothing_but_an_end_may_come(
     assert _allowed(row) == set(grammars.stop_ids)
 
 
+def test_thinking_may_begin_behind_a_word(
+    grammars: GrammarCompiler, tokenizer: Any
+) -> None:
+    """A mark that it quotes ends no call, and its tokens count."""
+    end, opener = (grammars.vocabulary[tag] for tag in ("</tool_call>", "<think>"))
+    close = tuple(tokenizer.encode("</think>", add_special_tokens=False))
+    asked = Constraint(grammars, None, "</think>", opener, 3, close, end)
+    row = ConstrainedRow(asked)
+    for token in (5, opener, end, 6, 7):
+        assert _allowed(row) is None
+        row.take(token)
+    assert _allowed(row) == {close[0]}
+
+
 def _chain(length: int) -> dict[str, Any]:
     """A schema that refers to itself so often."""
     defs: dict[str, Any] = {

@@ -172,9 +172,23 @@ ELEMENT = "<function=f><parameter=a>1</parameter></function>"
         f'It says "{ELEMENT}".',
         f"So:\n```xml\n{ELEMENT}\n```\nI will not.",
         f"The page says `{block('f')}`.",
+        f"> ```\n> {ELEMENT}\n> ```\nI will not.",
+        f"- ```\n  {ELEMENT}\n  ```\nI will not.",
+        f"~~~\n```\n{ELEMENT}\n```\n~~~",
+        f"Es sagt \u201e{block('f')}\u201c.",
         '<tool_call>{"name": 5, "x": "' + ELEMENT + '"}</tool_call>',
     ],
-    ids=["code", "quote", "fence", "marked, in code", "within what is no call"],
+    ids=[
+        "code",
+        "quote",
+        "fence",
+        "marked, in code",
+        "quoted fence",
+        "fence in a list",
+        "fence in a fence",
+        "German quote",
+        "within what is no call",
+    ],
 )
 def test_a_call_that_the_answer_speaks_of_is_none(text: str) -> None:
     found = read_calls(text, [SYNTAX, FUNCTION], TOOLS)

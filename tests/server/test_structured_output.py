@@ -368,3 +368,19 @@ def test_a_form_beside_a_call_that_must_come_is_named(http: httpx.Client) -> Non
     asked = {"tools": TOOLS, "tool_choice": "required", "guided_choice": ["a"]}
     answer = chat(http, **asked, max_tokens=3)
     assert answer.headers[HEADER] == "guided_choice"
+
+
+def test_a_call_that_must_come_costs_no_reuse(http: httpx.Client) -> None:
+    """Nothing of it stands in the prompt: with it and without it is the same one."""
+    tools = [tool("look", {"at": SHORT}, ["at"]), tool("go", {}, [])]
+    words = "word " * 200
+    body = {"messages": [{"role": "user", "content": words}], "tools": tools}
+    chat(http, **body)
+    for choice in (
+        "auto",
+        "required",
+        {"type": "function", "function": {"name": "go"}},
+    ):
+        usage = chat(http, **body, tool_choice=choice).json()["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        assert cached >= usage["prompt_tokens"] - 2

@@ -146,3 +146,16 @@ def test_a_raw_completion_tells_text_as_it_is() -> None:
     ]
     assert told == [0, 1, 2, 3]
     assert events[-1] == ChoiceFinished(2, "stop")
+
+
+def test_a_stop_string_cuts_as_the_limit_does() -> None:
+    """Thinking that quotes a call had not ended, and half a call is none."""
+    for mode, text in (
+        ("on", f"The page says {CALL}"),
+        ("off", '<tool_call>{"name": "f", "arguments": {"a": "x'),
+    ):
+        choice = chat_choice(mode)  # type: ignore[arg-type]
+        events = choice.feed(Token(2, text, None))
+        events += choice.end(ChoiceEnded(2, "", "stop", "\n", (1,)))
+        assert calls(events) == []
+        assert events[-1] == ChoiceFinished(2, "stop", "\n")

@@ -28,7 +28,7 @@ from sidecar.memory.healing_store import (
 )
 from sidecar.memory.known_turns import Healed, KnownTurn
 from sidecar.memory.tombstones import Context
-from sidecar.pipeline.template.chat_template import offered_tools
+from sidecar.pipeline.template.chat_template import defined_tools
 from sidecar.pipeline.template.turn_delimiters import TurnDelimiters
 from sidecar.volatile.marked_message import MarkedMessage, Span, SpanKey, canonical_text
 from sidecar.volatile.rules import SILENT_KINDS, RuleSet
@@ -415,7 +415,7 @@ def _short_digest(turn: KnownTurn) -> bytes:
 def _around(request: ChatRequest) -> str:
     """What a prompt says besides its messages."""
     options = sorted(request.template_kwargs.items())
-    return "".join(repr(tool.raw) for tool in offered_tools(request)) + repr(options)
+    return "".join(repr(tool.raw) for tool in defined_tools(request)) + repr(options)
 
 
 def _reasoning(message: Message) -> str:

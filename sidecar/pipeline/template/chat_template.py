@@ -174,8 +174,23 @@ def parse_arguments(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"raw": text}
 
 
+def defined_tools(request: ChatRequest) -> tuple[Tool, ...]:
+    """
+    The tools that are defined before all messages.
+
+    One that is chosen by name is not defined alone: all that follows would be another
+    prompt.
+    """
+    if request.tool_choice.mode == "none":
+        return ()
+    chosen = request.tool_choice.name
+    return tuple(
+        tool for tool in request.tools if not tool.is_deferred or tool.name == chosen
+    )
+
+
 def offered_tools(request: ChatRequest) -> tuple[Tool, ...]:
-    """The tools that are defined before all messages, under the request's choice."""
+    """The tools that may be called, under the request's choice."""
     if request.tool_choice.mode == "none":
         return ()
     if request.tool_choice.mode == "named":
@@ -183,8 +198,16 @@ def offered_tools(request: ChatRequest) -> tuple[Tool, ...]:
     return tuple(tool for tool in request.tools if not tool.is_deferred)
 
 
-def state_choice(request: ChatRequest) -> tuple[Message, ...]:
-    """A forced tool choice is said at the end, where it costs no cached prefix."""
+def state_choice(request: ChatRequest, *, is_held: bool = False) -> tuple[Message, ...]:
+    """
+    A forced tool choice is said at the end.
+
+    Args:
+        is_held: a grammar holds the answer to it: then it need not be said, and the
+            next prompt, which does not say it, goes on where this one was.
+    """
+    if is_held:
+        return request.messages
     order = {
         "required": "Answer with a call of one of the functions.",
         "named": f"Answer with a call of the function {request.tool_choice.name}.",
