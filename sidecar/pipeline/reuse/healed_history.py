@@ -276,7 +276,7 @@ def _find_turns(
             if turn and is_issued:
                 issued.add(index)
                 threads.add(turn.conversation)
-            proofs += _proofs(store, message, contexts[-1], client)
+            proofs += _proofs(store, message, client)
         telling = _telling(item, ruleset)
         values |= telling
         texts = (canonical_text(item.pieces), message.text)
@@ -289,12 +289,12 @@ def _find_turns(
 
 
 def _proofs(
-    store: HealingStore, message: Message, context: Context, client: ClientInfo
+    store: HealingStore, message: Message, client: ClientInfo
 ) -> list[Mapping[SpanKey, str]]:
     """The values of the request for which a message's ids were issued."""
     ids = _ids_of(message) if client.session is None else []
     proof = store.issued_any(ids, client.api_key_id)
-    return [proof.values] if proof is not None and _is_at(proof, context) else []
+    return [] if proof is None else [proof.values]
 
 
 def _is_of_another(turn: KnownTurn | None, question: Sequence[MarkedMessage]) -> bool:
