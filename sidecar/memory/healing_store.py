@@ -23,12 +23,11 @@ from sidecar.core.conversation import (
 from sidecar.core.json_bytes import load_json
 from sidecar.core.requests import Message, Tool, ToolCall, call_key
 from sidecar.infra.lru import Lru
-from sidecar.memory.known_turns import Healed, KnownTurn
+from sidecar.memory.known_turns import Asks, Healed, KnownTurn
 from sidecar.memory.tombstones import (
     SEVERAL,
     Context,
     PlaceKeys,
-    Scopes,
     Tombstones,
     call_name,
     hash_text,
@@ -96,36 +95,6 @@ class TurnQuery:
     def has_values_of(self, turn: KnownTurn) -> bool:
         """Whether all that identified who asked is the same, no more and no less."""
         return is_implicit(turn.conversation.session) and self.values == turn.values
-
-
-@dataclass(frozen=True, slots=True)
-class Asks:
-    """
-    Who asks for a turn again, and where.
-
-    Args:
-        context: what stands before it in the request.
-        in_thread: it is of who asks, as ids prove: nothing but its thread counts.
-    """
-
-    context: Context
-    conversation: Conversation
-    in_thread: bool
-
-    def last(self, turn: KnownTurn) -> str:
-        """The name of the last turn that looks like one."""
-        return self._key(turn, lambda keys: keys.shown_last)
-
-    def once(self, turn: KnownTurn) -> str:
-        """The name of the only turn that looks like one."""
-        return self._key(turn, lambda keys: keys.shown_once)
-
-    def _key(self, turn: KnownTurn, names: Callable[[PlaceKeys], Scopes]) -> str:
-        if self.in_thread:
-            return names(turn.keys).thread
-        asked = names(place_keys(turn.visible, self.context, self.conversation))
-        has_sender = asked.sender and self.context.sender == turn.context.sender
-        return asked.sender if has_sender else asked.session
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +179,7 @@ class HealingStore:
     def _add(self, turn: KnownTurn, ids: Sequence[str]) -> None:
         """Keep a turn among those of its place, the newest first."""
         self.tombstones.shown(turn.keys, turn.time, turn.healed.digest, turn.alike)
-        for key in turn.keys.shown_last.names:
-            self._last_places.put(key, (turn.healed.digest, turn.context.literal))
+        self._note_place(turn.keys, turn.healed.digest, turn.context)
         for issued in ids:
             self._by_id.put(call_key(issued), turn)
         with self._lock:
@@ -237,8 +205,12 @@ class HealingStore:
         """
         keys = place_keys(visible, context, conversation)
         self.tombstones.shown_unkept(keys)
+        self._note_place(keys, SEVERAL, context)
+
+    def _note_place(self, keys: PlaceKeys, words: str, context: Context) -> None:
+        """Know what came before the last turn that looks so."""
         for key in keys.shown_last.names:
-            self._last_places.put(key, (SEVERAL, context.literal))
+            self._last_places.put(key, (words, context.literal))
 
     def drop_ids(self, ids: Iterable[str], conversation: Conversation) -> None:
         """

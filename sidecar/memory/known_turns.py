@@ -1,12 +1,12 @@
-"""Turns as the model wrote them, and where."""
+"""Turns as the model wrote them, and where; and who asks for one again."""
 
 import hashlib
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from sidecar.core.conversation import Conversation
-from sidecar.memory.tombstones import Context, PlaceKeys, place_keys
+from sidecar.memory.tombstones import Context, PlaceKeys, Scopes, place_keys
 from sidecar.volatile.marked_message import SpanKey
 
 
@@ -77,3 +77,33 @@ class KnownTurn:
         values = sum(100 + 4 * len(value) for value in self.values.values())
         text = 4 * len(self.healed.raw_text)
         return 8 * len(self.healed.raw_ids) + text + values + len(self.behind) + 700
+
+
+@dataclass(frozen=True, slots=True)
+class Asks:
+    """
+    Who asks for a turn again, and where.
+
+    Args:
+        context: what stands before it in the request.
+        in_thread: it is of who asks, as ids prove: nothing but its thread counts.
+    """
+
+    context: Context
+    conversation: Conversation
+    in_thread: bool
+
+    def last(self, turn: KnownTurn) -> str:
+        """The name of the last turn that looks like one."""
+        return self._key(turn, lambda keys: keys.shown_last)
+
+    def once(self, turn: KnownTurn) -> str:
+        """The name of the only turn that looks like one."""
+        return self._key(turn, lambda keys: keys.shown_once)
+
+    def _key(self, turn: KnownTurn, names: Callable[[PlaceKeys], Scopes]) -> str:
+        if self.in_thread:
+            return names(turn.keys).thread
+        asked = names(place_keys(turn.visible, self.context, self.conversation))
+        has_sender = asked.sender and self.context.sender == turn.context.sender
+        return asked.sender if has_sender else asked.session

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal, Protocol
 
 
@@ -54,19 +55,21 @@ class Splitter(Protocol):
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
     """Pieces without empty ones, those of one kind in a row as one."""
     whole: list[Piece] = []
-    for piece in pieces:
-        last = whole[-1] if whole else None
-        if isinstance(piece, tuple):
-            kind, text = piece
-            if isinstance(last, tuple) and last[0] == kind:
-                whole[-1] = (kind, last[1] + text)
-            elif text:
-                whole.append(piece)
-        elif isinstance(piece, CallArguments) and isinstance(last, CallArguments):
-            whole[-1] = CallArguments(last.text + piece.text)
+    shown = (p for p in pieces if not isinstance(p, tuple) or p[1])
+    for kind, group in groupby(shown, _kind_of):
+        run = list(group)
+        if kind == "reasoning" or kind == "content":
+            whole.append((kind, "".join(p[1] for p in run if isinstance(p, tuple))))
+        elif kind is CallArguments:
+            texts = (p.text for p in run if isinstance(p, CallArguments))
+            whole.append(CallArguments("".join(texts)))
         else:
-            whole.append(piece)
+            whole += run
     return whole
+
+
+def _kind_of(piece: Piece) -> Kind | type[CallPart]:
+    return piece[0] if isinstance(piece, tuple) else type(piece)
 
 
 def ascii_lower(text: str) -> str:

@@ -300,7 +300,7 @@ class StreamSplitter:
         if reader.has_calls:
             self._has_calls = True
             self._held_space = "\n" if self._has_content else ""
-            self._step = self._behind_calls
+            self._step = self._content_start
         elif self._has_calls and reader.is_unfinished:
             self._buffer = ""  # the beginning of a further call
         elif reader.is_read_to_end:  # openers within it were read to the end as well
@@ -310,13 +310,6 @@ class StreamSplitter:
             pieces += self._emit_content(reader.plain)
             self._num_refused += 1
         return pieces
-
-    def _behind_calls(self) -> Iterator[Piece] | None:
-        self._buffer = self._buffer.lstrip()
-        if not self._buffer:
-            return None
-        self._step = self._content
-        return iter(())
 
     def _release(self, kind: Kind, tags: tuple[str, ...]) -> Iterator[Piece] | None:
         keep = held_suffix(self._buffer, tags)

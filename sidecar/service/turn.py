@@ -11,7 +11,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from sidecar.core.errors import RequestCancelled, RequestTimeout, SidecarError
@@ -293,11 +293,20 @@ class _Shown:
         return visible_hash("".join(self.text), self.calls)
 
     def said(
-        self, sampled: tuple[int, ...], others: tuple[str, ...]
+        self,
+        sampled: tuple[int, ...],
+        others: tuple[str, ...],
+        started: Sequence[str],
     ) -> AssistantOutput:
-        """It, with the ids that may be put back, and how the others look."""
+        """
+        It, with the ids that may be put back, and how the others look.
+
+        Args:
+            started: ids of all choices' calls.
+        """
         text, reasoning = "".join(self.text), "".join(self.reasoning)
-        return AssistantOutput(text, reasoning, tuple(self.calls), sampled, others)
+        calls = tuple(self.calls)
+        return AssistantOutput(text, reasoning, calls, sampled, others, tuple(started))
 
 
 class _Progress:
@@ -366,8 +375,7 @@ class _Progress:
         is_echoed = is_all_shown and not first.is_calling
         is_alone = first.visible not in looks and is_echoed
         started = [i for one in self._shown.values() for i in one.started]
-        said = first.said(self._sampled if is_alone else (), looks)
-        said = replace(said, started=tuple(started))
+        said = first.said(self._sampled if is_alone else (), looks, started)
         began = self._first_token_at
         ttft_s = None if began is None else began - job.submitted
         seconds = time.monotonic() - job.submitted

@@ -49,19 +49,9 @@ class CallSink:
         return bool(self._said)
 
     def parts(self) -> list[CallPart]:
-        """What has come since this was asked last; pieces in a row are one."""
+        """What has come since this was asked last."""
         parts, self._parts = self._parts, []
-        whole: list[CallPart] = []
-        pieces: list[str] = []
-        for part in parts:
-            if isinstance(part, CallArguments):
-                pieces.append(part.text)
-                continue
-            if pieces:
-                whole.append(CallArguments("".join(pieces)))
-                pieces = []
-            whole.append(part)
-        return [*whole, CallArguments("".join(pieces))] if pieces else whole
+        return parts
 
     def start(self, name: str) -> None:
         """
@@ -156,6 +146,24 @@ class Block:
         """Whether the block's closer stands here."""
         return bool(self.closer) and (yield from self.scan.stands(self.closer))
 
+    def goes_on(self, is_followed: Wait[bool]) -> Wait[bool]:
+        """
+        Whether what follows an argument's end is more of the call, or its end.
+
+        Args:
+            is_followed: reads it; what it raises says no, if the text was not cut.
+        """
+        scan = self.scan
+        is_over = not (yield from scan.space()) and not scan.is_cut
+        if is_over or (yield from self.closes()):
+            return True
+        try:
+            return (yield from is_followed)
+        except NotThisFormat:
+            if scan.is_cut:
+                raise
+            return False
+
     def types_of(self, name: str) -> dict[str, Any]:
         """The declared types of a tool's arguments."""
         found = (tool for tool in self.tools if tool.name == name)
@@ -166,7 +174,9 @@ class Block:
         return any(tool.name == name for tool in self.tools)
 
 
-Format = Callable[[Block], Wait[None]]  # reads the inside of a block
+# Reads the inside of a block. Where that is not of the format it finds no call, or
+# raises what Python's own parsers raise on such a text.
+Format = Callable[[Block], Wait[None]]
 
 
 @dataclass(frozen=True, slots=True)

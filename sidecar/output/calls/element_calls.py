@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar.output.calls.call_sink import Block
-from sidecar.output.calls.json_text import RawText, printed, read_object, read_raw_value
+from sidecar.output.calls.json_text import printed, read_object, read_raw_value
 from sidecar.output.calls.scanner import NotThisFormat, Wait
 from sidecar.output.pieces import could_begin
 
@@ -111,8 +111,6 @@ def _calls(block: Block, elements: Elements) -> Wait[None]:
             break
         yield from _call(block, elements, tag["name"])
         block.mark()
-    if not block.sink.has_calls:
-        raise NotThisFormat("no call element")
 
 
 def _call(block: Block, elements: Elements, name: str) -> Wait[None]:
@@ -160,29 +158,27 @@ def _value(block: Block, elements: Elements, name: str, tag: _Tag) -> Wait[None]
         declared = "string" if says == "true" else None
 
     def is_end() -> Wait[bool]:
-        return (yield from _is_followed(block, elements, types))
+        return (yield from block.goes_on(_is_followed(block, elements, types)))
 
     end = elements.argument_end(tag["name"])
-    is_text = declared == "string"
-    text = RawText(block.sink.arguments, is_padded=elements.is_padded)
-    yield from read_raw_value(block.scan, text, end, is_end, is_text=is_text)
+    yield from read_raw_value(
+        block.scan,
+        block.sink.arguments,
+        end,
+        is_end,
+        is_text=declared == "string",
+        is_padded=elements.is_padded,
+    )
 
 
 def _is_followed(
     block: Block, elements: Elements, types: Mapping[str, Any]
 ) -> Wait[bool]:
-    """Whether what follows an argument's end is more of the call, or its end."""
+    """Whether what follows an argument is another one, or the call's end."""
     scan = block.scan
-    if not (yield from scan.space()) and not scan.is_cut:
+    if (yield from scan.space()) and (yield from scan.stands(elements.call_end)):
         return True
-    if (yield from scan.stands(elements.call_end)) or (yield from block.closes()):
-        return True
-    try:
-        tag = yield from _tag(block, elements, elements.argument)
-    except NotThisFormat:
-        if scan.is_cut:
-            raise
-        return False
+    tag = yield from _tag(block, elements, elements.argument)
     ends = (elements.call_end, block.closer, f"{elements.mark}<")
     if scan.is_cut and any(could_begin(scan.rest, end) for end in ends):
         raise NotThisFormat("the text ends behind an argument")

@@ -1,12 +1,17 @@
 """Calls as `call:NAME{KEY:VALUE,..}` with marks for quotes, as Gemma writes them."""
 
 import re
-from collections.abc import Callable
 from functools import partial
 
 from sidecar.core.json_bytes import MAX_LEVELS
 from sidecar.output.calls.call_sink import Block
-from sidecar.output.calls.json_text import escaped, printed, typed_text
+from sidecar.output.calls.json_text import (
+    Print,
+    escaped,
+    printed,
+    read_members,
+    typed_text,
+)
 from sidecar.output.calls.scanner import NotThisFormat, Wait
 
 _NAME = re.compile(r"[\w.:/-]*")
@@ -28,39 +33,14 @@ def gemma(block: Block) -> Wait[None]:
         sink.end()
         block.mark()
         yield from scan.space()
-    if not sink.has_calls:
-        raise NotThisFormat("no call")
 
 
-_Show = Callable[[str], None]
+def _object(block: Block, show: Print, level: int) -> Wait[None]:
+    member = partial(_member, block, show, level + 1)
+    yield from read_members(block.scan, show, "{}", member)
 
 
-def _object(block: Block, show: _Show, level: int) -> Wait[None]:
-    yield from _members(block, show, "{}", partial(_member, block, show, level + 1))
-
-
-def _list(block: Block, show: _Show, level: int) -> Wait[None]:
-    yield from _members(block, show, "[]", partial(_value, block, show, level + 1))
-
-
-def _members(
-    block: Block, show: _Show, brackets: str, member: Callable[[], Wait[None]]
-) -> Wait[None]:
-    scan = block.scan
-    yield from scan.expect(brackets[0])
-    show(brackets[0])
-    between = ""
-    while (yield from scan.space()) != brackets[1]:
-        if between:
-            yield from scan.expect(",")
-            show(between)
-        yield from member()
-        between = ", "
-    scan.at += 1
-    show(brackets[1])
-
-
-def _member(block: Block, show: _Show, level: int) -> Wait[None]:
+def _member(block: Block, show: Print, level: int) -> Wait[None]:
     quote = yield from _quote(block)
     if quote:
         pieces: list[str] = []
@@ -74,14 +54,15 @@ def _member(block: Block, show: _Show, level: int) -> Wait[None]:
     yield from _value(block, show, level)
 
 
-def _value(block: Block, show: _Show, level: int) -> Wait[None]:
+def _value(block: Block, show: Print, level: int) -> Wait[None]:
     if level > MAX_LEVELS:
         raise NotThisFormat("nested too deep")
     first = yield from block.scan.space()
     if first == "{":
         yield from _object(block, show, level)
     elif first == "[":
-        yield from _list(block, show, level)
+        value = partial(_value, block, show, level + 1)
+        yield from read_members(block.scan, show, "[]", value)
     elif quote := (yield from _quote(block)):
         yield from _quoted(block, quote, show)
     else:
@@ -100,7 +81,7 @@ def _quote(block: Block) -> Wait[str]:
     return ""
 
 
-def _quoted(block: Block, quote: str, show: _Show) -> Wait[None]:
+def _quoted(block: Block, quote: str, show: Print) -> Wait[None]:
     """Read a text up to the next mark; within it there is no way to write one."""
 
     def show_escaped(piece: str) -> None:

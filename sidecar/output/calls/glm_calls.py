@@ -3,7 +3,7 @@
 import re
 
 from sidecar.output.calls.call_sink import Block
-from sidecar.output.calls.json_text import RawText, printed, read_object, read_raw_value
+from sidecar.output.calls.json_text import printed, read_object, read_raw_value
 from sidecar.output.calls.scanner import NotThisFormat, Wait
 
 _NAME = re.compile(r"[\w.:/-]*")
@@ -33,7 +33,7 @@ def glm4_xml(block: Block) -> Wait[None]:
     name = yield from scan.through("</name>", _MAX_NAME_CHARS)
     yield from scan.space()
     yield from scan.expect("<arguments>")
-    sink.start(name.removesuffix("</name>").strip())
+    sink.start(name.strip())
     yield from read_object(scan, sink.arguments)
     yield from scan.space()
     yield from scan.expect("</arguments>")
@@ -70,8 +70,7 @@ def _key(block: Block, prefix: str) -> Wait[tuple[str, str]]:
     """Read what stands before a value: its name, and what ends it."""
     scan = block.scan
     if (yield from scan.take(f"<{prefix}arg_key>")):
-        end = f"</{prefix}arg_key>"
-        key = (yield from scan.through(end, _MAX_NAME_CHARS))[: -len(end)]
+        key = yield from scan.through(f"</{prefix}arg_key>", _MAX_NAME_CHARS)
         yield from scan.space()
         yield from scan.expect(f"<{prefix}arg_value>")
         return key.strip(), f"</{prefix}arg_value>"
@@ -86,19 +85,15 @@ def _key(block: Block, prefix: str) -> Wait[tuple[str, str]]:
 
 
 def _value(block: Block, name: str, key: str, end: str, prefix: str) -> Wait[None]:
-    def is_end() -> Wait[bool]:
-        scan = block.scan
-        is_over = not (yield from scan.space()) and not scan.is_cut
-        if is_over or (yield from block.closes()):
-            return True
-        try:
-            yield from _key(block, prefix)
-        except NotThisFormat:
-            if scan.is_cut:
-                raise
-            return False
+    def is_followed() -> Wait[bool]:
+        yield from _key(block, prefix)
         return True
 
-    is_text = block.types_of(name).get(key) == "string"
-    text = RawText(block.sink.arguments, is_padded=False)
-    yield from read_raw_value(block.scan, text, end, is_end, is_text=is_text)
+    yield from read_raw_value(
+        block.scan,
+        block.sink.arguments,
+        end,
+        lambda: block.goes_on(is_followed()),
+        is_text=block.types_of(name).get(key) == "string",
+        is_padded=False,
+    )

@@ -26,8 +26,6 @@ def hermes_json(block: Block) -> Wait[None]:
             yield from json_call(block)
         block.mark()
         first = yield from scan.space()
-    if not block.sink.has_calls:
-        raise NotThisFormat("no object")
 
 
 def bare_json(block: Block) -> Wait[None]:
@@ -48,8 +46,6 @@ def bare_json(block: Block) -> Wait[None]:
         first = yield from scan.space()
         if first != "{":
             scan.at = behind
-    if not block.sink.has_calls:
-        raise NotThisFormat("no object")
 
 
 def _list(block: Block) -> Wait[None]:

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 from sidecar.core.json_bytes import MAX_LEVELS, load_json
@@ -44,7 +45,8 @@ def read_value(scan: Scanner, show: Print, level: int = 0) -> Wait[None]:
     if first == "{":
         yield from read_object(scan, show, level)
     elif first == "[":
-        yield from _read_list(scan, show, level)
+        value = partial(read_value, scan, show, level + 1)
+        yield from read_members(scan, show, "[]", value)
     elif first and first in _SPECIAL:
         yield from read_string(scan, show)
     else:
@@ -64,36 +66,38 @@ def _read_word(scan: Scanner, show: Print, kind: re.Pattern[str]) -> Wait[None]:
 
 def read_object(scan: Scanner, show: Print, level: int = 0) -> Wait[None]:
     """Read an object."""
-    yield from scan.expect("{")
-    show("{")
-    between = ""
-    while (yield from scan.space()) != "}":
-        if between:
-            yield from scan.expect(",")
-            yield from scan.space()
-            show(between)
-        yield from read_string(scan, show)
-        yield from scan.space()
-        yield from scan.expect(":")
-        show(": ")
-        yield from read_value(scan, show, level + 1)
-        between = ", "
-    scan.at += 1
-    show("}")
+    yield from read_members(scan, show, "{}", partial(_member, scan, show, level + 1))
 
 
-def _read_list(scan: Scanner, show: Print, level: int) -> Wait[None]:
-    yield from scan.expect("[")
-    show("[")
+def read_members(
+    scan: Scanner, show: Print, brackets: str, member: Callable[[], Wait[None]]
+) -> Wait[None]:
+    """
+    Read what stands between two brackets, with commas between.
+
+    Args:
+        member: reads one of them.
+    """
+    yield from scan.expect(brackets[0])
+    show(brackets[0])
     between = ""
-    while (yield from scan.space()) != "]":
+    while (yield from scan.space()) != brackets[1]:
         if between:
             yield from scan.expect(",")
             show(between)
-        yield from read_value(scan, show, level + 1)
+        yield from member()
         between = ", "
     scan.at += 1
-    show("]")
+    show(brackets[1])
+
+
+def _member(scan: Scanner, show: Print, level: int) -> Wait[None]:
+    yield from scan.space()
+    yield from read_string(scan, show)
+    yield from scan.space()
+    yield from scan.expect(":")
+    show(": ")
+    yield from read_value(scan, show, level)
 
 
 def read_string(scan: Scanner, show: Print) -> Wait[None]:
@@ -221,18 +225,15 @@ class RawText:
         """It was all of the string."""
         self._show('""' if self._is_first else '"')
 
-    def show_json(self, text: str) -> None:
-        """Show a value that is no string if it parses as another."""
-        self._show(typed_text(text))
-
 
 def read_raw_value(
     scan: Scanner,
-    text: RawText,
+    show: Print,
     end: str,
     is_end: Callable[[], Wait[bool]],
     *,
     is_text: bool,
+    is_padded: bool,
 ) -> Wait[None]:
     """
     Read a value without quotes up to its end.
@@ -240,14 +241,16 @@ def read_raw_value(
     Args:
         is_end: whether the end that was just read is meant as one.
         is_text: it is a string, and shown as it comes; else JSON, if it parses.
+        is_padded: see RawText.
     """
-    if not is_text:
-        pieces: list[str] = []
-        yield from scan.until(end, pieces.append, is_end)
-        text.show_json("".join(pieces))
+    if is_text:
+        text = RawText(show, is_padded=is_padded)
+        yield from scan.until(end, text.take, is_end)
+        text.close()
         return
-    yield from scan.until(end, text.take, is_end)
-    text.close()
+    pieces: list[str] = []
+    yield from scan.until(end, pieces.append, is_end)
+    show(typed_text("".join(pieces)))
 
 
 def _no_constant(name: str) -> Any:

@@ -7,12 +7,6 @@ from sidecar.output.calls.call_sink import Block, Format
 from sidecar.output.calls.json_text import object_of, printed
 from sidecar.output.calls.scanner import NotThisFormat, Wait
 
-# The library's parsers raise any of these on text that is not theirs.
-_NOT_THIS_FORMAT = (
-    ValueError, TypeError, LookupError, AttributeError, ArithmeticError,
-    SyntaxError, RecursionError,
-)  # fmt: skip
-
 
 def from_library(parse: Callable[..., Any]) -> Format:
     """Wrap a parser of mlx-lm: `parse(text, tools)` to a call dict, or several."""
@@ -21,10 +15,7 @@ def from_library(parse: Callable[..., Any]) -> Format:
         pieces: list[str] = []
         if block.closer:
             yield from _up_to_closer(block, pieces)
-        try:
-            found = parse("".join(pieces), [dict(tool.raw) for tool in block.tools])
-        except _NOT_THIS_FORMAT as error:
-            raise NotThisFormat(str(error)) from None
+        found = parse("".join(pieces), [dict(tool.raw) for tool in block.tools])
         for name, arguments in _calls(found if isinstance(found, list) else [found]):
             block.sink.call(name, arguments)
 

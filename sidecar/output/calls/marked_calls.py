@@ -16,7 +16,7 @@ _RECIPIENT = re.compile(r"(?:functions\.)?(?P<name>[\w.:-]+)")
 
 def mistral(block: Block) -> Wait[None]:
     """`NAME[ARGS]{..}`, maybe `[CALL_ID]ID` between; older ones write JSON objects."""
-    scan, sink = block.scan, block.sink
+    scan = block.scan
     while True:
         behind = scan.at
         block.mark()
@@ -29,18 +29,15 @@ def mistral(block: Block) -> Wait[None]:
             scan.at = behind  # what follows is no call
             break
         yield from _call(block, name)
-    if not sink.has_calls:
-        raise NotThisFormat("no call")
 
 
 def kimi(block: Block) -> Wait[None]:
     """`functions.NAME:N`, a mark and an object, each call between two marks."""
-    scan, sink = block.scan, block.sink
+    scan = block.scan
     yield from scan.space()
     while (yield from scan.take("<|tool_call_begin|>")):
         mark = "<|tool_call_argument_begin|>"
-        header = yield from scan.through(mark, _MAX_HEADER_CHARS)
-        found = _KIMI_NAME.fullmatch(header[: -len(mark)])
+        found = _KIMI_NAME.fullmatch((yield from scan.through(mark, _MAX_HEADER_CHARS)))
         if found is None:
             raise NotThisFormat("no name")
         yield from _call(block, found["name"], "<|tool_call_end|>")
@@ -48,22 +45,18 @@ def kimi(block: Block) -> Wait[None]:
         yield from scan.take("<|tool_call_end|>")
         block.mark()
         yield from scan.space()
-    if not sink.has_calls:
-        raise NotThisFormat("no call element")
 
 
 def deepseek(block: Block) -> Wait[None]:
     """`NAME<｜tool▁sep｜>{..}`, or a fence behind the name, each call between marks."""
-    scan, sink = block.scan, block.sink
+    scan = block.scan
     yield from scan.space()
     while (yield from scan.take("<｜tool▁call▁begin｜>")):
-        mark = "<｜tool▁sep｜>"
-        name = (yield from scan.through(mark, _MAX_HEADER_CHARS))[: -len(mark)]
+        name = yield from scan.through("<｜tool▁sep｜>", _MAX_HEADER_CHARS)
         is_bare = (yield from scan.space()) == "{"
         is_fenced = not is_bare and not (yield from scan.stands(_DEEPSEEK_END))
         if is_fenced:
-            header = yield from scan.through("```json", _MAX_HEADER_CHARS)
-            name = header.removesuffix("```json")
+            name = yield from scan.through("```json", _MAX_HEADER_CHARS)
         yield from _call(block, name.strip(), _DEEPSEEK_END)
         yield from scan.space()
         if is_fenced:
@@ -72,8 +65,6 @@ def deepseek(block: Block) -> Wait[None]:
         yield from scan.expect(_DEEPSEEK_END)
         block.mark()
         yield from scan.space()
-    if not sink.has_calls:
-        raise NotThisFormat("no call element")
 
 
 def channels(block: Block) -> Wait[None]:

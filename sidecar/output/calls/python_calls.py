@@ -26,8 +26,6 @@ def python_calls(block: Block) -> Wait[None]:
         block.mark()
         if (yield from scan.space()) in (";", ","):
             yield from scan.char()
-    if not block.sink.has_calls:
-        raise NotThisFormat("no call")
 
 
 def _expression(scan: Scanner) -> Wait[str]:
@@ -64,22 +62,11 @@ def _string(scan: Scanner, quote: str) -> Wait[None]:
 
 def _read_all(source: str, tools: Sequence[Tool]) -> list[tuple[str, str]]:
     """Names and arguments, as JSON, of all calls of an expression."""
-    try:
-        return [_read(call, tools) for call in _calls_in(source)]
-    except RecursionError as error:
-        raise NotThisFormat(str(error)) from None
-
-
-def _calls_in(source: str) -> list[ast.Call]:
-    try:
-        found = ast.parse(source.strip(), mode="eval").body
-    except (SyntaxError, ValueError, MemoryError) as error:
-        raise NotThisFormat(str(error)) from None
+    found = ast.parse(source.strip(), mode="eval").body
     items = found.elts if isinstance(found, ast.List | ast.Tuple) else [found]
-    calls = [_printed_call(item) for item in items]
-    if not calls:
+    if not items:
         raise NotThisFormat("no call")
-    return calls
+    return [_read(_printed_call(item), tools) for item in items]
 
 
 def _printed_call(item: ast.expr) -> ast.Call:

@@ -16,7 +16,7 @@ from sidecar.output.calls.scanner import (
 )
 from sidecar.output.pieces import CallPart
 
-# Python's own parsers raise any of these on text that is not theirs.
+# Python's own parsers and mlx-lm's raise any of these on text that is not theirs.
 _NOT_THIS_FORMAT = (
     ValueError,
     TypeError,
@@ -44,7 +44,6 @@ class CallReader:
         self._opener = opener
         scan = Scanner(opener if syntax.is_inside else "")
         self._block = Block(scan, CallSink(tools), tools, syntax.closer)
-        self._formats = list(syntax.formats)
         self._reading = self._read()
         self._waiting: list[str] = []
         self._num_waiting = 0
@@ -94,7 +93,7 @@ class CallReader:
     def _read(self) -> Wait[None]:
         """Try each format from the block's beginning until one finds a call."""
         block = self._block
-        for read in self._formats:
+        for read in self._syntax.formats:
             block.scan.at = 0
             try:
                 yield from read(block)
@@ -107,8 +106,9 @@ class CallReader:
                     continue
                 self._end_behind_calls()
                 return
-            yield from self._close()
-            return
+            if block.sink.has_calls:
+                yield from self._close()
+                return
         self._refuse()
 
     def _close(self) -> Wait[None]:

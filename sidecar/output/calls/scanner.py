@@ -156,18 +156,19 @@ class Scanner:
             yield
 
     def tag(self) -> Wait[str]:
-        """Take what stands between here and the next `>`, both with it."""
-        return (yield from self.through(">", _MAX_TAG_CHARS))
+        """Take what stands between here and the next `>`, with it."""
+        return (yield from self.through(">", _MAX_TAG_CHARS)) + ">"
 
     def through(self, end: str, max_chars: int) -> Wait[str]:
-        """Take a short text with its end."""
+        """Take a short text and its end; the text."""
         ends = _folded(end)
         while (found := ends.search(self.text, self.at)) is None:
             if len(self.text) - self.at > max_chars:
                 raise NotThisFormat(f"{end!r} is missing")
             yield from self.more()
-        start, self.at = self.at, found.end()
-        return self.text[start : self.at]
+        text = self.text[self.at : found.start()]
+        self.at = found.end()
+        return text
 
     def until(
         self,

@@ -11,6 +11,7 @@ had it.
 """
 
 import struct
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,6 @@ from sidecar.core.conversation import IMPLICIT, Conversation
 from sidecar.core.requests import ChatRequest, ClientInfo, Message, Thought, text_of
 from sidecar.core.turn_token import read_token
 from sidecar.memory.healing_store import (
-    Asks,
     ContextHasher,
     Defaults,
     HealingStore,
@@ -26,7 +26,7 @@ from sidecar.memory.healing_store import (
     defaults_of,
     is_edited,
 )
-from sidecar.memory.known_turns import Healed, KnownTurn
+from sidecar.memory.known_turns import Asks, Healed, KnownTurn
 from sidecar.memory.tombstones import Context
 from sidecar.pipeline.template.chat_template import defined_tools
 from sidecar.pipeline.template.turn_delimiters import TurnDelimiters
@@ -330,27 +330,28 @@ def _unsure(store: HealingStore, past: _Past, client: ClientInfo) -> frozenset[i
         return Asks(past.contexts[index], asked_by, in_thread)
 
     covered, until = _covered(store, past, asked_by, asks)
-    found = []
-    for index in past.turns.keys() - past.issued:
+    found = _contradicted(past)
+    for index in past.turns.keys() - past.issued - found:
         turn = past.turns[index]
-        if _is_contradicted(past, index):
-            found.append(index)
-            continue
         if index < until and covered.get(index) == _short_digest(turn):
             continue
         is_end = index == until and store.is_last(turn, asks(index))
         if not is_end and not store.is_once(turn, asks(index)):
-            found.append(index)
+            found.add(index)
     return frozenset(found)
 
 
-def _is_contradicted(past: _Past, index: int) -> bool:
-    """Whether another turn stood there for the next one that is known by its ids."""
-    later = min((i for i in past.issued if i > index), default=None)
-    if later is None:
-        return False
-    stood = _unpacked(past.turns[later].behind).get(index)
-    return stood != _short_digest(past.turns[index])
+def _contradicted(past: _Past) -> set[int]:
+    """Turns in whose place the next one that is known by its ids had another."""
+    found = set()
+    later: bytes | None = None  # what stood before that one
+    for index in sorted(past.turns, reverse=True):
+        turn = past.turns[index]
+        if index in past.issued:
+            later = turn.behind
+        elif later is not None and _stood(later, index) != _short_digest(turn):
+            found.add(index)
+    return found
 
 
 def _covered(
@@ -406,6 +407,16 @@ def _unpacked(behind: bytes) -> dict[int, bytes]:
     """The beginnings of digests by message index."""
     whole = len(behind) // _PLACE.size * _PLACE.size
     return dict(_PLACE.iter_unpack(behind[:whole]))
+
+
+def _stood(behind: bytes, index: int) -> bytes | None:
+    """The beginning of the digest at a message index."""
+    places = range(0, len(behind) - _PLACE.size + 1, _PLACE.size)
+    at = bisect_left(places, index, key=lambda i: _PLACE.unpack_from(behind, i)[0])
+    if at == len(places):
+        return None
+    found, digest = _PLACE.unpack_from(behind, places[at])
+    return bytes(digest) if found == index else None
 
 
 def _short_digest(turn: KnownTurn) -> bytes:

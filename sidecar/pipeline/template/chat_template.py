@@ -190,12 +190,11 @@ def defined_tools(request: ChatRequest) -> tuple[Tool, ...]:
 
 
 def offered_tools(request: ChatRequest) -> tuple[Tool, ...]:
-    """The tools that may be called, under the request's choice."""
-    if request.tool_choice.mode == "none":
-        return ()
-    if request.tool_choice.mode == "named":
-        return tuple(t for t in request.tools if t.name == request.tool_choice.name)
-    return tuple(tool for tool in request.tools if not tool.is_deferred)
+    """Those of them that may be called, under the request's choice."""
+    choice, tools = request.tool_choice, defined_tools(request)
+    if choice.mode != "named":
+        return tools
+    return tuple(tool for tool in tools if tool.name == choice.name)
 
 
 def state_choice(request: ChatRequest, *, is_held: bool = False) -> tuple[Message, ...]:
