@@ -123,7 +123,7 @@ def make(folder: Path, architecture: str, kind: str) -> None:
 def _load_and_test(folder: Path, tried: Tried, faults: Faults) -> None:
     from sidecar.engine.loading.loader import finish, read_model, run_to_end
     from sidecar.engine.loading.model_source import find_model
-    from sidecar.engine.memory_model import fit_memory
+    from sidecar.engine.memory_fit import fit_memory
     from sidecar.engine.selftest.self_test import SelfTest
     from sidecar.engine.vision.vision_encoder import FeatureMemo
     from sidecar.kv import kv_layers

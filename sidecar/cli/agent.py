@@ -24,6 +24,7 @@ class Turn:
 
     Args:
         num_messages: messages in its prompt. is_heard: the answer was not empty.
+        is_cut: the answer ends in a call whose arguments are no JSON.
     """
 
     label: str
@@ -33,6 +34,7 @@ class Turn:
     ttft_s: float
     num_messages: int
     is_heard: bool
+    is_cut: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class Agent:
             reply.ttft_s,
             num_messages,
             bool(reply.message["content"].strip() or reply.message.get("tool_calls")),
+            _ends_in_a_cut_call(reply.message),
         )
 
     def _go_on(self) -> None:
@@ -183,6 +186,17 @@ def _echo(reply: Reply) -> Json:
     for call in message.get("tool_calls") or ():
         call["function"]["arguments"] = _compact(call["function"]["arguments"])
     return message
+
+
+def _ends_in_a_cut_call(message: Json) -> bool:
+    calls = message.get("tool_calls")
+    if not calls:
+        return False
+    try:
+        json.loads(calls[-1]["function"]["arguments"])
+    except ValueError:
+        return True
+    return False
 
 
 def _compact(arguments: str) -> str:

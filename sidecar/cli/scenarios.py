@@ -72,10 +72,14 @@ class Setup:
     sees: bool = False
 
     def kept(self, before: Turn) -> int:
-        """The least that a prompt must share with the one it extends."""
+        """
+        The least that a prompt must share with the one it extends.
+
+        A call that the limit cut off is closed by the template: it is written anew.
+        """
         if not before.is_heard:
             return before.prompt_len - _HEADER_LEN
-        if self.can_splice:
+        if self.can_splice and not before.is_cut:
             return before.prompt_len + max(0, before.completion_len - _UNFED_LEN)
         return before.prompt_len
 

@@ -178,6 +178,20 @@ def test_the_key_opens_a_locked_server(capsys: pytest.CaptureFixture[str]) -> No
         assert probe(app.url + "/v1", *arguments) == 0
 
 
+def test_a_call_that_the_limit_cut_off_is_not_expected_to_be_kept(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The prompt before it is; a call that came whole is kept with the prompt."""
+    arguments = ["--scenario", "retry", "--turns", "2"]
+    with running_sidecar({}) as app:
+        assert probe(app.url, *arguments) == 0
+        cut = rows(capsys.readouterr().out)
+        assert probe(app.url, *arguments, "--max-tokens", "60") == 0
+        whole = rows(capsys.readouterr().out)
+    assert 0 <= cut["2"][1] - cut["1"][0] < 8
+    assert whole["2"][1] - whole["1"][0] > 24
+
+
 def test_clients_habits(capsys: pytest.CaptureFixture[str]) -> None:
     """Thinking is not sent back; one session id, tools and usage in each request."""
     bodies: list[Json] = []
