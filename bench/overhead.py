@@ -1,7 +1,7 @@
 """
 What the sidecar costs over plain mlx-lm and against mlx_lm.server, as ratios.
 
-    python -m bench.overhead [--runs 7] [--json FILE]
+    python -m bench overhead [--runs 7] [--json FILE]
 
 Ours and theirs take turns on the same prompts while the other is idle, each first in
 every other pair, so that what else the machine does falls on both. A bar is held
@@ -30,6 +30,7 @@ from bench.servers import Setup, mlx_lm_server, plain_process, run_python, sidec
 
 _REPOSITORY = Path(__file__).parents[1]
 _STREAMS = (1, 4, 8)
+_OPPONENTS = ("plain", "server")
 _SHORT_PROMPT, _SHORT_ANSWER = 32, 4
 _SINGLE_FACTOR = 4  # a single stream is short, and as noisy as many
 _PAUSE_S = 0.2  # what a server still does after its last token
@@ -210,7 +211,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--short-runs", type=int, default=60, help="pairs of short prompts (60)")
     add("--streams", type=_counts, default=_STREAMS, help="stream counts (1,4,8)")
-    add("--against", default="plain,server", help="plain, server or both (both)")
+    add(
+        "--against",
+        type=_opponents,
+        default=_OPPONENTS,
+        help="plain (stream_generate), server (mlx_lm.server), or plain,server (both)",
+    )
     add("--max-tokens", type=int, default=128, help="tokens of an answer (128)")
     add("--prompt-tokens", type=int, default=512, help="longest prompt (512)")
     add("--shortest", type=int, help="shortest prompt (half the longest)")
@@ -220,6 +226,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--work-dir", type=Path, default=default_dir, help=f"kept ({default_dir})")
     add("--json", type=Path, help="also write everything to this file")
     return parser
+
+
+def _opponents(text: str) -> Sequence[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in _OPPONENTS]:
+        known = " or ".join(_OPPONENTS)
+        raise argparse.ArgumentTypeError(f"must be {known}, got {unknown[0]!r}")
+    return names
 
 
 def _counts(text: str) -> Sequence[int]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench import report, table
+from bench import overhead, report, table
 from bench.clients import Answer
 from bench.prompts import lengths_of
 from bench.report import Bar, Comparison, InvalidRun, Pair, Run
@@ -142,3 +142,14 @@ def test_prompt_lengths_are_spread_and_start_with_the_longest() -> None:
     """The shortest of several is half of the longest."""
     assert lengths_of(1, 512) == [512]
     assert lengths_of(4, 512) == [512, 427, 342, 256]
+
+
+def test_an_opponent_that_is_unknown_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing was compared then, and "all bars passed" would be no figure."""
+    with pytest.raises(SystemExit) as ended:
+        overhead.main(["--against", "stream_generate"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "--against: must be plain or server, got 'stream_generate'" in said
