@@ -174,3 +174,52 @@ def test_openers_that_nothing_closes_are_read_once(unit: str) -> None:
         split_calls(pieces, [syntax], (TOOL,))
 
     assert grows_linearly(work, lambda size: unit * (size // len(unit)), SIZE)
+
+
+BROKEN = [
+    r'{"path": "C:\users\new"}',
+    r'{"path": "\ud800\udc"}',
+    '{"path": "x", ,"text": "y"}',
+    '{"path": "x", oops}',
+    '{"path": "x", "n": NaN}',
+    '{"path": "x", "n": 1e999}',
+    '{"path": "x", "n": +1}',
+    '{"path": "a" : "b"}',
+    '{"path": "a", "v": [1,,2]}',
+]
+
+
+@pytest.mark.parametrize("arguments", BROKEN)
+@pytest.mark.parametrize("name", ["mistral", "channels", "hermes"])
+def test_nobody_can_run_a_call_that_broke(name: str, arguments: str) -> None:
+    """What left of it is no JSON for any parser, and no letter of it is lost."""
+    splitter: StreamSplitter | ChannelSplitter
+    if name == "channels":
+        splitter = ChannelSplitter(CHANNEL_SYNTAX, (TOOL,))
+        text = f"<|channel|>commentary to=functions.look<|message|>{arguments}<|call|>"
+    elif name == "mistral":
+        syntax = ToolSyntax("[TOOL_CALLS]", "", (mistral,))
+        splitter = StreamSplitter(Markers(), "off", (syntax,), (TOOL,))
+        text = f"[TOOL_CALLS]look[ARGS]{arguments}"
+    else:  # whose last brace is missing
+        syntax = ToolSyntax("<tool_call>", "</tool_call>", (hermes_json,))
+        splitter = StreamSplitter(Markers(), "off", (syntax,), (TOOL,))
+        text = f'<tool_call>{{"name": "look", "arguments": {arguments}</tool_call>'
+    pieces = [piece for letter in text for piece in splitter.feed(letter)]
+    last, is_cut = splitter.flush(is_cut=False)
+    read = collect([*pieces, *last], is_cut=is_cut)
+    assert read.calls == []
+    ((called, shown),) = read.broken
+    assert called == "look"
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(shown, strict=False)
+    squeezed = "".join(arguments.split())
+    assert "".join(shown.split()).rstrip('"').startswith(squeezed.rstrip('"'))
+
+
+def test_what_is_no_literal_of_python_is_its_source() -> None:
+    """As it stands, whatever lines and letters are before it."""
+    source = "look(a='ü\\n',\n b=f'{x}é{y!r}', c=[1, ö + 2],\n d=1.5)"
+    read = read_calls(source, [ToolSyntax("", "", (python_calls,))], (TOOL,))
+    ((_, arguments),) = read.parsed
+    assert arguments == {"a": "ü\n", "b": "f'{x}é{y!r}'", "c": [1, "ö + 2"], "d": 1.5}

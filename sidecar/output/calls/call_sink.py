@@ -100,7 +100,13 @@ class CallSink:
         self._name, self._is_held = None, False
 
     def break_off(self, rest: str) -> None:
-        """What was begun and shown goes on with what is no JSON."""
+        """
+        What was begun and shown goes on with what is no JSON.
+
+        Nobody may run it: what a lenient parser would take has one quote more.
+        """
+        if _is_lenient_json("".join([*self._pieces, rest])):
+            rest += '"'
         if rest:
             self._parts.append(CallArguments(rest))
         self._parts.append(CallEnded(is_broken=True))
@@ -198,6 +204,15 @@ class ToolSyntax:
     is_inside: bool = False
     at_line_start: bool = False
     call_end: str = ""
+
+
+def _is_lenient_json(text: str) -> bool:
+    """Whether Python's parser takes it, which knows NaN and raw line breaks."""
+    try:
+        json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def find_syntax(opener: str, syntaxes: Sequence[ToolSyntax]) -> ToolSyntax:

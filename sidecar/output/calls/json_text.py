@@ -102,9 +102,10 @@ def _member(scan: Scanner, show: Print, level: int) -> Wait[None]:
 
 def read_string(scan: Scanner, show: Print) -> Wait[None]:
     """Read a string."""
-    quote = yield from scan.char()
+    quote = yield from scan.following()
     if quote not in _SPECIAL:
         raise NotThisFormat("no JSON string")
+    scan.at += 1
     show('"')
     special = _SPECIAL[quote]
     while True:
@@ -269,7 +270,16 @@ def _number(text: str) -> str:
 
 
 def _escape(scan: Scanner) -> Wait[str]:
-    """What a backslash and what follows it stand for."""
+    """What a backslash and what follows it stand for; what is none is not taken."""
+    start = scan.at
+    try:
+        return (yield from _escaped_char(scan))
+    except NotThisFormat:
+        scan.at = start
+        raise
+
+
+def _escaped_char(scan: Scanner) -> Wait[str]:
     scan.at += 1
     letter = yield from scan.char()
     if letter == "u":

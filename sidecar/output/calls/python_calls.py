@@ -14,6 +14,7 @@ _OPENING, _CLOSING = "([{", ")]}"
 _CONSTANTS = {"true": True, "false": False, "null": None}
 _MAX_CHARS = 1_000_000
 _PLAIN = re.compile(r"[^\"'()\[\]{}]*")
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|$)")
 _IN_STRING = re.compile(r"[^\"'\\]*")
 
 
@@ -62,11 +63,29 @@ def _string(scan: Scanner, quote: str) -> Wait[None]:
 
 def _read_all(source: str, tools: Sequence[Tool]) -> list[tuple[str, str]]:
     """Names and arguments, as JSON, of all calls of an expression."""
-    found = ast.parse(source.strip(), mode="eval").body
+    text = source.strip()
+    found = ast.parse(text, mode="eval").body
     items = found.elts if isinstance(found, ast.List | ast.Tuple) else [found]
     if not items:
         raise NotThisFormat("no call")
-    return [_read(_printed_call(item), tools) for item in items]
+    said = _Source(text)
+    return [_read(_printed_call(item), tools, said) for item in items]
+
+
+class _Source:
+    """A text that was parsed, by the nodes that were found in it."""
+
+    def __init__(self, text: str) -> None:
+        # Of lines as Python counts them: at form feeds no new one begins.
+        self._lines = _LINE.findall(text.encode())
+
+    def text_of(self, node: ast.expr) -> str:
+        """What stands there; nodes count bytes."""
+        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+        lines = self._lines[first : last + 1]
+        lines[-1] = lines[-1][: node.end_col_offset]
+        lines[0] = lines[0][node.col_offset :]
+        return b"".join(lines).decode()
 
 
 def _printed_call(item: ast.expr) -> ast.Call:
@@ -78,21 +97,21 @@ def _printed_call(item: ast.expr) -> ast.Call:
     return inner if isinstance(inner, ast.Call) else item
 
 
-def _read(call: ast.Call, tools: Sequence[Tool]) -> tuple[str, str]:
+def _read(call: ast.Call, tools: Sequence[Tool], source: _Source) -> tuple[str, str]:
     """The name of a call and its arguments as JSON."""
     name = _dotted(call.func)
-    members = [*_positional(name, call.args, tools)]
+    members = [*_positional(name, call.args, tools, source)]
     for keyword in call.keywords:
         if keyword.arg is None:
             raise NotThisFormat("arguments that are not spelled out")
-        members.append((keyword.arg, _json(keyword.value)))
+        members.append((keyword.arg, _json(keyword.value, source)))
     if len({key for key, _ in members}) < len(members):
         raise NotThisFormat("an argument is given twice")
     return name, joined_object(members)
 
 
 def _positional(
-    name: str, values: Sequence[ast.expr], tools: Sequence[Tool]
+    name: str, values: Sequence[ast.expr], tools: Sequence[Tool], source: _Source
 ) -> list[tuple[str, str]]:
     """Arguments without names, by the order in which the tool's schema has them."""
     if not values:
@@ -104,7 +123,7 @@ def _positional(
         raise NotThisFormat("an argument has no name")
     if any(isinstance(value, ast.Starred) for value in values):
         raise NotThisFormat("arguments that are not spelled out")
-    return [(key, _json(v)) for key, v in zip(names, values, strict=False)]
+    return [(key, _json(v, source)) for key, v in zip(names, values, strict=False)]
 
 
 def _dotted(func: ast.expr) -> str:
@@ -115,25 +134,26 @@ def _dotted(func: ast.expr) -> str:
     raise NotThisFormat("no function name")
 
 
-def _json(value: ast.expr) -> str:
+def _json(value: ast.expr, source: _Source) -> str:
     """A literal as JSON; what is none as its source text."""
-    return printed(_value(value))
+    return printed(_value(value, source))
 
 
-def _value(node: ast.expr) -> Any:
+def _value(node: ast.expr, source: _Source) -> Any:
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.List | ast.Tuple):
-        return [_value(item) for item in node.elts]
+        return [_value(item, source) for item in node.elts]
     if isinstance(node, ast.Dict) and all(_is_key(key) for key in node.keys):
         keys = [ast.literal_eval(key) for key in node.keys if key]
-        return dict(zip(keys, map(_value, node.values), strict=True))
+        values = [_value(one, source) for one in node.values]
+        return dict(zip(keys, values, strict=True))
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError):
-        return ast.unparse(node)
+        return source.text_of(node)
     is_json = isinstance(value, str | int | float | bool) or value is None
-    return value if is_json else ast.unparse(node)
+    return value if is_json else source.text_of(node)
 
 
 def _is_key(node: ast.expr | None) -> bool:
