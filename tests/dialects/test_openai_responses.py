@@ -19,6 +19,8 @@ from sidecar.core.events import (
     ReasoningDelta,
     ReasoningEnded,
     TextDelta,
+    ToolCallArguments,
+    ToolCallStarted,
     Usage,
 )
 from sidecar.core.requests import ChatRequest, Message, Thought, ToolCall
@@ -248,6 +250,40 @@ def test_a_stream_ends_with_what_its_items_were(summary: str | None) -> None:
     deltas = [e for e in events if e["type"] == f"response.{kind}.delta"]
     assert "".join(e["delta"] for e in deltas) == "I think."
     assert all(("summary_index" in e) == bool(summary) for e in deltas)
+
+
+def test_each_part_is_added_before_its_first_piece() -> None:
+    """OpenAI's JavaScript SDK drops a stream whose thinking has no part to go to."""
+    parts: dict[tuple[str, int], str] = {}
+    kinds = []
+    for event in stream(ANSWER, delivery()):
+        place = event.get("item_id", ""), event.get("content_index", 0)
+        if event["type"] == "response.content_part.added":
+            kinds.append(event["part"]["type"])
+            parts[place] = event["part"]["text"]
+        elif event["type"] in ("response.reasoning_text.delta",
+                               "response.output_text.delta"):  # fmt: skip
+            parts[place] += event["delta"]
+        elif event["type"] == "response.content_part.done":
+            assert parts.pop(place) == event["part"]["text"]
+    assert {"reasoning_text", "output_text"} <= set(kinds)
+    assert parts == {}
+
+
+def test_a_call_in_which_the_model_ended_is_done_and_incomplete() -> None:
+    """OpenAI's Python SDK completes no response with an item that is open."""
+    half: list[Event] = [
+        ToolCallStarted(0, 0, "call_1", "f"),
+        ToolCallArguments(0, 0, '{"a": '),
+        ChoiceFinished(0, "stop"),
+        Finished(USAGE),
+    ]
+    *_, done, last = stream(half, delivery())
+    assert done["type"] == "response.output_item.done"
+    assert done["item"]["status"] == "incomplete"
+    assert done["item"]["arguments"] == '{"a": '
+    assert last["type"] == "response.completed"
+    assert last["response"]["output"] == [done["item"]]
 
 
 def test_a_cut_answer_is_incomplete_and_a_broken_one_failed() -> None:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import orjson
-
 from sidecar.core.errors import SidecarError
 from sidecar.core.events import (
     ChoiceFinished,
@@ -29,6 +27,7 @@ from sidecar.core.events import (
     Usage,
     broken_as_text,
 )
+from sidecar.core.json_bytes import dump_line
 from sidecar.core.ports import RequestFacts
 from sidecar.core.requests import ChatRequest, ToolCall, short_id
 from sidecar.dialects.openai_chat.request import logprobs_dict
@@ -48,6 +47,7 @@ from sidecar.dialects.problem import CONTENT_TYPE, problem
 
 _COMMENT = b": keepalive\n\n"
 _SUMMARY = {"type": "summary_text", "text": ""}
+_REASONING = {"type": "reasoning_text", "text": ""}
 
 
 class ResponseStream:
@@ -69,6 +69,7 @@ class ResponseStream:
         self._wants_summary = delivery.wants_summary
         self._remember = remember
         self._item: Item = {}
+        self._arguments: list[str] = []  # of the call that is being written
         self._number = 0
 
     def started(self, usage: Usage) -> bytes:
@@ -89,13 +90,15 @@ class ResponseStream:
         elif isinstance(event, ToolCallStarted):
             data = self._end() + self._begin_call(event)
         elif isinstance(event, ToolCallArguments) and self._item:
+            self._arguments.append(event.text)
             name = "response.function_call_arguments.delta"
             data = self._of_item(name, {"delta": event.text})
         elif isinstance(event, ToolCallEnded):
             data = self._end_call(event) if self._item else self._call(event.call)
         elif isinstance(event, ChoiceFinished):
             self.response.finish(event.reason)
-            data = self._end(is_cut=event.reason == "length")
+            is_cut = event.reason == "length"
+            data = self._end(is_cut=is_cut) + (b"" if is_cut else self._end_half_call())
         elif isinstance(event, Finished):
             data = self._finished(event.usage)
         return data
@@ -132,7 +135,8 @@ class ResponseStream:
         if self._wants_summary:
             part = {"summary_index": 0, "part": _SUMMARY}
             return added + self._of_item("response.reasoning_summary_part.added", part)
-        return added
+        part = {"content_index": 0, "part": _REASONING}
+        return added + self._of_item("response.content_part.added", part)
 
     def _end(self, token: str | None = None, *, is_cut: bool = False) -> bytes:
         kind, text = self._items.kind, self._items.text
@@ -149,6 +153,9 @@ class ResponseStream:
         elif self._wants_summary:
             part = {"summary_index": 0, "part": {**_SUMMARY, "text": text}}
             done += self._of_item("response.reasoning_summary_part.done", part)
+        else:
+            part = {"content_index": 0, "part": {**_REASONING, "text": text}}
+            done += self._of_item("response.content_part.done", part)
         return done + self._done(item)
 
     def _names(self, kind: str) -> tuple[str, dict[str, Any]]:
@@ -165,8 +172,16 @@ class ResponseStream:
             self._item = {}
             return b""
         item = self._items.call(ToolCall(event.id, event.name, ""))
-        self._item = {**item, "status": "in_progress"}
+        self._item, self._arguments = {**item, "status": "in_progress"}, []
         return self._added(self._item)
+
+    def _end_half_call(self) -> bytes:
+        """A call in which the model ended: clients do not complete what is open."""
+        if self._item.get("type") != "function_call":
+            return b""
+        arguments = "".join(self._arguments)
+        item = {**self._item, "status": "incomplete", "arguments": arguments}
+        return self._done(item)
 
     def _end_call(self, event: ToolCallEnded) -> bytes:
         item = self._items.call(event.call, self._item["id"])
@@ -204,6 +219,7 @@ class ResponseStream:
     def _done(self, item: Item) -> bytes:
         fields = {"output_index": len(self.response.output), "item": item}
         self.response.output.append(item)
+        self._item = {}
         return self._event("response.output_item.done", fields)
 
     def _of_item(self, name: str, fields: dict[str, Any]) -> bytes:
@@ -214,7 +230,7 @@ class ResponseStream:
     def _event(self, name: str, fields: dict[str, Any]) -> bytes:
         data = {"type": name, "sequence_number": self._number, **fields}
         self._number += 1
-        return b"event: %s\ndata: %s\n\n" % (name.encode(), orjson.dumps(data))
+        return b"event: %s\ndata: %s\n\n" % (name.encode(), dump_line(data))
 
 
 def _of_text(text: str, sampled: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
