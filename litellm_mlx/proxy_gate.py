@@ -11,7 +11,13 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 
-from litellm_mlx import google_stream, ignored_header, lost_refusals, response_ids
+from litellm_mlx import (
+    google_stream,
+    ignored_header,
+    line_breaks,
+    lost_refusals,
+    response_ids,
+)
 from litellm_mlx.access import (
     AdmissionPolicy,
     Asked,
@@ -113,7 +119,7 @@ class ProxyGate:
 
         async def passing_on(scope: Scope, receive: Receive, send: Send) -> None:
             body = Body(head, self._bodies)
-            send = google_stream.readable(asked.path, send)
+            send = google_stream.readable(asked.path, line_breaks.escaped(send))
             try:
                 if is_served or (asks and not head.is_multipart):
                     _check_head(asked, head)

@@ -76,6 +76,22 @@ def dump_bytes(value: Any) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
 
 
+# A reader that splits lines as `str.splitlines` does breaks an event at these.
+_LINE_BREAKS = {
+    "\u2028".encode(): rb"\u2028",
+    "\u2029".encode(): rb"\u2029",
+    "\u0085".encode(): rb"\u0085",
+}
+
+
+def dump_line(value: Any) -> bytes:
+    """Print a value for an event stream: no line break of Unicode stands in it."""
+    line = orjson.dumps(value)
+    for sign, escape in _LINE_BREAKS.items():
+        line = line.replace(sign, escape)
+    return line
+
+
 def _whole(found: re.Match[bytes]) -> bytes:
     is_escape = len(found["slashes"]) % 2 == 1
     if is_escape:

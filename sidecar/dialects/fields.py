@@ -159,7 +159,10 @@ def ignored_fields(body: Any, known: frozenset[str]) -> tuple[str, ...]:
             is read whole.
     """
     inner = {path.rpartition(".")[0].removesuffix("[]") for path in known}
-    return tuple(dict.fromkeys(_unread(body, "", known, inner)))
+    names = dict.fromkeys(_unread(body, "", known, inner))
+    if body.get("stream") and body.get("x_mlx") is None:
+        names.pop("return_progress", None)  # only there it has an effect
+    return tuple(names)
 
 
 def _unread(

@@ -166,7 +166,15 @@ def read_options(fields: Fields, top_logprobs: int | None) -> GenerationOptions:
         n=fields.integer("n", 1, 128) or 1,
         top_logprobs=top_logprobs,
         max_ttft_s=fields.number("mlx_max_ttft_s", 0.001, 86400),
+        wants_progress=_wants_progress(fields),
     )
+
+
+def _wants_progress(fields: Fields) -> bool:
+    """`return_progress`, of a stream that does not pass through LiteLLM."""
+    is_wanted = fields.boolean("return_progress", False)
+    is_streamed = fields.boolean("stream", False)
+    return is_wanted and is_streamed and fields.raw("x_mlx") is None
 
 
 def _max_tokens(fields: Fields) -> int | None:

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from sidecar.core.errors import GenerationFailed, SidecarError
 from sidecar.core.events import (
     ChoiceFinished,
@@ -28,6 +26,7 @@ from sidecar.core.events import (
     ToolCallStarted,
     Usage,
 )
+from sidecar.core.json_bytes import dump_line
 from sidecar.core.ports import RequestFacts
 from sidecar.core.requests import ChatRequest, ToolCall
 from sidecar.dialects.anthropic_messages.answer import (
@@ -135,7 +134,7 @@ class MessageStream:
 
 
 def _event(name: str, fields: dict[str, Any]) -> bytes:
-    data = orjson.dumps({"type": name, **fields})
+    data = dump_line({"type": name, **fields})
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 
 

@@ -5,13 +5,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import orjson
-
 from sidecar.core.errors import SidecarError
 from sidecar.core.events import (
     ChoiceFinished,
     Event,
     Finished,
+    PrefillProgress,
     ReasoningDelta,
     TextDelta,
     ToolCallArguments,
@@ -19,6 +18,7 @@ from sidecar.core.events import (
     ToolCallStarted,
     Usage,
 )
+from sidecar.core.json_bytes import dump_line
 from sidecar.core.ports import RequestFacts
 from sidecar.core.requests import ChatRequest, ToolCall
 from sidecar.dialects.litellm_header import with_client_facts
@@ -83,7 +83,7 @@ def _all(frames: Iterable[Frame]) -> bytes:
 
 
 def _data(value: Frame) -> bytes:
-    return b"data: " + orjson.dumps(value) + b"\n\n"
+    return b"data: " + dump_line(value) + b"\n\n"
 
 
 class ChatChunks:
@@ -130,7 +130,9 @@ class ChatChunks:
 
     def frames_of(self, event: Event) -> Iterator[Frame]:
         """The chunks of an event; the finish reasons wait for the usage."""
-        if isinstance(event, ReasoningDelta):
+        if isinstance(event, PrefillProgress):
+            yield {**self._chunk(0, {}), "prompt_progress": event.as_json()}
+        elif isinstance(event, ReasoningDelta):
             yield self._chunk(
                 event.choice, {"reasoning_content": event.text}, event.logprobs
             )
