@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import litellm
 
 from litellm_mlx import errors
+from litellm_mlx.google_schema import MEDIA_TYPES, as_json_schema, asked_form
 
 Json = Mapping[str, object]
 
@@ -29,7 +30,7 @@ _LEFT_OUT = {
     "frequencyPenalty": "frequency_penalty",
 }
 _MODES = ("MODE_UNSPECIFIED", "AUTO", "ANY", "NONE", "VALIDATED")
-_KEPT_MODES = ("MODE_UNSPECIFIED", "AUTO", "NONE")
+_KEPT_MODES = ("MODE_UNSPECIFIED", "AUTO", "NONE", "ANY")
 _LEVELS = ("minimal", "low", "medium", "high")
 _NO_LEVEL = "thinking_level_unspecified"
 # What has an effect; all else is named to the client.
@@ -37,9 +38,10 @@ _TAKEN = (
     "model", "contents", "systemInstruction", "tools", "toolConfig", "generationConfig",
     "config",
 )  # fmt: skip
+_FORM = ("responseMimeType", "responseSchema", "responseJsonSchema")
 _TAKEN_OF_CONFIG = (
     *_LEFT_OUT, "stopSequences", "temperature", "topP", "maxOutputTokens",
-    "candidateCount", "thinkingConfig",
+    "candidateCount", "thinkingConfig", *_FORM,
 )  # fmt: skip
 
 _DECLARED = "functionDeclarations"
@@ -84,9 +86,12 @@ def left_out(body: Json) -> dict[str, object]:
     """The fields of a client's body that LiteLLM leaves out, as a chat names them."""
     config = _config_of(body)
     said = {chat: _get(config, name) for name, chat in _LEFT_OUT.items()}
+    form = asked_form(*(_get(config, name) for name in _FORM))
     return {
         **{name: value for name, value in said.items() if value is not None},
         **_thinking(_mapping(_get(config, "thinkingConfig"))),
+        **_named_tool(_mapping(_get(body, "toolConfig"))),
+        **form,
     }
 
 
@@ -102,8 +107,8 @@ def in_vain(body: Json) -> list[str]:
     thinking = _mapping(_get(config, "thinkingConfig"))
     if _get(thinking, "includeThoughts"):
         named.append("generationConfig.thinkingConfig.includeThoughts")
-    if _get(thinking, "thinkingBudget") not in (None, 0, -1):
-        named.append("generationConfig.thinkingConfig.thinkingBudget")
+    if _get(config, "responseMimeType") not in (None, *MEDIA_TYPES):
+        named.append("generationConfig.responseMimeType")
     named += _tools_in_vain(body.get("tools"))
     return named + _choice_in_vain(_mapping(_get(body, "toolConfig")))
 
@@ -134,9 +139,19 @@ def _choice_in_vain(choice: Json) -> list[str]:
     named = [f"toolConfig.{name}" for name in choice if _camel(name) != _CALLING]
     if _get(calling, "mode") not in (None, *_KEPT_MODES):
         named.append(f"toolConfig.{_CALLING}.mode")
-    if _get(calling, "allowedFunctionNames"):
+    if _get(calling, "allowedFunctionNames") and not _named_tool(choice):
         named.append(f"toolConfig.{_CALLING}.allowedFunctionNames")
     return named
+
+
+def _named_tool(choice: Json) -> dict[str, object]:
+    """How a chat asks for the one function that may be called."""
+    calling = _mapping(_get(choice, "functionCallingConfig"))
+    names = _as_list(_get(calling, "allowedFunctionNames"))
+    if _get(calling, "mode") != "ANY" or len(names) != 1:
+        return {}
+    function = {"name": names[0]}
+    return {"tool_choice": {"type": "function", "function": function}}
 
 
 def _thinking(config: Json) -> dict[str, object]:
@@ -146,6 +161,8 @@ def _thinking(config: Json) -> dict[str, object]:
         return {"thinking": {"type": "disabled"}}
     if isinstance(level, str) and level.lower() in _LEVELS:
         return {"reasoning_effort": level.lower()}
+    if _is_budget(budget) and budget != -1:
+        return {"thinking_budget": int(str(budget).partition(".")[0])}
     return {}
 
 
@@ -186,6 +203,9 @@ def _config(read: dict[str, object]) -> Json:
     config = _fields(next(filter(None, given), None), "generationConfig")
     if config.get("candidateCount") not in (1, None):
         _refuse("generationConfig.candidateCount", "must be 1")
+    for name in ("responseSchema", "response_schema"):
+        if isinstance(schema := config.get(name), dict):
+            config = {**config, "responseJsonSchema": as_json_schema(schema)}
     return config
 
 

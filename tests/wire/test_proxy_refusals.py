@@ -234,7 +234,7 @@ def test_what_is_asked_for_in_vain_on_googles_route_is_named(
         "responseModalities": ["IMAGE"],
         "thinkingConfig": {"includeThoughts": True, "thinkingBudget": 1000},
     }
-    asked = {"mode": "ANY", "allowedFunctionNames": ["f"]}
+    asked = {"mode": "AUTO", "allowedFunctionNames": ["f"]}
     turns = [
         {
             "role": "user",
@@ -254,16 +254,77 @@ def test_what_is_asked_for_in_vain_on_googles_route_is_named(
     named = answer.headers["x-litellm-mlx-ignored"]
     calling = "toolConfig.functionCallingConfig"
     for name in (
-        "safetySettings", "generationConfig.responseModalities", f"{calling}.mode",
+        "safetySettings", "generationConfig.responseModalities",
         f"{calling}.allowedFunctionNames", "messages[0].content[0]",
         "generationConfig.thinkingConfig.includeThoughts",
-        "generationConfig.thinkingConfig.thinkingBudget",
     ):  # fmt: skip
         assert name in named, named
-    for name in ("topK", "maxOutputTokens", "contents"):
+    for name in ("topK", "maxOutputTokens", "contents", "thinkingBudget"):
         assert name not in named
     plain = post_google(paid, user({"text": "hi"}))
     assert "x-litellm-mlx-ignored" not in plain.headers
+
+
+FORMS: dict[str, tuple[dict[str, Any], Any]] = {
+    "a type in capitals": ({"responseSchema": {"type": "INTEGER"}}, int),
+    "null": (
+        {"responseSchema": {"type": "STRING", "nullable": True, "enum": []}},
+        type(None),
+    ),
+    "an array": (
+        {"responseSchema": {"type": "ARRAY", "items": {"type": "BOOLEAN"},
+                            "minItems": 1, "maxItems": 2}},
+        list,
+    ),
+    "an object": (
+        {"responseSchema": {
+            "type": "OBJECT", "required": ["b", "a"],
+            "properties": {"a": {"type": "BOOLEAN"},
+                           "b": {"type": "STRING", "enum": ["x"], "nullable": True}},
+            "propertyOrdering": ["b", "a"],
+        }},
+        dict,
+    ),
+    "no schema": ({}, dict),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_a_form_is_kept_to_on_googles_route(paid: Proxy, case: str) -> None:
+    """It is OpenAPI's there; nothing of it is named as ignored."""
+    form, kind = FORMS[case]
+    config = {"responseMimeType": "application/json", "maxOutputTokens": 300, **form}
+    body = {**user({"text": "hi"}), "generationConfig": config}
+    answer = post_google(paid, body)
+    assert answer.status_code == 200, answer.text
+    assert "x-litellm-mlx-ignored" not in answer.headers
+    (candidate,) = answer.json()["candidates"]
+    if candidate["finishReason"] == "STOP":
+        value = json.loads("".join(p["text"] for p in candidate["content"]["parts"]))
+        assert isinstance(value, kind)
+    if kind is dict and form and candidate["finishReason"] == "STOP":
+        assert [*value] == ["b", "a"]
+        assert value["b"] in ("x", None)
+
+
+def test_one_of_some_texts_and_one_function_on_googles_route(paid: Proxy) -> None:
+    schema = {"type": "STRING", "enum": ["lamp", "desk"]}
+    config = {"responseMimeType": "text/x.enum", "responseSchema": schema}
+    answer = post_google(paid, {**user({"text": "hi"}), "generationConfig": config})
+    (part,) = answer.json()["candidates"][0]["content"]["parts"]
+    assert part["text"] in schema["enum"]
+    named = [{"name": name, "description": "Look."} for name in ("look", "go")]
+    asked = {"mode": "ANY", "allowedFunctionNames": ["go"]}
+    answer = post_google(
+        paid,
+        {
+            **user({"text": "hi"}),
+            "tools": [{"functionDeclarations": named}],
+            "toolConfig": {"functionCallingConfig": asked},
+        },
+    )
+    parts = answer.json()["candidates"][0]["content"]["parts"]
+    assert [part["functionCall"]["name"] for part in parts] == ["go"]
 
 
 def test_names_that_are_ignored_make_no_header_of_their_own(paid: Proxy) -> None:
