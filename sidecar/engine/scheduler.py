@@ -81,7 +81,7 @@ class ChoiceRow:
             return
         if self.constrained is not None and self.constrained.error:
             why = self.constrained.error
-            raise UnsupportedSchema(f"it could not be kept to to the end: {why}")
+            raise UnsupportedSchema(f"the answer could not be held to its form: {why}")
         now = time.monotonic()
         self.longest_gap_s = max(self.longest_gap_s, now - self.last_progress)
         self.last_progress = now
@@ -402,9 +402,25 @@ class BatchScheduler:
             elif row.stop_string is not None:
                 self._finish(row, "stop", self._decode_batches.extract(uid))
                 self._remove_rows([uid])
+        except UnsupportedSchema as error:  # its form's fault: the KV is sound
+            logger.warning("row refused model=%s: %s", self._model.name, error)
+            self._refuse(uid, row, response, error)
         except BaseException as error:  # a tokenizer's Rust code may panic
             logger.exception("row failed model=%s", self._model.name)
             self._fail({row.job}, error)
+
+    def _refuse(
+        self, uid: int, row: ChoiceRow, response: Any, error: UnsupportedSchema
+    ) -> None:
+        """End a job with an error, and keep what its prompt computed."""
+        if response.finish_reason is not None:  # it has left its batch
+            del self._rows[uid]
+            if row.choice == 0:
+                row.sequence.leave_batch(response.prompt_cache)
+                row.sequence.commit(self._store, row.job.spec.model_ids, None)
+        of_job = [each for each, other in self._rows.items() if other.job is row.job]
+        self._remove_rows(of_job)
+        row.job.emit(JobFailed(error))
 
     def _finish(self, row: ChoiceRow, reason: str, layers: KVLayers) -> None:
         if row.choice == 0:  # before the reader knows: its next turn finds all of it

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sidecar.app import App
-from sidecar.core.errors import GenerationFailed
+from sidecar.core.errors import GenerationFailed, UnsupportedSchema
+from sidecar.core.prompt import ModelIds
 from sidecar.engine import decode_batch
 from sidecar.engine.scheduler import ChoiceRow
 from testkit.jobs import finish, leased_engine, random_ids, run, submit
@@ -51,6 +52,33 @@ def test_only_the_job_whose_row_failed_fails(
         monkeypatch.undo()
         again = run(engine, bad, 4)
         assert again.failure is None
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+@pytest.mark.parametrize("at", [3, 24], ids=["in the middle", "at its last token"])
+def test_what_a_refused_answer_was_lent_is_kept(
+    kind: str, at: int, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The form was at fault: the KV of its prompt is sound, and another's too."""
+    original = ChoiceRow.take
+    shared, more = random_ids(1, 200), random_ids(2, 40)
+    bad = ModelIds((*shared, *more))
+
+    def failing(row: ChoiceRow, *args: Any) -> None:
+        if row.job.spec.model_ids == bad and len(row.sampled) == at - 1:
+            raise UnsupportedSchema("planted")
+        original(row, *args)
+
+    settings = {"MODEL_PATH": str(model_folder(kind)), "CACHE_SELFTEST": "off"}
+    with running_sidecar(settings) as app, leased_engine(app) as engine:
+        run(engine, shared, 4)
+        monkeypatch.setattr(ChoiceRow, "take", failing)
+        lost = run(engine, bad, 24)
+        assert isinstance(lost.failure, UnsupportedSchema)
+        assert engine.store.check_integrity() == []
+        monkeypatch.undo()
+        assert run(engine, bad, 4).cached == len(bad) - 1
+        assert run(engine, shared, 4).cached == len(shared) - 1
 
 
 def test_a_prompt_that_cannot_be_begun_is_told_so(
