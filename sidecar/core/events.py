@@ -33,6 +33,34 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """
+    So much of the prompt is computed; only a client that asks is told.
+
+    Args:
+        done: tokens, those that were cached among them. total: of the prompt.
+        seconds: since its prefill began. seconds_left: None: not known yet.
+    """
+
+    done: int
+    total: int
+    cached: int
+    seconds: float
+    seconds_left: float | None
+
+    def as_json(self) -> dict[str, float | None]:
+        """As llama.cpp's server words it, and the seconds left."""
+        left = self.seconds_left
+        return {
+            "total": self.total,
+            "cache": self.cached,
+            "processed": self.done,
+            "time_ms": round(self.seconds * 1000),
+            "seconds_left": None if left is None else round(left, 1),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class ReasoningDelta:
     """A piece of the model's thinking."""
 
@@ -155,6 +183,7 @@ def _is_of_call(event: "Event", ended: ToolCallEnded) -> bool:
 Event = (
     Loading
     | Idle
+    | PrefillProgress
     | ReasoningDelta
     | ReasoningEnded
     | TextDelta

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sidecar.core.errors import BadRequest, SidecarError
-from sidecar.core.events import Event, Idle, Loading, Usage
+from sidecar.core.events import Event, Idle, Loading, PrefillProgress, Usage
 from sidecar.core.json_bytes import dump_bytes, load_bytes
 from sidecar.core.ports import StreamEncoder
 from sidecar.service.completion import CompletionRun
@@ -153,6 +153,8 @@ class StreamWriter:
             self._check_client()
             if isinstance(event, Loading):
                 self._send(b": loading the model: %s\n\n" % event.step.encode())
+            elif isinstance(event, PrefillProgress):
+                self._send(stream.encoder.event(event) or _comment(event))
             elif not isinstance(event, Idle):
                 self._send(stream.encoder.event(event))
             elif time.monotonic() - self._last_write >= self._keepalive_s:
@@ -169,6 +171,10 @@ class StreamWriter:
         if data:
             self._last_write = time.monotonic()
             self._write(data)
+
+
+def _comment(event: PrefillProgress) -> bytes:
+    return b": prefill %s\n\n" % dump_bytes(event.as_json())
 
 
 def streamed(encoder: StreamEncoder, running: Run) -> EventStream:

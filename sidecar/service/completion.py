@@ -9,6 +9,7 @@ from sidecar.core.events import (
     Event,
     Finished,
     Idle,
+    PrefillProgress,
     ReasoningDelta,
     TextDelta,
     Usage,
@@ -67,7 +68,7 @@ class CompletionRun:
 def _moved(event: Event, offset: int) -> Event:
     if isinstance(event, (TextDelta, ReasoningDelta, ChoiceFinished)):
         return replace(event, choice=event.choice + offset)
-    return Idle()
+    return event if isinstance(event, PrefillProgress) else Idle()
 
 
 def _sum(usages: Sequence[Usage]) -> Usage:

@@ -19,6 +19,7 @@ from sidecar.core.events import (
     Event,
     Finished,
     Idle,
+    PrefillProgress,
     ReasoningDelta,
     TextDelta,
     ToolCallEnded,
@@ -246,7 +247,12 @@ class Run:
                 yield from events or (Idle(),)  # held text must not look like a stall
             else:
                 self._progress.note(event)
-                yield Idle()
+                yield self._prefill_progress(event) or Idle()
+
+    def _prefill_progress(self, event: Prefilled | None) -> PrefillProgress | None:
+        if event is None or not self.plan.request.options.wants_progress:
+            return None
+        return self._progress.of_prefill(event)
 
     def _tell(self, event: Token | ChoiceEnded) -> list[Event]:
         choice = self._choices[event.choice]
@@ -319,6 +325,16 @@ class _Progress:
         self._shown: dict[int, _Shown] = defaultdict(_Shown)  # by choice
         self._sampled: tuple[int, ...] = ()
         self._is_spoiled = False
+        self._prefilled_from: float | None = None
+
+    def of_prefill(self, event: Prefilled) -> PrefillProgress:
+        """How far it is; what is left takes as long, token for token."""
+        now = time.monotonic()
+        self._prefilled_from = self._prefilled_from or now
+        seconds, num_done = now - self._prefilled_from, event.done - event.cached
+        num_left = event.total - event.done
+        left = seconds * num_left / num_done if num_done else None
+        return PrefillProgress(event.done, event.total, event.cached, seconds, left)
 
     def note(self, event: Prefilled | Token | ChoiceEnded | None) -> None:
         """Count what the engine did."""
