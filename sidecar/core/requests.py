@@ -192,6 +192,7 @@ class GenerationOptions:
     n: int = 1
     top_logprobs: int | None = None  # None: no logprobs; 0: the sampled token's only
     max_ttft_s: float | None = None  # refuse rather than begin later
+    wants_progress: bool = False  # to be told how far the prefill is
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,10 +329,17 @@ class ChatRequest:
 
     @property
     def asks_for_form(self) -> bool:
-        """Whether its answer is held to anything: a schema, a call, a length."""
+        """Whether its answer is held to anything: a schema, a call, none, a length."""
         is_call = self.tool_choice.mode in ("required", "named")
         is_short = self.thinking.budget is not None or self.tool_choice.is_single
-        return is_call or is_short or self.output_format is not None
+        return (
+            is_call or is_short or self.calls_nothing or self.output_format is not None
+        )
+
+    @property
+    def calls_nothing(self) -> bool:
+        """Whether tools are shown to the model that it must not call."""
+        return self.tool_choice.mode == "none" and bool(self.tools)
 
     def sent(self, path: str, key_id: str | None) -> "ChatRequest":
         """The same request, known to come to a path and with a key."""

@@ -36,6 +36,7 @@ class Constraint:
         budget: tokens of thinking; None: as many as there are.
         close_ids: what ends the thinking then.
         call_end: the token behind which nothing may come; None: there is none.
+        banned: tokens that never come.
     """
 
     grammars: GrammarCompiler
@@ -45,6 +46,7 @@ class Constraint:
     budget: int | None = None
     close_ids: tuple[int, ...] = ()
     call_end: int | None = None
+    banned: tuple[int, ...] = ()
 
 
 class ConstrainedRow:
@@ -56,7 +58,7 @@ class ConstrainedRow:
         self._matcher = constraint.matcher and constraint.matcher.deep_copy()
         self._behind, self._opener = constraint.behind, constraint.opener
         self._budget, self._call_end = constraint.budget, constraint.call_end
-        self._close_ids = constraint.close_ids
+        self._close_ids, self._banned = constraint.close_ids, constraint.banned
         self._is_free = bool(constraint.behind) and constraint.opener is None
         self._is_over = False  # behind the one call
         self._closing: list[int] = []  # what must come next, to end the thinking
@@ -72,7 +74,8 @@ class ConstrainedRow:
     @property
     def lets_in_all(self) -> bool:
         """Whether any token may come next."""
-        return self._matcher is None and not (self._closing or self._is_over)
+        is_held = self._closing or self._is_over or self._banned
+        return self._matcher is None and not is_held
 
     def take(self, token: int) -> None:
         """Go on behind a token that was sampled."""
@@ -115,20 +118,31 @@ class ConstrainedRow:
         if self._closing or self._is_over:
             bits[:] = 0
             _set(bits, self._closing[:1] or stops)
-        elif self._is_free or self._matcher is None:
+            return
+        if self._matcher is not None:
+            self._fill_held(self._matcher, mask, row)
+        _clear(bits, self._banned)
+
+    def _fill_held(self, matcher: LLMatcher, mask: NDArray[np.int32], row: int) -> None:
+        bits = mask[row].view(np.uint32)
+        if self._is_free:
             # It must not end before what it was asked for has begun.
-            for stop in stops:
-                bits[stop // 32] &= ~np.uint32(1 << stop % 32)
-        else:
-            fill_next_token_bitmask(self._matcher, mask, row)
-            if self._matcher.is_error():
-                self._fail(self._matcher)
-            _set(bits, [] if self._opener is None else [self._opener])
+            _clear(bits, self._grammars.stop_ids)
+            return
+        fill_next_token_bitmask(matcher, mask, row)
+        if matcher.is_error():
+            self._fail(matcher)
+        _set(bits, [] if self._opener is None else [self._opener])
 
 
 def _set(bits: NDArray[np.uint32], ids: Sequence[int]) -> None:
     for one in ids:
         bits[one // 32] |= np.uint32(1 << one % 32)
+
+
+def _clear(bits: NDArray[np.uint32], ids: Sequence[int]) -> None:
+    for one in ids:
+        bits[one // 32] &= ~np.uint32(1 << one % 32)
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """How a model writes calls: by what its template and its vocabulary hold."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -112,6 +112,22 @@ def native_syntax(template: str, vocab: Collection[str]) -> tuple[ToolSyntax, ..
         if marker in template or marker in vocab:
             return _shown_first(syntaxes, template)
     return ()
+
+
+def opener_ids(
+    syntaxes: Sequence[ToolSyntax], vocab: Mapping[str, int]
+) -> tuple[int, ...]:
+    """
+    The tokens that begin a call.
+
+    Returns:
+        None of them where the model's own opener is more than one token.
+    """
+    if not syntaxes or syntaxes[0] is CHANNEL_SYNTAX or syntaxes[0].is_inside:
+        return ()
+    if syntaxes[0].opener not in vocab:
+        return ()
+    return tuple(vocab[one.opener] for one in syntaxes if one.opener in vocab)
 
 
 def _shown_first(

@@ -54,6 +54,7 @@ from sidecar.pipeline.reuse.prompt_variants import (
 from sidecar.pipeline.template.chat_template import (
     ChatTemplate,
     defined_tools,
+    in_order_of_calls,
     state_choice,
 )
 from sidecar.pipeline.template.encoder import PromptEncoder
@@ -78,6 +79,9 @@ class PipelineSettings:
 
     Args:
         media_tokens: what stands for images in prompts; typed, they are text.
+        holds_calls: whether a grammar holds an answer to the calls that it must be.
+        keeps_from_calls: whether an answer that must call nothing is kept from it; else
+            such a request's tools are not defined.
     """
 
     default_thinking: bool
@@ -88,6 +92,8 @@ class PipelineSettings:
     min_gain: int
     verify: bool = False
     media_tokens: frozenset[str] = frozenset()
+    holds_calls: bool = False
+    keeps_from_calls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +167,6 @@ class Pipeline:
 
     Args:
         lookup: what is held as KV of a form of a prompt.
-        holds_calls: whether a grammar holds an answer to the calls that it must be.
     """
 
     def __init__(
@@ -172,10 +177,7 @@ class Pipeline:
         settings: PipelineSettings,
         memory: ConversationMemory,
         lookup: Lookup,
-        *,
-        holds_calls: bool = False,
     ) -> None:
-        self._holds_calls = holds_calls
         self.template = ChatTemplate(tokenizer)
         self.encoder = PromptEncoder(tokenizer, settings.media_tokens)
         self.memory = memory
@@ -225,6 +227,12 @@ class Pipeline:
             RequestCancelled: nobody waits for the answer any more.
         """
         request = _with_own_session(request)
+        traits = self.template.traits
+        if traits.call_ids == "hidden" and traits.parallel_calls:
+            ordered = in_order_of_calls(request.messages)
+            request = replace(request, messages=ordered)
+        if request.calls_nothing and not self._settings.keeps_from_calls:
+            request = replace(request, tools=())
         reading = self._reading(request, salt, is_wanted)
         found = self._healed_history(reading)
         layout = self._lay_out(reading, found, images)
@@ -284,7 +292,7 @@ class Pipeline:
         to_alter = self._ruleset if self._settings.pinning else None
         to_mark = self._ruleset if self._settings.canonicalize else None
         messages = spans.normalise(
-            state_choice(request, is_held=self._holds_calls), to_alter
+            state_choice(request, is_held=self._settings.holds_calls), to_alter
         )
         rulesets = (to_mark, to_mark and to_alter)
         healing, delimiters = self.memory.healing, reading.delimiters

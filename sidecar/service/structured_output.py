@@ -9,6 +9,7 @@ from sidecar.engine.grammar_compiler import UnsupportedGrammar
 from sidecar.engine.text_engine import TextEngine
 from sidecar.output.answer_grammar import answer_grammar, call_grammar
 from sidecar.output.output_syntax import StartMode
+from sidecar.output.tool_syntax import opener_ids
 from sidecar.pipeline.template.chat_template import offered_tools
 
 _FINAL = "<|channel|>final<|message|>"
@@ -48,9 +49,9 @@ def structured_output(
     if request.tool_choice.is_single and held.constraint is None:
         held = _with_one_call(held, request, engine, start)
     budget = request.thinking.budget
-    if budget is None or start == "off":
-        return held
-    return _with_budget(held, budget, engine, start)
+    if budget is not None and start != "off":
+        held = _with_budget(held, budget, engine, start)
+    return _without_calls(held, engine) if request.calls_nothing else held
 
 
 def _with_one_call(
@@ -65,6 +66,15 @@ def _with_one_call(
         Constraint(engine.grammars, call_end=end), engine, start
     )
     return replace(held, constraint=constraint)
+
+
+def _without_calls(held: StructuredOutput, engine: TextEngine) -> StructuredOutput:
+    """No token that begins a call; where there is none, no tool is in the prompt."""
+    banned = opener_ids(engine.model.syntax.calls, engine.grammars.vocabulary)
+    if not banned:
+        return held
+    constraint = held.constraint or Constraint(engine.grammars)
+    return replace(held, constraint=replace(constraint, banned=banned))
 
 
 def _with_budget(

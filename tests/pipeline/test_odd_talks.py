@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from sidecar.core.errors import BadRequest
 from sidecar.core.requests import Message, ToolCall
 from testkit.chats import Client, Said, Turn, assistant, result, system, user
 from testkit.real_talk import TOOLS, read
@@ -77,3 +78,46 @@ def test_results_are_of_the_calls_in_their_order(
         names = ("functions.read:0", "functions.write:1")
     assert [prompt.text.count(name) for name in names] == [2, 2]
     assert prompt.text.rfind(names[0]) < prompt.text.rfind(names[1])
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_results_that_came_in_another_order_stand_in_that_of_the_calls(
+    family: str,
+) -> None:
+    """Where no ids are printed nothing else says whose they are."""
+    chats = FamilyChats(family)
+    calls = read(path="a.py"), read(path="b.py")
+    said = [user("Fix it."), assistant("", *calls)]
+    behind = [result("zq of b", calls[1].id), result("zq of a", calls[0].id)]
+    mixed = chats.prepare([*said, *behind], CLIENT)
+    assert mixed.report.is_proved
+    traits = chats.pipeline.template.traits
+    if traits.call_ids == "hidden" and traits.parallel_calls:
+        assert mixed.text == chats.prepare([*said, *reversed(behind)], CLIENT).text
+        assert mixed.text.index("zq of a") < mixed.text.index("zq of b")
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_a_talk_that_begins_with_a_call_loses_nothing(family: str) -> None:
+    """As a client leaves it that cuts the beginning."""
+    asked = [system("zqrule"), assistant("", read(path="zq.py")), result("zqout"),
+             user("zqquestion")]  # fmt: skip
+    try:
+        text = FamilyChats(family).prepare(asked, CLIENT).text
+    except BadRequest:
+        return  # the template says so
+    places = [text.find(word) for word in ("zq.py", "zqout", "zqquestion")]
+    assert places == sorted(places)
+    assert places[0] >= 0
+
+
+@pytest.mark.parametrize("family", ["llama3.1", "llama3.2"])
+def test_an_answer_that_comes_first_is_not_the_users(family: str) -> None:
+    """These templates print the tools within what they take for the user's words."""
+    talk = [system("zqrule"), assistant("zqanswer"), user("zqquestion")]
+    text = FamilyChats(family).prepare(talk, CLIENT).text
+    header = "<|start_header_id|>"
+    said = {part.split("<|end_header_id|>")[0]: part for part in text.split(header)}
+    assert "zqanswer" not in said["user"]
+    assert "zqquestion" in said["user"]
+    assert '"name": "read"' in said["system"]

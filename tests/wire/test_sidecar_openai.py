@@ -205,13 +205,19 @@ def test_a_tool_loop(client: openai.OpenAI) -> None:
     assert done.usage.prompt_tokens_details.cached_tokens > 100
 
 
-def test_tool_choice_none_offers_nothing(client: openai.OpenAI) -> None:
-    """No tools are printed and none can be called."""
+def test_tool_choice_none_calls_nothing_and_changes_no_prompt(
+    client: openai.OpenAI,
+) -> None:
+    """The tools stay in the prompt, and the token that begins a call cannot come."""
     text = 'Call get_weather with city="Rome"'
-    without = ask(client, text, tools=[WEATHER], tool_choice="none")
-    assert without.choices[0].message.tool_calls is None
-    plain = ask(client, text)
-    assert without.usage.prompt_tokens == plain.usage.prompt_tokens
+    free = ask(client, text, tools=[WEATHER])
+    assert free.choices[0].message.tool_calls
+    held = ask(client, text, tools=[WEATHER], tool_choice="none")
+    assert held.choices[0].message.tool_calls is None
+    assert "<tool_call>" not in (held.choices[0].message.content or "")
+    assert held.usage.prompt_tokens == free.usage.prompt_tokens
+    cached = held.usage.prompt_tokens_details.cached_tokens
+    assert cached == held.usage.prompt_tokens - 1
 
 
 def test_a_named_tool_is_called_and_changes_no_prompt(client: openai.OpenAI) -> None:

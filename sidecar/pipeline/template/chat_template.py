@@ -69,6 +69,9 @@ class ChatTemplate:
             return "".join([*lines, "assistant:" if add_generation_prompt else ""])
         offered = [dict(tool.raw) for tool in tools] if self.traits.tools else []
         kwargs = {**kwargs, "add_generation_prompt": add_generation_prompt}
+        if not self.traits.tools_apart and not _starts_with_user(prepared):
+            # Else the model's own words would stand in what it takes for the user's.
+            kwargs.setdefault("tools_in_user_message", False)
         apply = self._apply if is_probe else self._apply_or_spell
         try:
             return apply(prepared, offered, kwargs)
@@ -132,6 +135,11 @@ def adapt(
     return adapted
 
 
+def _starts_with_user(messages: Sequence[Message]) -> bool:
+    talk = (message.role for message in messages if message.role != "system")
+    return next(talk, "user") == "user"
+
+
 def to_dict(message: Message, traits: TemplateTraits) -> dict[str, Any]:
     """The form chat templates take: text content, arguments as objects."""
     entry: dict[str, Any] = {"role": message.role, "content": message.text}
@@ -178,11 +186,9 @@ def defined_tools(request: ChatRequest) -> tuple[Tool, ...]:
     """
     The tools that are defined before all messages.
 
-    One that is chosen by name is not defined alone: all that follows would be another
-    prompt.
+    One that is chosen by name is not defined alone, and where none may be called all
+    are: all that follows would be another prompt.
     """
-    if request.tool_choice.mode == "none":
-        return ()
     chosen = request.tool_choice.name
     return tuple(
         tool for tool in request.tools if not tool.is_deferred or tool.name == chosen
@@ -192,9 +198,42 @@ def defined_tools(request: ChatRequest) -> tuple[Tool, ...]:
 def offered_tools(request: ChatRequest) -> tuple[Tool, ...]:
     """Those of them that may be called, under the request's choice."""
     choice, tools = request.tool_choice, defined_tools(request)
+    if choice.mode == "none":
+        return ()
     if choice.mode != "named":
         return tools
     return tuple(tool for tool in tools if tool.name == choice.name)
+
+
+def in_order_of_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """
+    Messages with each run of results sorted, where it answers the calls before it.
+
+    Clients that run calls side by side send results as they come, and most templates
+    print no ids: nothing but the order says which result is whose. Results with
+    pictures stay where they are: a request's images are counted in its order.
+    """
+    ordered = [*messages]
+    for start, message in enumerate(messages, 1):
+        if len(message.tool_calls) < 2:
+            continue
+        results = [*itertools.takewhile(_is_result, messages[start:])]
+        ordered[start : start + len(results)] = _sorted_results(message, results)
+    return tuple(ordered)
+
+
+def _is_result(message: Message) -> bool:
+    return message.role == "tool"
+
+
+def _sorted_results(turn: Message, results: Sequence[Message]) -> Sequence[Message]:
+    places = {call_key(call.id): at for at, call in enumerate(turn.tool_calls)}
+    asked = [places.get(call_key(result.tool_call_id or "")) for result in results]
+    known = [place for place in asked if place is not None]
+    is_clear = len({*known}) == len(asked) and len(places) == len(turn.tool_calls)
+    if not is_clear or any(result.images for result in results):
+        return results
+    return [results[at] for at in sorted(range(len(known)), key=known.__getitem__)]
 
 
 def state_choice(request: ChatRequest, *, is_held: bool = False) -> tuple[Message, ...]:

@@ -37,6 +37,7 @@ class TemplateTraits:
     call_example: str = ""  # a call of NAME as the template prints it
     preserve_thinking: bool = True  # does not refuse the argument
     reasoning_effort: bool = False
+    tools_apart: bool = True  # not within what it takes for the first question
 
 
 _TOOL = {
@@ -57,6 +58,7 @@ _FREE_ANSWERS = (
 )
 _ANY_IDS = ("call_zq1", "call_zq2")
 _NINE_IDS = ("zqcall001", "zqcall002")
+_TOOLS_IN_USER = "tools_in_user_message"
 _Messages = Sequence[dict[str, Any]]
 _Render = Callable[..., str]
 
@@ -88,6 +90,7 @@ def probe_traits(tokenizer: ChatTokenizer) -> TemplateTraits:
         tools_alone=tools_alone or not tools,
         preserve_thinking=bool(render([_USER], preserve_thinking=True)),
         reasoning_effort="reasoning_effort" in str(tokenizer.chat_template),
+        tools_apart=_TOOLS_IN_USER not in str(tokenizer.chat_template),
         **_probe_calls(render, _stop_tokens(tokenizer)),
     )
 
