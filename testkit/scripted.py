@@ -118,6 +118,7 @@ class Forced:
     def __init__(self, ids: Sequence[int]) -> None:
         self._ids = ids
         self._step = 0
+        self.num_steps = len(ids)
 
     def __call__(self, _tokens: mx.array, logits: mx.array) -> mx.array:
         # The engine computes one step ahead, so there is one call after the end.
