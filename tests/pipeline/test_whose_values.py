@@ -293,3 +293,20 @@ def test_claude_codes_git_status_is_its_own_sessions() -> None:
     prompt = chats.ask([orders, opening("/p", "M b.py")], Client("two"))
     assert "M b.py" in prompt.text
     assert "a.py" not in prompt.text
+
+
+def test_ids_prove_nothing_of_what_is_said_behind_them() -> None:
+    """Two try one question at 10:05 and 10:33: the thought is of the first."""
+    chats, client = Chats(), Client(session=None, tools=(tool("read"),))
+    call = ToolCall("call_1234567890ab", "read", '{"path": "a"}')
+    said = [system(f"You help. {ORDERS}"), user("do it")]
+    chats.turn(said, Said("", "first thought", (call,)), client)
+    said += [assistant("", call), result("r", call.id)]
+    chats.turn(said, Said("Done.", "second thought"), client)
+    said += [assistant("Done.")]
+    early = [*said, user("Current time: 10:05\ngo on")]
+    chats.turn(early, Said("OK.", "thought at five"), client)
+    late = [*said, user("Current time: 10:33\ngo on"), assistant("OK."), user("now?")]
+    text = chats.ask(late, client).text
+    assert "thought at five" not in text
+    assert "second thought" in text

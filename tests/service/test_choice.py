@@ -159,3 +159,17 @@ def test_a_stop_string_cuts_as_the_limit_does() -> None:
         events += choice.end(ChoiceEnded(2, "", "stop", "\n", (1,)))
         assert calls(events) == []
         assert events[-1] == ChoiceFinished(2, "stop", "\n")
+
+
+def test_a_call_that_is_not_sent_is_told() -> None:
+    """What its client has not seen is not put back into the next prompt."""
+    splitter = StreamSplitter(Markers(), "off", [SYNTAX], TOOLS)
+    choice = ChatChoice(2, splitter, lambda thinking: "", is_single=True)
+    events = tell(choice, [CALL, "\n", CALL.replace("1", "2")])
+    assert len(calls(events)) == 1
+    assert not choice.is_all_shown
+    alone = ChatChoice(
+        2, StreamSplitter(Markers(), "off", [SYNTAX], TOOLS), str, is_single=True
+    )
+    assert len(calls(tell(alone, [CALL]))) == 1
+    assert alone.is_all_shown
