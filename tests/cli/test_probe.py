@@ -182,7 +182,7 @@ def test_a_call_that_the_limit_cut_off_is_not_expected_to_be_kept(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The prompt before it is; a call that came whole is kept with the prompt."""
-    arguments = ["--scenario", "retry", "--turns", "2"]
+    arguments = ["--scenario", "retry", "--turns", "3"]
     with running_sidecar({}) as app:
         assert probe(app.url, *arguments) == 0
         cut = rows(capsys.readouterr().out)

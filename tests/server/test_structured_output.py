@@ -272,7 +272,7 @@ def test_a_form_that_cannot_be_kept_to_the_end_is_the_requests_fault(
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert error["code"] == "unsupported_schema"
-    assert "to the end" in error["message"]
+    assert "held to its form" in error["message"]
 
 
 @pytest.fixture(scope="module")
