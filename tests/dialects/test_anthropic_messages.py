@@ -409,3 +409,11 @@ def test_tools_that_come_and_go_within_a_talk_are_refused(kind: str, role: str) 
     }
     with pytest.raises(UnsupportedContent, match=kind):
         parse_messages(body, "id", {})
+
+
+def test_an_answer_that_should_be_gone_on_from_is_named() -> None:
+    """It is closed, and the model begins another one: nobody is told else."""
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "{"}]
+    assert parse({"messages": talk}).ignored == ("messages[1]",)
+    talk.append({"role": "user", "content": "go on"})
+    assert parse({"messages": talk}).ignored == ()

@@ -107,7 +107,11 @@ def _unread(body: Any, tools: tuple[Tool, ...]) -> list[str]:
 def _ignored(fields: Fields) -> tuple[str, ...]:
     """What is asked for and not done here; the answer names it."""
     hosted = filter(_is_hosted, fields.objects("tools"))
-    return tuple(dict.fromkeys(f"tools[{item.raw('type')}]" for item in hosted))
+    named = [f"tools[{item.raw('type')}]" for item in hosted]
+    *before, last = fields.items("messages")
+    if last["role"] == "assistant":  # it is closed, and another answer begins
+        named.append(f"messages[{len(before)}]")
+    return tuple(dict.fromkeys(named))
 
 
 def _tool_choice(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
