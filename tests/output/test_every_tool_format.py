@@ -459,6 +459,10 @@ def test_a_call_that_breaks_behind_what_was_shown_is_broken(name: str) -> None:
     marker = "[TOOL_CALLS]" if name == "mistral" else ""
     syntaxes = output_syntax(find_family(None, "m", ""), None, None, marker).calls
     found = read_calls(text, syntaxes, TOOLS)
+    if name == "qwen3_coder_xml":
+        # Nothing of its arguments was shown: run as it is it would have none.
+        assert (found.text, found.broken, found.open) == (text, [], None)
+        return
     if name == "glm4_native":
         # A value goes on until its end is followed by more of a call: here for ever.
         assert found.open == ("write", '{"text": "a</arg_value>oops</tool_call>.')

@@ -223,3 +223,31 @@ def test_what_is_no_literal_of_python_is_its_source() -> None:
     read = read_calls(source, [ToolSyntax("", "", (python_calls,))], (TOOL,))
     ((_, arguments),) = read.parsed
     assert arguments == {"a": "ü\n", "b": "f'{x}é{y!r}'", "c": [1, "ö + 2"], "d": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text"),
+    [
+        (ToolSyntax("<tool_call>", "</tool_call>", (qwen3_coder_xml,)),
+         "<tool_call><function=look>"),
+        (ToolSyntax("<start_function_call>", "<end_function_call>", (gemma,)),
+         "<start_function_call>call:look"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_call_without_any_argument_yet_is_not_shown(
+    syntax: ToolSyntax, text: str, is_closed: bool
+) -> None:
+    """Broken or cut there, its client would run it with none."""
+    text += syntax.closer * is_closed
+    read = split_calls([*text], [syntax], (TOOL,))
+    assert (read.calls, read.broken, read.open) == ([], [], None)
+
+
+def test_what_stands_behind_a_call_of_a_list_is_the_same_in_pieces() -> None:
+    """A list that is not closed: the call is said once, and nothing of it again."""
+    text = '[{"name": "look", "arguments": {"a": "Xy", "c": "secret"}}</tool_call>'
+    syntax = ToolSyntax("<tool_call>", "</tool_call>", (hermes_json,))
+    read = read_calls(f"<tool_call>{text}", [syntax], (TOOL,))
+    assert len(read.calls) == 1
+    assert "secret" not in read.text

@@ -62,9 +62,10 @@ class CallSink:
         """
         if not 0 < len(name) <= _MAX_NAME_CHARS or not name.isprintable():
             raise NotThisFormat("a call needs a name")
+        # Shown with the first piece of its arguments: without any it could be run as it
+        # is, if it broke there or was cut.
         self._name, self._is_held = name, True
         self._pieces, self._begun = [], ""
-        self._show_if_free()
 
     def arguments(self, text: str) -> None:
         """A piece of their JSON."""

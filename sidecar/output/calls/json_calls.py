@@ -53,6 +53,7 @@ def _list(block: Block) -> Wait[None]:
     yield from scan.expect("[")
     while (yield from scan.space()) == "{":
         yield from json_call(block)
+        block.mark()
         if (yield from scan.space()) == ",":
             yield from scan.char()
     yield from scan.expect("]")

@@ -88,6 +88,7 @@ def _call(block: Block, name: str, end: str = "") -> Wait[None]:
         sink.start(name)
         yield from read_object(scan, sink.arguments)
         sink.end()
+        block.mark()
         return
     is_over = (end and (yield from scan.stands(end))) or (yield from block.closes())
     if not is_over and (scan.rest or scan.is_cut):

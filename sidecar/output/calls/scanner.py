@@ -67,7 +67,7 @@ class Scanner:
 
     def behind(self, num_read: int) -> str:
         """What stands behind so many characters."""
-        return self.text[num_read - self._num_dropped :]
+        return self.text[max(0, num_read - self._num_dropped) :]
 
     def drop(self) -> None:
         """Forget what was read, if no parser will go back to it (`is_streamed`)."""
