@@ -13,7 +13,12 @@ from typing import Any, NoReturn
 import litellm
 
 from litellm_mlx import errors
-from litellm_mlx.google_schema import MEDIA_TYPES, as_json_schema, asked_form
+from litellm_mlx.google_schema import (
+    MEDIA_TYPES,
+    as_json_schema,
+    asked_form,
+    is_nested_deep,
+)
 
 Json = Mapping[str, object]
 
@@ -38,6 +43,7 @@ _TAKEN = (
     "model", "contents", "systemInstruction", "tools", "toolConfig", "generationConfig",
     "config",
 )  # fmt: skip
+_MAX_BUDGET = 10_000_000  # tokens; more is no limit
 _FORM = ("responseMimeType", "responseSchema", "responseJsonSchema")
 _TAKEN_OF_CONFIG = (
     *_LEFT_OUT, "stopSequences", "temperature", "topP", "maxOutputTokens",
@@ -148,7 +154,8 @@ def _named_tool(choice: Json) -> dict[str, object]:
     """How a chat asks for the one function that may be called."""
     calling = _mapping(_get(choice, "functionCallingConfig"))
     names = _as_list(_get(calling, "allowedFunctionNames"))
-    if _get(calling, "mode") != "ANY" or len(names) != 1:
+    is_one = len(names) == 1 and isinstance(names[0], str)
+    if _get(calling, "mode") != "ANY" or not is_one:
         return {}
     function = {"name": names[0]}
     return {"tool_choice": {"type": "function", "function": function}}
@@ -161,8 +168,8 @@ def _thinking(config: Json) -> dict[str, object]:
         return {"thinking": {"type": "disabled"}}
     if isinstance(level, str) and level.lower() in _LEVELS:
         return {"reasoning_effort": level.lower()}
-    if _is_budget(budget) and budget != -1:
-        return {"thinking_budget": int(str(budget).partition(".")[0])}
+    if isinstance(budget, int | float) and _is_budget(budget):
+        return {"thinking_budget": int(budget)} if 0 < budget <= _MAX_BUDGET else {}
     return {}
 
 
@@ -203,10 +210,20 @@ def _config(read: dict[str, object]) -> Json:
     config = _fields(next(filter(None, given), None), "generationConfig")
     if config.get("candidateCount") not in (1, None):
         _refuse("generationConfig.candidateCount", "must be 1")
-    for name in ("responseSchema", "response_schema"):
-        if isinstance(schema := config.get(name), dict):
-            config = {**config, "responseJsonSchema": as_json_schema(schema)}
+    _check_schemas(config)
+    schema, asked = _get(config, "responseSchema"), _get(config, "responseJsonSchema")
+    if schema is not None and asked is None:
+        config = {**config, "responseJsonSchema": as_json_schema(schema)}
     return config
+
+
+def _check_schemas(config: Json) -> None:
+    for name in _FORM[1:]:
+        where, schema = f"generationConfig.{name}", _get(config, name)
+        if schema is not None and not isinstance(schema, dict):
+            _refuse(where, "must be an object")
+        if is_nested_deep(schema):
+            _refuse(where, "is nested too deep")
 
 
 def _check_stored(read: Json) -> None:
@@ -220,7 +237,7 @@ def _check_tools(read: dict[str, object]) -> None:
     """Refuse what is no choice or tool; leave out fields that are null."""
     given = read.pop("tool_config", None)
     choice = _fields(read.pop("toolConfig", given), "toolConfig")
-    if choice:
+    if choice and not _named_tool(choice):  # else a chat's own choice says it
         read["toolConfig"] = choice
     if (calling := choice.get(_CALLING)) is not None:
         where = f"toolConfig.{_CALLING}"

@@ -16,7 +16,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from litellm_mlx import google_body, proxy_gate
-from litellm_mlx.errors import as_object
+from litellm_mlx.errors import as_object, refused
 from litellm_mlx.extra_body import fill
 
 Dialect = Literal["chat", "messages", "responses", "completions", "sdk"]
@@ -57,6 +57,8 @@ _KEY_NAMES = (
 _SESSION_HEADERS = ("session-id", "session_id")  # Codex; LiteLLM reads others
 _MAX_TTFT = "mlx_max_ttft_s"
 _MAX_HEADER_CHARS = 16 * 1024
+_MAX_FIELD_CHARS = 1024  # of what does not fit: else it is the number of fields
+_TOO_LONG = "is too long for this route: 12,000 characters of ASCII JSON are passed on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,9 @@ def native_header(kwargs: Json) -> str:
 
     Args:
         kwargs: of the call, as its deployment hook gets them.
+    Raises:
+        litellm.BadRequestError: a field that LiteLLM cuts does not fit: the sidecar
+            would not know that it was asked for.
     """
     metadata = as_object(kwargs.get("litellm_metadata"))
     if "user_api_key_hash" not in metadata:  # Google's route keeps it elsewhere
@@ -127,10 +132,17 @@ def native_header(kwargs: Json) -> str:
     cut.pop("x_mlx", None)  # ours to say
     if kwargs.get(_MAX_TTFT) is not None:  # of the deployment, if not of the client
         cut.setdefault(_MAX_TTFT, kwargs[_MAX_TTFT])
-    for body in (cut, {}):
+    for body in (cut, {k: v for k, v in cut.items() if not _names_who_asks(k)}):
         header = json.dumps({**facts, "body": body}, default=str)
         if len(header) <= _MAX_HEADER_CHARS:
             return header
+    if body:
+        sizes = {
+            name: len(json.dumps(value, default=str)) for name, value in body.items()
+        }
+        longest = max(sizes, key=sizes.__getitem__)
+        if sizes[longest] > _MAX_FIELD_CHARS:
+            raise refused(longest, _TOO_LONG)
     session = str(facts.get("session") or "")
     short = hashlib.sha256(session.encode("utf-8", "surrogatepass")).hexdigest()
     kept = {name: facts.get(name) for name in ("key", "key_checked")}
@@ -154,6 +166,11 @@ def without_ours_within(specific: object) -> object:
         return specific
     headers = as_object(specific.get("extra_headers"))
     return {**specific, "extra_headers": without_ours(headers)}
+
+
+def _names_who_asks(name: str) -> bool:
+    """Sessions, which the facts say as well, and in short if they are too long."""
+    return name.endswith("_id") or name in ("session", "conversation", "branch")
 
 
 def _may_be_cut(name: str) -> bool:

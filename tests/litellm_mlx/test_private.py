@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import litellm
 import pytest
 
 from litellm_mlx import proxy_gate
@@ -90,6 +91,14 @@ def test_it_is_bounded_whatever_the_client_sends() -> None:
     )
     assert len(header) < 1000
     assert json.loads(header)["key"] == json.loads(native_header(kwargs()))["key"]
+
+
+@pytest.mark.parametrize("sign", ["x", "\u4e2d"])
+def test_a_field_that_does_not_fit_is_refused_and_not_dropped(sign: str) -> None:
+    """The sidecar would answer as if nobody had asked for it."""
+    body = {"top_k": 3, "guided_json": {"description": sign * 17_000}}
+    with pytest.raises(litellm.BadRequestError, match="guided_json is too long"):
+        native_header(kwargs(body=body))
 
 
 def test_on_googles_route_the_key_stands_elsewhere() -> None:
