@@ -227,8 +227,7 @@ class Pipeline:
             RequestCancelled: nobody waits for the answer any more.
         """
         request = _with_own_session(request)
-        traits = self.template.traits
-        if traits.call_ids == "hidden" and traits.parallel_calls:
+        if self.template.traits.call_ids == "hidden":
             ordered = in_order_of_calls(request.messages)
             request = replace(request, messages=ordered)
         if request.calls_nothing and not self._settings.keeps_from_calls:

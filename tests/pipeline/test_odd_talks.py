@@ -91,8 +91,7 @@ def test_results_that_came_in_another_order_stand_in_that_of_the_calls(
     behind = [result("zq of b", calls[1].id), result("zq of a", calls[0].id)]
     mixed = chats.prepare([*said, *behind], CLIENT)
     assert mixed.report.is_proved
-    traits = chats.pipeline.template.traits
-    if traits.call_ids == "hidden" and traits.parallel_calls:
+    if chats.pipeline.template.traits.call_ids == "hidden":
         assert mixed.text == chats.prepare([*said, *reversed(behind)], CLIENT).text
         assert mixed.text.index("zq of a") < mixed.text.index("zq of b")
 
@@ -121,3 +120,16 @@ def test_an_answer_that_comes_first_is_not_the_users(family: str) -> None:
     assert "zqanswer" not in said["user"]
     assert "zqquestion" in said["user"]
     assert '"name": "read"' in said["system"]
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_results_of_the_models_own_calls_stand_in_their_order(family: str) -> None:
+    """Also where its turn is put back, whatever the template makes of two calls."""
+    chats = FamilyChats(family)
+    calls = read(path="a.py"), read(path="b.py")
+    answer = Said("", "", calls)
+    chats.turn([user("Fix it.")], answer, CLIENT)
+    behind = [result("zq of b", calls[1].id), result("zq of a", calls[0].id)]
+    prompt = chats.prepare([user("Fix it."), answer.echo, *behind], CLIENT)
+    if chats.pipeline.template.traits.call_ids == "hidden":
+        assert prompt.text.index("zq of a") < prompt.text.index("zq of b")
