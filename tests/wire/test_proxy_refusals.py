@@ -313,18 +313,56 @@ def test_one_of_some_texts_and_one_function_on_googles_route(paid: Proxy) -> Non
     answer = post_google(paid, {**user({"text": "hi"}), "generationConfig": config})
     (part,) = answer.json()["candidates"][0]["content"]["parts"]
     assert part["text"] in schema["enum"]
-    named = [{"name": name, "description": "Look."} for name in ("look", "go")]
-    asked = {"mode": "ANY", "allowedFunctionNames": ["go"]}
-    answer = post_google(
-        paid,
-        {
-            **user({"text": "hi"}),
-            "tools": [{"functionDeclarations": named}],
-            "toolConfig": {"functionCallingConfig": asked},
-        },
-    )
-    parts = answer.json()["candidates"][0]["content"]["parts"]
-    assert [part["functionCall"]["name"] for part in parts] == ["go"]
+    at = {"type": "STRING", "enum": ["left"]}
+    form = {"type": "OBJECT", "properties": {"at": at}, "required": ["at"]}
+    named = [
+        {"name": name, "description": "Look.", "parameters": form}
+        for name in ("aa", "bb", "look")
+    ]
+    for allowed in ("aa", "bb", "look", "nope"):
+        asked = {"mode": "ANY", "allowedFunctionNames": [allowed]}
+        answer = post_google(
+            paid,
+            {
+                **user({"text": "hi"}),
+                "tools": [{"functionDeclarations": named}],
+                "toolConfig": {"functionCallingConfig": asked},
+            },
+        )
+        if allowed == "nope":
+            assert answer.status_code == 400
+            assert "nope" in answer.text
+            continue
+        parts = answer.json()["candidates"][0]["content"]["parts"]
+        assert [part["functionCall"]["name"] for part in parts] == [allowed]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"responseSchema": True}, "responseSchema must be an object"),
+        ({"responseJsonSchema": "x"}, "responseJsonSchema must be an object"),
+        ({"responseSchema": "DEEP"}, "responseSchema is nested too deep"),
+        ({"thinkingConfig": {"thinkingBudget": 1e16}}, ""),
+        ({"thinkingConfig": {"thinkingBudget": 10**30}}, ""),
+    ],
+)
+def test_odd_forms_and_budgets_of_googles_stay_here(
+    paid: Proxy, config: dict[str, Any], said: str
+) -> None:
+    """Refused by name, or answered; a cloud is asked for none of it."""
+    if config.get("responseSchema") == "DEEP":
+        deep: dict[str, Any] = {"type": "STRING"}
+        for _ in range(400):
+            deep = {"type": "ARRAY", "items": deep}
+        config = {"responseSchema": deep}
+    body = {
+        **user({"text": "hi"}),
+        "generationConfig": {**config, "maxOutputTokens": 8},
+    }
+    answer = post_google(paid, body)
+    assert answer.status_code == (400 if said else 200), answer.text
+    assert said in answer.text
 
 
 def test_names_that_are_ignored_make_no_header_of_their_own(paid: Proxy) -> None:
