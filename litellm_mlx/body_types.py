@@ -26,6 +26,7 @@ from litellm_mlx.head_fields import (
     is_model_name,
     is_seconds,
 )
+from litellm_mlx.nesting import is_deeper
 
 _USER_LEN = 4096
 _MAX_LEVELS = 32  # of metadata
@@ -118,23 +119,10 @@ def _with_short(name: str) -> FieldType:
             or (
                 _USER.fits(value.get(name))
                 and (value.get("tags") is None or are_tags(value["tags"]))
-                and _is_shallow(value)
+                and not is_deeper(value, _MAX_LEVELS)
             )
         ),
     )
-
-
-def _is_shallow(value: object) -> bool:
-    """Whether a value holds others no deeper than anybody needs."""
-    level: list[object] = [value]
-    for _ in range(_MAX_LEVELS):
-        level = [
-            inner
-            for item in level
-            if isinstance(item, dict | list)
-            for inner in (item.values() if isinstance(item, dict) else item)
-        ]
-    return not level
 
 
 _NOT_TAKEN = FieldType("left out: it is not for clients", lambda value: False)

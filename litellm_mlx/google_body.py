@@ -8,17 +8,18 @@ has a place for is brought into the form that LiteLLM reads, and all else is ref
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import litellm
 
 from litellm_mlx import errors
 from litellm_mlx.google_schema import (
+    MAX_LEVELS,
     MEDIA_TYPES,
     as_json_schema,
     asked_form,
-    is_nested_deep,
 )
+from litellm_mlx.nesting import is_deeper
 
 Json = Mapping[str, object]
 
@@ -168,7 +169,7 @@ def _thinking(config: Json) -> dict[str, object]:
         return {"thinking": {"type": "disabled"}}
     if isinstance(level, str) and level.lower() in _LEVELS:
         return {"reasoning_effort": level.lower()}
-    if isinstance(budget, int | float) and _is_budget(budget):
+    if _is_budget(budget):
         return {"thinking_budget": int(budget)} if 0 < budget <= _MAX_BUDGET else {}
     return {}
 
@@ -184,7 +185,7 @@ def _check_thinking(config: Json) -> None:
         _refuse(f"{where}.thinkingBudget", "must be a whole number, -1 or more")
 
 
-def _is_budget(value: object) -> bool:
+def _is_budget(value: object) -> TypeGuard[int | float]:
     """A whole number from -1 on; in JSON of Google's it may have a point."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
@@ -222,7 +223,7 @@ def _check_schemas(config: Json) -> None:
         where, schema = f"generationConfig.{name}", _get(config, name)
         if schema is not None and not isinstance(schema, dict):
             _refuse(where, "must be an object")
-        if is_nested_deep(schema):
+        if is_deeper(schema, MAX_LEVELS):
             _refuse(where, "is nested too deep")
 
 

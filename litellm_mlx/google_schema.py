@@ -12,7 +12,7 @@ Json = Mapping[str, object]
 
 JSON, TEXT, CHOICE = "application/json", "text/plain", "text/x.enum"
 MEDIA_TYPES = (JSON, TEXT, CHOICE)
-_MAX_LEVELS = 100  # as the sidecar's
+MAX_LEVELS = 100  # as the sidecar's
 _OURS = ("nullable", "propertyOrdering", "property_ordering")
 _OF_NAMES = ("properties", "$defs", "defs", "patternProperties")
 _LISTS = ("anyOf", "any_of", "oneOf", "allOf", "prefixItems", "prefix_items")
@@ -42,21 +42,6 @@ def asked_form(media_type: object, schema: object, json_schema: object) -> Json:
         form = {"name": "response", "schema": asked}
         return {"response_format": {"type": "json_schema", "json_schema": form}}
     return {"response_format": {"type": "json_object"}} if media_type else {}
-
-
-def is_nested_deep(schema: object) -> bool:
-    """Whether it goes deeper than what prints it can follow."""
-    level = [schema]
-    for _ in range(_MAX_LEVELS):
-        level = [
-            inner
-            for item in level
-            if isinstance(item, dict | list)
-            for inner in (item.values() if isinstance(item, dict) else item)
-        ]
-        if not level:
-            return False
-    return True
 
 
 def as_json_schema(schema: Any) -> Any:

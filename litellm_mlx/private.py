@@ -136,13 +136,7 @@ def native_header(kwargs: Json) -> str:
         header = json.dumps({**facts, "body": body}, default=str)
         if len(header) <= _MAX_HEADER_CHARS:
             return header
-    if body:
-        sizes = {
-            name: len(json.dumps(value, default=str)) for name, value in body.items()
-        }
-        longest = max(sizes, key=sizes.__getitem__)
-        if sizes[longest] > _MAX_FIELD_CHARS:
-            raise refused(longest, _TOO_LONG)
+    _refuse_longest(body)
     session = str(facts.get("session") or "")
     short = hashlib.sha256(session.encode("utf-8", "surrogatepass")).hexdigest()
     kept = {name: facts.get(name) for name in ("key", "key_checked")}
@@ -166,6 +160,14 @@ def without_ours_within(specific: object) -> object:
         return specific
     headers = as_object(specific.get("extra_headers"))
     return {**specific, "extra_headers": without_ours(headers)}
+
+
+def _refuse_longest(body: Json) -> None:
+    """Refuse the field for which there is no room; none, if who asks takes it all."""
+    sizes = {k: len(json.dumps(value, default=str)) for k, value in body.items()}
+    longest = max(sizes, key=sizes.__getitem__, default="")
+    if sizes.get(longest, 0) > _MAX_FIELD_CHARS:
+        raise refused(longest, _TOO_LONG)
 
 
 def _names_who_asks(name: str) -> bool:

@@ -35,7 +35,7 @@ class Loading:
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
     """
-    So much of the prompt is computed; only a client that asks is told.
+    So much of the prompt is computed; it is sent to a client that asks.
 
     Args:
         done: tokens, those that were cached among them. total: of the prompt.

@@ -192,7 +192,7 @@ class GenerationOptions:
     n: int = 1
     top_logprobs: int | None = None  # None: no logprobs; 0: the sampled token's only
     max_ttft_s: float | None = None  # refuse rather than begin later
-    wants_progress: bool = False  # to be told how far the prefill is
+    wants_progress: bool = False  # to be sent how far the prefill is
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,9 +160,14 @@ def ignored_fields(body: Any, known: frozenset[str]) -> tuple[str, ...]:
     """
     inner = {path.rpartition(".")[0].removesuffix("[]") for path in known}
     names = dict.fromkeys(_unread(body, "", known, inner))
-    if body.get("stream") and body.get("x_mlx") is None:
+    if is_direct_stream(body):
         names.pop("return_progress", None)  # only there it has an effect
     return tuple(names)
+
+
+def is_direct_stream(body: Mapping[str, Any]) -> bool:
+    """Whether an answer is streamed, and not through LiteLLM."""
+    return bool(body.get("stream")) and body.get("x_mlx") is None
 
 
 def _unread(

@@ -12,7 +12,7 @@ from sidecar.core.requests import (
     Thinking,
     ToolChoice,
 )
-from sidecar.dialects.fields import Fields
+from sidecar.dialects.fields import Fields, is_direct_stream
 
 _ON = frozenset(
     (
@@ -171,10 +171,8 @@ def read_options(fields: Fields, top_logprobs: int | None) -> GenerationOptions:
 
 
 def _wants_progress(fields: Fields) -> bool:
-    """`return_progress`, of a stream that does not pass through LiteLLM."""
     is_wanted = fields.boolean("return_progress", False)
-    is_streamed = fields.boolean("stream", False)
-    return is_wanted and is_streamed and fields.raw("x_mlx") is None
+    return is_wanted and is_direct_stream(fields.whole)
 
 
 def _max_tokens(fields: Fields) -> int | None:

@@ -48,6 +48,7 @@ class OutputSyntax:
 
     Args:
         calls: how it writes calls, its own way first.
+        opener_ids: the tokens that begin one; none where its own opener is no token.
         has_channels: it writes messages on channels, and no tags.
     """
 
@@ -55,3 +56,4 @@ class OutputSyntax:
     markers: Markers
     calls: tuple[ToolSyntax, ...]
     has_channels: bool = False
+    opener_ids: tuple[int, ...] = ()

@@ -41,7 +41,6 @@ from sidecar.kv.prefix_store import PrefixStore
 from sidecar.memory.conversation_memory import ConversationMemory, MemoryLimits
 from sidecar.memory.unwritten_turns import UnwrittenTurns
 from sidecar.output.answer_grammar import can_hold_calls
-from sidecar.output.tool_syntax import opener_ids
 from sidecar.pipeline.prepare import Pipeline, PipelineSettings
 from sidecar.residents.detection import can_see, is_library_there, sees
 from sidecar.residents.disk import open_disk
@@ -315,7 +314,7 @@ def build_pipeline(
     config: Config, model: LoadedModel, rules: RuleSet, kept: KeptModel, kv: KVCache
 ) -> Pipeline:
     """The prompt side of a model."""
-    cache, vocab = config.cache, model.tokenizer.get_vocab()
+    cache = config.cache
     settings = PipelineSettings(
         default_thinking=config.generation.thinking,
         preserve_thinking=config.generation.preserve_thinking,
@@ -328,14 +327,9 @@ def build_pipeline(
         if model.vision_encoder
         else frozenset(),
         holds_calls=can_hold_calls(model.syntax.calls[0]),
-        keeps_from_calls=bool(opener_ids(model.syntax.calls, vocab)),
+        keeps_from_calls=bool(model.syntax.opener_ids),
     )
     think_open = model.syntax.markers.think_open
     return Pipeline(
-        model.tokenizer,
-        think_open,
-        rules,
-        settings,
-        kept.memory,
-        kv.lookup,
+        model.tokenizer, think_open, rules, settings, kept.memory, kv.lookup
     )

@@ -9,7 +9,6 @@ from sidecar.engine.grammar_compiler import UnsupportedGrammar
 from sidecar.engine.text_engine import TextEngine
 from sidecar.output.answer_grammar import answer_grammar, call_grammar
 from sidecar.output.output_syntax import StartMode
-from sidecar.output.tool_syntax import opener_ids
 from sidecar.pipeline.template.chat_template import offered_tools
 
 _FINAL = "<|channel|>final<|message|>"
@@ -70,7 +69,7 @@ def _with_one_call(
 
 def _without_calls(held: StructuredOutput, engine: TextEngine) -> StructuredOutput:
     """No token that begins a call; where there is none, no tool is in the prompt."""
-    banned = opener_ids(engine.model.syntax.calls, engine.grammars.vocabulary)
+    banned = engine.model.syntax.opener_ids
     if not banned:
         return held
     constraint = held.constraint or Constraint(engine.grammars)

@@ -30,6 +30,7 @@ from sidecar.engine.vision.vision_encoder import (
 )
 from sidecar.kv.quantization import KVQuantization
 from sidecar.output.families import find_family, output_syntax
+from sidecar.output.tool_syntax import opener_ids
 
 logger = logging.getLogger(__name__)
 
@@ -254,19 +255,20 @@ def _describe(
             tokenizer.add_eos_token(str(vocab[token]))
     stop_ids = set(tokenizer.eos_token_ids)
     think = (tokenizer.think_start, tokenizer.think_end)
+    syntax = output_syntax(
+        family,
+        think if tokenizer.has_thinking else None,
+        _library(tokenizer),
+        str(tokenizer.chat_template or ""),
+        vocab,
+    )
     return LoadedModel(
         name=name,
         folder=folder,
         key=f"{folder.resolve()} {_stamp(folder)} {_template_digest(tokenizer)}",
         model=model,
         tokenizer=tokenizer,
-        syntax=output_syntax(
-            family,
-            think if tokenizer.has_thinking else None,
-            _library(tokenizer),
-            str(tokenizer.chat_template or ""),
-            vocab,
-        ),
+        syntax=replace(syntax, opener_ids=opener_ids(syntax.calls, vocab)),
         context_len=context_len(config) or _UNKNOWN_CONTEXT,
         vocab_size=0,
         stop_ids=frozenset(stop_ids),
