@@ -49,7 +49,7 @@ def _one_call(block: Block) -> Wait[None]:
     """Read the inside of the samples' block, whatever opener is part of it."""
     if not (yield from block.scan.take("X")):
         yield from block.scan.until("X", lambda _: None)
-    block.sink.call(_TOOL.name, "{}")
+    block.take_call(_TOOL.name, "{}")
 
 
 def _fault(syntax: OutputSyntax, sample: Sample) -> str | None:

@@ -24,6 +24,7 @@ from testkit.growth import grows_linearly
 
 TOOL = Tool("look", {"type": "object", "properties": {}}, {})
 SIZE = 40_000
+_TOOL_CALL = ("<tool_call>", "</tool_call>")
 _CALL = '{"name": "look", "arguments": {}}'
 DEAR: list[tuple[str, Format, str, str]] = [
     ("", qwen3_coder_xml, "<function=a>", ""),
@@ -251,3 +252,93 @@ def test_what_stands_behind_a_call_of_a_list_is_the_same_in_pieces() -> None:
     read = read_calls(f"<tool_call>{text}", [syntax], (TOOL,))
     assert len(read.calls) == 1
     assert "secret" not in read.text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"name": "look", "args": {"a": "/tmp/x"}}',
+        '{"name": "look", "a": "/tmp/x"}',
+        '{"name": "look", "arguments": null, "input": {"a": "/tmp/x"}}',
+        '{"function": {"name": "look", "a}rguments": {"a": "/tmp/x"}}}',
+        '{"name": "look", "arguments": {}, "arguments": {"a": "/tmp/x"}}',
+        '{"arguments": {}, "parameters": {"a": "/tmp/x"}, "name": "look"}',
+    ],
+)
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("read_format", [hermes_json, bare_json])
+def test_a_call_is_not_made_without_what_was_said_of_it(
+    said: str, read_format: Format, *, is_whole: bool
+) -> None:
+    """Arguments under a name of the model's own, or twice: it is no call to run."""
+    if read_format is bare_json:
+        syntax = ToolSyntax("{", "", (bare_json,), is_inside=True, at_line_start=True)
+    else:
+        syntax = ToolSyntax(*_TOOL_CALL, (read_format,))
+    text = f"{'' if syntax.is_inside else syntax.opener}{said}{syntax.closer}"
+    read = split_calls([text] if is_whole else [*text], [syntax], (TOOL,))
+    assert (read.calls, read.open) == ([], None)
+    if read.broken:
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(read.broken[0][1], strict=False)
+    else:
+        assert "/tmp/x" in read.text
+
+
+def test_a_call_without_arguments_may_have_what_others_have_beside_theirs() -> None:
+    """Ids and types do not say what it is to do; null is no arguments."""
+    syntax = ToolSyntax(*_TOOL_CALL, (hermes_json,))
+    for said in (
+        '{"id": "x", "type": "function", "function": {"name": "look"}}',
+        '{"name": "look", "arguments": null}',
+    ):
+        read = read_calls(f"<tool_call>{said}</tool_call>", [syntax], (TOOL,))
+        assert read.parsed == [("look", {})]
+    said = '{"name": "look", "arguments": null, "parameters": {"a": 1}}'
+    read = read_calls(f"<tool_call>{said}</tool_call>", [syntax], (TOOL,))
+    assert read.parsed == [("look", {"a": 1})]
+
+
+_BEHIND_ARGUMENTS = [
+    ", ...}",
+    ', {"b": 1}}',
+    " oops}",
+    ', "id": }',
+    '{"id": 1}}',
+    ",,}",
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("arguments", ["{}", '{"a": "Xy"}', "null", '"{}"'])
+@pytest.mark.parametrize("behind", _BEHIND_ARGUMENTS)
+@pytest.mark.parametrize("is_eager", [True, False])
+def test_what_breaks_behind_whole_arguments_is_read_once(
+    arguments: str, behind: str, *, is_eager: bool
+) -> None:
+    """It was found again for ever where the call's own brace is its opener."""
+    tool = Tool("look", TOOL.parameters, {}, is_held=not is_eager)
+    said = f'{{"name": "look", "arguments": {arguments}{behind}'
+    bare = ToolSyntax("{", "", (bare_json,), is_inside=True, at_line_start=True)
+    marked = ToolSyntax(*_TOOL_CALL, (hermes_json,))
+    listed = f"<tool_call>[{said}]</tool_call>"
+    for syntax, text in ((bare, said), (marked, listed)):
+        whole = read_calls(text, [syntax], (tool,))
+        for size in (1, 4):
+            pieces = [text[at : at + size] for at in range(0, len(text), size)]
+            read = split_calls(pieces, [syntax], (tool,))
+            assert (read.calls, read.broken) == (whole.calls, whole.broken)
+            assert (read.text, read.open) == (whole.text, None)
+        assert whole.text.count("Xy") + len(whole.calls) + len(whole.broken) <= 1
+
+
+@pytest.mark.parametrize("end", ["", ",", ', "id": "x', ', "id"'])
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_text_that_ends_behind_whole_arguments_has_the_call(
+    end: str, *, is_cut: bool
+) -> None:
+    """All that it is to do is known."""
+    syntax = ToolSyntax(*_TOOL_CALL, (hermes_json,))
+    text = f'<tool_call>{{"name": "look", "arguments": {{"a": 1}}{end}'
+    read = split_calls([*text], [syntax], (TOOL,), is_cut=is_cut)
+    assert (read.parsed, read.open, read.text) == ([("look", {"a": 1})], None, "")

@@ -149,6 +149,17 @@ class Block:
         """All that was read so far is calls; what follows may be something else."""
         self.marked = self.scan.num_read
 
+    def end_call(self) -> None:
+        """The call that is read now is complete: what was read is not read again."""
+        self.sink.end()
+        self.scan.is_streamed = False  # the next one may be none
+        self.mark()
+
+    def take_call(self, name: str, arguments: str) -> None:
+        """Take a whole call."""
+        self.sink.call(name, arguments)
+        self.mark()
+
     def closes(self) -> Wait[bool]:
         """Whether the block's closer stands here."""
         return bool(self.closer) and (yield from self.scan.stands(self.closer))

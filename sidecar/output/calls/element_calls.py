@@ -110,7 +110,6 @@ def _calls(block: Block, elements: Elements) -> Wait[None]:
             scan.at = start
             break
         yield from _call(block, elements, tag["name"])
-        block.mark()
 
 
 def _call(block: Block, elements: Elements, name: str) -> Wait[None]:
@@ -120,7 +119,7 @@ def _call(block: Block, elements: Elements, name: str) -> Wait[None]:
         yield from read_object(scan, sink.arguments)
         yield from scan.space()
         yield from scan.expect(elements.call_end)
-        sink.end()
+        block.end_call()
         return
     between = "{"
     while not (yield from scan.take(elements.call_end)):
@@ -132,7 +131,7 @@ def _call(block: Block, elements: Elements, name: str) -> Wait[None]:
         between = ", "
         yield from scan.space()
     sink.arguments("{}" if between == "{" else "}")
-    sink.end()
+    block.end_call()
 
 
 _Tag = dict[str, str]

@@ -30,8 +30,7 @@ def gemma(block: Block) -> Wait[None]:
         yield from scan.space()
         sink.start(name)
         yield from _object(block, sink.arguments, 0)
-        sink.end()
-        block.mark()
+        block.end_call()
         yield from scan.space()
 
 

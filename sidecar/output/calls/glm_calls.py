@@ -37,7 +37,7 @@ def glm4_xml(block: Block) -> Wait[None]:
     yield from read_object(scan, sink.arguments)
     yield from scan.space()
     yield from scan.expect("</arguments>")
-    sink.end()
+    block.end_call()
 
 
 def _call(block: Block, prefix: str) -> Wait[None]:
@@ -50,7 +50,7 @@ def _call(block: Block, prefix: str) -> Wait[None]:
     if not behind or (yield from block.closes()):
         if scan.is_cut or not block.is_offered(name):
             raise NotThisFormat("a bare word is a call only if it is a tool")
-        sink.call(name, "{}")
+        block.take_call(name, "{}")
         return
     between = "{"
     while (yield from scan.space()) == "<" and not (yield from block.closes()):
@@ -63,7 +63,7 @@ def _call(block: Block, prefix: str) -> Wait[None]:
     if between == "{":
         raise NotThisFormat("no argument element")
     sink.arguments("}")
-    sink.end()
+    block.end_call()
 
 
 def _key(block: Block, prefix: str) -> Wait[tuple[str, str]]:

@@ -9,10 +9,12 @@ from sidecar.output.calls.json_text import (
     read_text,
     value_of,
 )
-from sidecar.output.calls.scanner import NotThisFormat, Wait
+from sidecar.output.calls.scanner import NotThisFormat, TextEnded, Wait
 
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
+# What may stand beside them and says nothing of what the call is to do.
+_BESIDE = ("id", "type", "index", "call_id", "tool_call_id")
 
 
 def hermes_json(block: Block) -> Wait[None]:
@@ -53,19 +55,27 @@ def _list(block: Block) -> Wait[None]:
     yield from scan.expect("[")
     while (yield from scan.space()) == "{":
         yield from json_call(block)
-        block.mark()
         if (yield from scan.space()) == ",":
             yield from scan.char()
     yield from scan.expect("]")
 
 
 class _Call:
-    """What is known of a call while its object is read."""
+    """
+    What is known of a call while its object is read.
+
+    Args:
+        held: its arguments, if they are not shown as they come.
+        is_shown: they are. has_arguments: all of them are read.
+        unread: a member that is neither its name nor its arguments.
+    """
 
     def __init__(self) -> None:
         self.name: str | None = None
-        self.held: str | None = None  # its arguments, before its name is known
-        self.is_done = False
+        self.held: str | None = None
+        self.is_shown = False
+        self.has_arguments = False
+        self.unread: str | None = None
 
 
 def json_call(block: Block, *, is_marked: bool = True) -> Wait[None]:
@@ -76,12 +86,20 @@ def json_call(block: Block, *, is_marked: bool = True) -> Wait[None]:
         is_marked: a marker stands before it; else it is a call of an offered tool only.
     """
     call = _Call()
-    yield from _members(block, call, is_marked=is_marked)
-    if call.is_done:
-        return
+    try:
+        yield from _members(block, call, is_marked=is_marked)
+    except TextEnded:
+        if not call.has_arguments:
+            raise
     if call.name is None:
         raise NotThisFormat("a call needs a name")
-    block.sink.call(call.name, call.held or "{}")
+    if call.is_shown:
+        block.end_call()
+    elif call.held is None and call.unread is not None:
+        # Without what the model said under a name of its own it could be run as it is.
+        raise NotThisFormat(f"its arguments may be {call.unread!r}")
+    else:
+        block.take_call(call.name, call.held or "{}")
 
 
 def _members(
@@ -98,16 +116,17 @@ def _members(
             call.name = yield from read_text(scan)
             if not is_marked and not block.is_offered(call.name):
                 raise NotThisFormat("not an offered tool")
-        elif key in _ARGUMENTS and not call.is_done and call.held is None:
+        elif key in _ARGUMENTS:
             yield from _arguments(block, call)
         elif key == "function" and first == "{" and not is_inner:
             yield from _members(block, call, is_marked=is_marked, is_inner=True)
         else:
             yield from collected(scan)
+            call.unread = key if key not in _BESIDE else call.unread
         after = yield from scan.space()
         if after == ",":
             yield from scan.char()
-        elif after != "}" and call.is_done:
+        elif after != "}" and call.has_arguments:
             return  # the last brace is missing
         elif after != "}":
             raise NotThisFormat("no object")
@@ -115,25 +134,23 @@ def _members(
 
 
 def _arguments(block: Block, call: _Call) -> Wait[None]:
-    """Read an object, the text of one, or null."""
+    """
+    Read an object, the text of one, or null, which is as if they were not there.
+
+    Raises:
+        NotThisFormat: it has some already: nothing says which are meant.
+    """
     scan, sink = block.scan, block.sink
     first = yield from scan.space()
+    if call.has_arguments:
+        raise NotThisFormat("a call has arguments once")
     if call.name is not None and first == "{":
         sink.start(call.name)
+        call.is_shown = True
         yield from read_object(scan, sink.arguments)
-        sink.end()
-        call.is_done = True
-        return
-    text = yield from _whole_arguments(block, first)
-    if call.name is None:
-        call.held = text
+    elif first in ('"', "'"):
+        call.held = printed(object_of((yield from read_text(scan))))
     else:
-        sink.call(call.name, text)
-        call.is_done = True
-
-
-def _whole_arguments(block: Block, first: str) -> Wait[str]:
-    if first in ('"', "'"):
-        return printed(object_of((yield from read_text(block.scan))))
-    text = yield from collected(block.scan)
-    return "{}" if value_of(text) is None else printed(object_of(text))
+        text = yield from collected(scan)
+        call.held = None if value_of(text) is None else printed(object_of(text))
+    call.has_arguments = call.is_shown or call.held is not None

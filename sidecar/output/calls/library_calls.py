@@ -17,7 +17,7 @@ def from_library(parse: Callable[..., Any]) -> Format:
             yield from _up_to_closer(block, pieces)
         found = parse("".join(pieces), [dict(tool.raw) for tool in block.tools])
         for name, arguments in _calls(found if isinstance(found, list) else [found]):
-            block.sink.call(name, arguments)
+            block.take_call(name, arguments)
 
     return read
 

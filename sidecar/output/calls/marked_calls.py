@@ -87,10 +87,9 @@ def _call(block: Block, name: str, end: str = "") -> Wait[None]:
     if (yield from scan.space()) == "{":
         sink.start(name)
         yield from read_object(scan, sink.arguments)
-        sink.end()
-        block.mark()
+        block.end_call()
         return
     is_over = (end and (yield from scan.stands(end))) or (yield from block.closes())
     if not is_over and (scan.rest or scan.is_cut):
         raise NotThisFormat("arguments must be an object")
-    sink.call(name, "{}")
+    block.take_call(name, "{}")

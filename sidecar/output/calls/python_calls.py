@@ -23,8 +23,7 @@ def python_calls(block: Block) -> Wait[None]:
     scan = block.scan
     while (yield from scan.space()) and not (yield from block.closes()):
         for name, arguments in _read_all((yield from _expression(scan)), block.tools):
-            block.sink.call(name, arguments)
-        block.mark()
+            block.take_call(name, arguments)
         if (yield from scan.space()) in (";", ","):
             yield from scan.char()
 

@@ -23,6 +23,13 @@ class NotThisFormat(ValueError):
     """What was written is no call of this format, or not a whole one."""
 
 
+class TextEnded(NotThisFormat):
+    """The text ended in the middle of a call."""
+
+    def __init__(self) -> None:
+        super().__init__("the text ends in the middle of a call")
+
+
 class Scanner:
     """
     A text and the place in it that is read next. Not thread-safe.
@@ -80,10 +87,10 @@ class Scanner:
         Wait for more text.
 
         Raises:
-            NotThisFormat: there will be none.
+            TextEnded: there will be none.
         """
         if self.is_ended:
-            raise NotThisFormat("the text ends in the middle of a call")
+            raise TextEnded
         yield
 
     def peek(self) -> Wait[str]:
@@ -103,11 +110,11 @@ class Scanner:
         The next character.
 
         Raises:
-            NotThisFormat: there is none: what was read may be a part only.
+            TextEnded: there is none: what was read may be a part only.
         """
         char = yield from self.peek()
         if not char:
-            raise NotThisFormat("the text ends in the middle of a call")
+            raise TextEnded
         return char
 
     def space(self) -> Wait[str]:
@@ -136,9 +143,17 @@ class Scanner:
         return found
 
     def expect(self, literal: str) -> Wait[None]:
-        """Take a text that must stand here."""
-        if not (yield from self.take(literal)):
-            raise NotThisFormat(f"{literal!r} is missing")
+        """
+        Take a text that must stand here.
+
+        Raises:
+            NotThisFormat: another one does. TextEnded: none does.
+        """
+        if (yield from self.take(literal)):
+            return
+        if could_begin(self._next(literal), literal):
+            raise TextEnded
+        raise NotThisFormat(f"{literal!r} is missing")
 
     def run(self, pattern: re.Pattern[str]) -> Wait[str]:
         """
