@@ -141,8 +141,10 @@ def _set(bits: NDArray[np.uint32], ids: Sequence[int]) -> None:
 
 
 def _clear(bits: NDArray[np.uint32], ids: Sequence[int]) -> None:
+    """Take tokens out; a tokenizer may have some that its model cannot write."""
     for one in ids:
-        bits[one // 32] &= ~np.uint32(1 << one % 32)
+        if one // 32 < len(bits):
+            bits[one // 32] &= ~np.uint32(1 << one % 32)
 
 
 @functools.cache

@@ -246,3 +246,14 @@ def test_tokens_of_a_grammar_are_told_from_texts_that_look_so() -> None:
     lark = r'start: <[7]> "<[8]>" /a"<[9]>\//  <[10]> "\"<[11]>" %json {"<[12]>": 1}'
     seen = grammar_check._TOKEN.sub(grammar_check._one_token, lark)
     assert seen == lark.replace("<[7]>", "<[256]>").replace("<[10]>", "<[256]>")
+
+
+def test_a_token_that_the_model_cannot_write_need_not_be_kept_from_it(
+    grammars: GrammarCompiler,
+) -> None:
+    """Some tokenizers have more tokens than their model has logits."""
+    row = ConstrainedRow(Constraint(grammars, banned=(5, 3072, 1 << 20)))
+    mask = np.full((1, 3072 // 32), -1, np.int32)
+    row.fill(mask, 0)
+    bits = np.unpackbits(mask[0].view(np.uint8), bitorder="little")
+    assert np.flatnonzero(bits == 0).tolist() == [5]
