@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# What may pass needs at most a chunk, and this share of what the passed one needs.
+# What may pass needs this share at most of what the passed one needs.
 _SHORT = 1 / 4
 
 
@@ -34,6 +34,7 @@ class PrefillQueue:
 
     Args:
         begin: restores what is stored of a job's prompt.
+        chunk_len: tokens of the next chunk; a prompt with no more left is not passed.
     """
 
     def __init__(
@@ -42,9 +43,11 @@ class PrefillQueue:
         config: EngineConfig,
         watchdog: Watchdog,
         begin: Callable[[Job], "Sequence"],
+        chunk_len: Callable[[], int],
     ) -> None:
         self._store = store
         self._begin_sequence = begin
+        self._chunk_len = chunk_len
         self._config = config
         self._watchdog = watchdog
         self._waiting: deque[Job] = deque()
@@ -134,7 +137,7 @@ class PrefillQueue:
     def _let_pass(self, long: "Sequence", num_free: int) -> None:
         left = long.target - long.done
         maximum = min(_SHORT * left, self._config.prefill_step_size)
-        if left < self._config.prefill_step_size:
+        if left <= self._chunk_len():
             return
         for job in self._waiting:
             ids = job.spec.model_ids

@@ -186,6 +186,7 @@ class BatchScheduler:
             config,
             self._watchdog,
             lambda job: begin_sequence(job, store, config.checkpoint_gap),
+            lambda: self.pacer.chunk_len(beside_streams=False),
         )
 
     def has_work(self) -> bool:

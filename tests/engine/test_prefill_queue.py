@@ -146,6 +146,26 @@ def test_short_prompts_pass_for_as_long_as_a_chunk_takes(
     assert is_idle(engine)
 
 
+def test_a_slow_prompt_of_less_than_the_longest_chunk_is_passed(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow machine it takes many chunks, and a minute."""
+    settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "off"}
+    with running_sidecar(settings) as app, leased_engine(app) as engine:
+        pacer = engine._loop.pacer
+        monkeypatch.setattr(pacer, "chunk_len", lambda *, beside_streams: _STEP)
+        with by_hand(app, engine) as make:
+            long = submit(engine, random_ids(60, 20 * _STEP), 2)
+            make(2)
+            short = submit(engine, random_ids(61, 8), 2)
+            make(4)
+            said = drain(short)
+            assert any(isinstance(event, Token) for event in said)
+            assert not has_begun(long)
+        assert finish(engine, short, said).failure is None
+        assert finish(engine, long).failure is None
+
+
 def test_the_passed_one_can_be_cancelled(served: App, engine: TextEngine) -> None:
     """While another is in its place; what it computed is kept."""
     with by_hand(served, engine) as make:
