@@ -119,7 +119,7 @@ MESSAGES_FIELDS = (
     | _THINKING
     | _KEPT_ANYWAY
     | {"messages", "system", "tools", "tool_choice", "stop_sequences", "stop"}
-    | {"output_config"}
+    | {"output_config", "output_format"}
     | _below("thinking", names="display")
     | _below("output_config", names="effort format")
     | _below(

@@ -48,14 +48,24 @@ def read_text_format(
     Raises:
         BadRequest: naming the field.
     """
-    given = Fields(fields.object(name) or {}, name).object("format")
-    if given is None:
+    return read_form(Fields(fields.object(name) or {}, name), "format", is_strict)
+
+
+def read_form(fields: Fields, name: str, is_strict: bool) -> OutputFormat | None:
+    """
+    A form whose kind and schema stand side by side.
+
+    Raises:
+        BadRequest: naming the field.
+    """
+    if (given := fields.object(name)) is None:
         return None
-    asked = Fields(given, f"{name}.format")
+    path = fields.path(name)
+    asked = Fields(given, path)
     if _kind(asked) == "json_schema":
         return _schema(asked, is_strict=is_strict)
     if asked.raw("type") == "json_object":
-        return OutputFormat("json_object", param=f"{name}.format")
+        return OutputFormat("json_object", param=path)
     return None
 
 

@@ -1,6 +1,6 @@
 """SDKs that ask for a form, through the real proxy: what they parse is of the form."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
@@ -39,13 +39,16 @@ def test_openai_parses_a_response_into_a_model(proxy: Proxy) -> None:
     assert isinstance(answer.output_parsed, Lamp)
 
 
-def test_anthropic_is_answered_in_json(proxy: Proxy) -> None:
+@pytest.mark.parametrize("field", ["output_config", "output_format"])
+def test_anthropic_is_answered_in_json(proxy: Proxy, field: str) -> None:
+    """Under both names of the field; under the newer one, with a long schema."""
     schema = Lamp.model_json_schema()
+    form: dict[str, Any] = {"type": "json_schema", "schema": schema}
+    if field == "output_config":
+        schema["description"] = "x" * 20_000
+        form = {"format": form}
     answer = proxy.anthropic.messages.create(
-        model="builtin",
-        messages=MESSAGES,
-        max_tokens=300,
-        output_config={"format": {"type": "json_schema", "schema": schema}},
+        model="builtin", messages=MESSAGES, max_tokens=300, extra_body={field: form}
     )
     assert Lamp.model_validate_json(answer.content[-1].text)
 

@@ -6,7 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from sidecar.core.errors import BadRequest, ThreadUnsupported
-from sidecar.core.requests import ChatRequest, ClientInfo, Message, Tool, ToolChoice
+from sidecar.core.requests import (
+    ChatRequest,
+    ClientInfo,
+    Message,
+    OutputFormat,
+    Tool,
+    ToolChoice,
+)
 from sidecar.dialects.anthropic_messages.answer import new_id
 from sidecar.dialects.anthropic_messages.client_tools import client_tool
 from sidecar.dialects.anthropic_messages.content import read_message, text_parts
@@ -15,7 +22,7 @@ from sidecar.dialects.fields import Fields, ignored_fields
 from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
 from sidecar.dialects.known_fields import MESSAGES_FIELDS
 from sidecar.dialects.litellm_header import with_client_facts
-from sidecar.dialects.output_format import read_text_format
+from sidecar.dialects.output_format import read_form, read_text_format
 
 _DEFER = "defer_loading"
 
@@ -47,7 +54,7 @@ def parse_messages(
         messages=_messages(fields),
         tools=tools,
         tool_choice=_tool_choice(fields, tools),
-        output_format=read_text_format(fields, "output_config", is_strict=True),
+        output_format=_output_format(fields),
         thinking=replace(read_thinking(body), is_shown=not _hides_thinking(fields)),
         template_kwargs=_template_kwargs(fields),
         options=read_options(_options(body), None),
@@ -56,6 +63,18 @@ def parse_messages(
         ignored=(*_unread(body, tools), *_ignored(fields)),
         answer_id=new_id(),
     )
+
+
+def _output_format(fields: Fields) -> OutputFormat | None:
+    """Under its name, or the one that it had before."""
+    found = read_text_format(fields, "output_config", is_strict=True)
+    older = read_form(fields, "output_format", is_strict=True)
+    if found and older:
+        raise BadRequest(
+            "only one of output_config.format and output_format may be set",
+            param="output_format",
+        )
+    return found or older
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:
