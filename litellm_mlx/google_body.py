@@ -197,8 +197,9 @@ def _config_of(body: Json) -> Json:
 
 
 def _get(fields: Json, name: str) -> object:
-    """A field by either of its two names."""
-    return fields.get(name, fields.get(_snake(name)))
+    """A field by either of its two names; null says nothing."""
+    value = fields.get(name)
+    return fields.get(_snake(name)) if value is None else value
 
 
 def _mapping(value: object) -> Json:
@@ -237,7 +238,8 @@ def _check_stored(read: Json) -> None:
 def _check_tools(read: dict[str, object]) -> None:
     """Refuse what is no choice or tool; leave out fields that are null."""
     given = read.pop("tool_config", None)
-    choice = _fields(read.pop("toolConfig", given), "toolConfig")
+    named = read.pop("toolConfig", None)
+    choice = _fields(given if named is None else named, "toolConfig")
     if choice and not _named_tool(choice):  # else a chat's own choice says it
         read["toolConfig"] = choice
     if (calling := choice.get(_CALLING)) is not None:
@@ -300,7 +302,7 @@ def _part(value: object, where: str, role: str) -> Json | None:
     if part.get("thought") is True:
         return None
     for name, of_role, read in _PARTS:
-        given = part.get(name, part.get(_snake(name)))
+        given = _get(part, name)
         if given is not None and role in of_role:
             return read(given, f"{where}.{name}")
     names = sorted(name for name in part if name not in ("thought", "thoughtSignature"))
@@ -315,7 +317,7 @@ def _text(value: object, where: str) -> Json:
 
 def _picture(value: object, where: str) -> Json:
     given = _object(value, where)
-    media = given.get("mimeType", given.get("mime_type"))
+    media = _get(given, "mimeType")
     if not isinstance(media, str) or not media.startswith("image/"):
         _refuse(f"{where}.mimeType", "must be of an image: no other data is taken")
     if not isinstance(given.get("data"), str):

@@ -57,8 +57,11 @@ _KEY_NAMES = (
 _SESSION_HEADERS = ("session-id", "session_id")  # Codex; LiteLLM reads others
 _MAX_TTFT = "mlx_max_ttft_s"
 _MAX_HEADER_CHARS = 16 * 1024
-_MAX_FIELD_CHARS = 1024  # of what does not fit: else it is the number of fields
-_TOO_LONG = "is too long for this route: 12,000 characters of ASCII JSON are passed on"
+_MAX_NAME_CHARS = 256  # of who asks: the sidecar keeps no more of it either
+_TOO_LONG = (
+    "is too long for this route: what LiteLLM cuts of a body may have 15,000 "
+    "characters of ASCII JSON in all"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +128,19 @@ def native_header(kwargs: Json) -> str:
     client = client_request(params)
     block = private_block(client, params, client.body)
     # All else that the block says stands in the body itself.
-    facts = {name: block[name] for name in _WHO_ASKS if name in block}
+    facts = {name: _short(block[name]) for name in _WHO_ASKS if name in block}
     cut = {k: v for k, v in client.body.items() if _may_be_cut(k)}
+    if how := as_object(cut.pop("output_config", None)):  # its form goes through
+        cut["output_config"] = {k: v for k, v in how.items() if k != "format"}
     cut |= google_body.left_out(client.body)
-    cut = fill(cut, as_object(client.body.get("extra_body")))
+    cut = _with_short_ids(fill(cut, as_object(client.body.get("extra_body"))))
     cut.pop("x_mlx", None)  # ours to say
     if kwargs.get(_MAX_TTFT) is not None:  # of the deployment, if not of the client
         cut.setdefault(_MAX_TTFT, kwargs[_MAX_TTFT])
-    for body in (cut, {k: v for k, v in cut.items() if not _names_who_asks(k)}):
-        header = json.dumps({**facts, "body": body}, default=str)
-        if len(header) <= _MAX_HEADER_CHARS:
-            return header
-    _refuse_longest(body)
-    session = str(facts.get("session") or "")
-    short = hashlib.sha256(session.encode("utf-8", "surrogatepass")).hexdigest()
-    kept = {name: facts.get(name) for name in ("key", "key_checked")}
-    return json.dumps({"session": short, **kept})
+    header = json.dumps({**facts, "body": cut}, default=str)
+    if len(header) > _MAX_HEADER_CHARS:
+        raise refused(_longest(cut), _TOO_LONG)
+    return header
 
 
 def without_ours(headers: Json) -> dict[str, str]:
@@ -162,17 +162,28 @@ def without_ours_within(specific: object) -> object:
     return {**specific, "extra_headers": without_ours(headers)}
 
 
-def _refuse_longest(body: Json) -> None:
-    """Refuse the field for which there is no room; none, if who asks takes it all."""
-    sizes = {k: len(json.dumps(value, default=str)) for k, value in body.items()}
-    longest = max(sizes, key=sizes.__getitem__, default="")
-    if sizes.get(longest, 0) > _MAX_FIELD_CHARS:
-        raise refused(longest, _TOO_LONG)
+def _longest(body: Json) -> str:
+    """The field that takes most room in a header."""
+    return max(body, key=lambda name: len(json.dumps({name: body[name]}, default=str)))
+
+
+def _with_short_ids(body: Json) -> dict[str, object]:
+    """Sessions and their like as short as the sidecar keeps them."""
+    short = {k: _short(v) if _names_who_asks(k) else v for k, v in body.items()}
+    if isinstance(within := short.get("extra_body"), Mapping):
+        short["extra_body"] = _with_short_ids(within)
+    return short
 
 
 def _names_who_asks(name: str) -> bool:
-    """Sessions, which the facts say as well, and in short if they are too long."""
     return name.endswith("_id") or name in ("session", "conversation", "branch")
+
+
+def _short(name: object) -> object:
+    """A long name as its hash, as the sidecar would have it (core.requests)."""
+    if not isinstance(name, str) or len(name) <= _MAX_NAME_CHARS:
+        return name
+    return "sha256:" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _may_be_cut(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import litellm
@@ -12,6 +13,7 @@ from litellm_mlx.hook import MLXDeploymentHook
 from litellm_mlx.private import native_header, without_ours
 from litellm_mlx.settings import Settings
 from litellm_mlx.translate import chat_call
+from sidecar.core.requests import short_id
 
 Json = dict[str, Any]
 
@@ -80,25 +82,50 @@ def test_a_long_history_leaves_room_for_who_asks() -> None:
     assert (facts["session"], facts["body"]) == ("s", {"top_k": 3})
 
 
-def test_it_is_bounded_whatever_the_client_sends() -> None:
+def test_long_names_are_as_short_as_the_sidecar_keeps_them() -> None:
     """Else the head is too large, and the request goes to the cloud."""
     long = "x" * 70_000
     header = native_header(
         kwargs(
-            body={"session_id": long, "prompt_cache_key": long},
+            body={"session_id": long, "extra_body": {"thread_id": long}, "top_k": 3},
             litellm_metadata={"user_api_key_hash": "mine", "session_id": long},
         )
     )
-    assert len(header) < 1000
-    assert json.loads(header)["key"] == json.loads(native_header(kwargs()))["key"]
+    facts = json.loads(header)
+    assert facts["key"] == json.loads(native_header(kwargs()))["key"]
+    short = short_id(long)
+    within = {"thread_id": short}
+    assert facts["body"] == {"session_id": short, "top_k": 3, "extra_body": within}
+    assert facts["session"] == short
 
 
 @pytest.mark.parametrize("sign", ["x", "\u4e2d"])
-def test_a_field_that_does_not_fit_is_refused_and_not_dropped(sign: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "make"),
+    [
+        ("guided_json", lambda text: {"guided_json": {"description": text}}),
+        ("field1", lambda text: {f"field{n}": text[:900] for n in range(20)}),
+        ("conversation", lambda text: {"conversation": {"id": text}}),
+        ("x+", lambda text: {"x" * len(text): 1}),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_not_dropped(
+    sign: str, field: str, make: Callable[[str], Json]
+) -> None:
     """The sidecar would answer as if nobody had asked for it."""
-    body = {"top_k": 3, "guided_json": {"description": sign * 17_000}}
-    with pytest.raises(litellm.BadRequestError, match="guided_json is too long"):
+    body = {"top_k": 3, **make(sign * 17_000)}
+    with pytest.raises(litellm.BadRequestError, match=field):
         native_header(kwargs(body=body))
+    small = {"top_k": 3, **make(sign * 40)}
+    assert json.loads(native_header(kwargs(body=small)))["body"] == small
+
+
+def test_what_litellm_sends_on_itself_may_be_long() -> None:
+    """Of Messages the form of an answer."""
+    form = {"format": {"type": "json_schema", "schema": {"description": "x" * 20_000}}}
+    body = {"output_config": {**form, "effort": "low"}, "top_k": 3}
+    facts = json.loads(native_header(kwargs(body=body)))
+    assert facts["body"] == {"output_config": {"effort": "low"}, "top_k": 3}
 
 
 def test_on_googles_route_the_key_stands_elsewhere() -> None:
