@@ -488,8 +488,10 @@ class Pipeline:
         self, delimiters: TurnDelimiters | None, found: HealedHistory, ids: ModelIds
     ) -> GenerationPrefix | None:
         """What the turn is written behind, if its ids are where they should be."""
-        role = found.marked[-1].message.role
-        start = delimiters.starts.get(role) if delimiters is not None else None
+        roles = [item.message.role for item in found.marked]
+        if delimiters is None:
+            return None
+        start = delimiters.start_behind(roles, len(roles))
         if start is None:
             return None
         lead_ids = self._delimiters.lead_ids(start)

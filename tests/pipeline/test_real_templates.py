@@ -180,6 +180,28 @@ def test_a_user_may_speak_behind_a_result(name: str) -> None:
     assert text.index("second out") < text.index("Stop that.")
 
 
+@pytest.mark.parametrize(
+    ("name", "calls"), [*((n, False) for n in KEEPING), *((n, True) for n in NAMES)]
+)
+def test_a_turn_behind_a_reminder_at_a_result_is_put_back(
+    name: str, *, calls: bool
+) -> None:
+    """Clients put texts beside results; some templates take them into those."""
+    chats, client = FamilyChats(name), Client(tools=TOOLS, session="s")
+    history = [system("Rules."), user("go")]
+    called = chats.turn(history, Said("", "", (read(path="a.py"),)), client)
+    history += [called.said.echo, result("RES", called.said.calls[0].id)]
+    history.append(user("Remember the rules."))
+    next_calls = (read(path="b.py"),) if calls else ()
+    thought = "I think." if BY_NAME[name].think else ""
+    turn = chats.turn(history, Said("Text.", thought, next_calls), client)
+    answers = [result("RES2", call.id) for call in turn.said.calls]
+    history += [turn.said.echo, *(answers or [user("and now?")])]
+    again = chats.prepare(history, client)
+    assert chats.reuse(again) >= turn.kept - 2
+    assert thought in again.text
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_call_ids_never_reach_the_model(name: str) -> None:
     """They are new in every run, and some clients drop their underscores."""

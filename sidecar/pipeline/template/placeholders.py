@@ -73,10 +73,10 @@ def plan_placeholders(
     template prints there.
     """
     planned = {}
+    roles = [item.message.role for item in marked]
     for index in sorted(healed) if delimiters is not None else ():
         assert delimiters is not None
-        before = marked[index - 1].message.role if index else ""
-        start = delimiters.starts.get(before)
+        start = delimiters.start_behind(roles, index)
         num_calls = len(marked[index].message.tool_calls)
         if start is None or start.header != healed[index].header:
             continue

@@ -45,6 +45,9 @@ _BEFORE = {
     "tool": (_ASK, _CALLING, replace(_RESULT, parts=(f"zq result {_EDGE}",))),
     "assistant": (_ASK, replace(_ANSWER, parts=(f"zq answer {_EDGE}",))),
 }
+# The same behind a user's message that a template takes within a tool's result.
+_WITHIN_RESULT = "user within tool"
+_BEFORE_WITHIN = (_ASK, _CALLING, _RESULT, replace(_ASK, parts=(f"zq ask {_EDGE}",)))
 Render = Callable[[Sequence[Message], bool], str]
 
 
@@ -86,7 +89,7 @@ class TurnDelimiters:
     The texts around a turn.
 
     Args:
-        starts: by the role of the message before.
+        starts: by the role of the message before, and where it stands.
         closing: what closes calls behind the last argument; None: calls cannot stay
             in a placeholder, for their end is unknown.
         drops_calls: a placeholder may stand without its turn's calls.
@@ -97,6 +100,20 @@ class TurnDelimiters:
     closing: str | None = None
     drops_calls: bool = False
     one_call: bool = False
+
+    def start_behind(self, roles: Sequence[str], end: int) -> Start | None:
+        """
+        How a turn begins behind the first messages of these roles.
+
+        Returns:
+            None: that is not known.
+        """
+        before = end
+        while before and roles[before - 1] == "user":
+            before -= 1
+        is_behind_result = 0 < before < end and roles[before - 1] == "tool"
+        within = self.starts.get(_WITHIN_RESULT) if is_behind_result else None
+        return within or self.starts.get(roles[end - 1] if end else "")
 
     @property
     def headers(self) -> frozenset[str]:
@@ -110,7 +127,7 @@ class TurnDelimiters:
 
 
 def probe_delimiters(
-    renders: Sequence[Render], cuts: TokenCuts
+    renders: Sequence[Render], cuts: TokenCuts, *, joins_results: bool = False
 ) -> TurnDelimiters | None:
     """
     Find the texts around a turn; None if this template does not show them.
@@ -119,8 +136,12 @@ def probe_delimiters(
         renders: messages, with or without the generation prompt -> text; the first
             under the template arguments in use, others under those of other turns
             that may stand in the same conversation.
+        joins_results: what a user says behind a tool's result is said within that.
     """
-    starts = {role: _probe_start(role, renders, cuts) for role in _BEFORE}
+    places = {**_BEFORE, _WITHIN_RESULT: _BEFORE_WITHIN} if joins_results else _BEFORE
+    starts = {
+        place: _probe_start(before, renders, cuts) for place, before in places.items()
+    }
     found = {role: start for role, start in starts.items() if start is not None}
     if "user" not in found:
         return None
@@ -151,8 +172,10 @@ class _EdgeTexts:
         return _EdgeTexts(ended, rest + self.lead, openings, calling)
 
 
-def _probe_start(role: str, renders: Sequence[Render], cuts: TokenCuts) -> Start | None:
-    shown = [_show_start(_BEFORE[role], render, cuts) for render in renders]
+def _probe_start(
+    before: Sequence[Message], renders: Sequence[Render], cuts: TokenCuts
+) -> Start | None:
+    shown = [_show_start(before, render, cuts) for render in renders]
     first = shown[0]
     if first is None:
         return None
@@ -320,15 +343,18 @@ class TurnDelimitersCache:
         sets = [kwargs]
         if isinstance(kwargs.get("enable_thinking"), bool):
             sets.append({**kwargs, "enable_thinking": not kwargs["enable_thinking"]})
+        traits = self._template.traits
         delimiters = probe_delimiters(
-            [self._renderer(each) for each in sets], self._encoder
+            [self._renderer(each) for each in sets],
+            self._encoder,
+            joins_results=not traits.user_after_tool,
         )
         if delimiters is None:
             return None
         sound = {role: s for role, s in delimiters.starts.items() if self._is_sound(s)}
         if "user" not in sound:
             return None
-        one_call = not self._template.traits.parallel_calls
+        one_call = not traits.parallel_calls
         return replace(delimiters, starts=sound, one_call=one_call)
 
     def _renderer(
