@@ -310,6 +310,7 @@ class ChatRequest:
         path: where it was sent. is_streamed: its answer is written as it comes.
         ignored: what it asks for that has no effect here; the answer names it.
         answer_id: what the client will know the answer by, if it is streamed.
+        begun: the beginning of the answer, which the model is to go on with.
     """
 
     request_id: str
@@ -326,6 +327,7 @@ class ChatRequest:
     is_streamed: bool = False
     ignored: tuple[str, ...] = ()
     answer_id: str = ""
+    begun: Message | None = None
 
     @property
     def asks_for_form(self) -> bool:

@@ -89,6 +89,8 @@ CHAT_FIELDS = (
     | {"stop", "n", "logprobs", "top_logprobs", "stream_options"}
     | {
         "parallel_tool_calls",
+        "continue_final_message",
+        "add_generation_prompt",
         "response_format",
         "guided_json",
         "guided_choice",
@@ -100,7 +102,7 @@ CHAT_FIELDS = (
     | _below(
         "messages[]",
         names="role content refusal reasoning_content reasoning thinking_blocks "
-        "tool_calls function_call tool_call_id cache_control",
+        "tool_calls function_call tool_call_id cache_control prefix",
     )
     | _below(
         "messages[].content[]",

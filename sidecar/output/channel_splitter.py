@@ -31,11 +31,15 @@ class ChannelSplitter:
     Args:
         syntax: how calls are written; None: they are content.
         tools: those that were offered.
+        begun: the text of an answer that the prompt ends in; "" if it ends in a header.
     """
 
-    def __init__(self, syntax: ToolSyntax | None, tools: Sequence[Tool]) -> None:
+    def __init__(
+        self, syntax: ToolSyntax | None, tools: Sequence[Tool], begun: str = ""
+    ) -> None:
         self._syntax, self._tools = syntax, tools
-        self._kind: Kind | None = None  # None: in a header, or in a call
+        # None: in a header, or in a call
+        self._kind: Kind | None = "content" if begun else None
         self._reader: CallReader | None = None
         self._is_unfinished = False
         self._buffer = ""

@@ -102,6 +102,7 @@ class StreamSplitter:
             begins so), "off" if thinking is off, else "undecided".
         syntaxes: how the model writes calls; none if no tool was offered.
         tools: those that were offered.
+        begun: the text of an answer that the prompt ends in.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class StreamSplitter:
         start: StartMode,
         syntaxes: Sequence[ToolSyntax] = (),
         tools: Sequence[Tool] = (),
+        begun: str = "",
     ) -> None:
         self._markers = markers
         self._syntaxes, self._tools = tuple(syntaxes), tools
@@ -137,6 +139,7 @@ class StreamSplitter:
         self._num_refused = 0
         self._are_closed = True  # all blocks so far
         self._end = _EndOfContent()
+        self._end.move(begun)
 
     @property
     def is_reasoning(self) -> bool:
@@ -336,6 +339,7 @@ def new_splitter(
     tools: Sequence[Tool],
     *,
     is_held: bool = False,
+    begun: str = "",
 ) -> Splitter:
     """
     A splitter of one generation.
@@ -343,11 +347,12 @@ def new_splitter(
     Args:
         tools: those that were offered; without any there are no calls.
         is_held: its content is held to a form, and may hold a tag as a text.
+        begun: the text of an answer that the prompt ends in.
     """
     if syntax.has_channels:
-        return ChannelSplitter(syntax.calls[0] if tools else None, tools)
+        return ChannelSplitter(syntax.calls[0] if tools else None, tools, begun)
     markers = replace(syntax.markers, are_in_content=not is_held)
-    return StreamSplitter(markers, start, syntax.calls if tools else (), tools)
+    return StreamSplitter(markers, start, syntax.calls if tools else (), tools, begun)
 
 
 def _one(kind: Kind, text: str) -> Iterator[Piece]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sidecar.core.conversation import IMPLICIT, Conversation, is_implicit
-from sidecar.core.errors import ContextLengthExceeded, RequestCancelled
+from sidecar.core.errors import BadRequest, ContextLengthExceeded, RequestCancelled
 from sidecar.core.prompt import (
     CacheReport,
     ChatTokenizer,
@@ -280,6 +280,7 @@ class Pipeline:
         thinking = request.thinking.enabled
         if thinking is None:
             thinking = self._settings.default_thinking
+        thinking = thinking and request.begun is None
         kwargs = self._template_kwargs(request, thinking)
         delimiters = self._delimiters.get(kwargs) if self._settings.splicing else None
         check = functools.partial(_check_wanted, is_wanted)
@@ -303,11 +304,17 @@ class Pipeline:
     def _lay_out(
         self, reading: _Reading, found: HealedHistory, images: Sequence[SeenImage]
     ) -> Layout:
-        tools = defined_tools(reading.request)
+        tools, begun = defined_tools(reading.request), reading.request.begun
 
         def render(messages: Sequence[Message]) -> str:
             reading.check()
-            return self.template.render(messages, tools, reading.kwargs)
+            if begun is None:
+                return self.template.render(messages, tools, reading.kwargs)
+            before = self.template.render_up_to_answer(
+                messages, begun, tools, reading.kwargs
+            )
+            self._check_begun(before)
+            return before + begun.text
 
         healed = found.healed
         if self._media_ids:  # which a model may say: put back, it would be an image
@@ -317,6 +324,15 @@ class Pipeline:
         if not images:
             return layout
         return replace(layout, elements=place_images(layout.elements, images))
+
+    def _check_begun(self, before: str) -> None:
+        """Refuse to go on with an answer that a template puts within its thinking."""
+        if self._opens_thinking(before):
+            raise BadRequest(
+                "the model's chat template begins each answer with its thinking: one "
+                "that is begun cannot be gone on with",
+                param="messages",
+            )
 
     def _choose(
         self, question: ReuseQuery, max_tokens: int
@@ -476,7 +492,7 @@ class Pipeline:
             found.context,
             found.values,
             found.vanishing,
-            self._opening(reading.delimiters, found, answer.ids),
+            self._opening(reading, found, answer.ids),
             as_sent=form.pins is None or form.pins.is_silent,
             client=reading.request.client,
             ids=answer.ids,
@@ -485,12 +501,13 @@ class Pipeline:
         )
 
     def _opening(
-        self, delimiters: TurnDelimiters | None, found: HealedHistory, ids: ModelIds
+        self, reading: _Reading, found: HealedHistory, ids: ModelIds
     ) -> GenerationPrefix | None:
         """What the turn is written behind, if its ids are where they should be."""
-        roles = [item.message.role for item in found.marked]
-        if delimiters is None:
+        delimiters = reading.delimiters
+        if delimiters is None or reading.request.begun is not None:
             return None
+        roles = [item.message.role for item in found.marked]
         start = delimiters.start_behind(roles, len(roles))
         if start is None:
             return None

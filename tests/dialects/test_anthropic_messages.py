@@ -411,9 +411,49 @@ def test_tools_that_come_and_go_within_a_talk_are_refused(kind: str, role: str) 
         parse_messages(body, "id", {})
 
 
-def test_an_answer_that_should_be_gone_on_from_is_named() -> None:
-    """It is closed, and the model begins another one: nobody is told else."""
+def test_a_last_answer_is_begun() -> None:
+    """The model goes on with it; it is no message of the conversation."""
     talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "{"}]
-    assert parse({"messages": talk}).ignored == ("messages[1]",)
+    request = parse({"messages": talk, "thinking": {"type": "adaptive"}})
+    assert request.begun == Message("assistant", ("{",))
+    assert request.messages == (Message("user", ("hi",)),)
+    assert request.ignored == ("thinking.type",)
     talk.append({"role": "user", "content": "go on"})
-    assert parse({"messages": talk}).ignored == ()
+    assert parse({"messages": talk}).begun is None
+
+
+def test_a_last_answer_without_text_is_closed_and_named() -> None:
+    """The model begins another one."""
+    used = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+    for content in ([used], [{"type": "text", "text": "a"}, used], " "):
+        talk = [{"role": "user", "content": "hi"}]
+        talk.append({"role": "assistant", "content": content})  # type: ignore[dict-item]
+        request = parse({"messages": talk})
+        assert request.begun is None
+        assert request.ignored == ("messages[1]",)
+
+
+@pytest.mark.parametrize(
+    ("more", "text", "param"),
+    [
+        ({}, "a ", "messages"),
+        ({"output_format": {"type": "json_object"}}, "a", "output_format"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "a",
+         "output_config"),
+        ({"tool_choice": {"type": "any"}}, "a", "tool_choice"),
+        ({"tool_choice": {"type": "tool", "name": "look"}}, "a", "tool_choice"),
+    ],
+)  # fmt: skip
+def test_what_a_begun_answer_cannot_be_is_refused(
+    more: Json, text: str, param: str
+) -> None:
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": text}]
+    tools = [{"name": "look", "input_schema": {"type": "object"}}]
+    with pytest.raises(BadRequest) as caught:
+        parse({"messages": talk, "tools": tools, **more})
+    assert caught.value.param == param
+
+
+def test_an_answer_begins_behind_a_user() -> None:
+    with pytest.raises(BadRequest, match="begin with a user"):
+        parse({"messages": [{"role": "assistant", "content": "a"}]})

@@ -20,7 +20,7 @@ from sidecar.core.events import (
     TokenLogprob,
     Usage,
 )
-from sidecar.core.requests import ToolCall
+from sidecar.core.requests import ChatRequest, Message, ToolCall
 from sidecar.dialects.openai_chat.request import format_chat, parse_chat
 from sidecar.dialects.openai_chat.stream import ChatChunks, OpenAIStream
 from sidecar.dialects.openai_completions import CompletionFormat, parse_completion
@@ -393,3 +393,51 @@ def test_minus_one_is_no_limit(name: str) -> None:
     assert parse_chat({**body, name: -1}, "r", None)[0].options.max_tokens is None
     with pytest.raises(ValidationFailed, match=f"^{name} must be 1"):
         parse_chat({**body, name: -2}, "r", None)
+
+
+def _begun(last: dict[str, Any], **fields: Any) -> ChatRequest:
+    talk = [*HELLO, {"role": "assistant", **last}]
+    return parse_chat({"messages": talk, **fields}, "r", None)[0]
+
+
+def test_a_last_answer_is_gone_on_with_where_that_is_asked_for() -> None:
+    """As vLLM and as DeepSeek ask for it; else another answer begins behind it."""
+    wanted = Message("assistant", ("a",))
+    assert _begun({"content": "a"}, continue_final_message=True).begun == wanted
+    both = {"continue_final_message": True, "add_generation_prompt": False}
+    request = _begun({"content": "a"}, **both)
+    assert (request.begun, request.ignored) == (wanted, ())
+    request = _begun({"content": "a", "prefix": True})
+    assert (request.begun, request.ignored) == (wanted, ())
+    assert len(request.messages) == len(HELLO)
+    assert _begun({"content": "a"}).begun is None
+    assert _begun({"content": "a", "prefix": False}).begun is None
+
+
+@pytest.mark.parametrize(
+    ("last", "fields", "param"),
+    [
+        ({"content": ""}, {"continue_final_message": True}, "continue_final_message"),
+        ({"content": "a", "role": "user"}, {"continue_final_message": True},
+         "continue_final_message"),
+        ({"content": "a", "prefix": True, "role": "user"}, {}, "messages[1].prefix"),
+        ({"content": "a", "prefix": 1}, {}, "messages[1].prefix"),
+        ({"content": "a"}, {"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"content": "a", "prefix": True}, {"guided_regex": "a+"}, "guided_regex"),
+        ({"content": "a", "prefix": True},
+         {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+         "response_format"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_gone_on_with_is_refused(
+    last: dict[str, Any], fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        _begun(last, **fields)
+    assert caught.value.param == param
+
+
+def test_only_the_last_message_is_gone_on_with() -> None:
+    talk = [{"role": "assistant", "content": "a", "prefix": True}, *HELLO]
+    with pytest.raises(BadRequest, match=r"messages\[0\].prefix"):
+        parse_chat({"messages": talk}, "r", None)

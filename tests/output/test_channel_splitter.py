@@ -76,3 +76,12 @@ def test_text_now_is_reasoning_only_within_analysis() -> None:
         splitter.feed(piece)
         states.append(splitter.is_reasoning)
     assert states == [False, True, True, False, False, False]
+
+
+def test_an_answer_that_is_begun_is_content_from_its_first_letter() -> None:
+    """The prompt ends in the text of the final channel, not in a header."""
+    splitter = ChannelSplitter(CHANNEL_SYNTAX, TOOLS, "One, two")
+    text = f" and assistant.{NEXT}{TO_F}{{}}<|call|>"
+    pieces = [piece for letter in text for piece in splitter.feed(letter)]
+    read = collect([*pieces, *splitter.flush(is_cut=False)[0]])
+    assert (read.text, read.calls) == (" and assistant.", [("f", "{}")])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sidecar.core.requests import Tool
 from sidecar.output.calls.call_sink import ToolSyntax
-from sidecar.output.calls.json_calls import hermes_json
+from sidecar.output.calls.json_calls import bare_json, hermes_json
 from sidecar.output.output_syntax import Markers, StartMode
 from sidecar.output.pieces import Piece
 from sidecar.output.reasoning_splitter import StreamSplitter
@@ -220,3 +220,27 @@ def test_a_tag_within_a_form_is_a_text_of_it() -> None:
             spans += splitter.flush(is_cut=False)[0]
             read = collect(spans)
             assert (read.text, read.reasoning) == (text, "")
+
+
+@pytest.mark.parametrize(
+    ("begun", "is_call"),
+    [("Here:\n```json\n", False), ("See `", False), ("So:\n", True)],
+)
+def test_an_answer_that_is_begun_goes_on_where_it_stands(
+    begun: str, *, is_call: bool
+) -> None:
+    """Within a fence or code that the client opened, a call is spoken of."""
+    text = '{"name": "f", "arguments": {}}'
+    syntax = ToolSyntax(
+        '{"name":', "", (bare_json,), is_inside=True, at_line_start=True
+    )
+    splitter = StreamSplitter(Markers(), "off", (syntax,), (Tool("f", {}, {}),), begun)
+    pieces = [*splitter.feed(text), *splitter.flush(is_cut=False)[0]]
+    read = collect(pieces)
+    assert (bool(read.calls), read.text) == (is_call, "" if is_call else text)
+
+
+def test_the_space_that_follows_a_begun_answer_is_kept() -> None:
+    splitter = StreamSplitter(Markers(), "off", begun="One")
+    pieces = [*splitter.feed(" two"), *splitter.flush(is_cut=False)[0]]
+    assert pieces == [("content", " two")]

@@ -18,6 +18,7 @@ from sidecar.dialects.anthropic_messages.answer import new_id
 from sidecar.dialects.anthropic_messages.client_tools import client_tool
 from sidecar.dialects.anthropic_messages.content import read_message, text_parts
 from sidecar.dialects.anthropic_messages.deferred_tools import with_definitions
+from sidecar.dialects.begun_answer import is_begun, with_begun_answer
 from sidecar.dialects.fields import Fields, ignored_fields
 from sidecar.dialects.generation_fields import read_client, read_options, read_thinking
 from sidecar.dialects.known_fields import MESSAGES_FIELDS
@@ -48,7 +49,7 @@ def parse_messages(
         )
     body, tools = with_definitions(body, _tools(fields))
     fields = Fields(body)
-    return ChatRequest(
+    request = ChatRequest(
         request_id=request_id,
         model=fields.text("model") or "",
         messages=_messages(fields),
@@ -63,6 +64,22 @@ def parse_messages(
         ignored=(*_unread(body, tools), *_ignored(fields)),
         answer_id=new_id(),
     )
+    if not is_begun(request.messages):
+        return _with_closed_answer(request, fields)
+    if request.messages[-1].text[-1].isspace():
+        raise BadRequest(
+            "messages: the final assistant content cannot end with trailing whitespace",
+            param="messages",
+        )
+    return with_begun_answer(request, "messages")
+
+
+def _with_closed_answer(request: ChatRequest, fields: Fields) -> ChatRequest:
+    """The same, which says that another answer begins behind a last one of calls."""
+    *before, last = fields.items("messages")
+    if last["role"] != "assistant":
+        return request
+    return replace(request, ignored=(*request.ignored, f"messages[{len(before)}]"))
 
 
 def _output_format(fields: Fields) -> OutputFormat | None:
@@ -127,9 +144,6 @@ def _ignored(fields: Fields) -> tuple[str, ...]:
     """What is asked for and not done here; the answer names it."""
     hosted = filter(_is_hosted, fields.objects("tools"))
     named = [f"tools[{item.raw('type')}]" for item in hosted]
-    *before, last = fields.items("messages")
-    if last["role"] == "assistant":  # it is closed, and another answer begins
-        named.append(f"messages[{len(before)}]")
     return tuple(dict.fromkeys(named))
 
 

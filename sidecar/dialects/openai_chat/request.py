@@ -27,6 +27,7 @@ from sidecar.core.requests import (
     Tool,
     ToolCall,
 )
+from sidecar.dialects.begun_answer import with_begun_answer
 from sidecar.dialects.fields import Fields, ignored_fields
 from sidecar.dialects.generation_fields import (
     read_client,
@@ -213,7 +214,28 @@ def parse_chat(
         ignored=(*ignored_fields(body, CHAT_FIELDS), *left_out_tools(fields)),
         answer_id=new_id("chatcmpl-"),
     )
-    return request, how
+    begun_by = _begun_by(fields)
+    return with_begun_answer(request, begun_by) if begun_by else request, how
+
+
+def _begun_by(fields: Fields) -> str | None:
+    """The field that asks to go on with the last message: vLLM's, or DeepSeek's."""
+    continues = fields.boolean("continue_final_message", False)
+    if not continues and not fields.boolean("add_generation_prompt", True):
+        raise BadRequest(
+            "add_generation_prompt may be false beside continue_final_message only",
+            param="add_generation_prompt",
+        )
+    begun = [m.path("prefix") for m in fields.objects("messages") if _has_prefix(m)]
+    last = f"messages[{len(fields.items('messages')) - 1}].prefix"
+    for path in begun:
+        if path != last:
+            raise BadRequest(f"{path} may be true of the last message only", param=path)
+    return "continue_final_message" if continues else next(iter(begun), None)
+
+
+def _has_prefix(message: Fields) -> bool:
+    return message.boolean("prefix", False)
 
 
 def read_stream_options(fields: Fields) -> StreamOptions:

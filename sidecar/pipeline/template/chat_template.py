@@ -8,6 +8,7 @@ what it cannot take is then said in words it can.
 import itertools
 import json
 import logging
+import secrets
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -82,6 +83,35 @@ class ChatTemplate:
                 f"the model's chat template refuses these messages: {error}",
                 param="messages",
             ) from error
+
+    def render_up_to_answer(
+        self,
+        messages: Sequence[Message],
+        begun: Message,
+        tools: Sequence[Tool],
+        kwargs: Mapping[str, Any],
+    ) -> str:
+        """
+        The prompt text up to where the text of an answer stands that is begun.
+
+        As the template prints an answer that is the last message, so that its own
+        thinking stands before it, or that there is none.
+
+        Raises:
+            BadRequest: the template refuses this conversation, or shows no such place.
+        """
+        mark = f"zqbegun{secrets.token_hex(8)}"
+        turn = replace(begun, parts=(mark,))
+        whole = self.render(
+            [*messages, turn], tools, kwargs, add_generation_prompt=False
+        )
+        before, *behind = whole.split(mark)
+        if len(behind) != 1:
+            raise BadRequest(
+                "the model's chat template cannot go on with an answer that is begun",
+                param="messages",
+            )
+        return before
 
     def _apply_or_spell(
         self,
