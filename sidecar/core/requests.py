@@ -216,13 +216,14 @@ class OutputFormat:
 
     Args:
         kind: `json_schema`: JSON that a schema allows; `json_object`: any object;
-            `choice`: one of some texts; `regex`: what a pattern matches as a whole.
-        value: the schema, the texts, the pattern; None for `json_object`.
+            `choice`: one of some texts; `regex`: what a pattern matches as a whole;
+            `grammar`: what a grammar derives, in Lark or GBNF.
+        value: the schema, texts, pattern or grammar; None for `json_object`.
         is_strict: refused where the schema cannot be kept to in all it says.
         param: the field that asks for it.
     """
 
-    kind: Literal["json_schema", "json_object", "choice", "regex"]
+    kind: Literal["json_schema", "json_object", "choice", "regex", "grammar"]
     value: Any = None
     is_strict: bool = True
     param: str = ""

@@ -95,9 +95,10 @@ CHAT_FIELDS = (
         "guided_json",
         "guided_choice",
         "guided_regex",
+        "guided_grammar",
     }
     | {"structured_outputs"}
-    | _below("structured_outputs", names="json choice regex")
+    | _below("structured_outputs", names="json choice regex grammar")
     | _below("stream_options", names="include_usage")
     | _below(
         "messages[]",

@@ -8,10 +8,16 @@ from sidecar.core.requests import OutputFormat
 from sidecar.dialects.fields import Fields
 
 _MAX_SCHEMA_CHARS = 1 << 18
-_MAX_CHOICES, _MAX_PATTERN_CHARS = 1024, 4096
+_MAX_CHOICES = 1024
+_MAX_CHARS = {"regex": 4096, "grammar": 32_768}
 _KINDS = "text, json_object or json_schema"
 # Of vLLM's servers: beside the others, or within `structured_outputs`.
-_GUIDED = {"json": "guided_json", "choice": "guided_choice", "regex": "guided_regex"}
+_GUIDED = {
+    "json": "guided_json",
+    "choice": "guided_choice",
+    "regex": "guided_regex",
+    "grammar": "guided_grammar",
+}
 
 FORM_FIELDS = frozenset(("response_format", "structured_outputs", *_GUIDED.values()))
 
@@ -114,11 +120,9 @@ def _one_guided(place: Fields, name: str, kind: str) -> OutputFormat:
         schema = Fields({name: value}, place.where).object(name) or {}
         return OutputFormat("json_schema", _checked(schema, path), True, path)
     if kind == "regex":
-        pattern = place.required_text(name)
-        if len(pattern) > _MAX_PATTERN_CHARS:
-            most = f"at most {_MAX_PATTERN_CHARS} characters"
-            raise BadRequest(f"{path} must have {most}", param=path)
-        return OutputFormat("regex", pattern, True, path)
+        return OutputFormat("regex", _text(place, name, kind), True, path)
+    if kind == "grammar":
+        return OutputFormat("grammar", _text(place, name, kind), True, path)
     texts = place.items(name)
     is_fit = 0 < len(texts) <= _MAX_CHOICES and all(
         isinstance(text, str) and text for text in texts
@@ -134,3 +138,11 @@ def _parsed(text: str, path: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         raise BadRequest(f"{path} must be a JSON schema", param=path) from None
+
+
+def _text(place: Fields, name: str, kind: str) -> str:
+    text, maximum = place.required_text(name), _MAX_CHARS[kind]
+    if len(text) > maximum:
+        path = place.path(name)
+        raise BadRequest(f"{path} must have at most {maximum} characters", param=path)
+    return text

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llguidance.gbnf_to_lark import any_to_lark
+
 from sidecar.core.requests import OutputFormat, Tool, ToolChoice
 from sidecar.output.calls.call_sink import Format, ToolSyntax
 from sidecar.output.calls.element_calls import qwen3_coder_xml
@@ -98,7 +100,24 @@ def _answer(asked: OutputFormat) -> str:
         return _json_rule(_ANY_OBJECT, _ANSWER_JSON)
     if asked.kind == "choice":
         return " | ".join(_text(choice) for choice in asked.value)
+    if asked.kind == "grammar":
+        return f"%lark {{\n{_lark(asked.value)}\n}}"
     return f"/{_slashed(ascii_classes(asked.value))}/"
+
+
+def _lark(text: str) -> str:
+    """
+    A client's grammar in Lark, which it may be in already.
+
+    Raises:
+        ValueError: it is neither Lark nor GBNF.
+    """
+    # The library's pattern takes quadratic time on blank lines.
+    lines = "\n".join(line for line in text.split("\n") if line.strip())
+    try:
+        return any_to_lark(lines)
+    except Exception as error:  # noqa: BLE001 - the converter raises any kind
+        raise ValueError(f"it is no grammar in Lark or GBNF: {error}") from None
 
 
 def can_hold_calls(syntax: ToolSyntax) -> bool:

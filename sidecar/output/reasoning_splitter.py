@@ -201,8 +201,10 @@ class StreamSplitter:
             self._step = self._reasoning
         elif could_begin(text, self._markers.think_open):
             return None
-        else:
+        elif self._markers.are_in_content:
             self._step = self._content
+        else:  # its form begins behind white space that any answer may begin with
+            self._step = self._content_start
         return iter(())
 
     def _reasoning_start(self) -> Iterator[Piece] | None:

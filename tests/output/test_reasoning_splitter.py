@@ -244,3 +244,10 @@ def test_the_space_that_follows_a_begun_answer_is_kept() -> None:
     splitter = StreamSplitter(Markers(), "off", begun="One")
     pieces = [*splitter.feed(" two"), *splitter.flush(is_cut=False)[0]]
     assert pieces == [("content", " two")]
+
+
+def test_a_form_stands_behind_the_white_space_before_it() -> None:
+    """A model that may think, and does not, may begin as it does behind thinking."""
+    splitter = StreamSplitter(Markers(are_in_content=False), "undecided")
+    pieces = [piece for letter in "\n\nyes" for piece in splitter.feed(letter)]
+    assert collect([*pieces, *splitter.flush(is_cut=False)[0]]).text == "yes"

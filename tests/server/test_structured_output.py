@@ -184,6 +184,43 @@ def test_choices_and_patterns(http: httpx.Client) -> None:
         assert re.fullmatch(pattern, text, re.ASCII)
 
 
+LARK = """
+start: call (";" call)?
+call: NAME "(" /[0-9]/ ")"
+NAME: "left" | "right"
+"""
+GBNF = """
+root ::= call (";" call)?
+call ::= ("left" | "right") "(" [0-9] ")"
+"""
+
+
+@pytest.mark.parametrize("grammar", [LARK, GBNF], ids=["lark", "gbnf"])
+@pytest.mark.parametrize("thinks", [False, True])
+def test_an_answer_is_of_a_grammar(
+    http: httpx.Client, grammar: str, *, thinks: bool
+) -> None:
+    """Under both names of the field; behind thinking; beside tools that may be called."""
+    tool = {"type": "function", "function": {"name": "look"}}
+    call = r"(left|right)\([0-9]\)"
+    num_whole = 0
+    for seed in range(6):
+        more = {**HOT, "seed": seed, "max_tokens": 80, "enable_thinking": thinks}
+        for asked in (
+            {"guided_grammar": grammar},
+            {"structured_outputs": {"grammar": grammar}},
+            {"guided_grammar": grammar, "tools": [tool]},
+        ):
+            (choice,) = chat(http, **asked, **more).json()["choices"]
+            text = choice["message"]["content"]
+            if "tools" in asked and (text or "<tool_call>").startswith("<tool_call>"):
+                continue  # a call, or one that is none
+            if choice["finish_reason"] == "stop":
+                assert re.fullmatch(f"{call}(;{call})?", text)
+                num_whole += 1
+    assert num_whole >= 6
+
+
 def test_thinking_is_free_and_the_answer_is_not(http: httpx.Client) -> None:
     """On: the prompt's tag is open, or the model opens it; nothing of it is JSON."""
     asked = {**schema_format(SCHEMAS["numbers"]), **HOT, "enable_thinking": True}
@@ -236,6 +273,17 @@ def test_what_cannot_be_kept_to_is_refused_or_named(http: httpx.Client) -> None:
         ({"guided_json": {"type": "integer", "multipleOf": 9999991}}, "guided_json"),
         ({"guided_json": {"$ref": "#"}}, "guided_json"),
         ({"guided_regex": "(a{3000}){3022}"}, "guided_regex"),
+        ({"guided_grammar": "x" * 40_000}, "guided_grammar"),
+        ({"guided_grammar": "what is this"}, "guided_grammar"),
+        ({"guided_grammar": 'start: "a'}, "guided_grammar"),
+        ({"guided_grammar": "start: start"}, "guided_grammar"),
+        ({"guided_grammar": "root ::= " + "(" * 5000}, "guided_grammar"),
+        ({"guided_grammar": 'start: "a"\n}\nanswer: "b"'}, "guided_grammar"),
+        ({"guided_grammar": "start: <|no_such_token|>"}, "guided_grammar"),
+        ({"guided_grammar": "start: <[9999999]>"}, "guided_grammar"),
+        ({"guided_grammar": "start: /(a{3000}){3022}/"}, "guided_grammar"),
+        ({"guided_grammar": "start: missing"}, "guided_grammar"),
+        ({"structured_outputs": {"grammar": 5}}, "structured_outputs.grammar"),
     ],
 )
 def test_a_bad_form_names_its_field(
