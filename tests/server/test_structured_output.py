@@ -200,7 +200,7 @@ call ::= ("left" | "right") "(" [0-9] ")"
 def test_an_answer_is_of_a_grammar(
     http: httpx.Client, grammar: str, *, thinks: bool
 ) -> None:
-    """Under both names of the field; behind thinking; beside tools that may be called."""
+    """Under both names of the field, behind thinking, and beside tools to call."""
     tool = {"type": "function", "function": {"name": "look"}}
     call = r"(left|right)\([0-9]\)"
     num_whole = 0
