@@ -96,8 +96,8 @@ class PrefillQueue:
 
     def took(self, seconds: float) -> None:
         """Note how long the GPU was with the prompt that `next` named."""
-        if self._passed is None:
-            self._shared_s = seconds
+        if self._passed is None:  # what passed it for too long has that to its debt
+            self._shared_s = min(self._shared_s, 0.0) + seconds
         else:
             self._shared_s -= seconds
 

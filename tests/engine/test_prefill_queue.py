@@ -123,7 +123,7 @@ def test_a_request_of_many_answers_waits_for_its_places_and_keeps_none_waiting(
 def test_short_prompts_pass_for_as_long_as_a_chunk_takes(
     served: App, engine: TextEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of chunks that take a second three that take 0.4 s pass between two, no more."""
+    """Of chunks that take a second those that take 0.4 s pass for as many seconds."""
     queue = engine._loop.prefills
     turns: list[str] = []
 
@@ -140,7 +140,8 @@ def test_short_prompts_pass_for_as_long_as_a_chunk_takes(
         while not has_begun(long):
             make(1)
     runs = [len(list(group)) for kind, group in groupby(turns) if kind == "short"]
-    assert runs == [3] * 10
+    assert runs[:4] == [3, 2, 3, 2]
+    assert sum(runs) == 30
     for job in (long, *short):
         assert finish(engine, job).failure is None
     assert is_idle(engine)
@@ -164,6 +165,57 @@ def test_a_slow_prompt_of_less_than_the_longest_chunk_is_passed(
             assert not has_begun(long)
         assert finish(engine, short, said).failure is None
         assert finish(engine, long).failure is None
+
+
+def test_what_passes_for_too_long_is_made_up_for(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that takes many chunks: the long one keeps half of the time in all."""
+    settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "off"}
+    turns: list[str] = []
+    with running_sidecar(settings) as app, leased_engine(app) as engine:
+        queue = engine._loop.prefills
+        chunk = {"chunk_len": lambda *, beside_streams: _STEP}
+        monkeypatch.setattr(engine._loop.pacer, *chunk.popitem())
+
+        def took(_seconds: float) -> None:
+            turns.append("short" if queue._passed is not None else "long")
+            PrefillQueue.took(queue, 1.0)
+
+        monkeypatch.setattr(queue, "took", took)
+        with by_hand(app, engine) as make:
+            long = submit(engine, random_ids(62, 24 * _STEP), 2)
+            make(2)
+            short = [submit(engine, random_ids(n, 2 * _STEP), 1) for n in range(70, 86)]
+            while not has_begun(long):
+                make(1)
+        for job in short:
+            assert finish(engine, job).failure is None
+        engine.release(long)
+    assert 8 <= turns[:24].count("short") <= 12
+
+
+def test_a_prompt_with_a_chunk_left_is_not_passed(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It will be done before another could begin."""
+    settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "off"}
+    with running_sidecar(settings) as app, leased_engine(app) as engine:
+        pacer = engine._loop.pacer
+        monkeypatch.setattr(pacer, "chunk_len", lambda *, beside_streams: _STEP)
+        with by_hand(app, engine) as make:
+            long = submit(engine, random_ids(75, 2 * _STEP), 2)
+            make(1)
+            current = engine._loop.prefills.current
+            assert current is not None
+            assert 0 < current.target - current.done <= _STEP
+            short = submit(engine, random_ids(76, 8), 2)
+            make(1)
+            said = drain(long)
+            assert any(isinstance(event, Token) for event in said)
+            assert not has_begun(short)
+        assert finish(engine, long, said).failure is None
+        engine.release(short)
 
 
 def test_the_passed_one_can_be_cancelled(served: App, engine: TextEngine) -> None:
