@@ -1,7 +1,7 @@
 """
 How much of real agents' prompts is prefilled, beside the least that it could be.
 
-    python -m bench.agents [TRACE ...] [--peer] [--compact] [--json FILE]
+    python -m bench.agents [TRACE ...] [--peer] [--compact] [--required] [--json FILE]
 
 Replays recorded traffic against the sidecar with default settings: Chat straight, the
 Messages API through the LiteLLM proxy and its plugin. Decoding is scripted: the server
@@ -28,7 +28,7 @@ from bench.savings import Saving, saving_of
 from bench.servers import Setup
 from bench.traffic import ask_peer, serve_all
 from testkit.counted import COUNTED
-from testkit.reuse import Served, as_rendered, compact
+from testkit.reuse import Served, as_rendered, compact, with_required_calls
 from testkit.tiny_models import make_model
 
 _REPOSITORY = Path(__file__).parents[1]
@@ -46,7 +46,8 @@ def main(argv: list[str] | None = None) -> int:
             Path(scratch),
         )
         hand = compact if options.compact else as_rendered
-        all_served = serve_all(options.traces, setup.model, setup.scratch, hand)
+        alter = with_required_calls if options.required else list
+        all_served = serve_all(options.traces, setup.model, setup.scratch, hand, alter)
         for name, served in all_served:
             theirs = _ask_peer(served, setup) if options.peer else None
             _print_requests(name, served, theirs)
@@ -112,6 +113,10 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--compact", action="store_true",
         help="the model writes calls without spaces, unlike its template",
+    )  # fmt: skip
+    parser.add_argument(
+        "--required", action="store_true",
+        help="each third request says that its answer must be a call",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     return parse_traces(parser, argv)

@@ -1,7 +1,7 @@
 """The recorded agents' requests against the sidecar, and the same against its peer."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,19 @@ _PEER_TOKENS = 4  # it cannot be made to say what was recorded
 
 
 def serve_all(
-    names: Sequence[str], model: Path, scratch: Path, hand: Hand
+    names: Sequence[str],
+    model: Path,
+    scratch: Path,
+    hand: Hand,
+    alter: Callable[[Sequence[Exchange]], Sequence[Exchange]] = list,
 ) -> Iterator[tuple[str, list[Served]]]:
-    """Each trace on a sidecar of its own: Chat straight, Messages through LiteLLM."""
-    traces = {name: load_trace(name) for name in names}
+    """
+    Each trace on a sidecar of its own: Chat straight, Messages through LiteLLM.
+
+    Args:
+        alter: changes what is asked for.
+    """
+    traces = {name: alter(load_trace(name)) for name in names}
     messages = {name: t for name, t in traces.items() if t[0].is_anthropic}
     for name in traces.keys() - messages.keys():
         yield name, _serve_chat(traces[name], model, hand)

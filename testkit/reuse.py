@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,7 @@ class Recorder:
         self.jobs: list[Job] = []
         self.prompts: list[Prompt] = []
         self.said: list[str] = []
+        self.num_held = 0  # answers that were to be held to a form
         self._script: Script = ReplayScript(exchanges)
         self._hand = hand
         self._forced = scripted(self._answer)
@@ -103,6 +104,9 @@ class Recorder:
     def processors(self, job: Job, choice: int) -> list[LogitsProcessor]:
         """The seam in the engine: note the job and force its answer."""
         self.jobs.append(job)
+        if job.spec.constraint is not None:  # which a recorded answer need not keep to
+            self.num_held += 1
+            job.spec = replace(job.spec, constraint=None)
         return self._forced(job, choice)
 
     def listen(self, app: App) -> None:
@@ -163,6 +167,28 @@ def recording_sidecar(
         yield recorder
 
 
+def with_required_calls(exchanges: Sequence[Exchange]) -> list[Exchange]:
+    """The same, in which each third request says that its answer must be a call."""
+    return [
+        _must_call(exchange) if number % 3 == 2 and exchange.call_ids else exchange
+        for number, exchange in enumerate(exchanges)
+    ]
+
+
+# How both formats say that an answer must be a call.
+_MUST_CALL = ("required", {"type": "any"})
+
+
+def _asks_for_form(body: Json) -> bool:
+    is_of_form = "format" in (body.get("output_config") or {})
+    return is_of_form or body.get("tool_choice") in _MUST_CALL
+
+
+def _must_call(exchange: Exchange) -> Exchange:
+    choice = _MUST_CALL[exchange.is_anthropic]
+    return replace(exchange, body={**exchange.body, "tool_choice": choice})
+
+
 def serve_trace(
     exchanges: Sequence[Exchange], recorder: Recorder, http: httpx.Client, model: str
 ) -> list[Served]:
@@ -194,6 +220,7 @@ def serve_trace(
         )
         assert prompt_len == len(recorder.jobs[number].spec.model_ids)
         assert kv.num_said(number) == _num_generated(reply)
+    assert recorder.num_held == sum(_asks_for_form(e.body) for e in exchanges)
     return served
 
 
