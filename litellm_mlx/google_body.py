@@ -239,7 +239,7 @@ def _check_tools(read: dict[str, object]) -> None:
     """Refuse what is no choice or tool; leave out fields that are null."""
     given = read.pop("tool_config", None)
     named = read.pop("toolConfig", None)
-    choice = _fields(given if named is None else named, "toolConfig")
+    choice = _fields(named or given, "toolConfig")
     if choice and not _named_tool(choice):  # else a chat's own choice says it
         read["toolConfig"] = choice
     if (calling := choice.get(_CALLING)) is not None:

@@ -38,7 +38,8 @@ _SENT_ON = frozenset(
         "stream", "max_tokens", "max_output_tokens", "stop_sequences", "metadata",
         "litellm_metadata", "previous_response_id", "prompt_cache_key", "include",
         "store", "text", "prompt", "extra_body", "context_management", "mcp_servers",
-        "contents", "config", "systemInstruction", "generationConfig", "toolConfig",
+        "output_format", "contents", "config", "systemInstruction", "generationConfig",
+        "toolConfig",
         "safetySettings", "system_instruction", "generation_config", "tool_config",
     )
 )  # fmt: skip
@@ -128,7 +129,7 @@ def native_header(kwargs: Json) -> str:
     client = client_request(params)
     block = private_block(client, params, client.body)
     # All else that the block says stands in the body itself.
-    facts = {name: _short(block[name]) for name in _WHO_ASKS if name in block}
+    facts = {name: _bounded(name, block[name]) for name in _WHO_ASKS if name in block}
     cut = {k: v for k, v in client.body.items() if _may_be_cut(k)}
     if how := as_object(cut.pop("output_config", None)):  # its form goes through
         cut["output_config"] = {k: v for k, v in how.items() if k != "format"}
@@ -177,6 +178,13 @@ def _with_short_ids(body: Json) -> dict[str, object]:
 
 def _names_who_asks(name: str) -> bool:
     return name.endswith("_id") or name in ("session", "conversation", "branch")
+
+
+def _bounded(name: str, fact: object) -> object:
+    """Who asks, in the few characters that the sidecar keeps of it."""
+    if isinstance(fact, dict | list):  # a session that is no text is no other's either
+        fact = json.dumps(fact, default=str)
+    return str(fact)[:_MAX_NAME_CHARS] if name == "user_agent" else _short(fact)
 
 
 def _short(name: object) -> object:

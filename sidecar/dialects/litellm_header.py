@@ -16,6 +16,7 @@ import orjson
 from sidecar.core.errors import BadRequest
 
 HEADER = "x-mlx"
+_CUT_WITHIN = "output_config"  # of which LiteLLM sends on a part
 _WRAPPED = re.compile(rb"litellm:.*response_id:([A-Za-z0-9_-]+)")
 
 
@@ -30,7 +31,11 @@ def with_client_facts(body: Any, headers: Mapping[str, str]) -> dict[str, Any]:
         raise BadRequest("the body must be an object")
     facts = _facts(headers.get(HEADER))
     cut = facts.pop("body", None)
-    whole = {**(cut if isinstance(cut, dict) else {}), **body}
+    cut = cut if isinstance(cut, dict) else {}
+    whole = {**cut, **body}
+    lost, kept = cut.get(_CUT_WITHIN), body.get(_CUT_WITHIN)
+    if isinstance(lost, dict) and isinstance(kept, dict):
+        whole[_CUT_WITHIN] = {**lost, **kept}
     if HEADER in headers:
         whole["x_mlx"] = facts
     return whole

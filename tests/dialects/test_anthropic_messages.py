@@ -457,3 +457,15 @@ def test_what_a_begun_answer_cannot_be_is_refused(
 def test_an_answer_begins_behind_a_user() -> None:
     with pytest.raises(BadRequest, match="begin with a user"):
         parse({"messages": [{"role": "assistant", "content": "a"}]})
+
+
+def test_effort_that_was_cut_beside_a_form_is_known() -> None:
+    """LiteLLM sends the form on, and not the effort of models that it does not know."""
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    header = json.dumps({"body": {"output_config": {"effort": "low"}}})
+    request = parse({"output_config": {"format": form}}, x_mlx=header)
+    assert request.thinking.effort == "low"
+    assert request.output_format is not None
+    wrong = json.dumps({"body": {"output_config": {"effort": "banana"}}})
+    with pytest.raises(BadRequest, match="effort"):
+        parse({"output_config": {"format": form}}, x_mlx=wrong)

@@ -120,6 +120,20 @@ def test_what_does_not_fit_is_refused_and_not_dropped(
     assert json.loads(native_header(kwargs(body=small)))["body"] == small
 
 
+@pytest.mark.parametrize("session", [["x" * 20_000], {"a": "x" * 20_000}, 7])
+def test_a_session_that_is_no_text_is_bounded_too(session: Any) -> None:
+    metadata = {"user_api_key_hash": "mine", "session_id": session}
+    facts = json.loads(native_header(kwargs(litellm_metadata=metadata)))
+    assert len(str(facts["session"])) < 256
+
+
+def test_of_a_long_program_name_the_beginning_is_kept() -> None:
+    """As the sidecar does where a request comes to it."""
+    request = {"url": "http://p/v1/messages", "headers": {"user-agent": "a" * 20_000}}
+    asked = kwargs(proxy_server_request={**request, "body": {}})
+    assert json.loads(native_header(asked))["user_agent"] == "a" * 256
+
+
 def test_what_litellm_sends_on_itself_may_be_long() -> None:
     """Of Messages the form of an answer."""
     form = {"format": {"type": "json_schema", "schema": {"description": "x" * 20_000}}}

@@ -259,6 +259,7 @@ def test_what_stands_behind_a_call_of_a_list_is_the_same_in_pieces() -> None:
     [
         '{"name": "look", "args": {"a": "/tmp/x"}}',
         '{"name": "look", "a": "/tmp/x"}',
+        '{"name": "look", "a": "/tmp/x", "id": "c1", "type": "function"}',
         '{"name": "look", "arguments": null, "input": {"a": "/tmp/x"}}',
         '{"function": {"name": "look", "a}rguments": {"a": "/tmp/x"}}}',
         '{"name": "look", "arguments": {}, "arguments": {"a": "/tmp/x"}}',

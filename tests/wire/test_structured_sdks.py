@@ -41,12 +41,10 @@ def test_openai_parses_a_response_into_a_model(proxy: Proxy) -> None:
 
 @pytest.mark.parametrize("field", ["output_config", "output_format"])
 def test_anthropic_is_answered_in_json(proxy: Proxy, field: str) -> None:
-    """Under both names of the field; under the newer one, with a long schema."""
-    schema = Lamp.model_json_schema()
+    """Under both names of the field, with a long schema."""
+    schema = {**Lamp.model_json_schema(), "description": "x" * 20_000}
     form: dict[str, Any] = {"type": "json_schema", "schema": schema}
-    if field == "output_config":
-        schema["description"] = "x" * 20_000
-        form = {"format": form}
+    form = {"format": form} if field == "output_config" else form
     answer = proxy.anthropic.messages.create(
         model="builtin", messages=MESSAGES, max_tokens=300, extra_body={field: form}
     )
