@@ -340,6 +340,11 @@ class ChatRequest:
         )
 
     @property
+    def begun_text(self) -> str:
+        """What its answer begins with; "" if nothing is begun."""
+        return "" if self.begun is None else self.begun.text
+
+    @property
     def calls_nothing(self) -> bool:
         """Whether tools are shown to the model that it must not call."""
         return self.tool_choice.mode == "none" and bool(self.tools)

@@ -311,11 +311,12 @@ def _chat_choices(plan: ChatPlan, syntax: OutputSyntax) -> list[ChatChoice]:
     )
     start, held = _start_mode(syntax, prepared), plan.constraint
     is_held = held is not None and held.matcher is not None
-    begun = request.begun.text if request.begun is not None else ""
     return [
         ChatChoice(
             index,
-            new_splitter(syntax, start, tools, is_held=is_held, begun=begun),
+            new_splitter(
+                syntax, start, tools, is_held=is_held, begun=request.begun_text
+            ),
             token_of,
             is_single=request.tool_choice.is_single,
         )

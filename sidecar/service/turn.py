@@ -80,6 +80,11 @@ class PlannedRun:
         """What is known before the first token: the prompt, what of it is reused."""
         return Usage(len(self.prompt.ids), 0, 0, 0)
 
+    @property
+    def begun_text(self) -> str:
+        """What its client began each answer with."""
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan(PlannedRun):
@@ -118,6 +123,11 @@ class ChatPlan(PlannedRun):
     def usage(self) -> Usage:
         """What is known before the first token: the prompt, what of it is reused."""
         return Usage(len(self.prompt.ids), 0, self.prepared.report.reused_len, 0)
+
+    @property
+    def begun_text(self) -> str:
+        """What its client began each answer with."""
+        return self.request.begun_text
 
 
 def _named(ignored: Sequence[str]) -> dict[str, str]:
@@ -195,7 +205,7 @@ class Run:
         self._resources = resources
         self._deadline = time.monotonic() + plan.timeout_s
         self._stopped_by: SidecarError | None = None
-        self._progress = _Progress()
+        self._progress = _Progress(plan.begun_text)
         self._is_settled = False
 
     @property
@@ -316,13 +326,18 @@ class _Shown:
 
 
 class _Progress:
-    """What has come of a run so far."""
+    """
+    What has come of a run so far.
 
-    def __init__(self) -> None:
+    Args:
+        begun: the beginning of each answer, which its client has already.
+    """
+
+    def __init__(self, begun: str) -> None:
         self._cached_len = 0
         self._num_sampled: dict[int, int] = {}  # by choice
         self._first_token_at: float | None = None
-        self._shown: dict[int, _Shown] = defaultdict(_Shown)  # by choice
+        self._shown: dict[int, _Shown] = defaultdict(lambda: _Shown([begun]))
         self._sampled: tuple[int, ...] = ()
         self._is_spoiled = False
         self._prefilled_from: float | None = None

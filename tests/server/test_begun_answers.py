@@ -1,0 +1,109 @@
+"""An answer that its client began: what is remembered of it, and what it holds."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from sidecar.app import App
+from testkit.scripted import Prompt, scripted
+from testkit.servers import running_sidecar
+
+Json = dict[str, Any]
+SYSTEM = {"role": "system", "content": "Rules. " + "word " * 60}
+HI = {"role": "user", "content": "hi"}
+CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
+
+
+class _Model:
+    """Says what its last prompt's system text asks for; keeps the prompts' texts."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+        self.says = ""
+
+    def __call__(self, prompt: Prompt) -> str:
+        self.prompts.append(prompt.text)
+        return self.says
+
+
+@pytest.fixture
+def model() -> _Model:
+    return _Model()
+
+
+@pytest.fixture
+def http(model: _Model) -> Iterator[httpx.Client]:
+    settings = {"CACHE_SELFTEST": "off"}
+    with (
+        running_sidecar(settings, scripted(model)) as app,
+        httpx.Client(base_url=_url(app), timeout=60) as client,
+    ):
+        yield client
+
+
+def _url(app: App) -> str:
+    return app.url
+
+
+def ask(http: httpx.Client, session: str | None, *talk: Json, **more: Any) -> Json:
+    body = {"messages": [SYSTEM, *talk], "session_id": session, **more}
+    answer = http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    message: Json = answer.json()["choices"][0]["message"]
+    return message
+
+
+@pytest.mark.parametrize("others", ["t", "s", None])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_thoughts_of_an_equal_answer_are_not_put_behind_it(
+    http: httpx.Client, model: _Model, others: str | None, *, is_first: bool
+) -> None:
+    """Its client was shown the whole, of which the model wrote the end alone."""
+    begun = {"role": "assistant", "content": "One, two"}
+
+    def think() -> None:
+        model.says = "<think>\nI count.\n</think>\n\nOne, two and three."
+        assert ask(http, others, HI)["reasoning_content"].strip() == "I count."
+
+    def begin() -> None:
+        model.says = " and three."
+        told = ask(http, "s", HI, begun, continue_final_message=True)
+        assert told["content"] == " and three."
+
+    for act in (think, begin) if is_first else (begin, think):
+        act()
+    whole = {"role": "assistant", "content": "One, two and three."}
+    model.says = "Bye."
+    ask(http, "s", HI, whole, {"role": "user", "content": "and now?"})
+    assert "One, two and three." in model.prompts[-1]
+    if others == "s" and not is_first:
+        return  # its newest try, and its own thoughts
+    assert "I count." not in model.prompts[-1]
+
+
+def test_an_own_answer_that_says_what_follows_a_begun_one_keeps_its_thoughts(
+    http: httpx.Client, model: _Model
+) -> None:
+    model.says = "<think>\nI count.\n</think>\n\nand three."
+    ask(http, "s", HI)
+    model.says = "and three."
+    begun = {"role": "assistant", "content": "One, two "}
+    ask(http, "s", HI, begun, continue_final_message=True)
+    whole = {"role": "assistant", "content": "and three."}
+    model.says = "Bye."
+    ask(http, "s", HI, whole, {"role": "user", "content": "and now?"})
+    assert "I count." in model.prompts[-1]
+
+
+@pytest.mark.parametrize(("begun", "is_call"), [("In `", False), ("So: ", True)])
+def test_a_call_in_code_that_the_client_opened_is_spoken_of(
+    http: httpx.Client, model: _Model, begun: str, *, is_call: bool
+) -> None:
+    model.says = CALL
+    last = {"role": "assistant", "content": begun, "prefix": True}
+    message = ask(http, "s", HI, last, tools=TOOLS)
+    assert bool(message.get("tool_calls")) is is_call
+    assert message["content"] == (None if is_call else CALL)
