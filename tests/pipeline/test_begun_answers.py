@@ -88,19 +88,25 @@ def test_thinking_that_the_client_began_stands_before_it() -> None:
     assert text.endswith(f"<think>\nI count them.\n</think>\n\n{BEGUN.text}")
 
 
-def test_a_template_that_shows_no_such_place_refuses_it() -> None:
+def test_a_template_that_shows_no_such_place_refuses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It prints the answers that it was made for, and no others."""
     chats = FamilyChats("qwen3")
-    chats.tokenizer.chat_template = "{% for m in messages %}{{ m.role }}{% endfor %}"
+    template = "{% for m in messages %}{{ m.role }}{% endfor %}"
+    monkeypatch.setattr(chats.tokenizer, "chat_template", template)
     with pytest.raises(BadRequest, match="cannot go on"):
         prepare(chats, TALK, BEGUN)
 
 
-def test_a_template_that_opens_thinking_before_it_refuses_it() -> None:
+def test_a_template_that_opens_thinking_before_it_refuses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     chats = FamilyChats("qwen3")
-    chats.tokenizer.chat_template = (
+    template = (
         "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}<think>\n"
         "{% endif %}{{ m.content }}\n{% endfor %}"
     )
+    monkeypatch.setattr(chats.tokenizer, "chat_template", template)
     with pytest.raises(BadRequest, match="begins each answer with its thinking"):
         prepare(chats, TALK, BEGUN)
