@@ -94,7 +94,7 @@ def test_a_template_that_shows_no_such_place_refuses_it(
     """It prints the answers that it was made for, and no others."""
     chats = FamilyChats("qwen3")
     template = "{% for m in messages %}{{ m.role }}{% endfor %}"
-    monkeypatch.setattr(chats.tokenizer, "chat_template", template)
+    monkeypatch.setattr(chats.tokenizer._tokenizer, "chat_template", template)
     with pytest.raises(BadRequest, match="cannot go on"):
         prepare(chats, TALK, BEGUN)
 
@@ -107,6 +107,6 @@ def test_a_template_that_opens_thinking_before_it_refuses_it(
         "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}<think>\n"
         "{% endif %}{{ m.content }}\n{% endfor %}"
     )
-    monkeypatch.setattr(chats.tokenizer, "chat_template", template)
+    monkeypatch.setattr(chats.tokenizer._tokenizer, "chat_template", template)
     with pytest.raises(BadRequest, match="begins each answer with its thinking"):
         prepare(chats, TALK, BEGUN)
