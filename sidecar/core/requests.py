@@ -217,7 +217,7 @@ class OutputFormat:
     Args:
         kind: `json_schema`: JSON that a schema allows; `json_object`: any object;
             `choice`: one of some texts; `regex`: what a pattern matches as a whole;
-            `grammar`: what a grammar derives, in Lark or GBNF.
+            `grammar`: what a grammar in Lark derives.
         value: the schema, texts, pattern or grammar; None for `json_object`.
         is_strict: refused where the schema cannot be kept to in all it says.
         param: the field that asks for it.

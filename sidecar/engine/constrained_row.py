@@ -8,7 +8,8 @@ but an end may come.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -21,6 +22,8 @@ from sidecar.engine.grammar_compiler import GrammarCompiler, first_line
 
 _TAIL = 24  # tokens in which a close tag is looked for, however it was cut
 _ALL = -1  # as bits: any token
+# CPU time that an answer's grammar may take: all others wait for it, on the GPU thread.
+_FREE_S, _STEP_S = 1.5, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class ConstrainedRow:
         self._close_ids, self._banned = constraint.close_ids, constraint.banned
         self._is_free = bool(constraint.behind) and constraint.opener is None
         self._is_over = False  # behind the one call
+        self._seconds, self._num_steps = 0.0, 0  # that its grammar took
         self._closing: list[int] = []  # what must come next, to end the thinking
         self._tail: list[int] = []
         self.error = ""
@@ -92,9 +96,11 @@ class ConstrainedRow:
             self._is_over = self._is_over or token == self._call_end
         else:
             self._opener = None
-            is_over = self._matcher.is_stopped()
-            if not is_over and not self._matcher.consume_token(token):
-                self._fail(self._matcher)
+            matcher = self._matcher
+            if not matcher.is_stopped() and not self._timed(
+                matcher, lambda: matcher.consume_token(token)
+            ):
+                self._fail(matcher)
 
     def _spend(self, count: int) -> None:
         """Count tokens of thinking; close it when there are no more."""
@@ -103,6 +109,16 @@ class ConstrainedRow:
         self._budget -= count
         if self._budget <= 0:
             self._closing, self._budget = [*self._close_ids], None
+
+    def _timed(self, matcher: LLMatcher, step: Callable[[], object]) -> object:
+        """What a step of the grammar returns; too many seconds of them are an error."""
+        started = time.thread_time()
+        done = step()
+        self._seconds += time.thread_time() - started
+        if self._seconds > _FREE_S + self._num_steps * _STEP_S and not self.error:
+            self.error = "its steps take too much time"
+            self._fail(matcher)
+        return done
 
     def _fail(self, matcher: LLMatcher) -> None:
         self.error = self.error or first_line(matcher.get_error()) or "it is over"
@@ -129,7 +145,8 @@ class ConstrainedRow:
             # It must not end before what it was asked for has begun.
             _clear(bits, self._grammars.stop_ids)
             return
-        fill_next_token_bitmask(matcher, mask, row)
+        self._num_steps += 1
+        self._timed(matcher, lambda: fill_next_token_bitmask(matcher, mask, row))
         if matcher.is_error():
             self._fail(matcher)
         _set(bits, [] if self._opener is None else [self._opener])

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llguidance.gbnf_to_lark import any_to_lark
-
 from sidecar.core.requests import OutputFormat, Tool, ToolChoice
 from sidecar.output.calls.call_sink import Format, ToolSyntax
 from sidecar.output.calls.element_calls import qwen3_coder_xml
@@ -40,6 +38,7 @@ _CLASS_ESCAPES = {"d": "0-9", "w": "A-Za-z0-9_", "s": " \\t\\n\\r\\f\\v"}
 _ESCAPE_OR_END = re.compile(r"\\.|/|\n", re.DOTALL)
 _IN_SLASHES = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_START = re.compile(r"[ \t]*[?!]?start\b")
 
 
 def answer_grammar(
@@ -107,17 +106,15 @@ def _answer(asked: OutputFormat) -> str:
 
 def _lark(text: str) -> str:
     """
-    A client's grammar in Lark, which it may be in already.
+    A client's grammar, as llguidance takes it within another.
 
     Raises:
-        ValueError: it is neither Lark nor GBNF.
+        ValueError: it has no rule `start`: GBNF is not taken, for the library's own
+            converter makes other grammars of some.
     """
-    # The library's pattern takes quadratic time on blank lines.
-    lines = "\n".join(line for line in text.split("\n") if line.strip())
-    try:
-        return any_to_lark(lines)
-    except Exception as error:  # noqa: BLE001 - the converter raises any kind
-        raise ValueError(f"it is no grammar in Lark or GBNF: {error}") from None
+    if not any(_START.match(line) for line in text.split("\n")):
+        raise ValueError("it must be in Lark, with a rule `start`")
+    return text
 
 
 def can_hold_calls(syntax: ToolSyntax) -> bool:

@@ -41,6 +41,7 @@ from sidecar.output.pieces import (
 _FENCES = ("```", "~~~")
 _HEAD_CHARS = 24  # of a line: enough to tell a fence
 _QUOTED_LINE = re.compile(r"[\s>]*(?:(?:[-*+]|\d+[.)])\s+)?[\s>]*")
+_MAX_LEADING = 2  # line breaks, as answer_grammar lets them in
 _MAX_REFUSED = 64  # blocks that are no calls, behind which none is looked for
 _QUOTES = "\"'`\u201c\u2018\u00ab\u201e\u201a\u00bb"
 
@@ -137,6 +138,7 @@ class StreamSplitter:
         self._has_content = False
         self._has_calls = False
         self._num_refused = 0
+        self._num_leading = _MAX_LEADING  # line breaks that may stand before a form
         self._are_closed = True  # all blocks so far
         self._end = _EndOfContent()
         self._end.move(begun)
@@ -204,7 +206,7 @@ class StreamSplitter:
         elif self._markers.are_in_content:
             self._step = self._content
         else:  # its form begins behind white space that any answer may begin with
-            self._step = self._content_start
+            self._step = self._form_start
         return iter(())
 
     def _reasoning_start(self) -> Iterator[Piece] | None:
@@ -243,10 +245,20 @@ class StreamSplitter:
 
     def _end_reasoning(self, end: int) -> None:
         self._buffer = self._buffer[end:]
-        self._step = self._content_start
+        is_free = self._markers.are_in_content
+        self._step = self._content_start if is_free else self._form_start
 
     def _content_start(self) -> Iterator[Piece] | None:
         self._buffer = self._buffer.lstrip()
+        if not self._buffer:
+            return None
+        self._step = self._content
+        return iter(())
+
+    def _form_start(self) -> Iterator[Piece] | None:
+        """The beginning of what is held to a form, which may begin with a space."""
+        while self._num_leading and self._buffer.startswith("\n"):
+            self._buffer, self._num_leading = self._buffer[1:], self._num_leading - 1
         if not self._buffer:
             return None
         self._step = self._content

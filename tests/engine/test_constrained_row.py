@@ -1,5 +1,6 @@
 """Which tokens may come next: free within thinking, held behind it."""
 
+import itertools
 import json
 import random
 import time
@@ -13,7 +14,7 @@ from mlx_lm.utils import load_tokenizer
 import sidecar
 from sidecar.core.errors import Unavailable
 from sidecar.core.requests import OutputFormat
-from sidecar.engine import grammar_check, grammar_compiler
+from sidecar.engine import constrained_row, grammar_check, grammar_compiler
 from sidecar.engine.constrained_row import ConstrainedRow, Constraint
 from sidecar.engine.grammar_compiler import GrammarCompiler, UnsupportedGrammar
 from sidecar.output.answer_grammar import answer_grammar
@@ -257,3 +258,19 @@ def test_a_token_that_the_model_cannot_write_need_not_be_kept_from_it(
     row.fill(mask, 0)
     bits = np.unpackbits(mask[0].view(np.uint8), bitorder="little")
     assert np.flatnonzero(bits == 0).tolist() == [5]
+
+
+def test_a_grammar_that_takes_seconds_of_an_answer_is_given_up(
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps are made where all other answers wait for them."""
+    ticks = itertools.count()
+    monkeypatch.setattr(constrained_row.time, "thread_time", lambda: next(ticks) * 0.4)
+    row = row_of(grammars)
+    errors = []
+    for _ in range(4):
+        allowed(row)
+        errors.append(row.error)
+    assert errors == ["", "", "", "its steps take too much time"]
+    matcher = grammars.compile('start: "yes" | "no"')
+    assert matcher is not row._source  # it is not kept

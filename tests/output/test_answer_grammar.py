@@ -22,7 +22,6 @@ from sidecar.output.calls.glm_calls import glm4_native
 from sidecar.output.calls.json_calls import bare_json, hermes_json
 from sidecar.output.calls.marked_calls import deepseek, mistral
 from testkit.call_texts import read_calls
-from testkit.growth import grows_linearly
 
 BUILTIN = Path(sidecar.__file__).parent / "builtin_model"
 MARKS = ("<tool_call>", "</tool_call>")
@@ -171,16 +170,3 @@ def test_a_slash_of_a_pattern_is_text(vocabulary: LLTokenizer, tokenizer: Any) -
     vocab = tokenizer.get_vocab()
     grammar = answer_grammar(asked, None, vocab, is_behind_thinking=False)
     assert written(grammar, vocabulary, tokenizer, 1) == "a/b/c\\/"
-
-
-def test_a_grammar_of_blank_lines_takes_no_longer_than_another() -> None:
-    """The library looks from each line on for the first that is none."""
-
-    def read(text: str) -> None:
-        asked = OutputFormat("grammar", text, True, "guided_grammar")
-        answer_grammar(asked, None, {}, is_behind_thinking=False)
-
-    def make(size: int) -> str:
-        return "\n " * (size // 2) + 'start: "a"'
-
-    assert grows_linearly(read, make, 8000)

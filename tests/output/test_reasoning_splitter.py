@@ -246,8 +246,14 @@ def test_the_space_that_follows_a_begun_answer_is_kept() -> None:
     assert pieces == [("content", " two")]
 
 
-def test_a_form_stands_behind_the_white_space_before_it() -> None:
-    """A model that may think, and does not, may begin as it does behind thinking."""
-    splitter = StreamSplitter(Markers(are_in_content=False), "undecided")
-    pieces = [piece for letter in "\n\nyes" for piece in splitter.feed(letter)]
-    assert collect([*pieces, *splitter.flush(is_cut=False)[0]]).text == "yes"
+@pytest.mark.parametrize("start", ["on", "undecided"])
+@pytest.mark.parametrize("form", ["yes", "  yes", " \nyes", "\tyes"])
+def test_a_form_stands_behind_the_line_breaks_before_it(
+    start: StartMode, form: str
+) -> None:
+    """Two, as models write them behind thinking; what else stands first is its own."""
+    splitter = StreamSplitter(Markers(are_in_content=False), start)
+    thought = "I see.</think>" if start == "on" else ""
+    text = f"{thought}\n\n{form}"
+    pieces = [piece for letter in text for piece in splitter.feed(letter)]
+    assert collect([*pieces, *splitter.flush(is_cut=False)[0]]).text == form

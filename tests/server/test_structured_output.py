@@ -189,17 +189,10 @@ start: call (";" call)?
 call: NAME "(" /[0-9]/ ")"
 NAME: "left" | "right"
 """
-GBNF = """
-root ::= call (";" call)?
-call ::= ("left" | "right") "(" [0-9] ")"
-"""
 
 
-@pytest.mark.parametrize("grammar", [LARK, GBNF], ids=["lark", "gbnf"])
 @pytest.mark.parametrize("thinks", [False, True])
-def test_an_answer_is_of_a_grammar(
-    http: httpx.Client, grammar: str, *, thinks: bool
-) -> None:
+def test_an_answer_is_of_a_grammar(http: httpx.Client, *, thinks: bool) -> None:
     """Under both names of the field, behind thinking, and beside tools to call."""
     tool = {"type": "function", "function": {"name": "look"}}
     call = r"(left|right)\([0-9]\)"
@@ -207,9 +200,9 @@ def test_an_answer_is_of_a_grammar(
     for seed in range(6):
         more = {**HOT, "seed": seed, "max_tokens": 80, "enable_thinking": thinks}
         for asked in (
-            {"guided_grammar": grammar},
-            {"structured_outputs": {"grammar": grammar}},
-            {"guided_grammar": grammar, "tools": [tool]},
+            {"guided_grammar": LARK},
+            {"structured_outputs": {"grammar": LARK}},
+            {"guided_grammar": LARK, "tools": [tool]},
         ):
             (choice,) = chat(http, **asked, **more).json()["choices"]
             text = choice["message"]["content"]
@@ -277,7 +270,8 @@ def test_what_cannot_be_kept_to_is_refused_or_named(http: httpx.Client) -> None:
         ({"guided_grammar": "what is this"}, "guided_grammar"),
         ({"guided_grammar": 'start: "a'}, "guided_grammar"),
         ({"guided_grammar": "start: start"}, "guided_grammar"),
-        ({"guided_grammar": "root ::= " + "(" * 5000}, "guided_grammar"),
+        ({"guided_grammar": 'root ::= "a"'}, "guided_grammar"),
+        ({"guided_grammar": "start: " + "(" * 5000}, "guided_grammar"),
         ({"guided_grammar": 'start: "a"\n}\nanswer: "b"'}, "guided_grammar"),
         ({"guided_grammar": "start: <|no_such_token|>"}, "guided_grammar"),
         ({"guided_grammar": "start: <[9999999]>"}, "guided_grammar"),
