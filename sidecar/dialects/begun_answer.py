@@ -32,10 +32,10 @@ def with_begun_answer(request: ChatRequest, param: str) -> ChatRequest:
         )
     if not any(message.role in ("user", "tool") for message in before):
         raise BadRequest("messages must begin with a user's", param="messages")
-    for asked in _of_whole_answers(request):
+    if asked := _of_whole_answers(request):
         raise BadRequest(
-            f"{asked} cannot be set where the answer is begun by the last message",
-            param=asked,
+            f"{asked[0]} cannot be set where the answer is begun by the last message",
+            param=asked[0],
         )
     source = request.thinking.source
     unheard = (source,) if request.thinking.enabled and source else ()

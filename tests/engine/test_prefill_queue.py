@@ -147,14 +147,23 @@ def test_short_prompts_pass_for_as_long_as_a_chunk_takes(
     assert is_idle(engine)
 
 
-def test_a_slow_prompt_of_less_than_the_longest_chunk_is_passed(
+@contextmanager
+def slow_sidecar(
     model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a slow machine it takes many chunks, and a minute."""
+) -> Iterator[tuple[App, TextEngine]]:
+    """One whose chunks are short, as on a slow machine, and not by its settings."""
     settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "off"}
     with running_sidecar(settings) as app, leased_engine(app) as engine:
         pacer = engine._loop.pacer
         monkeypatch.setattr(pacer, "chunk_len", lambda *, beside_streams: _STEP)
+        yield app, engine
+
+
+def test_a_slow_prompt_of_less_than_the_longest_chunk_is_passed(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow machine it takes many chunks, and a minute."""
+    with slow_sidecar(model_folder, monkeypatch) as (app, engine):
         with by_hand(app, engine) as make:
             long = submit(engine, random_ids(60, 20 * _STEP), 2)
             make(2)
@@ -171,12 +180,9 @@ def test_what_passes_for_too_long_is_made_up_for(
     model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that takes many chunks: the long one keeps half of the time in all."""
-    settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "off"}
     turns: list[str] = []
-    with running_sidecar(settings) as app, leased_engine(app) as engine:
+    with slow_sidecar(model_folder, monkeypatch) as (app, engine):
         queue = engine._loop.prefills
-        chunk = {"chunk_len": lambda *, beside_streams: _STEP}
-        monkeypatch.setattr(engine._loop.pacer, *chunk.popitem())
 
         def took(_seconds: float) -> None:
             turns.append("short" if queue._passed is not None else "long")
@@ -199,10 +205,7 @@ def test_a_prompt_with_a_chunk_left_is_not_passed(
     model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It will be done before another could begin."""
-    settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "off"}
-    with running_sidecar(settings) as app, leased_engine(app) as engine:
-        pacer = engine._loop.pacer
-        monkeypatch.setattr(pacer, "chunk_len", lambda *, beside_streams: _STEP)
+    with slow_sidecar(model_folder, monkeypatch) as (app, engine):
         with by_hand(app, engine) as make:
             long = submit(engine, random_ids(75, 2 * _STEP), 2)
             make(1)

@@ -6,7 +6,6 @@ from typing import Any
 import httpx
 import pytest
 
-from sidecar.app import App
 from testkit.scripted import Prompt, scripted
 from testkit.servers import running_sidecar
 
@@ -39,13 +38,9 @@ def http(model: _Model) -> Iterator[httpx.Client]:
     settings = {"CACHE_SELFTEST": "off"}
     with (
         running_sidecar(settings, scripted(model)) as app,
-        httpx.Client(base_url=_url(app), timeout=60) as client,
+        httpx.Client(base_url=app.url, timeout=60) as client,
     ):
         yield client
-
-
-def _url(app: App) -> str:
-    return app.url
 
 
 def ask(http: httpx.Client, session: str | None, *talk: Json, **more: Any) -> Json:
