@@ -323,7 +323,8 @@ class BatchScheduler:
             evaluate(sequence.layers)  # a copy is in use from here on, its source free
         chunk = self.pacer.chunk_len(beside_streams=beside_streams)
         chunk = self.guard.fitting_chunk(sequence.done, chunk)
-        end = sequence.end_of_chunk(chunk)
+        quantization = self._model.quantization
+        end = sequence.end_of_chunk(chunk, [quantization.start] if quantization else [])
         if unseen := sequence.unseen(end):
             self._make_room(sequence, self.guard.images([unseen]).total)
             sequence.encode(end)
@@ -334,8 +335,8 @@ class BatchScheduler:
         started = time.perf_counter()
         token_array = mx.array([ids[sequence.done : end]])
         self._model.forward(token_array, sequence.layers, sequence.vision_inputs(end))
-        if self._model.quantization:
-            self._model.quantization.apply(sequence.layers)
+        if quantization:
+            quantization.apply(sequence.layers)
         evaluate(sequence.layers)
         self.pacer.prefilled(end - sequence.done, time.perf_counter() - started)
         sequence.advance(end)

@@ -10,7 +10,7 @@ nothing else changes where its KV is:
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from sidecar.core.prompt import Boundary, ModelIds
@@ -73,14 +73,19 @@ class Sequence:
         """The ids of the prompt whose KV it has."""
         return ModelIds(self.job.spec.model_ids[: self.done])
 
-    def end_of_chunk(self, chunk_len: int) -> int:
-        """Where the next chunk ends."""
+    def end_of_chunk(self, chunk_len: int, seams: Iterable[int] = ()) -> int:
+        """
+        Where the next chunk ends.
+
+        Args:
+            seams: places that no chunk goes across, beside those of checkpoints.
+        """
         whole = self._prompt_images.whole_until if self._prompt_images else 0
         if self.done < whole:
             return whole
         end = min(self.done + chunk_len, self.target)
-        following = next((s.depth for s in self.stops if s.depth > self.done), end)
-        return min(end, following)
+        places = (*(stop.depth for stop in self.stops), *seams)
+        return min((place for place in places if self.done < place < end), default=end)
 
     def advance(self, end: int) -> None:
         """Note that tokens up to `end` are computed; take a checkpoint if due."""

@@ -3,7 +3,8 @@ KV in fewer bits (KV_BITS): from a depth on, live and stored.
 
 mx.quantize works on groups within one token's row, so cutting and joining commute
 with it: a path may be stored partly plain, partly quantised, and is made quantised
-as a whole when it is put together.
+as a whole when it is put together. A chunk of a prompt ends at that depth, so that
+each token attends to the same KV however much of its prompt was reused.
 """
 
 from collections.abc import Sequence

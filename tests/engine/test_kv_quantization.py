@@ -58,7 +58,7 @@ def library_says(
         said = stream_generate(
             model.model, model.tokenizer, list(ids), max_tokens=count,
             kv_bits=bits, kv_group_size=_GROUP, quantized_kv_start=start,
-            prefill_step_size=_STEP,
+            prefill_step_size=start or _STEP,  # the library quantises between chunks
         )  # fmt: skip
         return [response.token for response in said]
 
@@ -75,7 +75,7 @@ def nodes_of(engine: TextEngine) -> list[Any]:
 def test_it_says_what_the_library_says(
     kind: str, bits: int, start: int, model_folder: ModelFolder
 ) -> None:
-    """Wherever the quantising begins: both do it at the same token."""
+    """Wherever the quantising begins: both do it at the same token, if a chunk ends."""
     ids = random_ids(1, 130)
     with (
         running_sidecar(settings(model_folder(kind), bits, start)) as app,
@@ -155,6 +155,37 @@ def test_warm_says_what_cold_says(
         assert [outcome.choices for outcome in warm] == cold
         assert all(outcome.cached >= 149 for outcome in warm)
         assert engine.store.check_integrity() == []
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_a_prompt_that_grows_past_the_start_says_what_it_says_cold(
+    kind: str, model_folder: ModelFolder
+) -> None:
+    """Its KV is quantised at one depth, wherever the chunks of its turns end."""
+    start = 300
+    with (
+        running_sidecar(settings(model_folder(kind), 4, start)) as app,
+        leased_engine(app) as engine,
+    ):
+        told = []
+        for seed, length in enumerate((240, 257, 281, 290, 297, 300, 301, 310)):
+            first = random_ids(seed, length)
+            grown = ModelIds((*first, *random_ids(seed + 50, 120)))
+            engine.clear()
+            cold = likely(engine, grown)
+            engine.clear()
+            run(engine, first, 2)
+            warm = likely(engine, grown)
+            assert warm[1] >= length - 1
+            told.append(max(abs(a - b) for a, b in zip(cold[0], warm[0], strict=True)))
+        assert max(told) < 1e-4, told
+
+
+def likely(engine: TextEngine, ids: ModelIds) -> tuple[list[float], int]:
+    """How likely a few greedy tokens are, and how much of the prompt was reused."""
+    outcome = run(engine, ids, 6, top_logprobs=0)
+    [said] = outcome.choices
+    return [one.logprob for one in said.logprobs], outcome.cached
 
 
 def test_a_path_stored_partly_plain_is_joined(model_folder: ModelFolder) -> None:
