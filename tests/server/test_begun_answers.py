@@ -1,13 +1,19 @@
 """An answer that its client began: what is remembered of it, and what it holds."""
 
+import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tokenizers import Tokenizer
 
-from testkit.scripted import Prompt, scripted
+from sidecar.engine.job import Job
+from testkit.real_templates import BY_NAME, Family, write_tokenizer
+from testkit.scripted import Forced, Prompt, scripted
 from testkit.servers import running_sidecar
+from testkit.tiny_models import make_model
 
 Json = dict[str, Any]
 SYSTEM = {"role": "system", "content": "Rules. " + "word " * 60}
@@ -102,3 +108,43 @@ def test_a_call_in_code_that_the_client_opened_is_spoken_of(
     message = ask(http, "s", HI, last, tools=TOOLS)
     assert bool(message.get("tool_calls")) is is_call
     assert message["content"] == (None if is_call else CALL)
+
+
+class _FamilyModel:
+    """Says what it is told to, in the tokens of a family."""
+
+    def __init__(self, folder: Path, family: Family) -> None:
+        write = functools.partial(write_tokenizer, family=family)
+        self.folder = make_model(folder, "dense", hidden=32, write_tokenizer=write)
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._end = self._tokenizer.token_to_id(family.eos)
+        self.says, self.prompt = "", ""
+
+    def __call__(self, job: Job, _choice: int) -> list[Forced]:
+        read = list(job.spec.model_ids)
+        self.prompt = self._tokenizer.decode(read, skip_special_tokens=False)
+        ids = self._tokenizer.encode(self.says, add_special_tokens=False).ids
+        return [Forced([*ids, self._end])]
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "llama3.1", "gemma3", "devstral"])
+def test_what_the_client_began_stands_in_the_next_prompt(
+    name: str, tmp_path: Path
+) -> None:
+    """Where nothing of a template stands between the role and the answer, too."""
+    model = _FamilyModel(tmp_path / "model", BY_NAME[name])
+    settings = {"CACHE_SELFTEST": "off", "MODEL_PATH": str(model.folder)}
+    whole = {"role": "assistant", "content": "Begun words and the rest."}
+    begun = {"role": "assistant", "content": "Begun words"}
+    off = {"enable_thinking": False, "max_tokens": 60}
+    with (
+        running_sidecar(settings, model) as app,
+        httpx.Client(base_url=app.url, timeout=60) as http,
+    ):
+        for session in (None, "s"):
+            model.says = " and the rest."
+            hello = {"role": "user", "content": f"hi {session}"}
+            ask(http, session, hello, begun, continue_final_message=True, **off)
+            model.says = "Bye."
+            ask(http, session, hello, whole, {"role": "user", "content": "go"}, **off)
+            assert "Begun words and the rest." in model.prompt
