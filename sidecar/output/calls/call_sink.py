@@ -1,11 +1,11 @@
 """What a format's reader says of the calls in a block, in order."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from sidecar.core.requests import Tool
+from sidecar.output.calls.declared_types import Types, declared_types
 from sidecar.output.calls.scanner import NotThisFormat, Scanner, Wait
 from sidecar.output.pieces import (
     CallArguments,
@@ -144,6 +144,7 @@ class Block:
     tools: Sequence[Tool]
     closer: str = ""
     marked: int = 0
+    _types: dict[str, Mapping[str, Types]] = field(default_factory=dict)
 
     def mark(self) -> None:
         """All that was read so far is calls; what follows may be something else."""
@@ -182,10 +183,13 @@ class Block:
                 raise
             return False
 
-    def types_of(self, name: str) -> dict[str, Any]:
-        """The declared types of a tool's arguments."""
-        found = (tool for tool in self.tools if tool.name == name)
-        return next((_declared_types(tool.parameters) for tool in found), {})
+    def types_of(self, name: str) -> Mapping[str, Types]:
+        """The types that a tool's arguments may have; empty: it declares none."""
+        if name not in self._types:
+            found = (tool for tool in self.tools if tool.name == name)
+            types = next((declared_types(tool.parameters) for tool in found), {})
+            self._types[name] = types
+        return self._types[name]
 
     def is_offered(self, name: str) -> bool:
         """Whether there is a tool of this name."""
@@ -231,14 +235,3 @@ def find_syntax(opener: str, syntaxes: Sequence[ToolSyntax]) -> ToolSyntax:
     """The syntax that an opener is of, whatever the case of its letters."""
     lower = ascii_lower(opener)
     return next(each for each in syntaxes if ascii_lower(each.opener) == lower)
-
-
-def _declared_types(parameters: Any) -> dict[str, Any]:
-    """The type of each property of a tool's schema, None where it has none."""
-    properties = parameters.get("properties") if isinstance(parameters, dict) else None
-    if not isinstance(properties, dict):
-        return {}
-    return {
-        name: schema.get("type") if isinstance(schema, dict) else None
-        for name, schema in properties.items()
-    }

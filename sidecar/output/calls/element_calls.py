@@ -3,9 +3,9 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from sidecar.output.calls.call_sink import Block
+from sidecar.output.calls.declared_types import ANY_TYPE, TEXT_ALONE, Types
 from sidecar.output.calls.json_text import printed, read_object, read_raw_value
 from sidecar.output.calls.scanner import NotThisFormat, Wait
 from sidecar.output.pieces import could_begin
@@ -152,9 +152,9 @@ def _tag(
 def _value(block: Block, elements: Elements, name: str, tag: _Tag) -> Wait[None]:
     """Read an argument up to its closing tag: a string as it comes, else JSON."""
     types = block.types_of(name)
-    declared = types.get(tag["name"])
+    declared = types.get(tag["name"], ANY_TYPE)
     if says := tag.get("string"):
-        declared = "string" if says == "true" else None
+        declared = TEXT_ALONE if says == "true" else ANY_TYPE
 
     def is_end() -> Wait[bool]:
         return (yield from block.goes_on(_is_followed(block, elements, types)))
@@ -165,13 +165,13 @@ def _value(block: Block, elements: Elements, name: str, tag: _Tag) -> Wait[None]
         block.sink.arguments,
         end,
         is_end,
-        is_text=declared == "string",
+        types=declared,
         is_padded=elements.is_padded,
     )
 
 
 def _is_followed(
-    block: Block, elements: Elements, types: Mapping[str, Any]
+    block: Block, elements: Elements, types: Mapping[str, Types]
 ) -> Wait[bool]:
     """Whether what follows an argument is another one, or the call's end."""
     scan = block.scan

@@ -3,6 +3,7 @@
 import re
 
 from sidecar.output.calls.call_sink import Block
+from sidecar.output.calls.declared_types import ANY_TYPE
 from sidecar.output.calls.json_text import printed, read_object, read_raw_value
 from sidecar.output.calls.scanner import NotThisFormat, Wait
 
@@ -94,6 +95,6 @@ def _value(block: Block, name: str, key: str, end: str, prefix: str) -> Wait[Non
         block.sink.arguments,
         end,
         lambda: block.goes_on(is_followed()),
-        is_text=block.types_of(name).get(key) == "string",
+        types=block.types_of(name).get(key, ANY_TYPE),
         is_padded=False,
     )

@@ -14,6 +14,12 @@ from functools import partial
 from typing import Any
 
 from sidecar.core.json_bytes import MAX_LEVELS, load_json
+from sidecar.output.calls.declared_types import (
+    ANY_TYPE,
+    TEXT_ALONE,
+    Types,
+    type_of,
+)
 from sidecar.output.calls.scanner import NotThisFormat, Scanner, Wait
 
 Print = Callable[[str], None]
@@ -185,11 +191,20 @@ def value_of(text: str) -> Any:
         raise NotThisFormat(str(error)) from None
 
 
-def typed_text(text: str) -> str:
-    """The JSON of a value that stands without quotes: what parses, else a string."""
+def typed_text(text: str, types: Types = ANY_TYPE) -> str:
+    """
+    The JSON of a value that stands without quotes: what parses, else a string.
+
+    Args:
+        types: that it may have: what is of none of them is a string, if it may be one.
+    """
     text = text.removeprefix("\n").removesuffix("\n")
     try:
-        return printed(value_of(text))
+        value = value_of(text)
+        is_odd = type_of(value) not in types - TEXT_ALONE
+        if types != ANY_TYPE and "string" in types and is_odd:
+            return printed(text)
+        return text.strip() if isinstance(value, float) else printed(value)
     except NotThisFormat:  # or nested too deep
         return printed(text)
 
@@ -233,7 +248,7 @@ def read_raw_value(
     end: str,
     is_end: Callable[[], Wait[bool]],
     *,
-    is_text: bool,
+    types: Types,
     is_padded: bool,
 ) -> Wait[None]:
     """
@@ -241,17 +256,18 @@ def read_raw_value(
 
     Args:
         is_end: whether the end that was just read is meant as one.
-        is_text: it is a string, and shown as it comes; else JSON, if it parses.
+        types: that it may have. A string alone is shown as it comes; else it is JSON,
+            if it parses and is of one of them, or could be no string.
         is_padded: see RawText.
     """
-    if is_text:
+    if types == TEXT_ALONE:
         text = RawText(show, is_padded=is_padded)
         yield from scan.until(end, text.take, is_end)
         text.close()
         return
     pieces: list[str] = []
     yield from scan.until(end, pieces.append, is_end)
-    show(typed_text("".join(pieces)))
+    show(typed_text("".join(pieces), types))
 
 
 def _no_constant(name: str) -> Any:
@@ -266,7 +282,9 @@ def _finite(text: str) -> float:
 
 
 def _number(text: str) -> str:
-    return printed(value_of(text))
+    """A number as it is written: as a float it would lose digits."""
+    value_of(text)
+    return text
 
 
 def _escape(scan: Scanner) -> Wait[str]:
