@@ -78,7 +78,7 @@ def split_calls(
     is_cut: bool = False,
 ) -> Read:
     """Read a text in these pieces."""
-    markers = Markers(are_in_content=False)
+    markers = Markers("<no thinking>", "</no thinking>")
     splitter = StreamSplitter(markers, "off", syntaxes, tools)
     found = [piece for text in pieces for piece in splitter.feed(text)]
     last, is_open = splitter.flush(is_cut=is_cut)

@@ -10,7 +10,7 @@ but an end may come.
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
@@ -19,11 +19,26 @@ from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
 from sidecar.engine.grammar_compiler import GrammarCompiler, first_line
+from sidecar.engine.tokens_beyond import TokensBeyond
 
 _TAIL = 24  # tokens in which a close tag is looked for, however it was cut
 _ALL = -1  # as bits: any token
-# CPU time that an answer's grammar may take: all others wait for it, on the GPU thread.
-_FREE_S, _STEP_S = 1.5, 0.01
+# CPU time that the grammar of a request may take, in all its answers: all others wait
+# for it, on the GPU thread.
+_FREE_S, _STEP_S = 0.5, 0.01
+
+
+@dataclass(slots=True)
+class Spent:
+    """What the grammar of one request has taken. GPU thread only."""
+
+    seconds: float = 0.0
+    num_steps: int = 0
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether it took more than its steps may."""
+        return self.seconds > _FREE_S + self.num_steps * _STEP_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +48,9 @@ class Constraint:
 
     Args:
         matcher: a grammar at its beginning; None: any text may come.
-        behind: the text that ends thinking; "": none comes before the answer.
+        behind: the text that ends thinking, in letters of any case; "": none comes
+            before the answer.
+        beyond: tokens that hold more than the end of that text.
         opener: a token that may begin the thinking; None: there is none, or that has
             begun.
         budget: tokens of thinking; None: as many as there are.
@@ -50,6 +67,8 @@ class Constraint:
     close_ids: tuple[int, ...] = ()
     call_end: int | None = None
     banned: tuple[int, ...] = ()
+    beyond: TokensBeyond = field(default_factory=dict)
+    spent: Spent = field(default_factory=Spent)
 
 
 class ConstrainedRow:
@@ -59,14 +78,15 @@ class ConstrainedRow:
         self._grammars = constraint.grammars
         self._source = constraint.matcher
         self._matcher = constraint.matcher and constraint.matcher.deep_copy()
-        self._behind, self._opener = constraint.behind, constraint.opener
+        self._behind, self._opener = constraint.behind.lower(), constraint.opener
+        self._beyond, self._spent = constraint.beyond, constraint.spent
         self._budget, self._call_end = constraint.budget, constraint.call_end
         self._close_ids, self._banned = constraint.close_ids, constraint.banned
         self._is_free = bool(constraint.behind) and constraint.opener is None
         self._is_over = False  # behind the one call
-        self._seconds, self._num_steps = 0.0, 0  # that its grammar took
         self._closing: list[int] = []  # what must come next, to end the thinking
         self._tail: list[int] = []
+        self._said = ""  # by these tokens
         self.error = ""
         self._spend(0)
 
@@ -86,10 +106,11 @@ class ConstrainedRow:
         if self._is_free:
             self._closing = self._closing[1:]
             self._tail = [*self._tail[1 - _TAIL :], token]
-            self._is_free = self._behind not in self._grammars.decode(self._tail)
+            self._said = self._grammars.decode(self._tail).lower()
+            self._is_free = self._behind not in self._said
             self._spend(1)
         elif token == self._opener:
-            self._is_free, self._tail = True, []
+            self._is_free, self._tail, self._said = True, [], ""
             self._opener = self._opener if self._matcher is None else None
             self._spend(0)
         elif self._matcher is None:
@@ -114,8 +135,8 @@ class ConstrainedRow:
         """What a step of the grammar returns; too many seconds of them are an error."""
         started = time.thread_time()
         done = step()
-        self._seconds += time.thread_time() - started
-        if self._seconds > _FREE_S + self._num_steps * _STEP_S and not self.error:
+        self._spent.seconds += time.thread_time() - started
+        if self._spent.is_too_much and not self.error:
             self.error = "its steps take too much time"
             self._fail(matcher)
         return done
@@ -144,8 +165,11 @@ class ConstrainedRow:
         if self._is_free:
             # It must not end before what it was asked for has begun.
             _clear(bits, self._grammars.stop_ids)
+            for rest, ids in self._beyond.items():
+                if self._said.endswith(self._behind.removesuffix(rest)):
+                    _clear(bits, ids)
             return
-        self._num_steps += 1
+        self._spent.num_steps += 1
         self._timed(matcher, lambda: fill_next_token_bitmask(matcher, mask, row))
         if matcher.is_error():
             self._fail(matcher)

@@ -21,6 +21,7 @@ from llguidance.hf import from_tokenizer
 
 from sidecar.core.errors import Unavailable
 from sidecar.engine import grammar_check
+from sidecar.engine.tokens_beyond import TokensBeyond, tokens_beyond
 from sidecar.infra.lru import Lru
 
 _MAX_KEPT, _MAX_REFUSED = 32, 1024
@@ -59,6 +60,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._checks = threading.Semaphore(_MAX_CHECKS)
         self._tokens: LLTokenizer | None = None
+        self._beyond: dict[str, TokensBeyond] = {}
         self._kept: Lru[str, LLMatcher] = Lru(_MAX_KEPT, _MAX_KEPT, lambda k, m: 1)
         self._refused: Lru[str, str] = Lru(_MAX_REFUSED, _MAX_REFUSED, lambda k, f: 1)
 
@@ -128,6 +130,12 @@ class GrammarCompiler:
         """Ids by token; the tokenizer makes it anew each time, of 150,000 entries."""
         known: Mapping[str, int] = self._source.get_vocab()
         return known
+
+    def tokens_beyond(self, tag: str) -> TokensBeyond:
+        """Tokens that hold more than the end of a tag; see tokens_beyond.py."""
+        if tag not in self._beyond:
+            self._beyond[tag] = tokens_beyond(tag, self._tokenizer())
+        return self._beyond[tag]
 
     @property
     def num_words(self) -> int:

@@ -32,12 +32,18 @@ class ChannelSplitter:
         syntax: how calls are written; None: they are content.
         tools: those that were offered.
         begun: the text of an answer that the prompt ends in; "" if it ends in a header.
+        is_held: its content is held to a form: what looks like a mark there is text.
     """
 
     def __init__(
-        self, syntax: ToolSyntax | None, tools: Sequence[Tool], begun: str = ""
+        self,
+        syntax: ToolSyntax | None,
+        tools: Sequence[Tool],
+        begun: str = "",
+        *,
+        is_held: bool = False,
     ) -> None:
-        self._syntax, self._tools = syntax, tools
+        self._syntax, self._tools, self._is_held = syntax, tools, is_held
         # None: in a header, or in a call
         self._kind: Kind | None = "content" if begun else None
         self._reader: CallReader | None = None
@@ -118,9 +124,10 @@ class ChannelSplitter:
         return []
 
     def _body(self, kind: Kind) -> list[Piece] | None:
-        end = _END.search(self._buffer)
+        ends = () if self._is_held and kind == "content" else _ENDS
+        end = _END.search(self._buffer) if ends else None
         if end is None:
-            keep = held_suffix(self._buffer, _ENDS)
+            keep = held_suffix(self._buffer, ends)
             free = self._buffer[: len(self._buffer) - keep]
             if not free:
                 return None

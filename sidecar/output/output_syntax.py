@@ -15,13 +15,10 @@ class Markers:
 
     Args:
         think_open, think_close: compared without regard to ASCII case.
-        are_in_content: whether an open tag within the content begins thinking: not in
-            an answer that is held to a form, which may hold it as a text.
     """
 
     think_open: str = "<think>"
     think_close: str = "</think>"
-    are_in_content: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ and trailing white space of the content only until more content comes.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from sidecar.core.requests import Tool
 from sidecar.output.calls.call_sink import ToolSyntax, find_syntax
@@ -104,6 +103,8 @@ class StreamSplitter:
         syntaxes: how the model writes calls; none if no tool was offered.
         tools: those that were offered.
         begun: the text of an answer that the prompt ends in.
+        is_held: its content is held to a form, which may have a tag as a text, and
+            behind whose beginning all is text.
     """
 
     def __init__(
@@ -113,8 +114,10 @@ class StreamSplitter:
         syntaxes: Sequence[ToolSyntax] = (),
         tools: Sequence[Tool] = (),
         begun: str = "",
+        *,
+        is_held: bool = False,
     ) -> None:
-        self._markers = markers
+        self._markers, self._is_held = markers, is_held
         self._syntaxes, self._tools = tuple(syntaxes), tools
         openers = tuple(each.opener for each in syntaxes)
         marked = tuple(each.opener for each in syntaxes if not each.at_line_start)
@@ -122,7 +125,7 @@ class StreamSplitter:
         self._close = _compile(markers.think_close)
         self._reasoning_tags = (markers.think_close, *marked)
         self._in_reasoning = _compile(*self._reasoning_tags)
-        tags = (markers.think_open,) if markers.are_in_content else ()
+        tags = () if is_held else (markers.think_open,)
         self._content_tags = (*tags, *openers)
         self._in_content = _compile(*self._content_tags)
         self._step: Callable[[], Iterator[Piece] | None] = {
@@ -179,8 +182,7 @@ class StreamSplitter:
 
     def _calls_in(self, text: str) -> list[Piece]:
         """The calls of a text that is nothing but complete calls; else nothing."""
-        markers = Markers(are_in_content=False)
-        inner = StreamSplitter(markers, "off", self._syntaxes, self._tools)
+        inner = StreamSplitter(self._markers, "off", self._syntaxes, self._tools)
         pieces = inner.feed(text) + inner.flush(is_cut=True)[0]
         is_whole = inner._are_closed and not inner._is_unfinished
         return pieces if is_whole and not any(map(_is_no_call, pieces)) else []
@@ -203,10 +205,10 @@ class StreamSplitter:
             self._step = self._reasoning
         elif could_begin(text, self._markers.think_open):
             return None
-        elif self._markers.are_in_content:
-            self._step = self._content
-        else:  # its form begins behind white space that any answer may begin with
+        elif self._is_held:  # white space may stand before any answer
             self._step = self._form_start
+        else:
+            self._step = self._content
         return iter(())
 
     def _reasoning_start(self) -> Iterator[Piece] | None:
@@ -245,8 +247,7 @@ class StreamSplitter:
 
     def _end_reasoning(self, end: int) -> None:
         self._buffer = self._buffer[end:]
-        is_free = self._markers.are_in_content
-        self._step = self._content_start if is_free else self._form_start
+        self._step = self._form_start if self._is_held else self._content_start
 
     def _content_start(self) -> Iterator[Piece] | None:
         self._buffer = self._buffer.lstrip()
@@ -264,14 +265,22 @@ class StreamSplitter:
         self._step = self._content
         return iter(())
 
+    @property
+    def _is_of_form(self) -> bool:
+        """Whether all that follows is text: a form has begun, and no call was first."""
+        return self._is_held and self._has_content and not self._has_calls
+
     def _content(self) -> Iterator[Piece] | None:
-        match = self._in_content.search(self._buffer) if self._content_tags else None
+        tags = () if self._is_of_form else self._content_tags
+        match = self._in_content.search(self._buffer) if tags else None
         if match is None:
-            return self._release("content", self._content_tags)
+            return self._release("content", tags)
         before, rest = self._buffer[: match.start()], self._buffer[match.start() :]
         spans = self._emit_content(before)
         tag = match.group()
-        if self._open.fullmatch(tag) and not self._end.is_quoted:
+        if self._is_of_form:
+            self._buffer = rest
+        elif self._open.fullmatch(tag) and not self._end.is_quoted:
             self._buffer = rest[len(tag) :]
             self._step = self._reasoning
         elif self._open.fullmatch(tag) or not self._may_call(tag):
@@ -360,13 +369,17 @@ def new_splitter(
 
     Args:
         tools: those that were offered; without any there are no calls.
-        is_held: its content is held to a form, and may hold a tag as a text.
+        is_held: its content is held to a form, and may hold a tag as a text. A call of
+            the model's own way may stand in its place, and nowhere within it.
         begun: the text of an answer that the prompt ends in.
     """
     if syntax.has_channels:
-        return ChannelSplitter(syntax.calls[0] if tools else None, tools, begun)
-    markers = replace(syntax.markers, are_in_content=not is_held)
-    return StreamSplitter(markers, start, syntax.calls if tools else (), tools, begun)
+        calls = syntax.calls[0] if tools else None
+        return ChannelSplitter(calls, tools, begun, is_held=is_held)
+    syntaxes = syntax.calls[: 1 if is_held else None] if tools else ()
+    return StreamSplitter(
+        syntax.markers, start, syntaxes, tools, begun, is_held=is_held
+    )
 
 
 def _one(kind: Kind, text: str) -> Iterator[Piece]:

@@ -17,7 +17,7 @@ from sidecar.core.requests import OutputFormat
 from sidecar.engine import constrained_row, grammar_check, grammar_compiler
 from sidecar.engine.constrained_row import ConstrainedRow, Constraint
 from sidecar.engine.grammar_compiler import GrammarCompiler, UnsupportedGrammar
-from sidecar.output.answer_grammar import answer_grammar
+from sidecar.output.grammars.answer_grammar import answer_grammar
 
 BUILTIN = Path(sidecar.__file__).parent / "builtin_model"
 
@@ -234,7 +234,7 @@ def test_a_schema_that_costs_too_much_is_refused_where_it_can_be_ended(
     """However it is named; and it is not tried again."""
     schema = _hidden(json.loads(json.dumps(schema))) if is_hidden else schema
     asked = OutputFormat("json_schema", schema, True, "p")
-    lark = answer_grammar(asked, None, {}, is_behind_thinking=False)
+    lark = answer_grammar(asked)
     for _ in range(3):
         began = time.monotonic()
         with pytest.raises(UnsupportedGrammar):
@@ -265,7 +265,7 @@ def test_a_grammar_that_takes_seconds_of_an_answer_is_given_up(
 ) -> None:
     """Its steps are made where all other answers wait for them."""
     ticks = itertools.count()
-    monkeypatch.setattr(constrained_row.time, "thread_time", lambda: next(ticks) * 0.4)
+    monkeypatch.setattr(constrained_row.time, "thread_time", lambda: next(ticks) * 0.15)
     row = row_of(grammars)
     errors = []
     for _ in range(4):
@@ -274,3 +274,46 @@ def test_a_grammar_that_takes_seconds_of_an_answer_is_given_up(
     assert errors == ["", "", "", "its steps take too much time"]
     matcher = grammars.compile('start: "yes" | "no"')
     assert matcher is not row._source  # it is not kept
+
+
+def _taken(row: ConstrainedRow, ids: list[int]) -> None:
+    for token in ids:
+        assert token in allowed(row)
+        row.take(token)
+
+
+@pytest.mark.parametrize("said", ['</foo"', '</FOO"'])
+def test_no_token_holds_the_end_of_a_tag_and_what_is_behind_it(
+    grammars: GrammarCompiler, tokenizer: Any, said: str
+) -> None:
+    """The form would begin anew behind it: `{` was shown, and `{` came again."""
+    beyond, quote = grammars.tokens_beyond('</foo"'), tokenizer.get_vocab()['"']
+    matcher = grammars.compile('start: "yes" | "no"')
+    row = ConstrainedRow(Constraint(grammars, matcher, behind='</foo"', beyond=beyond))
+    odd = set(beyond['"'])
+    assert odd & allowed(row)  # anywhere else they may come
+    _taken(row, tokenizer.encode(f"hm {said[:-1]}", add_special_tokens=False))
+    assert not odd & allowed(row)
+    assert quote in allowed(row)
+    row.take(quote)
+    assert len(allowed(row)) < 10
+    assert tokenizer.encode("yes")[0] in allowed(row)
+
+
+def test_answers_of_one_request_share_what_their_form_may_take(
+    grammars: GrammarCompiler, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight answers do not take eight times as much of the others' time."""
+    monkeypatch.setattr(constrained_row, "_FREE_S", -1.0)
+    monkeypatch.setattr(constrained_row, "_STEP_S", 0.7)
+    matcher = grammars.compile('start: "yes" | "no"')
+    asked = Constraint(grammars, matcher)
+    one, other = ConstrainedRow(asked), ConstrainedRow(asked)
+    mask = np.full((1, one.num_words or 0), -1, np.int32)
+    one.fill(mask, 0)
+    assert one.error == "its steps take too much time"
+    other.fill(mask, 0)
+    assert other.error == ""
+    alone = ConstrainedRow(Constraint(grammars, matcher))
+    alone.fill(mask, 0)
+    assert alone.error

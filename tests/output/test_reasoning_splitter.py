@@ -210,10 +210,9 @@ def test_content_is_shown_at_once() -> None:
 
 def test_a_tag_within_a_form_is_a_text_of_it() -> None:
     """An answer that is held to a schema may speak of tags; it is never thinking."""
-    markers = Markers(are_in_content=False)
     for text in ('{"a": "use <think> and </think>"}', "<think>"):
         for size in (1, 3, 100):
-            splitter = StreamSplitter(markers, "off")
+            splitter = StreamSplitter(Markers(), "off", is_held=True)
             spans: list[Piece] = []
             for at in range(0, len(text), size):
                 spans += splitter.feed(text[at : at + size])
@@ -252,7 +251,7 @@ def test_a_form_stands_behind_the_line_breaks_before_it(
     start: StartMode, form: str
 ) -> None:
     """Two, as models write them behind thinking; what else stands first is its own."""
-    splitter = StreamSplitter(Markers(are_in_content=False), start)
+    splitter = StreamSplitter(Markers(), start, is_held=True)
     thought = "I see.</think>" if start == "on" else ""
     text = f"{thought}\n\n{form}"
     pieces = [piece for letter in text for piece in splitter.feed(letter)]
