@@ -14,10 +14,22 @@ from sidecar.output.calls.element_calls import (
 )
 from sidecar.output.calls.gemma_calls import gemma
 from sidecar.output.calls.glm_calls import glm4_native, glm4_xml, longcat
-from sidecar.output.calls.json_calls import bare_json, hermes_json
+from sidecar.output.calls.json_calls import (
+    bare_json,
+    cohere_list,
+    hermes_json,
+    json_list,
+    mistral_list,
+)
 from sidecar.output.calls.library_calls import from_library
-from sidecar.output.calls.marked_calls import channels, deepseek, kimi, mistral
-from sidecar.output.calls.python_calls import python_calls
+from sidecar.output.calls.marked_calls import (
+    channels,
+    deepseek,
+    deepseek_fenced,
+    kimi,
+    mistral,
+)
+from sidecar.output.calls.python_calls import python_calls, tool_code
 
 _CHANNELS = ("<|channel|>", "<|message|>")
 CHANNEL_SYNTAX = ToolSyntax("to=", "<|call|>", (channels,))
@@ -65,7 +77,11 @@ _SYNTAXES: tuple[tuple[str, tuple[ToolSyntax, ...]], ...] = (
     ("｜DSML｜", _DSML),
     (
         "<｜tool▁calls▁begin｜>",
-        (ToolSyntax(*_DEEPSEEK, (deepseek,), call_end="<｜tool▁call▁end｜>"),),
+        (
+            ToolSyntax(
+                *_DEEPSEEK, (deepseek, deepseek_fenced), call_end="<｜tool▁call▁end｜>"
+            ),
+        ),
     ),
     (
         "<|tool_calls_section",
@@ -80,23 +96,29 @@ _SYNTAXES: tuple[tuple[str, tuple[ToolSyntax, ...]], ...] = (
         "<seed:tool_call>",
         _between("<seed:tool_call>", "</seed:tool_call>", qwen3_coder_xml),
     ),
-    ("[TOOL_CALLS]", _between("[TOOL_CALLS]", "", mistral, hermes_json)),
-    ("<|START_ACTION|>", _between("<|START_ACTION|>", "<|END_ACTION|>", hermes_json)),
+    ("[TOOL_CALLS]", _between("[TOOL_CALLS]", "", mistral_list, mistral)),
+    ("<|START_ACTION|>", _between("<|START_ACTION|>", "<|END_ACTION|>", cohere_list)),
     ("<|tool_call_start|>", _between(*_LIQUID, python_calls, hermes_json)),
     (
         "<longcat_tool_call>",
         _between("<longcat_tool_call>", "</longcat_tool_call>", hermes_json, longcat),
     ),
-    ("<TOOLCALL>", _between("<TOOLCALL>", "</TOOLCALL>", hermes_json)),
-    (
-        "<|tool_call|>",
-        _between("<|tool_call|>", "<|/tool_call|>", hermes_json),
-    ),
-    ("```tool_code", _between("```tool_code", "```", python_calls)),
+    ("<TOOLCALL>", _between("<TOOLCALL>", "</TOOLCALL>", json_list)),
+    ("<|tool_call|>", _between("<|tool_call|>", "<|/tool_call|>", json_list)),
+    ("```tool_code", _between("```tool_code", "```", tool_code)),
     ("<|start_header_id|>ipython", _LLAMA),
     ("<|python_tag|>", _LLAMA),
 )
-_SHOWN = {"<function=": qwen3_coder_xml, "<arg_key>": glm4_native, "<name>": glm4_xml}
+# What shows which of several formats is a model's own.
+_SHOWN: dict[str, Format] = {
+    "<function=": qwen3_coder_xml,
+    "<arg_key>": glm4_native,
+    "<name>": glm4_xml,
+    "<longcat_arg_key>": longcat,
+    "[ARGS]": mistral,
+    "```json": deepseek_fenced,
+    "｜DSML｜ invoke": deepseek_dsml_spaced,
+}
 
 
 def has_channels(vocab: Collection[str]) -> bool:
@@ -110,7 +132,7 @@ def native_syntax(template: str, vocab: Collection[str]) -> tuple[ToolSyntax, ..
         return (CHANNEL_SYNTAX,)
     for marker, syntaxes in _SYNTAXES:
         if marker in template or marker in vocab:
-            return _shown_first(syntaxes, template)
+            return _shown_first(syntaxes, template, vocab)
     return ()
 
 
@@ -131,10 +153,25 @@ def opener_ids(
 
 
 def _shown_first(
-    syntaxes: tuple[ToolSyntax, ...], template: str
+    syntaxes: tuple[ToolSyntax, ...], template: str, vocab: Collection[str]
 ) -> tuple[ToolSyntax, ...]:
-    """Those whose opener the template shows stand before those that it does not."""
-    return tuple(sorted(syntaxes, key=lambda one: one.opener not in template))
+    """
+    Those whose opener the template shows stand before those that it does not.
+
+    So do the formats of each that it, or the vocabulary, shows.
+    """
+    ordered = (
+        replace(one, formats=_own_first(one.formats, template, vocab))
+        for one in syntaxes
+    )
+    return tuple(sorted(ordered, key=lambda one: one.opener not in template))
+
+
+def _own_first(
+    formats: tuple[Format, ...], template: str, vocab: Collection[str] = ()
+) -> tuple[Format, ...]:
+    shown = [read for mark, read in _SHOWN.items() if mark in template or mark in vocab]
+    return tuple(sorted(formats, key=lambda read: read not in shown))
 
 
 def tool_call_syntax(
@@ -146,9 +183,7 @@ def tool_call_syntax(
     Args:
         formats: of its family; that which the template shows comes first.
     """
-    shown = [read for mark, read in _SHOWN.items() if mark in template]
-    ordered = tuple(sorted(formats, key=lambda read: read not in shown))
-    return (ToolSyntax(*TOOL_CALL, ordered), _FUNCTION)
+    return (ToolSyntax(*TOOL_CALL, _own_first(formats, template)), _FUNCTION)
 
 
 def library_syntax(

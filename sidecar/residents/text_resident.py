@@ -40,7 +40,7 @@ from sidecar.kv.cache import KVCache
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.memory.conversation_memory import ConversationMemory, MemoryLimits
 from sidecar.memory.unwritten_turns import UnwrittenTurns
-from sidecar.output.answer_grammar import can_hold_calls
+from sidecar.output.grammars.call_grammar import can_hold_calls
 from sidecar.pipeline.prepare import Pipeline, PipelineSettings
 from sidecar.residents.detection import can_see, is_library_there, sees
 from sidecar.residents.disk import open_disk

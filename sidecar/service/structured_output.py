@@ -1,17 +1,28 @@
 """What a chat asks of the form of its answer, as a constraint for the engine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from llguidance import LLMatcher
+
 from sidecar.core.errors import UnsupportedSchema
-from sidecar.core.requests import ChatRequest, OutputFormat
+from sidecar.core.requests import ChatRequest, OutputFormat, Tool, ToolChoice
 from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.grammar_compiler import UnsupportedGrammar
 from sidecar.engine.text_engine import TextEngine
-from sidecar.output.answer_grammar import answer_grammar, call_grammar
+from sidecar.output.grammars.answer_grammar import (
+    answer_grammar,
+    channel_answer_grammar,
+)
+from sidecar.output.grammars.call_grammar import (
+    call_grammar,
+    calls_of,
+    free_calls,
+)
 from sidecar.output.output_syntax import StartMode
 from sidecar.pipeline.template.chat_template import offered_tools
 
-_FINAL = "<|channel|>final<|message|>"
+_ANY_ARGUMENTS = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,37 +107,96 @@ def _with_budget(
 def _of_calls(
     request: ChatRequest, engine: TextEngine, start: StartMode
 ) -> StructuredOutput:
-    tools, calls = offered_tools(request), engine.model.syntax.calls
-    vocab = engine.grammars.vocabulary
-    try:
-        grammar = call_grammar(request.tool_choice, tools, calls[0], vocab)
-        if grammar is None:
-            return StructuredOutput(unheld=("tool_choice",))
-        matcher = engine.grammars.compile(grammar)
-    except (UnsupportedGrammar, ValueError):
-        return StructuredOutput(unheld=("tool_choice",))
-    constraint = _behind_thinking(Constraint(engine.grammars, matcher), engine, start)
+    """Calls and nothing else; of any arguments where a schema cannot be told."""
     names = (request.output_format.param,) if request.output_format else ()
-    return StructuredOutput(constraint, names)
+    tools = offered_tools(request)
+    for offered, unheld in ((tools, ()), (_of_any_arguments(tools), ("tools",))):
+        try:
+            matcher = _call_matcher(request.tool_choice, offered, engine)
+        except (UnsupportedGrammar, ValueError):
+            continue
+        if matcher is None:
+            break
+        constraint = Constraint(engine.grammars, matcher)
+        constraint = _behind_thinking(constraint, engine, start)
+        return StructuredOutput(constraint, (*names, *unheld))
+    return StructuredOutput(unheld=("tool_choice", *names))
+
+
+def _call_matcher(
+    choice: ToolChoice, tools: Sequence[Tool], engine: TextEngine
+) -> LLMatcher | None:
+    syntax, tokens = engine.model.syntax.calls[0], engine.grammars.vocabulary
+    calls = calls_of(choice, tools, syntax, tokens)
+    if calls is None:
+        return None
+    return engine.grammars.compile(call_grammar(calls, syntax, tokens))
+
+
+def _of_any_arguments(tools: Sequence[Tool]) -> list[Tool]:
+    return [replace(tool, parameters=_ANY_ARGUMENTS) for tool in tools]
 
 
 def _of_text(
     request: ChatRequest, asked: OutputFormat, engine: TextEngine, start: StartMode
 ) -> StructuredOutput:
-    model = engine.model
-    syntax = model.syntax.calls[0] if offered_tools(request) else None
-    vocab = engine.grammars.vocabulary
+    """A form, or calls in its place where tools are offered."""
+    tools = offered_tools(request)
     try:
-        behind = start != "off" and not model.syntax.has_channels
-        grammar = answer_grammar(asked, syntax, vocab, is_behind_thinking=behind)
-        matcher = engine.grammars.compile(grammar)
+        matcher = _form_matcher(request, asked, engine, start, tools)
     except (UnsupportedGrammar, ValueError) as error:
+        matcher = _without_schemas(request, asked, engine, start, tools, error)
+    constraint = _behind_thinking(Constraint(engine.grammars, matcher), engine, start)
+    is_whole = asked.is_strict or not _is_told_in_part(asked, engine)
+    return StructuredOutput(constraint, () if is_whole else (asked.param,))
+
+
+def _is_told_in_part(asked: OutputFormat, engine: TextEngine) -> bool:
+    """Whether the library passes over something in the form; not in a tool's schema."""
+    alone = engine.grammars.compile(answer_grammar(asked))
+    return bool(alone.get_grammar_warnings())
+
+
+def _without_schemas(
+    request: ChatRequest,
+    asked: OutputFormat,
+    engine: TextEngine,
+    start: StartMode,
+    tools: Sequence[Tool],
+    error: Exception,
+) -> LLMatcher:
+    """
+    The same with calls of any arguments: the fault may be a tool's.
+
+    Raises:
+        UnsupportedSchema: it is the form's.
+    """
+    try:
+        offered = _of_any_arguments(tools)
+        return _form_matcher(request, asked, engine, start, offered)
+    except (UnsupportedGrammar, ValueError):
         raise UnsupportedSchema(
             f"{asked.param} cannot be kept to: {error}", param=asked.param
         ) from None
-    constraint = _behind_thinking(Constraint(engine.grammars, matcher), engine, start)
-    is_whole = asked.is_strict or not matcher.get_grammar_warnings()
-    return StructuredOutput(constraint, () if is_whole else (asked.param,))
+
+
+def _form_matcher(
+    request: ChatRequest,
+    asked: OutputFormat,
+    engine: TextEngine,
+    start: StartMode,
+    tools: Sequence[Tool],
+) -> LLMatcher:
+    model, tokens = engine.model, engine.grammars.vocabulary
+    calls = calls_of(request.tool_choice, tools, model.syntax.calls[0], tokens)
+    if tools and calls is None:
+        calls = free_calls(model.syntax.calls[0], tokens)
+    if model.syntax.has_channels:
+        grammar = channel_answer_grammar(asked, calls, tokens)
+    else:
+        behind = start != "off"
+        grammar = answer_grammar(asked, calls, is_behind_thinking=behind)
+    return engine.grammars.compile(grammar)
 
 
 def _behind_thinking(
@@ -134,14 +204,13 @@ def _behind_thinking(
 ) -> Constraint:
     """A constraint that begins where the thinking ends."""
     model = engine.model
-    if model.syntax.has_channels:
-        return replace(constraint, behind=_FINAL)
-    if start == "off":
+    if model.syntax.has_channels or start == "off":
         return constraint
     markers = model.syntax.markers
-    if start == "on":
-        return replace(constraint, behind=markers.think_close)
     opener = engine.grammars.vocabulary.get(markers.think_open)
-    if opener is None:  # it does not think in this vocabulary's tokens: it answers
-        return constraint
-    return replace(constraint, behind=markers.think_close, opener=opener)
+    if start != "on" and opener is None:
+        return constraint  # it does not think in this vocabulary's tokens: it answers
+    close = markers.think_close
+    beyond = engine.grammars.tokens_beyond(close) if constraint.matcher else {}
+    begins = opener if start != "on" else None
+    return replace(constraint, behind=close, opener=begins, beyond=beyond)

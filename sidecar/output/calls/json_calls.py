@@ -30,6 +30,21 @@ def hermes_json(block: Block) -> Wait[None]:
         first = yield from scan.space()
 
 
+def json_list(block: Block) -> Wait[None]:
+    """A list of them, by models that write nothing else."""
+    yield from hermes_json(block)
+
+
+def mistral_list(block: Block) -> Wait[None]:
+    """The same with an id in each, as older Mistrals write it."""
+    yield from hermes_json(block)
+
+
+def cohere_list(block: Block) -> Wait[None]:
+    """`[{"tool_call_id": .., "tool_name": .., "parameters": {..}}]`."""
+    yield from hermes_json(block)
+
+
 def bare_json(block: Block) -> Wait[None]:
     """
     The same without any marker, several after semicolons.

@@ -67,6 +67,11 @@ def deepseek(block: Block) -> Wait[None]:
         yield from scan.space()
 
 
+def deepseek_fenced(block: Block) -> Wait[None]:
+    """The same, by models that write the fence."""
+    yield from deepseek(block)
+
+
 def channels(block: Block) -> Wait[None]:
     """`functions.NAME`, maybe more of a header, `<|message|>` and an object."""
     header = yield from block.scan.through("<|message|>", _MAX_HEADER_CHARS)

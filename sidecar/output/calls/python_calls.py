@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Sequence
+from keyword import iskeyword
 from typing import Any
 
 from sidecar.core.requests import Tool
@@ -15,7 +16,11 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 _MAX_CHARS = 1_000_000
 _PLAIN = re.compile(r"[^\"'()\[\]{}]*")
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|$)")
+_UNDERSCORES = re.compile("_+")
 _IN_STRING = re.compile(r"[^\"'\\]*")
+_STRING = "|".join(
+    rf"{quote}(?:[^\\]|\\.)*?{quote}" for quote in ('"""', "'''", '"', "'")
+)
 
 
 def python_calls(block: Block) -> Wait[None]:
@@ -26,6 +31,11 @@ def python_calls(block: Block) -> Wait[None]:
             block.take_call(name, arguments)
         if (yield from scan.space()) in (";", ","):
             yield from scan.char()
+
+
+def tool_code(block: Block) -> Wait[None]:
+    """The same in a fence of Markdown."""
+    yield from python_calls(block)
 
 
 def _expression(scan: Scanner) -> Wait[str]:
@@ -43,7 +53,7 @@ def _expression(scan: Scanner) -> Wait[str]:
             depth -= 1
             if depth <= 0:
                 return scan.text[start : scan.at]
-        elif depth == 0 and not (char.isalnum() or char in "._ "):
+        elif depth == 0 and not (char.isalnum() or char in "._- "):
             raise NotThisFormat("no call")
         if scan.at - start > _MAX_CHARS:
             raise NotThisFormat("too long")
@@ -62,21 +72,44 @@ def _string(scan: Scanner, quote: str) -> Wait[None]:
 
 def _read_all(source: str, tools: Sequence[Tool]) -> list[tuple[str, str]]:
     """Names and arguments, as JSON, of all calls of an expression."""
-    text = source.strip()
-    found = ast.parse(text, mode="eval").body
+    said = _Source(source.strip(), tools)
+    found = ast.parse(said.text, mode="eval").body
     items = found.elts if isinstance(found, ast.List | ast.Tuple) else [found]
     if not items:
         raise NotThisFormat("no call")
-    said = _Source(text)
     return [_read(_printed_call(item), tools, said) for item in items]
 
 
 class _Source:
-    """A text that was parsed, by the nodes that were found in it."""
+    """
+    A text that is parsed, by the nodes that are found in it.
 
-    def __init__(self, text: str) -> None:
+    Args:
+        tools: of each name that Python does not take (`go-on`, `from`), of a tool or of
+            an argument, `text` has a stand-in.
+    """
+
+    def __init__(self, text: str, tools: Sequence[Tool]) -> None:
+        odd = _odd_names(tools)
+        # With more underscores than there are anywhere in the text.
+        most = max(map(len, _UNDERSCORES.findall(text)), default=0) if odd else 0
+        self._names = {f"{'_' * (most + 1)}{at}": name for at, name in enumerate(odd)}
+        self.text = self._replaced(text, odd) if odd else text
         # Of lines as Python counts them: at form feeds no new one begins.
-        self._lines = _LINE.findall(text.encode())
+        self._lines = _LINE.findall(self.text.encode())
+
+    def _replaced(self, text: str, odd: Sequence[str]) -> str:
+        """The text with stand-ins where a call begins, or an argument."""
+        names = "|".join(map(re.escape, odd))
+        found = re.compile(
+            rf"{_STRING}|(?<![\w.-])({names})(?=\(|\s*=(?!=))", re.DOTALL
+        )
+        stand_ins = {name: stand_in for stand_in, name in self._names.items()}
+        return found.sub(lambda one: stand_ins[one[1]] if one[1] else one[0], text)
+
+    def name_of(self, written: str) -> str:
+        """The name that a name in the text stands for."""
+        return self._names.get(written, written)
 
     def text_of(self, node: ast.expr) -> str:
         """What stands there; nodes count bytes."""
@@ -84,7 +117,10 @@ class _Source:
         lines = self._lines[first : last + 1]
         lines[-1] = lines[-1][: node.end_col_offset]
         lines[0] = lines[0][node.col_offset :]
-        return b"".join(lines).decode()
+        text = b"".join(lines).decode()
+        for stand_in, name in self._names.items():
+            text = text.replace(stand_in, name)
+        return text
 
 
 def _printed_call(item: ast.expr) -> ast.Call:
@@ -98,12 +134,12 @@ def _printed_call(item: ast.expr) -> ast.Call:
 
 def _read(call: ast.Call, tools: Sequence[Tool], source: _Source) -> tuple[str, str]:
     """The name of a call and its arguments as JSON."""
-    name = _dotted(call.func)
+    name = source.name_of(_dotted(call.func))
     members = [*_positional(name, call.args, tools, source)]
     for keyword in call.keywords:
         if keyword.arg is None:
             raise NotThisFormat("arguments that are not spelled out")
-        members.append((keyword.arg, _json(keyword.value, source)))
+        members.append((source.name_of(keyword.arg), _json(keyword.value, source)))
     if len({key for key, _ in members}) < len(members):
         raise NotThisFormat("an argument is given twice")
     return name, joined_object(members)
@@ -123,6 +159,23 @@ def _positional(
     if any(isinstance(value, ast.Starred) for value in values):
         raise NotThisFormat("arguments that are not spelled out")
     return [(key, _json(v, source)) for key, v in zip(names, values, strict=False)]
+
+
+def _odd_names(tools: Sequence[Tool]) -> list[str]:
+    """Names of tools and arguments that Python does not take, the longest first."""
+    names = set()
+    for tool in tools:
+        names.add(tool.name)
+        properties = tool.parameters.get("properties")
+        names.update(properties if isinstance(properties, dict) else ())
+    return sorted({name for name in names if not _is_python(name)} - {""}, key=len)[
+        ::-1
+    ]
+
+
+def _is_python(name: str) -> bool:
+    """Whether Python takes it for a name."""
+    return all(part.isidentifier() and not iskeyword(part) for part in name.split("."))
 
 
 def _dotted(func: ast.expr) -> str:

@@ -1,0 +1,126 @@
+"""Pieces of Lark text, as llguidance reads them."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sidecar.core.requests import Tool
+
+Tokens = Mapping[str, int]
+LEADING = 'leading: ("\\n" "\\n"?)?'  # models write newlines behind a close tag
+# As `tojson` prints, so that a call is byte-equal to how a template prints it later.
+_CALL_JSON = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": True,
+}
+ANY_OBJECT = {"type": "object"}
+_MAX_PATTERNS_AT_ONCE = 4
+_INNER_MARKS = re.compile(r"(｜DSML｜|\]<\]minimax\[>\[|</?tool_call>)")
+
+
+def text(value: str) -> str:
+    """A text that must stand there."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def mark(value: str, tokens: Tokens) -> str:
+    """
+    A mark that must stand there, or a text with marks in it.
+
+    What is one token in the vocabulary must be named as that token: as a text the
+    grammar would let the token through and then fail on it.
+    """
+    if value in tokens:
+        return f"<[{tokens[value]}]>"
+    pieces = [*filter(None, _INNER_MARKS.split(value))]
+    if len(pieces) < 2:
+        return text(value)
+    is_mark = _INNER_MARKS.fullmatch
+    return " ".join(
+        mark(piece, tokens) if is_mark(piece) else text(piece) for piece in pieces
+    )
+
+
+def any_of(choices: Sequence[str]) -> str:
+    """One of these expressions."""
+    return f"({' | '.join(choices)})"
+
+
+def up_to(rule: str, end: str, tokens: Tokens) -> str:
+    """
+    The rule of any text and the end that stands behind it, which it does not hold.
+
+    No text holds a mark that is a token, so it goes up to that.
+    """
+    if end in tokens:
+        return f"{rule}: /(?s:.*)/ {mark(end, tokens)}"
+    found = _INNER_MARKS.search(end)
+    if found is None or found[0] not in tokens:
+        return f"{rule}[suffix={text(end)}]: /(?s:.*)/"
+    before = end[: found.start()].replace("/", "\\/")
+    return f"{rule}: /(?s:.*){before}/ {mark(end[found.start() :], tokens)}"
+
+
+def json_rule(schema: Any, options: Mapping[str, Any]) -> str:
+    """JSON of a schema, by the library's own compiler."""
+    whole = schema if isinstance(schema, dict) else {"allOf": [schema]}
+    return f"%json {json.dumps({**whole, 'x-guidance': options})}"
+
+
+def call_json(schema: Any) -> str:
+    """JSON within a call."""
+    return json_rule(schema, _CALL_JSON)
+
+
+def object_schema(tool: Tool) -> dict[str, Any]:
+    """The schema of a tool's arguments, which are an object whatever it says."""
+    schema = dict(tool.parameters)
+    return schema if schema.get("type") == "object" else dict(ANY_OBJECT)
+
+
+def properties_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+    """Each property's name, its schema, and whether it must be there."""
+    properties, required = schema.get("properties"), schema.get("required")
+    listed = required if isinstance(required, list) else []
+    needed = {name for name in listed if isinstance(name, str)}
+    for name, inner in properties.items() if isinstance(properties, dict) else ():
+        yield name, inner, name in needed
+
+
+def text_choices(schema: Any) -> list[str]:
+    """The texts that a schema lists; none where it lists other values, or none."""
+    listed = schema.get("enum") if isinstance(schema, dict) else None
+    is_of_texts = isinstance(listed, list) and all(isinstance(c, str) for c in listed)
+    return list(listed or ()) if is_of_texts else []
+
+
+def check_patterns(schema: Any) -> None:
+    """
+    Refuse what the library would intersect for minutes.
+
+    Raises:
+        ValueError: too many patterns hold at once.
+    """
+    level = [schema]
+    while level:
+        for item in level:
+            both = item.get("allOf") if isinstance(item, dict) else None
+            if isinstance(both, list):
+                patterns = [one for one in both if "pattern" in str(one)]
+                if len(patterns) > _MAX_PATTERNS_AT_ONCE:
+                    most = _MAX_PATTERNS_AT_ONCE
+                    raise ValueError(f"allOf with more than {most} patterns")
+        level = [
+            inner
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+
+
+def joined(start: str, rules: Sequence[str]) -> str:
+    """A whole grammar; a rule that several calls share stands there once."""
+    return "\n".join([start, *dict.fromkeys(rules)]) + "\n"
