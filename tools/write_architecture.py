@@ -36,6 +36,7 @@ _ROOMS = {  # in the order in which they may import each other
     "sidecar/kv/disk": "KV that outlives the process: slots, and when they are written",
     "sidecar/volatile": "what changes in a prompt although nothing was said",
     "sidecar/output": "the model's text to reasoning, content and tool calls",
+    "sidecar/output/grammars": "what an answer may be, as grammars for llguidance",
     "sidecar/output/calls": "each format of calls, read as it comes",
     "sidecar/infra": "logs, metrics, bounded maps",
     "sidecar/config": "one table of settings, one reader of the environment",

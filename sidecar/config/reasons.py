@@ -52,7 +52,6 @@ NOT_BUILT = frozenset(
         "AUDIT_MAX_MB",
         "AUDIT_CLEANUP_INTERVAL_MINUTES",
         "SO_MODE",
-        "TOOL_GRAMMAR",
         "NATIVE_ROUTES",
         "RESPONSES_STORE_MAX",
     )

@@ -163,6 +163,9 @@ class GenerationConfig:
         "Whether models reason.", "DEFAULT_ENABLE_THINKING")
     preserve_thinking: bool = setting(True, "PRESERVE_THINKING", boolean,
         "Whether past reasoning stays in the prompt.")
+    tool_grammar: str = setting("strict", "TOOL_GRAMMAR", choice("strict", "calls"),
+        "Which calls are held to their tool's schema where the model may choose: of "
+        "tools that ask for it (`strict: true`), or all.")
 
 
 @dataclass(frozen=True, slots=True)

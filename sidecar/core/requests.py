@@ -87,6 +87,7 @@ class Tool:
         is_custom: its client takes calls as one bare text, not as arguments.
         is_deferred: it is defined in a message, and not among the other tools.
         is_held: its client wants to see no call of it before that is complete.
+        strict_param: the field that asks for arguments of its schema alone; "": none.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Tool:
     is_custom: bool = False
     is_deferred: bool = False
     is_held: bool = False
+    strict_param: str = ""
 
     @property
     def is_sent_whole(self) -> bool:
@@ -335,9 +337,14 @@ class ChatRequest:
         """Whether its answer is held to anything: a schema, a call, none, a length."""
         is_call = self.tool_choice.mode in ("required", "named")
         is_short = self.thinking.budget is not None or self.tool_choice.is_single
-        return (
-            is_call or is_short or self.calls_nothing or self.output_format is not None
-        )
+        is_form = self.output_format is not None or bool(self.strict_params)
+        return is_call or is_short or is_form or self.calls_nothing
+
+    @property
+    def strict_params(self) -> tuple[str, ...]:
+        """The fields that ask for arguments of a tool's schema alone."""
+        named = (tool.strict_param for tool in self.tools)
+        return tuple(dict.fromkeys(filter(None, named)))
 
     @property
     def begun_text(self) -> str:

@@ -112,7 +112,9 @@ CHAT_FIELDS = (
     )
     | _below("messages[].tool_calls[]", names="id type index function custom")
     | _below("tools[]", names="type function custom cache_control")
-    | _below("tools[].function", names="name description parameters cache_control")
+    | _below(
+        "tools[].function", names="name description parameters strict cache_control"
+    )
     | _below("tools[].custom", names="name description")
     | _below("functions[]", names="name description parameters")
 )
@@ -138,7 +140,7 @@ MESSAGES_FIELDS = (
     )
     | _below(
         "tools[]",
-        names="type name description input_schema cache_control "
+        names="type name description input_schema strict cache_control "
         "eager_input_streaming display_width_px display_height_px enable_zoom",
     )
     | _below("tool_choice", names="type name disable_parallel_tool_use")
@@ -154,6 +156,8 @@ RESPONSES_FIELDS = (
     | _below("text", names="format")
     | _below("reasoning", names="summary generate_summary")
     | _below("chat_template_kwargs", names="enable_thinking")
-    | _below("tools[]", names="type name description parameters tools environment")
-    | _below("tools[].tools[]", names="type name description parameters")
+    | _below(
+        "tools[]", names="type name description parameters strict tools environment"
+    )
+    | _below("tools[].tools[]", names="type name description parameters strict")
 )

@@ -57,6 +57,8 @@ class Constraint:
         close_ids: what ends the thinking then.
         call_end: the token behind which nothing may come; None: there is none.
         banned: tokens that never come.
+        armed_by: tokens at each of which the grammar begins; before them, and behind
+            its end, any text may come. Empty: it begins at once.
     """
 
     grammars: GrammarCompiler
@@ -67,8 +69,14 @@ class Constraint:
     close_ids: tuple[int, ...] = ()
     call_end: int | None = None
     banned: tuple[int, ...] = ()
+    armed_by: tuple[int, ...] = ()
     beyond: TokensBeyond = field(default_factory=dict)
     spent: Spent = field(default_factory=Spent)
+
+    @property
+    def is_form(self) -> bool:
+        """Whether the whole answer, but for its thinking, is held to a grammar."""
+        return self.matcher is not None and not self.armed_by
 
 
 class ConstrainedRow:
@@ -82,6 +90,8 @@ class ConstrainedRow:
         self._beyond, self._spent = constraint.beyond, constraint.spent
         self._budget, self._call_end = constraint.budget, constraint.call_end
         self._close_ids, self._banned = constraint.close_ids, constraint.banned
+        self._armed_by = constraint.armed_by
+        self._is_begun = not self._armed_by  # the grammar
         self._is_free = bool(constraint.behind) and constraint.opener is None
         self._is_over = False  # behind the one call
         self._closing: list[int] = []  # what must come next, to end the thinking
@@ -99,7 +109,7 @@ class ConstrainedRow:
     def lets_in_all(self) -> bool:
         """Whether any token may come next."""
         is_held = self._closing or self._is_over or self._banned
-        return self._matcher is None and not is_held
+        return (self._matcher is None or not self._is_begun) and not is_held
 
     def take(self, token: int) -> None:
         """Go on behind a token that was sampled."""
@@ -109,19 +119,31 @@ class ConstrainedRow:
             self._said = self._grammars.decode(self._tail).lower()
             self._is_free = self._behind not in self._said
             self._spend(1)
-        elif token == self._opener:
+            return
+        if token == self._opener and not (self._armed_by and self._is_begun):
             self._is_free, self._tail, self._said = True, [], ""
-            self._opener = self._opener if self._matcher is None else None
+            is_held = self._matcher is not None and not self._armed_by
+            self._opener = None if is_held else self._opener
             self._spend(0)
-        elif self._matcher is None:
-            self._is_over = self._is_over or token == self._call_end
-        else:
+            return
+        self._is_over |= token == self._call_end
+        if self._matcher is None or self._source is None or self._is_over:
+            return
+        if self._is_begun:
+            self._follow(self._matcher, token)
+        elif token in self._armed_by:
+            self._is_begun, self._matcher = True, self._source.deep_copy()
+
+    def _follow(self, matcher: LLMatcher, token: int) -> None:
+        """Go on in the grammar; behind its end all is free where it may begin again."""
+        if not self._armed_by:
             self._opener = None
-            matcher = self._matcher
-            if not matcher.is_stopped() and not self._timed(
-                matcher, lambda: matcher.consume_token(token)
-            ):
-                self._fail(matcher)
+        if not matcher.is_stopped() and not self._timed(
+            matcher, lambda: matcher.consume_token(token)
+        ):
+            self._fail(matcher)
+        if self._armed_by and matcher.is_accepting():
+            self._is_begun = False
 
     def _spend(self, count: int) -> None:
         """Count tokens of thinking; close it when there are no more."""
@@ -156,7 +178,7 @@ class ConstrainedRow:
             bits[:] = 0
             _set(bits, self._closing[:1] or stops)
             return
-        if self._matcher is not None:
+        if self._matcher is not None and self._is_begun:
             self._fill_held(self._matcher, mask, row)
         _clear(bits, self._banned)
 

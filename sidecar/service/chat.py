@@ -232,9 +232,10 @@ class ChatService:
         prepared = resident.prepare(request, is_connected)
         maximum = request.options.max_tokens
         held = None
-        if request.asks_for_form:
+        tool_grammar = self._defaults.tool_grammar
+        if request.asks_for_form or (request.tools and tool_grammar == "calls"):
             start = _start_mode(resident.engine.model.syntax, prepared)
-            held = structured_output(request, resident.engine, start)
+            held = structured_output(request, resident.engine, start, tool_grammar)
         found = resident.forecast(prepared, maximum)
         _require_ttft(found, request.options.max_ttft_s)
         prepared = resident.restore(prepared, is_connected)
@@ -310,7 +311,7 @@ def _chat_choices(plan: ChatPlan, syntax: OutputSyntax) -> list[ChatChoice]:
         make_token, prepared.pending_turn.turn, with_text=not request.thinking.is_shown
     )
     start, held = _start_mode(syntax, prepared), plan.constraint
-    is_held = held is not None and held.matcher is not None
+    is_held = held is not None and held.is_form
     return [
         ChatChoice(
             index,

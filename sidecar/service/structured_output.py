@@ -1,7 +1,8 @@
 """What a chat asks of the form of its answer, as a constraint for the engine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from llguidance import LLMatcher
 
@@ -15,14 +16,13 @@ from sidecar.output.grammars.answer_grammar import (
     channel_answer_grammar,
 )
 from sidecar.output.grammars.call_grammar import (
+    block_grammar,
     call_grammar,
     calls_of,
     free_calls,
 )
 from sidecar.output.output_syntax import StartMode
 from sidecar.pipeline.template.chat_template import offered_tools
-
-_ANY_ARGUMENTS = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,14 @@ class StructuredOutput:
 
 
 def structured_output(
-    request: ChatRequest, engine: TextEngine, start: StartMode
+    request: ChatRequest, engine: TextEngine, start: StartMode, tool_grammar: str
 ) -> StructuredOutput:
     """
     The constraint of a chat that asks for a form or for calls.
 
     Args:
         start: whether its prompt begins with thinking.
+        tool_grammar: the setting of that name.
     Raises:
         UnsupportedSchema: naming the field, in the library's words.
     """
@@ -58,6 +59,11 @@ def structured_output(
         held = StructuredOutput()
     if request.tool_choice.is_single and held.constraint is None:
         held = _with_one_call(held, request, engine, start)
+    are_strict = bool(request.strict_params) or tool_grammar == "calls"
+    is_free = held.constraint is None or held.constraint.matcher is None
+    if are_strict and is_free and request.tool_choice.mode == "auto":
+        are_all = tool_grammar == "calls"
+        held = _with_strict_calls(held, request, engine, start, are_all=are_all)
     budget = request.thinking.budget
     if budget is not None and start != "off":
         held = _with_budget(held, budget, engine, start)
@@ -76,6 +82,37 @@ def _with_one_call(
         Constraint(engine.grammars, call_end=end), engine, start
     )
     return replace(held, constraint=constraint)
+
+
+def _with_strict_calls(
+    held: StructuredOutput,
+    request: ChatRequest,
+    engine: TextEngine,
+    start: StartMode,
+    *,
+    are_all: bool,
+) -> StructuredOutput:
+    """Calls held to the schemas of strict tools, or of all, if the model makes any."""
+    named = request.strict_params
+    told = [
+        tool if tool.strict_param or are_all else _of_any_arguments(tool)
+        for tool in offered_tools(request)
+    ]
+    syntax, tokens = engine.model.syntax.calls[0], engine.grammars.vocabulary
+    try:
+        grammar = block_grammar(told, syntax, tokens)
+        matcher = engine.grammars.compile(grammar) if grammar else None
+    except (UnsupportedGrammar, ValueError):
+        matcher = None
+    if matcher is None:
+        return replace(held, unheld=(*held.unheld, *named))
+    constraint = held.constraint or _behind_thinking(
+        Constraint(engine.grammars), engine, start
+    )
+    armed_by = (tokens[syntax.opener],)
+    constraint = replace(constraint, matcher=matcher, armed_by=armed_by)
+    unheld = named if matcher.get_grammar_warnings() else ()
+    return replace(held, constraint=constraint, unheld=(*held.unheld, *unheld))
 
 
 def _without_calls(held: StructuredOutput, engine: TextEngine) -> StructuredOutput:
@@ -110,7 +147,8 @@ def _of_calls(
     """Calls and nothing else; of any arguments where a schema cannot be told."""
     names = (request.output_format.param,) if request.output_format else ()
     tools = offered_tools(request)
-    for offered, unheld in ((tools, ()), (_of_any_arguments(tools), ("tools",))):
+    loose = [_of_any_arguments(tool) for tool in tools]
+    for offered, unheld in ((tools, ()), (loose, ("tools",))):
         try:
             matcher = _call_matcher(request.tool_choice, offered, engine)
         except (UnsupportedGrammar, ValueError):
@@ -119,7 +157,8 @@ def _of_calls(
             break
         constraint = Constraint(engine.grammars, matcher)
         constraint = _behind_thinking(constraint, engine, start)
-        return StructuredOutput(constraint, (*names, *unheld))
+        strict = request.strict_params if matcher.get_grammar_warnings() else ()
+        return StructuredOutput(constraint, (*names, *unheld, *strict))
     return StructuredOutput(unheld=("tool_choice", *names))
 
 
@@ -133,8 +172,22 @@ def _call_matcher(
     return engine.grammars.compile(call_grammar(calls, syntax, tokens))
 
 
-def _of_any_arguments(tools: Sequence[Tool]) -> list[Tool]:
-    return [replace(tool, parameters=_ANY_ARGUMENTS) for tool in tools]
+def _of_any_arguments(tool: Tool) -> Tool:
+    """The same tool, of whose arguments nothing but the names and types is told."""
+    return replace(tool, parameters=_loosened(tool.parameters))
+
+
+def _loosened(schema: Mapping[str, Any]) -> dict[str, Any]:
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return {"type": "object"}
+    kept = {
+        name: {"type": inner["type"]}
+        if isinstance(inner, dict) and isinstance(inner.get("type"), str)
+        else {}
+        for name, inner in properties.items()
+    }
+    return {"type": "object", "properties": kept}
 
 
 def _of_text(
@@ -172,7 +225,7 @@ def _without_schemas(
         UnsupportedSchema: it is the form's.
     """
     try:
-        offered = _of_any_arguments(tools)
+        offered = [_of_any_arguments(tool) for tool in tools]
         return _form_matcher(request, asked, engine, start, offered)
     except (UnsupportedGrammar, ValueError):
         raise UnsupportedSchema(

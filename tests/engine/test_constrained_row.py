@@ -317,3 +317,60 @@ def test_answers_of_one_request_share_what_their_form_may_take(
     alone = ConstrainedRow(Constraint(grammars, matcher))
     alone.fill(mask, 0)
     assert alone.error
+
+
+def armed_row(grammars: GrammarCompiler, **asked: Any) -> ConstrainedRow:
+    opener = grammars.vocabulary["<tool_call>"]
+    matcher = grammars.compile(
+        f'start: "yes" <[{grammars.vocabulary["</tool_call>"]}]>'
+    )
+    return ConstrainedRow(Constraint(grammars, matcher, armed_by=(opener,), **asked))
+
+
+def test_a_grammar_begins_at_its_token_and_all_is_free_around_it(
+    grammars: GrammarCompiler, tokenizer: Any
+) -> None:
+    """Each time that it comes."""
+    row, vocab = armed_row(grammars), grammars.vocabulary
+    for _ in range(2):
+        for token in tokenizer.encode("hm yes", add_special_tokens=False):
+            assert row.lets_in_all
+            row.take(token)
+        row.take(vocab["<tool_call>"])
+        assert not row.lets_in_all
+        _taken(row, tokenizer.encode("yes", add_special_tokens=False))
+        assert allowed(row) == {vocab["</tool_call>"]}
+        row.take(vocab["</tool_call>"])
+        assert row.lets_in_all
+    assert row.error == ""
+
+
+def test_it_does_not_begin_within_thinking_and_once_if_one_is_wanted(
+    grammars: GrammarCompiler, tokenizer: Any
+) -> None:
+    vocab = grammars.vocabulary
+    end = vocab["</tool_call>"]
+    row = armed_row(grammars, behind="</think>", call_end=end)
+    for token in (vocab["<tool_call>"], 5, 6, vocab["</think>"]):
+        assert row.lets_in_all
+        row.take(token)
+    row.take(vocab["<tool_call>"])
+    _taken(row, [*tokenizer.encode("yes", add_special_tokens=False), end])
+    assert _allowed(row) == set(grammars.stop_ids)
+
+
+def test_thinking_may_begin_again_behind_a_call(
+    grammars: GrammarCompiler, tokenizer: Any
+) -> None:
+    vocab = grammars.vocabulary
+    row = armed_row(grammars, behind="</think>", opener=vocab["<think>"])
+    call = [vocab["<tool_call>"], *tokenizer.encode("yes", add_special_tokens=False)]
+    call.append(vocab["</tool_call>"])
+    for _ in range(2):
+        for token in (vocab["<think>"], vocab["<tool_call>"], 7, vocab["</think>"]):
+            assert row.lets_in_all
+            row.take(token)
+        for token in call:
+            row.take(token)
+    assert row.lets_in_all
+    assert row.error == ""

@@ -123,7 +123,10 @@ def _tool(item: Fields) -> Tool:
     is_deferred = item.raw(_DEFER) is True
     raw = {"type": "function", "function": raw}
     is_held = not item.boolean("eager_input_streaming", True)
-    return Tool(name, schema, raw, is_deferred=is_deferred, is_held=is_held)
+    param = "tools[].strict" if item.boolean("strict", False) else ""
+    return Tool(
+        name, schema, raw, is_deferred=is_deferred, is_held=is_held, strict_param=param
+    )
 
 
 def _is_hosted(item: Fields) -> bool:

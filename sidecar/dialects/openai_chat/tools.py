@@ -1,6 +1,7 @@
 """The tools of a chat request, and their calls on the wire."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from sidecar.core.errors import BadRequest
@@ -27,7 +28,11 @@ def read_tools(fields: Fields) -> tuple[Tool, ...]:
                 f"{item.path(kind)} must be an object", param=item.path(kind)
             )
         inner = Fields(item.raw(kind), item.path(kind))
-        tools.append(_tool(inner, is_custom=kind == "custom"))
+        is_custom = kind == "custom"
+        is_strict = not is_custom and inner.boolean("strict", False)
+        tool = _tool(inner, is_custom=is_custom)
+        param = "tools[].function.strict" if is_strict else ""
+        tools.append(replace(tool, strict_param=param))
     tools += [_tool(item) for item in fields.objects("functions")]
     return tuple(tools)
 

@@ -1,7 +1,7 @@
 """The tools of a Responses request, and how their calls are named on the wire."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sidecar.core.errors import BadRequest
@@ -86,6 +86,8 @@ def _tool(item: Fields, namespace: str | None) -> tuple[Tool, WireName]:
     )
     model_name = model_tool_name(name, namespace)
     tool = _function(model_name, item.text("description") or "", parameters)
+    if not is_custom and item.boolean("strict", False):
+        tool = replace(tool, strict_param="tools[].strict")
     return tool, WireName(name, namespace, is_custom)
 
 

@@ -132,11 +132,10 @@ def calls_of(
     if not offered or not can_hold_calls(syntax):
         return None
     rules = _RULES[syntax.formats[0]]
-    calls = [rules.call(number, tool, tokens) for number, tool in enumerate(offered)]
-    one = any_of([f"call{number}" for number in range(len(offered))])
+    one, needed = _any_call(rules, offered, tokens)
     is_alone = rules.is_alone or choice.mode == "named" or choice.is_single
     expression = _blocks(rules, syntax, one, tokens, is_alone=is_alone)
-    return Calls(expression, [rule for call in calls for rule in call])
+    return Calls(expression, needed)
 
 
 def free_calls(syntax: ToolSyntax, tokens: Tokens) -> Calls:
@@ -155,26 +154,66 @@ def is_of_channels(syntax: ToolSyntax) -> bool:
     return channels in syntax.formats
 
 
+def block_grammar(
+    tools: Sequence[Tool], syntax: ToolSyntax, tokens: Tokens
+) -> str | None:
+    """
+    The grammar of what follows the token that begins a block, up to the block's end.
+
+    Returns:
+        None: blocks begin with no token, or nothing says how this model writes them.
+    Raises:
+        ValueError: a schema that cannot be told to the library.
+    """
+    if not tools or syntax.opener not in tokens or not can_hold_calls(syntax):
+        return None
+    for tool in tools:
+        check_patterns(tool.parameters)
+    rules = _RULES[syntax.formats[0]]
+    one, needed = _any_call(rules, tools, tokens)
+    inside = _inside(rules, syntax, one, tokens, is_alone=False)
+    return joined(f"start: {inside}", needed)
+
+
+def _any_call(
+    rules: CallRules, tools: Sequence[Tool], tokens: Tokens
+) -> tuple[str, list[str]]:
+    """An expression of a call of any of the tools, and the rules that it needs."""
+    calls = [rules.call(number, tool, tokens) for number, tool in enumerate(tools)]
+    one = any_of([f"call{number}" for number in range(len(tools))])
+    return one, [rule for call in calls for rule in call]
+
+
 def _blocks(
     rules: CallRules, syntax: ToolSyntax, one: str, tokens: Tokens, *, is_alone: bool
 ) -> str:
     """One block or several, of one call or several, `one` of which is any."""
-    between = text(rules.between) if rules.between else ""
+    opener = mark(syntax.opener, tokens) if rules.has_marks else ""
+    block = f"({opener} {_inside(rules, syntax, one, tokens, is_alone=is_alone)})"
+    if rules.is_block or is_alone:
+        return block
+    return f"{block} ({_maybe(rules.between)} {block})*"
+
+
+def _inside(
+    rules: CallRules, syntax: ToolSyntax, one: str, tokens: Tokens, *, is_alone: bool
+) -> str:
+    """A block behind its opener."""
     several = rules.is_block and not is_alone
-    inside = f"{one} ({between} {one})*" if several else one
-    opener, closer = _marks(syntax, tokens) if rules.has_marks else ("", "")
-    head = text(rules.head) if rules.head else ""
-    tail = text(rules.tail) if rules.tail else ""
-    block = f"({opener} {head} {inside} {tail} {closer})"
-    return block if rules.is_block or is_alone else f"{block} ({between} {block})*"
+    calls = f"{one} ({_maybe(rules.between)} {one})*" if several else one
+    closer = _closer(syntax, tokens) if rules.has_marks else ""
+    return f"{_maybe(rules.head)} {calls} {_maybe(rules.tail)} {closer}"
 
 
-def _marks(syntax: ToolSyntax, tokens: Tokens) -> tuple[str, str]:
+def _maybe(value: str) -> str:
+    return text(value) if value else ""
+
+
+def _closer(syntax: ToolSyntax, tokens: Tokens) -> str:
     """
-    What stands around a block.
+    What ends a block.
 
     A model with a token for the opener and none for the closer does not write that.
     """
-    is_closed = syntax.closer in tokens or syntax.opener not in tokens
-    closer = mark(syntax.closer, tokens) if syntax.closer and is_closed else ""
-    return mark(syntax.opener, tokens), closer
+    is_written = syntax.closer in tokens or syntax.opener not in tokens
+    return mark(syntax.closer, tokens) if syntax.closer and is_written else ""

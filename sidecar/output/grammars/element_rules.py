@@ -7,16 +7,20 @@ from typing import Any
 from sidecar.core.requests import Tool
 from sidecar.output.calls.declared_types import TEXT_ALONE, Types, declared_types
 from sidecar.output.grammars.lark import (
+    ANY_NAME,
     Tokens,
     any_of,
     call_json,
     mark,
     object_schema,
     properties_of,
+    takes_any,
     text,
     text_choices,
     up_to,
 )
+
+_A_NAME = "\0"  # stands where a name will
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +87,19 @@ class ElementRules:
             parts.append(f"({head} {rule}){'' if is_needed else '?'}")
             end = self.argument_end(name)
             rules.append(_value(rule, schema, end, tokens, is_text=is_text))
+        more = self.argument_end("")
+        if takes_any(object_schema(tool)) and more == self.argument_end("a"):
+            rule = f"value{number}_any"
+            parts.append(f"({self._any_head(tokens)} {rule})*")
+            rules.append(up_to(rule, more, tokens))
         head = mark(self.call(tool.name), tokens)
         tail = mark(self.call_end, tokens)
         return [f"call{number}: {head} {' '.join(parts)} {tail}", *rules]
+
+    def _any_head(self, tokens: Tokens) -> str:
+        """What begins an argument of any name, which is a text."""
+        before, _, behind = self.argument(_A_NAME, True).partition(_A_NAME)
+        return f"{mark(before, tokens)} {ANY_NAME} {mark(behind, tokens)}"
 
 
 def _value(rule: str, schema: Any, end: str, tokens: Tokens, *, is_text: bool) -> str:
@@ -157,6 +171,11 @@ def glm_rules(prefix: str = "") -> Callable[[int, Tool, Tokens], list[str]]:
             parts.append(f"({head} {rule}){'' if is_needed else '?'}")
             is_text = one.is_text(says_kind=False)
             rules.append(_value(rule, schema, value_end, tokens, is_text=is_text))
+        if takes_any(object_schema(tool)):
+            rule = f"value{number}_any"
+            key = f"{mark(key_tag, tokens)} {ANY_NAME} {mark(key_end, tokens)}"
+            parts.append(f'("\\n" {key} "\\n" {mark(value_tag, tokens)} {rule})*')
+            rules.append(up_to(rule, value_end, tokens))
         return [f'call{number}: {text(tool.name)} {" ".join(parts)} "\\n"', *rules]
 
     return call

@@ -17,6 +17,7 @@ _CALL_JSON = {
     "lenient": True,
 }
 ANY_OBJECT = {"type": "object"}
+ANY_NAME = r"/[A-Za-z_][A-Za-z0-9_-]*/"  # of an argument
 _MAX_PATTERNS_AT_ONCE = 4
 _INNER_MARKS = re.compile(r"(｜DSML｜|\]<\]minimax\[>\[|</?tool_call>)")
 
@@ -88,6 +89,12 @@ def properties_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
     needed = {name for name in listed if isinstance(name, str)}
     for name, inner in properties.items() if isinstance(properties, dict) else ():
         yield name, inner, name in needed
+
+
+def takes_any(schema: Mapping[str, Any]) -> bool:
+    """Whether an object may have members that its schema does not name."""
+    more = schema.get("additionalProperties")
+    return more is True or isinstance(more, dict) or "properties" not in schema
 
 
 def text_choices(schema: Any) -> list[str]:

@@ -8,12 +8,14 @@ from typing import Any
 
 from sidecar.core.requests import Tool
 from sidecar.output.grammars.lark import (
+    ANY_NAME,
     Tokens,
     any_of,
     call_json,
     mark,
     object_schema,
     properties_of,
+    takes_any,
     text,
     up_to,
 )
@@ -117,6 +119,20 @@ class _Values:
             return "any_object"
         return f'("{{" {self.members(members, self.literals.key, level + 1)} "}}")'
 
+    def arguments(
+        self, schema: dict[str, Any], key: Callable[[str], str], other: str
+    ) -> str:
+        """
+        An expression of a call's arguments.
+
+        Args:
+            key: what begins one of a name. other: an expression of one of any name.
+        """
+        members, comma = [*properties_of(schema)], text(self.literals.comma)
+        if not members and takes_any(schema):
+            return f"({other} ({comma} {other})*)?"
+        return self.members(members, key)
+
     def members(
         self,
         members: Sequence[tuple[str, Any, bool]],
@@ -175,7 +191,7 @@ def gemma_call(number: int, tool: Tool, tokens: Tokens) -> list[str]:
         {"true": "true", "false": "false", "null": "null"},
     )
     values = _Values(literals, f"value{number}")
-    inside = values.members([*properties_of(object_schema(tool))], key)
+    inside = values.arguments(object_schema(tool), key, "any_member")
     return [
         f'call{number}: {text(f"call:{tool.name}{{")} {inside} "}}"',
         *values.rules,
@@ -198,9 +214,11 @@ _PYTHON = Literals(
 
 def python_call(number: int, tool: Tool, tokens: Tokens) -> list[str]:
     """`NAME(KEY=VALUE, ..)`, whatever the names are."""
-    members = [*properties_of(object_schema(tool))]
     values = _Values(_PYTHON, f"value{number}")
-    inside = values.members(members, lambda name: text(f"{name}="))
+    any_argument = f'{ANY_NAME} "=" any_value'
+    inside = values.arguments(
+        object_schema(tool), lambda name: text(f"{name}="), any_argument
+    )
     return [
         f'call{number}: {text(f"{tool.name}(")} {inside} ")"',
         *values.rules,
