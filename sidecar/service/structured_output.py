@@ -94,13 +94,13 @@ def _with_strict_calls(
 ) -> StructuredOutput:
     """Calls held to the schemas of strict tools, or of all, if the model makes any."""
     named = request.strict_params
-    told = [
+    offered = [
         tool if tool.strict_param or are_all else _of_any_arguments(tool)
         for tool in offered_tools(request)
     ]
     syntax, tokens = engine.model.syntax.calls[0], engine.grammars.vocabulary
     try:
-        grammar = block_grammar(told, syntax, tokens)
+        grammar = block_grammar(offered, syntax, tokens)
         matcher = engine.grammars.compile(grammar) if grammar else None
     except (UnsupportedGrammar, ValueError):
         matcher = None
@@ -200,11 +200,11 @@ def _of_text(
     except (UnsupportedGrammar, ValueError) as error:
         matcher = _without_schemas(request, asked, engine, start, tools, error)
     constraint = _behind_thinking(Constraint(engine.grammars, matcher), engine, start)
-    is_whole = asked.is_strict or not _is_told_in_part(asked, engine)
+    is_whole = asked.is_strict or not _has_unknown_parts(asked, engine)
     return StructuredOutput(constraint, () if is_whole else (asked.param,))
 
 
-def _is_told_in_part(asked: OutputFormat, engine: TextEngine) -> bool:
+def _has_unknown_parts(asked: OutputFormat, engine: TextEngine) -> bool:
     """Whether the library passes over something in the form; not in a tool's schema."""
     alone = engine.grammars.compile(answer_grammar(asked))
     return bool(alone.get_grammar_warnings())
