@@ -87,7 +87,7 @@ def tiny_model(model_folder: ModelFolder) -> Callable[[str], LoadedModel]:
     @functools.cache
     def loaded(kind: str) -> LoadedModel:
         source = find_model(str(model_folder(kind)))
-        return gpu_thread().call(lambda: load(source, None, trust=False))
+        return gpu_thread().call(lambda: load(source, trust=False))
 
     return loaded
 

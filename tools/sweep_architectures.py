@@ -131,7 +131,7 @@ def _load_and_test(folder: Path, tried: Tried, faults: Faults) -> None:
     tell("loading")
     source = find_model(str(folder))
     memo = FeatureMemo(1 << 28) if tried.kind == "vision" else None
-    reading = read_model(source, None, trust=False, memo=memo)
+    reading = read_model(source, trust=False, memo=memo)
     model = run_to_end(finish(run_to_end(reading), None))
     tried.layers = kv_layers.kinds(model.new_cache())
     if tried.kind == "vision":

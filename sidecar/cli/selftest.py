@@ -22,6 +22,7 @@ from sidecar.engine.loading.model_place import BUILTIN_NAME, ModelSource
 from sidecar.engine.loading.model_source import find_model
 from sidecar.engine.selftest.self_test import PathResult, run_selftest
 from sidecar.infra.logs import setup_logging
+from sidecar.output.output_syntax import SyntaxSettings
 from sidecar.output.splitter_check import splitter_faults
 
 _LEGEND = """moved: KV and states out of the store, against those chunks computed anew.
@@ -57,7 +58,7 @@ def _load_and_test(
     prepare_device(config)
     model = load(
         source,
-        config.model.family,
+        SyntaxSettings(config.model.family),
         trust=config.model.trust_remote_code,
         quantization=kv_quantization(config.cache),
     )

@@ -6,9 +6,15 @@ from typing import Any
 from sidecar.output.calls.element_calls import qwen3_coder_xml
 from sidecar.output.calls.glm_calls import glm4_native, glm4_xml
 from sidecar.output.calls.json_calls import hermes_json
-from sidecar.output.output_syntax import Family, Markers, OutputSyntax
+from sidecar.output.output_syntax import (
+    Family,
+    Markers,
+    OutputSyntax,
+    SyntaxSettings,
+)
 from sidecar.output.tool_syntax import (
     TOOL_CALL,
+    TOOL_PARSERS,
     has_channels,
     library_syntax,
     native_syntax,
@@ -16,12 +22,19 @@ from sidecar.output.tool_syntax import (
 )
 
 _XML = (qwen3_coder_xml, glm4_xml)
-_THINK_TAGS = (
-    ("[THINK]", "[/THINK]"),
-    ("<seed:think>", "</seed:think>"),
-    ("<mm:think>", "</mm:think>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-)
+_THINK = ("<think>", "</think>")
+REASONING_PARSERS = {
+    "think": _THINK,
+    "thinking": ("<thinking>", "</thinking>"),
+    "reasoning": ("<reasoning>", "</reasoning>"),
+    "reflection": ("<reflection>", "</reflection>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "seed": ("<seed:think>", "</seed:think>"),
+    "minimax_m3": ("<mm:think>", "</mm:think>"),
+    "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
+}
+# Those that a template or a vocabulary shows without the library's knowing them.
+_SHOWN_TAGS = ("mistral", "seed", "minimax_m3", "cohere")
 
 
 _FAMILIES = {
@@ -49,6 +62,7 @@ _FAMILIES = {
         (hermes_json, *_XML, glm4_native),
     ),
 }
+AS_FOUND = SyntaxSettings()
 FAMILY_ALIASES = {
     "qwen": "qwen3",
     "qen3": "qwen3",
@@ -73,7 +87,7 @@ def _think_tags(template: str, vocab: Collection[str]) -> tuple[str, str] | None
     return next(
         (
             tags
-            for tags in _THINK_TAGS
+            for tags in map(REASONING_PARSERS.__getitem__, _SHOWN_TAGS)
             if all(tag in vocab or tag in template for tag in tags)
         ),
         None,
@@ -86,9 +100,10 @@ def output_syntax(
     library: tuple[str, str, Callable[..., Any]] | None,
     template: str = "",
     vocab: Collection[str] = (),
+    settings: SyntaxSettings = AS_FOUND,
 ) -> OutputSyntax:
     """
-    Choose markers and parsers.
+    Choose markers and parsers; what is set beats what is found.
 
     Args:
         think_tags: opening and closing tag the library inferred, if any.
@@ -97,9 +112,15 @@ def output_syntax(
             call of any prose: they are not used.
         template: the chat template's text. vocab: the vocabulary.
     """
-    begin, end = think_tags or _think_tags(template, vocab) or ("<think>", "</think>")
+    begin, end = think_tags or _think_tags(template, vocab) or _THINK
+    if settings.reasoning_parser:
+        begin, end = REASONING_PARSERS[settings.reasoning_parser]
     calls = native_syntax(template, vocab)
+    if settings.tool_parser:
+        calls = TOOL_PARSERS[settings.tool_parser]
     if not calls and library is not None and library[0] != TOOL_CALL[0]:
         calls = library_syntax(*library)
     calls = calls or tool_call_syntax(family.formats, template)
-    return OutputSyntax(family, Markers(begin, end), calls, has_channels(vocab))
+    is_set = settings.tool_parser or settings.reasoning_parser
+    are_channels = has_channels(vocab) and not is_set
+    return OutputSyntax(family, Markers(begin, end), calls, are_channels)

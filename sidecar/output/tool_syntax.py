@@ -109,6 +109,47 @@ _SYNTAXES: tuple[tuple[str, tuple[ToolSyntax, ...]], ...] = (
     ("<|start_header_id|>ipython", _LLAMA),
     ("<|python_tag|>", _LLAMA),
 )
+
+
+def _tool_call(first: Format) -> tuple[ToolSyntax, ...]:
+    others = (hermes_json, qwen3_coder_xml, glm4_xml, glm4_native)
+    formats = (first, *(one for one in others if one is not first))
+    return (ToolSyntax(*TOOL_CALL, formats), _FUNCTION)
+
+
+_BY_MARK = dict(_SYNTAXES)
+
+
+def _of_mark(mark: str, *formats: Format) -> tuple[ToolSyntax, ...]:
+    found = _BY_MARK[mark]
+    return tuple(replace(one, formats=formats or one.formats) for one in found)
+
+
+# What a person may set for a model whose template says nothing, or the wrong thing.
+TOOL_PARSERS: dict[str, tuple[ToolSyntax, ...]] = {
+    "hermes_json": _tool_call(hermes_json),
+    "qwen3_coder_xml": _tool_call(qwen3_coder_xml),
+    "glm4_native": _tool_call(glm4_native),
+    "glm4_xml": _tool_call(glm4_xml),
+    "llama": _LLAMA,
+    "liquid_python": _of_mark("<|tool_call_start|>"),
+    "tool_code": _of_mark("```tool_code"),
+    "mistral": _of_mark("[TOOL_CALLS]", mistral_list, mistral),
+    "devstral": _of_mark("[TOOL_CALLS]", mistral, mistral_list),
+    "gemma": _of_mark("<start_function_call>"),
+    "gemma4": _of_mark("<|tool_call>"),
+    "kimi_k2": _of_mark("<|tool_calls_section"),
+    "deepseek_v3": _of_mark("<｜tool▁calls▁begin｜>", deepseek_fenced, deepseek),
+    "deepseek_v31": _of_mark("<｜tool▁calls▁begin｜>", deepseek, deepseek_fenced),
+    "deepseek_v32": _of_mark("｜DSML｜"),
+    "minimax_m2": _of_mark("<minimax:tool_call>"),
+    "minimax_m3": _of_mark(_MINIMAX_M3),
+    "seed": _of_mark("<seed:tool_call>"),
+    "cohere_action": _of_mark("<|START_ACTION|>"),
+    "longcat": _of_mark("<longcat_tool_call>"),
+    "nemotron": _of_mark("<TOOLCALL>"),
+    "granite": _of_mark("<|tool_call|>"),
+}
 # What shows which of several formats is a model's own.
 _SHOWN: dict[str, Format] = {
     "<function=": qwen3_coder_xml,

@@ -196,7 +196,7 @@ def _wished(
         aliases=(*spec.aliases, *more),
         pinned=is_pinned if wish.pinned is None else wish.pinned,
         ttl_s=wish.ttl_seconds,
-        family=wish.family,
+        syntax=wish.syntax,
     )
 
 

@@ -6,7 +6,7 @@ What people set for single models: a JSON file, read at each look for models.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from sidecar.config.settings import Config
 from sidecar.config.sources import ConfigError
 from sidecar.config.values import BUILTIN
 from sidecar.kv.disk.durable_files import replace_private
+from sidecar.output.families import FAMILY_ALIASES, REASONING_PARSERS
+from sidecar.output.output_syntax import SyntaxSettings
+from sidecar.output.tool_syntax import TOOL_PARSERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +27,21 @@ class ModelSettings:
 
     Args:
         ttl_seconds: idle seconds after which it leaves; 0: never.
-        alias: one more name. family: its prompt format.
+        alias: one more name. family, tool_parser, reasoning_parser: of its output, see
+            SyntaxSettings; they hold from its next load on.
     """
 
     pinned: bool | None = None
     ttl_seconds: float | None = None
     alias: str | None = None
     family: str | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+
+    @property
+    def syntax(self) -> SyntaxSettings:
+        """What it says of the model's output."""
+        return SyntaxSettings(self.family, self.tool_parser, self.reasoning_parser)
 
 
 _LONGEST_S = 1e9
@@ -40,6 +51,13 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "ttl_seconds": (int, float),
     "alias": (str,),
     "family": (str,),
+    "tool_parser": (str,),
+    "reasoning_parser": (str,),
+}
+_WORDS: Mapping[str, Collection[str]] = {
+    "family": FAMILY_ALIASES,
+    "tool_parser": TOOL_PARSERS,
+    "reasoning_parser": REASONING_PARSERS,
 }
 
 
@@ -141,5 +159,7 @@ def check_setting(name: str, value: object) -> None:
     if is_flag or not isinstance(value, _TYPES[name]):
         words = " or ".join(kind.__name__ for kind in _TYPES[name])
         raise ValueError(f"{name} must be {words}")
+    if isinstance(value, str) and name in _WORDS and value not in _WORDS[name]:
+        raise ValueError(f"{name} must be one of {', '.join(_WORDS[name])}")
     if isinstance(value, (int, float)) and not 0 <= value <= _LONGEST_S:
         raise ValueError(f"{name} must be 0..{_LONGEST_S:g}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from sidecar.core.errors import SidecarError, Unavailable
+from sidecar.output.output_syntax import SyntaxSettings
 
 LoadState = Literal[
     "unloaded",
@@ -29,7 +30,7 @@ class ModelSpec:
         kind: see detection. place: what the loader finds it by.
         size_bytes: of its weights, as far as that is known before a load.
         context_len: most tokens, as far as that is known before a load.
-        family: its prompt format, None: to be found out.
+        syntax: what is set of its output.
         takes_images: as far as that is known before a load.
         state: other than `unloaded`, why it cannot be loaded is in `fault`.
     """
@@ -42,7 +43,7 @@ class ModelSpec:
     context_len: int | None = None
     pinned: bool = False
     ttl_s: float | None = None
-    family: str | None = None
+    syntax: SyntaxSettings = field(default_factory=SyntaxSettings)
     takes_images: bool = False
     state: LoadState = "unloaded"
     fault: str | None = None

@@ -126,9 +126,10 @@ class TextLoader:
         self, source: ModelSource, spec: ModelSpec, memo: FeatureMemo | None
     ) -> LoadedModel:
         config, gpu = self._config, self._shared.gpu
-        family = spec.family or config.model.family
+        family = spec.syntax.family or config.model.family
+        syntax = replace(spec.syntax, family=family)
         trust = config.model.trust_remote_code
-        steps = read_model(source, family, trust=trust, memo=memo)
+        steps = read_model(source, syntax, trust=trust, memo=memo)
         if config.model.load_thread == "gpu":
             model = gpu.call_in_steps(steps)
         else:

@@ -22,7 +22,8 @@ from sidecar.server.http_messages import (
 from sidecar.service.models import ModelService
 
 PREFIX = "/admin/models/"
-_SETTINGS = ("pinned", "ttl_seconds")  # those that change at once
+# The first two change at once, the others at the model's next load.
+_SETTINGS = ("pinned", "ttl_seconds", "tool_parser", "reasoning_parser")
 _OF_CHATS = ("supports_function_calling", "supports_reasoning")
 _TRUE = ("1", "true", "yes")
 

@@ -234,7 +234,7 @@ def test_the_way_of_reuse_is_proved_at_the_load(model_folder: ModelFolder) -> No
         source = find_model(str(model_folder(kind)))
 
         def results(source: ModelSource = source) -> Any:
-            model = load(source, None, trust=False, quantization=quantization)
+            model = load(source, trust=False, quantization=quantization)
             return run_selftest(model)
 
         found = gpu_thread().call(results)
@@ -253,7 +253,7 @@ def test_what_cannot_be_quantised_is_refused_at_the_start(
     wanted = KVQuantization(8, group, 5000)
     source = find_model(str(model_folder(kind)))
     with pytest.raises(ModelLoadFailed, match=reason) as caught:
-        gpu_thread().call(lambda: load(source, None, trust=False, quantization=wanted))
+        gpu_thread().call(lambda: load(source, trust=False, quantization=wanted))
     assert f"KV_BITS=8, KV_GROUP_SIZE={group}" in caught.value.message
 
 

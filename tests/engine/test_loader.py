@@ -21,7 +21,7 @@ ModelFolder = Callable[[str], Path]
 
 def load_here(path: Path | str | None, *, trust: bool = False) -> LoadedModel:
     source = find_model(None if path is None else str(path))
-    return gpu_thread().call(lambda: load(source, None, trust=trust))
+    return gpu_thread().call(lambda: load(source, trust=trust))
 
 
 def failure(path: Path | str, *, trust: bool = False) -> str:

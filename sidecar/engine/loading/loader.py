@@ -29,7 +29,8 @@ from sidecar.engine.vision.vision_encoder import (
     read_seeing,
 )
 from sidecar.kv.quantization import KVQuantization
-from sidecar.output.families import find_family, output_syntax
+from sidecar.output.families import AS_FOUND, find_family, output_syntax
+from sidecar.output.output_syntax import SyntaxSettings
 from sidecar.output.tool_syntax import opener_ids
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def kv_quantization(config: CacheConfig) -> KVQuantization | None:
 
 def load(
     source: ModelSource,
-    family: str | None,
+    settings: SyntaxSettings = AS_FOUND,
     *,
     trust: bool,
     quantization: KVQuantization | None = None,
@@ -63,13 +64,13 @@ def load(
     Raises:
         ModelLoadFailed: with the reason.
     """
-    reading = read_model(source, family, trust=trust)
+    reading = read_model(source, settings, trust=trust)
     return run_to_end(finish(run_to_end(reading), quantization))
 
 
 def read_model(
     source: ModelSource,
-    family: str | None,
+    settings: SyntaxSettings = AS_FOUND,
     *,
     trust: bool,
     memo: FeatureMemo | None = None,
@@ -79,7 +80,7 @@ def read_model(
 
     Args:
         source: from `find_model`, which has checked its files.
-        family: the configured family, None to find it out.
+        settings: what is set of its output.
         trust: let the model's folder bring code of its own.
         memo: for what its vision tower gives; None: it is read for text alone.
     Returns:
@@ -101,7 +102,7 @@ def read_model(
             tokenizer_config_extra={"trust_remote_code": trust},
             eos_token_ids=config.get("eos_token_id"),
         )
-        described = _describe(source, (model, tokenizer), config, family)
+        described = _describe(source, (model, tokenizer), config, settings)
         loaded = _with_vision(described, config, memo, trust=trust)
         if stamp(folder) != before:  # else other weights' KV would go by its name
             raise ValueError("its files changed while they were read")
@@ -244,11 +245,11 @@ def _describe(
     source: ModelSource,
     parts: tuple[Any, Any],
     config: dict[str, Any],
-    family_setting: str | None,
+    settings: SyntaxSettings,
 ) -> LoadedModel:
     model, tokenizer = parts
     name, folder = source.name, source.folder
-    family = find_family(family_setting, name, str(config.get("model_type", "")))
+    family = find_family(settings.family, name, str(config.get("model_type", "")))
     vocab = tokenizer.get_vocab()
     for token in family.stop_tokens:
         if token in vocab:  # the pipeline, too, must know what ends a turn
@@ -261,6 +262,7 @@ def _describe(
         _library(tokenizer),
         str(tokenizer.chat_template or ""),
         vocab,
+        settings,
     )
     return LoadedModel(
         name=name,

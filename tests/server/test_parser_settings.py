@@ -1,0 +1,99 @@
+"""How a model's calls and thinking are read may be set, where nothing shows it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sidecar.config.sources import ConfigError
+from sidecar.output.families import REASONING_PARSERS, find_family, output_syntax
+from sidecar.output.output_syntax import SyntaxSettings
+from sidecar.output.reasoning_splitter import new_splitter
+from sidecar.output.tool_syntax import TOOL_PARSERS
+from sidecar.residents.model_settings import read_settings
+from testkit.call_texts import collect
+from testkit.raw_http import eventually
+from testkit.scripted import Prompt, scripted
+from testkit.servers import running_sidecar
+from tests.output.test_every_tool_format import EXAMPLES, TOOLS
+
+# Of examples whose format has another name than the parser that reads it.
+NAMES = {
+    "glm4_short": "glm4_native", "llama_xml": "llama", "llama_python": "llama",
+    "python_tag": "llama", "openai_json": "llama", "liquid_positional": "liquid_python",
+    "mistral_quotes": "mistral", "json_block": "nemotron",
+    "deepseek_v4": "deepseek_v32", "deepseek_v41": "deepseek_v32",
+    "lost_opener": "qwen3_coder_xml",
+}  # fmt: skip
+TALK = [{"role": "user", "content": "Where?"}]
+LOOK = [{"type": "function", "function": {"name": "look"}}]
+SAID = "<reasoning>I look.</reasoning>[TOOL_CALLS]look[ARGS]{}"
+
+
+def test_each_parser_reads_its_examples_whatever_the_template_shows() -> None:
+    read = set()
+    for example in EXAMPLES:
+        name = NAMES.get(example.format, example.format)
+        if name == "harmony":  # channels are no matter of a setting
+            continue
+        read.add(name)
+        family, settings = find_family(None, "model", ""), SyntaxSettings(None, name)
+        syntax = output_syntax(family, None, None, "[ARGS]", ("[ARGS]",), settings)
+        splitter = new_splitter(syntax, "off", TOOLS)
+        pieces = [piece for char in example.text for piece in splitter.feed(char)]
+        found = collect([*pieces, *splitter.flush(is_cut=False)[0]])
+        assert found.parsed == example.calls, example.format
+    assert read == {*TOOL_PARSERS} - {"seed"}
+
+
+def says(_prompt: Prompt) -> str:
+    return SAID
+
+
+def test_they_are_set_for_a_model_from_its_next_load_on(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder, file = model_folder("dense"), tmp_path / "model-settings.json"
+    settings = {"MODEL_PATH": str(folder), "MODEL_SETTINGS_PATH": str(file)}
+    settings |= {"CACHE_SELFTEST": "off"}
+    body = {"messages": TALK, "tools": LOOK, "enable_thinking": False}
+    with (
+        running_sidecar(settings, scripted(says)) as app,
+        httpx.Client(base_url=app.url, timeout=60, trust_env=False) as http,
+    ):
+
+        def answer() -> dict[str, object]:
+            told = http.post("/v1/chat/completions", json=body).json()
+            message: dict[str, object] = told["choices"][0]["message"]
+            return message
+
+        assert answer()["content"] == SAID
+        url = f"/admin/models/{folder.name}/settings"
+        parsers = {"tool_parser": "devstral", "reasoning_parser": "reasoning"}
+        assert http.post(url, json=parsers).status_code == 200
+        kept = read_settings(file).models[folder.name].syntax
+        assert kept == SyntaxSettings(None, "devstral", "reasoning")
+        wrong = http.post(url, json={"tool_parser": "hermes"})
+        assert wrong.status_code == 400
+        assert "hermes_json, qwen3_coder_xml" in wrong.json()["detail"]
+        http.post("/admin/models/rescan")
+        http.post(f"/admin/models/{folder.name}/unload?force=true")
+        body["enable_thinking"] = True
+        assert eventually(lambda: bool(answer().get("tool_calls")), 30)
+        assert answer()["reasoning_content"] == "I look."
+
+
+@pytest.mark.parametrize("name", ["family", "tool_parser", "reasoning_parser"])
+def test_an_unknown_one_in_the_file_is_named(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({"models": {"m": {name: "nope"}}}))
+    with pytest.raises(ConfigError, match=f"{name} must be one of"):
+        read_settings(file)
+
+
+def test_the_names_of_the_page_are_all_of_them() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    for name in (*TOOL_PARSERS, *REASONING_PARSERS):
+        assert f"`{name}`" in page, name
