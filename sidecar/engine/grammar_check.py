@@ -5,13 +5,13 @@ Tries a grammar in a process of its own: reads it from stdin, says what is wrong
 
 Some schemas of a kilobyte are compiled for minutes, and take gigabytes; nothing ends
 that within a process. So a new grammar is compiled here first, for a vocabulary of
-bytes, and a few random bytes of it are written. It is run as a file, and imports the
-library alone, which takes a tenth of a second.
+bytes and one token, which stands for all that the grammar names, and a few random bytes
+of it are written. It is run as a file, and imports the library alone, which takes a
+tenth of a second.
 """
 
 import contextlib
 import random
-import re
 import resource
 import sys
 import threading
@@ -21,10 +21,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 CPU_S, MEMORY_BYTES = 2, 1 << 30
 NUM_BYTES = 96  # that are written
-_SPECIAL = 256
+SPECIAL = 256  # the token
 _STACK_BYTES = 1 << 20
-# A client's texts and patterns are passed over: what looks like a token there is none.
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(<\[\d+\]>)')
 
 
 def limits() -> LLParserLimits:
@@ -45,9 +43,9 @@ def limits() -> LLParserLimits:
 class _Bytes:
     """A vocabulary of bytes, and one special token."""
 
-    eos_token_id = _SPECIAL
+    eos_token_id = SPECIAL
     bos_token_id = None
-    special_token_ids = (_SPECIAL,)
+    special_token_ids = (SPECIAL,)
     tokens = (*(bytes((number,)) for number in range(256)), b"<|end|>")
 
     def __call__(self, text: Any) -> list[int]:
@@ -57,21 +55,17 @@ class _Bytes:
 def fault(lark: str) -> str:
     """What is wrong with a grammar; "" if nothing is."""
     tokens = LLTokenizer(TokenizerWrapper(_Bytes()))
-    grammar = LLMatcher.grammar_from_lark(_TOKEN.sub(_one_token, lark))
+    grammar = LLMatcher.grammar_from_lark(lark)
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits())
     chance = random.Random(0)
     for _ in range(NUM_BYTES):
         mask = matcher.compute_bitmask()
         if matcher.is_error():
             break
-        allowed = [i for i in range(_SPECIAL) if mask[i // 8] >> (i % 8) & 1]
+        allowed = [i for i in range(SPECIAL) if mask[i // 8] >> (i % 8) & 1]
         if not allowed or not matcher.consume_token(chance.choice(allowed)):
             break
     return str(matcher.get_error())
-
-
-def _one_token(found: re.Match[str]) -> str:
-    return f"<[{_SPECIAL}]>" if found[1] else found[0]
 
 
 def _write_fault(lark: str) -> None:

@@ -64,10 +64,12 @@ class GrammarCompiler:
         self._kept: Lru[str, LLMatcher] = Lru(_MAX_KEPT, _MAX_KEPT, lambda k, m: 1)
         self._refused: Lru[str, str] = Lru(_MAX_REFUSED, _MAX_REFUSED, lambda k, f: 1)
 
-    def compile(self, lark: str) -> LLMatcher:
+    def compile(self, lark: str, trial: str | None = None) -> LLMatcher:
         """
         A matcher at the beginning of a grammar; to be copied for each answer.
 
+        Args:
+            trial: the same in `trial_vocabulary`; None: it names no tokens.
         Raises:
             UnsupportedGrammar: in the library's words.
             Unavailable: others are tried at the moment.
@@ -78,13 +80,13 @@ class GrammarCompiler:
         if (known := self._refused.get(name)) is not None:
             raise UnsupportedGrammar(known)
         try:
-            return self._compiled(lark)
+            return self._compiled(lark, lark if trial is None else trial)
         except UnsupportedGrammar as error:
             self._refused.put(name, str(error))
             raise
 
-    def _compiled(self, lark: str) -> LLMatcher:
-        self._try(lark)
+    def _compiled(self, lark: str, trial: str) -> LLMatcher:
+        self._try(trial)
         grammar = LLMatcher.grammar_from_lark(lark)
         limits = grammar_check.limits()
         matcher = LLMatcher(self._tokenizer(), grammar, log_level=0, limits=limits)
@@ -133,9 +135,16 @@ class GrammarCompiler:
 
     def tokens_beyond(self, tag: str) -> TokensBeyond:
         """Tokens that hold more than the end of a tag; see tokens_beyond.py."""
-        if tag not in self._beyond:
-            self._beyond[tag] = tokens_beyond(tag, self._tokenizer())
-        return self._beyond[tag]
+        tokens = self._tokenizer()
+        with self._lock:
+            if tag not in self._beyond:
+                self._beyond[tag] = tokens_beyond(tag, tokens)
+            return self._beyond[tag]
+
+    @functools.cached_property
+    def trial_vocabulary(self) -> Mapping[str, int]:
+        """The same tokens, all of them as the one that a trial knows."""
+        return dict.fromkeys(self.vocabulary, grammar_check.SPECIAL)
 
     @property
     def num_words(self) -> int:

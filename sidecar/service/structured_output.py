@@ -1,6 +1,6 @@
 """What a chat asks of the form of its answer, as a constraint for the engine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from sidecar.core.requests import ChatRequest, OutputFormat, Tool, ToolChoice
 from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.grammar_compiler import UnsupportedGrammar
 from sidecar.engine.text_engine import TextEngine
+from sidecar.output.calls.declared_types import SIMPLE_TYPES
 from sidecar.output.grammars.answer_grammar import (
     answer_grammar,
     channel_answer_grammar,
@@ -19,8 +20,11 @@ from sidecar.output.grammars.call_grammar import (
     block_grammar,
     call_grammar,
     calls_of,
+    can_hold_blocks,
+    can_hold_calls,
     free_calls,
 )
+from sidecar.output.grammars.lark import Tokens
 from sidecar.output.output_syntax import StartMode
 from sidecar.pipeline.template.chat_template import offered_tools
 
@@ -99,20 +103,20 @@ def _with_strict_calls(
         for tool in offered_tools(request)
     ]
     syntax, tokens = engine.model.syntax.calls[0], engine.grammars.vocabulary
+    unheld = replace(held, unheld=(*held.unheld, *named))
+    if not offered or not can_hold_blocks(syntax, tokens):
+        return unheld
     try:
-        grammar = block_grammar(offered, syntax, tokens)
-        matcher = engine.grammars.compile(grammar) if grammar else None
+        matcher = _compiled(engine, lambda t: block_grammar(offered, syntax, t))
     except (UnsupportedGrammar, ValueError):
-        matcher = None
-    if matcher is None:
-        return replace(held, unheld=(*held.unheld, *named))
+        return unheld
     constraint = held.constraint or _behind_thinking(
         Constraint(engine.grammars), engine, start
     )
     armed_by = (tokens[syntax.opener],)
     constraint = replace(constraint, matcher=matcher, armed_by=armed_by)
-    unheld = named if matcher.get_grammar_warnings() else ()
-    return replace(held, constraint=constraint, unheld=(*held.unheld, *unheld))
+    is_whole = not matcher.get_grammar_warnings()
+    return replace(held if is_whole else unheld, constraint=constraint)
 
 
 def _without_calls(held: StructuredOutput, engine: TextEngine) -> StructuredOutput:
@@ -148,13 +152,13 @@ def _of_calls(
     names = (request.output_format.param,) if request.output_format else ()
     tools = offered_tools(request)
     loose = [_of_any_arguments(tool) for tool in tools]
+    if not tools or not can_hold_calls(engine.model.syntax.calls[0]):
+        return StructuredOutput(unheld=("tool_choice", *names))
     for offered, unheld in ((tools, ()), (loose, ("tools",))):
         try:
             matcher = _call_matcher(request.tool_choice, offered, engine)
         except (UnsupportedGrammar, ValueError):
             continue
-        if matcher is None:
-            break
         constraint = Constraint(engine.grammars, matcher)
         constraint = _behind_thinking(constraint, engine, start)
         strict = request.strict_params if matcher.get_grammar_warnings() else ()
@@ -164,12 +168,25 @@ def _of_calls(
 
 def _call_matcher(
     choice: ToolChoice, tools: Sequence[Tool], engine: TextEngine
-) -> LLMatcher | None:
-    syntax, tokens = engine.model.syntax.calls[0], engine.grammars.vocabulary
-    calls = calls_of(choice, tools, syntax, tokens)
-    if calls is None:
-        return None
-    return engine.grammars.compile(call_grammar(calls, syntax, tokens))
+) -> LLMatcher:
+    syntax = engine.model.syntax.calls[0]
+
+    def grammar(tokens: Tokens) -> str:
+        return call_grammar(calls_of(choice, tools, syntax, tokens), syntax, tokens)
+
+    return _compiled(engine, grammar)
+
+
+def _compiled(engine: TextEngine, grammar: Callable[[Tokens], str]) -> LLMatcher:
+    """
+    Compile a grammar that names tokens.
+
+    Args:
+        grammar: its text in a vocabulary.
+    """
+    grammars = engine.grammars
+    trial = grammar(grammars.trial_vocabulary)
+    return grammars.compile(grammar(grammars.vocabulary), trial)
 
 
 def _of_any_arguments(tool: Tool) -> Tool:
@@ -183,7 +200,7 @@ def _loosened(schema: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "object"}
     kept = {
         name: {"type": inner["type"]}
-        if isinstance(inner, dict) and isinstance(inner.get("type"), str)
+        if isinstance(inner, dict) and inner.get("type") in SIMPLE_TYPES
         else {}
         for name, inner in properties.items()
     }
@@ -240,16 +257,20 @@ def _form_matcher(
     start: StartMode,
     tools: Sequence[Tool],
 ) -> LLMatcher:
-    model, tokens = engine.model, engine.grammars.vocabulary
-    calls = calls_of(request.tool_choice, tools, model.syntax.calls[0], tokens)
-    if tools and calls is None:
-        calls = free_calls(model.syntax.calls[0], tokens)
-    if model.syntax.has_channels:
-        grammar = channel_answer_grammar(asked, calls, tokens)
-    else:
-        behind = start != "off"
-        grammar = answer_grammar(asked, calls, is_behind_thinking=behind)
-    return engine.grammars.compile(grammar)
+    syntax = engine.model.syntax
+
+    def grammar(tokens: Tokens) -> str:
+        own = syntax.calls[0]
+        calls = None
+        if tools and can_hold_calls(own):
+            calls = calls_of(request.tool_choice, tools, own, tokens)
+        elif tools:
+            calls = free_calls(own, tokens)
+        if syntax.has_channels:
+            return channel_answer_grammar(asked, calls, tokens)
+        return answer_grammar(asked, calls, is_behind_thinking=start != "off")
+
+    return _compiled(engine, grammar)
 
 
 def _behind_thinking(

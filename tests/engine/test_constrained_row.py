@@ -243,10 +243,24 @@ def test_a_schema_that_costs_too_much_is_refused_where_it_can_be_ended(
     assert took_s < 0.1
 
 
-def test_tokens_of_a_grammar_are_told_from_texts_that_look_so() -> None:
-    lark = r'start: <[7]> "<[8]>" /a"<[9]>\//  <[10]> "\"<[11]>" %json {"<[12]>": 1}'
-    seen = grammar_check._TOKEN.sub(grammar_check._one_token, lark)
-    assert seen == lark.replace("<[7]>", "<[256]>").replace("<[10]>", "<[256]>")
+def test_what_is_tried_is_what_is_compiled(grammars: GrammarCompiler) -> None:
+    """
+    A comment with a quote, behind which names look like tokens.
+
+    The trial once read tokens' numbers out of the text: of two members of one name the
+    harmless one was tried, and the other one compiled, for minutes.
+    """
+    bomb = json.dumps(_bomb()["$defs"] and {"allOf": [*_bomb()["$defs"].values()]})
+    members = f'"<[1]>": {bomb}, "<[256]>": {{"type": "boolean"}}'
+    schema = f'{{"type": "object", "properties": {{{members}}}}}'
+    asked = OutputFormat("grammar", f'// "\nstart: %json {schema}\n', True, "p")
+    with pytest.raises(UnsupportedGrammar):
+        grammars.compile(answer_grammar(asked))
+    known = grammars.vocabulary["<think>"]
+    with pytest.raises(UnsupportedGrammar):
+        grammars.compile(f"start: <[{known}]>")  # the trial has no such token
+    assert grammars.compile(f'start: "a" <[{known}]>', 'start: "a" <[256]>')
+    assert set(grammars.trial_vocabulary.values()) == {grammar_check.SPECIAL}
 
 
 def test_a_token_that_the_model_cannot_write_need_not_be_kept_from_it(
@@ -321,8 +335,9 @@ def test_answers_of_one_request_share_what_their_form_may_take(
 
 def armed_row(grammars: GrammarCompiler, **asked: Any) -> ConstrainedRow:
     opener = grammars.vocabulary["<tool_call>"]
+    lark = 'start: "yes" <[{}]>'
     matcher = grammars.compile(
-        f'start: "yes" <[{grammars.vocabulary["</tool_call>"]}]>'
+        lark.format(grammars.vocabulary["</tool_call>"]), lark.format(256)
     )
     return ConstrainedRow(Constraint(grammars, matcher, armed_by=(opener,), **asked))
 

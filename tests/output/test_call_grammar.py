@@ -15,7 +15,13 @@ import sidecar
 from sidecar.core.requests import Tool, ToolChoice
 from sidecar.output.calls.call_sink import Format, ToolSyntax
 from sidecar.output.families import find_family, output_syntax
-from sidecar.output.grammars.call_grammar import Calls, call_grammar, calls_of
+from sidecar.output.grammars.call_grammar import (
+    Calls,
+    call_grammar,
+    calls_of,
+    can_hold_blocks,
+    can_hold_calls,
+)
 from sidecar.output.output_syntax import OutputSyntax
 from sidecar.output.reasoning_splitter import new_splitter
 from testkit.call_texts import Read, collect
@@ -88,6 +94,8 @@ OTHERS = {
 class Model:
     """What is known of a model's calls at load, and a writer in its tokens."""
 
+    family = ""
+
     def __init__(self, name: str, tokenizer: Any, template: str) -> None:
         self.vocab = tokenizer.get_vocab()
         family = find_family(None, name, "")
@@ -95,9 +103,7 @@ class Model:
         self.texts = GrammarTexts(tokenizer)
 
     def calls_of(self, choice: ToolChoice, tools: Sequence[Tool] = TOOLS) -> Calls:
-        calls = calls_of(choice, tools, self.syntax.calls[0], self.vocab)
-        assert calls is not None
-        return calls
+        return calls_of(choice, tools, self.syntax.calls[0], self.vocab)
 
     def grammar(self, choice: ToolChoice, tools: Sequence[Tool] = TOOLS) -> str:
         calls = self.calls_of(choice, tools)
@@ -181,13 +187,8 @@ def test_so_are_those_of_formats_without_a_template_here(
 def test_a_format_that_only_the_library_reads_has_no_grammar() -> None:
     library: Format = lambda block: iter(())  # type: ignore[assignment,return-value] # noqa: E731
     syntax = ToolSyntax("<a>", "</a>", (library,))
-    assert calls_of(REQUIRED, TOOLS, syntax, {}) is None
-
-
-def test_without_tools_there_is_no_grammar() -> None:
-    tokenizer = tokenizer_of_family("qwen3")
-    model = Model("qwen3", tokenizer, tokenizer.chat_template)
-    assert calls_of(REQUIRED, (), model.syntax.calls[0], model.vocab) is None
+    assert not can_hold_calls(syntax)
+    assert not can_hold_blocks(syntax, {"<a>": 1})
 
 
 def test_names_that_python_does_not_take_are_written_and_read() -> None:
@@ -199,6 +200,22 @@ def test_names_that_python_does_not_take_are_written_and_read() -> None:
     assert model.texts.takes(model.grammar(REQUIRED, tools), text)
     found = read(model.syntax, text, tools)
     assert found.parsed == [("go-on", {"a-b": 1, "from": "from=1, a-b"})]
+
+
+def test_many_odd_names_are_told_apart() -> None:
+    """Within values that are no literals too, and beside comments."""
+    tokenizer = tokenizer_of_family("lfm2")
+    model = Model("lfm2", tokenizer, tokenizer.chat_template)
+    tools = [tool(f"go-{number}", {}, []) for number in range(30)]
+    tools.append(tool("plan", {"a": {"type": "string"}}, []))
+    calls = [f'plan(a=go-{number}("x"))' for number in range(30)]
+    text = f"<|tool_call_start|>[{', '.join(calls)}]<|tool_call_end|>"
+    found = [arguments for _, arguments in read(model.syntax, text, tools).parsed]
+    assert found == [{"a": f'go-{number}("x")'} for number in range(30)]
+    inside = '[plan(a="go-1(x)", # "\n b="go-2(x)", # "\n c=2), go-3() # go-4(\n]'
+    text = f"<|tool_call_start|>{inside}<|tool_call_end|>"
+    said = {"a": "go-1(x)", "b": "go-2(x)", "c": 2}
+    assert read(model.syntax, text, tools).parsed == [("plan", said), ("go-3", {})]
 
 
 CITY = tool("look", {"at": {"type": "string"}, "times": {"type": "integer"}}, ["at"])

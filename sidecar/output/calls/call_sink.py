@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from sidecar.core.requests import Tool
 from sidecar.output.calls.declared_types import Types, declared_types
 from sidecar.output.calls.scanner import NotThisFormat, Scanner, Wait
+from sidecar.output.calls.tool_schema import ToolSchema
 from sidecar.output.pieces import (
     CallArguments,
     CallEnded,
@@ -145,6 +146,7 @@ class Block:
     closer: str = ""
     marked: int = 0
     _types: dict[str, Mapping[str, Types]] = field(default_factory=dict)
+    _open: dict[str, bool] = field(default_factory=dict)  # it may be given any
 
     def mark(self) -> None:
         """All that was read so far is calls; what follows may be something else."""
@@ -190,6 +192,14 @@ class Block:
             types = next((declared_types(tool.parameters) for tool in found), {})
             self._types[name] = types
         return self._types[name]
+
+    def may_name(self, name: str, argument: str) -> bool:
+        """Whether a tool may be given an argument of this name."""
+        if name not in self._open:
+            found = (tool for tool in self.tools if tool.name == name)
+            is_open = any(ToolSchema(tool.parameters).takes_any for tool in found)
+            self._open[name] = is_open or not self.types_of(name)
+        return self._open[name] or argument in self.types_of(name)
 
     def is_offered(self, name: str) -> bool:
         """Whether there is a tool of this name."""

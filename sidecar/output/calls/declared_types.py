@@ -3,8 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from sidecar.output.calls.tool_schema import ToolSchema, referred, type_of
+
 Types = frozenset[str]
-ANY_TYPE: Types = frozenset({"string", "number", "boolean", "null", "array", "object"})
+ANY_TYPE: Types = frozenset(
+    {"string", "number", "integer", "boolean", "null", "array", "object"}
+)
+SIMPLE_TYPES = tuple(sorted(ANY_TYPE))
 TEXT_ALONE: Types = frozenset({"string"})
 _MAX_LEVELS = 16
 _UNIONS = ("anyOf", "oneOf")
@@ -13,11 +18,10 @@ _OF_STRINGS = ("pattern", "minLength", "maxLength", "format", "contentEncoding")
 
 def declared_types(parameters: Any) -> Mapping[str, Types]:
     """The types of each property; all of them where its schema does not say."""
-    properties = parameters.get("properties") if isinstance(parameters, dict) else None
-    if not isinstance(properties, dict):
+    if not isinstance(parameters, Mapping):
         return {}
-    schemas = _Schemas(parameters)
-    return {name: schemas.types_of(schema) for name, schema in properties.items()}
+    schemas, arguments = _Schemas(parameters), ToolSchema(parameters).arguments
+    return {one.name: schemas.types_of(one.schema) for one in arguments}
 
 
 class _Schemas:
@@ -44,7 +48,7 @@ class _Schemas:
     def _look_at(self, schema: Mapping[str, Any], level: int) -> Types:
         found = _named(schema)
         if isinstance(reference := schema.get("$ref"), str):
-            found &= self.types_of(_referred(reference, self._root), level)
+            found &= self.types_of(referred(reference, self._root), level)
         for key in _UNIONS:
             if isinstance(each := schema.get(key), list) and each:
                 inner = [self.types_of(one, level) for one in each]
@@ -57,25 +61,13 @@ class _Schemas:
         return found
 
 
-def type_of(value: Any) -> str:
-    """The JSON type of a value."""
-    if isinstance(value, str):
-        return "string"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int | float):
-        return "number"
-    if value is None:
-        return "null"
-    return "array" if isinstance(value, list) else "object"
-
-
 def _named(schema: Mapping[str, Any]) -> Types:
     """By the words that name types, or values."""
     found = ANY_TYPE
     named = schema.get("type")
     names = named if isinstance(named, list) else [named]
-    known = {_simple(name) for name in names if isinstance(name, str)} & ANY_TYPE
+    kinds = (_kinds(name) for name in names if isinstance(name, str))
+    known = frozenset[str]().union(*kinds) & ANY_TYPE
     if known:
         found &= known
     listed = schema.get("enum")
@@ -86,17 +78,7 @@ def _named(schema: Mapping[str, Any]) -> Types:
     return found
 
 
-def _simple(name: str) -> str:
-    lower = name.lower()  # Google's are in capitals
-    return "number" if lower == "integer" else lower
-
-
-def _referred(reference: str, root: Any) -> Any:
-    """What a reference within the same schema points to; None: nothing is there."""
-    path, found = reference.split("/"), root
-    if path[0] != "#":
-        return None
-    for name in path[1:]:
-        key = name.replace("~1", "/").replace("~0", "~")
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
+def _kinds(name: str) -> Types:
+    """The types of a word; Google's are in capitals. A number may be an integer."""
+    lower = name.lower()
+    return frozenset({lower, "integer"} if lower == "number" else {lower})

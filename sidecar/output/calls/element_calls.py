@@ -1,11 +1,11 @@
 """Calls as elements: one for the function, one inside it for each argument."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sidecar.output.calls.call_sink import Block
-from sidecar.output.calls.declared_types import ANY_TYPE, TEXT_ALONE, Types
+from sidecar.output.calls.declared_types import ANY_TYPE, TEXT_ALONE
 from sidecar.output.calls.json_text import printed, read_object, read_raw_value
 from sidecar.output.calls.scanner import NotThisFormat, Wait
 from sidecar.output.pieces import could_begin
@@ -35,9 +35,9 @@ class Elements:
 
 
 _QWEN = Elements(
-    re.compile(r"<function=(?P<name>[^<>\s]+)\s*>", _ANY),
+    re.compile(r"<function=(?P<name>[^<>\s](?:[^<>\n]*[^<>\s])?)\s*>", _ANY),
     "</function>",
-    re.compile(r"<parameter=(?P<name>[^<>\s]+)\s*>", _ANY),
+    re.compile(r"<parameter=(?P<name>[^<>\s](?:[^<>\n]*[^<>\s])?)\s*>", _ANY),
     lambda name: "</parameter>",
     is_padded=True,
 )
@@ -151,13 +151,12 @@ def _tag(
 
 def _value(block: Block, elements: Elements, name: str, tag: _Tag) -> Wait[None]:
     """Read an argument up to its closing tag: a string as it comes, else JSON."""
-    types = block.types_of(name)
-    declared = types.get(tag["name"], ANY_TYPE)
+    declared = block.types_of(name).get(tag["name"], ANY_TYPE)
     if says := tag.get("string"):
         declared = TEXT_ALONE if says == "true" else ANY_TYPE
 
     def is_end() -> Wait[bool]:
-        return (yield from block.goes_on(_is_followed(block, elements, types)))
+        return (yield from block.goes_on(_is_followed(block, elements, name)))
 
     end = elements.argument_end(tag["name"])
     yield from read_raw_value(
@@ -170,9 +169,7 @@ def _value(block: Block, elements: Elements, name: str, tag: _Tag) -> Wait[None]
     )
 
 
-def _is_followed(
-    block: Block, elements: Elements, types: Mapping[str, Types]
-) -> Wait[bool]:
+def _is_followed(block: Block, elements: Elements, name: str) -> Wait[bool]:
     """Whether what follows an argument is another one, or the call's end."""
     scan = block.scan
     if (yield from scan.space()) and (yield from scan.stands(elements.call_end)):
@@ -181,4 +178,4 @@ def _is_followed(
     ends = (elements.call_end, block.closer, f"{elements.mark}<")
     if scan.is_cut and any(could_begin(scan.rest, end) for end in ends):
         raise NotThisFormat("the text ends behind an argument")
-    return tag is not None and (not types or tag["name"] in types)
+    return tag is not None and block.may_name(name, tag["name"])

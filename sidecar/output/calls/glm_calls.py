@@ -45,7 +45,7 @@ def _call(block: Block, prefix: str) -> Wait[None]:
     scan, sink = block.scan, block.sink
     yield from scan.space()
     name = yield from scan.run(_NAME)
-    if not name or name[0].isdigit():
+    if not name or (name[0].isdigit() and not block.is_offered(name)):
         raise NotThisFormat("no function name")
     behind = yield from scan.space()
     if not behind or (yield from block.closes()):

@@ -18,9 +18,9 @@ from sidecar.output.calls.declared_types import (
     ANY_TYPE,
     TEXT_ALONE,
     Types,
-    type_of,
 )
 from sidecar.output.calls.scanner import NotThisFormat, Scanner, Wait
+from sidecar.output.calls.tool_schema import type_of
 
 Print = Callable[[str], None]
 
@@ -198,7 +198,6 @@ def typed_text(text: str, types: Types = ANY_TYPE) -> str:
     Args:
         types: that it may have: what is of none of them is a string, if it may be one.
     """
-    text = text.removeprefix("\n").removesuffix("\n")
     try:
         value = value_of(text)
         is_odd = type_of(value) not in types - TEXT_ALONE
@@ -211,11 +210,11 @@ def typed_text(text: str, types: Types = ANY_TYPE) -> str:
 
 class RawText:
     """
-    Shows a value that stands without quotes, less the line breaks at its edges.
+    Shows a value that stands without quotes.
 
     Args:
-        is_padded: one belongs to the format at both edges; else only if the value has
-            both, as a text may well end in one of its own.
+        is_padded: a line break at both edges belongs to the format; else none does,
+            for an edited line may well begin or end with one of its own.
     """
 
     def __init__(self, show: Print, *, is_padded: bool) -> None:
@@ -230,8 +229,8 @@ class RawText:
             if not piece:
                 return
             self._show('"')
-            self._is_padded |= piece.startswith("\n")
-            piece, self._is_first = piece.removeprefix("\n"), False
+            self._is_first = False
+            piece = piece.removeprefix("\n") if self._is_padded else piece
         text = self._held + piece
         shown = text.removesuffix("\n") if self._is_padded else text
         self._held = text[len(shown) :]
@@ -267,7 +266,9 @@ def read_raw_value(
         return
     pieces: list[str] = []
     yield from scan.until(end, pieces.append, is_end)
-    show(typed_text("".join(pieces), types))
+    value = "".join(pieces)
+    value = value.removeprefix("\n").removesuffix("\n") if is_padded else value
+    show(typed_text(value, types))
 
 
 def _no_constant(name: str) -> Any:

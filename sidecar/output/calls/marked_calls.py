@@ -11,7 +11,7 @@ _ID = re.compile(r"\w*")
 _MAX_HEADER_CHARS = 4096
 _DEEPSEEK_END = "<｜tool▁call▁end｜>"
 _KIMI_NAME = re.compile(r"\s*(?:functions\.)?(?P<name>[\w.:/-]+?)(?::\d+)?\s*")
-_RECIPIENT = re.compile(r"(?:functions\.)?(?P<name>[\w.:-]+)")
+_RECIPIENT = re.compile(r"(?:functions\.)?(?P<name>[^\s<|]+)")
 
 
 def mistral(block: Block) -> Wait[None]:

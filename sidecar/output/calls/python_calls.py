@@ -10,16 +10,19 @@ from sidecar.core.requests import Tool
 from sidecar.output.calls.call_sink import Block
 from sidecar.output.calls.json_text import joined_object, printed
 from sidecar.output.calls.scanner import NotThisFormat, Scanner, Wait
+from sidecar.output.calls.tool_schema import ToolSchema
 
 _OPENING, _CLOSING = "([{", ")]}"
 _CONSTANTS = {"true": True, "false": False, "null": None}
 _MAX_CHARS = 1_000_000
-_PLAIN = re.compile(r"[^\"'()\[\]{}]*")
+_PLAIN = re.compile(r"[^\"'()\[\]{}#]*")
+_COMMENT = re.compile(r"[^\n]*")
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|$)")
 _UNDERSCORES = re.compile("_+")
 _IN_STRING = re.compile(r"[^\"'\\]*")
 _STRING = "|".join(
-    rf"{quote}(?:[^\\]|\\.)*?{quote}" for quote in ('"""', "'''", '"', "'")
+    [r"#[^\n]*"]
+    + [rf"{quote}(?:[^\\]|\\.)*?{quote}" for quote in ('"""', "'''", '"', "'")]
 )
 
 
@@ -47,6 +50,8 @@ def _expression(scan: Scanner) -> Wait[str]:
         char = yield from scan.char()
         if char in "\"'":
             yield from _string(scan, char)
+        elif char == "#" and depth:
+            yield from scan.run(_COMMENT)
         elif char in _OPENING:
             depth += 1
         elif char in _CLOSING:
@@ -93,7 +98,8 @@ class _Source:
         odd = _odd_names(tools)
         # With more underscores than there are anywhere in the text.
         most = max(map(len, _UNDERSCORES.findall(text)), default=0) if odd else 0
-        self._names = {f"{'_' * (most + 1)}{at}": name for at, name in enumerate(odd)}
+        mark = "_" * (most + 1)
+        self._names = {f"{mark}{at}_": name for at, name in enumerate(odd)}
         self.text = self._replaced(text, odd) if odd else text
         # Of lines as Python counts them: at form feeds no new one begins.
         self._lines = _LINE.findall(self.text.encode())
@@ -165,17 +171,16 @@ def _odd_names(tools: Sequence[Tool]) -> list[str]:
     """Names of tools and arguments that Python does not take, the longest first."""
     names = set()
     for tool in tools:
-        names.add(tool.name)
-        properties = tool.parameters.get("properties")
-        names.update(properties if isinstance(properties, dict) else ())
-    return sorted({name for name in names if not _is_python(name)} - {""}, key=len)[
-        ::-1
-    ]
+        if not all(map(_is_python, tool.name.split("."))):
+            names.add(tool.name)
+        arguments = ToolSchema(tool.parameters).arguments
+        names |= {one.name for one in arguments if not _is_python(one.name)}
+    return sorted(names - {""}, key=len)[::-1]
 
 
 def _is_python(name: str) -> bool:
     """Whether Python takes it for a name."""
-    return all(part.isidentifier() and not iskeyword(part) for part in name.split("."))
+    return name.isidentifier() and not iskeyword(name)
 
 
 def _dotted(func: ast.expr) -> str:

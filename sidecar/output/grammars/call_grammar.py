@@ -117,20 +117,16 @@ class Calls:
 
 def calls_of(
     choice: ToolChoice, tools: Sequence[Tool], syntax: ToolSyntax, tokens: Tokens
-) -> Calls | None:
+) -> Calls:
     """
     One or more calls of these tools, of the one that is chosen by name if one is.
 
-    Returns:
-        None: nothing says how this model writes them.
+    Args:
+        syntax: one that can hold calls.
     Raises:
         ValueError: a schema that cannot be told to the library.
     """
     offered = [t for t in tools if choice.name in (None, t.name)]
-    for tool in offered:
-        check_patterns(tool.parameters)
-    if not offered or not can_hold_calls(syntax):
-        return None
     rules = _RULES[syntax.formats[0]]
     one, needed = _any_call(rules, offered, tokens)
     is_alone = rules.is_alone or choice.mode == "named" or choice.is_single
@@ -154,21 +150,20 @@ def is_of_channels(syntax: ToolSyntax) -> bool:
     return channels in syntax.formats
 
 
-def block_grammar(
-    tools: Sequence[Tool], syntax: ToolSyntax, tokens: Tokens
-) -> str | None:
+def can_hold_blocks(syntax: ToolSyntax, tokens: Tokens) -> bool:
+    """Whether such a model's blocks begin with a token, and there is a grammar."""
+    return syntax.opener in tokens and can_hold_calls(syntax)
+
+
+def block_grammar(tools: Sequence[Tool], syntax: ToolSyntax, tokens: Tokens) -> str:
     """
     The grammar of what follows the token that begins a block, up to the block's end.
 
-    Returns:
-        None: blocks begin with no token, or nothing says how this model writes them.
+    Args:
+        syntax: one that can hold blocks.
     Raises:
         ValueError: a schema that cannot be told to the library.
     """
-    if not tools or syntax.opener not in tokens or not can_hold_calls(syntax):
-        return None
-    for tool in tools:
-        check_patterns(tool.parameters)
     rules = _RULES[syntax.formats[0]]
     one, needed = _any_call(rules, tools, tokens)
     inside = _inside(rules, syntax, one, tokens, is_alone=False)
@@ -179,6 +174,8 @@ def _any_call(
     rules: CallRules, tools: Sequence[Tool], tokens: Tokens
 ) -> tuple[str, list[str]]:
     """An expression of a call of any of the tools, and the rules that it needs."""
+    for tool in tools:
+        check_patterns(tool.parameters)
     calls = [rules.call(number, tool, tokens) for number, tool in enumerate(tools)]
     one = any_of([f"call{number}" for number in range(len(tools))])
     return one, [rule for call in calls for rule in call]

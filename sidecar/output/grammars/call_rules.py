@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sidecar.core.requests import Tool
+from sidecar.output.calls.tool_schema import ToolSchema
 from sidecar.output.grammars.lark import (
     Tokens,
     call_json,
     mark,
-    object_schema,
     text,
 )
 
@@ -39,7 +39,7 @@ class CallRules:
 
 def json_arguments(number: int, tool: Tool) -> str:
     """The rule `argumentsN`."""
-    return f"arguments{number}: {call_json(object_schema(tool))}"
+    return f"arguments{number}: {call_json(ToolSchema(tool.parameters).whole)}"
 
 
 def object_call(

@@ -1,60 +1,74 @@
 """Calls as elements, one for each argument, as rules."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sidecar.core.requests import Tool
-from sidecar.output.calls.declared_types import TEXT_ALONE, Types, declared_types
+from sidecar.output.calls.tool_schema import ToolSchema, given_values
 from sidecar.output.grammars.lark import (
     ANY_NAME,
+    Rules,
     Tokens,
     any_of,
     call_json,
     mark,
-    object_schema,
-    properties_of,
-    takes_any,
     text,
-    text_choices,
     up_to,
 )
 
 _A_NAME = "\0"  # stands where a name will
 
 
-@dataclass(frozen=True, slots=True)
-class _Argument:
+Kind = Literal["", "t", "j"]  # all of its values, the texts alone, or all others
+
+
+class Value:
     """
-    One argument of a tool.
+    The values of one argument, where a text stands without quotes.
 
     Args:
-        schema: with the definitions that it may refer to.
+        owner: the tool's schema. schema: the argument's.
     """
 
-    name: str
-    schema: Any
-    is_needed: bool
-    types: Types
+    def __init__(self, owner: ToolSchema, schema: Any) -> None:
+        self._texts: list[str] = []
+        self._is_free = False
+        self._json: list[str] = []
+        for one in owner.alternatives(schema):
+            self._add(owner, one)
 
-    def is_text(self, *, says_kind: bool) -> bool:
-        """Whether it stands there as a text without quotes."""
-        return self.types == TEXT_ALONE if says_kind else "string" in self.types
+    @property
+    def has_texts(self) -> bool:
+        """Whether it may be a text."""
+        return self._is_free or bool(self._texts)
 
+    @property
+    def has_json(self) -> bool:
+        """Whether it may be anything else."""
+        return bool(self._json)
 
-def _arguments(tool: Tool) -> list[_Argument]:
-    root = object_schema(tool)
-    types = declared_types(root)
-    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return [
-        _Argument(
-            name,
-            {**schema, **shared} if isinstance(schema, dict) else schema,
-            is_needed,
-            types[name],
-        )
-        for name, schema, is_needed in properties_of(root)
-    ]
+    def rule(self, name: str, end: str, tokens: Tokens, kind: Kind) -> str:
+        """The rule of a value of a kind and the end behind it."""
+        if self._is_free and kind != "j":
+            return up_to(name, end, tokens)  # whatever else it may be is one too
+        choices = [*(self._texts if kind != "j" else ())]
+        choices += self._json if kind != "t" else ()
+        return f"{name}: {any_of(choices)} {mark(end, tokens)}"
+
+    def _add(self, owner: ToolSchema, schema: dict[str, Any]) -> None:
+        given = given_values(schema)
+        for value in given or ():
+            is_text = isinstance(value, str)
+            where = self._texts if is_text else self._json
+            where.append(text(value if is_text else json.dumps(value)))
+        if given is not None:
+            return
+        kind = schema.get("type")
+        self._is_free |= kind in ("string", None)
+        if kind != "string":
+            self._json.append(call_json(owner.standalone(schema)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,39 +92,38 @@ class ElementRules:
 
     def __call__(self, number: int, tool: Tool, tokens: Tokens) -> list[str]:
         """The rules of one tool's call."""
-        parts, rules = [], []
-        for place, one in enumerate(_arguments(tool)):
-            name, schema, is_needed = one.name, one.schema, one.is_needed
+        schema, parts = ToolSchema(tool.parameters), []
+        rules = Rules()
+        for place, one in enumerate(schema.arguments):
             rule = f"value{number}_{place}"
-            is_text = one.is_text(says_kind=self.says_kind)
-            head = mark(self.argument(name, is_text), tokens)
-            parts.append(f"({head} {rule}){'' if is_needed else '?'}")
-            end = self.argument_end(name)
-            rules.append(_value(rule, schema, end, tokens, is_text=is_text))
+            value = Value(schema, one.schema)
+            end = self.argument_end(one.name)
+            shapes = []
+            for is_text, kind in self._shapes(value):
+                head = mark(self.argument(one.name, is_text), tokens)
+                shapes.append(f"{head} {rule}{kind}")
+                rules.add(value.rule(f"{rule}{kind}", end, tokens, kind))
+            parts.append(f"{any_of(shapes)}{'' if one.is_needed else '?'}")
         more = self.argument_end("")
-        if takes_any(object_schema(tool)) and more == self.argument_end("a"):
+        if schema.takes_any and more == self.argument_end("a"):
             rule = f"value{number}_any"
             parts.append(f"({self._any_head(tokens)} {rule})*")
-            rules.append(up_to(rule, more, tokens))
+            rules.add(up_to(rule, more, tokens))
         head = mark(self.call(tool.name), tokens)
         tail = mark(self.call_end, tokens)
-        return [f"call{number}: {head} {' '.join(parts)} {tail}", *rules]
+        return [f"call{number}: {head} {' '.join(parts)} {tail}", *rules.texts]
+
+    def _shapes(self, value: Value) -> list[tuple[bool, Kind]]:
+        """How it may be written: as a text, or as JSON, where the format tells them."""
+        if not self.says_kind:
+            return [(True, "")]
+        found: list[tuple[bool, Kind]] = [(True, "t")] if value.has_texts else []
+        return [*found, (False, "j")] if value.has_json else found
 
     def _any_head(self, tokens: Tokens) -> str:
         """What begins an argument of any name, which is a text."""
         before, _, behind = self.argument(_A_NAME, True).partition(_A_NAME)
         return f"{mark(before, tokens)} {ANY_NAME} {mark(behind, tokens)}"
-
-
-def _value(rule: str, schema: Any, end: str, tokens: Tokens, *, is_text: bool) -> str:
-    """The rule of a value and the end behind it; a text stands as it is."""
-    choices = text_choices(schema)
-    closing = mark(end, tokens)
-    if choices:
-        return f"{rule}: {any_of([text(choice) for choice in choices])} {closing}"
-    if not is_text:
-        return f"{rule}: {call_json(schema)} {closing}"
-    return up_to(rule, end, tokens)
 
 
 qwen_rules = ElementRules(
@@ -162,20 +175,21 @@ def glm_rules(prefix: str = "") -> Callable[[int, Tool, Tokens], list[str]]:
     value_tag, value_end = f"<{prefix}arg_value>", f"</{prefix}arg_value>"
 
     def call(number: int, tool: Tool, tokens: Tokens) -> list[str]:
-        parts, rules = [], []
-        for place, one in enumerate(_arguments(tool)):
-            name, schema, is_needed = one.name, one.schema, one.is_needed
+        schema, parts = ToolSchema(tool.parameters), []
+        rules = Rules()
+        for place, one in enumerate(schema.arguments):
             rule = f"value{number}_{place}"
-            key = f"{mark(key_tag, tokens)} {text(name)} {mark(key_end, tokens)}"
+            key = f"{mark(key_tag, tokens)} {text(one.name)} {mark(key_end, tokens)}"
             head = f'"\\n" {key} "\\n" {mark(value_tag, tokens)}'
-            parts.append(f"({head} {rule}){'' if is_needed else '?'}")
-            is_text = one.is_text(says_kind=False)
-            rules.append(_value(rule, schema, value_end, tokens, is_text=is_text))
-        if takes_any(object_schema(tool)):
+            parts.append(f"({head} {rule}){'' if one.is_needed else '?'}")
+            value = Value(schema, one.schema)
+            rules.add(value.rule(rule, value_end, tokens, ""))
+        if schema.takes_any:
             rule = f"value{number}_any"
             key = f"{mark(key_tag, tokens)} {ANY_NAME} {mark(key_end, tokens)}"
             parts.append(f'("\\n" {key} "\\n" {mark(value_tag, tokens)} {rule})*')
-            rules.append(up_to(rule, value_end, tokens))
-        return [f'call{number}: {text(tool.name)} {" ".join(parts)} "\\n"', *rules]
+            rules.add(up_to(rule, value_end, tokens))
+        head = f"call{number}: {text(tool.name)}"
+        return [f'{head} {" ".join(parts)} "\\n"', *rules.texts]
 
     return call

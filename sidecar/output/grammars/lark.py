@@ -2,10 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from sidecar.core.requests import Tool
 
 Tokens = Mapping[str, int]
 LEADING = 'leading: ("\\n" "\\n"?)?'  # models write newlines behind a close tag
@@ -19,6 +17,7 @@ _CALL_JSON = {
 ANY_OBJECT = {"type": "object"}
 ANY_NAME = r"/[A-Za-z_][A-Za-z0-9_-]*/"  # of an argument
 _MAX_PATTERNS_AT_ONCE = 4
+_MAX_CHARS = 1 << 18  # of the rules of one tool's call
 _INNER_MARKS = re.compile(r"(｜DSML｜|\]<\]minimax\[>\[|</?tool_call>)")
 
 
@@ -76,34 +75,6 @@ def call_json(schema: Any) -> str:
     return json_rule(schema, _CALL_JSON)
 
 
-def object_schema(tool: Tool) -> dict[str, Any]:
-    """The schema of a tool's arguments, which are an object whatever it says."""
-    schema = dict(tool.parameters)
-    return schema if schema.get("type") == "object" else dict(ANY_OBJECT)
-
-
-def properties_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-    """Each property's name, its schema, and whether it must be there."""
-    properties, required = schema.get("properties"), schema.get("required")
-    listed = required if isinstance(required, list) else []
-    needed = {name for name in listed if isinstance(name, str)}
-    for name, inner in properties.items() if isinstance(properties, dict) else ():
-        yield name, inner, name in needed
-
-
-def takes_any(schema: Mapping[str, Any]) -> bool:
-    """Whether an object may have members that its schema does not name."""
-    more = schema.get("additionalProperties")
-    return more is True or isinstance(more, dict) or "properties" not in schema
-
-
-def text_choices(schema: Any) -> list[str]:
-    """The texts that a schema lists; none where it lists other values, or none."""
-    listed = schema.get("enum") if isinstance(schema, dict) else None
-    is_of_texts = isinstance(listed, list) and all(isinstance(c, str) for c in listed)
-    return list(listed or ()) if is_of_texts else []
-
-
 def check_patterns(schema: Any) -> None:
     """
     Refuse what the library would intersect for minutes.
@@ -126,6 +97,26 @@ def check_patterns(schema: Any) -> None:
             if isinstance(item, dict | list)
             for inner in (item.values() if isinstance(item, dict) else item)
         ]
+
+
+class Rules:
+    """
+    The rules of one tool's call.
+
+    Raises:
+        ValueError: they are longer than any honest tool's.
+    """
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._num_chars = 0
+
+    def add(self, rule: str) -> None:
+        """One more."""
+        self._num_chars += len(rule)
+        if self._num_chars > _MAX_CHARS:
+            raise ValueError("the schema of a tool is too long")
+        self.texts.append(rule)
 
 
 def joined(start: str, rules: Sequence[str]) -> str:

@@ -3,26 +3,29 @@
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sidecar.core.requests import Tool
+from sidecar.output.calls.tool_schema import (
+    Argument,
+    ToolSchema,
+    given_values,
+    members_of,
+)
 from sidecar.output.grammars.lark import (
     ANY_NAME,
+    Rules,
     Tokens,
     any_of,
     call_json,
     mark,
-    object_schema,
-    properties_of,
-    takes_any,
     text,
     up_to,
 )
 
-_MAX_LEVELS = 8  # of a schema; deeper values may be anything
 _MAX_COUNTED = 64  # items of a list; more are not counted
-_PLAIN_KEY = re.compile(r"[\w.-]+")
+_PLAIN_KEY = re.compile(r"[^:{}\[\],<>\"|\s](?:[^:{}\[\],<>\"|]*[^:{}\[\],<>\"|\s])?")
 _NUMBERS = ("integer", "number")
 
 
@@ -34,7 +37,7 @@ class Literals:
     Args:
         any_text, any_key: rules of a text, and of a member's key with what follows it.
         quoted: a given text. key: a given key. comma: between values.
-        constants: JSON's by their JSON text.
+        constants: how JSON's are written, by their JSON text.
     """
 
     any_text: list[str]
@@ -42,11 +45,15 @@ class Literals:
     quoted: Callable[[str], str]
     key: Callable[[str], str]
     comma: str
-    constants: dict[str, str]
+    constants: dict[str, tuple[str, ...]]
+
+    def constant(self, printed: str) -> str:
+        """A constant or a number, by its JSON text."""
+        return any_of([text(one) for one in self.constants.get(printed, (printed,))])
 
     def shared(self) -> list[str]:
         """The rules `any_text`, `any_key` and `any_value`."""
-        constants = " | ".join(text(one) for one in self.constants.values())
+        constants = " | ".join(self.constant(one) for one in self.constants)
         comma = text(self.comma)
         return [
             *self.any_text,
@@ -59,86 +66,96 @@ class Literals:
         ]
 
 
-@dataclass(slots=True)
 class _Values:
-    """Makes the rules of a call's values; their names begin with `prefix`."""
+    """
+    Makes the rules of a call's values, one for each schema within a tool's.
 
-    literals: Literals
-    prefix: str
-    rules: list[str] = field(default_factory=list)
+    Args:
+        prefix: what their names begin with.
+    """
 
-    def named(self, expression: str) -> str:
-        """A rule of its own, by its name."""
-        name = f"{self.prefix}_{len(self.rules)}"
-        self.rules.append(f"{name}: {expression}")
-        return name
+    def __init__(self, literals: Literals, schema: ToolSchema, prefix: str) -> None:
+        self._literals, self._schema, self._prefix = literals, schema, prefix
+        self._rules, self._num_names = Rules(), 0
+        self._known: dict[int, str] = {}
 
-    def value(self, schema: Any, level: int = 0) -> str:
-        """An expression of the values of a schema: its types, names and choices."""
-        if not isinstance(schema, dict) or level > _MAX_LEVELS:
-            return "any_value"
-        for key in ("anyOf", "oneOf"):
-            if isinstance(schema.get(key), list) and schema[key]:
-                return any_of([self.value(one, level + 1) for one in schema[key]])
-        listed = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(listed, list) and listed:
-            scalars = [one for one in listed if not isinstance(one, dict | list)]
-            is_whole = len(scalars) == len(listed)
-            return any_of([*map(self._scalar, scalars)]) if is_whole else "any_value"
-        kind = schema.get("type")
-        if isinstance(kind, list) and kind:
-            each = [{**schema, "type": one} for one in kind]
-            return any_of([self.value(one, level + 1) for one in each])
-        return self._typed(schema, level)
+    @property
+    def rules(self) -> list[str]:
+        """Those that were made."""
+        return self._rules.texts
 
-    def _typed(self, schema: dict[str, Any], level: int) -> str:
-        kind, constants = schema.get("type"), self.literals.constants
-        if kind in _NUMBERS:
-            return self.named(call_json(schema))
-        if kind == "array":
-            return self._list(schema, level)
-        if kind == "object":
-            return self._object(schema, level)
-        booleans = any_of([text(constants["true"]), text(constants["false"])])
-        simple = {"string": "any_text", "boolean": booleans}
-        simple["null"] = text(constants["null"])
-        return simple.get(str(kind), "any_value")
-
-    def _list(self, schema: dict[str, Any], level: int) -> str:
-        item, comma = self.value(schema.get("items"), level + 1), self.literals.comma
-        least, most = _count(schema, "minItems"), _count(schema, "maxItems")
-        if most == 0:
-            return text("[]")
-        last = "" if most is None else most - 1
-        others = f"({text(comma)} {item}){{{max((least or 0) - 1, 0)},{last}}}"
-        return f'("[" ({item} {others}){"" if least else "?"} "]")'
-
-    def _object(self, schema: dict[str, Any], level: int) -> str:
-        members = [*properties_of(schema)]
-        if not members:
-            return "any_object"
-        return f'("{{" {self.members(members, self.literals.key, level + 1)} "}}")'
-
-    def arguments(
-        self, schema: dict[str, Any], key: Callable[[str], str], other: str
-    ) -> str:
+    def arguments(self, key: Callable[[str], str], other: str) -> str:
         """
         An expression of a call's arguments.
 
         Args:
             key: what begins one of a name. other: an expression of one of any name.
         """
-        members, comma = [*properties_of(schema)], text(self.literals.comma)
-        if not members and takes_any(schema):
+        members, comma = self._schema.arguments, text(self._literals.comma)
+        if not members and self._schema.takes_any:
             return f"({other} ({comma} {other})*)?"
-        return self.members(members, key)
+        return self._members(members, key)
 
-    def members(
-        self,
-        members: Sequence[tuple[str, Any, bool]],
-        key: Callable[[str], str],
-        level: int = 0,
-    ) -> str:
+    def _name(self) -> str:
+        self._num_names += 1
+        return f"{self._prefix}_{self._num_names}"
+
+    def _named(self, expression: str) -> str:
+        """A rule of its own, by its name."""
+        name = self._name()
+        self._rules.add(f"{name}: {expression}")
+        return name
+
+    def _value(self, schema: Any) -> str:
+        """The rule of the values of a schema: its types, names and choices."""
+        if not isinstance(schema, dict):
+            return "any_value"
+        if id(schema) not in self._known:
+            name = self._known[id(schema)] = self._name()  # it may refer to itself
+            each = [self._alternative(o) for o in self._schema.alternatives(schema)]
+            self._rules.add(f"{name}: {any_of([*dict.fromkeys(each)])}")
+        return self._known[id(schema)]
+
+    def _alternative(self, schema: dict[str, Any]) -> str:
+        given = given_values(schema)
+        if given is not None:
+            return any_of([self._given(value) for value in given])
+        kind, literals = schema.get("type"), self._literals
+        if kind in _NUMBERS:
+            return self._named(call_json(schema))
+        if kind == "array":
+            return self._list(schema)
+        if kind == "object":
+            return self._object(schema)
+        booleans = any_of([literals.constant("true"), literals.constant("false")])
+        simple = {"string": "any_text", "boolean": booleans}
+        simple["null"] = literals.constant("null")
+        return simple.get(str(kind), "any_value")
+
+    def _list(self, schema: dict[str, Any]) -> str:
+        comma, first = text(self._literals.comma), schema.get("prefixItems")
+        if isinstance(first, list) and first:
+            return f'("[" {f" {comma} ".join(map(self._value, first))} "]")'
+        item = self._value(schema.get("items"))
+        least, most = _count(schema, "minItems"), _count(schema, "maxItems")
+        if most == 0:
+            return text("[]")
+        last = "" if most is None else most - 1
+        others = f"({comma} {item}){{{max((least or 0) - 1, 0)},{last}}}"
+        return f'("[" ({item} {others}){"" if least else "?"} "]")'
+
+    def _object(self, schema: dict[str, Any]) -> str:
+        members, more = members_of(schema), schema.get("additionalProperties")
+        if members:
+            return f'("{{" {self._members(members, self._literals.key)} "}}")'
+        if more is False:
+            return text("{}")
+        if not isinstance(more, dict):
+            return "any_object"
+        one, comma = f"any_key {self._value(more)}", text(self._literals.comma)
+        return f'("{{" ({one} ({comma} {one})*)? "}}")'
+
+    def _members(self, members: Sequence[Argument], key: Callable[[str], str]) -> str:
         """
         An expression of members in their order, with commas between.
 
@@ -146,21 +163,27 @@ class _Values:
         before it.
         """
         first = behind = '""'
-        comma = text(self.literals.comma)
-        for name, schema, is_needed in reversed(members):
-            member = f"{key(name)} {self.value(schema, level)}"
-            others = behind
-            skipped = "" if is_needed else f" | {behind}"
-            behind = self.named(f"{comma} {member} {others}{skipped}")
-            skipped = "" if is_needed else f" | {first}"
-            first = self.named(f"{member} {others}{skipped}")
+        comma = text(self._literals.comma)
+        for one in reversed(members):
+            member, others = f"{key(one.name)} {self._value(one.schema)}", behind
+            skipped = "" if one.is_needed else f" | {behind}"
+            behind = self._named(f"{comma} {member} {others}{skipped}")
+            skipped = "" if one.is_needed else f" | {first}"
+            first = self._named(f"{member} {others}{skipped}")
         return first
 
-    def _scalar(self, value: Any) -> str:
+    def _given(self, value: Any) -> str:
+        """A value that its schema lists."""
+        literals = self._literals
+        comma = f" {text(literals.comma)} "
         if isinstance(value, str):
-            return self.literals.quoted(value)
-        printed = json.dumps(value)
-        return text(self.literals.constants.get(printed, printed))
+            return literals.quoted(value)
+        if isinstance(value, list):
+            return f'("[" {comma.join(map(self._given, value))} "]")'
+        if isinstance(value, dict):
+            each = [f"{literals.key(k)} {self._given(v)}" for k, v in value.items()]
+            return f'("{{" {comma.join(each)} "}}")'
+        return literals.constant(json.dumps(value))
 
 
 def _count(schema: dict[str, Any], key: str) -> int | None:
@@ -188,15 +211,24 @@ def gemma_call(number: int, tool: Tool, tokens: Tokens) -> list[str]:
         quoted,
         key,
         ",",
-        {"true": "true", "false": "false", "null": "null"},
+        {"true": ("true",), "false": ("false",), "null": ("null",)},
     )
-    values = _Values(literals, f"value{number}")
-    inside = values.arguments(object_schema(tool), key, "any_member")
+    values = _Values(literals, ToolSchema(tool.parameters), f"value{number}")
+    inside = values.arguments(key, "any_member")
     return [
         f'call{number}: {text(f"call:{tool.name}{{")} {inside} "}}"',
         *values.rules,
         *literals.shared(),
     ]
+
+
+_PYTHON_ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r"}
+
+
+def _python_text(value: str) -> str:
+    """A given text in either quotes: templates print single ones, and JSON within."""
+    single = "".join(_PYTHON_ESCAPES.get(char, char) for char in value)
+    return any_of([text(json.dumps(value, ensure_ascii=False)), text(f"'{single}'")])
 
 
 _PYTHON = Literals(
@@ -205,20 +237,18 @@ _PYTHON = Literals(
         r""" | /'([^'\\\x00-\x1f]|\\["'\\nrt])*'/"""
     ],
     ['any_key: any_text ": "'],
-    lambda value: text(json.dumps(value, ensure_ascii=False)),
-    lambda name: text(f"{json.dumps(name, ensure_ascii=False)}: "),
+    _python_text,
+    lambda name: f'{_python_text(name)} ": "',
     ", ",
-    {"true": "True", "false": "False", "null": "None"},
+    {"true": ("True", "true"), "false": ("False", "false"), "null": ("None", "null")},
 )
 
 
 def python_call(number: int, tool: Tool, tokens: Tokens) -> list[str]:
     """`NAME(KEY=VALUE, ..)`, whatever the names are."""
-    values = _Values(_PYTHON, f"value{number}")
+    values = _Values(_PYTHON, ToolSchema(tool.parameters), f"value{number}")
     any_argument = f'{ANY_NAME} "=" any_value'
-    inside = values.arguments(
-        object_schema(tool), lambda name: text(f"{name}="), any_argument
-    )
+    inside = values.arguments(lambda name: text(f"{name}="), any_argument)
     return [
         f'call{number}: {text(f"{tool.name}(")} {inside} ")"',
         *values.rules,

@@ -1,0 +1,201 @@
+"""The schema of a tool's arguments, taken apart for formats that are not JSON."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_MAX_LEVELS, _MAX_ALTERNATIVES = 16, 1024
+_UNIONS = ("anyOf", "oneOf")
+_ANYTHING: dict[str, Any] = {}
+_DEFS = "$defs"
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a tool; `is_needed`: it must be there."""
+
+    name: str
+    schema: Any
+    is_needed: bool
+
+
+class ToolSchema:
+    """
+    The schema of one tool.
+
+    Args:
+        parameters: as its client sent it.
+    """
+
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        self._root = dict(parameters)
+        self._object = self._as_object()
+
+    @property
+    def whole(self) -> Json:
+        """All of it as the schema of an object, whatever it says of its own type."""
+        kind = self._root.get("type", "object")
+        is_object = "object" in (kind if isinstance(kind, list) else [kind])
+        return {**self._root, "type": "object"} if is_object else {"type": "object"}
+
+    @property
+    def arguments(self) -> list[Argument]:
+        """In their order; those of all alternatives where it has some."""
+        return [*_members(self._object)]
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether there may be arguments that it does not name."""
+        more = self._object.get("additionalProperties")
+        is_open = more is True or isinstance(more, dict)
+        return is_open or not isinstance(self._object.get("properties"), dict)
+
+    def alternatives(self, schema: Any) -> list[Json]:
+        """
+        What a value may be, each of one type or of given values.
+
+        References are followed, and unions; more than some are anything.
+        """
+        found: list[Json] = []
+        self._collect(schema, found, 0)
+        return found if 0 < len(found) <= _MAX_ALTERNATIVES else [_ANYTHING]
+
+    def standalone(self, schema: Mapping[str, Any]) -> Json:
+        """A part of it with all that it refers to, as a schema of its own."""
+        names: dict[str, str] = {}
+        defs: Json = {}
+        made = _renamed(schema, names)
+        waiting = [*names]
+        while waiting:
+            for reference in waiting:
+                target = referred(reference, self._root)
+                defs[names[reference]] = _renamed(target, names)
+            waiting = [one for one, name in names.items() if name not in defs]
+        return {**made, _DEFS: defs} if defs else dict(made)
+
+    def _as_object(self) -> Json:
+        each = [one for one in self.alternatives(self._root) if "properties" in one]
+        if len(each) < 2:
+            return each[0] if each else self._resolved(self._root)
+        needed = [set(one["required"]) for one in each if _is_list(one, "required")]
+        shared = set.intersection(*needed) if len(needed) == len(each) else set()
+        merged: Json = {}
+        for one in each:
+            properties = one["properties"]
+            merged.update(properties if isinstance(properties, dict) else {})
+        return {"type": "object", "properties": merged, "required": [*shared]}
+
+    def _collect(self, schema: Any, found: list[Json], level: int) -> None:
+        if len(found) > _MAX_ALTERNATIVES:
+            return
+        if not isinstance(schema, dict) or level > _MAX_LEVELS:
+            found.append(_ANYTHING)
+            return
+        resolved = self._resolved(schema)
+        for key in _UNIONS:
+            if _is_list(resolved, key):
+                for one in resolved[key]:
+                    self._collect(one, found, level + 1)
+                return
+        kind = resolved.get("type")
+        kinds = kind if isinstance(kind, list) and kind else [kind]
+        found += [
+            resolved if one is kind else {**resolved, "type": one} for one in kinds
+        ]
+
+    def _resolved(self, schema: Any) -> Json:
+        """With what it refers to in its place."""
+        for _ in range(_MAX_LEVELS):
+            if not isinstance(schema, dict):
+                return _ANYTHING
+            rest = {k: v for k, v in schema.items() if k not in ("$ref", "allOf")}
+            all_of = schema.get("allOf")
+            if isinstance(schema.get("$ref"), str):
+                target = referred(schema["$ref"], self._root)
+                schema = {**target, **rest} if isinstance(target, dict) else _ANYTHING
+            elif isinstance(all_of, list) and len(all_of) == 1:
+                [one] = all_of
+                schema = {**one, **rest} if isinstance(one, dict) else rest
+            else:
+                return schema
+        return _ANYTHING
+
+
+def given_values(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values that a schema lists, of its type; None: it lists none."""
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(listed, list) or not listed:
+        return None
+    kind = schema.get("type")
+    return [one for one in listed if kind is None or _is_of(one, kind)] or listed
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    found = type_of(value)
+    return found == kind or (found == "integer" and kind == "number")
+
+
+def _members(schema: Mapping[str, Any]) -> Iterator[Argument]:
+    properties, required = schema.get("properties"), schema.get("required")
+    listed = required if isinstance(required, list) else []
+    needed = {name for name in listed if isinstance(name, str)}
+    named = properties if isinstance(properties, dict) else {}
+    for name, inner in named.items():
+        yield Argument(name, inner, name in needed)
+    for name in sorted(needed - named.keys()):
+        yield Argument(name, _ANYTHING, True)
+
+
+def members_of(schema: Mapping[str, Any]) -> list[Argument]:
+    """The members that the schema of an object names."""
+    return [*_members(schema)]
+
+
+def _is_list(schema: Mapping[str, Any], key: str) -> bool:
+    return isinstance(schema.get(key), list) and bool(schema[key])
+
+
+def _renamed(value: Any, names: dict[str, str]) -> Any:
+    """A copy whose references are to names of its own, which are noted."""
+    if isinstance(value, list):
+        return [_renamed(one, names) for one in value]
+    if not isinstance(value, Mapping):
+        return value
+    made = {
+        key: _renamed(one, names)
+        for key, one in value.items()
+        if key not in (_DEFS, "definitions")
+    }
+    reference = value.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        name = names.setdefault(reference, f"d{len(names)}")
+        made["$ref"] = f"#/{_DEFS}/{name}"
+    return made
+
+
+def type_of(value: Any) -> str:
+    """The JSON type of a value."""
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    if value is None:
+        return "null"
+    return "array" if isinstance(value, list) else "object"
+
+
+def referred(reference: str, root: Any) -> Any:
+    """What a reference within the same schema points to; None: nothing is there."""
+    path, found = reference.split("/"), root
+    if path[0] != "#":
+        return None
+    for name in path[1:]:
+        key = name.replace("~1", "/").replace("~0", "~")
+        found = found.get(key) if isinstance(found, dict) else None
+    return found

@@ -1,0 +1,271 @@
+"""
+Schemas as people's libraries write them, in calls of all formats.
+
+What is of a schema is let in by its grammar, and read to the letter; what is not of it
+is refused.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sidecar.core.requests import Tool, ToolCall, ToolChoice
+from sidecar.output.grammars.call_grammar import block_grammar, calls_of
+from testkit.real_templates import BY_NAME, tokenizer_of_family
+from tests.output.test_call_grammar import Model, read
+
+Json = dict[str, Any]
+TEXT, WHOLE, NULL = {"type": "string"}, {"type": "integer"}, {"type": "null"}
+COLOURS = {"type": "string", "enum": ["red", "blue"]}
+ODD = ['a"b', "c\\d", "e\nf", "ü\U0001f600", "1", "null", "  x  "]
+LETTERS = [
+    "007", "null", "true", '{"a":1}', "  in\n    more\n", "x\n", "\nx", "\n\nx\n\n",
+    "a\tb", "", "12345678901234567890", "1e5", "</b>", " ",
+]  # fmt: skip
+QUOTED = ("gemma4", "lfm2")  # a language of their own
+UNQUOTED = ("qwen3-coder", "glm4.6", "minimax-m2", "deepseek-v3.2")
+FAMILIES = ("qwen3", "devstral", "kimi-k2", "gpt-oss", *UNQUOTED, *QUOTED)
+
+
+def of(properties: Json, required: list[str] | None = None, **more: Any) -> Json:
+    needed = [*properties] if required is None else required
+    return {"type": "object", "properties": properties, "required": needed,
+            "additionalProperties": False, **more}  # fmt: skip
+
+
+def defined(inner: Json, **definitions: Any) -> Json:
+    return of(inner, **{"$defs": definitions})
+
+
+POINT = of({"x": WHOLE})
+NODE = of({"v": WHOLE, "kids": {"type": "array", "items": {"$ref": "#/$defs/Node"}}})
+TREE = of({"v": WHOLE, "kids": {"type": "array", "items": {"$ref": "#"}}})
+# A schema, arguments that are of it, and some that are not.
+CASES: dict[str, tuple[Json, list[Json], list[Json]]] = {
+    "plain": (
+        of({"a": TEXT, "n": WHOLE}), [{"a": "x", "n": 5}],
+        [{"a": "x", "n": "y"}, {"a": "x"}],
+    ),
+    "no type": (
+        {"properties": {"n": WHOLE}, "required": ["n"]}, [{"n": 5}], [{"n": "y"}, {}],
+    ),
+    "a list of types": (
+        {**of({"n": WHOLE}), "type": ["object"]}, [{"n": 5}], [{"n": "y"}],
+    ),
+    "a reference at the root": (
+        {"$ref": "#/$defs/A", "$defs": {"A": POINT}}, [{"x": 5}], [{"x": "y"}, {}],
+    ),
+    "an enum behind a reference": (
+        defined({"c": {"$ref": "#/$defs/C"}}, C=COLOURS),
+        [{"c": "red"}], [{"c": "green"}],
+    ),
+    "an enum in allOf": (
+        of({"c": {"allOf": [{"$ref": "#/definitions/C"}]}}, definitions={"C": COLOURS}),
+        [{"c": "red"}], [{"c": "green"}],
+    ),
+    "an enum or null": (
+        of({"c": {"anyOf": [COLOURS, NULL]}}),
+        [{"c": "red"}, {"c": None}], [{"c": "green"}],
+    ),
+    "null in an enum": (
+        of({"c": {"type": ["string", "null"], "enum": ["red", None]}}),
+        [{"c": "red"}, {"c": None}], [{"c": "green"}],
+    ),
+    "const": (of({"c": {"const": "red"}}), [{"c": "red"}], [{"c": "green"}]),
+    "numbers of an enum": (of({"c": {"enum": [1, 2]}}), [{"c": 1}], [{"c": 3}]),
+    "an enum of both": (
+        of({"c": {"enum": [1, "a"]}}), [{"c": 1}, {"c": "a"}], [{"c": "zz"}],
+    ),
+    "odd texts of an enum": (
+        of({"c": {"type": "string", "enum": ODD}}), [{"c": one} for one in ODD],
+        [{"c": "q"}],
+    ),
+    "an object behind a reference": (
+        defined({"p": {"$ref": "#/$defs/P"}}, P=POINT),
+        [{"p": {"x": 5}}], [{"p": {"x": "q"}}, {"p": {}}, {"p": 5}],
+    ),
+    "a chain of references": (
+        defined({"p": {"$ref": "#/$defs/P"}}, P=of({"x": {"$ref": "#/$defs/Q"}}),
+                Q=WHOLE),
+        [{"p": {"x": 5}}], [{"p": {"x": "q"}}],
+    ),
+    "an object or null": (
+        defined({"p": {"anyOf": [{"$ref": "#/$defs/P"}, NULL]}}, P=POINT),
+        [{"p": {"x": 5}}, {"p": None}], [{"p": {"x": "q"}}, {"p": 5}],
+    ),
+    "a reference to a property": (
+        of({"a": POINT, "b": {"$ref": "#/properties/a"}}),
+        [{"a": {"x": 1}, "b": {"x": 2}}], [{"a": {"x": 1}, "b": {"x": "q"}}],
+    ),
+    "itself": (
+        TREE, [{"v": 1, "kids": []}, {"v": 1, "kids": [{"v": 2, "kids": []}]}],
+        [{"v": 1, "kids": [[]]}, {"v": 1, "kids": [5]}],
+    ),
+    "a tree": (
+        defined({"t": {"$ref": "#/$defs/Node"}}, Node=NODE),
+        [{"t": {"v": 1, "kids": [{"v": 2, "kids": []}]}}],
+        [{"t": {"v": 1, "kids": [5]}}],
+    ),
+    "values of any key": (
+        of({"d": {"type": "object", "additionalProperties": WHOLE}}),
+        [{"d": {"q": 1}}, {"d": {}}], [{"d": {"q": "x"}}],
+    ),
+    "no members": (of({"d": of({})}), [{"d": {}}], [{"d": {"q": 1}}]),
+    "a list of an enum": (
+        defined({"l": {"type": "array", "items": {"$ref": "#/$defs/C"}}}, C=COLOURS),
+        [{"l": ["red", "blue"]}, {"l": []}], [{"l": ["green"]}, {"l": "red"}],
+    ),
+    "a tuple": (
+        of({"l": {"type": "array", "prefixItems": [WHOLE, TEXT], "minItems": 2,
+                  "maxItems": 2}}),
+        [{"l": [1, "a"]}], [{"l": ["a", 1]}],
+    ),
+    "a number or a text": (
+        of({"v": {"anyOf": [WHOLE, TEXT]}}),
+        [{"v": 5}, {"v": "five"}, {"v": "3.10"}, {"v": "1e3"}], [],
+    ),
+    "a text or null": (
+        of({"v": {"anyOf": [TEXT, NULL]}}),
+        [{"v": one} for one in (None, "x", "12", "1.5", "true", "[1]", "x\n")], [],
+    ),
+    "a union with a mark": (
+        of({"o": {"anyOf": [of({"t": {"const": "a"}, "x": WHOLE}),
+                            of({"t": {"const": "b"}, "y": TEXT})]}}),
+        [{"o": {"t": "a", "x": 1}}, {"o": {"t": "b", "y": "q"}}],
+        [{"o": {"t": "a", "y": "q"}}],
+    ),
+    "a long number": (of({"v": WHOLE}), [{"v": 123456789012345678901234567890}], []),
+    "odd names": (
+        of({"first name": TEXT, "a.b": TEXT, "go-on": TEXT, "from": WHOLE, "$f": TEXT,
+            "größe": WHOLE}),
+        [{"first name": "x", "a.b": "y", "go-on": "z", "from": 1, "$f": "w",
+          "größe": 2}],
+        [],
+    ),
+    "one that is not listed": (
+        {"type": "object", "properties": {"a": WHOLE}, "required": ["a", "b"]},
+        [{"a": 1, "b": 2}], [{"a": 1}],
+    ),
+    "strings to the letter": (of({"s": TEXT}), [{"s": one} for one in LETTERS], []),
+}  # fmt: skip
+NAMES = ("a-b", "a.b", "from", "1a", "print", "_", "mcp__x-y__z", "a/b")
+
+
+def _gemma(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{k}:{_gemma(v)}' for k, v in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_gemma, value))}]"
+    return f'<|"|>{value}<|"|>' if isinstance(value, str) else json.dumps(value)
+
+
+def _python(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)
+
+
+def _glm(name: str, arguments: Json) -> str:
+    parts = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>"
+        f"{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        "</arg_value>\n"
+        for key, value in arguments.items()
+    )
+    return f"<tool_call>{name}\n{parts}</tool_call>"
+
+
+def _listed(name: str, arguments: Json) -> str:
+    inside = ", ".join(f"{key}={_python(value)}" for key, value in arguments.items())
+    return f"<|tool_call_start|>[{name}({inside})]<|tool_call_end|>"
+
+
+WRITERS: dict[str, Callable[[str, Json], str]] = {
+    "gemma4": lambda name, said: f"<|tool_call>call:{name}{_gemma(said)}<tool_call|>",
+    "lfm2": _listed,
+    "glm4.6": _glm,
+    "gpt-oss": lambda name, said: (
+        "<|channel|>commentary to=functions."
+        f"{name} <|constrain|>json<|message|>{json.dumps(said, ensure_ascii=False)}"
+    ),
+}
+
+
+def write(family: str, name: str, arguments: Json) -> str:
+    """A call as a model of the family writes it."""
+    if family in WRITERS:
+        return WRITERS[family](name, arguments)
+    call = ToolCall("x", name, json.dumps(arguments, ensure_ascii=False))
+    return BY_NAME[family].calls([call])
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> Model:
+    tokenizer = tokenizer_of_family(request.param)
+    made = Model(request.param, tokenizer, str(tokenizer.chat_template))
+    made.family = request.param
+    return made
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_of_a_schema_is_let_in_and_read_to_the_letter(
+    model: Model, case: str
+) -> None:
+    schema, good, bad = CASES[case]
+    tools = (Tool("look", schema, {}),)
+    grammar = model.grammar(ToolChoice("required"), tools)
+    for arguments in good:
+        text = write(model.family, "look", arguments)
+        assert model.texts.takes(grammar, text), text
+        found = read(model.syntax, text, tools)
+        assert found.parsed == [("look", arguments)]
+        assert found.text == ""
+    for arguments in bad:
+        text = write(model.family, "look", arguments)
+        assert not model.texts.takes(grammar, text), text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tools_of_odd_names_are_called(model: Model, name: str) -> None:
+    tools = (Tool(name, of({"v": WHOLE}), {}), Tool("a", of({"v": WHOLE}), {}))
+    text = write(model.family, name, {"v": 1})
+    assert model.texts.takes(model.grammar(ToolChoice("required"), tools), text)
+    assert read(model.syntax, text, tools).parsed == [(name, {"v": 1})]
+
+
+def _nested(kinds: list[str]) -> Json:
+    schema: Json = {"type": kinds}
+    for _ in range(8):
+        schema = {"type": kinds, "items": schema, "properties": {"a": schema}}
+    return of({"v": schema})
+
+
+def _shared(count: int) -> Json:
+    """Many arguments that refer to one long definition."""
+    texts = {"enum": [f"text {n}" for n in range(20_000)]}
+    each = {"anyOf": [{"$ref": "#/$defs/E"}, WHOLE]}
+    return of({f"a{n}": each for n in range(count)}, **{"$defs": {"E": texts}})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [_nested(["array", "object", "string"] * 20), _shared(2_000)],
+    ids=["types in types", "one definition"],
+)
+def test_no_schema_makes_a_grammar_that_is_many_times_longer(
+    model: Model, schema: Json
+) -> None:
+    """It is built where nothing ends it, before it is tried."""
+    tools = (Tool("look", schema, {}),)
+    started, most = time.process_time(), 4 * len(json.dumps(schema)) + (1 << 18)
+    own, vocab = model.syntax.calls[0], model.vocab
+    with contextlib.suppress(ValueError):  # too long: told by names and types alone
+        calls = calls_of(ToolChoice("required"), tools, own, vocab)
+        assert sum(map(len, calls.rules)) < most
+        if own.opener in vocab:
+            assert len(block_grammar(tools, own, vocab)) < most
+    assert time.process_time() - started < 20
