@@ -22,8 +22,8 @@ from sidecar.engine.loading.model_place import BUILTIN_NAME, ModelSource
 from sidecar.engine.loading.model_source import find_model
 from sidecar.engine.selftest.self_test import PathResult, run_selftest
 from sidecar.infra.logs import setup_logging
-from sidecar.output.output_syntax import SyntaxSettings
 from sidecar.output.splitter_check import splitter_faults
+from sidecar.output.syntax_settings import SyntaxSettings
 
 _LEGEND = """moved: KV and states out of the store, against those chunks computed anew.
 computed: logits of the same forced tokens after that (batch: and the KV they leave).

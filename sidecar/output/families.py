@@ -10,8 +10,8 @@ from sidecar.output.output_syntax import (
     Family,
     Markers,
     OutputSyntax,
-    SyntaxSettings,
 )
+from sidecar.output.syntax_settings import SyntaxSettings
 from sidecar.output.tool_syntax import (
     TOOL_CALL,
     TOOL_PARSERS,

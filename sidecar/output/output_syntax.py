@@ -39,21 +39,6 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class SyntaxSettings:
-    """
-    What people set of a model's output; None: it is found out.
-
-    Args:
-        family: a name of families.py. tool_parser: of tool_syntax.TOOL_PARSERS.
-        reasoning_parser: of families.REASONING_PARSERS.
-    """
-
-    family: str | None = None
-    tool_parser: str | None = None
-    reasoning_parser: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class OutputSyntax:
     """
     The output side of one loaded model; computed once.

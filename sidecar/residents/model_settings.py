@@ -6,7 +6,7 @@ What people set for single models: a JSON file, read at each look for models.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,7 @@ from sidecar.config.settings import Config
 from sidecar.config.sources import ConfigError
 from sidecar.config.values import BUILTIN
 from sidecar.kv.disk.durable_files import replace_private
-from sidecar.output.families import FAMILY_ALIASES, REASONING_PARSERS
-from sidecar.output.output_syntax import SyntaxSettings
-from sidecar.output.tool_syntax import TOOL_PARSERS
+from sidecar.output.syntax_settings import NAMES, SyntaxSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +51,6 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "family": (str,),
     "tool_parser": (str,),
     "reasoning_parser": (str,),
-}
-_WORDS: Mapping[str, Collection[str]] = {
-    "family": FAMILY_ALIASES,
-    "tool_parser": TOOL_PARSERS,
-    "reasoning_parser": REASONING_PARSERS,
 }
 
 
@@ -159,7 +152,7 @@ def check_setting(name: str, value: object) -> None:
     if is_flag or not isinstance(value, _TYPES[name]):
         words = " or ".join(kind.__name__ for kind in _TYPES[name])
         raise ValueError(f"{name} must be {words}")
-    if isinstance(value, str) and name in _WORDS and value not in _WORDS[name]:
-        raise ValueError(f"{name} must be one of {', '.join(_WORDS[name])}")
+    if isinstance(value, str) and name in NAMES and value not in NAMES[name]:
+        raise ValueError(f"{name} must be one of {', '.join(NAMES[name])}")
     if isinstance(value, (int, float)) and not 0 <= value <= _LONGEST_S:
         raise ValueError(f"{name} must be 0..{_LONGEST_S:g}")

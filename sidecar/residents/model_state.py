@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from sidecar.core.errors import SidecarError, Unavailable
-from sidecar.output.output_syntax import SyntaxSettings
+from sidecar.output.syntax_settings import SyntaxSettings
 
 LoadState = Literal[
     "unloaded",

@@ -11,7 +11,7 @@ from sidecar.core.requests import ChatRequest, OutputFormat, Tool, ToolChoice
 from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.grammar_compiler import UnsupportedGrammar
 from sidecar.engine.text_engine import TextEngine
-from sidecar.output.calls.declared_types import SIMPLE_TYPES
+from sidecar.output.calls.tool_schema import SIMPLE_TYPES
 from sidecar.output.grammars.answer_grammar import (
     answer_grammar,
     channel_answer_grammar,

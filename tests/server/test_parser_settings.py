@@ -8,9 +8,14 @@ import httpx
 import pytest
 
 from sidecar.config.sources import ConfigError
-from sidecar.output.families import REASONING_PARSERS, find_family, output_syntax
-from sidecar.output.output_syntax import SyntaxSettings
+from sidecar.output.families import (
+    FAMILY_ALIASES,
+    REASONING_PARSERS,
+    find_family,
+    output_syntax,
+)
 from sidecar.output.reasoning_splitter import new_splitter
+from sidecar.output.syntax_settings import NAMES, SyntaxSettings
 from sidecar.output.tool_syntax import TOOL_PARSERS
 from sidecar.residents.model_settings import read_settings
 from testkit.call_texts import collect
@@ -20,7 +25,7 @@ from testkit.servers import running_sidecar
 from tests.output.test_every_tool_format import EXAMPLES, TOOLS
 
 # Of examples whose format has another name than the parser that reads it.
-NAMES = {
+READ_BY = {
     "glm4_short": "glm4_native", "llama_xml": "llama", "llama_python": "llama",
     "python_tag": "llama", "openai_json": "llama", "liquid_positional": "liquid_python",
     "mistral_quotes": "mistral", "json_block": "nemotron",
@@ -35,7 +40,7 @@ SAID = "<reasoning>I look.</reasoning>[TOOL_CALLS]look[ARGS]{}"
 def test_each_parser_reads_its_examples_whatever_the_template_shows() -> None:
     read = set()
     for example in EXAMPLES:
-        name = NAMES.get(example.format, example.format)
+        name = READ_BY.get(example.format, example.format)
         if name == "harmony":  # channels are no matter of a setting
             continue
         read.add(name)
@@ -93,7 +98,10 @@ def test_an_unknown_one_in_the_file_is_named(tmp_path: Path, name: str) -> None:
         read_settings(file)
 
 
-def test_the_names_of_the_page_are_all_of_them() -> None:
+def test_the_names_are_those_of_the_tables_and_of_the_page() -> None:
+    assert set(NAMES["family"]) == {*FAMILY_ALIASES}
+    assert set(NAMES["tool_parser"]) == {*TOOL_PARSERS}
+    assert set(NAMES["reasoning_parser"]) == {*REASONING_PARSERS}
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     for name in (*TOOL_PARSERS, *REASONING_PARSERS):
         assert f"`{name}`" in page, name

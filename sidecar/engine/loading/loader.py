@@ -30,7 +30,7 @@ from sidecar.engine.vision.vision_encoder import (
 )
 from sidecar.kv.quantization import KVQuantization
 from sidecar.output.families import AS_FOUND, find_family, output_syntax
-from sidecar.output.output_syntax import SyntaxSettings
+from sidecar.output.syntax_settings import SyntaxSettings
 from sidecar.output.tool_syntax import opener_ids
 
 logger = logging.getLogger(__name__)

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.requests import Tool
-from sidecar.output.calls.declared_types import Types, declared_types
 from sidecar.output.calls.scanner import NotThisFormat, Scanner, Wait
-from sidecar.output.calls.tool_schema import ToolSchema
+from sidecar.output.calls.tool_schema import ToolSchema, Types, declared_types
 from sidecar.output.pieces import (
     CallArguments,
     CallEnded,

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sidecar.output.calls.call_sink import Block
-from sidecar.output.calls.declared_types import ANY_TYPE, TEXT_ALONE
 from sidecar.output.calls.json_text import printed, read_object, read_raw_value
 from sidecar.output.calls.scanner import NotThisFormat, Wait
+from sidecar.output.calls.tool_schema import ANY_TYPE, TEXT_ALONE
 from sidecar.output.pieces import could_begin
 
 _ANY = re.IGNORECASE | re.ASCII

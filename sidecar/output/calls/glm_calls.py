@@ -3,9 +3,9 @@
 import re
 
 from sidecar.output.calls.call_sink import Block
-from sidecar.output.calls.declared_types import ANY_TYPE
 from sidecar.output.calls.json_text import printed, read_object, read_raw_value
 from sidecar.output.calls.scanner import NotThisFormat, Wait
+from sidecar.output.calls.tool_schema import ANY_TYPE
 
 _NAME = re.compile(r"[\w.:/-]*")
 _MAX_NAME_CHARS = 512

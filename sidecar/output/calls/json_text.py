@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any
 
 from sidecar.core.json_bytes import MAX_LEVELS, load_json
-from sidecar.output.calls.declared_types import (
+from sidecar.output.calls.scanner import NotThisFormat, Scanner, Wait
+from sidecar.output.calls.tool_schema import (
     ANY_TYPE,
     TEXT_ALONE,
     Types,
+    type_of,
 )
-from sidecar.output.calls.scanner import NotThisFormat, Scanner, Wait
-from sidecar.output.calls.tool_schema import type_of
 
 Print = Callable[[str], None]
 

@@ -10,6 +10,13 @@ _ANYTHING: dict[str, Any] = {}
 _DEFS = "$defs"
 
 Json = dict[str, Any]
+Types = frozenset[str]
+ANY_TYPE: Types = frozenset(
+    {"string", "number", "integer", "boolean", "null", "array", "object"}
+)
+SIMPLE_TYPES = tuple(sorted(ANY_TYPE))
+TEXT_ALONE: Types = frozenset({"string"})
+_OF_STRINGS = ("pattern", "minLength", "maxLength", "format", "contentEncoding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,10 @@ class ToolSchema:
         found: list[Json] = []
         self._collect(schema, found, 0)
         return found if 0 < len(found) <= _MAX_ALTERNATIVES else [_ANYTHING]
+
+    def types_of(self, schema: Any) -> Types:
+        """The types that a value may have; all of them where nothing says it."""
+        return frozenset().union(*map(_types_of, self.alternatives(schema)))
 
     def standalone(self, schema: Mapping[str, Any]) -> Json:
         """A part of it with all that it refers to, as a schema of its own."""
@@ -130,6 +141,25 @@ def given_values(schema: Mapping[str, Any]) -> list[Any] | None:
         return None
     kind = schema.get("type")
     return [one for one in listed if kind is None or _is_of(one, kind)] or listed
+
+
+def declared_types(parameters: Any) -> Mapping[str, Types]:
+    """The types of each argument of a tool; none if it declares no arguments."""
+    if not isinstance(parameters, Mapping):
+        return {}
+    schema = ToolSchema(parameters)
+    return {one.name: schema.types_of(one.schema) for one in schema.arguments}
+
+
+def _types_of(schema: Mapping[str, Any]) -> Types:
+    given, kind = given_values(schema), schema.get("type")
+    if given is not None:
+        return frozenset(map(type_of, given))
+    lower = kind.lower() if isinstance(kind, str) else ""  # Google's are in capitals
+    if lower in ANY_TYPE:
+        return frozenset({lower, "integer"} if lower == "number" else {lower})
+    is_text = any(key in schema for key in _OF_STRINGS)
+    return TEXT_ALONE if is_text else ANY_TYPE
 
 
 def _is_of(value: Any, kind: Any) -> bool:
