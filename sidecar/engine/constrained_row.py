@@ -23,22 +23,20 @@ from sidecar.engine.tokens_beyond import TokensBeyond
 
 _TAIL = 24  # tokens in which a close tag is looked for, however it was cut
 _ALL = -1  # as bits: any token
-# CPU time that the grammar of a request may take, in all its answers: all others wait
-# for it, on the GPU thread.
-_FREE_S, _STEP_S = 0.5, 0.01
+# CPU time that the grammar of a request may take in all its answers, and what a step
+# adds to what is left of it: all others wait for it, on the GPU thread.
+_MOST_S, _STEP_S = 0.5, 0.01
 
 
 @dataclass(slots=True)
-class Spent:
-    """What the grammar of one request has taken. GPU thread only."""
+class Allowance:
+    """What the grammar of one request may take still. GPU thread only."""
 
-    seconds: float = 0.0
-    num_steps: int = 0
+    seconds: float = field(default_factory=lambda: _MOST_S)
 
-    @property
-    def is_too_much(self) -> bool:
-        """Whether it took more than its steps may."""
-        return self.seconds > _FREE_S + self.num_steps * _STEP_S
+    def step(self) -> None:
+        """One more token; what is saved up is no more than at the beginning."""
+        self.seconds = min(_MOST_S, self.seconds + _STEP_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ class Constraint:
     banned: tuple[int, ...] = ()
     armed_by: tuple[int, ...] = ()
     beyond: TokensBeyond = field(default_factory=dict)
-    spent: Spent = field(default_factory=Spent)
+    allowance: Allowance = field(default_factory=Allowance)
 
     @property
     def is_form(self) -> bool:
@@ -87,7 +85,7 @@ class ConstrainedRow:
         self._source = constraint.matcher
         self._matcher = constraint.matcher and constraint.matcher.deep_copy()
         self._behind, self._opener = constraint.behind.lower(), constraint.opener
-        self._beyond, self._spent = constraint.beyond, constraint.spent
+        self._beyond, self._allowance = constraint.beyond, constraint.allowance
         self._budget, self._call_end = constraint.budget, constraint.call_end
         self._close_ids, self._banned = constraint.close_ids, constraint.banned
         self._armed_by = constraint.armed_by
@@ -157,8 +155,8 @@ class ConstrainedRow:
         """What a step of the grammar returns; too many seconds of them are an error."""
         started = time.thread_time()
         done = step()
-        self._spent.seconds += time.thread_time() - started
-        if self._spent.is_too_much and not self.error:
+        self._allowance.seconds -= time.thread_time() - started
+        if self._allowance.seconds < 0 and not self.error:
             self.error = "its steps take too much time"
             self._fail(matcher)
         return done
@@ -191,11 +189,12 @@ class ConstrainedRow:
                 if self._said.endswith(self._behind.removesuffix(rest)):
                     _clear(bits, ids)
             return
-        self._spent.num_steps += 1
+        self._allowance.step()
         self._timed(matcher, lambda: fill_next_token_bitmask(matcher, mask, row))
         if matcher.is_error():
             self._fail(matcher)
-        _set(bits, [] if self._opener is None else [self._opener])
+        if self._opener is not None and not self._armed_by:
+            _set(bits, [self._opener])
 
 
 def _set(bits: NDArray[np.uint32], ids: Sequence[int]) -> None:

@@ -315,22 +315,32 @@ def test_no_token_holds_the_end_of_a_tag_and_what_is_behind_it(
 
 
 def test_answers_of_one_request_share_what_their_form_may_take(
-    grammars: GrammarCompiler, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight answers do not take eight times as much of the others' time."""
-    monkeypatch.setattr(constrained_row, "_FREE_S", -1.0)
-    monkeypatch.setattr(constrained_row, "_STEP_S", 0.7)
-    matcher = grammars.compile('start: "yes" | "no"')
-    asked = Constraint(grammars, matcher)
+    ticks = itertools.count()
+    monkeypatch.setattr(constrained_row.time, "thread_time", lambda: next(ticks) * 0.3)
+    asked = Constraint(grammars, grammars.compile('start: "yes" | "no"'))
     one, other = ConstrainedRow(asked), ConstrainedRow(asked)
-    mask = np.full((1, one.num_words or 0), -1, np.int32)
-    one.fill(mask, 0)
-    assert one.error == "its steps take too much time"
-    other.fill(mask, 0)
-    assert other.error == ""
-    alone = ConstrainedRow(Constraint(grammars, matcher))
-    alone.fill(mask, 0)
-    assert alone.error
+    allowed(one)
+    allowed(other)
+    assert (one.error, other.error) == ("", "its steps take too much time")
+    alone = ConstrainedRow(Constraint(grammars, asked.matcher))
+    allowed(alone)
+    assert alone.error == ""
+
+
+def test_cheap_steps_save_up_no_more_than_there_was(
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long forced text once paid for minutes of the others' time behind it."""
+    row = row_of(grammars)
+    for _ in range(200):
+        allowed(row)
+    ticks = itertools.count()
+    monkeypatch.setattr(constrained_row.time, "thread_time", lambda: next(ticks) * 0.6)
+    allowed(row)
+    assert row.error == "its steps take too much time"
 
 
 def armed_row(grammars: GrammarCompiler, **asked: Any) -> ConstrainedRow:
@@ -372,6 +382,16 @@ def test_it_does_not_begin_within_thinking_and_once_if_one_is_wanted(
     row.take(vocab["<tool_call>"])
     _taken(row, [*tokenizer.encode("yes", add_special_tokens=False), end])
     assert _allowed(row) == set(grammars.stop_ids)
+
+
+def test_thinking_does_not_begin_within_a_call(
+    grammars: GrammarCompiler, tokenizer: Any
+) -> None:
+    """The mask let its tag in, and the grammar then failed on it."""
+    vocab = grammars.vocabulary
+    row = armed_row(grammars, behind="</think>", opener=vocab["<think>"])
+    row.take(vocab["<tool_call>"])
+    assert vocab["<think>"] not in allowed(row)
 
 
 def test_thinking_may_begin_again_behind_a_call(

@@ -8,12 +8,14 @@ is refused.
 import contextlib
 import json
 import time
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from sidecar.core.requests import Tool, ToolCall, ToolChoice
+from sidecar.output.calls.tool_schema import declared_types
 from sidecar.output.grammars.call_grammar import block_grammar, calls_of
 from testkit.real_templates import BY_NAME, tokenizer_of_family
 from tests.output.test_call_grammar import Model, read
@@ -150,6 +152,26 @@ CASES: dict[str, tuple[Json, list[Json], list[Json]]] = {
         {"type": "object", "properties": {"a": WHOLE}, "required": ["a", "b"]},
         [{"a": 1, "b": 2}], [{"a": 1}],
     ),
+    "what stands beside a union": (
+        {"type": "object", "properties": {"action": COLOURS}, "required": ["action"],
+         "oneOf": [{"properties": {"a": WHOLE}}, {"properties": {"b": WHOLE}}]},
+        [{"action": "red", "a": 1}, {"action": "blue", "b": 2}, {"action": "red"}],
+        [{"action": "green"}, {"a": 1}],
+    ),
+    "one of two must be there": (
+        of({"p": {**of({"a": WHOLE, "b": TEXT}, []),
+                  "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}}),
+        [{"p": {"a": 1}}, {"p": {"b": "x"}}], [{"p": {}}, {"p": 5}],
+    ),
+    "all of two": (
+        of({"c": {"allOf": [COLOURS, {"description": "A colour."}]},
+            "n": {"allOf": [TEXT, {"description": "A text."}]}}),
+        [{"c": "red", "n": "90210"}], [{"c": "green", "n": "x"}],
+    ),
+    "a reference through a list": (
+        of({"a": {"anyOf": [TEXT, NULL]}, "b": {"$ref": "#/properties/a/anyOf/0"}}),
+        [{"a": "x", "b": "90210"}], [],
+    ),
     "strings to the letter": (of({"s": TEXT}), [{"s": one} for one in LETTERS], []),
 }  # fmt: skip
 NAMES = ("a-b", "a.b", "from", "1a", "print", "_", "mcp__x-y__z", "a/b")
@@ -237,6 +259,23 @@ def test_tools_of_odd_names_are_called(model: Model, name: str) -> None:
     assert read(model.syntax, text, tools).parsed == [(name, {"v": 1})]
 
 
+@pytest.mark.parametrize(("more", "is_split"), [({}, True), (False, False)])
+def test_an_argument_that_is_not_declared_is_one_where_it_may_be(
+    model: Model, more: Any, is_split: bool
+) -> None:
+    """Where it may not, what looks like one is a part of the text before it."""
+    if model.family not in UNQUOTED or model.family == "glm4.6":
+        return
+    properties = {"path": TEXT, "content": TEXT}
+    schema: Json = {"type": "object", "properties": properties}
+    schema |= {} if is_split else {"additionalProperties": more}
+    said = {"path": "a.py", "content": "print(1)", "overwrite": True}
+    text = write(model.family, "look", said)
+    [(_, found)] = read(model.syntax, text, (Tool("look", schema, {}),)).parsed
+    assert (found == said) is is_split
+    assert found["content"].startswith("print(1)")
+
+
 def _nested(kinds: list[str]) -> Json:
     schema: Json = {"type": kinds}
     for _ in range(8):
@@ -251,21 +290,53 @@ def _shared(count: int) -> Json:
     return of({f"a{n}": each for n in range(count)}, **{"$defs": {"E": texts}})
 
 
+def _types_and_members() -> Json:
+    members = {f"x{n}": 0 for n in range(3_000)}
+    return of({"at": {"type": [""] * 3_000 + ["string", "null"], **members}})
+
+
+def _wide_references() -> Json:
+    """Many arguments, each one of many references to something wide."""
+    wide = {"type": "string", **{f"x{n}": 0 for n in range(5_000)}}
+    union = {"anyOf": [{"$ref": "#/$defs/B"}] * 1_000}
+    arguments = {f"p{n}": {"$ref": "#/$defs/A"} for n in range(20)}
+    return of(arguments, **{"$defs": {"A": union, "B": wide}})
+
+
+def _types_and_choices() -> Json:
+    choices = [f"text {n}" for n in range(1_500)]
+    one = {"type": ["string", "null"] * 500, "enum": choices}
+    return of({"a": one, "b": {"anyOf": [dict(one) for _ in range(300)]}})
+
+
 @pytest.mark.parametrize(
     "schema",
-    [_nested(["array", "object", "string"] * 20), _shared(2_000)],
-    ids=["types in types", "one definition"],
+    [
+        _nested(["array", "object", "string"] * 20),
+        _shared(2_000),
+        _types_and_members(),
+        _wide_references(),
+        _types_and_choices(),
+    ],
+    ids=["types in types", "one definition", "members", "references", "choices"],
 )
 def test_no_schema_makes_a_grammar_that_is_many_times_longer(
     model: Model, schema: Json
 ) -> None:
     """It is built where nothing ends it, before it is tried."""
     tools = (Tool("look", schema, {}),)
-    started, most = time.process_time(), 4 * len(json.dumps(schema)) + (1 << 18)
+    most = 4 * len(json.dumps(schema)) + (1 << 18)
     own, vocab = model.syntax.calls[0], model.vocab
-    with contextlib.suppress(ValueError):  # too long: told by names and types alone
-        calls = calls_of(ToolChoice("required"), tools, own, vocab)
-        assert sum(map(len, calls.rules)) < most
-        if own.opener in vocab:
-            assert len(block_grammar(tools, own, vocab)) < most
-    assert time.process_time() - started < 20
+    tracemalloc.start()
+    try:
+        started = time.process_time()
+        declared_types(schema)
+        with contextlib.suppress(ValueError):  # too long: told by names and types
+            calls = calls_of(ToolChoice("required"), tools, own, vocab)
+            assert sum(map(len, calls.rules)) < most
+            if own.opener in vocab:
+                assert len(block_grammar(tools, own, vocab)) < most
+        assert time.process_time() - started < 20
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()

@@ -196,8 +196,8 @@ class Block:
         """Whether a tool may be given an argument of this name."""
         if name not in self._open:
             found = (tool for tool in self.tools if tool.name == name)
-            is_open = any(ToolSchema(tool.parameters).takes_any for tool in found)
-            self._open[name] = is_open or not self.types_of(name)
+            is_closed = any(ToolSchema(tool.parameters).is_closed for tool in found)
+            self._open[name] = not (is_closed and self.types_of(name))
         return self._open[name] or argument in self.types_of(name)
 
     def is_offered(self, name: str) -> bool:

@@ -3,11 +3,16 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 _MAX_LEVELS, _MAX_ALTERNATIVES = 16, 1024
 _UNIONS = ("anyOf", "oneOf")
 _ANYTHING: dict[str, Any] = {}
 _DEFS = "$defs"
+_OF_NAMES = ("properties", "patternProperties", "dependentSchemas")
+_MAX_PARTS, _MAX_DIGITS = 64, 9
+_MAX_COPIED = 1 << 17
+_COUNTED = ("properties", "enum", "type", "required")
 
 Json = dict[str, Any]
 Types = frozenset[str]
@@ -38,6 +43,7 @@ class ToolSchema:
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         self._root = dict(parameters)
+        self._num_copied = 0  # members of schemas
         self._object = self._as_object()
 
     @property
@@ -59,6 +65,11 @@ class ToolSchema:
         is_open = more is True or isinstance(more, dict)
         return is_open or not isinstance(self._object.get("properties"), dict)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether there may be none but those that it names."""
+        return self._object.get("additionalProperties") is False
+
     def alternatives(self, schema: Any) -> list[Json]:
         """
         What a value may be, each of one type or of given values.
@@ -67,7 +78,16 @@ class ToolSchema:
         """
         found: list[Json] = []
         self._collect(schema, found, 0)
-        return found if 0 < len(found) <= _MAX_ALTERNATIVES else [_ANYTHING]
+        if not 0 < len(found) <= _MAX_ALTERNATIVES:
+            return [_ANYTHING]
+        # Given values are looked at once, however often they are referred to.
+        given = {
+            (id(one["enum"]), str(one.get("type")))
+            if _is_list(one, "enum")
+            else id(one): one
+            for one in found
+        }
+        return [*given.values()]
 
     def types_of(self, schema: Any) -> Types:
         """The types that a value may have; all of them where nothing says it."""
@@ -101,20 +121,33 @@ class ToolSchema:
     def _collect(self, schema: Any, found: list[Json], level: int) -> None:
         if len(found) > _MAX_ALTERNATIVES:
             return
-        if not isinstance(schema, dict) or level > _MAX_LEVELS:
+        is_known = isinstance(schema, dict) and level <= _MAX_LEVELS
+        if not is_known or not self._may_copy(schema):
             found.append(_ANYTHING)
             return
         resolved = self._resolved(schema)
         for key in _UNIONS:
             if _is_list(resolved, key):
+                beside = {k: v for k, v in resolved.items() if k != key}
                 for one in resolved[key]:
-                    self._collect(one, found, level + 1)
+                    if not self._may_copy(beside):
+                        found.append(_ANYTHING)
+                        return
+                    whole = _both(beside, self._resolved(one))
+                    self._collect(whole, found, level + 1)
                 return
         kind = resolved.get("type")
-        kinds = kind if isinstance(kind, list) and kind else [kind]
-        found += [
-            resolved if one is kind else {**resolved, "type": one} for one in kinds
-        ]
+        if not isinstance(kind, list):
+            found.append(resolved)
+            return
+        kinds = [one for one in SIMPLE_TYPES if one in kind]
+        found += [{**resolved, "type": one} for one in kinds] or [_ANYTHING]
+
+    def _may_copy(self, schema: Mapping[str, Any]) -> bool:
+        """Count what a copy of it takes: a short schema could refer to it for ever."""
+        for part in (schema, *(schema.get(key) for key in _COUNTED)):
+            self._num_copied += len(part) if isinstance(part, dict | list) else 0
+        return self._num_copied < _MAX_COPIED
 
     def _resolved(self, schema: Any) -> Json:
         """With what it refers to in its place."""
@@ -122,15 +155,17 @@ class ToolSchema:
             if not isinstance(schema, dict):
                 return _ANYTHING
             rest = {k: v for k, v in schema.items() if k not in ("$ref", "allOf")}
-            all_of = schema.get("allOf")
+            parts = schema.get("allOf")
+            parts = [*parts] if isinstance(parts, list) else []
             if isinstance(schema.get("$ref"), str):
-                target = referred(schema["$ref"], self._root)
-                schema = {**target, **rest} if isinstance(target, dict) else _ANYTHING
-            elif isinstance(all_of, list) and len(all_of) == 1:
-                [one] = all_of
-                schema = {**one, **rest} if isinstance(one, dict) else rest
-            else:
+                parts.append(referred(schema["$ref"], self._root))
+            if not parts:
                 return schema
+            schema = rest
+            for one in parts[:_MAX_PARTS]:
+                if not isinstance(one, dict) or not self._may_copy(one):
+                    return _ANYTHING
+                schema = _both(schema, one)
         return _ANYTHING
 
 
@@ -183,6 +218,19 @@ def members_of(schema: Mapping[str, Any]) -> list[Argument]:
     return [*_members(schema)]
 
 
+def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> Json:
+    """What is said by two schemas that hold both, as far as one can say it."""
+    whole = {**other, **one}
+    for key in ("properties", "$defs", "definitions"):
+        if isinstance(one.get(key), dict) and isinstance(other.get(key), dict):
+            more = {k: v for k, v in other[key].items() if k not in one[key]}
+            whole[key] = {**one[key], **more}
+    for key in ("required", "allOf"):
+        if isinstance(one.get(key), list) and isinstance(other.get(key), list):
+            whole[key] = [*one[key], *other[key]]
+    return whole
+
+
 def _is_list(schema: Mapping[str, Any], key: str) -> bool:
     return isinstance(schema.get(key), list) and bool(schema[key])
 
@@ -194,7 +242,9 @@ def _renamed(value: Any, names: dict[str, str]) -> Any:
     if not isinstance(value, Mapping):
         return value
     made = {
-        key: _renamed(one, names)
+        key: {name: _renamed(inner, names) for name, inner in one.items()}
+        if key in _OF_NAMES and isinstance(one, Mapping)
+        else _renamed(one, names)
         for key, one in value.items()
         if key not in (_DEFS, "definitions")
     }
@@ -226,6 +276,11 @@ def referred(reference: str, root: Any) -> Any:
     if path[0] != "#":
         return None
     for name in path[1:]:
-        key = name.replace("~1", "/").replace("~0", "~")
-        found = found.get(key) if isinstance(found, dict) else None
+        key = unquote(name).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            is_place = key.isascii() and key.isdigit() and len(key) < _MAX_DIGITS
+            number = int(key) if is_place else len(found)
+            found = found[number] if number < len(found) else None
+        else:
+            found = found.get(key) if isinstance(found, dict) else None
     return found

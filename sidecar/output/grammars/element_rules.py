@@ -36,6 +36,7 @@ class Value:
         self._texts: list[str] = []
         self._is_free = False
         self._json: list[str] = []
+        self._spent = Rules()
         for one in owner.alternatives(schema):
             self._add(owner, one)
 
@@ -62,13 +63,17 @@ class Value:
         for value in given or ():
             is_text = isinstance(value, str)
             where = self._texts if is_text else self._json
-            where.append(text(value if is_text else json.dumps(value)))
+            written = text(value if is_text else json.dumps(value))
+            self._spent.spend(len(written))
+            where.append(written)
         if given is not None:
             return
         kind = schema.get("type")
         self._is_free |= kind in ("string", None)
         if kind != "string":
-            self._json.append(call_json(owner.standalone(schema)))
+            written = call_json(owner.standalone(schema))
+            self._spent.spend(len(written))
+            self._json.append(written)
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,10 +113,14 @@ class Rules:
 
     def add(self, rule: str) -> None:
         """One more."""
-        self._num_chars += len(rule)
+        self.spend(len(rule))
+        self.texts.append(rule)
+
+    def spend(self, num_chars: int) -> None:
+        """Count a text that will be a part of one."""
+        self._num_chars += num_chars
         if self._num_chars > _MAX_CHARS:
             raise ValueError("the schema of a tool is too long")
-        self.texts.append(rule)
 
 
 def joined(start: str, rules: Sequence[str]) -> str:

@@ -112,8 +112,13 @@ class _Values:
             return "any_value"
         if id(schema) not in self._known:
             name = self._known[id(schema)] = self._name()  # it may refer to itself
-            each = [self._alternative(o) for o in self._schema.alternatives(schema)]
-            self._rules.add(f"{name}: {any_of([*dict.fromkeys(each)])}")
+            each: dict[str, None] = {}
+            for one in self._schema.alternatives(schema):
+                expression = self._alternative(one)
+                if expression not in each:
+                    self._rules.spend(len(expression))
+                each[expression] = None
+            self._rules.add(f"{name}: {any_of([*each])}")
         return self._known[id(schema)]
 
     def _alternative(self, schema: dict[str, Any]) -> str:
