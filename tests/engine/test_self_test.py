@@ -22,7 +22,7 @@ _DTYPES = (mx.float32, mx.bfloat16)
 
 def loaded(folder: Path, dtype: Any = mx.float32, scale: float = 1.0) -> LoadedModel:
     """A model in that number format, its logits that many times as large."""
-    model = load(find_model(str(folder)), None, trust=False)
+    model = load(find_model(str(folder)), trust=False)
     inner = model.model
     for name, module in inner.named_modules():
         if name.endswith("lm_head"):
