@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from sidecar.core.requests import Tool
 from sidecar.output.calls.call_sink import ToolSyntax
+from sidecar.output.calls.offered_tools import OfferedTools
 from sidecar.output.calls.reader import CallReader
 from sidecar.output.pieces import CallPart, Kind, Piece, held_suffix, joined
 
@@ -43,7 +44,8 @@ class ChannelSplitter:
         *,
         is_held: bool = False,
     ) -> None:
-        self._syntax, self._tools, self._is_held = syntax, tools, is_held
+        self._syntax, self._is_held = syntax, is_held
+        self._offered = OfferedTools(tools)
         # None: in a header, or in a call
         self._kind: Kind | None = "content" if begun else None
         self._reader: CallReader | None = None
@@ -115,7 +117,7 @@ class ChannelSplitter:
         self._buffer = rest
         recipient = _RECIPIENT.search(header)
         if recipient and self._syntax:
-            self._reader = CallReader(self._syntax, recipient.group(), self._tools)
+            self._reader = CallReader(self._syntax, recipient.group(), self._offered)
             self._buffer = header[recipient.end() :] + _MESSAGE + rest
         elif "<|channel|>analysis" in header:
             self._kind = "reasoning"

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from sidecar.core.requests import Tool
 from sidecar.output.calls.call_sink import ToolSyntax, find_syntax
+from sidecar.output.calls.offered_tools import OfferedTools
 from sidecar.output.calls.reader import CallReader
 from sidecar.output.channel_splitter import ChannelSplitter
 from sidecar.output.output_syntax import Markers, OutputSyntax, StartMode
@@ -104,7 +105,7 @@ class StreamSplitter:
         tools: those that were offered.
         begun: the text of an answer that the prompt ends in.
         is_held: its content is held to a form, which may have a tag as a text, and
-            behind whose beginning all is text.
+            behind whose beginning all is text. are_calls_held: calls are.
     """
 
     def __init__(
@@ -116,8 +117,11 @@ class StreamSplitter:
         begun: str = "",
         *,
         is_held: bool = False,
+        are_calls_held: bool = False,
     ) -> None:
         self._markers, self._is_held = markers, is_held
+        self._offered: OfferedTools | None = None  # made for the first call
+        self._are_calls_held = are_calls_held
         self._syntaxes, self._tools = tuple(syntaxes), tools
         openers = tuple(each.opener for each in syntaxes)
         marked = tuple(each.opener for each in syntaxes if not each.at_line_start)
@@ -288,7 +292,10 @@ class StreamSplitter:
             self._buffer = rest[1:]
         else:
             syntax = find_syntax(tag, self._syntaxes)
-            self._reader = CallReader(syntax, tag, self._tools)
+            self._offered = self._offered or OfferedTools(
+                self._tools, are_held=self._are_calls_held
+            )
+            self._reader = CallReader(syntax, tag, self._offered)
             self._buffer = rest[len(tag) :]
             self._step = self._calling
         return iter(spans)
@@ -362,6 +369,7 @@ def new_splitter(
     tools: Sequence[Tool],
     *,
     is_held: bool = False,
+    are_calls_held: bool = False,
     begun: str = "",
 ) -> Splitter:
     """
@@ -371,6 +379,7 @@ def new_splitter(
         tools: those that were offered; without any there are no calls.
         is_held: its content is held to a form, and may hold a tag as a text. A call of
             the model's own way may stand in its place, and nowhere within it.
+        are_calls_held: its calls are held to the schemas of their tools.
         begun: the text of an answer that the prompt ends in.
     """
     if syntax.has_channels:
@@ -378,7 +387,13 @@ def new_splitter(
         return ChannelSplitter(calls, tools, begun, is_held=is_held)
     syntaxes = syntax.calls[: 1 if is_held else None] if tools else ()
     return StreamSplitter(
-        syntax.markers, start, syntaxes, tools, begun, is_held=is_held
+        syntax.markers,
+        start,
+        syntaxes,
+        tools,
+        begun,
+        is_held=is_held,
+        are_calls_held=are_calls_held,
     )
 
 

@@ -312,11 +312,17 @@ def _chat_choices(plan: ChatPlan, syntax: OutputSyntax) -> list[ChatChoice]:
     )
     start, held = _start_mode(syntax, prepared), plan.constraint
     is_held = held is not None and held.is_form
+    are_calls_held = held is not None and held.matcher is not None
     return [
         ChatChoice(
             index,
             new_splitter(
-                syntax, start, tools, is_held=is_held, begun=request.begun_text
+                syntax,
+                start,
+                tools,
+                is_held=is_held,
+                are_calls_held=are_calls_held,
+                begun=request.begun_text,
             ),
             token_of,
             is_single=request.tool_choice.is_single,

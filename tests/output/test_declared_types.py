@@ -102,3 +102,9 @@ def test_schemas_that_refer_to_themselves_are_looked_at_once() -> None:
 @pytest.mark.parametrize("parameters", [None, [], {}, {"properties": [1]}])
 def test_a_tool_may_declare_nothing(parameters: Any) -> None:
     assert declared_types(parameters) == {}
+
+
+def test_odd_lists_of_what_is_required_are_passed_over() -> None:
+    one = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    schema = {"anyOf": [{**one, "required": [{}]}, {**one, "required": [["x"]]}]}
+    assert declared_types(schema) == {"a": frozenset({"integer"})}

@@ -17,6 +17,8 @@ import pytest
 from sidecar.core.requests import Tool, ToolCall, ToolChoice
 from sidecar.output.calls.tool_schema import declared_types
 from sidecar.output.grammars.call_grammar import block_grammar, calls_of
+from sidecar.output.reasoning_splitter import new_splitter
+from testkit.call_texts import collect
 from testkit.real_templates import BY_NAME, tokenizer_of_family
 from tests.output.test_call_grammar import Model, read
 
@@ -168,6 +170,24 @@ CASES: dict[str, tuple[Json, list[Json], list[Json]]] = {
             "n": {"allOf": [TEXT, {"description": "A text."}]}}),
         [{"c": "red", "n": "90210"}], [{"c": "green", "n": "x"}],
     ),
+    "all of two references": (
+        {"allOf": [{"$ref": "#/$defs/Base"}, {"$ref": "#/$defs/Extra"}], "$defs": {
+            "Base": {"type": "object", "properties": {"id": TEXT}, "required": ["id"]},
+            "Extra": {"type": "object", "properties": {"note": TEXT},
+                      "required": ["note"]}}},
+        [{"id": "7", "note": "12"}], [{"id": "7"}],
+    ),
+    "a type beside a union": (
+        of({"v": {"type": ["string", "null"],
+                  "anyOf": [{"type": "string", "enum": ["a"]}, NULL]}}),
+        [{"v": "a"}, {"v": None}], [{"v": "zz"}],
+    ),
+    "a mark beside a union": (
+        of({"o": {"type": "object", "properties": {"kind": TEXT},
+                  "required": ["kind"],
+                  "oneOf": [{"properties": {"kind": {"const": "x"}}}]}}),
+        [{"o": {"kind": "x"}}], [{"o": {"kind": "zz"}}],
+    ),
     "a reference through a list": (
         of({"a": {"anyOf": [TEXT, NULL]}, "b": {"$ref": "#/properties/a/anyOf/0"}}),
         [{"a": "x", "b": "90210"}], [],
@@ -274,6 +294,34 @@ def test_an_argument_that_is_not_declared_is_one_where_it_may_be(
     [(_, found)] = read(model.syntax, text, (Tool("look", schema, {}),)).parsed
     assert (found == said) is is_split
     assert found["content"].startswith("print(1)")
+
+
+QUOTED_ELEMENTS = {
+    "qwen3-coder": "Use </parameter> <parameter=x> here.\n",
+    "minimax-m2": 'Use </parameter> <parameter name="x"> here.\n',
+}
+
+
+@pytest.mark.parametrize("family", QUOTED_ELEMENTS)
+@pytest.mark.parametrize("are_held", [True, False])
+def test_an_element_that_a_text_quotes_is_a_part_of_it(
+    family: str, *, are_held: bool
+) -> None:
+    """In a line of prose; where the grammar lets no such argument come, anywhere."""
+    tokenizer = tokenizer_of_family(family)
+    model = Model(family, tokenizer, str(tokenizer.chat_template))
+    schema = {"type": "object", "properties": {"path": TEXT, "content": TEXT}}
+    tools = (Tool("look", schema, {}),)
+    prose = QUOTED_ELEMENTS[family]
+    lines = prose.replace("</parameter> <", "\n</parameter>\n<").strip()
+    twice = prose.replace("=x>", "=path>").replace('"x"', '"path"')
+    for content in (prose, twice, *((lines,) if are_held else ())):
+        said = {"path": "a.md", "content": content}
+        splitter = new_splitter(model.syntax, "off", tools, are_calls_held=are_held)
+        text = write(family, "look", said)
+        pieces = [piece for char in text for piece in splitter.feed(char)]
+        found = collect([*pieces, *splitter.flush(is_cut=False)[0]])
+        assert found.parsed == [("look", said)]
 
 
 def _nested(kinds: list[str]) -> Json:

@@ -1,12 +1,12 @@
 """What a format's reader says of the calls in a block, in order."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from sidecar.core.requests import Tool
+from sidecar.output.calls.offered_tools import OfferedTools
 from sidecar.output.calls.scanner import NotThisFormat, Scanner, Wait
-from sidecar.output.calls.tool_schema import ToolSchema, Types, declared_types
 from sidecar.output.pieces import (
     CallArguments,
     CallEnded,
@@ -141,11 +141,9 @@ class Block:
 
     scan: Scanner
     sink: CallSink
-    tools: Sequence[Tool]
+    tools: OfferedTools
     closer: str = ""
     marked: int = 0
-    _types: dict[str, Mapping[str, Types]] = field(default_factory=dict)
-    _open: dict[str, bool] = field(default_factory=dict)  # it may be given any
 
     def mark(self) -> None:
         """All that was read so far is calls; what follows may be something else."""
@@ -183,26 +181,6 @@ class Block:
             if scan.is_cut:
                 raise
             return False
-
-    def types_of(self, name: str) -> Mapping[str, Types]:
-        """The types that a tool's arguments may have; empty: it declares none."""
-        if name not in self._types:
-            found = (tool for tool in self.tools if tool.name == name)
-            types = next((declared_types(tool.parameters) for tool in found), {})
-            self._types[name] = types
-        return self._types[name]
-
-    def may_name(self, name: str, argument: str) -> bool:
-        """Whether a tool may be given an argument of this name."""
-        if name not in self._open:
-            found = (tool for tool in self.tools if tool.name == name)
-            is_closed = any(ToolSchema(tool.parameters).is_closed for tool in found)
-            self._open[name] = not (is_closed and self.types_of(name))
-        return self._open[name] or argument in self.types_of(name)
-
-    def is_offered(self, name: str) -> bool:
-        """Whether there is a tool of this name."""
-        return any(tool.name == name for tool in self.tools)
 
 
 # Reads the inside of a block. Where that is not of the format it finds no call, or

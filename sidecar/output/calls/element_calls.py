@@ -1,12 +1,12 @@
 """Calls as elements: one for the function, one inside it for each argument."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from sidecar.output.calls.call_sink import Block
 from sidecar.output.calls.json_text import printed, read_object, read_raw_value
-from sidecar.output.calls.scanner import NotThisFormat, Wait
+from sidecar.output.calls.scanner import NotThisFormat, Scanner, Wait
 from sidecar.output.calls.tool_schema import ANY_TYPE, TEXT_ALONE
 from sidecar.output.pieces import could_begin
 
@@ -121,13 +121,14 @@ def _call(block: Block, elements: Elements, name: str) -> Wait[None]:
         yield from scan.expect(elements.call_end)
         block.end_call()
         return
-    between = "{"
+    between, given = "{", set[str]()
     while not (yield from scan.take(elements.call_end)):
         tag = yield from _tag(block, elements, elements.argument)
         if tag is None:
             raise NotThisFormat("no argument element")
         sink.arguments(f"{between}{printed(tag['name'])}: ")
-        yield from _value(block, elements, name, tag)
+        given.add(tag["name"])
+        yield from _value(block, elements, name, tag, given)
         between = ", "
         yield from scan.space()
     sink.arguments("{}" if between == "{" else "}")
@@ -149,14 +150,21 @@ def _tag(
     return found.groupdict() if found else None
 
 
-def _value(block: Block, elements: Elements, name: str, tag: _Tag) -> Wait[None]:
-    """Read an argument up to its closing tag: a string as it comes, else JSON."""
-    declared = block.types_of(name).get(tag["name"], ANY_TYPE)
+def _value(
+    block: Block, elements: Elements, name: str, tag: _Tag, given: Collection[str]
+) -> Wait[None]:
+    """
+    Read an argument up to its closing tag: a string as it comes, else JSON.
+
+    Args:
+        given: the arguments so far: none is given twice.
+    """
+    declared = block.tools.types_of(name).get(tag["name"], ANY_TYPE)
     if says := tag.get("string"):
         declared = TEXT_ALONE if says == "true" else ANY_TYPE
 
     def is_end() -> Wait[bool]:
-        return (yield from block.goes_on(_is_followed(block, elements, name)))
+        return (yield from block.goes_on(_is_followed(block, elements, name, given)))
 
     end = elements.argument_end(tag["name"])
     yield from read_raw_value(
@@ -169,13 +177,34 @@ def _value(block: Block, elements: Elements, name: str, tag: _Tag) -> Wait[None]
     )
 
 
-def _is_followed(block: Block, elements: Elements, name: str) -> Wait[bool]:
-    """Whether what follows an argument is another one, or the call's end."""
+def _is_followed(
+    block: Block, elements: Elements, name: str, given: Collection[str]
+) -> Wait[bool]:
+    """
+    Whether what follows an argument is another one, or the call's end.
+
+    One that the schema does not name begins a line, as models write it.
+    """
     scan = block.scan
     if (yield from scan.space()) and (yield from scan.stands(elements.call_end)):
         return True
+    is_line = _begins_line(scan)
     tag = yield from _tag(block, elements, elements.argument)
     ends = (elements.call_end, block.closer, f"{elements.mark}<")
     if scan.is_cut and any(could_begin(scan.rest, end) for end in ends):
         raise NotThisFormat("the text ends behind an argument")
-    return tag is not None and block.may_name(name, tag["name"])
+    if tag is None or tag["name"] in given:
+        return False
+    if block.tools.declares(name, tag["name"]):
+        return True
+    return is_line and block.tools.may_have(name)
+
+
+def _begins_line(scan: Scanner) -> bool:
+    """Whether a line break stands in the white space before this place."""
+    at = scan.at
+    while at and scan.text[at - 1].isspace():
+        at -= 1
+        if scan.text[at] == "\n":
+            return True
+    return False

@@ -45,11 +45,11 @@ def _call(block: Block, prefix: str) -> Wait[None]:
     scan, sink = block.scan, block.sink
     yield from scan.space()
     name = yield from scan.run(_NAME)
-    if not name or (name[0].isdigit() and not block.is_offered(name)):
+    if not name or (name[0].isdigit() and not block.tools.has(name)):
         raise NotThisFormat("no function name")
     behind = yield from scan.space()
     if not behind or (yield from block.closes()):
-        if scan.is_cut or not block.is_offered(name):
+        if scan.is_cut or not block.tools.has(name):
             raise NotThisFormat("a bare word is a call only if it is a tool")
         block.take_call(name, "{}")
         return
@@ -95,6 +95,6 @@ def _value(block: Block, name: str, key: str, end: str, prefix: str) -> Wait[Non
         block.sink.arguments,
         end,
         lambda: block.goes_on(is_followed()),
-        types=block.types_of(name).get(key, ANY_TYPE),
+        types=block.tools.types_of(name).get(key, ANY_TYPE),
         is_padded=False,
     )

@@ -129,7 +129,7 @@ def _members(
         first = yield from scan.space()
         if key in _NAMES and call.name is None:
             call.name = yield from read_text(scan)
-            if not is_marked and not block.is_offered(call.name):
+            if not is_marked and not block.tools.has(call.name):
                 raise NotThisFormat("not an offered tool")
         elif key in _ARGUMENTS:
             yield from _arguments(block, call)

@@ -15,7 +15,7 @@ def from_library(parse: Callable[..., Any]) -> Format:
         pieces: list[str] = []
         if block.closer:
             yield from _up_to_closer(block, pieces)
-        found = parse("".join(pieces), [dict(tool.raw) for tool in block.tools])
+        found = parse("".join(pieces), [dict(tool.raw) for tool in block.tools.all])
         for name, arguments in _calls(found if isinstance(found, list) else [found]):
             block.take_call(name, arguments)
 

@@ -30,7 +30,9 @@ def python_calls(block: Block) -> Wait[None]:
     """`[f(a="x"), g()]`, or calls one after another; positional arguments by order."""
     scan = block.scan
     while (yield from scan.space()) and not (yield from block.closes()):
-        for name, arguments in _read_all((yield from _expression(scan)), block.tools):
+        for name, arguments in _read_all(
+            (yield from _expression(scan)), block.tools.all
+        ):
             block.take_call(name, arguments)
         if (yield from scan.space()) in (";", ","):
             yield from scan.char()

@@ -5,10 +5,8 @@ The end of a call is parsed, never searched: what looks like it may stand in a s
 A block whose beginning is no call of any format is text.
 """
 
-from collections.abc import Sequence
-
-from sidecar.core.requests import Tool
 from sidecar.output.calls.call_sink import Block, CallSink, ToolSyntax
+from sidecar.output.calls.offered_tools import OfferedTools
 from sidecar.output.calls.scanner import (
     NotThisFormat,
     Scanner,
@@ -39,11 +37,11 @@ class CallReader:
     what stands behind the opener, and `plain` that.
     """
 
-    def __init__(self, syntax: ToolSyntax, opener: str, tools: Sequence[Tool]) -> None:
+    def __init__(self, syntax: ToolSyntax, opener: str, tools: OfferedTools) -> None:
         self._syntax = syntax
         self._opener = opener
         scan = Scanner(opener if syntax.is_inside else "")
-        self._block = Block(scan, CallSink(tools), tools, syntax.closer)
+        self._block = Block(scan, CallSink(tools.all), tools, syntax.closer)
         self._reading = self._read()
         self._waiting: list[str] = []
         self._num_waiting = 0

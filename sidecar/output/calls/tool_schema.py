@@ -12,6 +12,7 @@ _DEFS = "$defs"
 _OF_NAMES = ("properties", "patternProperties", "dependentSchemas")
 _MAX_PARTS, _MAX_DIGITS = 64, 9
 _MAX_COPIED = 1 << 17
+_OF_VALUES = ("type", "enum", "const")
 _COUNTED = ("properties", "enum", "type", "required")
 
 Json = dict[str, Any]
@@ -110,13 +111,16 @@ class ToolSchema:
         each = [one for one in self.alternatives(self._root) if "properties" in one]
         if len(each) < 2:
             return each[0] if each else self._resolved(self._root)
-        needed = [set(one["required"]) for one in each if _is_list(one, "required")]
-        shared = set.intersection(*needed) if len(needed) == len(each) else set()
+        needed = [{a.name for a in _members(one) if a.is_needed} for one in each]
         merged: Json = {}
         for one in each:
             properties = one["properties"]
             merged.update(properties if isinstance(properties, dict) else {})
-        return {"type": "object", "properties": merged, "required": [*shared]}
+        return {
+            "type": "object",
+            "properties": merged,
+            "required": sorted(set.intersection(*needed)),
+        }
 
     def _collect(self, schema: Any, found: list[Json], level: int) -> None:
         if len(found) > _MAX_ALTERNATIVES:
@@ -133,7 +137,9 @@ class ToolSchema:
                     if not self._may_copy(beside):
                         found.append(_ANYTHING)
                         return
-                    whole = _both(beside, self._resolved(one))
+                    inner = self._resolved(one)
+                    own = {k: inner[k] for k in _OF_VALUES if k in inner}
+                    whole = {**_both(beside, inner), **own}
                     self._collect(whole, found, level + 1)
                 return
         kind = resolved.get("type")
@@ -149,24 +155,23 @@ class ToolSchema:
             self._num_copied += len(part) if isinstance(part, dict | list) else 0
         return self._num_copied < _MAX_COPIED
 
-    def _resolved(self, schema: Any) -> Json:
-        """With what it refers to in its place."""
-        for _ in range(_MAX_LEVELS):
-            if not isinstance(schema, dict):
+    def _resolved(self, schema: Any, level: int = 0) -> Json:
+        """With what it refers to, and all parts of it, in one."""
+        if not isinstance(schema, dict) or level > _MAX_LEVELS:
+            return _ANYTHING
+        parts = schema.get("allOf")
+        parts = [*parts[:_MAX_PARTS]] if isinstance(parts, list) else []
+        if isinstance(schema.get("$ref"), str):
+            parts.append(referred(schema["$ref"], self._root))
+        if not parts:
+            return schema
+        whole = {k: v for k, v in schema.items() if k not in ("$ref", "allOf")}
+        for part in parts:
+            one = self._resolved(part, level + 1)
+            if not self._may_copy(one) or not self._may_copy(whole):
                 return _ANYTHING
-            rest = {k: v for k, v in schema.items() if k not in ("$ref", "allOf")}
-            parts = schema.get("allOf")
-            parts = [*parts] if isinstance(parts, list) else []
-            if isinstance(schema.get("$ref"), str):
-                parts.append(referred(schema["$ref"], self._root))
-            if not parts:
-                return schema
-            schema = rest
-            for one in parts[:_MAX_PARTS]:
-                if not isinstance(one, dict) or not self._may_copy(one):
-                    return _ANYTHING
-                schema = _both(schema, one)
-        return _ANYTHING
+            whole = _both(whole, one)
+        return whole
 
 
 def given_values(schema: Mapping[str, Any]) -> list[Any] | None:
@@ -223,8 +228,11 @@ def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> Json:
     whole = {**other, **one}
     for key in ("properties", "$defs", "definitions"):
         if isinstance(one.get(key), dict) and isinstance(other.get(key), dict):
-            more = {k: v for k, v in other[key].items() if k not in one[key]}
-            whole[key] = {**one[key], **more}
+            merged = dict(one[key])
+            for name, inner in other[key].items():
+                is_new = name not in merged or merged[name] == inner
+                merged[name] = inner if is_new else {"allOf": [merged[name], inner]}
+            whole[key] = merged
     for key in ("required", "allOf"):
         if isinstance(one.get(key), list) and isinstance(other.get(key), list):
             whole[key] = [*one[key], *other[key]]

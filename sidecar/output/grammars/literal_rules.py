@@ -78,6 +78,7 @@ class _Values:
         self._literals, self._schema, self._prefix = literals, schema, prefix
         self._rules, self._num_names = Rules(), 0
         self._known: dict[int, str] = {}
+        self._seen: list[Any] = []  # they live as long as their ids are keys
 
     @property
     def rules(self) -> list[str]:
@@ -112,6 +113,7 @@ class _Values:
             return "any_value"
         if id(schema) not in self._known:
             name = self._known[id(schema)] = self._name()  # it may refer to itself
+            self._seen.append(schema)
             each: dict[str, None] = {}
             for one in self._schema.alternatives(schema):
                 expression = self._alternative(one)

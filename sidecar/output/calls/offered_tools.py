@@ -1,0 +1,51 @@
+"""The tools that a model was offered, as those ask for them who read its calls."""
+
+from collections.abc import Mapping, Sequence
+
+from sidecar.core.requests import Tool
+from sidecar.output.calls.tool_schema import ToolSchema, Types, declared_types
+
+
+class OfferedTools:
+    """
+    The tools of one answer; what their schemas say is found out once.
+
+    Args:
+        are_held: a grammar lets the model name no argument that a schema does not.
+    """
+
+    def __init__(self, tools: Sequence[Tool], *, are_held: bool = False) -> None:
+        self.all = tuple(tools)
+        self._are_held = are_held
+        self._by_name = {tool.name: tool for tool in reversed(self.all)}
+        self._types: dict[str, Mapping[str, Types]] = {}
+        self._open: dict[str, bool] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tool of this name."""
+        return name in self._by_name
+
+    def types_of(self, name: str) -> Mapping[str, Types]:
+        """The types that a tool's arguments may have; empty: it declares none."""
+        if name not in self._types:
+            tool = self._by_name.get(name)
+            self._types[name] = declared_types(tool.parameters) if tool else {}
+        return self._types[name]
+
+    def declares(self, name: str, argument: str) -> bool:
+        """Whether a tool's schema names an argument, or none at all."""
+        types = self.types_of(name)
+        return not types or argument in types
+
+    def may_have(self, name: str) -> bool:
+        """Whether a tool may be given arguments that its schema does not name."""
+        if name not in self._open:
+            tool = self._by_name.get(name)
+            schema = ToolSchema(tool.parameters) if tool else None
+            if schema is None:
+                self._open[name] = True
+            elif self._are_held:
+                self._open[name] = schema.takes_any
+            else:
+                self._open[name] = not schema.is_closed
+        return self._open[name]
