@@ -1,6 +1,6 @@
 """The schema of a tool's arguments, taken apart for formats that are not JSON."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -57,7 +57,7 @@ class ToolSchema:
     @property
     def arguments(self) -> list[Argument]:
         """In their order; those of all alternatives where it has some."""
-        return [*_members(self._object)]
+        return members_of(self._object)
 
     @property
     def takes_any(self) -> bool:
@@ -111,7 +111,7 @@ class ToolSchema:
         each = [one for one in self.alternatives(self._root) if "properties" in one]
         if len(each) < 2:
             return each[0] if each else self._resolved(self._root)
-        needed = [{a.name for a in _members(one) if a.is_needed} for one in each]
+        needed = [{a.name for a in members_of(one) if a.is_needed} for one in each]
         merged: Json = {}
         for one in each:
             properties = one["properties"]
@@ -207,20 +207,14 @@ def _is_of(value: Any, kind: Any) -> bool:
     return found == kind or (found == "integer" and kind == "number")
 
 
-def _members(schema: Mapping[str, Any]) -> Iterator[Argument]:
+def members_of(schema: Mapping[str, Any]) -> list[Argument]:
+    """The members that the schema of an object names, or wants."""
     properties, required = schema.get("properties"), schema.get("required")
     listed = required if isinstance(required, list) else []
     needed = {name for name in listed if isinstance(name, str)}
     named = properties if isinstance(properties, dict) else {}
-    for name, inner in named.items():
-        yield Argument(name, inner, name in needed)
-    for name in sorted(needed - named.keys()):
-        yield Argument(name, _ANYTHING, True)
-
-
-def members_of(schema: Mapping[str, Any]) -> list[Argument]:
-    """The members that the schema of an object names."""
-    return [*_members(schema)]
+    found = [Argument(name, inner, name in needed) for name, inner in named.items()]
+    return found + [Argument(n, _ANYTHING, True) for n in sorted(needed - named.keys())]
 
 
 def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> Json:

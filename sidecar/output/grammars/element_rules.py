@@ -14,6 +14,7 @@ from sidecar.output.grammars.lark import (
     any_of,
     call_json,
     mark,
+    spelled,
     text,
     up_to,
 )
@@ -105,7 +106,7 @@ class ElementRules:
             end = self.argument_end(one.name)
             shapes = []
             for is_text, kind in self._shapes(value):
-                head = mark(self.argument(one.name, is_text), tokens)
+                head = spelled(self.argument(one.name, is_text), tokens)
                 shapes.append(f"{head} {rule}{kind}")
                 rules.add(value.rule(f"{rule}{kind}", end, tokens, kind))
             parts.append(f"{any_of(shapes)}{'' if one.is_needed else '?'}")
@@ -114,8 +115,8 @@ class ElementRules:
             rule = f"value{number}_any"
             parts.append(f"({self._any_head(tokens)} {rule})*")
             rules.add(up_to(rule, more, tokens))
-        head = mark(self.call(tool.name), tokens)
-        tail = mark(self.call_end, tokens)
+        head = spelled(self.call(tool.name), tokens)
+        tail = spelled(self.call_end, tokens)
         return [f"call{number}: {head} {' '.join(parts)} {tail}", *rules.texts]
 
     def _shapes(self, value: Value) -> list[tuple[bool, Kind]]:
@@ -128,7 +129,7 @@ class ElementRules:
     def _any_head(self, tokens: Tokens) -> str:
         """What begins an argument of any name, which is a text."""
         before, _, behind = self.argument(_A_NAME, True).partition(_A_NAME)
-        return f"{mark(before, tokens)} {ANY_NAME} {mark(behind, tokens)}"
+        return f"{spelled(before, tokens)} {ANY_NAME} {spelled(behind, tokens)}"
 
 
 qwen_rules = ElementRules(
@@ -169,32 +170,18 @@ def dsml_rules(space: str) -> ElementRules:
     )
 
 
-def glm_rules(prefix: str = "") -> Callable[[int, Tool, Tokens], list[str]]:
+def glm_rules(prefix: str = "") -> ElementRules:
     """
     A name, and each argument as a key and a value between tags.
 
     Args:
         prefix: of the tags' names.
     """
-    key_tag, key_end = f"<{prefix}arg_key>", f"</{prefix}arg_key>"
-    value_tag, value_end = f"<{prefix}arg_value>", f"</{prefix}arg_value>"
 
-    def call(number: int, tool: Tool, tokens: Tokens) -> list[str]:
-        schema, parts = ToolSchema(tool.parameters), []
-        rules = Rules()
-        for place, one in enumerate(schema.arguments):
-            rule = f"value{number}_{place}"
-            key = f"{mark(key_tag, tokens)} {text(one.name)} {mark(key_end, tokens)}"
-            head = f'"\\n" {key} "\\n" {mark(value_tag, tokens)}'
-            parts.append(f"({head} {rule}){'' if one.is_needed else '?'}")
-            value = Value(schema, one.schema)
-            rules.add(value.rule(rule, value_end, tokens, ""))
-        if schema.takes_any:
-            rule = f"value{number}_any"
-            key = f"{mark(key_tag, tokens)} {ANY_NAME} {mark(key_end, tokens)}"
-            parts.append(f'("\\n" {key} "\\n" {mark(value_tag, tokens)} {rule})*')
-            rules.add(up_to(rule, value_end, tokens))
-        head = f"call{number}: {text(tool.name)}"
-        return [f'{head} {" ".join(parts)} "\\n"', *rules.texts]
+    def argument(name: str, is_text: bool) -> str:
+        key = f"<{prefix}arg_key>{name}</{prefix}arg_key>"
+        return f"\n{key}\n<{prefix}arg_value>"
 
-    return call
+    return ElementRules(
+        lambda name: name, "\n", argument, lambda name: f"</{prefix}arg_value>"
+    )

@@ -18,7 +18,10 @@ ANY_OBJECT = {"type": "object"}
 ANY_NAME = r"/[A-Za-z_][A-Za-z0-9_-]*/"  # of an argument
 _MAX_PATTERNS_AT_ONCE = 4
 _MAX_CHARS = 1 << 18  # of the rules of one tool's call
-_INNER_MARKS = re.compile(r"(｜DSML｜|\]<\]minimax\[>\[|</?tool_call>)")
+# What within a longer text may be one token.
+_INNER_MARKS = re.compile(
+    r"(｜DSML｜|\]<\]minimax\[>\[|</?tool_call>|</?(?:longcat_)?arg_(?:key|value)>)"
+)
 
 
 def text(value: str) -> str:
@@ -33,14 +36,16 @@ def mark(value: str, tokens: Tokens) -> str:
     What is one token in the vocabulary must be named as that token: as a text the
     grammar would let the token through and then fail on it.
     """
-    if value in tokens:
-        return f"<[{tokens[value]}]>"
-    pieces = [*filter(None, _INNER_MARKS.split(value))]
-    if len(pieces) < 2:
-        return text(value)
+    return f"<[{tokens[value]}]>" if value in tokens else spelled(value, tokens)
+
+
+def spelled(value: str, tokens: Tokens) -> str:
+    """A text that must stand there: of its pieces the marks alone may be tokens."""
     is_mark = _INNER_MARKS.fullmatch
     return " ".join(
-        mark(piece, tokens) if is_mark(piece) else text(piece) for piece in pieces
+        f"<[{tokens[piece]}]>" if is_mark(piece) and piece in tokens else text(piece)
+        for piece in _INNER_MARKS.split(value)
+        if piece
     )
 
 
