@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -414,7 +415,7 @@ def test_without_a_terminal_it_says_a_line_now_and_then(
     """A log is not filled, and not silent for minutes either."""
     log = io.StringIO()
     clock = iter(range(100, 200))
-    monkeypatch.setattr(script.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(script, "time", SimpleNamespace(monotonic=clock.__next__))
     live = script.LiveLine(log)
     for _ in range(25):
         live.show("Collecting y")

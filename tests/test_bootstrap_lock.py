@@ -8,6 +8,7 @@ import threading
 import time
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
@@ -83,12 +84,14 @@ def test_a_stop_before_its_output_is_read_ends_a_command(
     """A Ctrl-C between the command's start and the reader's left it running."""
     written = tmp_path / "pid"
 
-    def interrupted(thread: threading.Thread) -> None:
-        while not (written.exists() and written.read_text().endswith("\n")):
-            time.sleep(0.01)
-        raise KeyboardInterrupt
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            while not (written.exists() and written.read_text().endswith("\n")):
+                time.sleep(0.01)
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(script.threading.Thread, "start", interrupted)
+    # Only the script's: servers of other tests start threads in this process.
+    monkeypatch.setattr(script, "threading", SimpleNamespace(Thread=Interrupted))
     with pytest.raises(KeyboardInterrupt):
         script.run_quietly(["sh", "-c", f"echo $$ >'{written}'; exec sleep 300"])
     with pytest.raises(ProcessLookupError):

@@ -1,7 +1,6 @@
 """The Responses API: items in, items and event streams out."""
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -34,6 +33,7 @@ from sidecar.dialects.openai_responses.request import (
 from sidecar.dialects.openai_responses.stream import ResponseStream, whole_response
 from sidecar.service.stored_responses import StoredResponses
 from testkit.call_texts import whole_call
+from testkit.clock import Clock
 
 Json = dict[str, Any]
 USAGE = Usage(100, 20, 64, 7)
@@ -374,8 +374,7 @@ class TestStoredResponses:
 
     def test_an_hour_later_it_is_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store, whole = self.stored()
-        later = time.monotonic() + 3601
-        monkeypatch.setattr(time, "monotonic", lambda: later)
+        Clock(monkeypatch, "sidecar.service.stored_responses").advance(3601)
         with pytest.raises(PreviousResponseNotFound):
             store.resolve("key", whole["id"], [])
 

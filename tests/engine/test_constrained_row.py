@@ -5,6 +5,7 @@ import json
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -274,12 +275,17 @@ def test_a_token_that_the_model_cannot_write_need_not_be_kept_from_it(
     assert np.flatnonzero(bits == 0).tolist() == [5]
 
 
+def _each_step_takes(seconds: float, patch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    clock = SimpleNamespace(thread_time=lambda: next(ticks) * seconds)
+    patch.setattr(constrained_row, "time", clock)
+
+
 def test_a_grammar_that_takes_seconds_of_an_answer_is_given_up(
     grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its steps are made where all other answers wait for them."""
-    ticks = itertools.count()
-    monkeypatch.setattr(constrained_row.time, "thread_time", lambda: next(ticks) * 0.15)
+    _each_step_takes(0.15, monkeypatch)
     row = row_of(grammars)
     errors = []
     for _ in range(4):
@@ -318,8 +324,7 @@ def test_answers_of_one_request_share_what_their_form_may_take(
     grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight answers do not take eight times as much of the others' time."""
-    ticks = itertools.count()
-    monkeypatch.setattr(constrained_row.time, "thread_time", lambda: next(ticks) * 0.3)
+    _each_step_takes(0.3, monkeypatch)
     asked = Constraint(grammars, grammars.compile('start: "yes" | "no"'))
     one, other = ConstrainedRow(asked), ConstrainedRow(asked)
     allowed(one)
@@ -337,8 +342,7 @@ def test_cheap_steps_save_up_no_more_than_there_was(
     row = row_of(grammars)
     for _ in range(200):
         allowed(row)
-    ticks = itertools.count()
-    monkeypatch.setattr(constrained_row.time, "thread_time", lambda: next(ticks) * 0.6)
+    _each_step_takes(0.6, monkeypatch)
     allowed(row)
     assert row.error == "its steps take too much time"
 

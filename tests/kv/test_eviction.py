@@ -2,9 +2,8 @@
 
 import gc
 import math
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import pytest
@@ -14,6 +13,7 @@ from sidecar.kv import eviction, kv_layers
 from sidecar.kv.eviction import KVBudget, Limits, eviction_score, score
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.kv.prefix_tree import Node
+from testkit.clock import Clock
 from testkit.sequences import ROOMY, Running, joined, on_gpu, owned, run
 from testkit.sequences import some_ids as ids_of
 from testkit.told_kv import HEADS, WIDTH, faults
@@ -24,22 +24,10 @@ MAIN, SUBAGENT = owned("main"), owned("main", is_subagent=True)
 TOKEN_BYTES = 2 * 2 * HEADS * WIDTH * 4
 
 
-class Clock:
-    """Time that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = time.monotonic()
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    fake = Clock()
-    monkeypatch.setattr(time, "monotonic", fake)
-    yield fake
-    monkeypatch.undo()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    modules = ("eviction", "leases", "prefix_store")
+    return Clock(monkeypatch, *(f"sidecar.kv.{name}" for name in modules))
 
 
 @pytest.fixture
@@ -89,11 +77,11 @@ def test_the_largest_score_goes_first(make_store: MakeStore, clock: Clock) -> No
     old_long, old_short, young = ids_of(1, 500), ids_of(2, 20), ids_of(3, 20)
     run(store, old_long)
     run(store, old_short)
-    clock.now += 600
+    clock.advance(600)
     run(store, young)
     assert (stored(store, old_long), stored(store, old_short)) == (500, 0)
     assert stored(store, young) == 20
-    clock.now += 10
+    clock.advance(10)
     run(store, ids_of(4, 20))
     assert (stored(store, old_long), stored(store, young)) == (0, 20)
 
@@ -106,7 +94,7 @@ def test_a_burst_does_not_push_out_the_newest(
     store = make_store(max_leaves=4)
     for number in range(6):
         run(store, ids_of(number, 100 - 10 * number))
-        clock.now += 0.01
+        clock.advance(0.01)
     held = [number for number in range(6) if stored(store, ids_of(number, 50))]
     assert held == [2, 3, 4, 5]
 
@@ -120,10 +108,10 @@ def test_a_path_that_is_used_stays_longer(make_store: MakeStore, clock: Clock) -
     for _ in range(5):
         back = Running(store, joined(used, (1,)))
         back.end_at(back.cached_len)
-    clock.now += 100
+    clock.advance(100)
     for ids in (used, idle):  # equally old now
         for node in store._tree.match(ids).nodes:
-            node.touched = clock.now - 100
+            node.touched = clock.now() - 100
     run(store, ids_of(3, 100))
     assert (stored(store, used), stored(store, idle)) == (100, 0)
 
@@ -148,9 +136,9 @@ def test_what_nobody_asked_for_in_time_goes(
 ) -> None:
     store = make_store(ttl_s=100)
     run(store, ids_of(1, 50))
-    clock.now += 60
+    clock.advance(60)
     run(store, ids_of(2, 50))
-    clock.now += 60
+    clock.advance(60)
     run(store, ids_of(3, 50))
     assert [stored(store, ids_of(n, 50)) for n in (1, 2, 3)] == [0, 50, 50]
 
@@ -165,17 +153,17 @@ def test_what_expired_goes_though_nobody_comes(
     before = mx.get_active_memory() + mx.get_cache_memory()
     assert store.budget.expires_in() == 100
     run(store, joined(ids_of(1, 20), ids_of(2, 3000)))
-    clock.now += 60
+    clock.advance(60)
     run(store, joined(ids_of(1, 20), ids_of(3, 3000)))
     assert store.budget.expires_in() == pytest.approx(40)
-    clock.now += 40
+    clock.advance(40)
     assert store.budget.expires_in() == pytest.approx(0, abs=1e-6)
-    clock.now += 1e-3
+    clock.advance(1e-3)
     assert store.budget.expires_in() == 0
     store.budget.expire()
     assert stored(store, joined(ids_of(1, 20), ids_of(2, 50))) == 20
     assert store.budget.expires_in() == pytest.approx(60, abs=0.01)
-    clock.now += 60
+    clock.advance(60)
     store.budget.expire()
     assert store.num_bytes == 0
     gc.collect()  # of the sequences that this test ran
@@ -188,7 +176,7 @@ def test_what_is_in_use_does_not_expire(make_store: MakeStore, clock: Clock) -> 
     store = make_store(ttl_s=100)
     run(store, ids_of(1, 50))
     running = Running(store, joined(ids_of(1, 50), (1, 2)))
-    clock.now += 1000
+    clock.advance(1000)
     assert store.budget.expires_in() == 100
     store.budget.expire()
     running.finish()
@@ -200,7 +188,7 @@ def test_what_is_in_use_does_not_expire(make_store: MakeStore, clock: Clock) -> 
 def test_a_ttl_of_zero_is_for_ever(make_store: MakeStore, clock: Clock) -> None:
     store = make_store(ttl_s=0)
     run(store, ids_of(1, 50))
-    clock.now += 1e8
+    clock.advance(1e8)
     assert store.budget.expires_in() == math.inf
     run(store, ids_of(2, 50))
     assert stored(store, ids_of(1, 50)) == 50
@@ -425,11 +413,11 @@ def test_fifty_subagents_do_not_evict_the_main_thread(
         path = joined(path, ids_of(50 + turn, 100))
         run(store, path, ids_of(60 + turn, 20), MAIN)
         path = joined(path, ids_of(60 + turn, 20))
-        clock.now += 5
+        clock.advance(5)
     for number in range(50):
         head = system if shares_system else ids_of(3, 20)
         run(store, joined(head, ids_of(100 + number, 80)), ids_of(7, 5), SUBAGENT)
-        clock.now += gap_s
+        clock.advance(gap_s)
         assert stored(store, path) == len(path)
 
 
@@ -441,7 +429,7 @@ def test_subagents_go_before_the_main_thread_when_bytes_run_out(
     store = make_store(max_bytes=1200 * TOKEN_BYTES)
     run(store, main, (), MAIN)
     for number in range(50):
-        clock.now += 1
+        clock.advance(1)
         run(store, ids_of(100 + number, 600), (), SUBAGENT)
         assert stored(store, main) == 600
 
@@ -549,12 +537,12 @@ def test_what_is_reserved_stays_while_others_can_go(
     run(store, waiting)
     reservation = store.reserve(joined(waiting, (2999, 2998)), "")
     for seed in range(2, 6):
-        clock.now += 600
+        clock.advance(600)
         run(store, ids_of(seed, 300))
     assert stored(store, waiting) == 300
     store.end_reservation(reservation)
     store.end_reservation(reservation)
-    clock.now += 600
+    clock.advance(600)
     run(store, ids_of(6, 300))
     assert stored(store, waiting) == 0
     assert store.check_integrity() == []

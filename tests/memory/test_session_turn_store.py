@@ -1,6 +1,5 @@
 """Sessions, threads, and the last conversation of each."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -14,6 +13,7 @@ from sidecar.memory.session_turn_store import Change, TurnStore
 from sidecar.volatile import spans
 from sidecar.volatile.rules import load_rules
 from testkit.chats import Chats, Client, Said, assistant, system, user, words
+from testkit.clock import Clock
 
 MAIN = Conversation("key", "s", "main")
 RULES = load_rules()
@@ -112,8 +112,7 @@ def test_idle_threads_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     idle, kept = TurnStore(60), TurnStore(0)
     for store in (idle, kept):
         store.advance(MAIN, "abc", 1)
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 100)
+    Clock(monkeypatch, "sidecar.memory.session_turn_store").advance(100)
     assert stable(idle, "abc").stable_messages == 0
     assert stable(kept, "abc").stable_messages == 3
 
