@@ -1,17 +1,17 @@
 """What a chat asks of the form of its answer, as a constraint for the engine."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 from llguidance import LLMatcher
 
 from sidecar.core.errors import UnsupportedSchema
-from sidecar.core.requests import ChatRequest, OutputFormat, Tool, ToolChoice
+from sidecar.core.requests import ChatRequest, OutputFormat, Tool
 from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.grammar_compiler import UnsupportedGrammar
 from sidecar.engine.text_engine import TextEngine
-from sidecar.output.calls.tool_schema import SIMPLE_TYPES
+from sidecar.output.calls.tool_schema import ToolSchema
 from sidecar.output.grammars.answer_grammar import (
     answer_grammar,
     channel_answer_grammar,
@@ -150,31 +150,51 @@ def _of_calls(
 ) -> StructuredOutput:
     """Calls and nothing else; of any arguments where a schema cannot be told."""
     names = (request.output_format.param,) if request.output_format else ()
-    tools = offered_tools(request)
-    loose = [_of_any_arguments(tool) for tool in tools]
-    if not tools or not can_hold_calls(engine.model.syntax.calls[0]):
-        return StructuredOutput(unheld=("tool_choice", *names))
-    for offered, unheld in ((tools, ()), (loose, ("tools",))):
-        try:
-            matcher = _call_matcher(request.tool_choice, offered, engine)
-        except (UnsupportedGrammar, ValueError):
-            continue
-        constraint = Constraint(engine.grammars, matcher)
-        constraint = _behind_thinking(constraint, engine, start)
-        strict = request.strict_params if matcher.get_grammar_warnings() else ()
-        return StructuredOutput(constraint, (*names, *unheld, *strict))
-    return StructuredOutput(unheld=("tool_choice", *names))
+    tools, syntax = offered_tools(request), engine.model.syntax.calls[0]
+    unheld = StructuredOutput(unheld=("tool_choice", *names))
+    if not tools or not can_hold_calls(syntax):
+        return unheld
+
+    def grammar(offered: Sequence[Tool], tokens: Tokens) -> str:
+        calls = calls_of(request.tool_choice, offered, syntax, tokens)
+        return call_grammar(calls, syntax, tokens)
+
+    try:
+        compiled = _compiled_with(tools, grammar, engine)
+    except (UnsupportedGrammar, ValueError):
+        return unheld
+    matcher = compiled.matcher
+    constraint = _behind_thinking(Constraint(engine.grammars, matcher), engine, start)
+    strict = request.strict_params if matcher.get_grammar_warnings() else ()
+    return StructuredOutput(constraint, (*names, *compiled.unheld, *strict))
 
 
-def _call_matcher(
-    choice: ToolChoice, tools: Sequence[Tool], engine: TextEngine
-) -> LLMatcher:
-    syntax = engine.model.syntax.calls[0]
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A grammar in which tools are called; `unheld`: fields that it does not hold."""
 
-    def grammar(tokens: Tokens) -> str:
-        return call_grammar(calls_of(choice, tools, syntax, tokens), syntax, tokens)
+    matcher: LLMatcher
+    unheld: tuple[str, ...] = ()
 
-    return _compiled(engine, grammar)
+
+def _compiled_with(
+    tools: Sequence[Tool],
+    grammar: Callable[[Sequence[Tool], Tokens], str],
+    engine: TextEngine,
+) -> _Compiled:
+    """
+    Compile a grammar of calls, of any arguments where a tool's schema is the fault.
+
+    Args:
+        grammar: its text, for tools and a vocabulary.
+    Raises:
+        UnsupportedGrammar, ValueError: the fault is elsewhere.
+    """
+    try:
+        return _Compiled(_compiled(engine, partial(grammar, tools)))
+    except (UnsupportedGrammar, ValueError):
+        loose = [_of_any_arguments(tool) for tool in tools]
+        return _Compiled(_compiled(engine, partial(grammar, loose)), ("tools",))
 
 
 def _compiled(engine: TextEngine, grammar: Callable[[Tokens], str]) -> LLMatcher:
@@ -191,76 +211,48 @@ def _compiled(engine: TextEngine, grammar: Callable[[Tokens], str]) -> LLMatcher
 
 def _of_any_arguments(tool: Tool) -> Tool:
     """The same tool, of whose arguments nothing but the names and types is told."""
-    return replace(tool, parameters=_loosened(tool.parameters))
-
-
-def _loosened(schema: Mapping[str, Any]) -> dict[str, Any]:
-    properties = schema.get("properties")
-    if not isinstance(properties, dict):
-        return {"type": "object"}
-    kept = {
-        name: {"type": inner["type"]}
-        if isinstance(inner, dict) and inner.get("type") in SIMPLE_TYPES
-        else {}
-        for name, inner in properties.items()
-    }
-    return {"type": "object", "properties": kept}
+    return replace(tool, parameters=ToolSchema(tool.parameters).names_and_types)
 
 
 def _of_text(
     request: ChatRequest, asked: OutputFormat, engine: TextEngine, start: StartMode
 ) -> StructuredOutput:
-    """A form, or calls in its place where tools are offered."""
-    tools = offered_tools(request)
-    try:
-        matcher = _form_matcher(request, asked, engine, start, tools)
-    except (UnsupportedGrammar, ValueError) as error:
-        matcher = _without_schemas(request, asked, engine, start, tools, error)
-    constraint = _behind_thinking(Constraint(engine.grammars, matcher), engine, start)
-    is_whole = asked.is_strict or not _has_unknown_parts(asked, engine)
-    return StructuredOutput(constraint, () if is_whole else (asked.param,))
-
-
-def _has_unknown_parts(asked: OutputFormat, engine: TextEngine) -> bool:
-    """Whether the library passes over something in the form; not in a tool's schema."""
-    alone = engine.grammars.compile(answer_grammar(asked))
-    return bool(alone.get_grammar_warnings())
-
-
-def _without_schemas(
-    request: ChatRequest,
-    asked: OutputFormat,
-    engine: TextEngine,
-    start: StartMode,
-    tools: Sequence[Tool],
-    error: Exception,
-) -> LLMatcher:
     """
-    The same with calls of any arguments: the fault may be a tool's.
+    A form, or calls in its place where tools are offered.
 
     Raises:
-        UnsupportedSchema: it is the form's.
+        UnsupportedSchema: the form cannot be kept to.
     """
+    tools = offered_tools(request)
+    grammar = _form_grammar(request, asked, engine, start)
     try:
-        offered = [_of_any_arguments(tool) for tool in tools]
-        return _form_matcher(request, asked, engine, start, offered)
-    except (UnsupportedGrammar, ValueError):
+        compiled = _compiled_with(tools, grammar, engine)
+    except (UnsupportedGrammar, ValueError) as error:
         raise UnsupportedSchema(
             f"{asked.param} cannot be kept to: {error}", param=asked.param
         ) from None
+    matcher = compiled.matcher
+    constraint = _behind_thinking(Constraint(engine.grammars, matcher), engine, start)
+    passed_over = len(matcher.get_grammar_warnings())
+    of_form = _num_passed_over(asked, engine) if passed_over else 0
+    form = (asked.param,) if of_form and not asked.is_strict else ()
+    are_held = passed_over == of_form and can_hold_calls(engine.model.syntax.calls[0])
+    strict = () if are_held else request.strict_params
+    return StructuredOutput(constraint, (*form, *compiled.unheld, *strict))
 
 
-def _form_matcher(
-    request: ChatRequest,
-    asked: OutputFormat,
-    engine: TextEngine,
-    start: StartMode,
-    tools: Sequence[Tool],
-) -> LLMatcher:
+def _num_passed_over(asked: OutputFormat, engine: TextEngine) -> int:
+    """In how many places of the form the library passes over something."""
+    return len(engine.grammars.compile(answer_grammar(asked)).get_grammar_warnings())
+
+
+def _form_grammar(
+    request: ChatRequest, asked: OutputFormat, engine: TextEngine, start: StartMode
+) -> Callable[[Sequence[Tool], Tokens], str]:
     syntax = engine.model.syntax
+    own = syntax.calls[0]
 
-    def grammar(tokens: Tokens) -> str:
-        own = syntax.calls[0]
+    def grammar(tools: Sequence[Tool], tokens: Tokens) -> str:
         calls = None
         if tools and can_hold_calls(own):
             calls = calls_of(request.tool_choice, tools, own, tokens)
@@ -270,7 +262,7 @@ def _form_matcher(
             return channel_answer_grammar(asked, calls, tokens)
         return answer_grammar(asked, calls, is_behind_thinking=start != "off")
 
-    return _compiled(engine, grammar)
+    return grammar
 
 
 def _behind_thinking(

@@ -10,7 +10,7 @@ from sidecar.core.requests import Tool
 from sidecar.output.calls.call_sink import ToolSyntax
 from sidecar.output.calls.element_calls import minimax_xml, qwen3_coder_xml
 from sidecar.output.calls.glm_calls import glm4_native
-from sidecar.output.calls.tool_schema import ANY_TYPE, declared_types
+from sidecar.output.calls.tool_schema import ANY_TYPE, ToolSchema, declared_types
 from testkit.call_texts import read_calls
 
 OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
@@ -108,3 +108,21 @@ def test_odd_lists_of_what_is_required_are_passed_over() -> None:
     one = {"type": "object", "properties": {"a": {"type": "integer"}}}
     schema = {"anyOf": [{**one, "required": [{}]}, {**one, "required": [["x"]]}]}
     assert declared_types(schema) == {"a": frozenset({"integer"})}
+
+
+def test_names_and_types_are_left_of_a_schema_that_cannot_be_told() -> None:
+    """Behind references too: an argument that is a whole number stays one."""
+    inner = {"type": "integer", "multipleOf": 9999991}
+    properties = {
+        "a": {"$ref": "#/$defs/x"},
+        "b": {"type": ["string", "null"]},
+        "c": {},
+    }
+    whole = {"type": "object", "properties": properties, "$defs": {"x": inner}}
+    assert ToolSchema(whole).names_and_types == {
+        "type": "object",
+        "properties": {
+            "a": {"type": ["integer"]}, "b": {"type": ["null", "string"]}, "c": {},
+        },
+    }  # fmt: skip
+    assert ToolSchema({"type": "object"}).names_and_types == {"type": "object"}

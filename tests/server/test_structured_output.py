@@ -405,6 +405,28 @@ def test_a_tool_is_chosen_or_the_form_is_kept(http: httpx.Client) -> None:
             jsonschema.validate(json.loads(text), SCHEMAS["numbers"])
 
 
+@pytest.mark.parametrize(
+    ("odd", "named"),
+    [
+        ({"type": "string"}, None),
+        ({"not": {"type": "string"}}, "tools[].function.strict"),
+        ({"type": "integer", "multipleOf": 9999991}, "tools"),
+    ],
+)
+def test_what_a_call_in_place_of_a_form_is_not_held_to_is_named(
+    http: httpx.Client, odd: Json, named: str | None
+) -> None:
+    """It was, where a call was required, and beside a schema it was not."""
+    asked = schema_format(SCHEMAS["numbers"])
+    strict = tool("f", {"a": odd}, ["a"])
+    strict["function"]["strict"] = True
+    for tools in ([strict], [*TOOLS, strict]):
+        answer = chat(http, **asked, tools=tools, max_tokens=3)
+        assert answer.headers.get(HEADER) == named
+        required = chat(http, tools=tools, tool_choice="required", max_tokens=3)
+        assert required.headers.get(HEADER) == named
+
+
 def test_a_form_beside_a_call_that_must_come_is_named(http: httpx.Client) -> None:
     """By the field that asks for it."""
     asked = {"tools": TOOLS, "tool_choice": "required", "guided_choice": ["a"]}

@@ -60,6 +60,18 @@ class ToolSchema:
         return members_of(self._object)
 
     @property
+    def names_and_types(self) -> Json:
+        """A schema of the same arguments that says no more than their types."""
+        if not isinstance(self._object.get("properties"), dict):
+            return {"type": "object"}
+        types = {one.name: self.types_of(one.schema) for one in self.arguments}
+        kept = {
+            name: {} if found == ANY_TYPE else {"type": sorted(found)}
+            for name, found in types.items()
+        }
+        return {"type": "object", "properties": kept}
+
+    @property
     def takes_any(self) -> bool:
         """Whether there may be arguments that it does not name."""
         more = self._object.get("additionalProperties")
