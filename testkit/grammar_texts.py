@@ -53,11 +53,17 @@ class GrammarTexts:
             ids.append(token)
         return None
 
-    def takes(self, grammar: str, text: str) -> bool:
-        """Whether a text is one of a grammar, whole."""
+    def takes(self, grammar: str, *pieces: str) -> bool:
+        """
+        Whether a text is one of a grammar, whole.
+
+        Args:
+            pieces: of it, each in tokens of its own.
+        """
         lark = LLMatcher.grammar_from_lark(grammar)
         matcher = LLMatcher(self.vocabulary, lark, log_level=0)
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        encode = self._tokenizer.encode
+        ids = [i for one in pieces for i in encode(one, add_special_tokens=False)]
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
     def _choose(self, matcher: LLMatcher, chance: random.Random) -> int:

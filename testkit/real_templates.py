@@ -88,16 +88,31 @@ def _hermes(calls: Sequence[ToolCall]) -> str:
     )
 
 
-def _items(call: ToolCall) -> list[tuple[str, str]]:
+def _json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _items(
+    call: ToolCall, print_value: Callable[[Any], str] = _json
+) -> list[tuple[str, str]]:
     pairs = json.loads(call.arguments).items()
-    return [(k, v if isinstance(v, str) else json.dumps(v)) for k, v in pairs]
+    return [(name, print_value(value)) for name, value in pairs]
 
 
-def _xml(calls: Sequence[ToolCall]) -> str:
+def _python_scalar(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+
+
+def _xml(
+    calls: Sequence[ToolCall],
+    print_value: Callable[[Any], str] = _python_scalar,
+    pad: str = "\n",
+) -> str:
     blocks = []
     for call in calls:
         inside = "".join(
-            f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in _items(call)
+            f"<parameter={k}>{pad}{v}{pad}</parameter>\n"
+            for k, v in _items(call, print_value)
         )
         blocks.append(
             f"<tool_call>\n<function={call.name}>\n{inside}</function>\n</tool_call>"
@@ -105,8 +120,12 @@ def _xml(calls: Sequence[ToolCall]) -> str:
     return "\n".join(blocks)
 
 
+def _xml_json(calls: Sequence[ToolCall]) -> str:
+    return _xml(calls, _json)
+
+
 def _seed(calls: Sequence[ToolCall]) -> str:
-    return _xml(calls).replace("tool_call>", "seed:tool_call>")
+    return _xml(calls, str, "").replace("tool_call>", "seed:tool_call>")
 
 
 def _glm(calls: Sequence[ToolCall]) -> str:
@@ -193,7 +212,9 @@ def _gemma(calls: Sequence[ToolCall]) -> str:
     def said(value: Any) -> str:
         if isinstance(value, list):
             return f"[{','.join(map(said, value))}]"
-        return f'<|"|>{value}<|"|>' if isinstance(value, str) else json.dumps(value)
+        if isinstance(value, str):
+            return f'<|"|>{value}<|"|>'
+        return "None" if value is None else json.dumps(value)
 
     return "".join(
         f"<|tool_call>call:{c.name}{{"
@@ -239,9 +260,17 @@ def _minimax(calls: Sequence[ToolCall]) -> str:
 
 
 def _liquid(calls: Sequence[ToolCall]) -> str:
+    def value(said: Any) -> str:
+        if isinstance(said, dict | list):
+            return json.dumps(said)
+        if not isinstance(said, str):
+            return str(said)
+        escapes = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r"}
+        return f"'{''.join(escapes.get(char, char) for char in said)}'"
+
     def said(call: ToolCall) -> str:
         pairs = json.loads(call.arguments).items()
-        return f"{call.name}({', '.join(f'{k}={v!r}' for k, v in pairs)})"
+        return f"{call.name}({', '.join(f'{k}={value(v)}' for k, v in pairs)})"
 
     listed = ", ".join(map(said, calls))
     return f"<|tool_call_start|>[{listed}]<|tool_call_end|>"
@@ -267,8 +296,8 @@ FAMILIES = [
     Family("qwen3", _hermes, _THINK),
     Family("qwen3-coder", _xml),
     Family("qwen3.5", _xml, _THINK),
-    Family("qwen3.6", _xml, _THINK),
-    Family("qwen3.8", _xml, _THINK),
+    Family("qwen3.6", _xml_json, _THINK),
+    Family("qwen3.8", _xml_json, _THINK),
     Family("llama3.1", _llama, None, (), *_LLAMA, parallel=False),
     Family("llama3.2", _llama, None, (), *_LLAMA),
     Family("mistral-nemo", _mistral_list, None, (), *_MISTRAL,

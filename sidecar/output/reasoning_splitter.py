@@ -120,7 +120,7 @@ class StreamSplitter:
         are_calls_held: bool = False,
     ) -> None:
         self._markers, self._is_held = markers, is_held
-        self._offered: OfferedTools | None = None  # made for the first call
+        self._known: dict[bool, OfferedTools] = {}  # by whether a grammar holds them
         self._are_calls_held = are_calls_held
         self._syntaxes, self._tools = tuple(syntaxes), tools
         openers = tuple(each.opener for each in syntaxes)
@@ -292,13 +292,17 @@ class StreamSplitter:
             self._buffer = rest[1:]
         else:
             syntax = find_syntax(tag, self._syntaxes)
-            self._offered = self._offered or OfferedTools(
-                self._tools, are_held=self._are_calls_held
-            )
-            self._reader = CallReader(syntax, tag, self._offered)
+            self._reader = CallReader(syntax, tag, self._offered(syntax))
             self._buffer = rest[len(tag) :]
             self._step = self._calling
         return iter(spans)
+
+    def _offered(self, syntax: ToolSyntax) -> OfferedTools:
+        """The tools, for a block's reader: none but the model's own way is held."""
+        are_held = self._are_calls_held and syntax == self._syntaxes[0]
+        if are_held not in self._known:
+            self._known[are_held] = OfferedTools(self._tools, are_held=are_held)
+        return self._known[are_held]
 
     def _may_call(self, opener: str) -> bool:
         """

@@ -11,6 +11,7 @@ from sidecar.output.calls.element_calls import (
     minimax_m3_xml,
     minimax_xml,
     qwen3_coder_xml,
+    seed_xml,
 )
 from sidecar.output.calls.gemma_calls import gemma
 from sidecar.output.calls.glm_calls import glm4_native, glm4_xml, longcat
@@ -94,7 +95,7 @@ _SYNTAXES: tuple[tuple[str, tuple[ToolSyntax, ...]], ...] = (
     ),
     (
         "<seed:tool_call>",
-        _between("<seed:tool_call>", "</seed:tool_call>", qwen3_coder_xml),
+        _between("<seed:tool_call>", "</seed:tool_call>", seed_xml),
     ),
     ("[TOOL_CALLS]", _between("[TOOL_CALLS]", "", mistral_list, mistral)),
     ("<|START_ACTION|>", _between("<|START_ACTION|>", "<|END_ACTION|>", cohere_list)),

@@ -110,9 +110,17 @@ class Model:
         return call_grammar(calls, self.syntax.calls[0], self.vocab)
 
 
-def read(syntax: OutputSyntax, text: str, tools: Sequence[Tool] = TOOLS) -> Read:
+def read(
+    syntax: OutputSyntax,
+    text: str,
+    tools: Sequence[Tool] = TOOLS,
+    *,
+    are_held: bool = True,
+) -> Read:
     """The answer as its client sees it, cut into characters."""
-    splitter = new_splitter(syntax, "off", tools, is_held=True)
+    splitter = new_splitter(
+        syntax, "off", tools, is_held=are_held, are_calls_held=are_held
+    )
     pieces = [piece for char in text for piece in splitter.feed(char)]
     return collect([*pieces, *splitter.flush(is_cut=False)[0]])
 

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sidecar.output.calls.call_sink import Block
-from sidecar.output.calls.json_text import printed, read_object, read_raw_value
-from sidecar.output.calls.scanner import NotThisFormat, Scanner, Wait
+from sidecar.output.calls.json_text import printed, read_object
+from sidecar.output.calls.scanner import NotThisFormat, Wait
 from sidecar.output.calls.tool_schema import ANY_TYPE, TEXT_ALONE
+from sidecar.output.calls.unquoted_values import read_held_value, read_raw_value
 from sidecar.output.pieces import could_begin
 
 _ANY = re.IGNORECASE | re.ASCII
@@ -24,6 +25,7 @@ class Elements:
         call_end: the closing tag. argument_end: the same, of an argument's name.
         mark: what stands before each opening tag.
         is_padded: a line break stands at both edges of a value.
+        is_python: templates print values that are no strings as Python does.
     """
 
     call: re.Pattern[str]
@@ -32,24 +34,31 @@ class Elements:
     argument_end: Callable[[str], str]
     mark: str = ""
     is_padded: bool = False
+    is_python: bool = False
+
+    def written_end(self, name: str) -> str:
+        """What a template prints behind the value of an argument."""
+        return ("\n" if self.is_padded else "") + self.argument_end(name) + "\n"
 
 
-_QWEN = Elements(
+QWEN = Elements(
     re.compile(r"<function=(?P<name>[^<>\s](?:[^<>\n]*[^<>\s])?)\s*>", _ANY),
     "</function>",
     re.compile(r"<parameter=(?P<name>[^<>\s](?:[^<>\n]*[^<>\s])?)\s*>", _ANY),
     lambda name: "</parameter>",
     is_padded=True,
+    is_python=True,
 )
-_MINIMAX = Elements(
+SEED = replace(QWEN, is_padded=False)
+MINIMAX = Elements(
     re.compile(r'<invoke\s+name="?(?P<name>[^">]+)"?\s*>', _ANY),
     "</invoke>",
     re.compile(r'<parameter\s+name="?(?P<name>[^">]+)"?\s*>', _ANY),
     lambda name: "</parameter>",
 )
 _MARK = "]<]minimax[>["
-_MINIMAX_M3 = Elements(
-    _MINIMAX.call,
+MINIMAX_M3 = Elements(
+    MINIMAX.call,
     f"{_MARK}</invoke>",
     re.compile(r"<(?P<name>[\w.-]+)>", _ANY),
     lambda name: f"{_MARK}</{name}>",
@@ -67,7 +76,7 @@ def _dsml(space: str) -> Elements:
     )
 
 
-_DSML, _DSML_SPACED = _dsml(""), _dsml(" ")
+DSML, DSML_SPACED = _dsml(""), _dsml(" ")
 
 
 def qwen3_coder_xml(block: Block) -> Wait[None]:
@@ -76,27 +85,32 @@ def qwen3_coder_xml(block: Block) -> Wait[None]:
 
     Or an object within the function element, as Llama writes it.
     """
-    yield from _calls(block, _QWEN)
+    yield from _calls(block, QWEN)
+
+
+def seed_xml(block: Block) -> Wait[None]:
+    """The same without line breaks around a value."""
+    yield from _calls(block, SEED)
 
 
 def minimax_xml(block: Block) -> Wait[None]:
     """`<invoke name="NAME"><parameter name="KEY">VALUE</parameter>..</invoke>`."""
-    yield from _calls(block, _MINIMAX)
+    yield from _calls(block, MINIMAX)
 
 
 def minimax_m3_xml(block: Block) -> Wait[None]:
     """`<invoke name="NAME"><KEY>VALUE</KEY>..</invoke>`, a mark before each tag."""
-    yield from _calls(block, _MINIMAX_M3)
+    yield from _calls(block, MINIMAX_M3)
 
 
 def deepseek_dsml(block: Block) -> Wait[None]:
     """`invoke` elements of `parameter` elements that say whether they are strings."""
-    yield from _calls(block, _DSML)
+    yield from _calls(block, DSML)
 
 
 def deepseek_dsml_spaced(block: Block) -> Wait[None]:
     """The same, with a space before each element's name."""
-    yield from _calls(block, _DSML_SPACED)
+    yield from _calls(block, DSML_SPACED)
 
 
 def _calls(block: Block, elements: Elements) -> Wait[None]:
@@ -159,21 +173,28 @@ def _value(
     Args:
         given: the arguments so far: none is given twice.
     """
+    scan, show = block.scan, block.sink.arguments
     declared = block.tools.types_of(name).get(tag["name"], ANY_TYPE)
     if says := tag.get("string"):
-        declared = TEXT_ALONE if says == "true" else ANY_TYPE
+        declared = TEXT_ALONE if says == "true" else ANY_TYPE - TEXT_ALONE
+    if block.tools.are_held:
+        end, is_python = elements.written_end(tag["name"]), elements.is_python
+        if elements.is_padded:
+            yield from scan.expect("\n")
+        yield from read_held_value(scan, show, end, declared, is_python=is_python)
+        return
 
     def is_end() -> Wait[bool]:
         return (yield from block.goes_on(_is_followed(block, elements, name, given)))
 
-    end = elements.argument_end(tag["name"])
     yield from read_raw_value(
-        block.scan,
-        block.sink.arguments,
-        end,
+        scan,
+        show,
+        elements.argument_end(tag["name"]),
         is_end,
         types=declared,
         is_padded=elements.is_padded,
+        is_python=elements.is_python,
     )
 
 
@@ -188,7 +209,7 @@ def _is_followed(
     scan = block.scan
     if (yield from scan.space()) and (yield from scan.stands(elements.call_end)):
         return True
-    is_line = _begins_line(scan)
+    is_line = scan.begins_line
     tag = yield from _tag(block, elements, elements.argument)
     ends = (elements.call_end, block.closer, f"{elements.mark}<")
     if scan.is_cut and any(could_begin(scan.rest, end) for end in ends):
@@ -198,13 +219,3 @@ def _is_followed(
     if block.tools.declares(name, tag["name"]):
         return True
     return is_line and block.tools.may_have(name)
-
-
-def _begins_line(scan: Scanner) -> bool:
-    """Whether a line break stands in the white space before this place."""
-    at = scan.at
-    while at and scan.text[at - 1].isspace():
-        at -= 1
-        if scan.text[at] == "\n":
-            return True
-    return False

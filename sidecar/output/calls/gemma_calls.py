@@ -10,9 +10,9 @@ from sidecar.output.calls.json_text import (
     escaped,
     printed,
     read_members,
-    typed_text,
 )
 from sidecar.output.calls.scanner import NotThisFormat, Wait
+from sidecar.output.calls.unquoted_values import typed_text
 
 _NAME = re.compile(r"[\w.:/-]*")
 _KEY = re.compile(r"[^:{}\[\],<]*")
@@ -69,7 +69,7 @@ def _value(block: Block, show: Print, level: int) -> Wait[None]:
         yield from block.scan.following()
         if not text.strip():
             raise NotThisFormat("no value")
-        show(typed_text(text.strip()))
+        show(typed_text(text.strip(), is_python=True))
 
 
 def _quote(block: Block) -> Wait[str]:

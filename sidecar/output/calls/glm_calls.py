@@ -1,11 +1,14 @@
 """Calls as a name and marked arguments, as GLM writes them."""
 
 import re
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from sidecar.output.calls.call_sink import Block
-from sidecar.output.calls.json_text import printed, read_object, read_raw_value
+from sidecar.output.calls.json_text import printed, read_object
 from sidecar.output.calls.scanner import NotThisFormat, Wait
 from sidecar.output.calls.tool_schema import ANY_TYPE
+from sidecar.output.calls.unquoted_values import read_held_value, read_raw_value
 
 _NAME = re.compile(r"[\w.:/-]*")
 _MAX_NAME_CHARS = 512
@@ -53,13 +56,14 @@ def _call(block: Block, prefix: str) -> Wait[None]:
             raise NotThisFormat("a bare word is a call only if it is a tool")
         block.take_call(name, "{}")
         return
-    between = "{"
+    between, given = "{", set[str]()
     while (yield from scan.space()) == "<" and not (yield from block.closes()):
-        key, end = yield from _key(block, prefix)
+        key = yield from _key(block, prefix)
         if between == "{":
             sink.start(name)
-        sink.arguments(f"{between}{printed(key)}: ")
-        yield from _value(block, name, key, end, prefix)
+        sink.arguments(f"{between}{printed(key.name)}: ")
+        given.add(key.name)
+        yield from _value(block, name, key, prefix, given)
         between = ", "
     if between == "{":
         raise NotThisFormat("no argument element")
@@ -67,34 +71,67 @@ def _call(block: Block, prefix: str) -> Wait[None]:
     block.end_call()
 
 
-def _key(block: Block, prefix: str) -> Wait[tuple[str, str]]:
-    """Read what stands before a value: its name, and what ends it."""
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """
+    What stands before a value.
+
+    Args:
+        end: what ends the value. is_marked: the name stands between tags of its own.
+    """
+
+    name: str
+    end: str
+    is_marked: bool = False
+
+
+def _key(block: Block, prefix: str) -> Wait[_Key]:
     scan = block.scan
     if (yield from scan.take(f"<{prefix}arg_key>")):
-        key = yield from scan.through(f"</{prefix}arg_key>", _MAX_NAME_CHARS)
+        name = yield from scan.through(f"</{prefix}arg_key>", _MAX_NAME_CHARS)
         yield from scan.space()
         yield from scan.expect(f"<{prefix}arg_value>")
-        return key.strip(), f"</{prefix}arg_value>"
+        return _Key(name.strip(), f"</{prefix}arg_value>", is_marked=True)
     yield from scan.expect("<")
-    key = yield from scan.run(_NAME)
-    if not key:
+    name = yield from scan.run(_NAME)
+    if not name or name[0] == "/":
         raise NotThisFormat("no argument element")
     if (yield from scan.take(">")):
-        return key, f"</{key}>"
+        return _Key(name, f"</{name}>")
     yield from scan.expect('="')
-    return key, f'"</{key}>'
+    return _Key(name, f'"</{name}>')
 
 
-def _value(block: Block, name: str, key: str, end: str, prefix: str) -> Wait[None]:
+def _value(
+    block: Block, name: str, key: _Key, prefix: str, given: Collection[str]
+) -> Wait[None]:
+    """
+    Read an argument up to its end.
+
+    Args:
+        given: the arguments so far: none is given twice.
+    """
+    scan, show = block.scan, block.sink.arguments
+    types = block.tools.types_of(name).get(key.name, ANY_TYPE)
+    if block.tools.are_held:
+        yield from read_held_value(scan, show, key.end, types)
+        return
+
     def is_followed() -> Wait[bool]:
-        yield from _key(block, prefix)
-        return True
+        is_line = scan.begins_line
+        next_key = yield from _key(block, prefix)
+        if next_key.name in given or next_key.is_marked != key.is_marked:
+            return False
+        if block.tools.declares(name, next_key.name):
+            return True
+        # Its tags are all that tells it from a text, or else the line that it begins.
+        return (is_line or key.is_marked) and block.tools.may_have(name)
 
     yield from read_raw_value(
-        block.scan,
-        block.sink.arguments,
-        end,
+        scan,
+        show,
+        key.end,
         lambda: block.goes_on(is_followed()),
-        types=block.tools.types_of(name).get(key, ANY_TYPE),
+        types=types,
         is_padded=False,
     )

@@ -15,12 +15,6 @@ from typing import Any
 
 from sidecar.core.json_bytes import MAX_LEVELS, load_json
 from sidecar.output.calls.scanner import NotThisFormat, Scanner, Wait
-from sidecar.output.calls.tool_schema import (
-    ANY_TYPE,
-    TEXT_ALONE,
-    Types,
-    type_of,
-)
 
 Print = Callable[[str], None]
 
@@ -189,86 +183,6 @@ def value_of(text: str) -> Any:
         return load_json(text, **options, strict=False)
     except ValueError as error:
         raise NotThisFormat(str(error)) from None
-
-
-def typed_text(text: str, types: Types = ANY_TYPE) -> str:
-    """
-    The JSON of a value that stands without quotes: what parses, else a string.
-
-    Args:
-        types: that it may have: what is of none of them is a string, if it may be one.
-    """
-    try:
-        value = value_of(text)
-        is_odd = type_of(value) not in types - TEXT_ALONE
-        if types != ANY_TYPE and "string" in types and is_odd:
-            return printed(text)
-        return text.strip() if isinstance(value, float) else printed(value)
-    except NotThisFormat:  # or nested too deep
-        return printed(text)
-
-
-class RawText:
-    """
-    Shows a value that stands without quotes.
-
-    Args:
-        is_padded: a line break at both edges belongs to the format; else none does,
-            for an edited line may well begin or end with one of its own.
-    """
-
-    def __init__(self, show: Print, *, is_padded: bool) -> None:
-        self._show = show
-        self._is_padded = is_padded
-        self._is_first = True
-        self._held = ""  # a line break that may be the last
-
-    def take(self, piece: str) -> None:
-        """Show a piece of a string."""
-        if self._is_first:
-            if not piece:
-                return
-            self._show('"')
-            self._is_first = False
-            piece = piece.removeprefix("\n") if self._is_padded else piece
-        text = self._held + piece
-        shown = text.removesuffix("\n") if self._is_padded else text
-        self._held = text[len(shown) :]
-        self._show(escaped(shown))
-
-    def close(self) -> None:
-        """It was all of the string."""
-        self._show('""' if self._is_first else '"')
-
-
-def read_raw_value(
-    scan: Scanner,
-    show: Print,
-    end: str,
-    is_end: Callable[[], Wait[bool]],
-    *,
-    types: Types,
-    is_padded: bool,
-) -> Wait[None]:
-    """
-    Read a value without quotes up to its end.
-
-    Args:
-        is_end: whether the end that was just read is meant as one.
-        types: that it may have. A string alone is shown as it comes; else it is JSON,
-            if it parses and is of one of them, or could be no string.
-        is_padded: see RawText.
-    """
-    if types == TEXT_ALONE:
-        text = RawText(show, is_padded=is_padded)
-        yield from scan.until(end, text.take, is_end)
-        text.close()
-        return
-    pieces: list[str] = []
-    yield from scan.until(end, pieces.append, is_end)
-    value = "".join(pieces)
-    value = value.removeprefix("\n").removesuffix("\n") if is_padded else value
-    show(typed_text(value, types))
 
 
 def _no_constant(name: str) -> Any:

@@ -11,12 +11,13 @@ class OfferedTools:
     The tools of one answer; what their schemas say is found out once.
 
     Args:
-        are_held: a grammar lets the model name no argument that a schema does not.
+        are_held: a grammar holds their calls: no argument is named that a schema does
+            not name, and no text holds its own end.
     """
 
     def __init__(self, tools: Sequence[Tool], *, are_held: bool = False) -> None:
         self.all = tuple(tools)
-        self._are_held = are_held
+        self.are_held = are_held
         self._by_name = {tool.name: tool for tool in reversed(self.all)}
         self._types: dict[str, Mapping[str, Types]] = {}
         self._open: dict[str, bool] = {}
@@ -44,7 +45,7 @@ class OfferedTools:
             schema = ToolSchema(tool.parameters) if tool else None
             if schema is None:
                 self._open[name] = True
-            elif self._are_held:
+            elif self.are_held:
                 self._open[name] = schema.takes_any
             else:
                 self._open[name] = not schema.is_closed

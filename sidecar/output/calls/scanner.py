@@ -82,6 +82,16 @@ class Scanner:
             self._num_dropped += self.at
             self.text, self.at = self.rest, 0
 
+    @property
+    def begins_line(self) -> bool:
+        """Whether a line break stands in the white space before this place."""
+        at = self.at
+        while at and self.text[at - 1].isspace():
+            at -= 1
+            if self.text[at] == "\n":
+                return True
+        return False
+
     def more(self) -> Wait[None]:
         """
         Wait for more text.
@@ -190,6 +200,8 @@ class Scanner:
         end: str,
         take: Callable[[str], None],
         is_end: Callable[[], Wait[bool]] | None = None,
+        *,
+        is_exact: bool = False,
     ) -> Wait[None]:
         """
         Take a text up to its end, in pieces as they come, and the end.
@@ -198,8 +210,9 @@ class Scanner:
             take: is given the pieces.
             is_end: whether the end that was just read is meant as one; it may read on,
                 and what it read is read again. None: the first one is.
+            is_exact: the end's letters are of the case that they have in `end`.
         """
-        closes = _folded(end)
+        closes = re.compile(re.escape(end)) if is_exact else _folded(end)
         while True:
             found = closes.search(self.text, self.at)
             if found is None:
@@ -216,6 +229,12 @@ class Scanner:
                 return
             take(found.group())
             self.at = behind
+
+
+def run_whole(reading: Wait[None]) -> None:
+    """Run a parser whose text has ended: it waits for nothing."""
+    for _ in reading:
+        raise AssertionError("a parser waits for a text that has ended")
 
 
 @functools.lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ _ANYTHING: dict[str, Any] = {}
 _DEFS = "$defs"
 _OF_NAMES = ("properties", "patternProperties", "dependentSchemas")
 _MAX_PARTS, _MAX_DIGITS = 64, 9
-_MAX_COPIED = 1 << 17
+_MAX_COPIED, _STEP = 1 << 17, 16
 _OF_VALUES = ("type", "enum", "const")
 _COUNTED = ("properties", "enum", "type", "required")
 
@@ -91,7 +91,7 @@ class ToolSchema:
         """
         found: list[Json] = []
         self._collect(schema, found, 0)
-        if not 0 < len(found) <= _MAX_ALTERNATIVES:
+        if not 0 < len(found) <= _MAX_ALTERNATIVES or not all(found):
             return [_ANYTHING]
         # Given values are looked at once, however often they are referred to.
         given = {
@@ -162,7 +162,12 @@ class ToolSchema:
         found += [{**resolved, "type": one} for one in kinds] or [_ANYTHING]
 
     def _may_copy(self, schema: Mapping[str, Any]) -> bool:
-        """Count what a copy of it takes: a short schema could refer to it for ever."""
+        """
+        Count what a copy of it takes: a short schema could refer to it for ever.
+
+        One without members takes a step, too.
+        """
+        self._num_copied += _STEP
         for part in (schema, *(schema.get(key) for key in _COUNTED)):
             self._num_copied += len(part) if isinstance(part, dict | list) else 0
         return self._num_copied < _MAX_COPIED

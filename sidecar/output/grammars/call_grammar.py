@@ -11,6 +11,7 @@ from sidecar.output.calls.element_calls import (
     minimax_m3_xml,
     minimax_xml,
     qwen3_coder_xml,
+    seed_xml,
 )
 from sidecar.output.calls.gemma_calls import gemma
 from sidecar.output.calls.glm_calls import glm4_native, glm4_xml, longcat
@@ -45,6 +46,7 @@ from sidecar.output.grammars.element_rules import (
     minimax_m3_rules,
     minimax_rules,
     qwen_rules,
+    seed_rules,
 )
 from sidecar.output.grammars.lark import (
     LEADING,
@@ -79,6 +81,7 @@ _RULES: dict[Format, CallRules] = {
         object_call("name", "parameters"), has_marks=False, is_alone=True
     ),
     qwen3_coder_xml: replace(_LINES, call=qwen_rules),
+    seed_xml: replace(_LINES, call=seed_rules),
     minimax_xml: replace(_BLOCK_LINES, call=minimax_rules),
     minimax_m3_xml: replace(_BLOCK_LINES, call=minimax_m3_rules),
     deepseek_dsml: replace(_BLOCK_LINES, call=dsml_rules("")),

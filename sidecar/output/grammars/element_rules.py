@@ -2,10 +2,18 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sidecar.core.requests import Tool
+from sidecar.output.calls.element_calls import (
+    DSML,
+    DSML_SPACED,
+    MINIMAX,
+    MINIMAX_M3,
+    QWEN,
+    SEED,
+)
 from sidecar.output.calls.tool_schema import ToolSchema, given_values
 from sidecar.output.grammars.lark import (
     ANY_NAME,
@@ -22,6 +30,7 @@ from sidecar.output.grammars.lark import (
 _A_NAME = "\0"  # stands where a name will
 
 
+_CONSTANTS = {"boolean": (True, False), "null": (None,)}
 Kind = Literal["", "t", "j"]  # all of its values, the texts alone, or all others
 
 
@@ -31,9 +40,13 @@ class Value:
 
     Args:
         owner: the tool's schema. schema: the argument's.
+        is_python: constants are written as Python does, too.
     """
 
-    def __init__(self, owner: ToolSchema, schema: Any) -> None:
+    def __init__(
+        self, owner: ToolSchema, schema: Any, *, is_python: bool = False
+    ) -> None:
+        self._is_python = is_python
         self._texts: list[str] = []
         self._is_free = False
         self._json: list[str] = []
@@ -62,19 +75,27 @@ class Value:
     def _add(self, owner: ToolSchema, schema: dict[str, Any]) -> None:
         given = given_values(schema)
         for value in given or ():
-            is_text = isinstance(value, str)
-            where = self._texts if is_text else self._json
-            written = text(value if is_text else json.dumps(value))
-            self._spent.spend(len(written))
-            where.append(written)
+            if isinstance(value, str):
+                self._spend(self._texts, text(value))
+            else:
+                self._spend(self._json, text(json.dumps(value)))
+                self._add_python(value)
         if given is not None:
             return
         kind = schema.get("type")
         self._is_free |= kind in ("string", None)
         if kind != "string":
-            written = call_json(owner.standalone(schema))
-            self._spent.spend(len(written))
-            self._json.append(written)
+            self._spend(self._json, call_json(owner.standalone(schema)))
+        for constant in _CONSTANTS.get(str(kind), ()):
+            self._add_python(constant)
+
+    def _add_python(self, value: Any) -> None:
+        if self._is_python and (value is None or isinstance(value, bool)):
+            self._spend(self._json, text(str(value)))
+
+    def _spend(self, where: list[str], written: str) -> None:
+        self._spent.spend(len(written))
+        where.append(written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +109,8 @@ class ElementRules:
             stands as it is. argument_end: what ends it, by its name.
         says_kind: whether an argument says that it is a text. Then one that may be
             more than that is JSON; else it is a text, and read as what it looks like.
+        is_python: constants are written as Python does, too.
+        has_loose_lines: line breaks between the tags come or not.
     """
 
     call: Callable[[str], str]
@@ -95,6 +118,8 @@ class ElementRules:
     argument: Callable[[str, bool], str]
     argument_end: Callable[[str], str]
     says_kind: bool = False
+    is_python: bool = False
+    has_loose_lines: bool = False
 
     def __call__(self, number: int, tool: Tool, tokens: Tokens) -> list[str]:
         """The rules of one tool's call."""
@@ -102,11 +127,11 @@ class ElementRules:
         rules = Rules()
         for place, one in enumerate(schema.arguments):
             rule = f"value{number}_{place}"
-            value = Value(schema, one.schema)
+            value = Value(schema, one.schema, is_python=self.is_python)
             end = self.argument_end(one.name)
             shapes = []
             for is_text, kind in self._shapes(value):
-                head = spelled(self.argument(one.name, is_text), tokens)
+                head = self._spelled(self.argument(one.name, is_text), tokens)
                 shapes.append(f"{head} {rule}{kind}")
                 rules.add(value.rule(f"{rule}{kind}", end, tokens, kind))
             parts.append(f"{any_of(shapes)}{'' if one.is_needed else '?'}")
@@ -115,8 +140,8 @@ class ElementRules:
             rule = f"value{number}_any"
             parts.append(f"({self._any_head(tokens)} {rule})*")
             rules.add(up_to(rule, more, tokens))
-        head = spelled(self.call(tool.name), tokens)
-        tail = spelled(self.call_end, tokens)
+        head = self._spelled(self.call(tool.name), tokens)
+        tail = self._spelled(self.call_end, tokens)
         return [f"call{number}: {head} {' '.join(parts)} {tail}", *rules.texts]
 
     def _shapes(self, value: Value) -> list[tuple[bool, Kind]]:
@@ -129,27 +154,40 @@ class ElementRules:
     def _any_head(self, tokens: Tokens) -> str:
         """What begins an argument of any name, which is a text."""
         before, _, behind = self.argument(_A_NAME, True).partition(_A_NAME)
-        return f"{spelled(before, tokens)} {ANY_NAME} {spelled(behind, tokens)}"
+        behind = self._spelled(behind, tokens)
+        return f"{self._spelled(before, tokens)} {ANY_NAME} {behind}"
+
+    def _spelled(self, written: str, tokens: Tokens) -> str:
+        if not self.has_loose_lines:
+            return spelled(written, tokens)
+        lines = [spelled(line, tokens) for line in written.split("\n")]
+        return f" {text(chr(10))}? ".join(lines)
 
 
 qwen_rules = ElementRules(
     lambda name: f"<function={name}>\n",
     "</function>",
     lambda name, is_text: f"<parameter={name}>\n",
-    lambda name: "\n</parameter>\n",
+    QWEN.written_end,
+    is_python=QWEN.is_python,
+)
+seed_rules = replace(
+    qwen_rules,
+    argument=lambda name, is_text: f"<parameter={name}>",
+    argument_end=SEED.written_end,
 )
 minimax_rules = ElementRules(
     lambda name: f'<invoke name="{name}">\n',
     "</invoke>",
     lambda name, is_text: f'<parameter name="{name}">',
-    lambda name: "</parameter>\n",
+    MINIMAX.written_end,
 )
 _M3 = "]<]minimax[>["
 minimax_m3_rules = ElementRules(
     lambda name: f'{_M3}<invoke name="{name}">\n',
     f"{_M3}</invoke>",
     lambda name, is_text: f"{_M3}<{name}>",
-    lambda name: f"{_M3}</{name}>\n",
+    MINIMAX_M3.written_end,
 )
 _DSML = "｜DSML｜"
 
@@ -165,7 +203,7 @@ def dsml_rules(space: str) -> ElementRules:
         lambda name: f'<{_DSML}{space}invoke name="{name}">\n',
         f"</{_DSML}{space}invoke>",
         argument,
-        lambda name: f"</{_DSML}{space}parameter>\n",
+        (DSML_SPACED if space else DSML).written_end,
         says_kind=True,
     )
 
@@ -183,5 +221,9 @@ def glm_rules(prefix: str = "") -> ElementRules:
         return f"\n{key}\n<{prefix}arg_value>"
 
     return ElementRules(
-        lambda name: name, "\n", argument, lambda name: f"</{prefix}arg_value>"
+        lambda name: name,
+        "\n",
+        argument,
+        lambda name: f"</{prefix}arg_value>",
+        has_loose_lines=True,
     )

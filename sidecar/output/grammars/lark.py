@@ -58,15 +58,25 @@ def up_to(rule: str, end: str, tokens: Tokens) -> str:
     """
     The rule of any text and the end that stands behind it, which it does not hold.
 
-    No text holds a mark that is a token, so it goes up to that.
+    Not even in letters, where the end has a mark that is a token: its readers see the
+    text alone.
     """
-    if end in tokens:
-        return f"{rule}: /(?s:.*)/ {mark(end, tokens)}"
     found = _INNER_MARKS.search(end)
-    if found is None or found[0] not in tokens:
+    inner = found and found[0] in tokens
+    if end not in tokens and not inner:
         return f"{rule}[suffix={text(end)}]: /(?s:.*)/"
-    before = end[: found.start()].replace("/", "\\/")
-    return f"{rule}: /(?s:.*){before}/ {mark(end[found.start() :], tokens)}"
+    at = found.start() if found and end not in tokens else 0
+    before, letters = (_slashed(one) for one in (end[:at], end))
+    name = rule.upper()
+    return (
+        f"{rule}: {name} {mark(end[at:], tokens)}\n"
+        f"{name}: /(?s:.*){before}/ & ~/(?s:.*){letters}(?s:.*)/"
+    )
+
+
+def _slashed(literal: str) -> str:
+    """A text as a pattern between slashes."""
+    return re.escape(literal).replace("/", "\\/").replace("\\\n", "\\n")
 
 
 def json_rule(schema: Any, options: Mapping[str, Any]) -> str:

@@ -218,7 +218,7 @@ def gemma_call(number: int, tool: Tool, tokens: Tokens) -> list[str]:
         quoted,
         key,
         ",",
-        {"true": ("true",), "false": ("false",), "null": ("null",)},
+        {"true": ("true",), "false": ("false",), "null": ("null", "None")},
     )
     values = _Values(literals, ToolSchema(tool.parameters), f"value{number}")
     inside = values.arguments(key, "any_member")
