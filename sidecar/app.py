@@ -37,6 +37,7 @@ from sidecar.kv.disk.root import DiskLimits, DiskRoot
 from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.kv_layers import Released
 from sidecar.memory.tombstones import Tombstones
+from sidecar.residents.capability_record import CapabilityRecords
 from sidecar.residents.catalog import Catalog, find_catalog
 from sidecar.residents.kept_memories import KeptMemories
 from sidecar.residents.loading import loader
@@ -45,7 +46,7 @@ from sidecar.residents.model_settings import (
     settings_file,
     with_default_model,
 )
-from sidecar.residents.model_state import ServedModel
+from sidecar.residents.model_state import ModelSpec, ServedModel
 from sidecar.residents.pool import ResidentPool
 from sidecar.residents.pool_worker import LOAD_END_S
 from sidecar.residents.process_weights import ProcessWeights
@@ -56,6 +57,7 @@ from sidecar.server.listener import Listener
 from sidecar.server.router import Routes, Services
 from sidecar.service.audio import AudioService
 from sidecar.service.cache_admin import CacheService
+from sidecar.service.capability_probe import CapabilityProbe
 from sidecar.service.chat import ChatService
 from sidecar.service.encodings import EncodingService
 from sidecar.service.models import ModelService, Vitals
@@ -174,9 +176,17 @@ def build(
     """
     limit_templates()
     shared = _build_shared(config, tell, extra_processors)
+    load, after_load = loader(config, shared), list[Callable[[str], None]]()
+
+    def load_and_tell(spec: ModelSpec, tell_step: Callable[[str], None]) -> ServedModel:
+        resident = load(spec, tell_step)
+        for begin in after_load:
+            begin(spec.id)
+        return resident
+
     pool = ResidentPool(
         lambda: read_catalog(config),
-        loader(config, shared),
+        load_and_tell,
         ProcessWeights(
             shared.process,
             shared.admission,
@@ -187,6 +197,8 @@ def build(
         _pool_limits(config),
     )
     services = _build_services(config, shared, pool)
+    if config.model.probe_on_load:
+        after_load.append(services.capabilities.begin)
     listener = Listener(
         config.server, Routes(services, config.server), shared.metrics, Handler
     )
@@ -215,9 +227,12 @@ def _build_services(
         shared.process,
         shared.wired,
     )
+    chat = ChatService(pool, config.generation, metrics, log)
+    models = ModelService(pool, vitals, settings_file(config), shared.capabilities)
     return Services(
-        ChatService(pool, config.generation, metrics, log),
-        ModelService(pool, vitals, settings_file(config)),
+        chat,
+        models,
+        CapabilityProbe(pool, chat, shared.capabilities),
         caches,
         EncodingService(pool, config.server.timeout_embeddings_s),
         AudioService(pool, config.server.timeout_audio_s),
@@ -292,6 +307,7 @@ def _build_shared(
         DownloadProgress(tell),
         rules,
         ProvedModels(config.disk.home / "proved-models.json"),
+        CapabilityRecords(config.disk.home / "capabilities.json"),
         extra_processors,
         open_root(config),
         functools.cache(lambda: open_image_intake(config.images)),

@@ -9,6 +9,7 @@ TOOLS = {
     "diff-turns": ("diff_turns", "where two prompts of a session log first differ"),
     "inspect-cache": ("inspect_cache", "the tree of a running server, and what drifts"),
     "kv": ("kv", "KV on the disk: list, verify, export, import, forget"),
+    "capabilities": ("capabilities", "ask a model of a running server what it can do"),
     "selftest": ("selftest", "warm equals cold, tried on a model"),
 }
 

@@ -79,6 +79,16 @@ class Server:
             reply = _read_stream(_events(response), started)
         return replace(reply, pinned=tuple(filter(None, pinned.split(","))))
 
+    def steps(self, path: str) -> Iterator[Json]:
+        """
+        The events of something that is begun by a POST without a body.
+
+        Raises:
+            ServerError: refused, or broken off.
+        """
+        with self._open(path, {}) as response:
+            yield from _events(response)
+
     def _open(self, path: str, body: Json | None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._headers, "Content-Type": "application/json"}

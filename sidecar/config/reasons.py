@@ -44,7 +44,6 @@ NOT_BUILT = frozenset(
         "CLASSIFY_BATCH",
         "ATTENTION_MAX_TOKENS",
         "WARMUP_PROMPT",
-        "PROBE_ON_LOAD",
         "RATE_LIMIT_RPM",
         "DATABASE_PATH",
         "AUDIT_ENABLED",

@@ -74,6 +74,8 @@ class ModelConfig:
         "limit is not shorter; then 503.")
     load_thread: str = setting("own", "MODEL_LOAD_THREAD", choice("own", "gpu"),
         "Where weights are read; `gpu`: between the steps of running streams.")
+    probe_on_load: bool = setting(False, "PROBE_ON_LOAD", boolean,
+        "Whether a model is asked what it can do when it was loaded, if it never was.")
     unload_keeps_kv: bool = setting(True, "UNLOAD_KEEPS_KV", boolean,
         "Whether a model's conversations outlive its weights.")
 
@@ -220,7 +222,7 @@ class CacheConfig:
     """Reuse of what was computed"""
 
     max_bytes: int | None = setting(None, "PROMPT_CACHE_MAX_BYTES", size,
-        "KV kept, e.g. 8GB.", shown="a quarter of the device's memory")
+        "KV kept, e.g. 8GB.", shown="a quarter of memory")
     max_entries: int = setting(24, "PROMPT_CACHE_MAX_ENTRIES_GLOBAL", integer(1, 65536),
         "Conversations kept.", "PROMPT_CACHE_MAX_SIZE")
     ttl_s: float = setting(1800.0, "PROMPT_CACHE_TTL_SECONDS", number(0, 1e9),

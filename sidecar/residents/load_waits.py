@@ -1,6 +1,6 @@
 """How requests wait for a model: until they have its lease, or hear why not."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Generic, TypeVar
 
 from sidecar.core.errors import (
@@ -21,6 +21,8 @@ _RETRY_FAILED_S = 60.0
 _WATCH_S = 1.0
 
 E = TypeVar("E", bound=ServedModel)
+# Each step as it begins, and why it failed; None where nothing changes.
+LoadSteps = Generator[tuple[str, str | None] | None, None, None]
 
 
 class LoadWaits(Generic[E]):
@@ -55,9 +57,7 @@ class LoadWaits(Generic[E]):
             self._check_soon(entry, max_wait_s)
         self._wait_leased(entry, deadline)
 
-    def watch(
-        self, entry: ModelState[E], longest_s: float
-    ) -> Iterator[tuple[str, str | None] | None]:
+    def watch(self, entry: ModelState[E], longest_s: float) -> LoadSteps:
         """See the pool's `watch_load`."""
         last_step, deadline = "", self._worker.clock() + longest_s
         while self._worker.clock() < deadline:

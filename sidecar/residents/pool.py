@@ -23,7 +23,7 @@ from sidecar.core.errors import (
     ModelTooLarge,
 )
 from sidecar.residents.catalog import Catalog
-from sidecar.residents.load_waits import LoadWaits, gone
+from sidecar.residents.load_waits import LoadSteps, LoadWaits, gone
 from sidecar.residents.model_state import ModelSpec, ModelState, ModelView, ServedModel
 from sidecar.residents.pool_worker import LOAD_END_S, PoolWorker, Tell
 from sidecar.residents.weight_eviction import PoolLimits, WeightEviction, Weights
@@ -285,9 +285,7 @@ class ResidentPool(Generic[E]):
             self._worker.spec(catalog.specs)
         return True
 
-    def watch_load(
-        self, name: str, longest_s: float
-    ) -> Iterator[tuple[str, str | None] | None]:
+    def watch_load(self, name: str, longest_s: float) -> LoadSteps:
         """
         Each step of a model's load as it begins, None where nothing changes.
 

@@ -17,6 +17,7 @@ from sidecar.infra.metrics import Metrics
 from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.kv.eviction import KVBudget
 from sidecar.memory.tombstones import Tombstones
+from sidecar.residents.capability_record import CapabilityRecords
 from sidecar.residents.kept_memories import KeptMemories
 from sidecar.volatile.rules import RuleSet
 
@@ -35,6 +36,7 @@ class Shared:
     Args:
         kept: of models that are not loaded. tombstones: of all.
         rules: of volatile values. proved: what is known of models on this machine.
+        capabilities: what they were found to be able to do.
         extra_processors: the test harness's.
         disk: for KV that outlives the process; None: there is none.
         image_intake: gives the one of all models, made when it is first asked for.
@@ -51,6 +53,7 @@ class Shared:
     download: DownloadProgress
     rules: RuleSet
     proved: ProvedModels
+    capabilities: CapabilityRecords
     extra_processors: ExtraProcessors
     disk: KVDisk | None
     image_intake: "functools._lru_cache_wrapper[ImageIntake]"

@@ -25,6 +25,7 @@ from sidecar.engine.loading.loader import (
     read_model,
     run_to_end,
 )
+from sidecar.engine.loading.model_identity import files_digest
 from sidecar.engine.loading.model_place import ModelSource
 from sidecar.engine.loading.model_source import find_model
 from sidecar.engine.memory_fit import fit_memory
@@ -127,7 +128,10 @@ class TextLoader:
     ) -> LoadedModel:
         config, gpu = self._config, self._shared.gpu
         family = spec.syntax.family or config.model.family
-        syntax = replace(spec.syntax, family=family)
+        parser = spec.syntax.tool_parser or self._shared.capabilities.tool_parser(
+            spec.id, files_digest(source.folder)
+        )
+        syntax = replace(spec.syntax, family=family, tool_parser=parser)
         trust = config.model.trust_remote_code
         steps = read_model(source, syntax, trust=trust, memo=memo)
         if config.model.load_thread == "gpu":

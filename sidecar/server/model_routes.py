@@ -1,7 +1,8 @@
 """The list of models, and what people do with models by hand."""
 
+import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
@@ -9,6 +10,7 @@ from sidecar.core.errors import BadRequest, NotFound, SidecarError
 from sidecar.core.events import Idle, Usage
 from sidecar.core.json_bytes import dump_bytes
 from sidecar.dialects.openai_models import model_entry, model_list
+from sidecar.residents.capability_record import CapabilityRecord
 from sidecar.residents.detection import TEXT_KINDS
 from sidecar.residents.model_settings import check_setting
 from sidecar.residents.model_state import ModelView
@@ -20,6 +22,7 @@ from sidecar.server.http_messages import (
     json_response,
 )
 from sidecar.service.models import ModelService
+from sidecar.service.probe_step import ProbeStep, Steps
 
 PREFIX = "/admin/models/"
 # The first two change at once, the others at the model's next load.
@@ -29,20 +32,29 @@ _TRUE = ("1", "true", "yes")
 
 
 class ModelRoutes:
-    """Endpoints; those below `/admin` are guarded by the router."""
+    """
+    Endpoints; those below `/admin` are guarded by the router.
 
-    def __init__(self, models: ModelService) -> None:
-        self._models = models
+    Args:
+        probe: asks a model of a name what it can do, while its client is there.
+    """
+
+    def __init__(
+        self, models: ModelService, probe: Callable[[str, Callable[[], bool]], Steps]
+    ) -> None:
+        self._models, self._probe = models, probe
         self._actions: dict[tuple[str, str], Endpoint] = {
             ("POST", "load"): self._load,
             ("POST", "unload"): self._unload,
             ("POST", "settings"): self._change,
             ("GET", "loading-progress"): self._progress,
+            ("POST", "capabilities"): self._capabilities,
         }
 
     def list(self, request: Request) -> Response:
         """GET /v1/models; 304 where nothing changed."""
-        entries = [_listed(entry) for entry in self._models.entries()]
+        models = self._models
+        entries = [_listed(e, models.capabilities(e.id)) for e in models.entries()]
         body = dump_bytes(model_list(entries))
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         headers = {"ETag": tag}
@@ -53,7 +65,11 @@ class ModelRoutes:
     def all(self, request: Request) -> Response:
         """GET /admin/models: those as well that cannot be loaded, and why."""
         entries = self._models.all_entries()
-        return json_response({"models": [entry.as_dict() for entry in entries]})
+        return json_response({"models": [self._described(e) for e in entries]})
+
+    def _described(self, entry: ModelView) -> dict[str, Any]:
+        found = self._models.capabilities(entry.id)
+        return {**entry.as_dict(), "capabilities": _shown(found)}
 
     def status(self, request: Request) -> Response:
         """GET /admin/models/status: what is loaded, and where the memory is."""
@@ -93,16 +109,30 @@ class ModelRoutes:
         notice = {} if fault is None else {"until_the_next_start": fault}
         return json_response({"changed": sorted(body), **notice})
 
+    def _capabilities(self, request: Request) -> EventStream:
+        steps = _as_events(self._probe(_name(request), request.is_connected))
+        return EventStream(_ProbeEvents(), steps, steps.close)
+
     def _progress(self, request: Request) -> EventStream:
         steps = self._models.progress(_name(request))
-        return EventStream(_LoadEvents(), _as_events(steps), lambda: None)
+        events = _as_events(steps)
+        return EventStream(_LoadEvents(), events, events.close)
 
 
-def _listed(entry: ModelView) -> dict[str, Any]:
+def _shown(record: CapabilityRecord | None) -> dict[str, Any] | str:
+    return "not probed" if record is None else record.as_dict()
+
+
+def _listed(entry: ModelView, record: CapabilityRecord | None) -> dict[str, Any]:
     found = model_entry(entry.id, entry.aliases, entry.max_input_tokens)
     found["kind"] = entry.kind
     if entry.kind not in TEXT_KINDS:
         found |= dict.fromkeys(_OF_CHATS, False)
+    elif record is not None:
+        known = (record.supports_tools, record.supports_thinking)
+        said = zip(_OF_CHATS, known, strict=True)
+        found |= {name: can for name, can in said if can is not None}
+    found["capabilities"] = _shown(record)
     found["supports_vision"] = entry.takes_images
     found["state"] = entry.state
     found["estimated_load_s"] = entry.estimated_load_s
@@ -129,9 +159,30 @@ def _asks(request: Request, flag: str) -> bool:
     return bool(set(parse_qs(request.query).get(flag, [])) & set(_TRUE))
 
 
-def _as_events(steps: Iterator[tuple[str, str | None] | None]) -> Iterator[Any]:
-    for step in steps:
-        yield Idle() if step is None else step
+class _ProbeEvents:
+    """Server-sent events of a probe."""
+
+    def started(self, usage: Usage) -> bytes:
+        """Nothing yet."""
+        return b""
+
+    def event(self, event: Any) -> bytes:
+        """A step."""
+        return b"data: %s\n\n" % dump_bytes(event.as_dict())
+
+    def ping(self) -> bytes:
+        """A comment."""
+        return b": waiting\n\n"
+
+    def failed(self, error: SidecarError) -> bytes:
+        """The last event."""
+        return self.event(ProbeStep("probe", "failed", error=error.message))
+
+
+def _as_events(steps: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    with contextlib.closing(steps):
+        for step in steps:
+            yield Idle() if step is None else step
 
 
 class _LoadEvents:

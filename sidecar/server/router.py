@@ -41,6 +41,7 @@ from sidecar.server.http_messages import (
 from sidecar.server.model_routes import PREFIX, ModelRoutes
 from sidecar.service.audio import AudioService
 from sidecar.service.cache_admin import CacheService
+from sidecar.service.capability_probe import CapabilityProbe
 from sidecar.service.chat import ChatService
 from sidecar.service.encodings import EncodingService
 from sidecar.service.models import ModelService
@@ -66,6 +67,7 @@ class Services:
 
     chat: ChatService
     models: ModelService
+    capabilities: CapabilityProbe
     caches: CacheService
     encodings: EncodingService
     audio: AudioService
@@ -89,7 +91,7 @@ class Routes:
         self._services = services
         self._config = config
         routes, audio = ChatRoutes(services.chat, config), AudioRoutes(services.audio)
-        self._models = models = ModelRoutes(services.models)
+        self._models = models = ModelRoutes(services.models, services.capabilities.run)
         caches = CacheRoutes(services.caches, services.responses)
         self._dialects = dialects_of(services)
         self._table: dict[str, dict[str, Endpoint]] = {

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from sidecar.engine.device_memory import WiredMemory
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.loading.download_progress import DownloadProgress, DownloadState
 from sidecar.engine.process_memory import ProcessMemory
+from sidecar.residents.capability_record import CapabilityRecord, CapabilityRecords
 from sidecar.residents.catalog import DEFAULT_NAMES
+from sidecar.residents.load_waits import LoadSteps
 from sidecar.residents.model_settings import keep_settings
 from sidecar.residents.model_state import ModelView, ServedModel
 from sidecar.residents.pool import ResidentPool
@@ -74,8 +76,13 @@ class ModelService:
     """Lists models, reports health, loads and unloads by hand. Any thread."""
 
     def __init__(
-        self, pool: ResidentPool[ServedModel], vitals: Vitals, settings_file: Path
+        self,
+        pool: ResidentPool[ServedModel],
+        vitals: Vitals,
+        settings_file: Path,
+        capabilities: CapabilityRecords,
     ) -> None:
+        self._capabilities = capabilities
         self._pool = pool
         self._vitals = vitals
         self._settings_file = settings_file
@@ -89,6 +96,10 @@ class ModelService:
     def all_entries(self) -> tuple[ModelView, ...]:
         """Those as well that cannot be loaded, and why."""
         return self._pool.entries()
+
+    def capabilities(self, model_id: str) -> CapabilityRecord | None:
+        """What a model was found to be able to do; None: it was not probed."""
+        return self._capabilities.find(model_id)
 
     def health(self) -> Health:
         """The state of the whole server; cheap, and never waits for the GPU."""
@@ -161,7 +172,7 @@ class ModelService:
             return f"the file of settings cannot be written: {error}"
         return None
 
-    def progress(self, name: str) -> Iterator[tuple[str, str | None] | None]:
+    def progress(self, name: str) -> LoadSteps:
         """Steps of a model's load, until `ready`, or `error` with the reason."""
         return self._pool.watch_load(name, _LONGEST_WATCH_S)
 

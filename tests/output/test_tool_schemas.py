@@ -446,6 +446,13 @@ def _parts_of_parts() -> Json:
     return of({"a": {"$ref": "#/$defs/d0"}}, **{"$defs": {**levels, "d9": {}}})
 
 
+def _many_definitions() -> Json:
+    """Parts that bring definitions of their own, merged again and again."""
+    part = {"type": "object", "$defs": {f"x{n}": {} for n in range(20_000)}}
+    each = {"allOf": [{"$ref": "#/$defs/P"}] * 64}
+    return of({f"a{n}": each for n in range(60)}, **{"$defs": {"P": part}})
+
+
 def _empty_members() -> Json:
     union = {"anyOf": [{}] * 1_000}
     each = {"$ref": "#/$defs/U"}
@@ -457,6 +464,7 @@ def _empty_members() -> Json:
     [
         _parts_of_parts(),
         _empty_members(),
+        _many_definitions(),
         _nested(["array", "object", "string"] * 20),
         _shared(2_000),
         _types_and_members(),
@@ -466,6 +474,7 @@ def _empty_members() -> Json:
     ids=[
         "parts",
         "empty",
+        "definitions",
         "types in types",
         "one definition",
         "members",

@@ -122,6 +122,15 @@ def weight_identities(folder: Path) -> list[str]:
     return [f"{file.name} {_identity(file)}" for file in _weight_files(folder)]
 
 
+def files_digest(folder: Path) -> str:
+    """What a model's files are known again by, in one; "": they cannot be read."""
+    try:
+        parts = [*weight_identities(folder), *small_files(folder)]
+    except OSError:
+        return ""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
 def _weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 

@@ -23,7 +23,7 @@ from sidecar.engine.loading.model_identity import (
     weight_identities,
 )
 from sidecar.engine.memory_model import MemoryModel, TowerCost
-from sidecar.kv.disk.durable_files import read_private, replace_private
+from sidecar.kv.disk.record_file import RecordFile
 
 _VERSION = 1
 _MAX_RECORDS = 64
@@ -55,42 +55,23 @@ class ProvedModels:
     """
 
     def __init__(self, file: Path | None) -> None:
-        self._file = file
+        self._records = RecordFile(file, _MAX_RECORDS)
 
     def find(self, key: str) -> ProvedModel | None:
         """The record of a model; None: there is none, or it cannot be read."""
-        record = self._read().get(key)
+        record = self._records.find(key)
         with contextlib.suppress(TypeError, KeyError, ValueError, AttributeError):
             if record is not None:
                 return _parsed(record)
         return None
 
     def keep(self, key: str, record: ProvedModel) -> None:
-        """Remember a model; a disk that is full or read-only is no matter."""
-        records = {name: record for name, record in self._read().items() if name != key}
-        records[key] = asdict(record)
-        self._write(dict(list(records.items())[-_MAX_RECORDS:]))
+        """Remember a model."""
+        self._records.keep(key, asdict(record))
 
     def drop(self, key: str) -> None:
         """Forget a model."""
-        records = self._read()
-        if records.pop(key, None) is not None:
-            self._write(records)
-
-    def _read(self) -> dict[str, Any]:
-        if self._file is None:
-            return {}
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            known = json.loads(read_private(self._file))
-            return known if isinstance(known, dict) else {}
-        return {}
-
-    def _write(self, records: Mapping[str, Any]) -> None:
-        if self._file is None:
-            return
-        with contextlib.suppress(OSError):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            replace_private(self._file, json.dumps(records).encode())
+        self._records.drop(key)
 
 
 def key_of(model: LoadedModel, step_size: int) -> str:

@@ -13,7 +13,7 @@ _OF_NAMES = ("properties", "patternProperties", "dependentSchemas")
 _MAX_PARTS, _MAX_DIGITS = 64, 9
 _MAX_COPIED, _STEP = 1 << 17, 16
 _OF_VALUES = ("type", "enum", "const")
-_COUNTED = ("properties", "enum", "type", "required")
+_COUNTED = ("properties", "enum", "type", "required", _DEFS, "definitions")
 
 Json = dict[str, Any]
 Types = frozenset[str]

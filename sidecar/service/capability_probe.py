@@ -1,0 +1,300 @@
+"""
+What a model can do, found by asking it: how it calls a tool, whether it thinks.
+
+A probe's questions are requests as any other, behind those that wait. What it finds is
+kept and used at the model's next load (residents/capability_record).
+"""
+
+import contextlib
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sidecar.core.errors import ModelBusy, ModelPinned, SidecarError
+from sidecar.core.events import TextDelta
+from sidecar.core.requests import (
+    ClientInfo,
+    CompletionRequest,
+    GenerationOptions,
+    Message,
+    SamplingParams,
+    Tool,
+)
+from sidecar.engine.loading.checkpoint_files import read_config
+from sidecar.engine.loading.model_identity import files_digest
+from sidecar.output.format_search import find_parser, is_read, parser_of
+from sidecar.output.output_syntax import OutputSyntax
+from sidecar.output.reasoning_splitter import new_splitter
+from sidecar.residents.capability_record import (
+    CapabilityRecord,
+    CapabilityRecords,
+)
+from sidecar.residents.detection import TEXT_KINDS
+from sidecar.residents.model_state import ModelView, ServedModel
+from sidecar.residents.pool import ResidentPool
+from sidecar.residents.resident import Resident, require_text
+from sidecar.service.chat import ChatService
+from sidecar.service.probe_step import ProbeStep, Steps
+
+logger = logging.getLogger(__name__)
+
+Yields = Generator[ProbeStep | None, None, Any]
+
+_QUESTION_S = 900.0
+_TOOL_TOKENS = 512
+_THINKING_TOKENS = (2000, 4000)  # once more, where it has not ended
+_CLIENT = ClientInfo(session="capability probe")
+_CITY = {"type": "object", "properties": {"city": {"type": "string"}},
+         "required": ["city"]}  # fmt: skip
+_WEATHER = {
+    "name": "get_weather",
+    "description": "Get the weather of a city.",
+    "parameters": _CITY,
+}
+_TOOL = Tool("get_weather", _CITY, {"type": "function", "function": _WEATHER})
+_ASKS_FOR_A_CALL = "What is the weather in Rome? Call get_weather to find it out."
+_ASKS_FOR_THOUGHT = (
+    "A bat and a ball cost 1.10 together. The bat costs 1 more than the ball. "
+    "What does the ball cost?"
+)
+_MARKER = re.compile(r"<[|｜/]?[A-Za-z_][\w:｜▁. -]{1,40}[|｜]?>|\[[A-Z][A-Z_]{2,30}\]")
+_RAW_TOKENS = re.compile("[\u0120\u010a]")  # how byte-level tokenizers spell spaces
+_MAX_MARKERS = 5
+
+
+class CapabilityProbe:
+    """Probes one model at a time. Any thread."""
+
+    def __init__(
+        self,
+        pool: ResidentPool[ServedModel],
+        chat: ChatService,
+        records: CapabilityRecords,
+    ) -> None:
+        self._pool, self._chat, self._records = pool, chat, records
+        self._lock = threading.Lock()
+
+    def begin(self, name: str) -> None:
+        """Probe a model on a thread of its own, if it was not probed as it is."""
+
+        def run() -> None:
+            try:
+                if self._is_known(name):
+                    return
+                for _ in self.run(name, lambda: not self._pool.is_draining):
+                    pass
+            except SidecarError as error:
+                logger.warning("%s was not probed: %s", name, error.message)
+
+        threading.Thread(target=run, name="capability probe", daemon=True).start()
+
+    def _is_known(self, name: str) -> bool:
+        with self._pool.lease(name) as leased:
+            if not isinstance(leased, Resident):
+                return True  # its kind says what it does
+            files = files_digest(leased.engine.model.folder)
+            found = self._records.find_of(self._pool.entry(name).id, files)
+        return found is not None and not found.as_dict()["is_outdated"]
+
+    def run(self, name: str, is_connected: Callable[[], bool]) -> Steps:
+        """
+        Probe a model; what is found is kept.
+
+        Args:
+            is_connected: whether somebody still waits for it.
+        Returns:
+            Its steps as they begin and end, None where nothing is new; the last one's
+            value is the record.
+        Raises:
+            ModelNotFound: there is no such model. Each step: SidecarError: it cannot be
+                loaded, or another one is probed.
+        """
+        return self._locked(self._pool.entry(name), is_connected)
+
+    def _locked(self, entry: ModelView, is_connected: Callable[[], bool]) -> Steps:
+        if not self._lock.acquire(blocking=False):
+            raise ModelBusy("a model is being probed", retry_after_s=30)
+        try:
+            yield from self._steps(entry, is_connected)
+        finally:
+            self._lock.release()
+
+    def _steps(self, entry: ModelView, is_connected: Callable[[], bool]) -> Steps:
+        yield ProbeStep("type", "completed", "kind", entry.kind)
+        yield ProbeStep("load", "running")
+        with self._pool.lease(entry.id, time_left_s=_QUESTION_S) as leased:
+            yield ProbeStep("load", "completed")
+            record = CapabilityRecord(entry.kind, int(time.time()), "")
+            if entry.kind in TEXT_KINDS:
+                asking = _Asking(self._chat, require_text(leased), entry.id, record)
+                record = yield from asking.run(is_connected)
+            else:
+                record = _of_kind(record, leased)
+                yield ProbeStep("tools", "skipped", "supports_tools", value=False)
+                yield ProbeStep("thinking", "skipped", "supports_thinking", value=False)
+        if is_connected():
+            self._records.keep(entry.id, record)
+            yield ProbeStep("store", "completed", "record", record.as_dict())
+        if entry.state != "loaded":
+            with contextlib.suppress(ModelBusy, ModelPinned):
+                self._pool.unload(entry.id)
+                yield ProbeStep("unload", "completed")
+
+
+def _of_kind(record: CapabilityRecord, leased: ServedModel) -> CapabilityRecord:
+    """Of a model that does not chat: its kind says it."""
+    return replace(
+        record,
+        supports_tools=False,
+        supports_thinking=False,
+        supports_embeddings=record.kind == "embedding",
+        supports_speech=record.kind == "tts",
+        supports_transcription=record.kind == "stt",
+        practical_max_tokens=leased.max_context,
+    )
+
+
+class _Asking:
+    """The questions that one model is asked."""
+
+    def __init__(
+        self,
+        chat: ChatService,
+        resident: Resident,
+        model_id: str,
+        record: CapabilityRecord,
+    ) -> None:
+        self._chat, self._resident, self._id = chat, resident, model_id
+        model = resident.engine.model
+        self._syntax, self._template = model.syntax, resident.pipeline.template
+        config = read_config(model.folder) or {}
+        self._record = replace(
+            record,
+            files=files_digest(model.folder),
+            model_type=str(config.get("model_type", "")),
+            family=self._syntax.family.name,
+            supports_images=resident.takes_images,
+            practical_max_tokens=resident.max_context,
+        )
+
+    def run(self, is_connected: Callable[[], bool]) -> Yields:
+        """Its steps; the record in the end."""
+        record = self._record
+        yield ProbeStep("family", "completed", "family", record.family)
+        tools = yield from self._tools(is_connected)
+        thinking = yield from self._thinking(is_connected)
+        most = record.practical_max_tokens
+        yield ProbeStep("context", "completed", "practical_max_tokens", most)
+        return replace(record, **tools, **thinking)
+
+    def _tools(self, is_connected: Callable[[], bool]) -> Yields:
+        yield ProbeStep("tools", "running", "supports_tools")
+        messages = [Message("user", (_ASKS_FOR_A_CALL,))]
+        try:
+            prompt = self._template.render(
+                messages, [_TOOL], {"enable_thinking": False}, is_probe=True
+            )
+            said = yield from self._answer(prompt, _TOOL_TOKENS, is_connected)
+        except SidecarError as error:
+            yield ProbeStep("tools", "failed", "supports_tools", error=error.message)
+            return {}
+        found = _format_of(self._syntax, said)
+        hints = () if found else _hints(said)
+        is_there = bool(found)
+        yield ProbeStep(
+            "tools", "completed", "supports_tools", is_there, diagnostics=hints
+        )
+        return {"supports_tools": is_there, **found}
+
+    def _thinking(self, is_connected: Callable[[], bool]) -> Yields:
+        """Whether it thinks, and ends to; a template that says so counts."""
+        yield ProbeStep("thinking", "running", "supports_thinking")
+        messages = [Message("user", (_ASKS_FOR_THOUGHT,))]
+        has_switch = "enable_thinking" in str(
+            self._resident.engine.model.tokenizer.chat_template
+        )
+        thinks = False
+        try:
+            prompt = self._template.render(
+                messages, (), {"enable_thinking": True}, is_probe=True
+            )
+            for most in _THINKING_TOKENS:
+                said = yield from self._answer(prompt, most, is_connected)
+                thinks = _thinks(self._syntax, prompt, said)
+                if thinks or not self._is_open(prompt, said):
+                    break
+        except SidecarError as error:
+            yield ProbeStep("thinking", "failed", "thinking", error=error.message)
+            return {"supports_thinking": True} if has_switch else {}
+        is_there = thinks or has_switch
+        yield ProbeStep("thinking", "completed", "supports_thinking", is_there)
+        tag = self._syntax.markers.think_open if thinks else ""
+        return {"supports_thinking": is_there, "thinking_tag": tag}
+
+    def _is_open(self, prompt: str, said: str) -> bool:
+        """Whether it was still thinking when its tokens were up."""
+        opener = self._syntax.markers.think_open.lower()
+        return opener in said.lower() or prompt.rstrip().lower().endswith(opener)
+
+    def _answer(
+        self, prompt: str, max_tokens: int, is_connected: Callable[[], bool]
+    ) -> Yields:
+        """What the model says behind a prompt, its marks in it."""
+        options = GenerationOptions(SamplingParams(seed=0), max_tokens=max_tokens)
+        request = CompletionRequest(
+            "capability-probe", self._id, (prompt,), options=options, client=_CLIENT
+        )
+        run = self._chat.start_completion(request, _QUESTION_S)
+        said: list[str] = []
+        try:
+            for event in run.events():
+                if isinstance(event, TextDelta):
+                    said.append(event.text)
+                if not is_connected():
+                    break
+                yield None
+        finally:
+            run.close()
+        return "".join(said)
+
+
+def _format_of(syntax: OutputSyntax, said: str) -> dict[str, Any]:
+    """In which format it called the tool, its own first; {}: in none that we read."""
+    if is_read(syntax, said, [_TOOL]):
+        return {"tool_format": parser_of(syntax.calls) or "its own"}
+    found = find_parser(syntax, said, [_TOOL])
+    return {"tool_format": found, "tool_parser": found} if found else {}
+
+
+def _thinks(syntax: OutputSyntax, prompt: str, said: str) -> bool:
+    """Whether it has thought, and then answered."""
+    is_begun = prompt.rstrip().lower().endswith(syntax.markers.think_open.lower())
+    splitter = new_splitter(syntax, "on" if is_begun else "undecided", ())
+    pieces = [*splitter.feed(said), *splitter.flush(is_cut=False)[0]]
+    kinds = {piece[0] for piece in pieces if isinstance(piece, tuple) and piece[1]}
+    return kinds == {"reasoning", "content"}
+
+
+def _hints(said: str) -> Sequence[dict[str, str]]:
+    """What in an answer without a call may be the reason that none was found."""
+    if _RAW_TOKENS.search(said):
+        return [
+            _diagnostic("error", "unsupported", "the tokenizer spells raw tokens", said)
+        ]
+    markers = list(dict.fromkeys(_MARKER.findall(said)))[:_MAX_MARKERS]
+    if not markers:
+        return [_diagnostic("info", "no_call", "it answered without a call", said)]
+    named = ", ".join(markers)
+    logger.warning("marks of calls that no format knows: %s", named)
+    return [_diagnostic("warning", "unknown_markers", f"no format knows {named}", said)]
+
+
+def _diagnostic(level: str, category: str, message: str, said: str) -> dict[str, str]:
+    return {
+        "level": level, "category": category, "message": message,
+        "details": said[:300],
+    }  # fmt: skip

@@ -1,0 +1,194 @@
+"""A model is asked what it can do; what is found is used at its next load."""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sidecar.app import App
+from sidecar.cli.capabilities import main
+from testkit.scripted import Prompt, Switch, scripted
+from testkit.servers import held_gpu, running_sidecar
+from testkit.tiny_models import make_model
+
+Json = dict[str, Any]
+JSON_CALL = (
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+)
+DEVSTRAL = '[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}'
+THOUGHT = "<think>\n1.10 less 1 is 0.10, half of it.\n</think>\n\n5 cents."
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+def says(call: str, thought: str = THOUGHT) -> Switch:
+    switch = Switch()
+
+    def script(prompt: Prompt) -> str:
+        return call if prompt.tools else thought
+
+    switch.script = script
+    return switch
+
+
+@contextmanager
+def served(folder: Path, switch: Switch, **settings: str) -> Iterator[App]:
+    model = folder / "scripted"
+    if not model.exists():
+        make_model(model, "dense", layers=1, hidden=32)
+    home = {"MLX_CACHE_HOME": str(folder / "home")}
+    own = {"MODEL_PATH": str(model), **home, **settings}
+    with running_sidecar(own, scripted(switch)) as app:
+        yield app
+
+
+def probed(app: App, name: str = "local") -> list[Json]:
+    path = f"{app.url}/admin/models/{name}/capabilities"
+    with httpx.stream("POST", path, timeout=300) as answer:
+        answer.read()
+        assert answer.status_code == 200, answer.text
+    lines = answer.text.splitlines()
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+
+
+def listed(app: App) -> Json:
+    entry: Json = httpx.get(f"{app.url}/v1/models", timeout=60).json()["data"][0]
+    return entry
+
+
+def asked(app: App) -> Json:
+    body = {
+        "model": "local",
+        "messages": [{"role": "user", "content": "Rome?"}],
+        "tools": [TOOL],
+    }
+    answer = httpx.post(f"{app.url}/v1/chat/completions", json=body, timeout=120)
+    message: Json = answer.json()["choices"][0]["message"]
+    return message
+
+
+def test_what_a_model_can_do_is_found_kept_and_shown(tmp_path: Path) -> None:
+    with served(tmp_path, says(JSON_CALL)) as app:
+        assert listed(app)["capabilities"] == "not probed"
+        steps = probed(app)
+        assert [s["step"] for s in steps if s["status"] == "completed"] == [
+            "type", "load", "family", "tools", "thinking", "context", "store",
+        ]  # fmt: skip
+        record = steps[-1]["value"]
+        assert record["supports_tools"] is True
+        assert (record["tool_format"], record["tool_parser"]) == ("hermes_json", None)
+        assert record["supports_thinking"] is True
+        assert record["thinking_tag"] == "<think>"
+        assert record["practical_max_tokens"] == listed(app)["max_input_tokens"]
+        assert record["is_outdated"] is False
+        assert listed(app)["capabilities"] == record
+        admin = httpx.get(f"{app.url}/admin/models", timeout=60).json()["models"][0]
+        assert admin["capabilities"] == record
+    with served(tmp_path, says(JSON_CALL)) as app:  # it outlives the process
+        assert listed(app)["capabilities"] == record
+
+
+def test_a_format_that_no_template_shows_is_read_from_the_next_load_on(
+    tmp_path: Path,
+) -> None:
+    """A person would have to set `tool_parser`; what is set by hand still wins."""
+    with served(tmp_path, says(DEVSTRAL)) as app:
+        assert not asked(app).get("tool_calls")
+        record = probed(app)[-1]["value"]
+        assert (record["tool_format"], record["tool_parser"]) == ("mistral", "mistral")
+        assert record["supports_tools"] is True
+        unload = f"{app.url}/admin/models/local/unload"
+        assert httpx.post(unload, timeout=60).status_code == 200
+        [call] = asked(app)["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"city": "Rome"}
+        path = f"{app.url}/admin/models/local/settings"
+        httpx.post(path, json={"tool_parser": "hermes_json"}, timeout=60)
+        httpx.post(f"{app.url}/admin/models/rescan", timeout=60)
+        httpx.post(unload, timeout=60)
+        assert not asked(app).get("tool_calls")
+
+
+def test_other_weights_in_the_same_folder_are_not_what_was_probed(
+    tmp_path: Path,
+) -> None:
+    with served(tmp_path, says(DEVSTRAL)) as app:
+        probed(app)
+    shutil.rmtree(tmp_path / "scripted")
+    make_model(tmp_path / "scripted", "dense", layers=1, hidden=64)
+    with served(tmp_path, says(DEVSTRAL)) as app:
+        assert not asked(app).get("tool_calls")
+
+
+def test_marks_that_no_format_knows_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = "<|odd_call|>get_weather; city: Rome<|/odd_call|>"
+    with served(tmp_path, says(odd, "5 cents.")) as app:
+        steps = probed(app)
+        tools = next(s for s in steps if s["step"] == "tools" and s["diagnostics"])
+        assert tools["value"] is False
+        [found] = tools["diagnostics"]
+        assert (found["level"], found["category"]) == ("warning", "unknown_markers")
+        assert "<|odd_call|>" in found["message"]
+        assert listed(app)["supports_function_calling"] is False
+        # Its template has a switch for thinking, and that counts.
+        assert listed(app)["supports_reasoning"] is True
+    assert "<|odd_call|>" in caplog.text
+
+
+def test_one_probe_at_a_time_and_it_ends_when_its_client_leaves(
+    tmp_path: Path,
+) -> None:
+    with served(tmp_path, says(JSON_CALL)) as app:
+        path = f"{app.url}/admin/models/nobody/capabilities"
+        assert httpx.post(path, timeout=60).status_code == 404
+        path = f"{app.url}/admin/models/local/capabilities"
+        with held_gpu(app), httpx.stream("POST", path, timeout=60) as first:
+            lines = first.iter_lines()  # kept: its end would close the connection
+            next(line for line in lines if '"tools"' in line)
+            [refused] = probed(app)
+            assert refused["status"] == "failed"
+            assert "being probed" in refused["error"]
+        deadline = time.monotonic() + 60
+        while len(steps := probed(app)) == 1:  # until the first one's end is seen
+            assert time.monotonic() < deadline
+        assert steps[-1]["step"] == "store"
+
+
+def test_it_is_probed_once_when_it_was_loaded(tmp_path: Path) -> None:
+    """PROBE_ON_LOAD: nobody waits for it, and the next load does not ask again."""
+    for _ in range(2):
+        switch = says(JSON_CALL)
+        with served(tmp_path, switch, PROBE_ON_LOAD="true") as app:
+            deadline = time.monotonic() + 120
+            while listed(app)["capabilities"] == "not probed":
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            record = listed(app)["capabilities"]
+            asked(app)
+            num_prompts = len(switch.prompts)
+    assert record["supports_tools"] is True
+    assert num_prompts == 1  # the second time: the chat alone
+
+
+def test_the_command_prints_what_was_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(tmp_path, says(JSON_CALL)) as app:
+        assert main(["local", "--url", app.url]) == 0
+        shown = capsys.readouterr().out
+        assert "tools: completed (yes)" in shown
+        assert "tool_format              hermes_json" in shown
+        assert main(["nobody", "--url", app.url]) == 1
+        assert "nobody" in capsys.readouterr().err
