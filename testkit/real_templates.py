@@ -88,8 +88,12 @@ def _hermes(calls: Sequence[ToolCall]) -> str:
     )
 
 
+def _tojson(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _json(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else _tojson(value)
 
 
 def _items(
@@ -100,7 +104,7 @@ def _items(
 
 
 def _python_scalar(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+    return _tojson(value) if isinstance(value, dict | list) else str(value)
 
 
 def _xml(
@@ -199,7 +203,7 @@ def _dsml(calls: Sequence[ToolCall]) -> str:
         inside = "".join(
             f'<｜DSML｜parameter name="{k}" string="'
             f'{str(isinstance(v, str)).lower()}">'
-            f"{v if isinstance(v, str) else json.dumps(v)}</｜DSML｜parameter>\n"
+            f"{_json(v)}</｜DSML｜parameter>\n"
             for k, v in json.loads(call.arguments).items()
         )
         blocks.append(
@@ -262,7 +266,7 @@ def _minimax(calls: Sequence[ToolCall]) -> str:
 def _liquid(calls: Sequence[ToolCall]) -> str:
     def value(said: Any) -> str:
         if isinstance(said, dict | list):
-            return json.dumps(said)
+            return _tojson(said)
         if not isinstance(said, str):
             return str(said)
         escapes = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r"}

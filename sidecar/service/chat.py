@@ -249,6 +249,7 @@ class ChatService:
             prepared,
             found,
             held.unheld if held else (),
+            held.tools if held else (),
         )
 
     def _sampling(
@@ -306,7 +307,7 @@ class ChatService:
 def _chat_choices(plan: ChatPlan, syntax: OutputSyntax) -> list[ChatChoice]:
     """How each answer of a chat is cut and sent."""
     request, prepared = plan.request, plan.prepared
-    tools = offered_tools(request)
+    tools = plan.held_tools or offered_tools(request)
     token_of = functools.partial(
         make_token, prepared.pending_turn.turn, with_text=not request.thinking.is_shown
     )

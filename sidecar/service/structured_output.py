@@ -37,10 +37,12 @@ class StructuredOutput:
     Args:
         constraint: None: it is free.
         unheld: fields that ask for a form which it is not held to, or not in all.
+        tools: those that its grammar has calls of, with what it knows of them.
     """
 
     constraint: Constraint | None = None
     unheld: tuple[str, ...] = ()
+    tools: tuple[Tool, ...] = ()
 
 
 def structured_output(
@@ -116,7 +118,8 @@ def _with_strict_calls(
     armed_by = (tokens[syntax.opener],)
     constraint = replace(constraint, matcher=matcher, armed_by=armed_by)
     is_whole = not matcher.get_grammar_warnings()
-    return replace(held if is_whole else unheld, constraint=constraint)
+    found = held if is_whole else unheld
+    return replace(found, constraint=constraint, tools=tuple(offered))
 
 
 def _without_calls(held: StructuredOutput, engine: TextEngine) -> StructuredOutput:
@@ -166,14 +169,21 @@ def _of_calls(
     matcher = compiled.matcher
     constraint = _behind_thinking(Constraint(engine.grammars, matcher), engine, start)
     strict = request.strict_params if matcher.get_grammar_warnings() else ()
-    return StructuredOutput(constraint, (*names, *compiled.unheld, *strict))
+    fields = (*names, *compiled.unheld, *strict)
+    return StructuredOutput(constraint, fields, compiled.tools)
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """A grammar in which tools are called; `unheld`: fields that it does not hold."""
+    """
+    A grammar in which tools are called.
+
+    Args:
+        tools: with what it knows of them. unheld: fields that it does not hold.
+    """
 
     matcher: LLMatcher
+    tools: tuple[Tool, ...]
     unheld: tuple[str, ...] = ()
 
 
@@ -191,10 +201,11 @@ def _compiled_with(
         UnsupportedGrammar, ValueError: the fault is elsewhere.
     """
     try:
-        return _Compiled(_compiled(engine, partial(grammar, tools)))
+        return _Compiled(_compiled(engine, partial(grammar, tools)), tuple(tools))
     except (UnsupportedGrammar, ValueError):
-        loose = [_of_any_arguments(tool) for tool in tools]
-        return _Compiled(_compiled(engine, partial(grammar, loose)), ("tools",))
+        loose = tuple(_of_any_arguments(tool) for tool in tools)
+        matcher = _compiled(engine, partial(grammar, loose))
+        return _Compiled(matcher, loose, ("tools",))
 
 
 def _compiled(engine: TextEngine, grammar: Callable[[Tokens], str]) -> LLMatcher:
@@ -238,7 +249,8 @@ def _of_text(
     form = (asked.param,) if of_form and not asked.is_strict else ()
     are_held = passed_over == of_form and can_hold_calls(engine.model.syntax.calls[0])
     strict = () if are_held else request.strict_params
-    return StructuredOutput(constraint, (*form, *compiled.unheld, *strict))
+    fields = (*form, *compiled.unheld, *strict)
+    return StructuredOutput(constraint, fields, compiled.tools)
 
 
 def _num_passed_over(asked: OutputFormat, engine: TextEngine) -> int:

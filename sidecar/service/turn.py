@@ -27,7 +27,13 @@ from sidecar.core.events import (
     Usage,
 )
 from sidecar.core.prompt import ModelPrompt
-from sidecar.core.requests import ChatRequest, CompletionRequest, ToolCall, join_names
+from sidecar.core.requests import (
+    ChatRequest,
+    CompletionRequest,
+    Tool,
+    ToolCall,
+    join_names,
+)
 from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.job import ChoiceEnded, Forecast, Job, JobFailed, Prefilled, Token
 from sidecar.engine.sampling import Sampling
@@ -94,12 +100,14 @@ class ChatPlan(PlannedRun):
     Args:
         prepared: how its prompt was made. forecast: what it will cost.
         unheld: the fields that ask for a form which its answer is not held to.
+        held_tools: as the grammar of its calls knows them; none: they are free.
     """
 
     request: ChatRequest
     prepared: PreparedPrompt
     forecast: Forecast
     unheld: tuple[str, ...] = ()
+    held_tools: tuple[Tool, ...] = ()
 
     @property
     def headers(self) -> dict[str, str]:

@@ -32,6 +32,10 @@ VALUES: dict[str, tuple[Json, Any]] = {
     "a fraction": ({"type": "number"}, 1.5),
     "an object": ({"type": "object"}, {"a": True, "b": None, "c": "x"}),
     "a list of texts": ({"type": "array", "items": TEXT}, ["a", "b'c", 'd"e']),
+    "a list of odd texts": (
+        {"type": "array", "items": TEXT},
+        ["10\xa0km", "\x1b[1m", "\u200b", "\t", "\\d", "\U000e0001", "it's \"q\""],
+    ),
     "a list of constants": ({"type": "array", "items": BOOLEAN}, [True, False]),
     "a list of objects": (
         {"type": "array", "items": INNER}, [{"k": "ü 'q'", "v": True}],
@@ -63,6 +67,7 @@ OPENERS = {
 NOT_LET_IN = {
     "seed-oss": (
         "an object", "a list of texts", "a list of constants", "a list of objects",
+        "a list of odd texts",
     ),
 }  # fmt: skip
 

@@ -181,7 +181,12 @@ def _value(
         end, is_python = elements.written_end(tag["name"]), elements.is_python
         if elements.is_padded:
             yield from scan.expect("\n")
-        yield from read_held_value(scan, show, end, declared, is_python=is_python)
+        choices = block.tools.text_choices(name, tag["name"])
+        if says:
+            choices = () if says == "false" else choices
+        yield from read_held_value(
+            scan, show, end, declared, choices, is_python=is_python
+        )
         return
 
     def is_end() -> Wait[bool]:

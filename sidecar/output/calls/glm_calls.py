@@ -114,7 +114,8 @@ def _value(
     scan, show = block.scan, block.sink.arguments
     types = block.tools.types_of(name).get(key.name, ANY_TYPE)
     if block.tools.are_held:
-        yield from read_held_value(scan, show, key.end, types)
+        choices = block.tools.text_choices(name, key.name)
+        yield from read_held_value(scan, show, key.end, types, choices)
         return
 
     def is_followed() -> Wait[bool]:

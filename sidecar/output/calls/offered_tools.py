@@ -20,6 +20,7 @@ class OfferedTools:
         self.are_held = are_held
         self._by_name = {tool.name: tool for tool in reversed(self.all)}
         self._types: dict[str, Mapping[str, Types]] = {}
+        self._choices: dict[str, Mapping[str, tuple[str, ...] | None]] = {}
         self._open: dict[str, bool] = {}
 
     def has(self, name: str) -> bool:
@@ -32,6 +33,15 @@ class OfferedTools:
             tool = self._by_name.get(name)
             self._types[name] = declared_types(tool.parameters) if tool else {}
         return self._types[name]
+
+    def text_choices(self, name: str, argument: str) -> tuple[str, ...] | None:
+        """The texts that an argument of a tool may be; None: any."""
+        if name not in self._choices:
+            tool = self._by_name.get(name)
+            schema = ToolSchema(tool.parameters if tool else {})
+            each = ((one.name, one.schema) for one in schema.arguments)
+            self._choices[name] = {key: schema.text_choices(one) for key, one in each}
+        return self._choices[name].get(argument)
 
     def declares(self, name: str, argument: str) -> bool:
         """Whether a tool's schema names an argument, or none at all."""

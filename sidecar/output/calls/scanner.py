@@ -142,6 +142,17 @@ class Scanner:
             yield
         return ascii_lower(self._next(literal)) == ascii_lower(literal)
 
+    def take_exactly(self, literal: str) -> Wait[bool]:
+        """Take a text if it stands here, its letters of the same case."""
+        while not self.is_ended:
+            there = self._next(literal)
+            if len(there) == len(literal) or not literal.startswith(there):
+                break
+            yield
+        found = self._next(literal) == literal
+        self.at += len(literal) if found else 0
+        return found
+
     def _next(self, literal: str) -> str:
         return self.text[self.at : self.at + len(literal)]
 

@@ -106,6 +106,16 @@ class ToolSchema:
         """The types that a value may have; all of them where nothing says it."""
         return frozenset().union(*map(_types_of, self.alternatives(schema)))
 
+    def text_choices(self, schema: Any) -> tuple[str, ...] | None:
+        """The texts that a value may be; None: any."""
+        found: list[str] = []
+        for one in self.alternatives(schema):
+            given = given_values(one)
+            if given is None and one.get("type") in ("string", None):
+                return None
+            found += [value for value in given or () if isinstance(value, str)]
+        return tuple(found)
+
     def standalone(self, schema: Mapping[str, Any]) -> Json:
         """A part of it with all that it refers to, as a schema of its own."""
         names: dict[str, str] = {}

@@ -1,6 +1,8 @@
 """Values that stand in a call without quotes: their schema says what they are."""
 
-from collections.abc import Callable
+import ast
+import contextlib
+from collections.abc import Callable, Sequence
 
 from sidecar.output.calls.json_text import (
     Print,
@@ -16,6 +18,9 @@ from sidecar.output.calls.tool_schema import (
     Types,
     type_of,
 )
+
+_MAX_LITERAL = 1 << 17  # characters that Python's own parser is given
+_NO_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 
 
 def typed_text(text: str, types: Types = ANY_TYPE, *, is_python: bool = False) -> str:
@@ -51,7 +56,7 @@ def _json(text: str) -> str:
 
 def _json_or_python(text: str) -> str:
     """
-    The same of a value with Python's constants and quotes.
+    The same of a value as Python prints it, or with its constants and quotes in JSON.
 
     Raises:
         NotThisFormat: it is neither.
@@ -59,6 +64,9 @@ def _json_or_python(text: str) -> str:
     try:
         return _json(text)
     except NotThisFormat:
+        with contextlib.suppress(*_NO_LITERAL):
+            if text.strip()[:1] in "[{" and len(text) < _MAX_LITERAL:
+                return printed(ast.literal_eval(text.strip()))
         scan, pieces = Scanner(f"{text.strip()}\n"), list[str]()
         scan.end(is_cut=False)
         run_whole(read_value(scan, pieces.append))
@@ -133,23 +141,40 @@ def read_raw_value(
 
 
 def read_held_value(
-    scan: Scanner, show: Print, end: str, types: Types, *, is_python: bool = False
+    scan: Scanner,
+    show: Print,
+    end: str,
+    types: Types,
+    choices: Sequence[str] | None,
+    *,
+    is_python: bool = False,
 ) -> Wait[None]:
     """
-    Read a value that a grammar held, which lets in no text with its end in it.
+    Read a value that a grammar held, which lets in no free text with its end in it.
 
     Args:
-        end: as the grammar has it. types: as read_raw_value's; without a string among
-            them it is JSON, whose strings may hold what looks like the end.
+        end: as the grammar has it. types: as read_raw_value's.
+        choices: the texts that it may be; None: any. What is none of them is JSON,
+            whose strings may hold what looks like the end.
     """
-    if "string" not in types:
-        yield from read_value(scan, show)
-        yield from scan.expect(end)
-    elif types == TEXT_ALONE:
+    if choices is None and types == TEXT_ALONE:
         text = RawText(show, is_padded=False)
         yield from scan.until(end, text.take, is_exact=True)
         text.close()
-    else:
+    elif choices is None:
         pieces: list[str] = []
         yield from scan.until(end, pieces.append, is_exact=True)
         show(typed_text("".join(pieces), types, is_python=is_python))
+    elif (choice := (yield from _choice(scan, end, choices))) is not None:
+        show(printed(choice))
+    else:
+        yield from read_value(scan, show)
+        yield from scan.expect(end)
+
+
+def _choice(scan: Scanner, end: str, choices: Sequence[str]) -> Wait[str | None]:
+    """The text among these that stands here, its end behind it, if any does."""
+    for choice in sorted(choices, key=len, reverse=True):  # one may hold the end
+        if (yield from scan.take_exactly(choice + end)):
+            return choice
+    return None

@@ -192,7 +192,8 @@ def _blocks(
     block = f"({opener} {_inside(rules, syntax, one, tokens, is_alone=is_alone)})"
     if rules.is_block or is_alone:
         return block
-    return f"{block} ({_maybe(rules.between)} {block})*"
+    # Some models write a line break there, some do not, whatever the format.
+    return f"{block} ({text(chr(10))}? {block})*"
 
 
 def _inside(

@@ -214,7 +214,7 @@ def gemma_call(number: int, tool: Tool, tokens: Tokens) -> list[str]:
 
     literals = Literals(
         [f"any_text: {begin} text_inside", up_to("text_inside", quote, tokens)],
-        [r"any_key: /[A-Za-z_][A-Za-z0-9_]*:/"],
+        [rf'any_key: /{_PLAIN_KEY.pattern}:/ | any_text ":"'],
         quoted,
         key,
         ",",
@@ -238,10 +238,12 @@ def _python_text(value: str) -> str:
     return any_of([text(json.dumps(value, ensure_ascii=False)), text(f"'{single}'")])
 
 
+# As Python prints a text, and JSON within; of escapes those that both know, and \\x.
+_ESCAPED = r"""\\(["'\\nrtbf]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4})"""
 _PYTHON = Literals(
     [
-        r"""any_text: /"([^"\\\x00-\x1f]|\\["'\\nrt])*"/"""
-        r""" | /'([^'\\\x00-\x1f]|\\["'\\nrt])*'/"""
+        rf"""any_text: /"([^"\\\x00-\x1f]|{_ESCAPED})*"/"""
+        rf""" | /'([^'\\\x00-\x1f]|{_ESCAPED})*'/"""
     ],
     ['any_key: any_text ": "'],
     _python_text,
