@@ -198,6 +198,11 @@ def tokenizer_of(kind: str) -> Any:
         shutil.rmtree(folder)
 
 
+def template_of(kind: str) -> str | None:
+    """The text of a kind's template."""
+    return _TEMPLATES[kind]
+
+
 def write_template(folder: Path, template: str | None) -> dict[str, Any]:
     """Put a template into a folder; the built-in tokenizer's settings without one."""
     config: dict[str, Any] = json.loads((BUILTIN / "tokenizer_config.json").read_text())

@@ -53,6 +53,7 @@ from sidecar.pipeline.reuse.prompt_variants import (
 )
 from sidecar.pipeline.template.chat_template import (
     ChatTemplate,
+    WriteCall,
     defined_tools,
     in_order_of_calls,
     state_choice,
@@ -79,6 +80,7 @@ class PipelineSettings:
 
     Args:
         media_tokens: what stands for images in prompts; typed, they are text.
+        write_call: see ChatTemplate.
         holds_calls: whether a grammar holds an answer to the calls that it must be.
         keeps_from_calls: whether an answer that must call nothing is kept from it; else
             such a request's tools are not defined.
@@ -93,6 +95,7 @@ class PipelineSettings:
     verify: bool = False
     media_tokens: frozenset[str] = frozenset()
     holds_calls: bool = False
+    write_call: WriteCall | None = None
     keeps_from_calls: bool = False
 
 
@@ -178,7 +181,7 @@ class Pipeline:
         memory: ConversationMemory,
         lookup: Lookup,
     ) -> None:
-        self.template = ChatTemplate(tokenizer)
+        self.template = ChatTemplate(tokenizer, settings.write_call)
         self.encoder = PromptEncoder(tokenizer, settings.media_tokens)
         self.memory = memory
         self.drift = DriftReport()

@@ -42,6 +42,7 @@ from sidecar.kv.prefix_store import PrefixStore
 from sidecar.memory.conversation_memory import ConversationMemory, MemoryLimits
 from sidecar.memory.unwritten_turns import UnwrittenTurns
 from sidecar.output.grammars.call_grammar import can_hold_calls
+from sidecar.output.written_calls import writer_of
 from sidecar.pipeline.prepare import Pipeline, PipelineSettings
 from sidecar.residents.detection import can_see, is_library_there, sees
 from sidecar.residents.disk import open_disk
@@ -332,6 +333,7 @@ def build_pipeline(
         if model.vision_encoder
         else frozenset(),
         holds_calls=can_hold_calls(model.syntax.calls[0]),
+        write_call=writer_of(model.syntax.calls),
         keeps_from_calls=bool(model.syntax.opener_ids),
     )
     think_open = model.syntax.markers.think_open

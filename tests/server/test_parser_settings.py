@@ -19,9 +19,11 @@ from sidecar.output.syntax_settings import NAMES, SyntaxSettings
 from sidecar.output.tool_syntax import TOOL_PARSERS
 from sidecar.residents.model_settings import read_settings
 from testkit.call_texts import collect
+from testkit.chat_templates import template_of, write_template
 from testkit.raw_http import eventually
-from testkit.scripted import Prompt, scripted
+from testkit.scripted import Prompt, Switch, scripted
 from testkit.servers import running_sidecar
+from testkit.tiny_models import make_model
 from tests.output.test_every_tool_format import EXAMPLES, TOOLS
 
 # Of examples whose format has another name than the parser that reads it.
@@ -105,3 +107,33 @@ def test_the_names_are_those_of_the_tables_and_of_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     for name in (*TOOL_PARSERS, *REASONING_PARSERS):
         assert f"`{name}`" in page, name
+
+
+def test_a_template_that_prints_no_calls_is_told_of_them_in_the_format_that_is_set(
+    tmp_path: Path,
+) -> None:
+    """It was told of Hermes' JSON, and what it wrote so was not read."""
+    folder = make_model(tmp_path / "model", "dense")
+    write_template(folder, template_of("no_tools"))
+    file = tmp_path / "model-settings.json"
+    models = {"model": {"tool_parser": "devstral"}}
+    file.write_text(json.dumps({"models": models}))
+    switch = Switch()
+    switch.script = lambda _prompt: '[TOOL_CALLS]look[ARGS]{"at": "x"}'
+    call = {"id": "call_1", "type": "function",
+            "function": {"name": "look", "arguments": '{"at": "y"}'}}  # fmt: skip
+    talk = [
+        *TALK,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "Nothing."},
+    ]
+    settings = {"MODEL_PATH": str(folder), "MODEL_SETTINGS_PATH": str(file)}
+    with running_sidecar(settings, scripted(switch)) as app:
+        body = {"messages": talk, "tools": LOOK, "enable_thinking": False}
+        url = f"{app.url}/v1/chat/completions"
+        message = httpx.post(url, json=body, timeout=60).json()["choices"][0]["message"]
+    prompt = switch.prompts[0].text
+    assert '[TOOL_CALLS]NAME[ARGS]{"ARGUMENT": "VALUE"}' in prompt
+    assert '[TOOL_CALLS]look[ARGS]{"at": "y"}' in prompt
+    [found] = message["tool_calls"]
+    assert json.loads(found["function"]["arguments"]) == {"at": "x"}

@@ -10,7 +10,7 @@ import json
 import logging
 import secrets
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,8 @@ from sidecar.pipeline.template.traits import (
 
 logger = logging.getLogger(__name__)
 
+WriteCall = Callable[[str, Mapping[str, Any]], str]
+
 _HERMES_EXAMPLE = '<tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>'
 _NO_TEMPLATE = "the model has no chat template: it gets `role: content` lines"
 
@@ -37,10 +39,17 @@ class ChatTemplate:
     Renders conversations for one model. Safe from any thread.
 
     Templates run in jinja's sandbox, as transformers sets it up.
+
+    Args:
+        write_call: writes a call of a name and arguments as the model does, where its
+            template prints none.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
+    def __init__(
+        self, tokenizer: ChatTokenizer, write_call: WriteCall | None = None
+    ) -> None:
         self._tokenizer = tokenizer
+        self._write_call = write_call or _hermes
         self.traits = probe_traits(tokenizer)
         if not self.traits.exists:
             logger.warning(_NO_TEMPLATE)
@@ -64,7 +73,7 @@ class ChatTemplate:
         Raises:
             BadRequest: the template refuses this conversation.
         """
-        prepared = adapt(messages, tools, self.traits)
+        prepared = adapt(messages, tools, self.traits, self._write_call)
         if not self.traits.exists:
             lines = [f"{m.role}: {m.text}\n" for m in prepared]
             return "".join([*lines, "assistant:" if add_generation_prompt else ""])
@@ -122,7 +131,7 @@ class ChatTemplate:
         try:
             return self._apply(messages, offered, kwargs)
         except Exception:
-            spelled = _spell_unanswered(messages)
+            spelled = _spell_unanswered(messages, self._write_call)
             if spelled == messages:
                 raise
             return self._apply(spelled, offered, kwargs)
@@ -143,11 +152,14 @@ class ChatTemplate:
 
 
 def adapt(
-    messages: Sequence[Message], tools: Sequence[Tool], traits: TemplateTraits
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    traits: TemplateTraits,
+    write_call: WriteCall,
 ) -> list[Message]:
     """Say what the template cannot take in words it can; nothing is lost."""
-    adapted = _say_tools(messages, tools, traits)
-    adapted = _say_calls(adapted, traits)
+    adapted = _say_tools(messages, tools, traits, write_call)
+    adapted = _say_calls(adapted, traits, write_call)
     if not traits.thought_and_text:
         adapted = [_join_thought(m) for m in adapted]
     if not traits.later_system:
@@ -289,10 +301,14 @@ def state_choice(request: ChatRequest, *, is_held: bool = False) -> tuple[Messag
 
 
 def _say_tools(
-    messages: Sequence[Message], tools: Sequence[Tool], traits: TemplateTraits
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    traits: TemplateTraits,
+    write_call: WriteCall,
 ) -> list[Message]:
     if tools and not traits.tools:
-        described = Message("system", (_describe(tools, traits.call_example),))
+        example = traits.call_example or _example(write_call)
+        described = Message("system", (_describe(tools, example),))
         return _merge_leading_system([described, *messages])
     has_system = bool(messages) and messages[0].role == "system"
     if tools and not traits.tools_alone and not has_system:
@@ -300,10 +316,12 @@ def _say_tools(
     return [*messages]
 
 
-def _say_calls(messages: Sequence[Message], traits: TemplateTraits) -> list[Message]:
+def _say_calls(
+    messages: Sequence[Message], traits: TemplateTraits, write_call: WriteCall
+) -> list[Message]:
     adapted = [*messages]
     if not traits.tool_calls:
-        adapted = [_spell_calls(m) for m in adapted]
+        adapted = [_spell_calls(m, write_call) for m in adapted]
     elif not traits.parallel_calls:
         adapted = _one_call_each(adapted)
     if not traits.tool_role:
@@ -312,7 +330,7 @@ def _say_calls(messages: Sequence[Message], traits: TemplateTraits) -> list[Mess
         if not traits.orphan_results:
             adapted = _spell_orphans(adapted)
         if not traits.open_call and adapted:
-            adapted[-1] = _spell_calls(adapted[-1])
+            adapted[-1] = _spell_calls(adapted[-1], write_call)
         adapted = _rename_calls(adapted, traits.call_ids)
     return adapted
 
@@ -321,23 +339,35 @@ def _describe(tools: Sequence[Tool], example: str) -> str:
     listed = "\n".join(json.dumps(dict(tool.raw)) for tool in tools)
     return (
         f"You may call these functions:\n{listed}\n\nTo call one, answer with\n"
-        f"{example or _HERMES_EXAMPLE}"
+        f"{example}"
     )
 
 
-def _spell_calls(message: Message) -> Message:
+def _example(write_call: WriteCall) -> str:
+    """A call as people are shown it who never saw one."""
+    if write_call is _hermes:
+        return _HERMES_EXAMPLE
+    return write_call("NAME", {"ARGUMENT": "VALUE"})
+
+
+def _hermes(name: str, arguments: Mapping[str, Any]) -> str:
+    said = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>{said}</tool_call>"
+
+
+def _spell_calls(message: Message, write_call: WriteCall) -> Message:
     if not message.tool_calls:
         return message
     calls = tuple(
-        "<tool_call>"
-        + json.dumps({"name": c.name, "arguments": parse_arguments(c.arguments)})
-        + "</tool_call>"
-        for c in message.tool_calls
+        write_call(call.name, parse_arguments(call.arguments))
+        for call in message.tool_calls
     )
     return replace(message, parts=(*message.parts, *calls), tool_calls=())
 
 
-def _spell_unanswered(messages: Sequence[Message]) -> list[Message]:
+def _spell_unanswered(
+    messages: Sequence[Message], write_call: WriteCall
+) -> list[Message]:
     """
     A call that was never answered, as text.
 
@@ -346,7 +376,9 @@ def _spell_unanswered(messages: Sequence[Message]) -> list[Message]:
     """
     followers = [*messages[1:], None]
     return [
-        _spell_calls(message) if behind and behind.role == "user" else message
+        _spell_calls(message, write_call)
+        if behind and behind.role == "user"
+        else message
         for message, behind in zip(messages, followers, strict=True)
     ]
 

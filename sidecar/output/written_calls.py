@@ -1,0 +1,189 @@
+"""
+Calls as a model would write them, for templates that print none.
+
+What is written is read back as the same call, but for texts that hold the end of their
+own value (docs/tool-calls.md).
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from sidecar.output.calls.call_sink import Format, ToolSyntax
+from sidecar.output.calls.element_calls import (
+    deepseek_dsml,
+    deepseek_dsml_spaced,
+    minimax_m3_xml,
+    minimax_xml,
+    qwen3_coder_xml,
+    seed_xml,
+)
+from sidecar.output.calls.gemma_calls import gemma
+from sidecar.output.calls.glm_calls import glm4_native, glm4_xml, longcat
+from sidecar.output.calls.json_calls import (
+    bare_json,
+    cohere_list,
+    hermes_json,
+    json_list,
+    mistral_list,
+)
+from sidecar.output.calls.marked_calls import (
+    deepseek,
+    deepseek_fenced,
+    kimi,
+    mistral,
+)
+from sidecar.output.calls.python_calls import python_calls, tool_code
+
+Json = Mapping[str, Any]
+Write = Callable[[str, Json], str]  # of a name and arguments
+_M3 = "]<]minimax[>["
+_CALL_BEGIN, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+
+
+def writer_of(syntaxes: Sequence[ToolSyntax]) -> Write | None:
+    """What writes calls in a model's own way; None: as all models are understood."""
+    own = syntaxes[0]
+    inside = _WRITERS.get(own.formats[0]) if own.formats else None
+    if inside is None:
+        return None
+    if own.is_inside:  # the opener is the beginning of the call itself
+        return inside
+    if own.formats[0] is gemma:
+        quote = "<escape>" if own.opener == "<start_function_call>" else '<|"|>'
+        inside = partial(_gemma_call, quote)
+    return lambda name, said: f"{own.opener}{inside(name, said)}{own.closer}"
+
+
+def _tojson(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else _tojson(value)
+
+
+def _object(name: str, said: Json, *, key: str = "arguments") -> str:
+    return _tojson({"name": name, key: dict(said)})
+
+
+def _hermes(name: str, said: Json) -> str:
+    return f"\n{_object(name, said)}\n"
+
+
+def _cohere(name: str, said: Json) -> str:
+    call = {"tool_call_id": "0", "tool_name": name, "parameters": dict(said)}
+    return f"[{_tojson(call)}]"
+
+
+def _elements(
+    head: str, argument: str, argument_end: str, tail: str, name: str, said: Json
+) -> str:
+    """Elements; `{}` stands for a name, and in an argument `{kind}` for a text's."""
+    parts = [
+        argument.format(key, kind=str(isinstance(value, str)).lower())
+        + _plain(value)
+        + argument_end.format(key)
+        for key, value in said.items()
+    ]
+    return f"\n{head.format(name)}\n{''.join(parts)}{tail}\n"
+
+
+def _dsml(space: str) -> Write:
+    mark = f"｜DSML｜{space}"
+    argument = f'<{mark}parameter name="{{}}" string="{{kind}}">'
+    end = f"</{mark}parameter>\n"
+    return partial(
+        _elements, f'<{mark}invoke name="{{}}">', argument, end, f"</{mark}invoke>"
+    )
+
+
+def _glm(prefix: str, name: str, said: Json) -> str:
+    parts = (
+        f"<{prefix}arg_key>{key}</{prefix}arg_key>\n"
+        f"<{prefix}arg_value>{_plain(value)}</{prefix}arg_value>\n"
+        for key, value in said.items()
+    )
+    return f"{name}\n{''.join(parts)}"
+
+
+def _named(name: str, said: Json) -> str:
+    return f"\n<name>{name}</name>\n<arguments>{_tojson(dict(said))}</arguments>\n"
+
+
+def _kimi(name: str, said: Json) -> str:
+    return (
+        f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>"
+        f"{_tojson(dict(said))}<|tool_call_end|>"
+    )
+
+
+def _deepseek(name: str, said: Json) -> str:
+    return f"{_CALL_BEGIN}{name}<｜tool▁sep｜>{_tojson(dict(said))}{_CALL_END}"
+
+
+def _deepseek_fenced(name: str, said: Json) -> str:
+    fence = f"```json\n{_tojson(dict(said))}\n```"
+    return f"{_CALL_BEGIN}function<｜tool▁sep｜>{name}\n{fence}{_CALL_END}"
+
+
+def _gemma_call(quote: str, name: str, said: Json) -> str:
+    def value(one: Any) -> str:
+        if isinstance(one, str):
+            return f"{quote}{one}{quote}"
+        if isinstance(one, Mapping):
+            return members(one)
+        if isinstance(one, list):
+            return f"[{','.join(map(value, one))}]"
+        return _tojson(one)
+
+    def members(of: Json) -> str:
+        inside = ",".join(f"{quote}{k}{quote}:{value(v)}" for k, v in of.items())
+        return f"{{{inside}}}"
+
+    return f"call:{name}{members(said)}"
+
+
+def _python(name: str, said: Json) -> str:
+    def value(one: Any) -> str:
+        return _tojson(one) if isinstance(one, str) else repr(one)
+
+    inside = ", ".join(f"{key}={value(one)}" for key, one in said.items())
+    return f"[{name}({inside})]"
+
+
+_WRITERS: dict[Format, Write] = {
+    hermes_json: _hermes,
+    bare_json: partial(_object, key="parameters"),
+    json_list: lambda name, said: f"[{_object(name, said)}]",
+    mistral_list: lambda name, said: f"[{_object(name, said)}]",
+    cohere_list: _cohere,
+    qwen3_coder_xml: partial(
+        _elements, "<function={}>", "<parameter={}>\n", "\n</parameter>\n",
+        "</function>",
+    ),
+    seed_xml: partial(
+        _elements, "<function={}>", "<parameter={}>", "</parameter>\n", "</function>"
+    ),
+    minimax_xml: partial(
+        _elements, '<invoke name="{}">', '<parameter name="{}">', "</parameter>\n",
+        "</invoke>",
+    ),
+    minimax_m3_xml: partial(
+        _elements, f'{_M3}<invoke name="{{}}">', f"{_M3}<{{}}>", f"{_M3}</{{}}>\n",
+        f"{_M3}</invoke>",
+    ),
+    deepseek_dsml: _dsml(""),
+    deepseek_dsml_spaced: _dsml(" "),
+    glm4_native: partial(_glm, ""),
+    longcat: partial(_glm, "longcat_"),
+    glm4_xml: _named,
+    mistral: lambda name, said: f"{name}[ARGS]{_tojson(dict(said))}",
+    kimi: _kimi,
+    deepseek: _deepseek,
+    deepseek_fenced: _deepseek_fenced,
+    gemma: partial(_gemma_call, '<|"|>'),
+    python_calls: _python,
+    tool_code: lambda name, said: f"\n{_python(name, said)}\n",
+}  # fmt: skip

@@ -1,0 +1,59 @@
+"""What is written of a call in a model's own way is read back as that call."""
+
+import random
+from typing import Any
+
+import pytest
+
+from sidecar.core.requests import Tool
+from sidecar.output.output_syntax import Markers
+from sidecar.output.reasoning_splitter import StreamSplitter
+from sidecar.output.tool_syntax import TOOL_PARSERS
+from sidecar.output.written_calls import writer_of
+from testkit.call_texts import collect
+
+TEXT = {"type": "string"}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "path": TEXT,
+        "content": TEXT,
+        "times": {"type": "integer"},
+        "deep": {"type": "boolean"},
+        "more": {"type": "object"},
+        "list": {"type": "array"},
+        "none": {"type": "null"},
+    },
+}
+TOOLS = (Tool("write", SCHEMA, {}),)
+CONTENTS = [
+    "print(1)\n", "\n  x\n", "", "a \"q\" 'r' \\n \\", "<b>&</b> {\"a\": [1]}",
+    "ü 名 😀",
+    "</tool_call> <tool_call>", "[TOOL_CALLS] call:write{}", "007", "null", "True",
+    "```json\n{}\n```",
+]  # fmt: skip
+REST: dict[str, Any] = {
+    "times": 5, "deep": True, "more": {"a": [1, "x", None], "b-c": "</parameter>"},
+    "list": ["a", {"k": False}], "none": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("parser", TOOL_PARSERS)
+@pytest.mark.parametrize("content", CONTENTS)
+def test_a_call_is_read_as_it_was_written(parser: str, content: str) -> None:
+    """However the text is cut."""
+    syntaxes = TOOL_PARSERS[parser]
+    said = {"path": "a.py", "content": content, **REST}
+    write = writer_of(syntaxes)
+    assert write is not None
+    text = write("write", said)
+    chance = random.Random(1)
+    for count in (1, 2, *range(3, 40, 4), len(text)):
+        places = sorted(chance.sample(range(len(text) + 1), min(count, len(text)) - 1))
+        ends = zip([0, *places], [*places, len(text)], strict=True)
+        markers = Markers("<no thinking>", "</no thinking>")
+        splitter = StreamSplitter(markers, "off", syntaxes, TOOLS)
+        pieces = [p for a, b in ends for p in splitter.feed(text[a:b])]
+        found = collect([*pieces, *splitter.flush(is_cut=False)[0]])
+        assert found.parsed == [("write", said)], text
+        assert found.text == ""
