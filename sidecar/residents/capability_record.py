@@ -9,6 +9,7 @@ from sidecar.kv.disk.record_file import RecordFile
 from sidecar.output.syntax_settings import NAMES
 
 PROBE_VERSION = 1
+_SIMPLE = (str, int, bool, type(None))
 _MAX_RECORDS = 256
 
 
@@ -80,6 +81,13 @@ class CapabilityRecords:
         parser = found.tool_parser if found else None
         return parser if parser in NAMES["tool_parser"] else None
 
+    def check(self, model_id: str, files: str) -> None:
+        """Forget what other files of a model could do."""
+        found = self.find(model_id)
+        if found is not None and found.files not in ("", files):
+            self._known[model_id] = None
+            self._file.drop(model_id)
+
     def keep(self, model_id: str, record: CapabilityRecord) -> None:
         """Remember a model's."""
         self._known[model_id] = record
@@ -87,7 +95,10 @@ class CapabilityRecords:
 
 
 def _parsed(found: Any) -> CapabilityRecord | None:
-    with contextlib.suppress(TypeError, ValueError):
-        if isinstance(found, dict):
-            return CapabilityRecord(**found)
+    if not isinstance(found, dict):
+        return None
+    if not all(isinstance(value, _SIMPLE) for value in found.values()):
+        return None
+    with contextlib.suppress(TypeError):  # of other names
+        return CapabilityRecord(**found)
     return None

@@ -129,9 +129,9 @@ class TextLoader:
     ) -> LoadedModel:
         config, gpu = self._config, self._shared.gpu
         family = spec.syntax.family or config.model.family
-        parser = spec.syntax.tool_parser or self._shared.capabilities.tool_parser(
-            spec.id, files_digest(source.folder)
-        )
+        files, known = files_digest(source.folder), self._shared.capabilities
+        known.check(spec.id, files)
+        parser = spec.syntax.tool_parser or known.tool_parser(spec.id, files)
         syntax = replace(spec.syntax, family=family, tool_parser=parser)
         trust = config.model.trust_remote_code
         steps = read_model(source, syntax, trust=trust, memo=memo)

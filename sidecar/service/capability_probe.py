@@ -45,8 +45,7 @@ logger = logging.getLogger(__name__)
 Yields = Generator[ProbeStep | None, None, Any]
 
 _QUESTION_S = 900.0
-_TOOL_TOKENS = 512
-_THINKING_TOKENS = (2000, 4000)  # once more, where it has not ended
+_TOOL_TOKENS, _THINKING_TOKENS = (512, 4000), (2000, 4000)  # more, where it thinks on
 _CLIENT = ClientInfo(session="capability probe")
 _CITY = {"type": "object", "properties": {"city": {"type": "string"}},
          "required": ["city"]}  # fmt: skip
@@ -56,13 +55,15 @@ _WEATHER = {
     "parameters": _CITY,
 }
 _TOOL = Tool("get_weather", _CITY, {"type": "function", "function": _WEATHER})
-_ASKS_FOR_A_CALL = "What is the weather in Rome? Call get_weather to find it out."
+_ASKS_FOR_A_CALL = "What is the weather in {}? Call get_weather to find it out."
+_CITIES = ("Rome", "Oslo")
 _ASKS_FOR_THOUGHT = (
     "A bat and a ball cost 1.10 together. The bat costs 1 more than the ball. "
     "What does the ball cost?"
 )
 _MARKER = re.compile(r"<[|｜/]?[A-Za-z_][\w:｜▁. -]{1,40}[|｜]?>|\[[A-Z][A-Z_]{2,30}\]")
 _RAW_TOKENS = re.compile("[\u0120\u010a]")  # how byte-level tokenizers spell spaces
+_OF_CALLS = re.compile("[|｜_]|tool|call|func|action|invoke", re.IGNORECASE)
 _MAX_MARKERS = 5
 
 
@@ -128,18 +129,24 @@ class CapabilityProbe:
         yield ProbeStep("load", "running")
         with self._pool.lease(entry.id, time_left_s=_QUESTION_S) as leased:
             yield ProbeStep("load", "completed")
-            record = CapabilityRecord(entry.kind, int(time.time()), "")
+            begun = CapabilityRecord(entry.kind, int(time.time()), "")
+            record: CapabilityRecord | None
             if entry.kind in TEXT_KINDS:
-                asking = _Asking(self._chat, require_text(leased), entry.id, record)
+                known = self._records.find(entry.id)
+                resident = require_text(leased)
+                asking = _Asking(self._chat, resident, entry.id, begun, known)
                 record = yield from asking.run(is_connected)
             else:
-                record = _of_kind(record, leased)
+                record = _of_kind(begun, leased)
                 yield ProbeStep("tools", "skipped", "supports_tools", value=False)
                 yield ProbeStep("thinking", "skipped", "supports_thinking", value=False)
-        if is_connected():
+        if record is None:
+            why = "a question was not answered: what was known before stays"
+            yield ProbeStep("store", "skipped", "record", error=why)
+        elif is_connected():
             self._records.keep(entry.id, record)
             yield ProbeStep("store", "completed", "record", record.as_dict())
-        if entry.state != "loaded":
+        if entry.state == "unloaded":
             with contextlib.suppress(ModelBusy, ModelPinned):
                 self._pool.unload(entry.id)
                 yield ProbeStep("unload", "completed")
@@ -159,7 +166,12 @@ def _of_kind(record: CapabilityRecord, leased: ServedModel) -> CapabilityRecord:
 
 
 class _Asking:
-    """The questions that one model is asked."""
+    """
+    The questions that one model is asked.
+
+    Args:
+        known: what was found out before, be it of other weights.
+    """
 
     def __init__(
         self,
@@ -167,8 +179,10 @@ class _Asking:
         resident: Resident,
         model_id: str,
         record: CapabilityRecord,
+        known: CapabilityRecord | None,
     ) -> None:
         self._chat, self._resident, self._id = chat, resident, model_id
+        self._known = known
         model = resident.engine.model
         self._syntax, self._template = model.syntax, resident.pipeline.template
         config = read_config(model.folder) or {}
@@ -182,33 +196,69 @@ class _Asking:
         )
 
     def run(self, is_connected: Callable[[], bool]) -> Yields:
-        """Its steps; the record in the end."""
+        """Its steps; in the end the record, None if a question was not answered."""
         record = self._record
         yield ProbeStep("family", "completed", "family", record.family)
         tools = yield from self._tools(is_connected)
         thinking = yield from self._thinking(is_connected)
         most = record.practical_max_tokens
         yield ProbeStep("context", "completed", "practical_max_tokens", most)
+        if tools is None or thinking is None:
+            return None
         return replace(record, **tools, **thinking)
 
     def _tools(self, is_connected: Callable[[], bool]) -> Yields:
         yield ProbeStep("tools", "running", "supports_tools")
-        messages = [Message("user", (_ASKS_FOR_A_CALL,))]
         try:
-            prompt = self._template.render(
-                messages, [_TOOL], {"enable_thinking": False}, is_probe=True
-            )
-            said = yield from self._answer(prompt, _TOOL_TOKENS, is_connected)
+            said = yield from self._call(_CITIES[0], is_connected)
+            found = self._format_of(said)
+            if found.get("tool_parser") and found["tool_parser"] != self._parser:
+                # A slip of one answer must not change how all are read.
+                again = yield from self._call(_CITIES[1], is_connected)
+                found = found if self._format_of(again) == found else {}
         except SidecarError as error:
             yield ProbeStep("tools", "failed", "supports_tools", error=error.message)
-            return {}
-        found = _format_of(self._syntax, said)
-        hints = () if found else _hints(said)
-        is_there = bool(found)
+            return None
+        is_there = bool(found) and not found.pop("is_other", False)
+        hints = () if is_there else _hints(said, self._syntax, found)
         yield ProbeStep(
             "tools", "completed", "supports_tools", is_there, diagnostics=hints
         )
         return {"supports_tools": is_there, **found}
+
+    @property
+    def _parser(self) -> str | None:
+        """What an earlier probe found, if its calls are read so now."""
+        known = self._known.tool_parser if self._known else None
+        return known if known and known == parser_of(self._syntax.calls) else None
+
+    def _format_of(self, said: str) -> dict[str, Any]:
+        """
+        In which format it called the tool, its own first; {}: in none that we read.
+
+        A format that is not its template's (`is_other`) is no way to read it.
+        """
+        if is_read(self._syntax, said, [_TOOL]):
+            own = parser_of(self._syntax.calls) or "its own"
+            return {"tool_format": own, "tool_parser": self._parser}
+        found = find_parser(self._syntax, said, [_TOOL])
+        if found is None:
+            return {}
+        if self._template.traits.tool_calls:  # it shows one
+            return {"tool_format": found, "is_other": True}
+        return {"tool_format": found, "tool_parser": found}
+
+    def _call(self, city: str, is_connected: Callable[[], bool]) -> Yields:
+        """What it says where it should call the tool."""
+        messages = [Message("user", (_ASKS_FOR_A_CALL.format(city),))]
+        kwargs = {"enable_thinking": False}
+        prompt = self._template.render(messages, [_TOOL], kwargs, is_probe=True)
+        said = ""
+        for most in _TOOL_TOKENS:
+            said = yield from self._answer(prompt, most, is_connected)
+            if not self._is_open(prompt, said):
+                break
+        return said
 
     def _thinking(self, is_connected: Callable[[], bool]) -> Yields:
         """Whether it thinks, and ends to; a template that says so counts."""
@@ -229,16 +279,19 @@ class _Asking:
                     break
         except SidecarError as error:
             yield ProbeStep("thinking", "failed", "thinking", error=error.message)
-            return {"supports_thinking": True} if has_switch else {}
+            return None
         is_there = thinks or has_switch
         yield ProbeStep("thinking", "completed", "supports_thinking", is_there)
-        tag = self._syntax.markers.think_open if thinks else ""
+        is_tagged = thinks and not self._syntax.has_channels
+        tag = self._syntax.markers.think_open if is_tagged else ""
         return {"supports_thinking": is_there, "thinking_tag": tag}
 
     def _is_open(self, prompt: str, said: str) -> bool:
         """Whether it was still thinking when its tokens were up."""
-        opener = self._syntax.markers.think_open.lower()
-        return opener in said.lower() or prompt.rstrip().lower().endswith(opener)
+        markers, lower = self._syntax.markers, said.lower()
+        opener = markers.think_open.lower()
+        is_begun = opener in lower or prompt.rstrip().lower().endswith(opener)
+        return is_begun and markers.think_close.lower() not in lower
 
     def _answer(
         self, prompt: str, max_tokens: int, is_connected: Callable[[], bool]
@@ -262,14 +315,6 @@ class _Asking:
         return "".join(said)
 
 
-def _format_of(syntax: OutputSyntax, said: str) -> dict[str, Any]:
-    """In which format it called the tool, its own first; {}: in none that we read."""
-    if is_read(syntax, said, [_TOOL]):
-        return {"tool_format": parser_of(syntax.calls) or "its own"}
-    found = find_parser(syntax, said, [_TOOL])
-    return {"tool_format": found, "tool_parser": found} if found else {}
-
-
 def _thinks(syntax: OutputSyntax, prompt: str, said: str) -> bool:
     """Whether it has thought, and then answered."""
     is_begun = prompt.rstrip().lower().endswith(syntax.markers.think_open.lower())
@@ -279,18 +324,25 @@ def _thinks(syntax: OutputSyntax, prompt: str, said: str) -> bool:
     return kinds == {"reasoning", "content"}
 
 
-def _hints(said: str) -> Sequence[dict[str, str]]:
-    """What in an answer without a call may be the reason that none was found."""
+def _hints(
+    said: str, syntax: OutputSyntax, found: dict[str, Any]
+) -> Sequence[dict[str, str]]:
+    """What in an answer may be the reason that no call was read."""
+    if other := found.get("tool_format"):
+        message = f"it writes {other}, its template another format: set tool_parser"
+        return [_diagnostic("warning", "other_format", message, said)]
     if _RAW_TOKENS.search(said):
-        return [
-            _diagnostic("error", "unsupported", "the tokenizer spells raw tokens", said)
-        ]
-    markers = list(dict.fromkeys(_MARKER.findall(said)))[:_MAX_MARKERS]
-    if not markers:
+        message = "the tokenizer spells raw tokens"
+        return [_diagnostic("error", "unsupported", message, said)]
+    own = {syntax.markers.think_open, syntax.markers.think_close}
+    markers = [one for one in dict.fromkeys(_MARKER.findall(said)) if one not in own]
+    unknown = [one for one in markers if _OF_CALLS.search(one)][:_MAX_MARKERS]
+    if not unknown:
         return [_diagnostic("info", "no_call", "it answered without a call", said)]
-    named = ", ".join(markers)
+    named = ", ".join(unknown)
     logger.warning("marks of calls that no format knows: %s", named)
-    return [_diagnostic("warning", "unknown_markers", f"no format knows {named}", said)]
+    message = f"no call is read between {named}"
+    return [_diagnostic("warning", "unknown_markers", message, said)]
 
 
 def _diagnostic(level: str, category: str, message: str, said: str) -> dict[str, str]:

@@ -24,7 +24,7 @@ from sidecar.output.grammars.call_grammar import (
     can_hold_calls,
     free_calls,
 )
-from sidecar.output.grammars.lark import Tokens
+from sidecar.output.grammars.lark import Tokens, any_of, call_json, joined
 from sidecar.output.output_syntax import StartMode
 from sidecar.pipeline.template.chat_template import offered_tools
 
@@ -117,8 +117,7 @@ def _with_strict_calls(
     )
     armed_by = (tokens[syntax.opener],)
     constraint = replace(constraint, matcher=matcher, armed_by=armed_by)
-    is_whole = not matcher.get_grammar_warnings()
-    found = held if is_whole else unheld
+    found = held if _knows_all(offered, matcher, engine) else unheld
     return replace(found, constraint=constraint, tools=tuple(offered))
 
 
@@ -168,9 +167,32 @@ def _of_calls(
         return unheld
     matcher = compiled.matcher
     constraint = _behind_thinking(Constraint(engine.grammars, matcher), engine, start)
-    strict = request.strict_params if matcher.get_grammar_warnings() else ()
+    is_whole = _knows_all(compiled.tools, matcher, engine)
+    strict = () if is_whole else request.strict_params
     fields = (*names, *compiled.unheld, *strict)
     return StructuredOutput(constraint, fields, compiled.tools)
+
+
+def _knows_all(tools: Sequence[Tool], matcher: LLMatcher, engine: TextEngine) -> bool:
+    """Whether a grammar of calls holds all that strict tools say, as far as it may."""
+    return not matcher.get_grammar_warnings() and _knows_parts(tools, engine)
+
+
+def _knows_parts(tools: Sequence[Tool], engine: TextEngine) -> bool:
+    """
+    Whether the library knows all keywords of strict tools.
+
+    In formats without quotes its own compiler does not see what may be a text.
+    """
+    strict = [tool.parameters for tool in tools if tool.strict_param]
+    if not strict:
+        return True
+    rules = [f"tool{at}: {call_json(one)}" for at, one in enumerate(strict)]
+    start = f"start: {any_of([f'tool{at}' for at in range(len(strict))])}"
+    try:
+        return not engine.grammars.compile(joined(start, rules)).get_grammar_warnings()
+    except UnsupportedGrammar:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +270,8 @@ def _of_text(
     of_form = _num_passed_over(asked, engine) if passed_over else 0
     form = (asked.param,) if of_form and not asked.is_strict else ()
     are_held = passed_over == of_form and can_hold_calls(engine.model.syntax.calls[0])
-    strict = () if are_held else request.strict_params
+    is_whole = are_held and _knows_parts(compiled.tools, engine)
+    strict = () if is_whole else request.strict_params
     fields = (*form, *compiled.unheld, *strict)
     return StructuredOutput(constraint, fields, compiled.tools)
 

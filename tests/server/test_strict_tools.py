@@ -136,19 +136,26 @@ def test_a_setting_holds_all_calls(tmp_path: Path) -> None:
     jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-coder", "gemma4"])
 def test_what_the_library_does_not_know_is_named_and_a_wrong_type_refused(
-    model_folder: Callable[[str], Path],
+    tmp_path: Path, name: str
 ) -> None:
+    """In a format without quotes too, where its own compiler sees no text's schema."""
+    write = functools.partial(write_tokenizer, family=BY_NAME[name])
+    model = make_model(tmp_path / "model", "dense", hidden=32, write_tokenizer=write)
     odd = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
     function = {"name": "f", "parameters": odd, "strict": True}
     body = {"messages": TALK, "tools": [{"type": "function", "function": function}]}
-    settings = {"MODEL_PATH": str(model_folder("dense")), "CACHE_SELFTEST": "off"}
+    settings = {"MODEL_PATH": str(model), "CACHE_SELFTEST": "off"}
     with (
         running_sidecar(settings) as app,
         httpx.Client(base_url=app.url, timeout=60, trust_env=False) as http,
     ):
         path = "/v1/chat/completions"
         answer = http.post(path, json={**body, "max_tokens": 2})
+        assert answer.headers[HEADER] == "tools[].function.strict"
+        must = {**body, "tool_choice": "required", "max_tokens": 2}
+        answer = http.post(path, json=must)
         assert answer.headers[HEADER] == "tools[].function.strict"
         function["strict"] = "yes"
         refused = http.post(path, json=body)

@@ -13,6 +13,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.cli.capabilities import main
+from testkit.chat_templates import template_of, write_template
 from testkit.scripted import Prompt, Switch, scripted
 from testkit.servers import held_gpu, running_sidecar
 from testkit.tiny_models import make_model
@@ -36,17 +37,22 @@ def says(call: str, thought: str = THOUGHT) -> Switch:
     switch = Switch()
 
     def script(prompt: Prompt) -> str:
-        return call if prompt.tools else thought
+        wants_call = prompt.tools or "get_weather" in prompt.text
+        return call if wants_call else thought
 
     switch.script = script
     return switch
 
 
 @contextmanager
-def served(folder: Path, switch: Switch, **settings: str) -> Iterator[App]:
+def served(
+    folder: Path, switch: Switch, *, prints_calls: bool = True, **settings: str
+) -> Iterator[App]:
     model = folder / "scripted"
     if not model.exists():
         make_model(model, "dense", layers=1, hidden=32)
+    if not prints_calls:
+        write_template(model, template_of("no_tools"))
     home = {"MLX_CACHE_HOME": str(folder / "home")}
     own = {"MODEL_PATH": str(model), **home, **settings}
     with running_sidecar(own, scripted(switch)) as app:
@@ -103,15 +109,17 @@ def test_a_format_that_no_template_shows_is_read_from_the_next_load_on(
     tmp_path: Path,
 ) -> None:
     """A person would have to set `tool_parser`; what is set by hand still wins."""
-    with served(tmp_path, says(DEVSTRAL)) as app:
+    with served(tmp_path, says(DEVSTRAL), prints_calls=False) as app:
         assert not asked(app).get("tool_calls")
-        record = probed(app)[-1]["value"]
-        assert (record["tool_format"], record["tool_parser"]) == ("mistral", "mistral")
-        assert record["supports_tools"] is True
         unload = f"{app.url}/admin/models/local/unload"
-        assert httpx.post(unload, timeout=60).status_code == 200
-        [call] = asked(app)["tool_calls"]
-        assert json.loads(call["function"]["arguments"]) == {"city": "Rome"}
+        for _ in range(3):  # the second time it is how its calls are read
+            record = probed(app)[-1]["value"]
+            found = (record["tool_format"], record["tool_parser"])
+            assert found == ("mistral", "mistral")
+            assert record["supports_tools"] is True
+            assert httpx.post(unload, timeout=60).status_code == 200
+            [call] = asked(app)["tool_calls"]
+            assert json.loads(call["function"]["arguments"]) == {"city": "Rome"}
         path = f"{app.url}/admin/models/local/settings"
         httpx.post(path, json={"tool_parser": "hermes_json"}, timeout=60)
         httpx.post(f"{app.url}/admin/models/rescan", timeout=60)
@@ -119,15 +127,64 @@ def test_a_format_that_no_template_shows_is_read_from_the_next_load_on(
         assert not asked(app).get("tool_calls")
 
 
+def test_one_slip_changes_nothing_of_how_calls_are_read(tmp_path: Path) -> None:
+    """Neither where a template shows a format, nor where one answer is of another."""
+    with served(tmp_path / "shown", says(DEVSTRAL)) as app:
+        steps = probed(app)
+        record = steps[-1]["value"]
+        assert (record["tool_format"], record["tool_parser"]) == ("mistral", None)
+        assert record["supports_tools"] is False
+        [hint] = next(s for s in steps if s["diagnostics"])["diagnostics"]
+        assert hint["category"] == "other_format"
+    switch = says(DEVSTRAL)
+    first = switch.script
+
+    def script(prompt: Prompt) -> str:
+        return first(prompt) if "Rome" in prompt.text else THOUGHT
+
+    switch.script = script
+    with served(tmp_path / "slip", switch, prints_calls=False) as app:
+        record = probed(app)[-1]["value"]
+        assert (record["supports_tools"], record["tool_parser"]) == (False, None)
+
+
+def test_a_question_that_is_refused_leaves_what_was_known(tmp_path: Path) -> None:
+    with served(tmp_path, says(JSON_CALL)) as app:
+        record = probed(app)[-1]["value"]
+    with served(tmp_path, says(JSON_CALL), MAX_KV_SIZE="64") as app:
+        steps = probed(app)
+        assert [s["status"] for s in steps if s["step"] == "tools"][-1] == "failed"
+        assert (steps[-1]["step"], steps[-1]["status"]) == ("store", "skipped")
+        assert listed(app)["capabilities"] == record
+
+
+def test_a_model_that_thinks_long_before_its_call_is_heard_out(tmp_path: Path) -> None:
+    long = f"<think>\n{'so it is ' * 300}\n</think>\n\n{JSON_CALL}"
+    with served(tmp_path, says(long)) as app:
+        assert probed(app)[-1]["value"]["supports_tools"] is True
+
+
+@pytest.mark.parametrize("odd", ["[" * 900 + "]" * 900, "5", '{"kind": {"a": 1}}'])
+def test_a_broken_record_is_none(tmp_path: Path, odd: str) -> None:
+    with served(tmp_path, says(JSON_CALL)) as app:
+        name = listed(app)["id"]
+    file = tmp_path / "home" / "capabilities.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f'{{"{name}": {odd}}}')
+    with served(tmp_path, says(JSON_CALL)) as app:
+        assert listed(app)["capabilities"] == "not probed"
+
+
 def test_other_weights_in_the_same_folder_are_not_what_was_probed(
     tmp_path: Path,
 ) -> None:
-    with served(tmp_path, says(DEVSTRAL)) as app:
+    with served(tmp_path, says(DEVSTRAL), prints_calls=False) as app:
         probed(app)
     shutil.rmtree(tmp_path / "scripted")
     make_model(tmp_path / "scripted", "dense", layers=1, hidden=64)
-    with served(tmp_path, says(DEVSTRAL)) as app:
+    with served(tmp_path, says(DEVSTRAL), prints_calls=False) as app:
         assert not asked(app).get("tool_calls")
+        assert listed(app)["capabilities"] == "not probed"
 
 
 def test_marks_that_no_format_knows_are_named(

@@ -78,7 +78,7 @@ class Value:
             if isinstance(value, str):
                 self._spend(self._texts, text(value))
             else:
-                self._spend(self._json, text(json.dumps(value)))
+                self._spend(self._json, text(json.dumps(value, ensure_ascii=False)))
                 self._add_python(value)
         if given is not None:
             return
