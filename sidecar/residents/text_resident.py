@@ -129,9 +129,7 @@ class TextLoader:
     ) -> LoadedModel:
         config, gpu = self._config, self._shared.gpu
         family = spec.syntax.family or config.model.family
-        files, known = files_digest(source.folder), self._shared.capabilities
-        known.check(spec.id, files)
-        parser = spec.syntax.tool_parser or known.tool_parser(spec.id, files)
+        parser = spec.syntax.tool_parser or self._probed_parser(source, spec)
         syntax = replace(spec.syntax, family=family, tool_parser=parser)
         trust = config.model.trust_remote_code
         steps = read_model(source, syntax, trust=trust, memo=memo)
@@ -146,6 +144,15 @@ class TextLoader:
         except BaseException:
             gpu.call(model.release)
             raise
+
+    def _probed_parser(self, source: ModelSource, spec: ModelSpec) -> str | None:
+        """How its calls are read, where only its probe found that out."""
+        known = self._shared.capabilities
+        if known.find(spec.id) is None:
+            return None  # no file is read for it
+        files = files_digest(source.folder)
+        known.check(spec.id, files)
+        return known.tool_parser(spec.id, files)
 
     def _memo(self, folder: Path) -> FeatureMemo | None:
         """Room for what its vision tower gives, if it has one that can be run."""
