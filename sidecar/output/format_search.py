@@ -1,14 +1,20 @@
 """In which format of calls a text is written."""
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from sidecar.core.requests import Tool
 from sidecar.output.calls.call_sink import ToolSyntax
 from sidecar.output.output_syntax import OutputSyntax
-from sidecar.output.pieces import CallEnded, CallStarted
+from sidecar.output.pieces import CallArguments, CallEnded, CallStarted
 from sidecar.output.reasoning_splitter import new_splitter
 from sidecar.output.tool_syntax import TOOL_PARSERS
+from sidecar.output.written_calls import writer_of
+
+_SPACE = re.compile(r"\s+")
 
 
 def parser_of(syntaxes: Sequence[ToolSyntax]) -> str:
@@ -21,24 +27,39 @@ def parser_of(syntaxes: Sequence[ToolSyntax]) -> str:
     return ""
 
 
-def is_read(syntax: OutputSyntax, text: str, tools: Sequence[Tool]) -> bool:
-    """Whether a whole answer is read as a call of one of these tools."""
+def read_call(
+    syntax: OutputSyntax, text: str, tools: Sequence[Tool]
+) -> tuple[str, dict[str, Any]] | None:
+    """The first call of one of these tools in a whole answer; None: there is none."""
     splitter = new_splitter(syntax, "off", tools)
-    pieces = [*splitter.feed(text), *splitter.flush(is_cut=False)[0]]
-    names = {tool.name for tool in tools}
-    is_meant = any(isinstance(p, CallStarted) and p.name in names for p in pieces)
-    ends = [piece for piece in pieces if isinstance(piece, CallEnded)]
-    return is_meant and bool(ends) and not any(end.is_broken for end in ends)
+    names, name, said = {tool.name for tool in tools}, "", ""
+    for piece in [*splitter.feed(text), *splitter.flush(is_cut=False)[0]]:
+        if isinstance(piece, CallStarted):
+            name, said = piece.name, ""
+        elif isinstance(piece, CallArguments):
+            said += piece.text
+        elif isinstance(piece, CallEnded) and not piece.is_broken and name in names:
+            return name, json.loads(said or "{}")
+    return None
 
 
 def find_parser(syntax: OutputSyntax, text: str, tools: Sequence[Tool]) -> str | None:
     """
-    The first format that reads a call in a text; None: none does.
+    The format of the first call in a text; None: none reads one.
+
+    Several read most texts: it is the one that would have written it so.
 
     Args:
         syntax: the model's; its thinking is kept.
     """
+    first: str | None = None
+    bare = _SPACE.sub("", text)
     for name, calls in TOOL_PARSERS.items():
-        if is_read(replace(syntax, calls=calls, has_channels=False), text, tools):
+        alone = replace(syntax, calls=calls, has_channels=False)
+        call, write = read_call(alone, text, tools), writer_of(calls)
+        if call is None:
+            continue
+        first = first or name
+        if write is not None and _SPACE.sub("", write(*call)) in bare:
             return name
-    return None
+    return first

@@ -6,6 +6,7 @@ own value (docs/tool-calls.md).
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -38,6 +39,8 @@ from sidecar.output.calls.python_calls import python_calls, tool_code
 
 Json = Mapping[str, Any]
 Write = Callable[[str, Json], str]  # of a name and arguments
+_PLAIN_KEY = re.compile(r"[\w$@#%()/+'-][\w $@#%()/+'.-]*")
+_NINE = "000000000"  # Mistral's ids have nine characters
 _M3 = "]<]minimax[>["
 _CALL_BEGIN, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 
@@ -74,7 +77,11 @@ def _hermes(name: str, said: Json) -> str:
 
 def _cohere(name: str, said: Json) -> str:
     call = {"tool_call_id": "0", "tool_name": name, "parameters": dict(said)}
-    return f"[{_tojson(call)}]"
+    return f"[\n    {_tojson(call)}\n]"
+
+
+def _mistral(name: str, said: Json) -> str:
+    return f"[{_tojson({'name': name, 'arguments': dict(said), 'id': _NINE})}]"
 
 
 def _elements(
@@ -138,8 +145,11 @@ def _gemma_call(quote: str, name: str, said: Json) -> str:
             return f"[{','.join(map(value, one))}]"
         return _tojson(one)
 
+    def key(name: str) -> str:
+        return name if _PLAIN_KEY.fullmatch(name) else f"{quote}{name}{quote}"
+
     def members(of: Json) -> str:
-        inside = ",".join(f"{quote}{k}{quote}:{value(v)}" for k, v in of.items())
+        inside = ",".join(f"{key(name)}:{value(one)}" for name, one in of.items())
         return f"{{{inside}}}"
 
     return f"call:{name}{members(said)}"
@@ -157,7 +167,7 @@ _WRITERS: dict[Format, Write] = {
     hermes_json: _hermes,
     bare_json: partial(_object, key="parameters"),
     json_list: lambda name, said: f"[{_object(name, said)}]",
-    mistral_list: lambda name, said: f"[{_object(name, said)}]",
+    mistral_list: _mistral,
     cohere_list: _cohere,
     qwen3_coder_xml: partial(
         _elements, "<function={}>", "<parameter={}>\n", "\n</parameter>\n",

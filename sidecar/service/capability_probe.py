@@ -26,7 +26,7 @@ from sidecar.core.requests import (
 )
 from sidecar.engine.loading.checkpoint_files import read_config
 from sidecar.engine.loading.model_identity import files_digest
-from sidecar.output.format_search import find_parser, is_read, parser_of
+from sidecar.output.format_search import find_parser, parser_of, read_call
 from sidecar.output.output_syntax import OutputSyntax
 from sidecar.output.reasoning_splitter import new_splitter
 from sidecar.residents.capability_record import (
@@ -212,10 +212,12 @@ class _Asking:
         try:
             said = yield from self._call(_CITIES[0], is_connected)
             found = self._format_of(said)
-            if found.get("tool_parser") and found["tool_parser"] != self._parser:
+            if found != self._usual and not found.get("is_other"):
                 # A slip of one answer must not change how all are read.
-                again = yield from self._call(_CITIES[1], is_connected)
-                found = found if self._format_of(again) == found else {}
+                again = self._format_of(
+                    (yield from self._call(_CITIES[1], is_connected))
+                )
+                found = self._agreed(found, again)
         except SidecarError as error:
             yield ProbeStep("tools", "failed", "supports_tools", error=error.message)
             return None
@@ -232,19 +234,36 @@ class _Asking:
         known = self._known.tool_parser if self._known else None
         return known if known and known == parser_of(self._syntax.calls) else None
 
+    @property
+    def _usual(self) -> dict[str, Any]:
+        """What is found where nothing is to be changed."""
+        own = parser_of(self._syntax.calls) or "its own"
+        return {"tool_format": own, "tool_parser": self._parser}
+
+    def _agreed(self, found: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
+        """What two answers say; where they differ what was known stays."""
+        usual = self._usual
+        if usual in (found, again):
+            return usual
+        if found == again and (found or not self._parser):
+            return found
+        return usual if self._parser else {}
+
     def _format_of(self, said: str) -> dict[str, Any]:
         """
-        In which format it called the tool, its own first; {}: in none that we read.
+        In which format it called the tool; {}: in none that we read.
 
         A format that is not its template's (`is_other`) is no way to read it.
         """
-        if is_read(self._syntax, said, [_TOOL]):
-            own = parser_of(self._syntax.calls) or "its own"
-            return {"tool_format": own, "tool_parser": self._parser}
         found = find_parser(self._syntax, said, [_TOOL])
+        shows_one = self._template.traits.tool_calls
+        usual = self._usual
+        if read_call(self._syntax, said, [_TOOL]) is not None:
+            is_usual = found in (None, usual["tool_format"]) or shows_one
+            return usual if is_usual else {"tool_format": found, "tool_parser": found}
         if found is None:
             return {}
-        if self._template.traits.tool_calls:  # it shows one
+        if shows_one:
             return {"tool_format": found, "is_other": True}
         return {"tool_format": found, "tool_parser": found}
 

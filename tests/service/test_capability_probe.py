@@ -13,6 +13,11 @@ import pytest
 
 from sidecar.app import App
 from sidecar.cli.capabilities import main
+from sidecar.core.requests import Tool
+from sidecar.output.families import find_family, output_syntax
+from sidecar.output.format_search import find_parser
+from sidecar.output.tool_syntax import TOOL_PARSERS
+from sidecar.output.written_calls import writer_of
 from testkit.chat_templates import template_of, write_template
 from testkit.scripted import Prompt, Switch, scripted
 from testkit.servers import held_gpu, running_sidecar
@@ -24,7 +29,7 @@ JSON_CALL = (
 )
 DEVSTRAL = '[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}'
 THOUGHT = "<think>\n1.10 less 1 is 0.10, half of it.\n</think>\n\n5 cents."
-TOOL = {
+TOOL: Json = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -115,7 +120,7 @@ def test_a_format_that_no_template_shows_is_read_from_the_next_load_on(
         for _ in range(3):  # the second time it is how its calls are read
             record = probed(app)[-1]["value"]
             found = (record["tool_format"], record["tool_parser"])
-            assert found == ("mistral", "mistral")
+            assert found == ("devstral", "devstral")
             assert record["supports_tools"] is True
             assert httpx.post(unload, timeout=60).status_code == 200
             [call] = asked(app)["tool_calls"]
@@ -132,7 +137,7 @@ def test_one_slip_changes_nothing_of_how_calls_are_read(tmp_path: Path) -> None:
     with served(tmp_path / "shown", says(DEVSTRAL)) as app:
         steps = probed(app)
         record = steps[-1]["value"]
-        assert (record["tool_format"], record["tool_parser"]) == ("mistral", None)
+        assert (record["tool_format"], record["tool_parser"]) == ("devstral", None)
         assert record["supports_tools"] is False
         [hint] = next(s for s in steps if s["diagnostics"])["diagnostics"]
         assert hint["category"] == "other_format"
@@ -146,6 +151,38 @@ def test_one_slip_changes_nothing_of_how_calls_are_read(tmp_path: Path) -> None:
     with served(tmp_path / "slip", switch, prints_calls=False) as app:
         record = probed(app)[-1]["value"]
         assert (record["supports_tools"], record["tool_parser"]) == (False, None)
+
+
+def test_one_slip_of_a_later_probe_takes_nothing_away(tmp_path: Path) -> None:
+    switch = says(DEVSTRAL)
+    usual = switch.script
+    with served(tmp_path, switch, prints_calls=False) as app:
+        assert probed(app)[-1]["value"]["tool_parser"] == "devstral"
+        httpx.post(f"{app.url}/admin/models/local/unload", timeout=60)
+        asked(app)
+        for slip in (THOUGHT, DEVSTRAL[:-4], JSON_CALL):
+            for city in ("Rome", "Oslo"):
+
+                def script(prompt: Prompt, slip: str = slip, city: str = city) -> str:
+                    return slip if city in prompt.text else usual(prompt)
+
+                switch.script = script
+                record = probed(app)[-1]["value"]
+                assert (record["supports_tools"], record["tool_parser"]) == (
+                    True,
+                    "devstral",
+                )
+
+
+@pytest.mark.parametrize("parser", TOOL_PARSERS)
+def test_the_format_is_the_one_that_was_written(parser: str) -> None:
+    """Several readers take most texts."""
+    write = writer_of(TOOL_PARSERS[parser])
+    assert write is not None
+    syntax = output_syntax(find_family(None, "model", ""), None, None)
+    tool = Tool("get_weather", TOOL["function"]["parameters"], TOOL)
+    said = f"I look.\n{write('get_weather', {'city': 'Rome'})}"
+    assert find_parser(syntax, said, [tool]) == parser
 
 
 def test_a_question_that_is_refused_leaves_what_was_known(tmp_path: Path) -> None:
