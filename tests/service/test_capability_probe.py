@@ -185,6 +185,25 @@ def test_the_format_is_the_one_that_was_written(parser: str) -> None:
     assert find_parser(syntax, said, [tool]) == parser
 
 
+@pytest.mark.parametrize(
+    ("said", "parser"),
+    [
+        ('<tool_call>\n{"name": "get_weather", "parameters": {"city": "x"}}\n'
+         "</tool_call>", "hermes_json"),
+        ('<longcat_tool_call>\n{"name": "get_weather", "parameters": {}}\n'
+         "</longcat_tool_call>", "longcat"),
+        ('{"name": "get_weather", "arguments": {"city": "x"}}', "llama"),
+    ],
+)  # fmt: skip
+def test_a_call_with_other_words_is_of_the_format_that_leaves_no_marks(
+    said: str, parser: str
+) -> None:
+    """Another one read it too, and showed its tags to the user."""
+    syntax = output_syntax(find_family(None, "model", ""), None, None)
+    tool = Tool("get_weather", TOOL["function"]["parameters"], TOOL)
+    assert find_parser(syntax, said, [tool]) == parser
+
+
 def test_a_question_that_is_refused_leaves_what_was_known(tmp_path: Path) -> None:
     with served(tmp_path, says(JSON_CALL)) as app:
         record = probed(app)[-1]["value"]
