@@ -6,7 +6,6 @@ own value (docs/tool-calls.md).
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,7 +19,7 @@ from sidecar.output.calls.element_calls import (
     qwen3_coder_xml,
     seed_xml,
 )
-from sidecar.output.calls.gemma_calls import gemma
+from sidecar.output.calls.gemma_calls import PLAIN_KEY, gemma
 from sidecar.output.calls.glm_calls import glm4_native, glm4_xml, longcat
 from sidecar.output.calls.json_calls import (
     bare_json,
@@ -36,12 +35,19 @@ from sidecar.output.calls.marked_calls import (
     mistral,
 )
 from sidecar.output.calls.python_calls import python_calls, tool_code
+from sidecar.output.grammars.element_rules import (
+    ElementRules,
+    dsml_rules,
+    glm_rules,
+    minimax_m3_rules,
+    minimax_rules,
+    qwen_rules,
+    seed_rules,
+)
 
 Json = Mapping[str, Any]
 Write = Callable[[str, Json], str]  # of a name and arguments
-_PLAIN_KEY = re.compile(r"[\w$@#%()/+'-][\w $@#%()/+'.-]*")
 _NINE = "000000000"  # Mistral's ids have nine characters
-_M3 = "]<]minimax[>["
 _CALL_BEGIN, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 
 
@@ -84,35 +90,19 @@ def _mistral(name: str, said: Json) -> str:
     return f"[{_tojson({'name': name, 'arguments': dict(said), 'id': _NINE})}]"
 
 
-def _elements(
-    head: str, argument: str, argument_end: str, tail: str, name: str, said: Json
-) -> str:
-    """Elements; `{}` stands for a name, and in an argument `{kind}` for a text's."""
+def _elements(rules: ElementRules, name: str, said: Json) -> str:
+    """As the grammar of the same format has it."""
     parts = [
-        argument.format(key, kind=str(isinstance(value, str)).lower())
+        rules.argument(key, isinstance(value, str))
         + _plain(value)
-        + argument_end.format(key)
+        + rules.argument_end(key)
         for key, value in said.items()
     ]
-    return f"\n{head.format(name)}\n{''.join(parts)}{tail}\n"
+    return f"{rules.call(name)}{''.join(parts)}{rules.call_end}"
 
 
-def _dsml(space: str) -> Write:
-    mark = f"｜DSML｜{space}"
-    argument = f'<{mark}parameter name="{{}}" string="{{kind}}">'
-    end = f"</{mark}parameter>\n"
-    return partial(
-        _elements, f'<{mark}invoke name="{{}}">', argument, end, f"</{mark}invoke>"
-    )
-
-
-def _glm(prefix: str, name: str, said: Json) -> str:
-    parts = (
-        f"<{prefix}arg_key>{key}</{prefix}arg_key>\n"
-        f"<{prefix}arg_value>{_plain(value)}</{prefix}arg_value>\n"
-        for key, value in said.items()
-    )
-    return f"{name}\n{''.join(parts)}"
+def _in_lines(rules: ElementRules) -> Write:
+    return lambda name, said: f"\n{_elements(rules, name, said)}\n"
 
 
 def _named(name: str, said: Json) -> str:
@@ -146,7 +136,7 @@ def _gemma_call(quote: str, name: str, said: Json) -> str:
         return _tojson(one)
 
     def key(name: str) -> str:
-        return name if _PLAIN_KEY.fullmatch(name) else f"{quote}{name}{quote}"
+        return name if PLAIN_KEY.fullmatch(name) else f"{quote}{name}{quote}"
 
     def members(of: Json) -> str:
         inside = ",".join(f"{key(name)}:{value(one)}" for name, one in of.items())
@@ -169,25 +159,14 @@ _WRITERS: dict[Format, Write] = {
     json_list: lambda name, said: f"[{_object(name, said)}]",
     mistral_list: _mistral,
     cohere_list: _cohere,
-    qwen3_coder_xml: partial(
-        _elements, "<function={}>", "<parameter={}>\n", "\n</parameter>\n",
-        "</function>",
-    ),
-    seed_xml: partial(
-        _elements, "<function={}>", "<parameter={}>", "</parameter>\n", "</function>"
-    ),
-    minimax_xml: partial(
-        _elements, '<invoke name="{}">', '<parameter name="{}">', "</parameter>\n",
-        "</invoke>",
-    ),
-    minimax_m3_xml: partial(
-        _elements, f'{_M3}<invoke name="{{}}">', f"{_M3}<{{}}>", f"{_M3}</{{}}>\n",
-        f"{_M3}</invoke>",
-    ),
-    deepseek_dsml: _dsml(""),
-    deepseek_dsml_spaced: _dsml(" "),
-    glm4_native: partial(_glm, ""),
-    longcat: partial(_glm, "longcat_"),
+    qwen3_coder_xml: _in_lines(qwen_rules),
+    seed_xml: _in_lines(seed_rules),
+    minimax_xml: _in_lines(minimax_rules),
+    minimax_m3_xml: _in_lines(minimax_m3_rules),
+    deepseek_dsml: _in_lines(dsml_rules("")),
+    deepseek_dsml_spaced: _in_lines(dsml_rules(" ")),
+    glm4_native: partial(_elements, glm_rules()),
+    longcat: partial(_elements, glm_rules("longcat_")),
     glm4_xml: _named,
     mistral: lambda name, said: f"{name}[ARGS]{_tojson(dict(said))}",
     kimi: _kimi,

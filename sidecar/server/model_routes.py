@@ -159,20 +159,24 @@ def _asks(request: Request, flag: str) -> bool:
     return bool(set(parse_qs(request.query).get(flag, [])) & set(_TRUE))
 
 
-class _ProbeEvents:
-    """Server-sent events of a probe."""
+class _StepEvents:
+    """What streams of steps have in common."""
 
     def started(self, usage: Usage) -> bytes:
         """Nothing yet."""
         return b""
 
-    def event(self, event: Any) -> bytes:
-        """A step."""
-        return b"data: %s\n\n" % dump_bytes(event.as_dict())
-
     def ping(self) -> bytes:
         """A comment."""
         return b": waiting\n\n"
+
+
+class _ProbeEvents(_StepEvents):
+    """Server-sent events of a probe."""
+
+    def event(self, event: Any) -> bytes:
+        """A step."""
+        return b"data: %s\n\n" % dump_bytes(event.as_dict())
 
     def failed(self, error: SidecarError) -> bytes:
         """The last event."""
@@ -185,22 +189,14 @@ def _as_events(steps: Generator[Any, None, None]) -> Generator[Any, None, None]:
             yield Idle() if step is None else step
 
 
-class _LoadEvents:
+class _LoadEvents(_StepEvents):
     """Server-sent events of a load."""
-
-    def started(self, usage: Usage) -> bytes:
-        """Nothing yet."""
-        return b""
 
     def event(self, event: Any) -> bytes:
         """A step, and why it failed."""
         step, why = event
         body = {"step": step} if why is None else {"step": step, "message": why}
         return b"event: %s\ndata: %s\n\n" % (step.encode(), dump_bytes(body))
-
-    def ping(self) -> bytes:
-        """A comment."""
-        return b": waiting\n\n"
 
     def failed(self, error: SidecarError) -> bytes:
         """The last event."""

@@ -182,8 +182,8 @@ def _value(
         if elements.is_padded:
             yield from scan.expect("\n")
         choices = block.tools.text_choices(name, tag["name"])
-        if says:
-            choices = () if says == "false" else choices
+        if says == "false":
+            choices = ()
         yield from read_held_value(
             scan, show, end, declared, choices, is_python=is_python
         )

@@ -16,6 +16,8 @@ from sidecar.output.calls.unquoted_values import typed_text
 
 _NAME = re.compile(r"[\w.:/-]*")
 _KEY = re.compile(r"[^:{}\[\],<]*")
+# What may stand for a key without quotes, whatever follows it.
+PLAIN_KEY = re.compile(r"[^:{}\[\],<>\"|\s](?:[^:{}\[\],<>\"|]*[^:{}\[\],<>\"|\s])?")
 _BARE = re.compile(r"[^{}\[\],<]*")
 _QUOTES = ("<escape>", '<|"|>')
 

@@ -1,12 +1,12 @@
 """Calls with literals of a language of their own, as rules: Gemma's and Python's."""
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sidecar.core.requests import Tool
+from sidecar.output.calls.gemma_calls import PLAIN_KEY
 from sidecar.output.calls.tool_schema import (
     Argument,
     ToolSchema,
@@ -25,7 +25,6 @@ from sidecar.output.grammars.lark import (
 )
 
 _MAX_COUNTED = 64  # items of a list; more are not counted
-_PLAIN_KEY = re.compile(r"[^:{}\[\],<>\"|\s](?:[^:{}\[\],<>\"|]*[^:{}\[\],<>\"|\s])?")
 _NUMBERS = ("integer", "number")
 
 
@@ -208,13 +207,13 @@ def gemma_call(number: int, tool: Tool, tokens: Tokens) -> list[str]:
         return f"{begin} {text(value)} {begin}" if value else f"{begin} {begin}"
 
     def key(name: str) -> str:
-        if _PLAIN_KEY.fullmatch(name):
+        if PLAIN_KEY.fullmatch(name):
             return text(f"{name}:")
         return f'{quoted(name)} ":"'
 
     literals = Literals(
         [f"any_text: {begin} text_inside", up_to("text_inside", quote, tokens)],
-        [rf'any_key: /{_PLAIN_KEY.pattern}:/ | any_text ":"'],
+        [rf'any_key: /{PLAIN_KEY.pattern}:/ | any_text ":"'],
         quoted,
         key,
         ",",
