@@ -8,6 +8,7 @@ import pytest
 from sidecar.core.json_bytes import MAX_LEVELS, check_depth, load_json
 from sidecar.core.requests import Tool, ToolCall
 from sidecar.dialects.anthropic_messages.answer import parse_input, tool_use
+from sidecar.output.calls import python_names
 from sidecar.output.calls.call_sink import Format, ToolSyntax
 from sidecar.output.calls.element_calls import deepseek_dsml, qwen3_coder_xml
 from sidecar.output.calls.gemma_calls import gemma
@@ -15,6 +16,7 @@ from sidecar.output.calls.glm_calls import glm4_native
 from sidecar.output.calls.json_calls import bare_json, hermes_json
 from sidecar.output.calls.marked_calls import deepseek, mistral
 from sidecar.output.calls.python_calls import python_calls
+from sidecar.output.calls.tool_schema import ToolSchema
 from sidecar.output.channel_splitter import ChannelSplitter
 from sidecar.output.output_syntax import Markers
 from sidecar.output.reasoning_splitter import StreamSplitter
@@ -175,6 +177,51 @@ def test_openers_that_nothing_closes_are_read_once(unit: str) -> None:
         split_calls(pieces, [syntax], (TOOL,))
 
     assert grows_linearly(work, lambda size: unit * (size // len(unit)), SIZE)
+
+
+def test_schemas_are_read_once_for_all_python_calls_of_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stranger's schema takes milliseconds: an answer of calls took a minute."""
+    read: list[object] = []
+
+    def counted(schema: dict[str, object]) -> ToolSchema:
+        read.append(schema)
+        return ToolSchema(schema)
+
+    monkeypatch.setattr(python_names, "ToolSchema", counted)
+    schema = {"properties": {"a-b": {}}}
+    tools = tuple(Tool(f"look-{at}", schema, {}) for at in range(9))
+    text = "".join(f'<tool_call>look-{at}(a-b="x")</tool_call>' for at in range(9))
+    syntax = ToolSyntax("<tool_call>", "</tool_call>", (python_calls,))
+    found = split_calls([text], [syntax], tools)
+    assert found.parsed == [(f"look-{at}", {"a-b": "x"}) for at in range(9)]
+    assert len(read) == len(tools)
+
+
+def test_odd_names_cost_no_more_the_more_there_are() -> None:
+    """Each of 2,000 was looked for at each place, by one regular expression."""
+    syntax = ToolSyntax("<tool_call>", "</tool_call>", (python_calls,))
+
+    def work(count: int) -> None:
+        schema = {"properties": {f"a-{at}": {} for at in range(count)}}
+        tools = (Tool("look-1", schema, {}),)
+        call = f"look-1(a-0=[{','.join(['x'] * 20 * count)}])"
+        found = split_calls([f"<tool_call>{call}</tool_call>"], [syntax], tools)
+        assert len(found.calls) == 1
+
+    assert grows_linearly(work, lambda size: size, 300)
+
+
+def test_a_call_may_spell_out_arguments_that_are_no_names() -> None:
+    """`**{..}` of texts; anything else in its place is no call."""
+    syntax = ToolSyntax("<tool_call>", "</tool_call>", (python_calls,))
+    text = '<tool_call>look(a=1, **{"b c": [2], "d": None})</tool_call>'
+    found = split_calls([text], [syntax], (TOOL,))
+    assert found.parsed == [("look", {"a": 1, "b c": [2], "d": None})]
+    for odd in ("**x", "**{**x}", "**{1: 2}", '**{"a": 1}, a=2'):
+        found = split_calls([f"<tool_call>look({odd})</tool_call>"], [syntax], (TOOL,))
+        assert not found.calls
 
 
 BROKEN = [

@@ -1,8 +1,10 @@
 """The tools that a model was offered, as those ask for them who read its calls."""
 
+import functools
 from collections.abc import Mapping, Sequence
 
 from sidecar.core.requests import Tool
+from sidecar.output.calls.python_names import OddNames
 from sidecar.output.calls.tool_schema import ToolSchema, Types, declared_types
 
 
@@ -22,6 +24,11 @@ class OfferedTools:
         self._types: dict[str, Mapping[str, Types]] = {}
         self._choices: dict[str, Mapping[str, tuple[str, ...] | None]] = {}
         self._open: dict[str, bool] = {}
+
+    @functools.cached_property
+    def odd_names(self) -> OddNames:
+        """Names of tools and arguments that Python does not take."""
+        return OddNames(self.all)
 
     def has(self, name: str) -> bool:
         """Whether there is a tool of this name."""

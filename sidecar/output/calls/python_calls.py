@@ -3,14 +3,14 @@
 import ast
 import re
 from collections.abc import Sequence
-from keyword import iskeyword
 from typing import Any
 
 from sidecar.core.requests import Tool
 from sidecar.output.calls.call_sink import Block
 from sidecar.output.calls.json_text import joined_object, printed
+from sidecar.output.calls.offered_tools import OfferedTools
+from sidecar.output.calls.python_names import OddNames
 from sidecar.output.calls.scanner import NotThisFormat, Scanner, Wait
-from sidecar.output.calls.tool_schema import ToolSchema
 
 _OPENING, _CLOSING = "([{", ")]}"
 _CONSTANTS = {"true": True, "false": False, "null": None}
@@ -18,21 +18,14 @@ _MAX_CHARS = 1_000_000
 _PLAIN = re.compile(r"[^\"'()\[\]{}#]*")
 _COMMENT = re.compile(r"[^\n]*")
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|$)")
-_UNDERSCORES = re.compile("_+")
 _IN_STRING = re.compile(r"[^\"'\\]*")
-_STRING = "|".join(
-    [r"#[^\n]*"]
-    + [rf"{quote}(?:[^\\]|\\.)*?{quote}" for quote in ('"""', "'''", '"', "'")]
-)
 
 
 def python_calls(block: Block) -> Wait[None]:
     """`[f(a="x"), g()]`, or calls one after another; positional arguments by order."""
     scan = block.scan
     while (yield from scan.space()) and not (yield from block.closes()):
-        for name, arguments in _read_all(
-            (yield from _expression(scan)), block.tools.all
-        ):
+        for name, arguments in _read_all((yield from _expression(scan)), block.tools):
             block.take_call(name, arguments)
         if (yield from scan.space()) in (";", ","):
             yield from scan.char()
@@ -77,14 +70,14 @@ def _string(scan: Scanner, quote: str) -> Wait[None]:
         yield from scan.run(_IN_STRING)
 
 
-def _read_all(source: str, tools: Sequence[Tool]) -> list[tuple[str, str]]:
+def _read_all(source: str, tools: OfferedTools) -> list[tuple[str, str]]:
     """Names and arguments, as JSON, of all calls of an expression."""
-    said = _Source(source.strip(), tools)
+    said = _Source(source.strip(), tools.odd_names)
     found = ast.parse(said.text, mode="eval").body
     items = found.elts if isinstance(found, ast.List | ast.Tuple) else [found]
     if not items:
         raise NotThisFormat("no call")
-    return [_read(_printed_call(item), tools, said) for item in items]
+    return [_read(_printed_call(item), tools.all, said) for item in items]
 
 
 class _Source:
@@ -92,32 +85,18 @@ class _Source:
     A text that is parsed, by the nodes that are found in it.
 
     Args:
-        tools: of each name that Python does not take (`go-on`, `from`), of a tool or of
-            an argument, `text` has a stand-in.
+        odd: of each name that Python does not take, `text` has a stand-in.
     """
 
-    def __init__(self, text: str, tools: Sequence[Tool]) -> None:
-        odd = _odd_names(tools)
-        # With more underscores than there are anywhere in the text.
-        most = max(map(len, _UNDERSCORES.findall(text)), default=0) if odd else 0
-        mark = "_" * (most + 1)
-        self._names = {f"{mark}{at}_": name for at, name in enumerate(odd)}
-        self.text = self._replaced(text, odd) if odd else text
+    def __init__(self, text: str, odd: OddNames) -> None:
+        self._odd, self._mark = odd, odd.mark_for(text)
+        self.text = odd.replaced(text, self._mark)
         # Of lines as Python counts them: at form feeds no new one begins.
         self._lines = _LINE.findall(self.text.encode())
 
-    def _replaced(self, text: str, odd: Sequence[str]) -> str:
-        """The text with stand-ins where a call begins, or an argument."""
-        names = "|".join(map(re.escape, odd))
-        found = re.compile(
-            rf"{_STRING}|(?<![\w.-])({names})(?=\(|\s*=(?!=))", re.DOTALL
-        )
-        stand_ins = {name: stand_in for stand_in, name in self._names.items()}
-        return found.sub(lambda one: stand_ins[one[1]] if one[1] else one[0], text)
-
     def name_of(self, written: str) -> str:
         """The name that a name in the text stands for."""
-        return self._names.get(written, written)
+        return self._odd.restored(written, self._mark)
 
     def text_of(self, node: ast.expr) -> str:
         """What stands there; nodes count bytes."""
@@ -125,10 +104,7 @@ class _Source:
         lines = self._lines[first : last + 1]
         lines[-1] = lines[-1][: node.end_col_offset]
         lines[0] = lines[0][node.col_offset :]
-        text = b"".join(lines).decode()
-        for stand_in, name in self._names.items():
-            text = text.replace(stand_in, name)
-        return text
+        return self._odd.restored(b"".join(lines).decode(), self._mark)
 
 
 def _printed_call(item: ast.expr) -> ast.Call:
@@ -146,11 +122,20 @@ def _read(call: ast.Call, tools: Sequence[Tool], source: _Source) -> tuple[str, 
     members = [*_positional(name, call.args, tools, source)]
     for keyword in call.keywords:
         if keyword.arg is None:
-            raise NotThisFormat("arguments that are not spelled out")
-        members.append((source.name_of(keyword.arg), _json(keyword.value, source)))
+            members += _spelled_out(keyword.value, source)
+        else:
+            members.append((source.name_of(keyword.arg), _json(keyword.value, source)))
     if len({key for key, _ in members}) < len(members):
         raise NotThisFormat("an argument is given twice")
     return name, joined_object(members)
+
+
+def _spelled_out(value: ast.expr, source: _Source) -> list[tuple[str, str]]:
+    """The members of `**{"a-b": 1}`."""
+    if not isinstance(value, ast.Dict) or not all(map(_is_key, value.keys)):
+        raise NotThisFormat("arguments that are not spelled out")
+    keys = [ast.literal_eval(key) for key in value.keys if key]
+    return [(k, _json(v, source)) for k, v in zip(keys, value.values, strict=True)]
 
 
 def _positional(
@@ -167,22 +152,6 @@ def _positional(
     if any(isinstance(value, ast.Starred) for value in values):
         raise NotThisFormat("arguments that are not spelled out")
     return [(key, _json(v, source)) for key, v in zip(names, values, strict=False)]
-
-
-def _odd_names(tools: Sequence[Tool]) -> list[str]:
-    """Names of tools and arguments that Python does not take, the longest first."""
-    names = set()
-    for tool in tools:
-        if not all(map(_is_python, tool.name.split("."))):
-            names.add(tool.name)
-        arguments = ToolSchema(tool.parameters).arguments
-        names |= {one.name for one in arguments if not _is_python(one.name)}
-    return sorted(names - {""}, key=len)[::-1]
-
-
-def _is_python(name: str) -> bool:
-    """Whether Python takes it for a name."""
-    return name.isidentifier() and not iskeyword(name)
 
 
 def _dotted(func: ast.expr) -> str:

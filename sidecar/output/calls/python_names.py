@@ -1,0 +1,72 @@
+"""Names of tools and arguments that Python does not take: `go-on`, `from`."""
+
+import re
+from collections.abc import Sequence
+from keyword import iskeyword
+
+from sidecar.core.requests import Tool
+from sidecar.output.calls.tool_schema import ToolSchema
+
+_UNDERSCORES = re.compile("_+")
+_STRING = "|".join(
+    [r"#[^\n]*"]
+    + [rf"{quote}(?:[^\\]|\\.)*?{quote}" for quote in ('"""', "'''", '"', "'")]
+)
+_WORD = r"[^\s()\[\]{},=:\"'#]++"
+_NOT_IN_A_WORD = re.compile(r"[\s()\[\]{},=:\"'#]")
+_IS_NAMED = r"(?=\(|\s*=(?!=))"  # a call begins behind it, or the value of an argument
+_MAX_PHRASES = 64  # names that are no single word: each is tried at each place
+
+
+class OddNames:
+    """
+    The odd names of an answer's tools, and stand-ins for them that Python takes.
+
+    A stand-in has more underscores in a row than there are anywhere in its text.
+    """
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._names = sorted({name for tool in tools for name in _odd(tool)})
+        self._places = {name: place for place, name in enumerate(self._names)}
+        phrases = [name for name in self._names if _NOT_IN_A_WORD.search(name)]
+        longest = sorted(phrases, key=len, reverse=True)[:_MAX_PHRASES]
+        spelled = "|".join(rf"(?<![\w.-]){re.escape(name)}" for name in longest)
+        phrase = f"({spelled}){_IS_NAMED}|" if spelled else "(?!)()|"
+        self._found = re.compile(
+            f"{_STRING}|{phrase}({_WORD})(?:{_IS_NAMED}())?", re.DOTALL
+        )
+
+    def mark_for(self, text: str) -> str:
+        """What a stand-in in a text begins with; empty: there are no odd names."""
+        if not self._names:
+            return ""
+        return "_" * (max(map(len, _UNDERSCORES.findall(text)), default=0) + 1)
+
+    def replaced(self, text: str, mark: str) -> str:
+        """The text with stand-ins where a call begins, or an argument."""
+
+        def stand_in(one: re.Match[str]) -> str:
+            is_named = one[1] is not None or one[3] is not None
+            place = self._places.get(one[1] or one[2] or "") if is_named else None
+            return one[0] if place is None else f"{mark}{place}_"
+
+        return self._found.sub(stand_in, text) if mark else text
+
+    def restored(self, text: str, mark: str) -> str:
+        """The text with the names that its stand-ins stand for."""
+        if not mark or mark not in text:
+            return text
+        return re.sub(rf"{mark}(\d+)_", lambda one: self._names[int(one[1])], text)
+
+
+def _odd(tool: Tool) -> set[str]:
+    is_plain = all(map(is_python_name, tool.name.split(".")))
+    names = set() if is_plain else {tool.name}
+    arguments = ToolSchema(tool.parameters).arguments
+    names |= {one.name for one in arguments if not is_python_name(one.name)}
+    return names - {""}
+
+
+def is_python_name(name: str) -> bool:
+    """Whether Python takes it for a name."""
+    return name.isidentifier() and not iskeyword(name)
