@@ -6,12 +6,14 @@ own value (docs/tool-calls.md).
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from sidecar.output.calls.call_sink import Format, ToolSyntax
 from sidecar.output.calls.element_calls import (
+    MINIMAX_M3_NAME,
     deepseek_dsml,
     deepseek_dsml_spaced,
     minimax_m3_xml,
@@ -35,6 +37,7 @@ from sidecar.output.calls.marked_calls import (
     mistral,
 )
 from sidecar.output.calls.python_calls import python_calls, tool_code
+from sidecar.output.calls.python_names import is_python_name
 from sidecar.output.grammars.element_rules import (
     ElementRules,
     dsml_rules,
@@ -48,6 +51,7 @@ from sidecar.output.grammars.element_rules import (
 Json = Mapping[str, Any]
 Write = Callable[[str, Json], str]  # of a name and arguments
 _NINE = "000000000"  # Mistral's ids have nine characters
+_TAG_NAME = re.compile(r"""[^<>"\s](?:[^<>"\n\r]*[^<>"\s])?""")
 _CALL_BEGIN, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 
 
@@ -91,7 +95,12 @@ def _mistral(name: str, said: Json) -> str:
 
 
 def _elements(rules: ElementRules, name: str, said: Json) -> str:
-    """As the grammar of the same format has it."""
+    """
+    As the grammar of the same format has it.
+
+    A name that would end its own tag is written with JSON's escapes.
+    """
+    said = {_escaped(key): value for key, value in said.items()}
     parts = [
         rules.argument(key, isinstance(value, str))
         + _plain(value)
@@ -101,8 +110,27 @@ def _elements(rules: ElementRules, name: str, said: Json) -> str:
     return f"{rules.call(name)}{''.join(parts)}{rules.call_end}"
 
 
-def _in_lines(rules: ElementRules) -> Write:
-    return lambda name, said: f"\n{_elements(rules, name, said)}\n"
+def _escaped(key: str) -> str:
+    if _TAG_NAME.fullmatch(key):
+        return key
+    return _tojson(key).replace("<", r"\u003c").replace(">", r"\u003e")
+
+
+def _in_lines(rules: ElementRules, names: re.Pattern[str] | None = None) -> Write:
+    """
+    A call in lines of its own.
+
+    Args:
+        names: of arguments that have elements; with others they are one object, which
+            the readers of all these formats take.
+    """
+
+    def write(name: str, said: Json) -> str:
+        if all(map((names or _TAG_NAME).fullmatch, said)):
+            return f"\n{_elements(rules, name, said)}\n"
+        return f"\n{rules.call(name)}{_tojson(dict(said))}{rules.call_end}\n"
+
+    return write
 
 
 def _named(name: str, said: Json) -> str:
@@ -149,8 +177,12 @@ def _python(name: str, said: Json) -> str:
     def value(one: Any) -> str:
         return _tojson(one) if isinstance(one, str) else repr(one)
 
-    inside = ", ".join(f"{key}={value(one)}" for key, one in said.items())
-    return f"[{name}({inside})]"
+    plain = {key: one for key, one in said.items() if is_python_name(key)}
+    parts = [f"{key}={value(one)}" for key, one in plain.items()]
+    if odd := {key: one for key, one in said.items() if key not in plain}:
+        inside = ", ".join(f"{_tojson(key)}: {value(one)}" for key, one in odd.items())
+        parts.append(f"**{{{inside}}}")
+    return f"[{name}({', '.join(parts)})]"
 
 
 _WRITERS: dict[Format, Write] = {
@@ -162,7 +194,7 @@ _WRITERS: dict[Format, Write] = {
     qwen3_coder_xml: _in_lines(qwen_rules),
     seed_xml: _in_lines(seed_rules),
     minimax_xml: _in_lines(minimax_rules),
-    minimax_m3_xml: _in_lines(minimax_m3_rules),
+    minimax_m3_xml: _in_lines(minimax_m3_rules, MINIMAX_M3_NAME),
     deepseek_dsml: _in_lines(dsml_rules("")),
     deepseek_dsml_spaced: _in_lines(dsml_rules(" ")),
     glm4_native: partial(_elements, glm_rules()),

@@ -1,5 +1,6 @@
 """What is written of a call in a model's own way is read back as that call."""
 
+import json
 import random
 from typing import Any
 
@@ -61,6 +62,38 @@ def test_a_call_is_read_as_it_was_written(parser: str, content: str) -> None:
         found = collect([*pieces, *splitter.flush(is_cut=False)[0]])
         assert found.parsed == [("write", said)], text
         assert found.text == ""
+
+
+# Names that would end their own tag, or begin another argument.
+NAMES = [
+    "a b", "a-b", "k$", "from", "@t", "ключ", "名", "", "a:1,content", "content\n",
+    "a=1, path", 'path="x", content', "a>\nx</parameter>\n<parameter=content",
+    'a">x</parameter>\n<parameter name="content',
+    "x</arg_key>\n<arg_value>1</arg_value>\n<arg_key>content",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("parser", TOOL_PARSERS)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("is_offered", [True, False])
+def test_no_name_of_an_argument_makes_it_another_call(
+    parser: str, name: str, is_offered: bool
+) -> None:
+    """GLM's elements have no other way to write such a name than with escapes."""
+    said = {name: "x", "path": "a.py"}
+    write = writer_of(TOOL_PARSERS[parser])
+    assert write is not None
+    markers = Markers("<no thinking>", "</no thinking>")
+    tools = TOOLS if is_offered else (Tool("write", {}, {}),)
+    splitter = StreamSplitter(markers, "off", TOOL_PARSERS[parser], tools)
+    pieces = splitter.feed(write("write", said))
+    found = collect([*pieces, *splitter.flush(is_cut=False)[0]])
+    if parser == "glm4_native" and found.parsed != [("write", said)]:
+        escaped = json.dumps(name).replace("<", "\\u003c").replace(">", "\\u003e")
+        assert found.parsed == [("write", {escaped: "x", "path": "a.py"})]
+    else:
+        assert found.parsed == [("write", said)]
+    assert found.text == ""
 
 
 # Gemma 4's quotes are tokens, which this vocabulary does not have.

@@ -57,10 +57,11 @@ MINIMAX = Elements(
     lambda name: "</parameter>",
 )
 _MARK = "]<]minimax[>["
+MINIMAX_M3_NAME = re.compile(r"[\w.$@-]+")
 MINIMAX_M3 = Elements(
     MINIMAX.call,
     f"{_MARK}</invoke>",
-    re.compile(r"<(?P<name>[\w.-]+)>", _ANY),
+    re.compile(rf"<(?P<name>{MINIMAX_M3_NAME.pattern})>"),
     lambda name: f"{_MARK}</{name}>",
     _MARK,
 )
