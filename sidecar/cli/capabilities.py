@@ -39,7 +39,7 @@ def _lines(step: Mapping[str, Any]) -> list[str]:
     name, status = step["step"], step["status"]
     if status == "running":
         return [f"{name} ..."]
-    if name == "store":
+    if name == "store" and status == "completed":
         return [f"  {key:<24} {_said(value)}" for key, value in step["value"].items()]
     said = step.get("error") or step.get("value")
     hints = [

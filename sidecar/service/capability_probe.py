@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 Yields = Generator[ProbeStep | None, None, Any]
 
 _QUESTION_S = 900.0
+_LOOK_S = 1.0  # how often one that waits for its turn looks whether all is ending
 _TOOL_TOKENS, _THINKING_TOKENS = (512, 4000), (2000, 4000)  # more, where it thinks on
 _CLIENT = ClientInfo(session="capability probe")
 _CITY = {"type": "object", "properties": {"city": {"type": "string"}},
@@ -80,20 +81,33 @@ class CapabilityProbe:
         self._lock = threading.Lock()
 
     def begin(self, name: str) -> None:
-        """Probe a model on a thread of its own, if it was not probed as it is."""
+        """
+        Probe a model that was loaded, on a thread of its own, after those before it.
+
+        One that was probed as it is, or was unloaded meanwhile, is let be.
+        """
 
         def run() -> None:
+            while not self._lock.acquire(timeout=_LOOK_S):
+                if self._pool.is_draining:
+                    return
             try:
                 if self._is_known(name):
                     return
-                for _ in self.run(name, lambda: not self._pool.is_draining):
+                for _ in self._steps(
+                    self._pool.entry(name), lambda: not self._pool.is_draining
+                ):
                     pass
             except SidecarError as error:
                 logger.warning("%s was not probed: %s", name, error.message)
+            finally:
+                self._lock.release()
 
         threading.Thread(target=run, name="capability probe", daemon=True).start()
 
     def _is_known(self, name: str) -> bool:
+        if self._pool.entry(name).state == "unloaded":
+            return True  # until it is loaded again
         with self._pool.lease(name) as leased:
             if not isinstance(leased, Resident):
                 return True  # its kind says what it does
@@ -315,7 +329,9 @@ class _Asking:
     def _answer(
         self, prompt: str, max_tokens: int, is_connected: Callable[[], bool]
     ) -> Yields:
-        """What the model says behind a prompt, its marks in it."""
+        """What the model says behind a prompt, its marks in it; nobody waits: none."""
+        if not is_connected():
+            return ""
         options = GenerationOptions(SamplingParams(seed=0), max_tokens=max_tokens)
         request = CompletionRequest(
             "capability-probe", self._id, (prompt,), options=options, client=_CLIENT
@@ -353,8 +369,10 @@ def _hints(
     if _RAW_TOKENS.search(said):
         message = "the tokenizer spells raw tokens"
         return [_diagnostic("error", "unsupported", message, said)]
-    own = {syntax.markers.think_open, syntax.markers.think_close}
-    markers = [one for one in dict.fromkeys(_MARKER.findall(said)) if one not in own]
+    own = [syntax.markers.think_open, syntax.markers.think_close]
+    own += [mark for calls in syntax.calls for mark in (calls.opener, calls.closer)]
+    known = "\n".join(own)
+    markers = [one for one in dict.fromkeys(_MARKER.findall(said)) if one not in known]
     unknown = [one for one in markers if _OF_CALLS.search(one)][:_MAX_MARKERS]
     if not unknown:
         return [_diagnostic("info", "no_call", "it answered without a call", said)]

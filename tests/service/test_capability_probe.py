@@ -204,7 +204,9 @@ def test_a_call_with_other_words_is_of_the_format_that_leaves_no_marks(
     assert find_parser(syntax, said, [tool]) == parser
 
 
-def test_a_question_that_is_refused_leaves_what_was_known(tmp_path: Path) -> None:
+def test_a_question_that_is_refused_leaves_what_was_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with served(tmp_path, says(JSON_CALL)) as app:
         record = probed(app)[-1]["value"]
     with served(tmp_path, says(JSON_CALL), MAX_KV_SIZE="64") as app:
@@ -212,6 +214,8 @@ def test_a_question_that_is_refused_leaves_what_was_known(tmp_path: Path) -> Non
         assert [s["status"] for s in steps if s["step"] == "tools"][-1] == "failed"
         assert (steps[-1]["step"], steps[-1]["status"]) == ("store", "skipped")
         assert listed(app)["capabilities"] == record
+        assert main(["local", "--url", app.url]) == 1
+        assert "what was known before stays" in capsys.readouterr().out
 
 
 def test_a_model_that_thinks_long_before_its_call_is_heard_out(tmp_path: Path) -> None:
@@ -277,6 +281,39 @@ def test_one_probe_at_a_time_and_it_ends_when_its_client_leaves(
         while len(steps := probed(app)) == 1:  # until the first one's end is seen
             assert time.monotonic() < deadline
         assert steps[-1]["step"] == "store"
+
+
+def test_a_block_of_its_own_format_that_broke_holds_no_unknown_marks(
+    tmp_path: Path,
+) -> None:
+    broken = '<tool_call>\n{"name": "get_weather", "arguments": oops}\n</tool_call>'
+    with served(tmp_path, says(broken)) as app:
+        steps = probed(app)
+    [found] = next(s for s in steps if s.get("diagnostics"))["diagnostics"]
+    assert found["category"] == "no_call"
+
+
+def test_all_models_that_were_loaded_are_probed_one_after_another(
+    tmp_path: Path,
+) -> None:
+    """PROBE_ON_LOAD, and several are loaded at the start."""
+    names = ["one", "two", "three"]
+    for name in names:
+        make_model(tmp_path / "models" / name, "dense", layers=1, hidden=32)
+    own = {"MODEL_DIR": str(tmp_path / "models"), "PROBE_ON_LOAD": "true",
+           "PRELOAD_MODELS": ",".join(names)}  # fmt: skip
+    with served(tmp_path, says(JSON_CALL), **own) as app:
+
+        def not_probed() -> list[str]:
+            entries = httpx.get(f"{app.url}/v1/models", timeout=60).json()["data"]
+            mine = [one for one in entries if one["id"] in names]
+            assert len(mine) == len(names)
+            return [m["id"] for m in mine if m["capabilities"] == "not probed"]
+
+        deadline = time.monotonic() + 120
+        while not_probed():
+            assert time.monotonic() < deadline, not_probed()
+            time.sleep(0.05)
 
 
 def test_it_is_probed_once_when_it_was_loaded(tmp_path: Path) -> None:
