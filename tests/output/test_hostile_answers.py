@@ -8,7 +8,7 @@ import pytest
 from sidecar.core.json_bytes import MAX_LEVELS, check_depth, load_json
 from sidecar.core.requests import Tool, ToolCall
 from sidecar.dialects.anthropic_messages.answer import parse_input, tool_use
-from sidecar.output.calls import python_names
+from sidecar.output.calls import offered_tools
 from sidecar.output.calls.call_sink import Format, ToolSyntax
 from sidecar.output.calls.element_calls import deepseek_dsml, qwen3_coder_xml
 from sidecar.output.calls.gemma_calls import gemma
@@ -189,7 +189,7 @@ def test_schemas_are_read_once_for_all_python_calls_of_an_answer(
         read.append(schema)
         return ToolSchema(schema)
 
-    monkeypatch.setattr(python_names, "ToolSchema", counted)
+    monkeypatch.setattr(offered_tools, "ToolSchema", counted)
     schema = {"properties": {"a-b": {}}}
     tools = tuple(Tool(f"look-{at}", schema, {}) for at in range(9))
     text = "".join(f'<tool_call>look-{at}(a-b="x")</tool_call>' for at in range(9))

@@ -28,7 +28,9 @@ class OfferedTools:
     @functools.cached_property
     def odd_names(self) -> OddNames:
         """Names of tools and arguments that Python does not take."""
-        return OddNames(self.all)
+        schemas = [ToolSchema(tool.parameters) for tool in self.all]
+        arguments = [one.name for schema in schemas for one in schema.arguments]
+        return OddNames([tool.name for tool in self.all], arguments)
 
     def has(self, name: str) -> bool:
         """Whether there is a tool of this name."""

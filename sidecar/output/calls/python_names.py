@@ -1,11 +1,8 @@
 """Names of tools and arguments that Python does not take: `go-on`, `from`."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from keyword import iskeyword
-
-from sidecar.core.requests import Tool
-from sidecar.output.calls.tool_schema import ToolSchema
 
 _UNDERSCORES = re.compile("_+")
 _STRING = "|".join(
@@ -23,10 +20,15 @@ class OddNames:
     The odd names of an answer's tools, and stand-ins for them that Python takes.
 
     A stand-in has more underscores in a row than there are anywhere in its text.
+
+    Args:
+        tools: names of tools, which may have dots. arguments: of their arguments.
     """
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        self._names = sorted({name for tool in tools for name in _odd(tool)})
+    def __init__(self, tools: Iterable[str], arguments: Iterable[str]) -> None:
+        odd = {name for name in tools if not all(map(is_python_name, name.split(".")))}
+        odd |= {name for name in arguments if not is_python_name(name)}
+        self._names = sorted(odd - {""})
         self._places = {name: place for place, name in enumerate(self._names)}
         phrases = [name for name in self._names if _NOT_IN_A_WORD.search(name)]
         longest = sorted(phrases, key=len, reverse=True)[:_MAX_PHRASES]
@@ -57,14 +59,6 @@ class OddNames:
         if not mark or mark not in text:
             return text
         return re.sub(rf"{mark}(\d+)_", lambda one: self._names[int(one[1])], text)
-
-
-def _odd(tool: Tool) -> set[str]:
-    is_plain = all(map(is_python_name, tool.name.split(".")))
-    names = set() if is_plain else {tool.name}
-    arguments = ToolSchema(tool.parameters).arguments
-    names |= {one.name for one in arguments if not is_python_name(one.name)}
-    return names - {""}
 
 
 def is_python_name(name: str) -> bool:
