@@ -17,6 +17,7 @@ from sidecar.config.settings import SECTIONS, Config, load_config
 from sidecar.config.sources import ConfigError
 from sidecar.engine.loading.checkpoint_files import memory_limit
 from sidecar.engine.loading.model_place import early_fault
+from sidecar.infra.cuda_graphs import keep_cuda_graphs
 from sidecar.infra.file_limit import kept_file_limit, raise_file_limit
 from sidecar.infra.lasting_imports import lasting_imports
 from sidecar.infra.logs import setup_logging
@@ -65,6 +66,7 @@ def _serve(argv: list[str]) -> int:
         return _refuse(str(error))
     setup_logging(config.log.level, os.environ)  # noqa: TID251 - FORCE_COLOR and such
     keep_freed_pages()
+    keep_cuda_graphs(os.environ)  # noqa: TID251 - MLX reads them there
     raise_file_limit()
     for unknown in unknown_names(env_file, os.environ):  # noqa: TID251 - names only
         logger.warning("%s", unknown)

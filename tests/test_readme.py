@@ -45,9 +45,10 @@ def test_the_snippets_context_is_the_served_models(app: App) -> None:
     assert f"context of {context} tokens" in README
 
 
-ELSEWHERE = {  # of the hub's library, and of slow tests
+ELSEWHERE = {  # of the hub's library, of MLX, and of slow tests
     "FAULT_KILLS", "HTTP_PROXY", "HF_HOME", "HF_HUB_OFFLINE", "ORACLE_REQUESTS",
     "SOAK_MINUTES", "DATABASE_URL", "LITELLM_SALT_KEY",
+    "MLX_CUDA_GRAPH_CACHE_SIZE", "MLX_ENABLE_CACHE_THRASHING_CHECK",
 }  # fmt: skip
 
 

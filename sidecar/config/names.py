@@ -40,6 +40,8 @@ _OTHERS = (
     "TOKENIZERS_*",
     "MLX_METAL_*",
     "MLX_MAX_*",
+    "MLX_CUDA_*",
+    "MLX_ENABLE_*",
     "*_COLOR",
     "PATH",
 )
