@@ -216,6 +216,17 @@ def _bits_of_bytes() -> mx.array:
     return mx.array(np.unpackbits(numbers, axis=1, bitorder="little").astype(bool))
 
 
+def _bits(mask: bytes, shape: tuple[int, ...]) -> mx.array:
+    """A mask as (rows, vocabulary) of whether a token may come, on the device."""
+    rows = np.frombuffer(mask, np.uint8)
+    bits = _bits_of_bytes()[mx.array(rows)].reshape(shape[0], -1)
+    return bits[:, : shape[-1]]
+
+
+# Of one row: most steps of an answer, those within a text, have the same mask.
+_known_bits = functools.lru_cache(maxsize=64)(_bits)
+
+
 def masked(
     logits: mx.array, uids: Sequence[int], rows: Mapping[int, ConstrainedRow]
 ) -> mx.array:
@@ -235,5 +246,5 @@ def masked(
     for index, uid in enumerate(uids):
         if uid in rows:
             rows[uid].fill(mask, index)
-    bits = _bits_of_bytes()[mx.array(mask.view(np.uint8))].reshape(len(uids), -1)
-    return mx.where(bits[:, : logits.shape[-1]], logits, -mx.inf)
+    known = _known_bits if len(uids) == 1 else _bits
+    return mx.where(known(mask.tobytes(), logits.shape), logits, -mx.inf)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.utils import load_tokenizer
@@ -16,7 +17,7 @@ import sidecar
 from sidecar.core.errors import Unavailable
 from sidecar.core.requests import OutputFormat
 from sidecar.engine import constrained_row, grammar_check, grammar_compiler
-from sidecar.engine.constrained_row import ConstrainedRow, Constraint
+from sidecar.engine.constrained_row import ConstrainedRow, Constraint, masked
 from sidecar.engine.grammar_compiler import GrammarCompiler, UnsupportedGrammar
 from sidecar.output.grammars.answer_grammar import answer_grammar
 
@@ -413,3 +414,22 @@ def test_thinking_may_begin_again_behind_a_call(
             row.take(token)
     assert row.lets_in_all
     assert row.error == ""
+
+
+@pytest.mark.parametrize("vocab_size", [3072, 3000])
+def test_logits_are_masked_alike_when_a_mask_comes_again(
+    grammars: GrammarCompiler, tokenizer: Any, vocab_size: int
+) -> None:
+    """It is kept on the device for a row alone; of a batch it is made anew."""
+    row, words = row_of(grammars), tokenizer.encode("yes")
+    states = [row_of(grammars), row_of(grammars)]
+    states[1].take(words[0])
+    logits = mx.ones((1, vocab_size))
+    for _ in range(2):
+        for state in states:
+            alone = np.isfinite(np.array(masked(logits, [5], {5: state})))
+            both = masked(mx.ones((2, vocab_size)), [5, 6], {5: row, 6: state})
+            assert set(np.nonzero(alone[0])[0]) == {
+                token for token in allowed(state) if token < vocab_size
+            }
+            assert (np.isfinite(np.array(both))[1] == alone[0]).all()
