@@ -223,8 +223,12 @@ def _bits(mask: bytes, shape: tuple[int, ...]) -> mx.array:
     return bits[:, : shape[-1]]
 
 
-# Of one row: most steps of an answer, those within a text, have the same mask.
-_known_bits = functools.lru_cache(maxsize=64)(_bits)
+@functools.lru_cache(maxsize=64)
+def _known_bits(mask: bytes, shape: tuple[int, ...]) -> mx.array:
+    """Of one row: most steps of an answer, those within a text, have the same mask."""
+    bits = _bits(mask, shape)
+    mx.async_eval(bits)  # type: ignore[no-untyped-call]  # it outlives this step
+    return bits
 
 
 def masked(
