@@ -15,6 +15,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
+from urllib.parse import urlsplit
 
 import litellm
 from litellm.integrations.custom_logger import CustomLogger
@@ -86,6 +87,7 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
             return None
         _calling_loop.set(asyncio.get_running_loop())
         kind = str(getattr(call_type, "value", call_type))
+        _check_route(kwargs)
         if kind in _GOOGLE_CALLS:
             kwargs = _as_chat_of_a_known_provider(google_body.readable(kwargs))
             return _with_client_facts(kwargs)
@@ -155,6 +157,17 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
         """Say that another model could not answer either."""
         model, error = kwargs.get("model"), original_exception
         fallback_notice.tell(model, original_model_group, error, failed=True)
+
+
+def _check_route(kwargs: Mapping[str, object]) -> None:
+    # LiteLLM makes a response of it, and loses calls, what was said before and the line
+    # between thinking and answer.
+    sent = errors.as_object(kwargs.get("proxy_server_request")).get("url")
+    if urlsplit(str(sent)).path.rstrip("/").endswith("/interactions"):
+        raise litellm.BadRequestError(
+            "interactions are not served by local models: ask for generateContent",
+            model=str(kwargs.get("model")), llm_provider=PROVIDER,
+        )  # fmt: skip
 
 
 def _check_prompt(kwargs: Mapping[str, object]) -> None:

@@ -23,12 +23,15 @@ class Image:
         detail: how closely it is to be looked at.
         path: where it stands in the request, e.g. `messages[2].content[1]`.
         mark: the text that stands for it, once its content is known.
+        is_file: it is a file of another kind (a PDF), which no model here reads;
+            `source` is the beginning of what was sent.
     """
 
     source: str = field(repr=False)
     detail: Detail = "high"
     path: str = ""
     mark: str = "[image]"
+    is_file: bool = False
 
     def marked(self, mark: str) -> "Image":
         """The same, its content known by a mark; what it came as is not needed more."""

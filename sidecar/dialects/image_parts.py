@@ -7,8 +7,10 @@ from sidecar.core.requests import Detail, Image, Part, Role
 from sidecar.dialects.fields import Fields
 
 OPENAI_KINDS = ("image_url", "input_image")
+FILE_KINDS = ("file", "input_file")
 _VIDEO = ("video_url", "input_video", "video")
 _AUDIO = ("input_audio", "audio", "audio_url")
+_KIND_LEN = 64  # characters in which a data URL says what it is
 _SCHEMES = ("http://", "https://", "data:")
 
 
@@ -30,6 +32,19 @@ def openai_image(part: Fields) -> Image:
     if url is None:
         raise BadRequest(f"{where} must be a URL or a data URL", param=where)
     return _image(url, where, part.where, detail)
+
+
+def openai_file(part: Fields) -> Image:
+    """A `file` of a chat or `input_file` of Responses, which no model here reads."""
+    inner = part
+    if isinstance(part.raw("file"), dict):
+        inner = Fields(part.raw("file"), part.path("file"))
+    return unread_file(inner.text("file_data") or "", part.where)
+
+
+def unread_file(source: str, path: str) -> Image:
+    """A file by its place; of a data URL, what kind of file it is."""
+    return Image(source[:_KIND_LEN], path=path, is_file=True)
 
 
 def anthropic_image(block: Fields) -> Image:

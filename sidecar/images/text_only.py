@@ -1,4 +1,8 @@
-"""Images sent to a model that takes text only: refused, or replaced by words."""
+"""
+What a model cannot see: images, if it takes text only, and files, which none reads.
+
+They are refused, or words stand in their place.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,49 +11,71 @@ from sidecar.core.errors import UnsupportedContent
 from sidecar.core.requests import Image, Message, Part
 
 
-def without_images(
-    messages: Sequence[Message], policy: str, why: str
+def without_unseen(
+    messages: Sequence[Message], policy: str, why_blind: str
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """
-    The conversation with a note in place of each image, and where those stood.
+    The conversation with a note in place of what its model cannot see, and where.
 
     Args:
         policy: UNSUPPORTED_IMAGES. `error` refuses all; `auto` those of the newest user
             message: what a tool read, or an earlier message holds, the client sends
             again and again, and would never get on.
-        why: the model takes text only.
+        why_blind: the model takes text only; empty: it takes images.
     Raises:
-        UnsupportedContent: naming the first image that is refused.
+        UnsupportedContent: naming the first that is refused.
     """
     first = {"error": 0, "auto": _newest_user(messages)}.get(policy, len(messages))
     for message in messages[first:]:
         if policy == "error" or message.role == "user":
-            _refuse(message, why)
-    paths = tuple(image.path for message in messages for image in message.images)
-    noted = (replace(m, parts=tuple(map(_noted, m.parts))) for m in messages)
+            _refuse(message, why_blind)
+    paths = tuple(one.path for m in messages for one in _unseen(m, why_blind))
+    noted = (
+        replace(m, parts=tuple(_noted(part, why_blind) for part in m.parts))
+        for m in messages
+    )
     return tuple(noted), paths
+
+
+def has_unseen(messages: Sequence[Message], *, takes_images: bool) -> bool:
+    """Whether there is anything that the model cannot see."""
+    return any(_unseen(m, "" if takes_images else "text only") for m in messages)
+
+
+def _unseen(message: Message, why_blind: str) -> list[Image]:
+    return [one for one in message.images if one.is_file or why_blind]
 
 
 def _newest_user(messages: Sequence[Message]) -> int:
     """
     Where the newest user message is.
 
-    One before it that nobody has answered was refused, and its user has gone on.
+    One before it that nobody has answered was refused, and its user has gone on. One
+    right behind a result is its client's: in a chat's results no picture can stand.
     """
     roles = [message.role for message in messages]
-    return len(roles) - 1 - roles[::-1].index("user") if "user" in roles else len(roles)
+    if "user" not in roles:
+        return len(roles)
+    newest = len(roles) - 1 - roles[::-1].index("user")
+    return len(roles) if newest and roles[newest - 1] == "tool" else newest
 
 
-def _refuse(message: Message, why: str) -> None:
-    """Claude Code knows the first words: it takes the image out, and asks again."""
-    for image in message.images:
+def _refuse(message: Message, why_blind: str) -> None:
+    """Claude Code knows the first words: it takes that out, and asks again."""
+    for one in _unseen(message, why_blind):
+        known, what = "Could not process image", f"an image: {why_blind}"
+        if one.is_file:
+            known = "The PDF specified was not valid"
+            what = "a file, and files are not read here: send its text, or its pages"
         remedy = "UNSUPPORTED_IMAGES=note puts words in its place"
-        text = f"Could not process image: {image.path} is an image: {why}; {remedy}"
-        raise UnsupportedContent(text, param=image.path)
+        text = f"{known}: {one.path} is {what}; {remedy}"
+        raise UnsupportedContent(text, param=one.path)
 
 
-def _noted(part: Part) -> Part:
-    if not isinstance(part, Image):
+def _noted(part: Part, why_blind: str) -> Part:
+    if isinstance(part, str) or not (part.is_file or why_blind):
         return part
-    kind = part.source[5:].partition(";")[0] if part.source[:5] == "data:" else "image"
-    return f"[{kind[:40]}: not shown, this model takes text only]"
+    kind = part.source[5:].partition(";")[0] if part.source[:5] == "data:" else ""
+    if part.is_file:
+        return f"[{kind[:40] or 'file'}: not shown, files are not read here]"
+    return f"[{kind[:40] or 'image'}: not shown, this model takes text only]"

@@ -10,7 +10,7 @@ from sidecar.core.prompt import Hit, ModelIds, ModelPrompt, SeenImage
 from sidecar.core.requests import ChatRequest, ClientInfo, Message
 from sidecar.engine.job import Forecast
 from sidecar.engine.text_engine import TextEngine
-from sidecar.images.text_only import without_images
+from sidecar.images.text_only import has_unseen, without_unseen
 from sidecar.infra.metrics import HEALTHY_AT_ZERO
 from sidecar.kv.cache import KVCache
 from sidecar.kv.disk.disk_cache import DiskCache
@@ -128,12 +128,12 @@ class Resident:
     def _without_unseen(
         self, request: ChatRequest
     ) -> tuple[ChatRequest, tuple[str, ...]]:
-        """The request without images that this model cannot see, and their places."""
-        has_images = any(message.images for message in request.messages)
-        if not has_images or self.takes_images:
+        """The request without what this model cannot see, and the places of that."""
+        if not has_unseen(request.messages, takes_images=self.takes_images):
             return request, ()
-        policy, why = self.unsupported_images, self._why_blind()
-        messages, unseen = without_images(request.messages, policy, why)
+        why_blind = "" if self.takes_images else self._why_blind()
+        policy = self.unsupported_images
+        messages, unseen = without_unseen(request.messages, policy, why_blind)
         return replace(request, messages=messages), unseen
 
     def _see(

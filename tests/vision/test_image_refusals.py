@@ -1,5 +1,6 @@
 """What is refused, and that nothing else is harmed by it (V6, V9, V11, V12, V14)."""
 
+import base64
 import contextlib
 import json
 import socket
@@ -280,6 +281,99 @@ def test_an_image_of_an_earlier_turn_ends_no_session_but_a_new_one_is_refused(
     # By these words Claude Code takes the image out, and asks again.
     assert refusal[2].startswith("Could not process image: messages[1].content[0]")
     assert "UNSUPPORTED_IMAGES=note" in refusal[2]
+
+
+PDF = base64.b64encode(b"%PDF-1.4 one page").decode()
+DOCUMENT = {
+    "type": "document",
+    "source": {"type": "base64", "media_type": "application/pdf", "data": PDF},
+}
+FILE = {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}
+LOOK = {"role": "user", "content": "look"}
+CHAT_CALL = READ_BY_A_TOOL[0][1]["messages"][1]
+BLOCK_CALL = READ_BY_A_TOOL[1][1]["messages"][1]
+FILES: dict[str, tuple[str, Json, str]] = {
+    "read by a tool, messages": (
+        "/v1/messages",
+        {"messages": [LOOK, BLOCK_CALL, {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "c1", "content": [
+                {"type": "text", "text": "PDF file read"}, DOCUMENT]}]}]},
+        "messages[2].content[0].content[1]",
+    ),
+    "by its address, messages": (
+        "/v1/messages",
+        {"messages": [LOOK, BLOCK_CALL, {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "c1", "content": [
+                {"type": "document",
+                 "source": {"type": "url", "url": "https://a.example/b.pdf"}}]}]}]},
+        "messages[2].content[0].content[0]",
+    ),
+    "earlier, messages": (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": [DOCUMENT]},
+                      {"role": "assistant", "content": "ok"}, LOOK]},
+        "messages[0].content[0]",
+    ),
+    "earlier, chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "file", "file": FILE}]},
+                      {"role": "assistant", "content": "ok"}, LOOK]},
+        "messages[0].content[0]",
+    ),
+    "behind a result, chat": (
+        "/v1/chat/completions",
+        {"messages": [LOOK, CHAT_CALL,
+                      {"role": "tool", "tool_call_id": "c1", "content": "read"},
+                      {"role": "user", "content": [{"type": "file", "file": FILE}]}]},
+        "messages[3].content[0]",
+    ),
+    "read by a tool, responses": (
+        "/v1/responses",
+        {"input": [LOOK, {"type": "function_call", "call_id": "c1", "name": "read",
+                          "arguments": "{}"},
+                   {"type": "function_call_output", "call_id": "c1",
+                    "output": [{"type": "input_file", **FILE}]}]},
+        "input[2].output[0]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FILES)
+@pytest.mark.parametrize("model", ["app", "blind"])
+def test_a_file_that_nobody_reads_ends_no_session(
+    case: str, model: str, request: pytest.FixtureRequest
+) -> None:
+    """A PDF that Claude Code read made each later request of its session a 400."""
+    served: App = request.getfixturevalue(model)
+    route, body, place = FILES[case]
+    length = {"max_output_tokens" if "input" in body else "max_tokens": 4}
+    answer = httpx.post(f"{served.url}{route}", json={**body, **length}, timeout=120)
+    assert answer.status_code == 200, answer.text
+    assert place in answer.headers["x-litellm-mlx-ignored"].split(", ")
+    with served.pool.lease("default") as resident:
+        seen = resident.engine.store._tree.nodes()
+        ids = [i for node in seen for i in node.ids]
+        text = resident.engine.model.tokenizer.decode(ids)
+    assert "not shown, files are not read here]" in text
+
+
+def test_a_new_file_of_a_user_is_refused(app: App) -> None:
+    """In words by which Claude Code takes it out, and asks again."""
+    body = {"messages": [{"role": "user", "content": [DOCUMENT]}], "max_tokens": 4}
+    answer = httpx.post(f"{app.url}/v1/messages", json=body, timeout=120)
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert error["message"].startswith("The PDF specified was not valid: messages[0]")
+
+
+def test_a_picture_right_behind_a_result_is_its_clients(blind: App) -> None:
+    """PI's way to send what a tool read: in a chat's result no picture can stand."""
+    talk = [LOOK, CHAT_CALL, {"role": "tool", "tool_call_id": "c1", "content": "read"},
+            {"role": "user", "content": [image_part(9)]}]  # fmt: skip
+    body = {"messages": talk, "max_tokens": 4}
+    answer = httpx.post(f"{blind.url}/v1/chat/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-litellm-mlx-ignored"] == "messages[3].content[0]"
 
 
 def test_or_all_are_refused(folder: Path) -> None:

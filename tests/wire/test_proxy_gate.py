@@ -111,6 +111,23 @@ def test_a_missing_and_a_wrong_key_are_401_in_each_dialect(
         )
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_interactions_are_not_served_by_local_models(
+    keyed: Proxy, cloud: Cloud, stream: bool
+) -> None:
+    """LiteLLM lost calls, past turns and the line between thinking and answer."""
+    before = len(cloud.asked)
+    body = {"model": "local", "input": "hi", "previous_interaction_id": "x"}
+    answer = keyed.http.post(
+        "/v1beta/interactions",
+        json={**body, "stream": stream},
+        headers={"authorization": f"Bearer {KEY}"},
+    )
+    assert answer.status_code == 400
+    assert "interactions are not served" in answer.json()["error"]["message"]
+    assert len(cloud.asked) == before
+
+
 @pytest.mark.parametrize("key", ["", f"Bearer {KEY}"], ids=["no key", "the key"])
 def test_a_foreign_host_is_refused_on_every_route(keyed: Proxy, key: str) -> None:
     """It was let in to all that needs no key, and with the key to all."""

@@ -9,7 +9,7 @@ from sidecar.core.errors import BadRequest, UnsupportedContent
 from sidecar.core.requests import Message, Part, Thought, ToolCall
 from sidecar.core.turn_token import read_token
 from sidecar.dialects.fields import Fields
-from sidecar.dialects.image_parts import anthropic_image, refuse
+from sidecar.dialects.image_parts import anthropic_image, refuse, unread_file
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +17,7 @@ _ERROR_WORDS = ("error", "failed", "exception", "traceback")
 # Of the last two the model would read the same words, and have the same tools.
 _REFUSED = ("audio", "video", "container_upload", "tool_addition", "tool_removal")
 _UNNAMED_FIELDS = ("type", "id", "tool_use_id", "cache_control")
+_FILE_SOURCES = ("base64", "url", "file")
 _LOOKED_AT = 64  # characters in which a failed result may say so itself
 
 
@@ -132,7 +133,18 @@ def _call(block: Fields) -> ToolCall:
 
 
 def _part(block: Fields) -> Part:
-    return anthropic_image(block) if block.text("type") == "image" else _text(block)
+    kind = block.text("type")
+    if kind == "image":
+        return anthropic_image(block)
+    return _unread_document(block) if kind == "document" else _text(block)
+
+
+def _unread_document(block: Fields) -> Part:
+    """What a document says; of one that is a file (a PDF) that it is there."""
+    source = Fields(block.raw("source"), block.path("source"))
+    if source.text("type") not in _FILE_SOURCES:
+        return _document(block)
+    return unread_file(f"data:{source.text('media_type') or ''};", block.where)
 
 
 def _text(block: Fields) -> str:
