@@ -298,7 +298,7 @@ class ImageConfig:
         "Images may be fetched from this machine and its network, too.")
     unsupported: str = setting(
         "auto", "UNSUPPORTED_IMAGES", choice("auto", "error", "note"),
-        "Images to a text model, files to any: refused, noted, or (auto) new ones refused.")
+        "Unseen images and files: refused, noted, or (auto) a user's new one refused.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,6 @@ def without_unseen(
     return tuple(noted), paths
 
 
-def has_unseen(messages: Sequence[Message], *, takes_images: bool) -> bool:
-    """Whether there is anything that the model cannot see."""
-    return any(_unseen(m, "" if takes_images else "text only") for m in messages)
-
-
 def _unseen(message: Message, why_blind: str) -> list[Image]:
     return [one for one in message.images if one.is_file or why_blind]
 

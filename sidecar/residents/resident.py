@@ -10,7 +10,7 @@ from sidecar.core.prompt import Hit, ModelIds, ModelPrompt, SeenImage
 from sidecar.core.requests import ChatRequest, ClientInfo, Message
 from sidecar.engine.job import Forecast
 from sidecar.engine.text_engine import TextEngine
-from sidecar.images.text_only import has_unseen, without_unseen
+from sidecar.images.text_only import without_unseen
 from sidecar.infra.metrics import HEALTHY_AT_ZERO
 from sidecar.kv.cache import KVCache
 from sidecar.kv.disk.disk_cache import DiskCache
@@ -129,7 +129,8 @@ class Resident:
         self, request: ChatRequest
     ) -> tuple[ChatRequest, tuple[str, ...]]:
         """The request without what this model cannot see, and the places of that."""
-        if not has_unseen(request.messages, takes_images=self.takes_images):
+        sent = [image for message in request.messages for image in message.images]
+        if all(self.takes_images and not image.is_file for image in sent):
             return request, ()
         why_blind = "" if self.takes_images else self._why_blind()
         policy = self.unsupported_images

@@ -261,7 +261,7 @@ def test_blocks_in_blocks_without_end_are_refused(is_list: bool) -> None:
         ({"messages": [{"role": "user", "content": [
             {"type": "image", "source": {}}]}]}, "messages[0].content[0].source.type"),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {
-            "type": "base64"}}]}]}, "messages[0].content[0].source.type"),
+            "type": "carrier"}}]}]}, "messages[0].content[0].source.type"),
         ({"tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "maybe"}}, "tool_choice.type"),
         ({"max_tokens": "9"}, "max_tokens"),
