@@ -213,6 +213,17 @@ def test_odd_names_cost_no_more_the_more_there_are() -> None:
     assert grows_linearly(work, lambda size: size, 300)
 
 
+@pytest.mark.parametrize(
+    "name", ["cafe\u0301", "\u304b\u3099", "\ufb01le", "\uff29\uff24"]
+)
+def test_python_composes_no_letters_of_a_name(name: str) -> None:
+    """`ast` does: the call was one of arguments that its tool has not."""
+    syntax = ToolSyntax("<tool_call>", "</tool_call>", (python_calls,))
+    tools = (Tool(name, {"properties": {name: {}}}, {}),)
+    text = f'<tool_call>{name}({name}="x")</tool_call>'
+    assert split_calls([text], [syntax], tools).parsed == [(name, {name: "x"})]
+
+
 def test_a_call_may_spell_out_arguments_that_are_no_names() -> None:
     """`**{..}` of texts; anything else in its place is no call."""
     syntax = ToolSyntax("<tool_call>", "</tool_call>", (python_calls,))

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from keyword import iskeyword
+from unicodedata import normalize
 
 _UNDERSCORES = re.compile("_+")
 _STRING = "|".join(
@@ -62,5 +63,6 @@ class OddNames:
 
 
 def is_python_name(name: str) -> bool:
-    """Whether Python takes it for a name."""
-    return name.isidentifier() and not iskeyword(name)
+    """Whether Python takes it for a name, and as it is: it composes letters."""
+    is_kept = normalize("NFKC", name) == name
+    return name.isidentifier() and is_kept and not iskeyword(name)

@@ -426,7 +426,6 @@ def _rename_calls(messages: Sequence[Message], form: CallIds) -> list[Message]:
     number, of_no_call = 0, "9" * 9 if form == "nine" else "call_none"
     for message in messages:
         calls = []
-        number = 0 if message.tool_calls and form == "kimi_turn" else number
         for call in message.tool_calls:
             calls.append(replace(call, id=_call_name(number, call, form)))
             known[call_key(call.id)].append(calls[-1].id)
@@ -443,7 +442,7 @@ def _rename_calls(messages: Sequence[Message], form: CallIds) -> list[Message]:
 
 
 def _call_name(number: int, call: ToolCall, form: CallIds) -> str:
-    if form in ("kimi", "kimi_turn"):
+    if form == "kimi":
         return f"functions.{call.name}:{number}"
     return f"{number:09}" if form == "nine" else f"call_{number}"
 
@@ -456,21 +455,13 @@ def _spell_result(message: Message) -> Message:
 
 
 def _spell_orphans(messages: Sequence[Message]) -> list[Message]:
-    """Results of no call before them, as a client leaves them that cuts a talk."""
+    """Results that no call stands before, as a client leaves them that cuts a talk."""
     spelled: list[Message] = []
-    called: list[str] = []
-    num_open = 0  # calls that no result names: results with other ids are theirs
-    for at, message in enumerate(messages):
+    is_called = False
+    for message in messages:
         if message.role != "tool":
-            called = [call_key(call.id) for call in message.tool_calls]
-            rest = itertools.takewhile(lambda m: m.role == "tool", messages[at + 1 :])
-            named = {call_key(result.tool_call_id or "") for result in rest}
-            num_open = sum(key not in named for key in called)
-        elif call_key(message.tool_call_id or "") not in called:
-            num_open -= 1
-            if num_open < 0:
-                message = _spell_result(message)
-        spelled.append(message)
+            is_called = bool(message.tool_calls)
+        spelled.append(message if is_called else _spell_result(message))
     return spelled
 
 

@@ -8,9 +8,8 @@ from typing import Any, Literal
 from sidecar.core.prompt import ChatTokenizer
 
 # How a call's id stands in the prompt: not at all, as any text, as nine characters
-# (Mistral), or as `functions.NAME:N` (Kimi), N being its number in all of the chat, or,
-# where the template makes the ids of calls itself, in its turn.
-CallIds = Literal["hidden", "any", "nine", "kimi", "kimi_turn"]
+# (Mistral), or as `functions.NAME:N` (Kimi).
+CallIds = Literal["hidden", "any", "nine", "kimi"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +205,4 @@ def _call_ids(loop: str, ids: Sequence[str]) -> CallIds:
         return "hidden"
     if ids is _NINE_IDS:
         return "nine"
-    if "<|tool_call_argument_begin|>" not in loop:
-        return "any"
-    return "kimi" if loop.count(ids[0]) > 1 else "kimi_turn"
+    return "kimi" if "<|tool_call_argument_begin|>" in loop else "any"
