@@ -220,7 +220,7 @@ def test_python_composes_no_letters_of_a_name(name: str) -> None:
     """`ast` does: the call was one of arguments that its tool has not."""
     syntax = ToolSyntax("<tool_call>", "</tool_call>", (python_calls,))
     tools = (Tool(name, {"properties": {name: {}}}, {}),)
-    text = f'<tool_call>{name}({name}="x")</tool_call>'
+    text = f'<tool_call>[{name}({name}="x")]</tool_call>'
     assert split_calls([text], [syntax], tools).parsed == [(name, {name: "x"})]
 
 
