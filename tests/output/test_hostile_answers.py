@@ -213,6 +213,31 @@ def test_odd_names_cost_no_more_the_more_there_are() -> None:
     assert grows_linearly(work, lambda size: size, 300)
 
 
+@pytest.mark.parametrize("name", [" ", "\n", "a b", "," * 1000 + "x", "a-b", "a  b"])
+def test_white_space_is_read_once_whatever_names_there_are(name: str) -> None:
+    """A name that is a blank was tried at each, and read all behind it."""
+    syntax = ToolSyntax("<tool_call>", "</tool_call>", (python_calls,))
+    tools = (Tool("look", {"properties": {"a": {}, name: {}}}, {}),)
+
+    def work(text: str) -> None:
+        split_calls([text], [syntax], tools)
+
+    def make(size: int) -> str:
+        return f"<tool_call>look(a={' ' * size}1)</tool_call>"
+
+    assert grows_linearly(work, make, SIZE)
+
+
+def test_names_of_other_arguments_are_no_part_of_a_value() -> None:
+    """And a stand-in is none of the model's own words, which Python composes."""
+    syntax = ToolSyntax("<tool_call>", "</tool_call>", (python_calls,))
+    odd = ['path="a", content', "n=True, content", ", content", "a-b"]
+    tools = (TOOL, Tool("other", {"properties": dict.fromkeys(odd, {})}, {}))
+    text = '<tool_call>look(path="a", content="b", a\uff3f\uff3f0_="v")</tool_call>'
+    found = split_calls([text], [syntax], tools)
+    assert found.parsed == [("look", {"path": "a", "content": "b", "a__0_": "v"})]
+
+
 @pytest.mark.parametrize(
     "name", ["cafe\u0301", "\u304b\u3099", "\ufb01le", "\uff29\uff24"]
 )

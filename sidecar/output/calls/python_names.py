@@ -10,10 +10,12 @@ _STRING = "|".join(
     [r"#[^\n]*"]
     + [rf"{quote}(?:[^\\]|\\.)*?{quote}" for quote in ('"""', "'''", '"', "'")]
 )
-_WORD = r"[^\s()\[\]{},=:\"'#]++"
-_NOT_IN_A_WORD = re.compile(r"[\s()\[\]{},=:\"'#]")
+_BETWEEN = r"\s()\[\]{},=:\"'#"  # what no word has
+_WORD = rf"[^{_BETWEEN}]++"
+_WORDS = re.compile(rf"{_WORD}(?: {_WORD})+")
 _IS_NAMED = r"(?=\(|\s*=(?!=))"  # a call begins behind it, or the value of an argument
-_MAX_PHRASES = 64  # names that are no single word: each is tried at each place
+# Names of several words, each of which is tried at each place.
+_MAX_NAMES_OF_WORDS, _MAX_CHARS_OF_WORDS = 16, 64
 
 
 class OddNames:
@@ -31,8 +33,9 @@ class OddNames:
         odd |= {name for name in arguments if not is_python_name(name)}
         self._names = sorted(odd - {""})
         self._places = {name: place for place, name in enumerate(self._names)}
-        phrases = [name for name in self._names if _NOT_IN_A_WORD.search(name)]
-        longest = sorted(phrases, key=len, reverse=True)[:_MAX_PHRASES]
+        several = [n for n in self._names if _WORDS.fullmatch(n)]
+        short = [n for n in several if len(n) <= _MAX_CHARS_OF_WORDS]
+        longest = sorted(short, key=len, reverse=True)[:_MAX_NAMES_OF_WORDS]
         spelled = "|".join(rf"(?<![\w.-]){re.escape(name)}" for name in longest)
         phrase = f"({spelled}){_IS_NAMED}|" if spelled else "(?!)()|"
         self._found = re.compile(
@@ -43,7 +46,8 @@ class OddNames:
         """What a stand-in in a text begins with; empty: there are no odd names."""
         if not self._names:
             return ""
-        return "_" * (max(map(len, _UNDERSCORES.findall(text)), default=0) + 1)
+        composed = normalize("NFKC", text)  # as Python reads it
+        return "_" * (max(map(len, _UNDERSCORES.findall(composed)), default=0) + 1)
 
     def replaced(self, text: str, mark: str) -> str:
         """The text with stand-ins where a call begins, or an argument."""
