@@ -6,18 +6,21 @@ Python computes a power or a long text in one go: no other thread runs meanwhile
 """
 
 import operator
+import re
 from typing import Any
 
 from jinja2.sandbox import SandboxedEnvironment
 
 _MAX_LENGTH = 10_000_000  # of a text or a list that is made by multiplying one
 _MAX_BITS = 10_000  # of a number
+_WIDTH = re.compile(r"%[^%a-zA-Z]*?(\*|\d{5,})")  # or precision, of a `%` format
 
 
 def limit_templates() -> None:
     """Have jinja's sandboxes refuse what takes too long. Twice does no harm."""
-    SandboxedEnvironment.intercepted_binops = frozenset({"**", "*"})
-    SandboxedEnvironment.default_binop_table.update({"**": _power, "*": _product})
+    bounded = {"**": _power, "*": _product, "%": _remainder}
+    SandboxedEnvironment.intercepted_binops = frozenset(bounded)
+    SandboxedEnvironment.default_binop_table.update(bounded)
 
 
 def _power(base: Any, exponent: Any) -> Any:
@@ -36,3 +39,10 @@ def _product(left: Any, right: Any) -> Any:
         if is_repeated and len(whole) * times > _MAX_LENGTH:
             raise OverflowError("a chat template asks for too long a text")
     return operator.mul(left, right)
+
+
+def _remainder(left: Any, right: Any) -> Any:
+    """Of numbers; or a text as a format, whose widths may be long."""
+    if isinstance(left, str) and _WIDTH.search(left):
+        raise OverflowError("a chat template asks for too wide a text")
+    return operator.mod(left, right)

@@ -79,6 +79,7 @@ class CapabilityProbe:
     ) -> None:
         self._pool, self._chat, self._records = pool, chat, records
         self._lock = threading.Lock()
+        self._waiting: set[str] = set()  # names of loaded models; adding is atomic
 
     def begin(self, name: str) -> None:
         """
@@ -91,6 +92,7 @@ class CapabilityProbe:
             while not self._lock.acquire(timeout=_LOOK_S):
                 if self._pool.is_draining:
                     return
+            self._waiting.discard(name)
             try:
                 if self._is_known(name):
                     return
@@ -103,7 +105,9 @@ class CapabilityProbe:
             finally:
                 self._lock.release()
 
-        threading.Thread(target=run, name="capability probe", daemon=True).start()
+        if name not in self._waiting:
+            self._waiting.add(name)
+            threading.Thread(target=run, name="capability probe", daemon=True).start()
 
     def _is_known(self, name: str) -> bool:
         if self._pool.entry(name).state == "unloaded":

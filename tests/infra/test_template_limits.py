@@ -23,6 +23,9 @@ def rendered(template: str) -> str:
         "{{ 'x' * (10**9 * messages|length) }}",
         "{{ (10**9) * 'x' }}",
         "{{ ([0] * 10**8)|length }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%s %-.300000000f' % ('a', 1) }}",
+        "{{ '%*d' % (1000000000, 1) }}",
         "{% set ns = namespace(n=7) %}{% for i in range(40) %}"
         "{% set ns.n = ns.n * ns.n %}{% endfor %}{{ ns.n % 10 }}",
     ],
@@ -33,5 +36,9 @@ def test_what_would_hold_the_process_is_refused(template: str) -> None:
 
 
 def test_all_else_is_computed_as_ever() -> None:
+    assert (
+        rendered("{{ '%-12s|%05.2f|100%%' % ('a', 2) }}") == "a           |02.00|100%"
+    )
+    assert rendered("{{ 7 % 4 }}{{ '%d' % 12345 }}") == "312345"
     said = "{{ 2**10 }} {{ 3 * 4 }} {{ '-' * 3 }} {{ 2.0**0.5 > 1.4 }} {{ 3 * [1] }}"
     assert rendered(said) == "1024 12 --- True [1, 1, 1]"
