@@ -25,7 +25,7 @@ from testkit.call_texts import collect, read_calls, split_calls
 from testkit.growth import grows_linearly
 
 TOOL = Tool("look", {"type": "object", "properties": {}}, {})
-SIZE = 40_000
+SIZE = 15_000
 _TOOL_CALL = ("<tool_call>", "</tool_call>")
 _CALL = '{"name": "look", "arguments": {}}'
 DEAR: list[tuple[str, Format, str, str]] = [
@@ -226,6 +226,21 @@ def test_white_space_is_read_once_whatever_names_there_are(name: str) -> None:
         return f"<tool_call>look(a={' ' * size}1)</tool_call>"
 
     assert grows_linearly(work, make, SIZE)
+
+
+def test_underscores_make_no_stand_in_longer() -> None:
+    """It was longer than the longest run of them, at each odd name."""
+    syntax = ToolSyntax("<tool_call>", "</tool_call>", (python_calls,))
+    tools = (Tool("go-on", {"properties": {"a-b": {}}}, {}), TOOL)
+
+    def work(size: int) -> None:
+        calls = ["go-on(a-b=1)"] * (size // 12)
+        text = ", ".join([*calls, f'look(a="{"_" * size}")', 'look(a="_name0_name1_")'])
+        found = split_calls([f"<tool_call>[{text}]</tool_call>"], [syntax], tools)
+        assert found.parsed[0] == ("go-on", {"a-b": 1})
+        assert found.parsed[-1] == ("look", {"a": "_name0_name1_"})
+
+    assert grows_linearly(work, lambda size: size, 6000)
 
 
 def test_names_of_other_arguments_are_no_part_of_a_value() -> None:

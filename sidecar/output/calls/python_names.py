@@ -1,11 +1,12 @@
 """Names of tools and arguments that Python does not take: `go-on`, `from`."""
 
+import itertools
 import re
 from collections.abc import Iterable
 from keyword import iskeyword
 from unicodedata import normalize
 
-_UNDERSCORES = re.compile("_+")
+_MARKS = re.compile("_name([0-9]{1,9})(?=_)")
 _STRING = "|".join(
     [r"#[^\n]*"]
     + [rf"{quote}(?:[^\\]|\\.)*?{quote}" for quote in ('"""', "'''", '"', "'")]
@@ -22,7 +23,7 @@ class OddNames:
     """
     The odd names of an answer's tools, and stand-ins for them that Python takes.
 
-    A stand-in has more underscores in a row than there are anywhere in its text.
+    A stand-in begins with a mark that is nowhere in its text.
 
     Args:
         tools: names of tools, which may have dots. arguments: of their arguments.
@@ -47,7 +48,9 @@ class OddNames:
         if not self._names:
             return ""
         composed = normalize("NFKC", text)  # as Python reads it
-        return "_" * (max(map(len, _UNDERSCORES.findall(composed)), default=0) + 1)
+        taken = set(map(int, _MARKS.findall(composed)))
+        free = next(number for number in itertools.count() if number not in taken)
+        return f"_name{free}_"
 
     def replaced(self, text: str, mark: str) -> str:
         """The text with stand-ins where a call begins, or an argument."""
@@ -63,7 +66,7 @@ class OddNames:
         """The text with the names that its stand-ins stand for."""
         if not mark or mark not in text:
             return text
-        return re.sub(rf"{mark}(\d+)_", lambda one: self._names[int(one[1])], text)
+        return re.sub(rf"{mark}([0-9]+)_", lambda one: self._names[int(one[1])], text)
 
 
 def is_python_name(name: str) -> bool:
