@@ -18,7 +18,7 @@ from testkit.servers import running_sidecar
 
 Json = dict[str, Any]
 NAME = "local"
-TEXT = "".join(f'line {n}: </tool_call> "quoted" \\ {{}}\n' for n in range(30))
+TEXT = "".join(f'line {n}: </tool_call> "quoted" \\ {{}}\n' for n in range(14))
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
 FUNCTION = {"name": "write", "description": "Write.", "parameters": SCHEMA}
 TOOLS = [{"type": "function", "function": FUNCTION}]
