@@ -11,6 +11,7 @@ FILE_KINDS = ("file", "input_file")
 _VIDEO = ("video_url", "input_video", "video")
 _AUDIO = ("input_audio", "audio", "audio_url")
 _KIND_LEN = 64  # characters in which a data URL says what it is
+_OTHER_DATA = ("data:application/", "data:text/")
 _SCHEMES = ("http://", "https://", "data:")
 
 
@@ -59,7 +60,7 @@ def anthropic_image(block: Fields) -> Image:
     if kind == "base64":
         media = source.required_text("media_type")
         data = source.required_text("data")
-        return Image(f"data:{media};base64,{data}", path=block.where)
+        return _image(f"data:{media};base64,{data}", block.where, block.where, None)
     if kind == "url":
         where = source.path("url")
         return _image(source.required_text("url"), where, block.where, None)
@@ -105,5 +106,7 @@ def require_text(parts: tuple[Part, ...], role: Role) -> None:
 def _image(url: str, where: str, path: str, detail: str | None) -> Image:
     if not url[:8].lower().startswith(_SCHEMES):
         raise BadRequest(f"{where} must be an http, https or data URL", param=where)
+    if url[:_KIND_LEN].lower().startswith(_OTHER_DATA):
+        return unread_file(url, path)
     looked: Detail = "low" if detail == "low" else "high"
     return Image(url, looked, path)

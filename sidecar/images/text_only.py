@@ -4,11 +4,14 @@ What a model cannot see: images, if it takes text only, and files, which none re
 They are refused, or words stand in their place.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from sidecar.core.errors import UnsupportedContent
 from sidecar.core.requests import Image, Message, Part
+
+_KIND = re.compile(r"data:([a-z]{1,20}/[a-z0-9.+-]{1,40})[;,]", re.IGNORECASE)
 
 
 def without_unseen(
@@ -52,7 +55,9 @@ def _newest_user(messages: Sequence[Message]) -> int:
     if "user" not in roles:
         return len(roles)
     newest = len(roles) - 1 - roles[::-1].index("user")
-    return len(roles) if newest and roles[newest - 1] == "tool" else newest
+    before = [role for role in roles[:newest] if role != "user"]
+    is_clients = "tool" in before[-1:] and "assistant" not in roles[newest:]
+    return len(roles) if is_clients else newest
 
 
 def _refuse(message: Message, why_blind: str) -> None:
@@ -70,7 +75,8 @@ def _refuse(message: Message, why_blind: str) -> None:
 def _noted(part: Part, why_blind: str) -> Part:
     if isinstance(part, str) or not (part.is_file or why_blind):
         return part
-    kind = part.source[5:].partition(";")[0] if part.source[:5] == "data:" else ""
+    found = _KIND.match(part.source)
+    kind = found[1] if found else ""
     if part.is_file:
-        return f"[{kind[:40] or 'file'}: not shown, files are not read here]"
-    return f"[{kind[:40] or 'image'}: not shown, this model takes text only]"
+        return f"[{kind or 'file'}: not shown, files are not read here]"
+    return f"[{kind or 'image'}: not shown, this model takes text only]"

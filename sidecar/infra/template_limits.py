@@ -13,7 +13,8 @@ from jinja2.sandbox import SandboxedEnvironment
 
 _MAX_LENGTH = 10_000_000  # of a text or a list that is made by multiplying one
 _MAX_BITS = 10_000  # of a number
-_WIDTH = re.compile(r"%[^%a-zA-Z]*?(\*|\d{5,})")  # or precision, of a `%` format
+# A width or a precision of a `%` format.
+_WIDTH = re.compile(r"%(?:\([^)]*\))?+[^%(a-zA-Z]*?(?:\*|\d{5,})")
 
 
 def limit_templates() -> None:
@@ -43,6 +44,6 @@ def _product(left: Any, right: Any) -> Any:
 
 def _remainder(left: Any, right: Any) -> Any:
     """Of numbers; or a text as a format, whose widths may be long."""
-    if isinstance(left, str) and _WIDTH.search(left):
+    if isinstance(left, str) and _WIDTH.search(left.replace("%%", "")):
         raise OverflowError("a chat template asks for too wide a text")
     return operator.mod(left, right)

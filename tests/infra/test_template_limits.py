@@ -26,6 +26,7 @@ def rendered(template: str) -> str:
         "{{ '%1000000000d' % 1 }}",
         "{{ '%s %-.300000000f' % ('a', 1) }}",
         "{{ '%*d' % (1000000000, 1) }}",
+        "{{ '%(a)300000000d' % {'a': 1} }}",
         "{% set ns = namespace(n=7) %}{% for i in range(40) %}"
         "{% set ns.n = ns.n * ns.n %}{% endfor %}{{ ns.n % 10 }}",
     ],
@@ -39,6 +40,8 @@ def test_all_else_is_computed_as_ever() -> None:
     assert (
         rendered("{{ '%-12s|%05.2f|100%%' % ('a', 2) }}") == "a           |02.00|100%"
     )
+    assert rendered("{{ '%d%% 12345' % 3 }}") == "3% 12345"
+    assert rendered("{{ '%(12345)s' % {'12345': 'a'} }}") == "a"
     assert rendered("{{ 7 % 4 }}{{ '%d' % 12345 }}") == "312345"
     said = "{{ 2**10 }} {{ 3 * 4 }} {{ '-' * 3 }} {{ 2.0**0.5 > 1.4 }} {{ 3 * [1] }}"
     assert rendered(said) == "1024 12 --- True [1, 1, 1]"

@@ -78,7 +78,7 @@ def test_images_stand_in_user_and_tool_messages(app: App, role: str) -> None:
         ("file:///etc/passwd", "http, https or data"),
         ("/etc/passwd", "http, https or data"),
         ("iVBORw0KGgo=", "http, https or data"),
-        ("data:text/plain;base64,aGk=", "data:image/"),
+        ("data:text/plain;base64,aGk=", "is a file"),
         ("data:image/png;base64,????", "base64"),
         ("data:image/png;base64,aGk=", "cannot be decoded"),
         ("data:image/png;base64", "data:image/"),
@@ -326,6 +326,21 @@ FILES: dict[str, tuple[str, Json, str]] = {
                       {"role": "tool", "tool_call_id": "c1", "content": "read"},
                       {"role": "user", "content": [{"type": "file", "file": FILE}]}]},
         "messages[3].content[0]",
+    ),
+    "behind results, in two messages, chat": (
+        "/v1/chat/completions",
+        {"messages": [LOOK, CHAT_CALL,
+                      {"role": "tool", "tool_call_id": "c1", "content": "read"},
+                      LOOK,
+                      {"role": "user", "content": [{"type": "file", "file": FILE}]}]},
+        "messages[4].content[0]",
+    ),
+    "as a picture, earlier, chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [
+                          {"type": "image_url", "image_url": FILE["file_data"]}]},
+                      {"role": "assistant", "content": "ok"}, LOOK]},
+        "messages[0].content[0]",
     ),
     "read by a tool, responses": (
         "/v1/responses",
