@@ -11,7 +11,9 @@ FILE_KINDS = ("file", "input_file")
 _VIDEO = ("video_url", "input_video", "video")
 _AUDIO = ("input_audio", "audio", "audio_url")
 _KIND_LEN = 64  # characters in which a data URL says what it is
-_OTHER_DATA = ("data:application/", "data:text/")
+_OTHER_DATA = tuple(
+    f"data:{kind}/" for kind in ("application", "audio", "font", "text", "video")
+)
 _SCHEMES = ("http://", "https://", "data:")
 
 

@@ -56,8 +56,7 @@ def _newest_user(messages: Sequence[Message]) -> int:
         return len(roles)
     newest = len(roles) - 1 - roles[::-1].index("user")
     before = [role for role in roles[:newest] if role != "user"]
-    is_clients = "tool" in before[-1:] and "assistant" not in roles[newest:]
-    return len(roles) if is_clients else newest
+    return len(roles) if before[-1:] == ["tool"] else newest
 
 
 def _refuse(message: Message, why_blind: str) -> None:

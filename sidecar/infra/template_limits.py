@@ -13,8 +13,9 @@ from jinja2.sandbox import SandboxedEnvironment
 
 _MAX_LENGTH = 10_000_000  # of a text or a list that is made by multiplying one
 _MAX_BITS = 10_000  # of a number
+_MAX_FORMAT = 100_000  # characters of a `%` format
 # A width or a precision of a `%` format.
-_WIDTH = re.compile(r"%(?:\([^)]*\))?+[^%(a-zA-Z]*?(?:\*|\d{5,})")
+_WIDTH = re.compile(r"%(?:\([^)]{0,100}\))?+[^%(a-zA-Z]*?(?:\*|\d{5,})")
 
 
 def limit_templates() -> None:
@@ -44,6 +45,8 @@ def _product(left: Any, right: Any) -> Any:
 
 def _remainder(left: Any, right: Any) -> Any:
     """Of numbers; or a text as a format, whose widths may be long."""
+    if isinstance(left, str) and len(left) > _MAX_FORMAT:
+        raise OverflowError("a chat template asks for too long a format")
     if isinstance(left, str) and _WIDTH.search(left.replace("%%", "")):
         raise OverflowError("a chat template asks for too wide a text")
     return operator.mod(left, right)

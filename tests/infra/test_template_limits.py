@@ -27,6 +27,7 @@ def rendered(template: str) -> str:
         "{{ '%s %-.300000000f' % ('a', 1) }}",
         "{{ '%*d' % (1000000000, 1) }}",
         "{{ '%(a)300000000d' % {'a': 1} }}",
+        "{{ ('%(' * 4000000) % 1 }}",
         "{% set ns = namespace(n=7) %}{% for i in range(40) %}"
         "{% set ns.n = ns.n * ns.n %}{% endfor %}{{ ns.n % 10 }}",
     ],

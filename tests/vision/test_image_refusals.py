@@ -13,7 +13,10 @@ import httpx
 import pytest
 
 from sidecar.app import App
+from sidecar.core.errors import UnsupportedContent
 from sidecar.core.prompt import MADE, ModelIds
+from sidecar.core.requests import Image, Message, ToolCall
+from sidecar.images.text_only import without_unseen
 from sidecar.kv.prefix_tree import Node, path_to
 from sidecar.residents.resident import Resident
 from testkit.pictures import data_url, image_part, picture
@@ -389,6 +392,26 @@ def test_a_picture_right_behind_a_result_is_its_clients(blind: App) -> None:
     answer = httpx.post(f"{blind.url}/v1/chat/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-litellm-mlx-ignored"] == "messages[3].content[0]"
+
+
+TEXT = Message("user", ("and?",))
+CALL = Message("assistant", (), tool_calls=(ToolCall("c1", "read", "{}"),))
+RESULT = Message("tool", ("read",), tool_call_id="c1")
+SHOWN = Message("user", (Image("data:image/png;base64,", path="here"),))
+
+
+@pytest.mark.parametrize("rows", [
+    [SHOWN], [SHOWN, CALL, RESULT], [SHOWN, CALL, RESULT, CALL, RESULT],
+    [SHOWN, Message("assistant", ("It",))], [TEXT, SHOWN, CALL, RESULT],
+])  # fmt: skip
+def test_what_a_client_put_behind_a_result_stays_noted(rows: list[Message]) -> None:
+    """In each later turn of the loop too, in which it is still the newest."""
+    talk = [TEXT, CALL, RESULT, *rows]
+    assert without_unseen(talk, "auto", "text only")[1] == ("here",)
+    with pytest.raises(UnsupportedContent):
+        without_unseen(talk, "error", "text only")
+    with pytest.raises(UnsupportedContent):
+        without_unseen([*talk, Message("assistant", ("ok",)), SHOWN], "auto", "text")
 
 
 def test_or_all_are_refused(folder: Path) -> None:
