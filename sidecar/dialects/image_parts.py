@@ -6,8 +6,8 @@ from sidecar.core.errors import BadRequest, UnsupportedContent
 from sidecar.core.requests import Detail, Image, Part, Role
 from sidecar.dialects.fields import Fields
 
-OPENAI_KINDS = ("image_url", "input_image")
-FILE_KINDS = ("file", "input_file")
+_FILES = ("file", "input_file")
+OPENAI_KINDS = ("image_url", "input_image", *_FILES)
 _VIDEO = ("video_url", "input_video", "video")
 _AUDIO = ("input_audio", "audio", "audio_url")
 _KIND_LEN = 64  # characters in which a data URL says what it is
@@ -21,9 +21,13 @@ def openai_image(part: Fields) -> Image:
     """
     `image_url: {url, detail}` or `image_url: "..."`, of a chat or a Responses part.
 
+    Or a file, which no model here reads.
+
     Raises:
         BadRequest: naming the field.
     """
+    if part.text("type") in _FILES:
+        return _openai_file(part)
     value = part.raw("image_url")
     named = Fields(value, part.path("image_url")) if isinstance(value, dict) else None
     if named is None:
@@ -37,8 +41,8 @@ def openai_image(part: Fields) -> Image:
     return _image(url, where, part.where, detail)
 
 
-def openai_file(part: Fields) -> Image:
-    """A `file` of a chat or `input_file` of Responses, which no model here reads."""
+def _openai_file(part: Fields) -> Image:
+    """A `file` of a chat or `input_file` of Responses."""
     inner = part
     if isinstance(part.raw("file"), dict):
         inner = Fields(part.raw("file"), part.path("file"))

@@ -36,9 +36,7 @@ from sidecar.dialects.generation_fields import (
     with_one_call,
 )
 from sidecar.dialects.image_parts import (
-    FILE_KINDS,
     OPENAI_KINDS,
-    openai_file,
     openai_image,
     refuse,
     require_text,
@@ -130,8 +128,6 @@ def _part(part: Fields, parts: list[Part], thoughts: list[str]) -> None:
         thoughts.append(part.text("thinking") or part.text("text") or "")
     elif kind in OPENAI_KINDS:
         parts.append(openai_image(part))
-    elif kind in FILE_KINDS:
-        parts.append(openai_file(part))
     elif kind != "redacted_thinking":
         refuse(part, kind)
 

@@ -10,9 +10,7 @@ from sidecar.core.turn_token import read_token
 from sidecar.dialects.custom_tools import custom_arguments
 from sidecar.dialects.fields import Fields
 from sidecar.dialects.image_parts import (
-    FILE_KINDS,
     OPENAI_KINDS,
-    openai_file,
     openai_image,
     refuse,
     require_text,
@@ -176,8 +174,6 @@ def _part(value: Any, path: str) -> Part:
     kind = part.text("type") or "text"
     if kind in OPENAI_KINDS:
         return openai_image(part)
-    if kind in FILE_KINDS:
-        return openai_file(part)
     if kind not in _TEXT_PARTS:
         refuse(part, kind)
     return part.text("text") or part.text("refusal") or ""
