@@ -210,6 +210,34 @@ def test_names_that_python_does_not_take_are_written_and_read() -> None:
     assert found.parsed == [("go-on", {"a-b": 1, "from": "from=1, a-b"})]
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["page[size]", "a,b", "it's", "a=b", "f(x)", "#n", 'a"b', "", "x" * 99 + " y"],
+)
+def test_names_that_would_end_an_argument_are_spelled_out(name: str) -> None:
+    tokenizer = tokenizer_of_family("lfm2")
+    model = Model("lfm2", tokenizer, tokenizer.chat_template)
+    schema = {"a": {"const": 1}, name: {"type": "integer", "maximum": 5}}
+    tools = [tool("look", schema, ["a", name])]
+    for seed in range(8):
+        text = model.texts.write(model.grammar(REQUIRED, tools), seed, 900)
+        assert text is not None
+        (call,) = read(model.syntax, text, tools).parsed[:1]
+        assert [*call[1]] == ["a", name]
+    with pytest.raises(ValueError, match="cannot be read"):
+        model.grammar(REQUIRED, [tool("look,", {}, [])])
+
+
+@pytest.mark.parametrize("family", ["qwen3-coder", "deepseek-v3.2", "minimax-m2"])
+def test_names_that_would_end_their_tag_are_held_in_no_grammar(family: str) -> None:
+    """It is said to the client, and the model writes what it wants."""
+    tokenizer = tokenizer_of_family(family)
+    model = Model(family, tokenizer, str(tokenizer.chat_template or ""))
+    for name in ("", "a>b"):
+        with pytest.raises(ValueError, match="name"):
+            model.grammar(REQUIRED, [tool("look", {name: {}}, [])])
+
+
 def test_many_odd_names_are_told_apart() -> None:
     """Within values that are no literals too, and beside comments."""
     tokenizer = tokenizer_of_family("lfm2")

@@ -275,6 +275,16 @@ def test_a_call_may_spell_out_arguments_that_are_no_names() -> None:
         assert not found.calls
 
 
+@pytest.mark.parametrize("name", ["page[size]", "expand[]", "xsi:type", "a b[c]"])
+def test_signs_of_a_name_are_no_part_of_python(name: str) -> None:
+    """As templates print past calls, and as few APIs do without."""
+    syntax = ToolSyntax("<tool_call>", "</tool_call>", (python_calls,))
+    tools = (Tool("look", {"properties": {name: {}, "a": {}}}, {}),)
+    text = f"<tool_call>[look({name}=[1, 'x'], a='{name}=2')]</tool_call>"
+    found = split_calls([text], [syntax], tools)
+    assert found.parsed == [("look", {name: [1, "x"], "a": f"{name}=2"})]
+
+
 BROKEN = [
     r'{"path": "C:\users\new"}',
     r'{"path": "\ud800\udc"}',

@@ -510,9 +510,40 @@ def _empty_members() -> Json:
     return of({f"a{n}": each for n in range(500)}, **{"$defs": {"U": union}})
 
 
+def _spelled_references() -> Json:
+    """One list of references to itself, of which no two are spelled alike."""
+    names = ["".join(f"%{ord(c):02{x}}" for c in "ab") for x in "xX"]
+    digits = ["a", "%61"]
+    paths = ["/".join(digits[n >> b & 1] for b in range(11)) for n in range(2_000)]
+    inner: Json = {"anyOf": [{"$ref": f"#/$defs/{path}"} for path in [*names, *paths]]}
+    inner["type"] = "array"
+    inner["prefixItems"] = [{"$ref": f"#/$defs/{path}"} for path in paths]
+    nested: Any = inner
+    for _ in range(11):
+        nested = {"a": nested}
+    return of({"v": {"$ref": "#/$defs/" + paths[0]}}, **{"$defs": nested})
+
+
+def _own_parts() -> Json:
+    """A part of a value refines what another says of it: it is new each time."""
+    node = {"$ref": "#/$defs/Node"}
+    base = {"type": "object", "properties": {"up": {"type": "object"}, "n": WHOLE}}
+    more = {"type": "object", "properties": {"up": node, "side": node}}
+    defs = {"Base": base, "Node": {"allOf": [{"$ref": "#/$defs/Base"}, more]}}
+    return of({"a": node}, **{"$defs": defs})
+
+
+def _long_chain() -> Json:
+    chain = {f"d{n}": of({"a": {"$ref": f"#/$defs/d{n + 1}"}}) for n in range(3_000)}
+    return of({"a": {"$ref": "#/$defs/d0"}}, **{"$defs": {**chain, "d3000": WHOLE}})
+
+
 @pytest.mark.parametrize(
     "schema",
     [
+        _spelled_references(),
+        _own_parts(),
+        _long_chain(),
         _parts_of_parts(),
         _empty_members(),
         _many_definitions(),
@@ -523,6 +554,9 @@ def _empty_members() -> Json:
         _types_and_choices(),
     ],
     ids=[
+        "spelled references",
+        "own parts",
+        "chain",
         "parts",
         "empty",
         "definitions",

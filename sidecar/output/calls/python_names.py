@@ -13,9 +13,12 @@ _STRING = "|".join(
 )
 _BETWEEN = r"\s()\[\]{},=:\"'#"  # what no word has
 _WORD = rf"[^{_BETWEEN}]++"
-_WORDS = re.compile(rf"{_WORD}(?: {_WORD})+")
+_ONE_WORD = re.compile(_WORD)
+# Of several, or with signs that do not end an argument: `page[size]`, `a:b`.
+_SIGNED = r"[^\s(){},=\"'#]++"
+_PHRASE = re.compile(rf"{_SIGNED}(?: {_SIGNED})*")
 _IS_NAMED = r"(?=\(|\s*=(?!=))"  # a call begins behind it, or the value of an argument
-# Names of several words, each of which is tried at each place.
+# Names of several words, or with other signs, each of which is tried at each place.
 _MAX_NAMES_OF_WORDS, _MAX_CHARS_OF_WORDS = 16, 64
 
 
@@ -34,13 +37,13 @@ class OddNames:
         odd |= {name for name in arguments if not is_python_name(name)}
         self._names = sorted(odd - {""})
         self._places = {name: place for place, name in enumerate(self._names)}
-        several = [n for n in self._names if _WORDS.fullmatch(n)]
-        short = [n for n in several if len(n) <= _MAX_CHARS_OF_WORDS]
+        several = [n for n in self._names if not is_one_word(n)]
+        short = [n for n in several if can_be_spelled(n)]
         longest = sorted(short, key=len, reverse=True)[:_MAX_NAMES_OF_WORDS]
         spelled = "|".join(rf"(?<![\w.-]){re.escape(name)}" for name in longest)
         phrase = f"({spelled}){_IS_NAMED}|" if spelled else "(?!)()|"
         self._found = re.compile(
-            f"{_STRING}|{phrase}({_WORD})(?:{_IS_NAMED}())?", re.DOTALL
+            f"{phrase}{_STRING}|({_WORD})(?:{_IS_NAMED}())?", re.DOTALL
         )
 
     def mark_for(self, text: str) -> str:
@@ -67,6 +70,17 @@ class OddNames:
         if not mark or mark not in text:
             return text
         return re.sub(rf"{mark}([0-9]+)_", lambda one: self._names[int(one[1])], text)
+
+
+def is_one_word(name: str) -> bool:
+    """Whether a name is read as it is, whatever others there are."""
+    return _ONE_WORD.fullmatch(name) is not None
+
+
+def can_be_spelled(name: str) -> bool:
+    """Whether a name is read as it is, where there are few such."""
+    is_short = len(name) <= _MAX_CHARS_OF_WORDS and _PHRASE.fullmatch(name)
+    return is_one_word(name) or bool(is_short)
 
 
 def is_python_name(name: str) -> bool:

@@ -17,6 +17,7 @@ _COUNTED = ("properties", "enum", "type", "required", _DEFS, "definitions")
 
 Json = dict[str, Any]
 Types = frozenset[str]
+Targets = dict[int, tuple[str, Any]]  # a name and what it refers to, by its id
 ANY_TYPE: Types = frozenset(
     {"string", "number", "integer", "boolean", "null", "array", "object"}
 )
@@ -117,17 +118,41 @@ class ToolSchema:
         return tuple(found)
 
     def standalone(self, schema: Mapping[str, Any]) -> Json:
-        """A part of it with all that it refers to, as a schema of its own."""
-        names: dict[str, str] = {}
+        """
+        A part of it with all that it refers to, as a schema of its own.
+
+        Raises:
+            ValueError: it is longer than any honest tool's.
+        """
+        targets: Targets = {}
+        made = self._renamed(schema, targets)
         defs: Json = {}
-        made = _renamed(schema, names)
-        waiting = [*names]
-        while waiting:
-            for reference in waiting:
-                target = referred(reference, self._root)
-                defs[names[reference]] = _renamed(target, names)
-            waiting = [one for one, name in names.items() if name not in defs]
+        while len(defs) < len(targets):
+            for name, target in [*targets.values()][len(defs) :]:
+                defs[name] = self._renamed(target, targets)
         return {**made, _DEFS: defs} if defs else dict(made)
+
+    def _renamed(self, value: Any, targets: Targets) -> Any:
+        """A copy whose references are to names of its own, by what they refer to."""
+        if isinstance(value, list):
+            return [self._renamed(one, targets) for one in value]
+        if not isinstance(value, Mapping):
+            return value
+        if not self._may_copy(value):
+            raise ValueError("the schema of a tool is too long")
+        made = {
+            key: {name: self._renamed(inner, targets) for name, inner in one.items()}
+            if key in _OF_NAMES and isinstance(one, Mapping)
+            else self._renamed(one, targets)
+            for key, one in value.items()
+            if key not in (_DEFS, "definitions")
+        }
+        reference = value.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#"):
+            target = referred(reference, self._root)
+            known = targets.setdefault(id(target), (f"d{len(targets)}", target))
+            made["$ref"] = f"#/{_DEFS}/{known[0]}"
+        return made
 
     def _as_object(self) -> Json:
         each = [one for one in self.alternatives(self._root) if "properties" in one]
@@ -262,26 +287,6 @@ def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> Json:
 
 def _is_list(schema: Mapping[str, Any], key: str) -> bool:
     return isinstance(schema.get(key), list) and bool(schema[key])
-
-
-def _renamed(value: Any, names: dict[str, str]) -> Any:
-    """A copy whose references are to names of its own, which are noted."""
-    if isinstance(value, list):
-        return [_renamed(one, names) for one in value]
-    if not isinstance(value, Mapping):
-        return value
-    made = {
-        key: {name: _renamed(inner, names) for name, inner in one.items()}
-        if key in _OF_NAMES and isinstance(one, Mapping)
-        else _renamed(one, names)
-        for key, one in value.items()
-        if key not in (_DEFS, "definitions")
-    }
-    reference = value.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        name = names.setdefault(reference, f"d{len(names)}")
-        made["$ref"] = f"#/{_DEFS}/{name}"
-    return made
 
 
 def type_of(value: Any) -> str:

@@ -111,6 +111,7 @@ class ElementRules:
             more than that is JSON; else it is a text, and read as what it looks like.
         is_python: constants are written as Python does, too.
         has_loose_lines: line breaks between the tags come or not.
+        ends_name: characters that end an argument's name for its readers.
     """
 
     call: Callable[[str], str]
@@ -120,10 +121,18 @@ class ElementRules:
     says_kind: bool = False
     is_python: bool = False
     has_loose_lines: bool = False
+    ends_name: str = '<>"'
 
     def __call__(self, number: int, tool: Tool, tokens: Tokens) -> list[str]:
-        """The rules of one tool's call."""
+        """
+        The rules of one tool's call.
+
+        Raises:
+            ValueError: nothing of it can be told, or an argument's name not be read.
+        """
         schema, parts = ToolSchema(tool.parameters), []
+        if not all(map(self._is_readable, (one.name for one in schema.arguments))):
+            raise ValueError("an argument's name cannot stand in its tag")
         rules = Rules()
         for place, one in enumerate(schema.arguments):
             rule = f"value{number}_{place}"
@@ -143,6 +152,9 @@ class ElementRules:
         head = self._spelled(self.call(tool.name), tokens)
         tail = self._spelled(self.call_end, tokens)
         return [f"call{number}: {head} {' '.join(parts)} {tail}", *rules.texts]
+
+    def _is_readable(self, name: str) -> bool:
+        return bool(name) and not set(name) & set(self.ends_name)
 
     def _shapes(self, value: Value) -> list[tuple[bool, Kind]]:
         """How it may be written: as a text, or as JSON, where the format tells them."""
@@ -170,6 +182,7 @@ qwen_rules = ElementRules(
     lambda name, is_text: f"<parameter={name}>\n",
     QWEN.written_end,
     is_python=QWEN.is_python,
+    ends_name=">",
 )
 seed_rules = replace(
     qwen_rules,
@@ -226,4 +239,5 @@ def glm_rules(prefix: str = "") -> ElementRules:
         argument,
         lambda name: f"</{prefix}arg_value>",
         has_loose_lines=True,
+        ends_name="",  # such names are written with JSON's escapes
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from sidecar.core.requests import Tool
 from sidecar.output.calls.gemma_calls import PLAIN_KEY
+from sidecar.output.calls.python_names import can_be_spelled, is_one_word
 from sidecar.output.calls.tool_schema import (
     Argument,
     ToolSchema,
@@ -25,7 +26,10 @@ from sidecar.output.grammars.lark import (
 )
 
 _MAX_COUNTED = 64  # items of a list; more are not counted
+# Of values within values. One that refers to itself by a part of it is new each time.
+_MAX_DEPTH = 24
 _NUMBERS = ("integer", "number")
+Written = Callable[[str, str], str]  # an argument, by its name and an expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +82,24 @@ class _Values:
         self._rules, self._num_names = Rules(), 0
         self._known: dict[int, str] = {}
         self._seen: list[Any] = []  # they live as long as their ids are keys
+        self._depth = 0
 
     @property
     def rules(self) -> list[str]:
         """Those that were made."""
         return self._rules.texts
 
-    def arguments(self, key: Callable[[str], str], other: str) -> str:
+    def arguments(self, write: Written, other: str) -> str:
         """
         An expression of a call's arguments.
 
         Args:
-            key: what begins one of a name. other: an expression of one of any name.
+            write: one of a name and a value. other: an expression of one of any name.
         """
         members, comma = self._schema.arguments, text(self._literals.comma)
         if not members and self._schema.takes_any:
             return f"({other} ({comma} {other})*)?"
-        return self._members(members, key)
+        return self._members(members, write)
 
     def _name(self) -> str:
         self._num_names += 1
@@ -108,19 +113,25 @@ class _Values:
 
     def _value(self, schema: Any) -> str:
         """The rule of the values of a schema: its types, names and choices."""
-        if not isinstance(schema, dict):
+        is_deep = self._depth >= _MAX_DEPTH
+        if not isinstance(schema, dict) or (is_deep and id(schema) not in self._known):
             return "any_value"
         if id(schema) not in self._known:
             name = self._known[id(schema)] = self._name()  # it may refer to itself
             self._seen.append(schema)
-            each: dict[str, None] = {}
-            for one in self._schema.alternatives(schema):
-                expression = self._alternative(one)
-                if expression not in each:
-                    self._rules.spend(len(expression))
-                each[expression] = None
-            self._rules.add(f"{name}: {any_of([*each])}")
+            self._depth += 1
+            self._rules.add(f"{name}: {self._alternatives(schema)}")
+            self._depth -= 1
         return self._known[id(schema)]
+
+    def _alternatives(self, schema: dict[str, Any]) -> str:
+        each: dict[str, None] = {}
+        for one in self._schema.alternatives(schema):
+            expression = self._alternative(one)
+            if expression not in each:
+                self._rules.spend(len(expression))
+            each[expression] = None
+        return any_of([*each])
 
     def _alternative(self, schema: dict[str, Any]) -> str:
         given = given_values(schema)
@@ -153,7 +164,7 @@ class _Values:
     def _object(self, schema: dict[str, Any]) -> str:
         members, more = members_of(schema), schema.get("additionalProperties")
         if members:
-            return f'("{{" {self._members(members, self._literals.key)} "}}")'
+            return f'("{{" {self._members(members, self._member)} "}}")'
         if more is False:
             return text("{}")
         if not isinstance(more, dict):
@@ -161,7 +172,10 @@ class _Values:
         one, comma = f"any_key {self._value(more)}", text(self._literals.comma)
         return f'("{{" ({one} ({comma} {one})*)? "}}")'
 
-    def _members(self, members: Sequence[Argument], key: Callable[[str], str]) -> str:
+    def _member(self, name: str, value: str) -> str:
+        return f"{self._literals.key(name)} {value}"
+
+    def _members(self, members: Sequence[Argument], write: Written) -> str:
         """
         An expression of members in their order, with commas between.
 
@@ -171,7 +185,7 @@ class _Values:
         first = behind = '""'
         comma = text(self._literals.comma)
         for one in reversed(members):
-            member, others = f"{key(one.name)} {self._value(one.schema)}", behind
+            member, others = write(one.name, self._value(one.schema)), behind
             skipped = "" if one.is_needed else f" | {behind}"
             behind = self._named(f"{comma} {member} {others}{skipped}")
             skipped = "" if one.is_needed else f" | {first}"
@@ -220,7 +234,7 @@ def gemma_call(number: int, tool: Tool, tokens: Tokens) -> list[str]:
         {"true": ("true",), "false": ("false",), "null": ("null", "None")},
     )
     values = _Values(literals, ToolSchema(tool.parameters), f"value{number}")
-    inside = values.arguments(key, "any_member")
+    inside = values.arguments(lambda n, value: f"{key(n)} {value}", "any_member")
     return [
         f'call{number}: {text(f"call:{tool.name}{{")} {inside} "}}"',
         *values.rules,
@@ -252,11 +266,26 @@ _PYTHON = Literals(
 )
 
 
+def _python_argument(name: str, value: str) -> str:
+    plain = f"{text(f'{name}=')} {value}"
+    if is_one_word(name):
+        return plain
+    spelled_out = f'"**{{" {_python_text(name)} ": " {value} "}}"'
+    return any_of([plain, spelled_out] if can_be_spelled(name) else [spelled_out])
+
+
 def python_call(number: int, tool: Tool, tokens: Tokens) -> list[str]:
-    """`NAME(KEY=VALUE, ..)`, whatever the names are."""
+    """
+    `NAME(KEY=VALUE, ..)`; a name that no reader would know there stands in a dict.
+
+    Raises:
+        ValueError: the tool's own name is such a one.
+    """
+    if not can_be_spelled(tool.name):
+        raise ValueError("a tool's name cannot be read in Python's calls")
     values = _Values(_PYTHON, ToolSchema(tool.parameters), f"value{number}")
     any_argument = f'{ANY_NAME} "=" any_value'
-    inside = values.arguments(lambda name: text(f"{name}="), any_argument)
+    inside = values.arguments(_python_argument, any_argument)
     return [
         f'call{number}: {text(f"{tool.name}(")} {inside} ")"',
         *values.rules,
