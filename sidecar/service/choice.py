@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from sidecar.core.errors import AnswerInvalid
 from sidecar.core.events import (
     ChoiceFinished,
     Event,
@@ -73,6 +74,7 @@ class ChatChoice:
     Args:
         is_single: its client wants no more than one call: more are not sent.
         token_of: the token of a piece of thinking.
+        must_call: its grammar lets nothing but calls through.
     """
 
     def __init__(
@@ -82,8 +84,10 @@ class ChatChoice:
         token_of: Callable[[str], str],
         *,
         is_single: bool = False,
+        must_call: bool = False,
     ) -> None:
         self._is_single = is_single
+        self._must_call = must_call
         self.is_all_shown = True
         self._index = index
         self._splitter = splitter
@@ -91,6 +95,7 @@ class ChatChoice:
         self._thinking: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._num_calls = 0
+        self._has_read = False  # a call that is whole
         self._call = ToolCall("", "", "")  # the one that is being written
         self._arguments: list[str] = []
         self.num_reasoning = 0
@@ -106,7 +111,12 @@ class ChatChoice:
         return self._events(pieces)
 
     def end(self, ended: ChoiceEnded) -> list[Event]:
-        """The end: what was held back, and the reason."""
+        """
+        The end: what was held back, and the reason.
+
+        Raises:
+            AnswerInvalid: what had to be a call is none to those who read it.
+        """
         events = self._events(self._splitter.feed(ended.text))
         is_cut = ended.reason == "length" or ended.stop_string is not None
         pieces, is_unfinished = self._splitter.flush(is_cut=is_cut)
@@ -116,6 +126,10 @@ class ChatChoice:
             events.append(TextDelta(self._index, "", tuple(self._logprobs)))
         events += self._end_thinking()
         has_calls = self._num_calls > 0 and not is_unfinished
+        is_ended = not (is_cut or ended.is_aborted)
+        if self._must_call and is_ended and not self._has_read:
+            said = "the call that had to be made cannot be read"
+            raise AnswerInvalid(said, param="tool_choice", path="$")
         reason: FinishReason = "tool_calls" if has_calls else ended.reason
         return [*events, ChoiceFinished(self._index, reason, ended.stop_string)]
 
@@ -149,6 +163,7 @@ class ChatChoice:
             self._arguments.append(part.text)
             return ToolCallArguments(self._index, number, part.text)
         self._num_calls += 1
+        self._has_read |= not part.is_broken
         call = replace(self._call, arguments="".join(self._arguments))
         return ToolCallEnded(self._index, number, call, part.is_broken)
 

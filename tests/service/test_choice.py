@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from sidecar.core.errors import AnswerInvalid
 from sidecar.core.events import (
     ChoiceFinished,
     Event,
@@ -40,6 +41,21 @@ def tell(
         events += choice.feed(Token(2, piece, TokenLogprob(piece, number, -1.0)))
     ended = ChoiceEnded(2, "", reason, None, tuple(range(len(pieces))))  # type: ignore[arg-type]
     return [*events, *choice.end(ended)]
+
+
+def test_a_call_that_must_come_and_cannot_be_read_is_an_error() -> None:
+    """Not an answer of prose; one that was cut is what it is."""
+
+    def answer(text: str, reason: str = "stop") -> list[Event]:
+        splitter = StreamSplitter(Markers(), "off", [SYNTAX], TOOLS)
+        choice = ChatChoice(2, splitter, lambda thinking: "", must_call=True)
+        return tell(choice, [text], reason)
+
+    assert calls(answer(CALL))
+    assert content(answer("<tool_call>{", "length"))
+    for odd in ("<tool_call>[1]</tool_call>", '<tool_call>{"name": "f", "arg', "no"):
+        with pytest.raises(AnswerInvalid, match="cannot be read"):
+            answer(odd)
 
 
 def content(events: list[Event]) -> str:
