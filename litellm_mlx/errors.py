@@ -34,6 +34,7 @@ _STATUS_OF_CODE = {
     "request_timeout": 408,
     "payload_too_large": 413,
     "validation_error": 422,
+    "answer_invalid": 422,
     "rate_limited": 429,
     "not_implemented": 501,
     "service_unavailable": 503,

@@ -50,7 +50,6 @@ NOT_BUILT = frozenset(
         "AUDIT_RETENTION_DAYS",
         "AUDIT_MAX_MB",
         "AUDIT_CLEANUP_INTERVAL_MINUTES",
-        "SO_MODE",
         "NATIVE_ROUTES",
         "RESPONSES_STORE_MAX",
     )

@@ -168,6 +168,9 @@ class GenerationConfig:
     tool_grammar: str = setting("strict", "TOOL_GRAMMAR", choice("strict", "calls"),
         "Which calls are held to their tool's schema where the model may choose: of "
         "tools that ask for it (`strict: true`), or all.")
+    so_mode: str = setting("constrained", "SO_MODE", choice("constrained", "validate"),
+        "How an answer is brought to its JSON schema: held to it as it is written, or "
+        "checked when it is there, and asked for once more where it is wrong.")
 
 
 @dataclass(frozen=True, slots=True)

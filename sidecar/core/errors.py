@@ -19,6 +19,7 @@ SidecarError                    code                      status
  +- ModelPinned                 model_pinned              409
  +- PayloadTooLarge             payload_too_large         413
  +- ValidationFailed            validation_error          422
+ +- AnswerInvalid               answer_invalid            422
  +- Busy                        rate_limited              429
  +- HeadersTooLarge             headers_too_large         431
  +- RequestCancelled            request_cancelled         499
@@ -187,6 +188,22 @@ class ValidationFailed(SidecarError):
 
     code = "validation_error"
     status_hint = 422
+
+
+class AnswerInvalid(SidecarError):
+    """
+    The model wrote what its request's schema does not allow, twice.
+
+    Args:
+        path: where in the answer, from `$`, the whole.
+    """
+
+    code = "answer_invalid"
+    status_hint = 422
+
+    def __init__(self, message: str, *, param: str, path: str) -> None:
+        super().__init__(message, param=param)
+        self.path = path
 
 
 class Busy(SidecarError):

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
 from sidecar.core.requests import ToolCall
@@ -141,6 +141,12 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int
+
+    @classmethod
+    def total(cls, usages: Iterable["Usage"]) -> "Usage":
+        """What several runs took together."""
+        counted = [astuple(usage) for usage in usages]
+        return cls(*map(sum, zip(*counted, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ A wire format is a folder of `dialects/` whose `Dialect` gets a row in the route
 kind of model is an engine. If either needs a change elsewhere, the seam is wrong.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,6 +33,24 @@ class StreamEncoder(Protocol):
 
     def failed(self, error: SidecarError) -> bytes:
         """The last bytes of a response that broke off."""
+
+
+class RunningChat(Protocol):
+    """A chat on its way, as whoever sends it knows it."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What its client may want to know before the first token."""
+
+    @property
+    def usage(self) -> Usage:
+        """What is known of it before the first token."""
+
+    def events(self) -> Iterator[Event]:
+        """What is sent, Finished last."""
+
+    def close(self) -> None:
+        """Free everything; idempotent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sidecar.core.errors import SidecarError, ValidationFailed
+from sidecar.core.errors import AnswerInvalid, SidecarError, ValidationFailed
 
 CONTENT_TYPE = "application/problem+json"
 _TYPES = {
@@ -32,6 +32,8 @@ def problem(error: SidecarError, request_id: str, instance: str) -> dict[str, An
         body["errors"] = [
             {"field": error.param, "message": error.message, "type": "value_error"}
         ]
+    if isinstance(error, AnswerInvalid):
+        body["error_path"] = error.path
     return body
 
 

@@ -147,6 +147,11 @@ class GrammarCompiler:
         return dict.fromkeys(self.vocabulary, grammar_check.SPECIAL)
 
     @property
+    def knows_tokenizer(self) -> bool:
+        """Whether the library reads the model's tokenizer: it takes fast ones only."""
+        return hasattr(self._source._tokenizer, "backend_tokenizer")
+
+    @property
     def num_words(self) -> int:
         """How many 32-bit words a mask of the vocabulary has."""
         return (self._tokenizer().vocab_size + 31) // 32

@@ -5,7 +5,7 @@ from typing import Any
 
 from sidecar.config.settings import ServerConfig
 from sidecar.core.events import Event
-from sidecar.core.ports import Call, Dialect, RequestFacts
+from sidecar.core.ports import Call, Dialect, RequestFacts, RunningChat
 from sidecar.core.requests import ChatRequest
 from sidecar.engine.job import Forecast
 from sidecar.server import access
@@ -19,7 +19,6 @@ from sidecar.server.http_messages import (
     streamed,
 )
 from sidecar.service.chat import ChatService
-from sidecar.service.turn import Run
 
 
 class ChatRoutes:
@@ -41,11 +40,11 @@ class ChatRoutes:
             if asked.is_streamed:
                 return streamed(call.encoder(), running)
             body = call.whole(collect(running, request))
-            return json_response(body, headers=running.plan.headers)
+            return json_response(body, headers=running.headers)
 
         return endpoint
 
-    def _start(self, asked: ChatRequest, request: Request) -> Run:
+    def _start(self, asked: ChatRequest, request: Request) -> RunningChat:
         longest_s = self._config.timeout_chat_s
         return self._chat.start_chat(asked, longest_s, request.is_connected)
 

@@ -8,9 +8,8 @@ from typing import Any, Protocol
 from sidecar.core.errors import BadRequest, SidecarError
 from sidecar.core.events import Event, Idle, Loading, PrefillProgress, Usage
 from sidecar.core.json_bytes import dump_bytes, load_bytes
-from sidecar.core.ports import StreamEncoder
-from sidecar.service.completion import CompletionRun
-from sidecar.service.turn import Run
+from sidecar.core.ports import RunningChat, StreamEncoder
+from sidecar.service.completion import Telling
 
 JSON = "application/json"
 
@@ -177,18 +176,18 @@ def _comment(event: PrefillProgress) -> bytes:
     return b": prefill %s\n\n" % dump_bytes(event.as_json())
 
 
-def streamed(encoder: StreamEncoder, running: Run) -> EventStream:
+def streamed(encoder: StreamEncoder, running: RunningChat) -> EventStream:
     """An answer that is written as it comes."""
     return EventStream(
         encoder,
         running.events(),
         running.close,
-        running.plan.usage,
-        running.plan.headers,
+        running.usage,
+        running.headers,
     )
 
 
-def collect(running: Run | CompletionRun, request: Request) -> list[Event]:
+def collect(running: Telling, request: Request) -> list[Event]:
     """All events of a generation, as long as the client is there."""
     try:
         return list(_while_connected(running, request.is_connected))
@@ -197,7 +196,7 @@ def collect(running: Run | CompletionRun, request: Request) -> list[Event]:
 
 
 def _while_connected(
-    running: Run | CompletionRun, is_connected: Callable[[], bool]
+    running: Telling, is_connected: Callable[[], bool]
 ) -> Iterator[Event]:
     for event in running.events():
         if not is_connected():

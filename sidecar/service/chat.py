@@ -17,6 +17,7 @@ from sidecar.core.errors import (
     Unavailable,
 )
 from sidecar.core.events import Event, Idle, Loading
+from sidecar.core.ports import RunningChat
 from sidecar.core.requests import ChatRequest, CompletionRequest, join_names
 from sidecar.core.turn_token import make_token
 from sidecar.engine.job import Forecast
@@ -24,6 +25,8 @@ from sidecar.engine.sampling import Sampling, settle
 from sidecar.infra.lru import Lru
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import SessionLog
+from sidecar.memory.conversation_memory import AssistantOutput, ConversationMemory
+from sidecar.output.answer_check import AnswerCheck
 from sidecar.output.output_syntax import OutputSyntax, StartMode
 from sidecar.output.reasoning_splitter import new_splitter
 from sidecar.pipeline.prepare import PreparedPrompt
@@ -31,6 +34,7 @@ from sidecar.pipeline.template.chat_template import offered_tools
 from sidecar.residents.model_state import ServedModel
 from sidecar.residents.pool import ResidentPool
 from sidecar.residents.resident import Resident, require_text
+from sidecar.service.checked_answer import CheckedRun, repair_request
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.completion import CompletionRun
 from sidecar.service.request_log import RequestLog
@@ -78,7 +82,7 @@ class ChatService:
         request: ChatRequest,
         timeout_s: float,
         is_connected: Callable[[], bool] = _always,
-    ) -> Run:
+    ) -> RunningChat:
         """
         Admit a chat request; everything that can be refused is refused here.
 
@@ -87,6 +91,31 @@ class ChatService:
         Raises:
             SidecarError: bad messages, too long, busy, loading, unknown model.
         """
+        ends_at = time.monotonic() + timeout_s
+        run, plan, memory = self._start(request, timeout_s, is_connected)
+        if plan.checked is None:
+            return run
+
+        def repair(text: str, found: AnswerCheck) -> Run:
+            left_s = max(ends_at - time.monotonic(), 1.0)
+            again = repair_request(request, text, found)
+            return self._start(again, left_s, is_connected, is_kept=False)[0]
+
+        def note_shown(text: str) -> None:
+            shown = AssistantOutput(text, "", (), ())
+            memory.note_unkept(plan.prepared.pending_turn, shown)
+
+        return CheckedRun(run, plan.checked, request.options.n, repair, note_shown)
+
+    def _start(
+        self,
+        request: ChatRequest,
+        timeout_s: float,
+        is_connected: Callable[[], bool],
+        *,
+        is_kept: bool = True,
+    ) -> tuple[Run, ChatPlan, ConversationMemory]:
+        """Have it run, and be remembered if it is its client's own."""
         with contextlib.ExitStack() as resources:
             soon_s = request.options.max_ttft_s
             lease = self._pool.lease(request.model, soon_s, time_left_s=timeout_s)
@@ -103,7 +132,8 @@ class ChatService:
 
             def settled(receipt: Receipt) -> None:
                 try:
-                    remember(resident.pipeline, plan.prepared, receipt)
+                    if is_kept:
+                        remember(resident.pipeline, plan.prepared, receipt)
                 finally:
                     memory.answer_ended(pending_turn)
                 log.ended(receipt.numbers, receipt.said)
@@ -117,7 +147,7 @@ class ChatService:
             )
         memory.answer_begun(pending_turn)
         log.started(run.max_tokens)
-        return run
+        return run, plan, memory
 
     def is_loaded(self, request: ChatRequest) -> bool:
         """
@@ -232,10 +262,10 @@ class ChatService:
         prepared = resident.prepare(request, is_connected)
         maximum = request.options.max_tokens
         held = None
-        tool_grammar = self._defaults.tool_grammar
-        if request.asks_for_form or (request.tools and tool_grammar == "calls"):
+        are_all_held = self._defaults.tool_grammar == "calls"
+        if request.asks_for_form or (request.tools and are_all_held):
             start = _start_mode(resident.engine.model.syntax, prepared)
-            held = structured_output(request, resident.engine, start, tool_grammar)
+            held = structured_output(request, resident.engine, start, self._defaults)
         found = resident.forecast(prepared, maximum)
         _require_ttft(found, request.options.max_ttft_s)
         prepared = resident.restore(prepared, is_connected)
@@ -250,6 +280,7 @@ class ChatService:
             found,
             held.unheld if held else (),
             held.tools if held else (),
+            held.checked if held else None,
         )
 
     def _sampling(
@@ -314,6 +345,7 @@ def _chat_choices(plan: ChatPlan, syntax: OutputSyntax) -> list[ChatChoice]:
     start, held = _start_mode(syntax, prepared), plan.constraint
     is_held = held is not None and held.is_form
     are_calls_held = held is not None and held.matcher is not None
+    must_call = request.tool_choice.mode in ("required", "named")
     return [
         ChatChoice(
             index,
@@ -327,6 +359,7 @@ def _chat_choices(plan: ChatPlan, syntax: OutputSyntax) -> list[ChatChoice]:
             ),
             token_of,
             is_single=request.tool_choice.is_single,
+            must_call=are_calls_held and must_call,
         )
         for index in range(request.options.n)
     ]

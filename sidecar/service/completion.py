@@ -57,7 +57,7 @@ class CompletionRun:
                     usages.append(event.usage)
                 else:
                     yield _moved(event, number * self._n)
-        yield Finished(_sum(usages))
+        yield Finished(Usage.total(usages))
 
     def close(self) -> None:
         """Free everything; idempotent."""
@@ -69,12 +69,3 @@ def _moved(event: Event, offset: int) -> Event:
     if isinstance(event, (TextDelta, ReasoningDelta, ChoiceFinished)):
         return replace(event, choice=event.choice + offset)
     return event if isinstance(event, PrefillProgress) else Idle()
-
-
-def _sum(usages: Sequence[Usage]) -> Usage:
-    return Usage(
-        sum(u.prompt_tokens for u in usages),
-        sum(u.completion_tokens for u in usages),
-        sum(u.cached_tokens for u in usages),
-        sum(u.reasoning_tokens for u in usages),
-    )

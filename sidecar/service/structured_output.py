@@ -6,11 +6,13 @@ from functools import partial
 
 from llguidance import LLMatcher
 
+from sidecar.config.settings import GenerationConfig
 from sidecar.core.errors import UnsupportedSchema
 from sidecar.core.requests import ChatRequest, OutputFormat, Tool
 from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.grammar_compiler import UnsupportedGrammar
 from sidecar.engine.text_engine import TextEngine
+from sidecar.output.answer_check import require_schema
 from sidecar.output.calls.tool_schema import ToolSchema
 from sidecar.output.grammars.answer_grammar import (
     answer_grammar,
@@ -28,6 +30,8 @@ from sidecar.output.grammars.lark import Tokens, any_of, call_json, joined
 from sidecar.output.output_syntax import StartMode
 from sidecar.pipeline.template.chat_template import offered_tools
 
+_CHECKABLE = ("json_schema", "json_object")
+
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
@@ -38,37 +42,44 @@ class StructuredOutput:
         constraint: None: it is free.
         unheld: fields that ask for a form which it is not held to, or not in all.
         tools: those that its grammar has calls of, with what it knows of them.
+        checked: the schema that its text is checked against when it is there, as the
+            grammar does not hold it to all of that; None: nothing is.
     """
 
     constraint: Constraint | None = None
     unheld: tuple[str, ...] = ()
     tools: tuple[Tool, ...] = ()
+    checked: OutputFormat | None = None
 
 
 def structured_output(
-    request: ChatRequest, engine: TextEngine, start: StartMode, tool_grammar: str
+    request: ChatRequest,
+    engine: TextEngine,
+    start: StartMode,
+    defaults: GenerationConfig,
 ) -> StructuredOutput:
     """
     The constraint of a chat that asks for a form or for calls.
 
     Args:
         start: whether its prompt begins with thinking.
-        tool_grammar: the setting of that name.
     Raises:
         UnsupportedSchema: naming the field, in the library's words.
     """
     if request.tool_choice.mode in ("required", "named"):
         held = _of_calls(request, engine, start)
-    elif request.output_format is not None:
-        held = _of_text(request, request.output_format, engine, start)
+    elif (form := request.output_format) is not None:
+        is_known = defaults.so_mode == "constrained" and engine.grammars.knows_tokenizer
+        is_held = is_known or form.kind not in _CHECKABLE
+        held = _of_text(request, form, engine, start) if is_held else _checked(form)
     else:
         held = StructuredOutput()
     if request.tool_choice.is_single and held.constraint is None:
         held = _with_one_call(held, request, engine, start)
-    are_strict = bool(request.strict_params) or tool_grammar == "calls"
+    are_all = defaults.tool_grammar == "calls"
+    are_strict = bool(request.strict_params) or are_all
     is_free = held.constraint is None or held.constraint.matcher is None
     if are_strict and is_free and request.tool_choice.mode == "auto":
-        are_all = tool_grammar == "calls"
         held = _with_strict_calls(held, request, engine, start, are_all=are_all)
     budget = request.thinking.budget
     if budget is not None and start != "off":
@@ -236,10 +247,15 @@ def _compiled(engine: TextEngine, grammar: Callable[[Tokens], str]) -> LLMatcher
 
     Args:
         grammar: its text in a vocabulary.
+    Raises:
+        UnsupportedGrammar: in the library's words, or as a schema has no end.
     """
     grammars = engine.grammars
-    trial = grammar(grammars.trial_vocabulary)
-    return grammars.compile(grammar(grammars.vocabulary), trial)
+    try:
+        trial = grammar(grammars.trial_vocabulary)
+        return grammars.compile(grammar(grammars.vocabulary), trial)
+    except RecursionError:
+        raise UnsupportedGrammar("a schema refers to itself without end") from None
 
 
 def _of_any_arguments(tool: Tool) -> Tool:
@@ -261,6 +277,8 @@ def _of_text(
     try:
         compiled = _compiled_with(tools, grammar, engine)
     except (UnsupportedGrammar, ValueError) as error:
+        if asked.kind in _CHECKABLE and not asked.is_strict:
+            return _checked(asked)
         raise UnsupportedSchema(
             f"{asked.param} cannot be kept to: {error}", param=asked.param
         ) from None
@@ -268,12 +286,26 @@ def _of_text(
     constraint = _behind_thinking(Constraint(engine.grammars, matcher), engine, start)
     passed_over = len(matcher.get_grammar_warnings())
     of_form = _num_passed_over(asked, engine) if passed_over else 0
-    form = (asked.param,) if of_form and not asked.is_strict else ()
+    is_partly = bool(of_form) and not asked.is_strict
+    form = (asked.param,) if is_partly else ()
     are_held = passed_over == of_form and can_hold_calls(engine.model.syntax.calls[0])
     is_whole = are_held and _knows_parts(compiled.tools, engine)
     strict = () if is_whole else request.strict_params
     fields = (*form, *compiled.unheld, *strict)
-    return StructuredOutput(constraint, fields, compiled.tools)
+    checked = asked if is_partly and asked.kind in _CHECKABLE else None
+    return StructuredOutput(constraint, fields, compiled.tools, checked)
+
+
+def _checked(asked: OutputFormat) -> StructuredOutput:
+    """
+    A form that the answer is only checked against.
+
+    Raises:
+        UnsupportedSchema: it is no schema.
+    """
+    require_schema(asked)
+    unheld = () if asked.is_strict else (asked.param,)
+    return StructuredOutput(unheld=unheld, checked=asked)
 
 
 def _num_passed_over(asked: OutputFormat, engine: TextEngine) -> int:

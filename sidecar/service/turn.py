@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from sidecar.core.prompt import ModelPrompt
 from sidecar.core.requests import (
     ChatRequest,
     CompletionRequest,
+    OutputFormat,
     Tool,
     ToolCall,
     join_names,
@@ -101,6 +102,7 @@ class ChatPlan(PlannedRun):
         prepared: how its prompt was made. forecast: what it will cost.
         unheld: the fields that ask for a form which its answer is not held to.
         held_tools: as the grammar of its calls knows them; none: they are free.
+        checked: the schema that its text is checked against; None: none.
     """
 
     request: ChatRequest
@@ -108,6 +110,7 @@ class ChatPlan(PlannedRun):
     forecast: Forecast
     unheld: tuple[str, ...] = ()
     held_tools: tuple[Tool, ...] = ()
+    checked: OutputFormat | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -215,6 +218,16 @@ class Run:
         self._stopped_by: SidecarError | None = None
         self._progress = _Progress(plan.begun_text)
         self._is_settled = False
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What its client may want to know before the first token."""
+        return self.plan.headers
+
+    @property
+    def usage(self) -> Usage:
+        """What is known of it before the first token."""
+        return self.plan.usage
 
     @property
     def max_tokens(self) -> int:
