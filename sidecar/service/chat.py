@@ -129,6 +129,7 @@ class ChatService:
             )
 
             memory, pending_turn = resident.memory, plan.prepared.pending_turn
+            are_short = resident.pipeline.template.traits.call_ids == "nine"
 
             def settled(receipt: Receipt) -> None:
                 try:
@@ -141,7 +142,7 @@ class ChatService:
             run = self._run(
                 resident,
                 plan,
-                _chat_choices(plan, syntax),
+                _chat_choices(plan, syntax, has_short_ids=are_short),
                 settled,
                 resources.pop_all(),
             )
@@ -335,7 +336,9 @@ class ChatService:
                     self._running.pop(name, None)
 
 
-def _chat_choices(plan: ChatPlan, syntax: OutputSyntax) -> list[ChatChoice]:
+def _chat_choices(
+    plan: ChatPlan, syntax: OutputSyntax, *, has_short_ids: bool
+) -> list[ChatChoice]:
     """How each answer of a chat is cut and sent."""
     request, prepared = plan.request, plan.prepared
     tools = plan.held_tools or offered_tools(request)
@@ -360,6 +363,7 @@ def _chat_choices(plan: ChatPlan, syntax: OutputSyntax) -> list[ChatChoice]:
             token_of,
             is_single=request.tool_choice.is_single,
             must_call=are_calls_held and must_call,
+            has_short_ids=has_short_ids,
         )
         for index in range(request.options.n)
     ]

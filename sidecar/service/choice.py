@@ -1,6 +1,7 @@
 """Engine events of one choice (of `n` answers) -> what the client is sent."""
 
 import secrets
+import string
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -21,6 +22,8 @@ from sidecar.core.events import (
 from sidecar.core.requests import ToolCall
 from sidecar.engine.job import ChoiceEnded, Token
 from sidecar.output.pieces import CallArguments, CallPart, CallStarted, Piece, Splitter
+
+_OF_SHORT_IDS = string.ascii_letters + string.digits
 
 
 class Choice(Protocol):
@@ -75,6 +78,7 @@ class ChatChoice:
         is_single: its client wants no more than one call: more are not sent.
         token_of: the token of a piece of thinking.
         must_call: its grammar lets nothing but calls through.
+        has_short_ids: calls are named as Mistral names them, by nine characters.
     """
 
     def __init__(
@@ -85,7 +89,9 @@ class ChatChoice:
         *,
         is_single: bool = False,
         must_call: bool = False,
+        has_short_ids: bool = False,
     ) -> None:
+        self._has_short_ids = has_short_ids
         self._is_single = is_single
         self._must_call = must_call
         self.is_all_shown = True
@@ -156,7 +162,7 @@ class ChatChoice:
     def _of_call(self, part: CallPart) -> Event:
         number = self._num_calls
         if isinstance(part, CallStarted):
-            self._call = ToolCall(f"call_{secrets.token_hex(12)}", part.name, "")
+            self._call = ToolCall(self._new_id(), part.name, "")
             self._arguments = []
             return ToolCallStarted(self._index, number, self._call.id, part.name)
         if isinstance(part, CallArguments):
@@ -166,6 +172,12 @@ class ChatChoice:
         self._has_read |= not part.is_broken
         call = replace(self._call, arguments="".join(self._arguments))
         return ToolCallEnded(self._index, number, call, part.is_broken)
+
+    def _new_id(self) -> str:
+        """Mistral's own API takes no others, if its router goes on there."""
+        if self._has_short_ids:
+            return "".join(secrets.choice(_OF_SHORT_IDS) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
 
     def _end_thinking(self) -> list[Event]:
         if not self._thinking:
