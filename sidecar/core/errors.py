@@ -201,7 +201,9 @@ class AnswerInvalid(SidecarError):
     code = "answer_invalid"
     status_hint = 422
 
-    def __init__(self, message: str, *, param: str, path: str) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, path: str = "$"
+    ) -> None:
         super().__init__(message, param=param)
         self.path = path
 

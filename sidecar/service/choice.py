@@ -135,7 +135,7 @@ class ChatChoice:
         is_ended = not (is_cut or ended.is_aborted)
         if self._must_call and is_ended and not self._has_read:
             said = "the call that had to be made cannot be read"
-            raise AnswerInvalid(said, param="tool_choice", path="$")
+            raise AnswerInvalid(said, param="tool_choice")
         reason: FinishReason = "tool_calls" if has_calls else ended.reason
         return [*events, ChoiceFinished(self._index, reason, ended.stop_string)]
 
