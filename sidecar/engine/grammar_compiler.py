@@ -9,8 +9,6 @@ that is new is tried in a process of its own first (grammar_check.py).
 import functools
 import hashlib
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,11 +20,10 @@ from llguidance.hf import from_tokenizer
 from sidecar.core.errors import Unavailable
 from sidecar.engine import grammar_check
 from sidecar.engine.tokens_beyond import TokensBeyond, tokens_beyond
+from sidecar.infra.limited_child import ChildBusy, run_limited
 from sidecar.infra.lru import Lru
 
 _MAX_KEPT, _MAX_REFUSED = 32, 1024
-_CHECK_S, _WAIT_S = 30.0, 15.0  # CPU time is what is limited
-_MAX_CHECKS = 2  # at once
 _SAID_LEN = 300
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 _CHECK = Path(grammar_check.__file__)
@@ -58,7 +55,6 @@ class GrammarCompiler:
         self._size = vocab_size
         self.stop_ids = sorted(stop_ids)
         self._lock = threading.Lock()
-        self._checks = threading.Semaphore(_MAX_CHECKS)
         self._tokens: LLTokenizer | None = None
         self._beyond: dict[str, TokensBeyond] = {}
         self._kept: Lru[str, LLMatcher] = Lru(_MAX_KEPT, _MAX_KEPT, lambda k, m: 1)
@@ -103,22 +99,15 @@ class GrammarCompiler:
 
     def _try(self, lark: str) -> None:
         """Compile it where it can be ended."""
-        if not self._checks.acquire(timeout=_WAIT_S):
-            raise Unavailable("other schemas are compiled just now", retry_after_s=5)
         try:
-            done = subprocess.run(
-                [sys.executable, str(_CHECK)], input=lark.encode("utf-8", "replace"),
-                capture_output=True, timeout=_CHECK_S, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:  # the machine is busy: CPU time is limited
+            said = run_limited(_CHECK, lark.encode("utf-8", "replace"))
+        except ChildBusy:
             busy = "the schema could not be tried in time"
             raise Unavailable(busy, retry_after_s=5) from None
-        finally:
-            self._checks.release()
-        if done.returncode != 0:  # out of its time or memory
+        if said is None:  # out of its time or memory
             raise UnsupportedGrammar("it takes too much to compile")
-        if said := done.stdout.decode(errors="replace"):
-            raise UnsupportedGrammar(first_line(said))
+        if said:
+            raise UnsupportedGrammar(first_line(said.decode(errors="replace")))
 
     def _lets_in_any(self, matcher: LLMatcher) -> bool:
         """Whether anything but an end may come first."""

@@ -1,16 +1,16 @@
 """Whether an answer keeps to its schema: what json_check.py finds, in its process."""
 
+import functools
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidecar.core.errors import UnsupportedSchema
+from sidecar.core.errors import Unavailable, UnsupportedSchema
 from sidecar.core.requests import OutputFormat
+from sidecar.infra.limited_child import ChildBusy, run_limited
 
-_WAIT_S = 30.0  # the check's processor time is what is limited
 _CHECK = Path(__file__).with_name("json_check.py")
+_MAX_KNOWN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class AnswerCheck:
     What the check of an answer found.
 
     Args:
-        text: its JSON and nothing else; as it was written, where it was that.
+        text: its JSON and nothing else, letter for letter where it is of the schema.
         fault: what is wrong, with words of the answer; "": nothing is.
-        keyword: which word of the schema says so; "": it is no JSON, or not checked.
+        keyword: which word of the schema says so; "": it is no JSON.
         path: where, from `$`, the whole.
     """
 
@@ -31,34 +31,59 @@ class AnswerCheck:
     path: str = "$"
 
 
-def check(form: OutputFormat, text: str | None) -> AnswerCheck:
+def check(form: OutputFormat, text: str) -> AnswerCheck | None:
     """
     The JSON of an answer, if it keeps to its schema; else what is wrong with it.
 
-    Args:
-        text: None: what is wrong with the schema.
+    None: it could not be checked, which says nothing of the answer.
     """
-    schema = form.value if form.kind == "json_schema" else {"type": "object"}
-    question = json.dumps({"schema": schema, "text": text}).encode()
     try:
-        done = subprocess.run(
-            [sys.executable, str(_CHECK)], input=question,
-            capture_output=True, timeout=_WAIT_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return AnswerCheck(fault="it could not be checked in time")
-    if done.returncode != 0:
-        return AnswerCheck(fault="it takes too much to check")
-    return AnswerCheck(**json.loads(done.stdout))
+        return _checked(_schema_of(form), text)
+    except ChildBusy:
+        return None
+
+
+def schema_fault(form: OutputFormat) -> str:
+    """
+    Why answers cannot be checked against a schema; "": they can.
+
+    Raises:
+        Unavailable: others are checked at the moment.
+    """
+    try:
+        return _fault_of(_schema_of(form))
+    except ChildBusy:
+        busy = "the schema could not be checked in time"
+        raise Unavailable(busy, retry_after_s=5) from None
 
 
 def require_schema(form: OutputFormat) -> None:
     """
-    Refuse what is no schema, before anything is computed for it.
+    Refuse what answers cannot be checked against, before anything is computed for it.
 
     Raises:
         UnsupportedSchema: naming the field, and where in the schema.
+        Unavailable: others are checked at the moment.
     """
-    if (found := check(form, None)).fault:
-        message = f"{form.param} cannot be kept to: {found.fault} at {found.path}"
+    if fault := schema_fault(form):
+        message = f"{form.param} cannot be kept to: {fault}"
         raise UnsupportedSchema(message, param=form.param)
+
+
+def _schema_of(form: OutputFormat) -> str:
+    schema = form.value if form.kind == "json_schema" else {"type": "object"}
+    return json.dumps(schema)
+
+
+@functools.lru_cache(maxsize=_MAX_KNOWN)
+def _fault_of(schema: str) -> str:
+    found = _checked(schema, None)
+    if found is None:
+        return "it takes too much to check, or has what Python's patterns do not know"
+    return f"{found.fault} at {found.path}" if found.fault else ""
+
+
+def _checked(schema: str, text: str | None) -> AnswerCheck | None:
+    question = f'{{"schema": {schema}, "text": {json.dumps(text)}}}'
+    said = run_limited(_CHECK, question.encode())
+    return None if said is None else AnswerCheck(**json.loads(said))

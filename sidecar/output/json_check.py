@@ -15,6 +15,7 @@ that has two seconds of processor time, and imports the library alone.
 
 import contextlib
 import json
+import math
 import re
 import resource
 import sys
@@ -30,7 +31,11 @@ from referencing.jsonschema import DRAFT202012
 CPU_S, MEMORY_BYTES = 2, 1 << 30
 _MAX_SAID = 500  # characters of what is wrong
 _MAX_COERCED = 256  # values of one answer
+_FENCE = re.compile(r"```[\w-]*[ \t]*\n(.*?)```", re.DOTALL)
 _BEGIN = re.compile(r"[\[{]")
+_INSIDE = re.compile(r'[\[\]{}]|"(?:[^"\\]|\\.)*"', re.DOTALL)
+_DATA = ("const", "default", "enum", "examples")  # no schemas, whatever is in them
+_OF_VALUES = ("type", "anyOf", "oneOf", "enum", "const")
 Found = dict[str, str]
 
 
@@ -41,7 +46,7 @@ def found(schema: Any, text: str | None) -> Found:
     if text is None:
         return _of_schema(schema, registry)
     holder: list[Any] = []  # of the value, so that it can be put in place of another
-    is_all = _read(text, holder)
+    written = _read(text, holder)
     if not holder:
         return _fault("there is no JSON in it")
     formats = Draft202012Validator.FORMAT_CHECKER
@@ -49,15 +54,25 @@ def found(schema: Any, text: str | None) -> Found:
     is_changed = _coerce(holder, validator)
     if (error := best_match(validator.iter_errors(holder[0]))) is not None:
         return _fault(error.message, error)
-    is_same = is_all and not is_changed
-    return {"text": text if is_same else json.dumps(holder[0], ensure_ascii=False)}
+    return {"text": _printed(holder[0]) if is_changed else written}
+
+
+def _printed(value: Any) -> str:
+    """As JSON, with letters as they are where a text can hold them."""
+    plain = json.dumps(value, ensure_ascii=False)
+    is_text = plain.encode("utf-8", "replace").decode() == plain
+    return plain if is_text else json.dumps(value)
 
 
 def _fault(said: str, error: ValidationError | SchemaError | None = None) -> Found:
-    found = {"fault": said[:_MAX_SAID]}
+    found = {"fault": said}
     if error is not None:
         found |= {"keyword": str(error.validator), "path": error.json_path}
-    return found
+    return {name: _shown(text) for name, text in found.items()}
+
+
+def _shown(text: str) -> str:
+    return text[:_MAX_SAID].encode("utf-8", "replace").decode()
 
 
 def _of_schema(schema: Any, registry: "Registry[Any]") -> Found:
@@ -77,28 +92,61 @@ def _references(schema: Any) -> Iterator[str]:
     if isinstance(schema, dict):
         if isinstance(reference := schema.get("$ref"), str):
             yield reference
-        for part in schema.values():
-            yield from _references(part)
+        for key, part in schema.items():
+            yield from _references(part if key not in _DATA else None)
     elif isinstance(schema, list):
         for part in schema:
             yield from _references(part)
 
 
-def _read(text: str, holder: list[Any]) -> bool:
-    """Read the first JSON of a text; whether it is all of it."""
-    with contextlib.suppress(ValueError):
-        holder.append(json.loads(text, parse_constant=_refuse))
-        return True
-    decoder = json.JSONDecoder(parse_constant=_refuse)
-    for begin in _BEGIN.finditer(text):
+def _read(text: str, holder: list[Any]) -> str:
+    """
+    Read the first JSON of a text; where it stands, letter for letter.
+
+    It may stand in a fence, else it is the first that begins with a bracket. What is
+    within another pair of brackets is a part of that, and no answer of its own.
+    """
+    for part in (text, *_FENCE.findall(text), *_bracketed(text)):
         with contextlib.suppress(ValueError):
-            holder.append(decoder.raw_decode(text, begin.start())[0])
-            break
-    return False
+            holder.append(_loads(part))
+            return part if part is text else part.strip()
+    return ""
+
+
+def _bracketed(text: str) -> Iterator[str]:
+    """What stands in brackets that are within no others; not what is never closed."""
+    begin = _BEGIN.search(text)
+    while begin is not None:
+        end = _end_of(text, begin.start())
+        if end is None:
+            return
+        yield text[begin.start() : end]
+        begin = _BEGIN.search(text, end)
+
+
+def _end_of(text: str, start: int) -> int | None:
+    """Where the bracket that stands there is closed; brackets in strings are text."""
+    depth = 0
+    for found in _INSIDE.finditer(text, start):
+        depth += (found[0] in ("[", "{")) - (found[0] in ("]", "}"))
+        if depth == 0:
+            return found.end()
+    return None
+
+
+def _loads(text: str) -> Any:
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
 def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
+
+
+def _finite(written: str) -> float:
+    number = float(written)
+    if math.isinf(number):
+        raise ValueError("a number is too large")
+    return number
 
 
 def _coerce(holder: list[Any], validator: Draft202012Validator) -> bool:
@@ -113,18 +161,16 @@ def _coerce(holder: list[Any], validator: Draft202012Validator) -> bool:
 def _replace(
     holder: list[Any], error: ValidationError, validator: Draft202012Validator
 ) -> bool:
-    if error.validator != "type" or not isinstance(error.instance, str):
+    if error.validator not in _OF_VALUES or not isinstance(error.instance, str):
         return False
     try:
-        meant = json.loads(error.instance, parse_constant=_refuse)
+        meant = _loads(error.instance)
     except ValueError:
         return False
-    kinds = error.validator_value
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if not any(validator.is_type(meant, kind) for kind in kinds):
+    if not validator.evolve(schema=error.schema).is_valid(meant):
         return False
-    at: Any = holder
     steps: list[Any] = [0, *error.absolute_path]
+    at: Any = holder
     for step in steps[:-1]:
         at = at[step]
     at[steps[-1]] = meant

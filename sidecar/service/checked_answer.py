@@ -8,11 +8,17 @@ what was wrong (docs/structured-output.md).
 """
 
 import json
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from sidecar.core.errors import AnswerInvalid
+from sidecar.core.errors import (
+    AnswerInvalid,
+    RequestCancelled,
+    RequestTimeout,
+    SidecarError,
+)
 from sidecar.core.events import (
     ChoiceFinished,
     Event,
@@ -25,6 +31,8 @@ from sidecar.core.events import (
 from sidecar.core.ports import RunningChat
 from sidecar.core.requests import ChatRequest, Message, OutputFormat, ToolChoice
 from sidecar.output.answer_check import AnswerCheck, check
+
+logger = logging.getLogger(__name__)
 
 _TEXT = (TextDelta, ChoiceFinished)
 
@@ -101,6 +109,7 @@ class CheckedRun:
                 yield Idle()
             else:
                 yield event
+        self._runs[0].close()  # else its place and its lease were in the repair's way
         for answer in held.values():
             yield from self._checked(answer)
         yield Finished(Usage.total(self._usages))
@@ -116,16 +125,17 @@ class CheckedRun:
             yield from answer
             return
         text = _text_of(answer)
+        yield Idle()
         found = check(self._form, text)
-        if found.fault and self._is_alone:
+        if found is not None and found.fault and self._is_alone:
             again: list[Event] = []
             yield from self._repaired(text, found, again)
             if _is_whole(again):
                 text = _text_of(again)
                 found = check(self._form, text)
-        if found.fault and self._form.is_strict:
+        if self._form.is_strict and (found is None or found.fault):
             raise _invalid(self._form, found)
-        shown = text if found.fault else found.text
+        shown = text if found is None or found.fault else found.text
         if shown == _text_of(answer):
             yield from answer
             return
@@ -138,19 +148,32 @@ class CheckedRun:
     def _repaired(
         self, text: str, found: AnswerCheck, answer: list[Event]
     ) -> Iterator[Event]:
-        """Ask again; the text that comes is put into `answer`."""
-        second = self._repair(text, found)
-        self._runs.append(second)
-        for event in second.events():
-            if isinstance(event, Finished):
-                self._usages.append(event.usage)
-            elif isinstance(event, _TEXT):
-                answer.append(event)
-            yield Idle()
+        """
+        Ask again; the text that comes is put into `answer`.
+
+        Where there is no room for that, or no time, the first answer is the last.
+        """
+        try:
+            second = self._repair(text, found)
+            self._runs.append(second)
+            for event in second.events():
+                if isinstance(event, Finished):
+                    self._usages.append(event.usage)
+                elif isinstance(event, _TEXT):
+                    answer.append(event)
+                yield Idle()
+        except (RequestCancelled, RequestTimeout):
+            raise
+        except SidecarError as error:
+            logger.info("an answer could not be asked for again: %s", error.code)
+            answer.clear()
 
 
-def _invalid(form: OutputFormat, found: AnswerCheck) -> AnswerInvalid:
-    """The error of an answer that is refused; it holds no words of that."""
+def _invalid(form: OutputFormat, found: AnswerCheck | None) -> AnswerInvalid:
+    """The error of an answer that is refused; its keyword is the schema's own."""
+    if found is None:
+        message = f"the model's answer could not be checked against {form.param}"
+        return AnswerInvalid(message, param=form.param)
     where = f"{found.keyword} at {found.path}" if found.keyword else found.fault
     message = f"the model's answer does not keep to {form.param}: {where}"
     return AnswerInvalid(message, param=form.param, path=found.path)

@@ -12,7 +12,7 @@ from sidecar.core.requests import ChatRequest, OutputFormat, Tool
 from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.grammar_compiler import UnsupportedGrammar
 from sidecar.engine.text_engine import TextEngine
-from sidecar.output.answer_check import require_schema
+from sidecar.output.answer_check import require_schema, schema_fault
 from sidecar.output.calls.tool_schema import ToolSchema
 from sidecar.output.grammars.answer_grammar import (
     answer_grammar,
@@ -66,7 +66,8 @@ def structured_output(
     Raises:
         UnsupportedSchema: naming the field, in the library's words.
     """
-    if request.tool_choice.mode in ("required", "named"):
+    must_call = request.tool_choice.mode in ("required", "named")
+    if must_call and request.tools:
         held = _of_calls(request, engine, start)
     elif (form := request.output_format) is not None:
         is_known = defaults.so_mode == "constrained" and engine.grammars.knows_tokenizer
@@ -74,6 +75,8 @@ def structured_output(
         held = _of_text(request, form, engine, start) if is_held else _checked(form)
     else:
         held = StructuredOutput()
+    if must_call and not request.tools:
+        held = replace(held, unheld=(*held.unheld, "tool_choice"))
     if request.tool_choice.is_single and held.constraint is None:
         held = _with_one_call(held, request, engine, start)
     are_all = defaults.tool_grammar == "calls"
@@ -292,7 +295,8 @@ def _of_text(
     is_whole = are_held and _knows_parts(compiled.tools, engine)
     strict = () if is_whole else request.strict_params
     fields = (*form, *compiled.unheld, *strict)
-    checked = asked if is_partly and asked.kind in _CHECKABLE else None
+    can_check = is_partly and asked.kind in _CHECKABLE and not schema_fault(asked)
+    checked = asked if can_check else None
     return StructuredOutput(constraint, fields, compiled.tools, checked)
 
 
@@ -303,9 +307,11 @@ def _checked(asked: OutputFormat) -> StructuredOutput:
     Raises:
         UnsupportedSchema: it is no schema.
     """
-    require_schema(asked)
-    unheld = () if asked.is_strict else (asked.param,)
-    return StructuredOutput(unheld=unheld, checked=asked)
+    if asked.is_strict:
+        require_schema(asked)
+        return StructuredOutput(checked=asked)
+    checked = None if schema_fault(asked) else asked
+    return StructuredOutput(unheld=(asked.param,), checked=checked)
 
 
 def _num_passed_over(asked: OutputFormat, engine: TextEngine) -> int:

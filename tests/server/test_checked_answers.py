@@ -10,7 +10,10 @@ import openai
 import pytest
 
 from sidecar.app import App
+from sidecar.core.requests import OutputFormat
+from sidecar.output.answer_check import AnswerCheck, check
 from sidecar.output.json_check import found
+from sidecar.service import checked_answer
 from sidecar.service.turn import IGNORED
 from testkit.scripted import Answer, Call, Prompt, Switch, render, scripted
 from testkit.servers import running_sidecar
@@ -46,7 +49,12 @@ class Served:
         self.switch.script = lambda prompt: left.pop(0)
 
     def ask(
-        self, schema: Json, *, is_strict: bool = True, **more: Any
+        self,
+        schema: Json,
+        *,
+        is_strict: bool = True,
+        headers: dict[str, str] | None = None,
+        **more: Any,
     ) -> httpx.Response:
         form = {"name": "lamps", "schema": schema, "strict": is_strict}
         body = {
@@ -55,7 +63,8 @@ class Served:
             "response_format": {"type": "json_schema", "json_schema": form},
             **more,
         }
-        return httpx.post(f"{self.app.url}/v1/chat/completions", json=body, timeout=120)
+        url = f"{self.app.url}/v1/chat/completions"
+        return httpx.post(url, json=body, headers=headers, timeout=120)
 
 
 def _served(model: Path, **settings: str) -> Iterator[Served]:
@@ -91,6 +100,10 @@ def text_of(answer: httpx.Response) -> str:
         ('{"lit": "true", "num": "null"}', '{"lit": true, "num": null}'),
         ('{"lit": "false", "num": "17"}', '{"lit": false, "num": 17}'),
         ('as [asked] {"lit": true}', '{"lit": true}'),
+        ('As per [1]:\n```json\n{"lit": true}\n```', '{"lit": true}'),
+        ('It is 5" {"lit": true,  "num": 17}', '{"lit": true,  "num": 17}'),
+        ('So: {"lit": true, "x": "\\ud83d"}', '{"lit": true, "x": "\\ud83d"}'),
+        ('{"lit": "true", "x": "\\ud83d"}', '{"lit": true, "x": "\\ud83d"}'),
     ],
 )
 def test_json_of_the_schema_is_sent_and_nothing_else(
@@ -101,6 +114,22 @@ def test_json_of_the_schema_is_sent_and_nothing_else(
     assert text_of(answer) == sent
     assert IGNORED not in answer.headers
     assert len(checked.switch.prompts) == 1
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        '[{"lit": true}, {"lit": false},]',
+        '{"answer": {"lit": true}',
+        "{'user': {\"lit\": true}, 'x': 2}",
+        '{"lit": true, "num": 1e999}',
+        '{"lit": true, "num": "1e999"}',
+    ],
+)
+def test_a_part_of_what_is_broken_is_no_answer(checked: Served, broken: str) -> None:
+    checked.says(broken, '{"lit": false}')
+    assert text_of(checked.ask(SIDES)) == '{"lit": false}'
+    assert len(checked.switch.prompts) == 2
 
 
 def test_a_wrong_answer_is_asked_for_once_more(checked: Served) -> None:
@@ -209,10 +238,11 @@ def test_what_is_no_schema_is_refused(checked: Served, schema: Json, said: str) 
 
 
 def test_a_costly_pattern_costs_two_seconds_of_a_process(checked: Served) -> None:
-    checked.says('{"a": "' + "a" * 60 + 'b"}', "no")
+    checked.says('{"a": "' + "a" * 60 + 'b"}')
     schema = {"properties": {"a": {"pattern": "^(a+)+$"}}}
     answer = checked.ask(schema)
     assert answer.status_code == 422
+    assert "could not be checked" in answer.json()["error"]["message"]
     assert httpx.get(f"{checked.app.url}/health", timeout=10).status_code == 200
 
 
@@ -285,6 +315,100 @@ def test_a_schema_that_no_grammar_knows_is_checked_if_it_is_not_strict(
     schema = {"not": {"type": "object"}}
     held.says("{}", "[5]")
     assert text_of(held.ask(schema, is_strict=False)) == "[5]"
+
+
+def test_an_answer_that_cannot_be_asked_for_again_is_what_there_is(
+    model_folder: Callable[[str], Path],
+) -> None:
+    """There is no room for both prompts, but there was for the client's own."""
+    small = {"MAX_KV_SIZE": "150", "SO_MODE": "validate"}
+    wrong = "It is " + "very " * 40
+    for served in _served(model_folder("dense"), **small):
+        served.says(wrong)
+        answer = served.ask(SIDES, is_strict=False)
+        assert text_of(answer) == wrong.strip()
+        served.says(wrong)
+        answer = served.ask(SIDES)
+        assert answer.status_code == 422
+        assert answer.json()["error"]["code"] == "answer_invalid"
+        assert "context" not in answer.text
+
+
+def test_an_answer_is_asked_for_again_in_its_own_place(
+    model_folder: Callable[[str], Path],
+) -> None:
+    alone = {"MAX_CONCURRENT_REQUESTS": "1", "MAX_QUEUED_REQUESTS": "0"}
+    for served in _served(model_folder("dense"), SO_MODE="validate", **alone):
+        for _ in range(3):
+            served.says("no", '{"lit": true}')
+            assert text_of(served.ask(SIDES)) == '{"lit": true}'
+
+
+@pytest.mark.parametrize("is_between", [True, False])
+def test_an_answer_that_is_asked_for_again_can_be_cancelled(
+    checked: Served, monkeypatch: pytest.MonkeyPatch, *, is_between: bool
+) -> None:
+    """Between the two as well, where none of them runs."""
+    url, said = checked.app.url, []
+
+    def cancel() -> None:
+        answer = httpx.post(f"{url}/v1/cancel/to-be-cancelled", timeout=10)
+        said.append(answer.status_code)
+
+    def checking(form: OutputFormat, text: str) -> AnswerCheck | None:
+        if is_between:
+            cancel()
+        return check(form, text)
+
+    def written(_: Prompt) -> str:
+        if len(checked.switch.prompts) == 2 and not is_between:
+            cancel()
+        return "no"
+
+    monkeypatch.setattr(checked_answer, "check", checking)
+    checked.switch.prompts.clear()
+    checked.switch.script = written
+    ids = {"X-Request-ID": "to-be-cancelled"}
+    answer = checked.ask(SIDES, headers=ids)
+    assert said
+    assert answer.status_code == 499, answer.text
+
+
+@pytest.mark.parametrize("odd", [r"^\p{L}+$", "^(?<y>a)b$"])
+def test_what_cannot_be_checked_is_sent_as_it_is(held: Served, odd: str) -> None:
+    """The library knows such a pattern, and Python's does not."""
+    inner = {"e": {"type": "string", "pattern": odd}, "l": SETS["properties"]["lamps"]}
+    schema = {"type": "object", "properties": inner, "required": ["e", "l"]}
+    held.says('{"e":"ab","l":[1,2]}')
+    answer = held.ask(schema, is_strict=False)
+    assert text_of(answer) == '{"e":"ab","l":[1,2]}'
+    assert "response_format" in answer.headers[IGNORED]
+    assert len(held.switch.prompts) == 1
+
+
+def test_text_before_a_call_is_sent(checked: Served) -> None:
+    def calls(prompt: Prompt) -> str:
+        return render(Answer(text="I look.", calls=(Call("look", {}),)), prompt)
+
+    checked.switch.script = calls
+    function = {"name": "look", "parameters": {"type": "object"}}
+    answer = checked.ask(SIDES, tools=[{"type": "function", "function": function}])
+    assert text_of(answer) == "I look."
+    assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_of_several_answers_none_is_asked_for_again(checked: Served) -> None:
+    checked.says("no", '{"lit": true}')
+    answer = checked.ask(SIDES, n=2, is_strict=False)
+    texts = [choice["message"]["content"] for choice in answer.json()["choices"]]
+    assert sorted(texts) == ["no", '{"lit": true}'] or texts == ["no", '{"lit": true}']
+    assert len(checked.switch.prompts) == 2
+
+
+def test_an_answer_that_a_stop_string_cut_is_sent_as_it_is(checked: Served) -> None:
+    checked.says('{"lit": true, "num": 1}')
+    answer = checked.ask(SIDES, stop=["num"])
+    assert text_of(answer) == '{"lit": true, "'
 
 
 def test_the_other_formats_say_it_too(checked: Served) -> None:
