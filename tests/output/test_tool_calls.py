@@ -6,6 +6,7 @@ import pytest
 
 from sidecar.core.requests import Tool
 from sidecar.output.calls.call_sink import ToolSyntax
+from sidecar.output.calls.python_calls import python_calls
 from sidecar.output.families import find_family, output_syntax
 from sidecar.output.output_syntax import Markers
 from sidecar.output.reasoning_splitter import StreamSplitter
@@ -71,6 +72,25 @@ def test_a_call_cut_off_by_the_token_limit_is_not_completed() -> None:
     assert (names(found), found.text) == ([], "")
     assert (found.open, found.is_cut) == (("f", '{"a": "b'), True)
     assert names(extract(begun + "{}", is_cut=True)) == ["f"]
+
+
+@pytest.mark.parametrize("is_custom", [True, False])
+def test_a_call_that_is_sent_whole_is_not_shown_where_it_is_cut(
+    *, is_custom: bool
+) -> None:
+    """Neither as a call nor as text: its client asked for no half of it."""
+    tool = Tool("f", {"properties": {"a": {}}}, {}, is_custom=is_custom)
+    python = ToolSyntax("<|a|>", "<|b|>", (python_calls,))
+    texts = {SYNTAX: ['<tool_call>{"name": "f", "arguments": {"a": "bc']}
+    texts[python] = ["<|a|>[f(a='b", "<|a|>[f(a=1), f(", "<|a|>[f(a=1, b"]
+    for syntax, cut in texts.items():
+        if syntax is SYNTAX and not is_custom:
+            continue
+        for text in cut:
+            found = read_calls(text, [syntax], (tool,), is_cut=True)
+            assert (found.calls, found.text, found.is_cut) == ([], "", True)
+    for text in ("<|a|>[f(", "<|a|>[other(a=1", "<|a|>[f"):
+        assert read_calls(text, [python], (tool,), is_cut=True).text == text
 
 
 def test_closed_blocks_before_a_cut_still_count() -> None:

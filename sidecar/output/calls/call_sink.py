@@ -44,6 +44,15 @@ class CallSink:
         return self._name is not None and not self._is_held
 
     @property
+    def is_begun(self) -> bool:
+        """Whether a call of an offered tool has arguments that are not shown yet."""
+        return self._is_held and self.is_offered(self._name) and bool(self._begun)
+
+    def is_offered(self, name: str | None) -> bool:
+        """Whether there is a tool of that name."""
+        return name in self._tools
+
+    @property
     def has_calls(self) -> bool:
         """Whether a call is complete."""
         return bool(self._said)
@@ -66,6 +75,11 @@ class CallSink:
         # is, if it broke there or was cut.
         self._name, self._is_held = name, True
         self._pieces, self._begun = [], ""
+
+    def hold(self, name: str) -> None:
+        """Arguments of a call have begun that are read when it is whole."""
+        self.start(name)
+        self._begun = "{"
 
     def arguments(self, text: str) -> None:
         """A piece of their JSON."""

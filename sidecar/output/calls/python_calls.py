@@ -18,6 +18,7 @@ _MAX_CHARS = 1_000_000
 _PLAIN = re.compile(r"[^\"'()\[\]{}#]*")
 _COMMENT = re.compile(r"[^\n]*")
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|$)")
+_BEGUN = re.compile(r"\s*\[?\s*([\w.-]+)\(\s*[^\s)]")
 _IN_STRING = re.compile(r"[^\"'\\]*")
 
 
@@ -25,7 +26,13 @@ def python_calls(block: Block) -> Wait[None]:
     """`[f(a="x"), g()]`, or calls one after another; positional arguments by order."""
     scan = block.scan
     while (yield from scan.space()) and not (yield from block.closes()):
-        for name, arguments in _read_all((yield from _expression(scan)), block.tools):
+        start = scan.at
+        try:
+            expression = yield from _expression(scan)
+        except NotThisFormat:
+            _note_begun(block, scan.text[start:])
+            raise
+        for name, arguments in _read_all(expression, block.tools):
             block.take_call(name, arguments)
         if (yield from scan.space()) in (";", ","):
             yield from scan.char()
@@ -34,6 +41,13 @@ def python_calls(block: Block) -> Wait[None]:
 def tool_code(block: Block) -> Wait[None]:
     """The same in a fence of Markdown."""
     yield from python_calls(block)
+
+
+def _note_begun(block: Block, source: str) -> None:
+    """Have it known that a call is cut behind the beginning of its arguments."""
+    begun = _BEGUN.match(source)
+    if begun and block.sink.is_offered(begun[1]):
+        block.sink.hold(begun[1])
 
 
 def _expression(scan: Scanner) -> Wait[str]:

@@ -99,7 +99,11 @@ class CallReader:
                 if block.sink.is_shown:
                     yield from self._broken()
                     return
+                is_begun = block.sink.is_begun
                 block.sink.abandon()
+                if is_begun and block.scan.is_cut:
+                    self.is_unfinished = True
+                    return
                 if not block.sink.has_calls:
                     continue
                 self._end_behind_calls()
