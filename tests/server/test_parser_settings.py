@@ -85,7 +85,6 @@ def test_they_are_set_for_a_model_from_its_next_load_on(
         wrong = http.post(url, json={"tool_parser": "hermes"})
         assert wrong.status_code == 400
         assert "hermes_json, qwen3_coder_xml" in wrong.json()["detail"]
-        http.post("/admin/models/rescan")
         http.post(f"/admin/models/{folder.name}/unload?force=true")
         body["enable_thinking"] = True
         assert eventually(lambda: bool(answer().get("tool_calls")), 30)
