@@ -348,7 +348,7 @@ def _chat_choices(
     start, held = _start_mode(syntax, prepared), plan.constraint
     is_held = held is not None and held.is_form
     are_calls_held = held is not None and held.matcher is not None
-    must_call = request.tool_choice.mode in ("required", "named")
+    must_call = bool(tools) and request.tool_choice.mode in ("required", "named")
     return [
         ChatChoice(
             index,

@@ -448,3 +448,26 @@ def test_a_call_that_must_come_costs_no_reuse(http: httpx.Client) -> None:
         usage = chat(http, **body, tool_choice=choice).json()["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         assert cached >= usage["prompt_tokens"] - 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"tool_choice": "required", "tools": []}),
+        ("chat/completions", {"tool_choice": "required"}),
+        ("messages", {"tool_choice": {"type": "any"}}),
+        ("responses", {"tool_choice": "required"}),
+    ],
+)
+def test_a_call_of_no_tool_is_named(served: App, path: str, body: Json) -> None:
+    """There is none to call; what else is asked for is done."""
+    talk = {"input": "hi"} if path == "responses" else {"messages": TALK}
+    limit = "max_output_tokens" if path == "responses" else "max_tokens"
+    asked = {"model": "local", limit: 8, **talk, **body}
+    answer = httpx.post(f"{served.url}/v1/{path}", json=asked, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert "tool_choice" in answer.headers[HEADER]
+    if path == "chat/completions":
+        asked["guided_choice"] = ["red"]
+        answer = httpx.post(f"{served.url}/v1/{path}", json=asked, timeout=60)
+        assert answer.json()["choices"][0]["message"]["content"] == "red"

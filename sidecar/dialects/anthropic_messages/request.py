@@ -159,7 +159,7 @@ def _tool_choice(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
 def _mode(choice: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
     kind = choice.text("type")
     if kind == "any":
-        return ToolChoice("required" if tools else "auto")
+        return ToolChoice("required")
     if kind == "tool":
         name = choice.required_text("name")
         if name not in {tool.name for tool in tools}:

@@ -57,7 +57,7 @@ def read_tool_choice(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
     if value == "none":
         return ToolChoice("none")
     if value in ("required", "any"):
-        return ToolChoice("required" if tools else "auto")
+        return ToolChoice("required")
     return _named_choice(value, tools, name)
 
 

@@ -116,7 +116,7 @@ def read_tool_choice(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
             return ToolChoice("named", name)
         value = value.get("mode", "auto")  # allowed_tools; hosted tools: auto
     if value == "required":
-        return ToolChoice("required" if tools else "auto")
+        return ToolChoice("required")
     if value == "none":
         return ToolChoice("none")
     if value not in (None, "auto"):

@@ -286,7 +286,7 @@ def state_choice(request: ChatRequest, *, is_held: bool = False) -> tuple[Messag
         is_held: a grammar holds the answer to it: then it need not be said, and the
             next prompt, which does not say it, goes on where this one was.
     """
-    if is_held:
+    if is_held or not request.tools:
         return request.messages
     order = {
         "required": "Answer with a call of one of the functions.",
