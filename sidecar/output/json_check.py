@@ -32,6 +32,7 @@ CPU_S, MEMORY_BYTES = 2, 1 << 30
 _MAX_SAID = 500  # characters of what is wrong
 _MAX_COERCED = 256  # values of one answer
 _FENCE = re.compile(r"```[\w-]*[ \t]*\n(.*?)```", re.DOTALL)
+_CITED = re.compile(r"\[[\w .-]*\]")
 _BEGIN = re.compile(r"[\[{]")
 _INSIDE = re.compile(r'[\[\]{}]|"(?:[^"\\]|\\.)*"', re.DOTALL)
 _DATA = ("const", "default", "enum", "examples")  # no schemas, whatever is in them
@@ -101,26 +102,41 @@ def _references(schema: Any) -> Iterator[str]:
 
 def _read(text: str, holder: list[Any]) -> str:
     """
-    Read the first JSON of a text; where it stands, letter for letter.
+    Read the one JSON of a text; where it stands, letter for letter.
 
-    It may stand in a fence, else it is the first that begins with a bracket. What is
-    within another pair of brackets is a part of that, and no answer of its own.
+    It may stand in a fence, or in brackets, with words around it. Where there is more
+    with brackets around it, it may be a part of something broken: then there is none.
     """
-    for part in (text, *_FENCE.findall(text), *_bracketed(text)):
+    for start, end in ((0, len(text)), *_fenced(text), *_bracketed(text)):
+        part = text[start:end]
+        if not _are_words(text[:start], text[end:]):
+            continue
         with contextlib.suppress(ValueError):
             holder.append(_loads(part))
-            return part if part is text else part.strip()
+            return part if part == text else part.strip()
     return ""
 
 
-def _bracketed(text: str) -> Iterator[str]:
+def _are_words(before: str, behind: str) -> bool:
+    """Whether nothing around a JSON belongs to one; words in brackets are words."""
+    around = _CITED.sub("", f"{before} {behind}")
+    goes_on = behind.lstrip().startswith(('"', ",", ":"))
+    return not goes_on and not any(sign in around for sign in "[]{}")
+
+
+def _fenced(text: str) -> Iterator[tuple[int, int]]:
+    """Where what stands in fences begins and ends."""
+    return (found.span(1) for found in _FENCE.finditer(text))
+
+
+def _bracketed(text: str) -> Iterator[tuple[int, int]]:
     """What stands in brackets that are within no others; not what is never closed."""
     begin = _BEGIN.search(text)
     while begin is not None:
         end = _end_of(text, begin.start())
         if end is None:
             return
-        yield text[begin.start() : end]
+        yield begin.start(), end
         begin = _BEGIN.search(text, end)
 
 
@@ -173,6 +189,8 @@ def _replace(
     at: Any = holder
     for step in steps[:-1]:
         at = at[step]
+    if at[steps[-1]] is not error.instance:  # it is of a member's name
+        return False
     at[steps[-1]] = meant
     return True
 

@@ -82,7 +82,12 @@ def test_a_call_that_is_sent_whole_is_not_shown_where_it_is_cut(
     tool = Tool("f", {"properties": {"a": {}}}, {}, is_custom=is_custom)
     python = ToolSyntax("<|a|>", "<|b|>", (python_calls,))
     texts = {SYNTAX: ['<tool_call>{"name": "f", "arguments": {"a": "bc']}
-    texts[python] = ["<|a|>[f(a='b", "<|a|>[f(a=1), f(", "<|a|>[f(a=1, b"]
+    texts[python] = [
+        "<|a|>[f(a='b",
+        "<|a|>[f(a=1), f(",
+        "<|a|>[f(a=1, b",
+        "<|a|>print(f(a=1",
+    ]
     for syntax, cut in texts.items():
         if syntax is SYNTAX and not is_custom:
             continue

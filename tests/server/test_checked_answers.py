@@ -124,6 +124,12 @@ def test_json_of_the_schema_is_sent_and_nothing_else(
         "{'user': {\"lit\": true}, 'x': 2}",
         '{"lit": true, "num": 1e999}',
         '{"lit": true, "num": "1e999"}',
+        '{"lit": true}}, "num": 5}',
+        '{"lit": true}, {"lit": false}',
+        '{"lit": true, "x": "type "}" to end"}',
+        '{"x": "Here:\n```json\n{"lit": true}\n```\nDone."}',
+        "{'c': '}', 'in': {\"lit\": true}}",
+        '{"lit": true}")',
     ],
 )
 def test_a_part_of_what_is_broken_is_no_answer(checked: Served, broken: str) -> None:
@@ -432,6 +438,18 @@ def test_the_other_formats_say_it_too(checked: Served) -> None:
 @pytest.mark.parametrize("text", ["", "no", "NaN", "{", "{'a': 1}", "[[[[", "nan {"])
 def test_text_without_json_is_found_to_be_that(text: str) -> None:
     assert found({}, text) == {"fault": "there is no JSON in it"}
+
+
+def test_the_name_of_a_member_is_not_made_a_value() -> None:
+    schema = {"propertyNames": {"enum": [1, 2]}}
+    assert found(schema, '{"1": "words"}')["keyword"] == "enum"
+
+
+def test_a_value_that_may_be_one_of_two_is_made_what_it_spells() -> None:
+    optional = {"properties": {"n": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}
+    assert found(optional, '{"n": "5"}') == {"text": '{"n": 5}'}
+    assert found(optional, '{"n": "null"}') == {"text": '{"n": null}'}
+    assert found(optional, '{"n": "x"}')["path"] == "$.n"
 
 
 def test_json_of_texts_is_left_where_nothing_else_was_asked() -> None:

@@ -18,7 +18,7 @@ _MAX_CHARS = 1_000_000
 _PLAIN = re.compile(r"[^\"'()\[\]{}#]*")
 _COMMENT = re.compile(r"[^\n]*")
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|$)")
-_BEGUN = re.compile(r"\s*\[?\s*([\w.-]+)\(\s*[^\s)]")
+_BEGUN = re.compile(r"\s*\[?\s*(?:print\(\s*)?([\w.-]+)\s*\(\s*[^\s)]")
 _IN_STRING = re.compile(r"[^\"'\\]*")
 
 
