@@ -36,10 +36,15 @@ def check(form: OutputFormat, text: str) -> AnswerCheck | None:
     The JSON of an answer, if it keeps to its schema; else what is wrong with it.
 
     None: it could not be checked, which says nothing of the answer.
+
+    Raises:
+        Unavailable: a strict one cannot be checked at the moment.
     """
     try:
         return _checked(_schema_of(form), text)
     except ChildBusy:
+        if form.is_strict:
+            raise _busy() from None
         return None
 
 
@@ -53,8 +58,11 @@ def schema_fault(form: OutputFormat) -> str:
     try:
         return _fault_of(_schema_of(form))
     except ChildBusy:
-        busy = "the schema could not be checked in time"
-        raise Unavailable(busy, retry_after_s=5) from None
+        raise _busy() from None
+
+
+def _busy() -> Unavailable:
+    return Unavailable("JSON cannot be checked just now", retry_after_s=5)
 
 
 def require_schema(form: OutputFormat) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from sidecar.app import App
 from sidecar.core.requests import OutputFormat
+from sidecar.infra.limited_child import ChildBusy
+from sidecar.output import answer_check
 from sidecar.output.answer_check import AnswerCheck, check
 from sidecar.output.json_check import found
 from sidecar.service import checked_answer
@@ -390,6 +392,22 @@ def test_what_cannot_be_checked_is_sent_as_it_is(held: Served, odd: str) -> None
     assert text_of(answer) == '{"e":"ab","l":[1,2]}'
     assert "response_format" in answer.headers[IGNORED]
     assert len(held.switch.prompts) == 1
+
+
+def test_a_busy_machine_is_not_the_answers_fault(
+    checked: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(script: Path, given: bytes) -> bytes | None:
+        raise ChildBusy("others are run just now")
+
+    checked.says('{"lit": true}', '{"lit": true}')
+    assert text_of(checked.ask(SIDES))
+    checked.says('{"lit": true}', '```\n{"lit": true}\n```')
+    monkeypatch.setattr(answer_check, "run_limited", busy)
+    answer = checked.ask(SIDES)
+    assert answer.status_code == 503
+    assert answer.headers["Retry-After"]
+    assert "```" in text_of(checked.ask(SIDES, is_strict=False))
 
 
 def test_text_before_a_call_is_sent(checked: Served) -> None:
