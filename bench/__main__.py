@@ -5,8 +5,8 @@ compare: all servers on equal work; agents: recorded traffic; fairness, overhead
 figures; replay: recorded sessions by the clock; hostile: good clients beside hostile
 ones; loading: a stream while a model is loaded; vision: a talk with screenshots; disk:
 prompts brought back from it; writes: talks while KV is written to it; kept: what a turn
-costs beside the model; structured: what a schema costs; start: from the start of a
-process to its first answer.
+costs beside the model; structured: what a schema costs; speculation: what drafts gain;
+start: from the start of a process to its first answer.
 `NAME --help` says more.
 `python -m bench --device-model` runs overhead, compare and replay with a model of the
 size that a GPU serves.
@@ -19,7 +19,7 @@ from bench import device
 
 _NAMES = (
     "compare", "agents", "fairness", "overhead", "replay", "hostile", "loading",
-    "vision", "disk", "writes", "start", "kept", "structured",
+    "vision", "disk", "writes", "start", "kept", "structured", "speculation",
 )  # fmt: skip
 
 _OF_DEV = ("psutil", "matplotlib")  # what the benchmarks need of the extra `dev`

@@ -113,17 +113,18 @@ def _read(job: Job, tokenizer: Tokenizer) -> str:
 
 
 class Forced:
-    """Lets one token through a step; called once a step, in order."""
+    """Lets one token through at each place of an answer."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         self._ids = ids
-        self._step = 0
+        self._before: int | None = None  # tokens that are known at its first place
         self.num_steps = len(ids)
 
-    def __call__(self, _tokens: mx.array, logits: mx.array) -> mx.array:
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        if self._before is None:
+            self._before = len(tokens)
         # The engine computes one step ahead, so there is one call after the end.
-        wanted = self._ids[min(self._step, len(self._ids) - 1)]
-        self._step += 1
+        wanted = self._ids[min(len(tokens) - self._before, len(self._ids) - 1)]
         chosen = mx.arange(logits.shape[-1]) == wanted
         # The token must need the logits: MLX computes nothing that no result needs,
         # and would leave all steps of an answer to whoever asks for its KV.

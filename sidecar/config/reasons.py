@@ -38,7 +38,6 @@ NOT_BUILT = frozenset(
         "PREVENT_SLEEP",
         "ENABLE_SNAPSHOT_STITCH",
         "ENABLE_SNAPSHOT_STITCH_VLM",
-        "SPECULATION",
         "DRAFT_MODEL",
         "NUM_DRAFT_TOKENS",
         "CLASSIFY_BATCH",

@@ -7,7 +7,9 @@ more for every token. So a row joins a batch where the padding is small beside t
 weights, else it gets a batch of its own.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+import time
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
@@ -21,9 +23,13 @@ from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.sampling import (
     Drawing,
     LogitsProcessor,
+    RowSampler,
     make_row_processors,
     make_row_sampler,
 )
+from sidecar.engine.speculation import padded_kv
+from sidecar.engine.speculation.draft_length import DraftPrices
+from sidecar.engine.speculation.row_speculation import RowSpeculation
 from sidecar.engine.vision.vision_encoder import VisionInputs
 from sidecar.kv.kv_layers import (
     KVLayers,
@@ -31,11 +37,15 @@ from sidecar.kv.kv_layers import (
     arrays_of,
     borrow_layers,
     from_only_row,
+    is_sliceable,
     release_freed_memory,
+    restore_checkpoint,
     row_of,
     share_offsets,
+    take_checkpoint,
     to_batch,
     token_nbytes,
+    trim,
 )
 
 
@@ -60,6 +70,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     _is_plain = False
     _drawing: Drawing | None = None
     printed_stops: Mapping[int, int] = MappingProxyType({})
+    stop_ids: Collection[int] = ()
     released = Released()
 
     def __init__(
@@ -83,6 +94,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         self._num_top = num_top or {}
         self._shifts = shifts or {}
         self._reads_prompt = True
+        self._unfed: list[int] = []  # what was said and is not in the caches yet
         super().__init__(*arguments, **named)
         self._reads_prompt = False
 
@@ -98,7 +110,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         self._current_logprobs = due = self._next_logprobs
         fed = inputs if self._reads_prompt else self._as_printed(inputs)
         extra = (self._vision_inputs(),) if self._shifts else ()
-        logits = self.model(fed[:, None], self.prompt_cache, *extra)[:, -1, :]
+        fed = self._with_unfed(fed[:, None])
+        logits = self.model(fed, self.prompt_cache, *extra)[:, -1, :]
         share_offsets(self.prompt_cache)
         contexts: list[mx.array] = []
         if any(self.logits_processors):
@@ -119,6 +132,114 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         for said, token in zip(self.tokens, tokens, strict=True):
             said.append(token)
         return tokens, [_read(found) for found in due]
+
+    @property
+    def may_speculate(self) -> bool:
+        """Whether a draft can be tried: for one row that is alone, of text alone."""
+        is_free = not (self._constrained or self._shifts or self._unfed)
+        return self._is_plain and len(self.uids) == 1 and is_free
+
+    def speculate(self, draft: Sequence[int]) -> list[Any]:
+        """
+        Say as many tokens of a draft as would have been said without it.
+
+        All of it goes through the model in one pass. At each place the row's own draw
+        decides, with the key that it would have had: what it draws is said, and the
+        first that is not the draft's ends the run. So the tokens are those of plain
+        steps, whatever the draft is (docs/speculation.md).
+
+        Args:
+            draft: the token that is drawn already first. No stop token is tried.
+        Returns:
+            mlx-lm's responses, in order; none where nothing can be tried.
+        """
+        most = self.max_tokens[0] - self._num_tokens[0] - 1
+        run = _before_any(draft[: max(most, 0)], self.stop_ids)
+        if len(run) < 2 or self._next_tokens.tolist() != run[:1]:
+            return []
+        cache, fed, saved = self.prompt_cache, run, None
+        if not is_sliceable(cache):
+            saved = take_checkpoint(cache)
+        elif padded_kv.needs_padding():
+            fed = padded_kv.filled(run)
+            cache = padded_kv.padded(cache, len(fed))
+        logits = self.model(mx.array([fed]), cache)[0, : len(run)]
+        logprobs, drawn = self._drawn_along(logits, mx.array(run))
+        num_top = self._num_top.get(self.uids[0])
+        found = [
+            _likeliest(logprobs[place], drawn[place], num_top)
+            for place in range(len(run))
+        ]
+        due = self._next_logprobs
+        mx.eval(drawn, found, due)
+        sampled = cast(list[int], drawn.tolist())
+        pairs = zip(run[1:], sampled, strict=False)
+        num_taken = next((n for n, (d, s) in enumerate(pairs) if d != s), len(run) - 1)
+        said = run[: num_taken + 1]
+        self._go_back(len(fed), run, len(said), saved)
+        self._next_tokens = drawn[num_taken : num_taken + 1]
+        self._next_logprobs = found[num_taken : num_taken + 1]
+        self._num_tokens[0] += len(said)
+        self.tokens[0] += said
+        logprobs_said = map(_read, [*due, *found[:num_taken]])
+        return [
+            self.Response(self.uids[0], token, logprob, None, None, None)
+            for token, logprob in zip(said, logprobs_said, strict=True)
+        ]
+
+    def _drawn_along(
+        self, logits: mx.array, inputs: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """Log-probabilities and draws at each place of a run, with its own history."""
+        if processors := self.logits_processors[0]:
+            rows = []
+            for place in range(len(inputs)):
+                said = self._token_context[0].update_and_fetch(
+                    inputs[place : place + 1]
+                )
+                changed = logits[place : place + 1]
+                for processor in processors:
+                    changed = processor(said, changed)
+                rows.append(changed)
+            logits = mx.concatenate(rows, axis=0)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        return logprobs, Drawing(self.samplers * len(inputs))(logprobs)
+
+    def _go_back(
+        self, num_fed: int, run: list[int], num_said: int, saved: list[Any] | None
+    ) -> None:
+        """
+        Forget what was fed and not said.
+
+        Layers that cannot be cut go back to where they were before the run, and all
+        others with them: what was said of it is fed with the next token.
+        """
+        if num_fed == num_said:
+            return
+        num_wrong = len(run) - num_said
+        if self.logits_processors[0]:
+            self._token_context[0]._size -= num_wrong
+        sampler = self.samplers[0]
+        if isinstance(sampler, RowSampler):
+            sampler.give_back(num_wrong)
+        if saved is None:
+            trim(self.prompt_cache, num_fed - num_said)
+            return
+        trim(self.prompt_cache, num_fed)
+        restore_checkpoint(self.prompt_cache, saved)
+        self._unfed = run[:num_said]
+
+    def _with_unfed(self, fed: mx.array) -> mx.array:
+        if not self._unfed:
+            return fed
+        before, self._unfed = mx.array([self._unfed], fed.dtype), []
+        return mx.concatenate([before, fed], axis=1)
+
+    def _catch_up(self) -> None:
+        """Have the caches hold all that was said."""
+        if self._unfed:
+            unfed, self._unfed = self._unfed, []
+            self.model(mx.array([unfed]), self.prompt_cache)
 
     def _masked(self, logits: mx.array, inputs: mx.array) -> mx.array:
         """Logits of which only what grammars let in is left."""
@@ -185,6 +306,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
 
     def extract_cache(self, idx: int) -> KVLayers:
         """The caches of a row."""
+        self._catch_up()
         if self._is_plain:
             return borrow_layers(self.prompt_cache)
         if len(self.uids) == 1:
@@ -192,6 +314,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         return [row_of(layer, idx) for layer in self.prompt_cache]
 
     def _to_batch(self) -> None:
+        self._catch_up()
         if self._is_plain:
             self.prompt_cache = to_batch(self.prompt_cache)
             self._is_plain = False
@@ -218,7 +341,8 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
 def empty_batch(model: LoadedModel, released: Released) -> DecodeBatch:
     """A batch without rows."""
     batch: DecodeBatch = DecodeBatch.empty(model.forward, greedy_sampler)
-    batch.printed_stops, batch.released = model.printed_stops, released
+    batch.printed_stops, batch.stop_ids = model.printed_stops, model.stop_ids
+    batch.released = released
     return batch
 
 
@@ -273,6 +397,11 @@ def _in_float32(_tokens: mx.array, logits: mx.array) -> mx.array:
     return logits.astype(mx.float32)
 
 
+def _before_any(run: Sequence[int], ends: Collection[int]) -> list[int]:
+    """The beginning of a run that has none of these."""
+    return list(itertools.takewhile(lambda one: one not in ends, run))
+
+
 _Found = tuple[mx.array, mx.array, mx.array]
 
 
@@ -304,6 +433,9 @@ class DecodeBatches:
         self._model = model
         self._batches: list[DecodeBatch] = []
         self._lengths: dict[int, int] = {}
+        self.prices = DraftPrices()
+        self._speculating: dict[int, RowSpeculation] = {}
+        self._was_plain = False  # the last step, so that the next one's time is its own
 
     @property
     def has_rows(self) -> bool:
@@ -325,8 +457,16 @@ class DecodeBatches:
         mx.eval(self.arrays)
         release_freed_memory()
 
-    def join(self, uid: int, single: DecodeBatch, length: int) -> None:
+    def join(
+        self,
+        uid: int,
+        single: DecodeBatch,
+        length: int,
+        speculation: RowSpeculation | None = None,
+    ) -> None:
         """Add a batch of one sequence with `length` tokens to the fitting batch."""
+        if speculation is not None:
+            self._speculating[uid] = speculation
         maximum = (
             _MAX_PADDING * self._model.num_bytes / token_nbytes(single.prompt_cache)
         )
@@ -349,20 +489,48 @@ class DecodeBatches:
         """
         if self._model.quantization:
             self._model.quantization.apply(self._batches[0].prompt_cache)
-        responses: list[Any] = self._batches[0].next()
+        responses = self._speculated() or self._stepped()
         for response in responses:
             self._lengths[response.uid] += 1
+            if speculation := self._speculating.get(response.uid):
+                speculation.take(response.token)
             if response.finish_reason is not None:
                 del self._lengths[response.uid]
+                self._speculating.pop(response.uid, None)
         self._batches.append(self._batches.pop(0))
         self._drop_empty()
+        return responses
+
+    def _stepped(self) -> list[Any]:
+        """A plain step, its time noted where nothing but it was waited for."""
+        started = time.perf_counter()
+        responses: list[Any] = self._batches[0].next()
+        if self._speculating and self._was_plain and len(responses) == 1:
+            self.prices.stepped(time.perf_counter() - started)
+        self._was_plain = True
+        return responses
+
+    def _speculated(self) -> list[Any]:
+        """The tokens of a draft that were right, if there is one to try."""
+        batch = self._batches[0]
+        speculation = self._speculating.get(batch.uids[0])
+        if speculation is None or len(self._batches) > 1 or not batch.may_speculate:
+            return []
+        draft = speculation.draft()
+        started = time.perf_counter()
+        responses = batch.speculate(draft) if draft else []
+        if responses:
+            num_drafted = len(draft) - 1
+            self.prices.called(num_drafted, time.perf_counter() - started)
+            speculation.note(num_drafted, len(responses) - 1)
+            self._was_plain = False
         return responses
 
     def drop_current(self) -> list[int]:
         """Forget the next batch; the sequences that were in it."""
         lost = list(self._batches.pop(0).uids) if self._batches else []
         for uid in lost:
-            self._lengths.pop(uid, None)
+            self._forget(uid)
         return lost
 
     def extract(self, uid: int) -> KVLayers:
@@ -376,8 +544,12 @@ class DecodeBatches:
             if len(keep) < len(batch.uids):
                 batch.filter(keep)
         for uid in uids:
-            self._lengths.pop(uid, None)
+            self._forget(uid)
         self._drop_empty()
+
+    def _forget(self, uid: int) -> None:
+        self._lengths.pop(uid, None)
+        self._speculating.pop(uid, None)
 
     def _padding(self, batch: DecodeBatch, length: int) -> int:
         """Tokens of padding in a batch once a row of `length` has joined."""

@@ -13,6 +13,7 @@ from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.process_memory import NOTHING
 from sidecar.engine.sampling import Sampling
+from sidecar.engine.speculation.lookup_drafter import Sources
 
 # A client this far behind its stream has stopped reading.
 _MAX_EVENTS = 16384
@@ -31,6 +32,7 @@ class JobSpec:
         n: choices decoded from one prefill.
         top_logprobs: None for none; else how many alternatives a token.
         constraint: what each choice must keep to; None: nothing.
+        sources: what the answer may repeat; None: nothing is drafted.
     """
 
     prompt: ModelPrompt
@@ -40,6 +42,7 @@ class JobSpec:
     n: int = 1
     top_logprobs: int | None = None
     constraint: Constraint | None = None
+    sources: Sources | None = None
 
     @property
     def model_ids(self) -> ModelIds:

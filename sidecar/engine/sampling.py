@@ -134,6 +134,10 @@ class RowSampler:
         mixed = _mixed(self._seed + self._num_drawn * _GOLDEN)
         return mixed >> 32, mixed & 0xFFFF_FFFF
 
+    def give_back(self, num_keys: int) -> None:
+        """Draw with the last keys once more: what they drew is not said."""
+        self._num_drawn -= num_keys
+
     def __call__(self, logprobs: mx.array) -> mx.array:
         """Draw for a batch of this row alone."""
         return Drawing([self])(logprobs)

@@ -26,7 +26,14 @@ from sidecar.core.events import TokenLogprob
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.constrained_row import ConstrainedRow
 from sidecar.engine.decode_batch import DecodeBatches, TopLogprobs, batch_of_one
-from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Prefilled, Token
+from sidecar.engine.job import (
+    ChoiceEnded,
+    Job,
+    JobFailed,
+    JobSpec,
+    Prefilled,
+    Token,
+)
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.weights import weights_count
 from sidecar.engine.memory_model import MemoryGuard
@@ -35,6 +42,8 @@ from sidecar.engine.prefill_queue import PrefillQueue
 from sidecar.engine.process_memory import NOTHING, Admission, Demand, Running
 from sidecar.engine.sampling import LogitsProcessor
 from sidecar.engine.sequence import Sequence, begin_sequence
+from sidecar.engine.speculation.lookup_drafter import LookupDrafter
+from sidecar.engine.speculation.row_speculation import RowSpeculation
 from sidecar.kv.kv_layers import (
     KVLayers,
     copy_layers,
@@ -380,11 +389,19 @@ class BatchScheduler:
         )
         row.constrained = single.constrained(uid)
         row.take_early(*single.first_token())
-        self._decode_batches.join(uid, single, len(spec.model_ids))
+        speculation = self._speculation(spec)
+        self._decode_batches.join(uid, single, len(spec.model_ids), speculation)
         self._rows[uid] = row
         if row.choice == 0:
             row.sequence.enter_batch(lambda: self._decode_batches.extract(uid))
         time.sleep(_HAND_OVER_S)
+
+    def _speculation(self, spec: JobSpec) -> RowSpeculation | None:
+        if spec.sources is None:
+            return None
+        drafter = LookupDrafter(spec.sources, spec.prompt.read_ids)
+        call_ids = self._model.syntax.opener_ids
+        return RowSpeculation(drafter, self._decode_batches.prices, call_ids)
 
     def _decode(self) -> None:
         for response in self._decode_batches.next():

@@ -20,6 +20,7 @@ from sidecar.engine.loading.weights import let_go_measured
 from sidecar.engine.process_memory import Demand
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.scheduler import BatchScheduler
+from sidecar.engine.speculation.lookup_drafter import Sources
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.output.splitter_check import splitter_faults
 
@@ -79,6 +80,11 @@ class TextEngine:
         )
 
     @property
+    def speculates(self) -> bool:
+        """Whether it looks for what an answer may repeat."""
+        return self._config.speculation == "auto"
+
+    @property
     def token_s(self) -> float:
         """Seconds to compute a token of a prompt, as measured."""
         return self._loop.pacer.rate.seconds
@@ -94,12 +100,14 @@ class TextEngine:
         sampling: Sampling,
         options: GenerationOptions,
         constraint: Constraint | None = None,
+        further: Sequence[Sequence[int]] = (),
     ) -> Job:
         """
         Admit a generation; whoever gets the job must `release` it.
 
         Args:
             constraint: what each answer must keep to.
+            further: ids of texts beside the prompt that an answer may repeat.
         Raises:
             ContextLengthExceeded: the prompt leaves no room for an answer.
             Busy: the queue is full.
@@ -107,7 +115,10 @@ class TextEngine:
             Unavailable: the server is going down.
         """
         spec = self._admit(prompt, sampling, options)
-        job = Job(replace(spec, constraint=constraint))
+        sources = None
+        if self.speculates and spec.n == 1 and constraint is None:
+            sources = Sources([spec.prompt.read_ids, *further])
+        job = Job(replace(spec, constraint=constraint, sources=sources))
         length, num_copies = len(job.spec.model_ids), job.spec.n
 
         images = self._images(job.spec.prompt)

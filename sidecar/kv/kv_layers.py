@@ -153,6 +153,20 @@ def take_checkpoint(cache: KVLayers) -> list[Any]:
     return [copy.deepcopy(a) for a in atoms(cache) if not is_sliceable_atom(a)]
 
 
+def restore_checkpoint(cache: KVLayers, checkpoint: list[Any]) -> None:
+    """Put the atoms that cannot be cut back to a checkpoint, which is used up."""
+    held = [a for a in atoms(cache) if not is_sliceable_atom(a)]
+    for atom, kept in zip(held, checkpoint, strict=True):
+        atom.__dict__.update(kept.__dict__)
+
+
+def trim(cache: KVLayers, num_tokens: int) -> None:
+    """Cut the last tokens off the atoms that can be cut."""
+    for atom in atoms(cache):
+        if is_sliceable_atom(atom):
+            atom.trim(num_tokens)
+
+
 def own_checkpoint(checkpoint: list[Any]) -> None:
     """Make a checkpoint independent of larger arrays that it may be a slice of."""
     for atom in checkpoint:

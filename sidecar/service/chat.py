@@ -22,6 +22,8 @@ from sidecar.core.requests import ChatRequest, CompletionRequest, join_names
 from sidecar.core.turn_token import make_token
 from sidecar.engine.job import Forecast
 from sidecar.engine.sampling import Sampling, settle
+from sidecar.engine.speculation.source_forms import written_forms
+from sidecar.engine.text_engine import TextEngine
 from sidecar.infra.lru import Lru
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.session_log import SessionLog
@@ -307,7 +309,11 @@ class ChatService:
 
         with resources:
             job = engine.submit(
-                plan.prompt, plan.sampling, request.options, plan.constraint
+                plan.prompt,
+                plan.sampling,
+                request.options,
+                plan.constraint,
+                _repeatable(request, engine) if engine.speculates else (),
             )
             resources.callback(engine.release, job)
             metrics.active.inc()
@@ -334,6 +340,17 @@ class ChatService:
                     running.remove(run)
                 if not running:
                     self._running.pop(name, None)
+
+
+def _repeatable(
+    request: ChatRequest | CompletionRequest, engine: TextEngine
+) -> list[list[int]]:
+    """Ids of what its tools have said, as the model would write it."""
+    if isinstance(request, CompletionRequest):
+        return []
+    results = (one.text for one in request.messages if one.role == "tool")
+    encode = engine.model.tokenizer.encode
+    return [encode(form, add_special_tokens=False) for form in written_forms(results)]
 
 
 def _chat_choices(

@@ -1,0 +1,283 @@
+"""
+How many tokens a call says where an agent writes what it has read.
+
+    python -m bench speculation REPOSITORY [--commits 40]
+
+Each commit of a git repository that changes one file of text is a task: the file was
+read with line numbers, as agents see it, and is written anew, whole or as an edit, in
+the JSON of a call or as XML. The answers are given, so nothing but the drafts counts:
+which tokens a draft gets right does not depend on the model.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from sidecar.config.settings import GenerationConfig
+from sidecar.core.prompt import ModelIds, ModelPrompt
+from sidecar.core.requests import GenerationOptions, SamplingParams
+from sidecar.engine.job import ChoiceEnded, JobFailed, Token
+from sidecar.engine.sampling import settle
+from sidecar.engine.speculation.draft_length import LENGTHS, DraftPrices
+from sidecar.engine.speculation.lookup_drafter import LookupDrafter, Sources
+from sidecar.engine.speculation.row_speculation import RowSpeculation
+from sidecar.engine.speculation.source_forms import written_forms
+from sidecar.engine.text_engine import TextEngine
+
+_MAX_CHARS, _MIN_CHARS = 40_000, 600
+_MAX_MEASURED, _MAX_SAID = 12_000, 1_500  # characters read, tokens said
+Encode = Callable[[str], list[int]]
+_OPENER = "<tool_call>"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A file before a commit and behind it."""
+
+    path: str
+    before: str
+    after: str
+
+
+def commits(repository: Path, most: int) -> Iterator[Commit]:
+    """The newest commits' files that were changed, one a commit, of fair size."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(repository), *arguments]
+        done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+        return done.stdout.decode("utf-8", "replace")
+
+    num_found = 0
+    for commit in git("log", "--no-merges", "--format=%H", "-n", "2000").split():
+        changed = git("diff-tree", "-r", "--diff-filter=M", "--name-only", commit)
+        for path in changed.splitlines()[1:]:
+            before, after = (git("show", f"{c}:{path}") for c in (f"{commit}^", commit))
+            is_fair = all(_MIN_CHARS < len(t) < _MAX_CHARS for t in (before, after))
+            if is_fair and "\ufffd" not in before + after:
+                yield Commit(path, before, after)
+                num_found += 1
+                break
+        if num_found == most:
+            return
+
+
+def shown(text: str) -> str:
+    """A file as Claude Code's Read shows it."""
+    lines = text.split("\n")
+    return "\n".join(f"{number:>6}→{line}" for number, line in enumerate(lines, 1))
+
+
+def edit_of(commit: Commit) -> tuple[str, str]:
+    """What an edit call replaces, and by what: the changed lines, three around them."""
+    old, new = commit.before.split("\n"), commit.after.split("\n")
+    first = next(
+        (n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b),
+        min(len(old), len(new)),
+    )
+    behind, most = 0, min(len(old), len(new)) - first
+    while behind < most and old[-1 - behind] == new[-1 - behind]:
+        behind += 1
+    start, after = max(first - 3, 0), max(behind - 3, 0)
+    return (
+        "\n".join(old[start : len(old) - after]),
+        "\n".join(new[start : len(new) - after]),
+    )
+
+
+def answers(commit: Commit, *, as_json: bool) -> dict[str, str]:
+    """The call that writes it, whole and as an edit, as a model writes it."""
+    old, new = edit_of(commit)
+    calls = {
+        "whole file": ("Write", {"file_path": commit.path, "content": commit.after}),
+        "edit": (
+            "Edit",
+            {"file_path": commit.path, "old_string": old, "new_string": new},
+        ),
+    }
+    return {
+        kind: _json_call(*call) if as_json else _xml_call(*call)
+        for kind, call in calls.items()
+    }
+
+
+def _json_call(name: str, arguments: dict[str, str]) -> str:
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"{_OPENER}\n{call}\n</tool_call>"
+
+
+def _xml_call(name: str, arguments: dict[str, str]) -> str:
+    parts = [f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in arguments.items()]
+    return f"{_OPENER}\n<function={name}>\n{''.join(parts)}</function>\n</tool_call>"
+
+
+def num_calls(said: Sequence[int], speculation: RowSpeculation) -> int:
+    """How many forward passes an answer takes."""
+    at = count = 0
+    while at < len(said):
+        draft = speculation.draft()
+        count += 1
+        num_right = 1
+        if draft and draft[0] == said[at]:
+            pairs = zip(draft[1:], said[at + 1 :], strict=False)
+            right = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
+            num_right += min(len(draft), len(said) - at) - 1 if right is None else right
+            speculation.note(len(draft) - 1, num_right - 1)
+        for token in said[at : at + num_right]:
+            speculation.take(token)
+        at += num_right
+    return count
+
+
+class FixedPrices(DraftPrices):
+    """What one card was measured to take for eight rows instead of one."""
+
+    def __init__(self, of_eight: float) -> None:
+        super().__init__()
+        self._each = (of_eight - 1) / 8
+
+    def of(self, length: int) -> float:
+        """In plain steps."""
+        return 1 + self._each * length
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0; the tables go to standard output."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench speculation", description=__doc__
+    )
+    parser.add_argument("repository", type=Path, help="or what --save wrote")
+    parser.add_argument("--save", type=Path, help="where to write the commits")
+    parser.add_argument("--commits", type=int, default=40)
+    parser.add_argument("--price", type=float, default=1.8, help="of eight tokens")
+    parser.add_argument("--model", type=Path, help="measure its rates as well")
+    parser.add_argument("--rounds", type=int, default=6)
+    options = parser.parse_args(argv)
+    encode, opener_ids = _tokenizer(options.model)
+    if options.repository.is_file():
+        rows = json.loads(options.repository.read_text("utf-8"))
+        found = [Commit(**row) for row in rows]
+    else:
+        found = [*commits(options.repository, options.commits)]
+    if options.save:
+        rows = [asdict(commit) for commit in found]
+        options.save.write_text(json.dumps(rows), "utf-8")
+    sys.stdout.write(f"{len(found)} commits of {options.repository}\n")
+    sys.stdout.write(f"{'answer':<22}{'tokens':>8}{'tokens a call':>15}\n")
+    for name, tasks in _tasks(found, encode).items():
+        calls = 0
+        for task in tasks:
+            drafter = LookupDrafter(Sources([task.prompt, *task.further]), task.prompt)
+            prices = FixedPrices(options.price)
+            calls += num_calls(task.said, RowSpeculation(drafter, prices, opener_ids))
+        num_said = sum(len(task.said) for task in tasks)
+        sys.stdout.write(f"{name:<22}{num_said:>8}{num_said / calls:>15.2f}\n")
+    if options.model:
+        short = [one for one in found if len(one.before) < _MAX_MEASURED]
+        tasks = _tasks(short[: options.rounds], encode)
+        tasks["prose"] = _prose(encode, options.rounds)
+        _measure(options.model, tasks)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is read, what else may be repeated, and what is answered, as tokens."""
+
+    prompt: list[int]
+    further: list[list[int]]
+    said: list[int]
+
+
+def _tasks(found: Sequence[Commit], encode: Encode) -> dict[str, list[Task]]:
+    tasks: dict[str, list[Task]] = defaultdict(list)
+    for as_json in (True, False):
+        for commit in found:
+            text = shown(commit.before)
+            prompt = encode(f"Read {commit.path}\n{text}\nassistant\n")
+            forms = written_forms([text])
+            for kind, answer in answers(commit, as_json=as_json).items():
+                name = f"{kind} in {'JSON' if as_json else 'XML'}"
+                further = [encode(form) for form in forms]
+                tasks[name].append(Task(prompt, further, encode(answer)))
+    return tasks
+
+
+def _prose(encode: Encode, count: int) -> list[Task]:
+    """Text that repeats nothing but its own words: pages of this project."""
+    pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+    texts = [
+        page.read_text("utf-8")[:3_000] for page in pages if page.stat().st_size > 6000
+    ]
+    prompt = encode("Explain it at length.\nassistant\n")
+    return [Task(prompt, [], encode(text)) for text in texts[:count]]
+
+
+def _measure(model: Path, tasks: dict[str, list[Task]]) -> None:
+    """Rates of a model that is made to say the answers, with drafts and without."""
+    from testkit.scripted import Forced
+    from testkit.servers import running_sidecar
+
+    wanted: list[int] = []
+    settings = {"MODEL_PATH": str(model), "SPECULATION": "auto"}
+    forced = lambda job, choice: [Forced([*wanted])]  # noqa: E731
+    sys.stdout.write(f"{'answer':<22}{'plain':>8}{'drafted':>9}{'ratio':>7}\n")
+    with running_sidecar(settings, forced) as app, app.pool.lease("local") as served:
+        for name, each in tasks.items():
+            rounds = []
+            for number, task in enumerate(each):
+                wanted[:] = task.said[:_MAX_SAID]
+                order = ("off", "auto") if number % 2 else ("auto", "off")
+                rounds.append({how: _rate(served.engine, task, how) for how in order})
+            plain = statistics.median(one["off"] for one in rounds)
+            drafted = statistics.median(one["auto"] for one in rounds)
+            ratio = statistics.median(one["auto"] / one["off"] for one in rounds)
+            prices = served.engine._loop._decode_batches.prices
+            costs = " ".join(f"{n}:{prices.of(n):.2f}" for n in LENGTHS)
+            sys.stdout.write(
+                f"{name:<22}{plain:>8.1f}{drafted:>9.1f}{ratio:>7.2f}  {costs}\n"
+            )
+            sys.stdout.flush()
+
+
+def _rate(engine: TextEngine, task: Task, how: str) -> float:
+    """Tokens a second behind the first one."""
+    engine._config = replace(engine._config, speculation=how)
+    num_said = min(len(task.said), _MAX_SAID)
+    options = GenerationOptions(max_tokens=num_said)
+    sampling = settle(SamplingParams(temperature=0), GenerationConfig(), {})
+    prompt = ModelPrompt(ModelIds(tuple(task.prompt)))
+    job = engine.submit(prompt, sampling, options, further=task.further)
+    first = 0.0
+    try:
+        while True:
+            event = job.next_event(120)
+            if event is None or isinstance(event, JobFailed):
+                raise RuntimeError(f"no answer: {event}")
+            if isinstance(event, Token):
+                first = first or time.perf_counter()
+            elif isinstance(event, ChoiceEnded):
+                return (num_said - 1) / (time.perf_counter() - first)
+    finally:
+        engine.release(job)
+
+
+def _tokenizer(folder: Path | None) -> tuple[Encode, frozenset[int]]:
+    from tokenizers import Tokenizer
+
+    from testkit.tiny_models import BUILTIN
+
+    core = Tokenizer.from_file(str((folder or BUILTIN) / "tokenizer.json"))
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = core.encode(text, add_special_tokens=False).ids
+        return ids
+
+    opener = core.token_to_id(_OPENER)
+    return encode, frozenset() if opener is None else frozenset({opener})
