@@ -16,7 +16,6 @@ from dataclasses import replace
 from sidecar.core.errors import (
     AnswerInvalid,
     RequestCancelled,
-    RequestTimeout,
     SidecarError,
 )
 from sidecar.core.events import (
@@ -162,7 +161,7 @@ class CheckedRun:
                 elif isinstance(event, _TEXT):
                     answer.append(event)
                 yield Idle()
-        except (RequestCancelled, RequestTimeout):
+        except RequestCancelled:
             raise
         except SidecarError as error:
             logger.info("an answer could not be asked for again: %s", error.code)

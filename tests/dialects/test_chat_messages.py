@@ -240,9 +240,9 @@ def test_tool_choice(field: str, choice: Any, expected: ToolChoice) -> None:
     assert read_tool_choice(fields, read_tools(fields)) == expected
 
 
-def test_required_without_tools_is_auto() -> None:
-    """Nothing can be required of no tools."""
-    assert read_tool_choice(Fields({"tool_choice": "required"}), ()).mode == "auto"
+def test_required_without_tools_is_read_as_that() -> None:
+    """Nothing can be required of no tools: the field is named (tests/server)."""
+    assert read_tool_choice(Fields({"tool_choice": "required"}), ()).mode == "required"
 
 
 def test_a_legacy_call_and_its_result_are_a_call_and_its_result() -> None:

@@ -16,9 +16,10 @@ from mlx_lm.utils import load_tokenizer
 import sidecar
 from sidecar.core.errors import Unavailable
 from sidecar.core.requests import OutputFormat
-from sidecar.engine import constrained_row, grammar_check, grammar_compiler
+from sidecar.engine import constrained_row, grammar_check
 from sidecar.engine.constrained_row import ConstrainedRow, Constraint, masked
 from sidecar.engine.grammar_compiler import GrammarCompiler, UnsupportedGrammar
+from sidecar.infra import limited_child
 from sidecar.output.grammars.answer_grammar import answer_grammar
 
 BUILTIN = Path(sidecar.__file__).parent / "builtin_model"
@@ -131,7 +132,7 @@ def test_what_compiles_for_ever_is_ended(
     pattern = [f'{{"type": "string", "pattern": ".*abc.{{{n}}}"}}' for n in range(30)]
     lark = f'start: %json {{"allOf": [{", ".join(pattern)}]}}'
     with monkeypatch.context() as patch:
-        patch.setattr(grammar_compiler, "_CHECK_S", 0.2)
+        patch.setattr(limited_child, "_RUN_S", 0.2)
         with pytest.raises(Unavailable):  # the machine may have been busy
             grammars.compile(lark)
     with pytest.raises(UnsupportedGrammar, match="to compile"):
