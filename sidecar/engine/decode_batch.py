@@ -516,7 +516,7 @@ class DecodeBatches:
         speculation = self._speculating.get(batch.uids[0])
         if speculation is None or len(self._batches) > 1 or not batch.may_speculate:
             return []
-        draft = speculation.draft()
+        draft = self._before_quantising(batch.uids[0], speculation.draft())
         started = time.perf_counter()
         responses = batch.speculate(draft) if draft else []
         if responses:
@@ -525,6 +525,13 @@ class DecodeBatches:
             speculation.note(num_drafted, len(responses) - 1)
             self._was_plain = False
         return responses
+
+    def _before_quantising(self, uid: int, draft: list[int]) -> list[int]:
+        """As much of a draft as is computed with KV of one kind, as plain steps do."""
+        quantization, depth = self._model.quantization, self._lengths[uid]
+        if quantization is None or depth > quantization.start:
+            return draft
+        return draft[: quantization.start - depth + 1]
 
     def drop_current(self) -> list[int]:
         """Forget the next batch; the sequences that were in it."""

@@ -14,7 +14,7 @@ from testkit.jobs import Outcome, finish, leased_engine, random_ids, run, submit
 from testkit.servers import running_sidecar
 
 ModelFolder = Callable[[str], Path]
-KINDS = ["dense", "hybrid", "sliding"]
+KINDS = ["dense", "hybrid", "sliding", "quantized"]
 CASES = 40  # tests/rest.txt has most of them
 
 
@@ -22,8 +22,11 @@ CASES = 40  # tests/rest.txt has most of them
 def engine(
     request: pytest.FixtureRequest, model_folder: ModelFolder
 ) -> Iterator[TextEngine]:
+    is_quantized = request.param == "quantized"
+    bits = {"KV_BITS": "8", "KV_GROUP_SIZE": "32", "QUANTIZED_KV_START": "60"}
     settings = {
-        "MODEL_PATH": str(model_folder(request.param)),
+        **(bits if is_quantized else {}),
+        "MODEL_PATH": str(model_folder("dense" if is_quantized else request.param)),
         "SPECULATION": "auto",
         "CACHE_SELFTEST": "off",
     }
