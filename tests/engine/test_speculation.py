@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
+from sidecar.app import App
 from sidecar.engine.speculation import padded_kv
 from sidecar.engine.text_engine import TextEngine
-from testkit.jobs import Outcome, finish, leased_engine, random_ids, run, submit
+from testkit.jobs import (
+    Outcome,
+    by_hand,
+    finish,
+    leased_engine,
+    random_ids,
+    run,
+    submit,
+)
 from testkit.servers import running_sidecar
 
 ModelFolder = Callable[[str], Path]
@@ -18,22 +27,34 @@ KINDS = ["dense", "hybrid", "sliding", "quantized"]
 CASES = 40  # tests/rest.txt has most of them
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def engine(
-    request: pytest.FixtureRequest, model_folder: ModelFolder
-) -> Iterator[TextEngine]:
-    is_quantized = request.param == "quantized"
+def _engine_of(
+    kind: str, model_folder: ModelFolder
+) -> Iterator[tuple[App, TextEngine]]:
+    is_quantized = kind == "quantized"
     bits = {"KV_BITS": "8", "KV_GROUP_SIZE": "32", "QUANTIZED_KV_START": "60"}
     settings = {
         **(bits if is_quantized else {}),
-        "MODEL_PATH": str(model_folder("dense" if is_quantized else request.param)),
+        "MODEL_PATH": str(model_folder("dense" if is_quantized else kind)),
         "SPECULATION": "auto",
         "CACHE_SELFTEST": "off",
     }
     with running_sidecar(settings) as app, leased_engine(app) as engine:
         # As if a longer call cost nothing: all that can be tried is.
         engine._loop._decode_batches.prices.of = lambda length: 1.0  # type: ignore[method-assign]
+        yield app, engine
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def engine(
+    request: pytest.FixtureRequest, model_folder: ModelFolder
+) -> Iterator[TextEngine]:
+    for _, engine in _engine_of(request.param, model_folder):
         yield engine
+
+
+@pytest.fixture(scope="module")
+def hybrid(model_folder: ModelFolder) -> Iterator[tuple[App, TextEngine]]:
+    yield from _engine_of("hybrid", model_folder)
 
 
 def some_options(chance: random.Random) -> dict[str, Any]:
@@ -117,3 +138,31 @@ def test_the_tokens_are_those_of_plain_steps(
         again.choices[0].ids
         == plain(engine, (*ids, *said.ids, *random_ids(seed + 1, 5)), 8).choices[0].ids
     )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_second_row_may_join_behind_a_draft_that_was_wrong(
+    hybrid: tuple[App, TextEngine], seed: int
+) -> None:
+    """A state that went back is brought on before its row enters a batch."""
+    app, engine = hybrid
+    chance = random.Random(seed)
+    ids, other = random_ids(seed, 40), random_ids(seed + 50, 30)
+    expected = plain(engine, ids, 60, temperature=0).choices[0]
+    beside = plain(engine, other, 20, temperature=0).choices[0]
+    engine.clear()
+    source = [*ids[-4:], *misread(expected.ids, 0.3, chance)]
+    real, batches = engine.submit, engine._loop._decode_batches
+    engine.submit = lambda *a: real(*a, further=[source])  # type: ignore[method-assign]
+    with by_hand(app, engine) as step:
+        job = submit(engine, ids, 60, temperature=0)
+        del engine.submit
+        for _ in range(60):
+            step(1)
+            if any(batch._unfed for batch in batches._batches):
+                break
+        assert any(batch._unfed for batch in batches._batches)
+        second = submit(engine, other, 20, temperature=0)
+        step(4)
+    assert finish(engine, second).choices[0].ids == beside.ids
+    assert finish(engine, job).choices[0].ids == expected.ids
