@@ -33,6 +33,7 @@ _MAX_SAID = 500  # characters of what is wrong
 _MAX_COERCED = 256  # values of one answer
 _FENCE = re.compile(r"```[\w-]*[ \t]*\n(.*?)```", re.DOTALL)
 _CITED = re.compile(r"\[[\w .-]*\]")
+_CITED_WORDS = re.compile(r"\[[A-Za-z][\w .-]*\]")
 _BEGIN = re.compile(r"[\[{]")
 _INSIDE = re.compile(r'[\[\]{}]|"(?:[^"\\]|\\.)*"', re.DOTALL)
 _DATA = ("const", "default", "enum", "examples")  # no schemas, whatever is in them
@@ -109,17 +110,25 @@ def _read(text: str, holder: list[Any]) -> str:
     """
     for start, end in ((0, len(text)), *_fenced(text), *_bracketed(text)):
         part = text[start:end]
-        if not _are_words(text[:start], text[end:]):
-            continue
         with contextlib.suppress(ValueError):
-            holder.append(_loads(part))
-            return part if part == text else part.strip()
+            value = _loads(part)
+            if _are_words(
+                text[:start], text[end:], beside_list=isinstance(value, list)
+            ):
+                holder.append(value)
+                return part if part == text else part.strip()
     return ""
 
 
-def _are_words(before: str, behind: str) -> bool:
-    """Whether nothing around a JSON belongs to one; words in brackets are words."""
-    around = _CITED.sub("", f"{before} {behind}")
+def _are_words(before: str, behind: str, *, beside_list: bool) -> bool:
+    """
+    Whether nothing around a JSON belongs to one; words in brackets are words.
+
+    Args:
+        beside_list: a list within it is another answer, not a number of a note.
+    """
+    cited = _CITED_WORDS if beside_list else _CITED
+    around = cited.sub("", f"{before} {behind}")
     goes_on = behind.lstrip().startswith(('"', ",", ":"))
     return not goes_on and not any(sign in around for sign in "[]{}")
 

@@ -463,6 +463,21 @@ def test_the_name_of_a_member_is_not_made_a_value() -> None:
     assert found(schema, '{"1": "words"}')["keyword"] == "enum"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Relevant are [2] and [5].",
+        "[]\nCorrected: [7]",
+        "```\n[1, 2]\n```\nNo:\n```\n[1]\n```",
+        '[{"id": 1}]\nNone fits:\n[]',
+        "[true] or [1]",
+    ],
+)
+def test_of_two_lists_none_is_the_answer(text: str) -> None:
+    assert found({"type": "array"}, text) == {"fault": "there is no JSON in it"}
+    assert found({}, "As [asked]: [1]") == {"text": "[1]"}
+
+
 def test_a_value_that_may_be_one_of_two_is_made_what_it_spells() -> None:
     optional = {"properties": {"n": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}
     assert found(optional, '{"n": "5"}') == {"text": '{"n": 5}'}
