@@ -33,7 +33,8 @@ _MAX_SAID = 500  # characters of what is wrong
 _MAX_COERCED = 256  # values of one answer
 _FENCE = re.compile(r"```[\w-]*[ \t]*\n(.*?)```", re.DOTALL)
 _CITED = re.compile(r"\[[\w .-]*\]")
-_CITED_WORDS = re.compile(r"\[[A-Za-z][\w .-]*\]")
+_CITED_WORDS = re.compile(r"\[(?!true\b|false\b|null\b)[A-Za-z][\w .-]*\]")
+_KEY = re.compile(r'"\s*:\s*$')
 _BEGIN = re.compile(r"[\[{]")
 _INSIDE = re.compile(r'[\[\]{}]|"(?:[^"\\]|\\.)*"', re.DOTALL)
 _DATA = ("const", "default", "enum", "examples")  # no schemas, whatever is in them
@@ -129,7 +130,7 @@ def _are_words(before: str, behind: str, *, beside_list: bool) -> bool:
     """
     cited = _CITED_WORDS if beside_list else _CITED
     around = cited.sub("", f"{before} {behind}")
-    goes_on = behind.lstrip().startswith(('"', ",", ":"))
+    goes_on = behind.lstrip().startswith(('"', ",", ":")) or _KEY.search(before)
     return not goes_on and not any(sign in around for sign in "[]{}")
 
 

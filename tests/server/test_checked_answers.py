@@ -132,6 +132,7 @@ def test_json_of_the_schema_is_sent_and_nothing_else(
         '{"x": "Here:\n```json\n{"lit": true}\n```\nDone."}',
         "{'c': '}', 'in': {\"lit\": true}}",
         '{"lit": true}")',
+        '"num": 1, "in": {"lit": true}',
     ],
 )
 def test_a_part_of_what_is_broken_is_no_answer(checked: Served, broken: str) -> None:
