@@ -166,3 +166,21 @@ def test_a_second_row_may_join_behind_a_draft_that_was_wrong(
         step(4)
     assert finish(engine, second).choices[0].ids == beside.ids
     assert finish(engine, job).choices[0].ids == expected.ids
+
+
+def test_a_stop_token_within_a_draft_ends_the_answer(
+    hybrid: tuple[App, TextEngine],
+) -> None:
+    _, engine = hybrid
+    ids, stops = random_ids(7, 40), engine.model.stop_ids
+    said = plain(engine, ids, 40, temperature=0).choices[0].ids
+    source = [*ids[-4:], *said]
+    object.__setattr__(engine.model, "stop_ids", stops | {said[20]})
+    try:
+        expected = plain(engine, ids, 40, temperature=0).choices[0]
+        found, num_taken = speculated(engine, ids, 40, source, temperature=0)
+    finally:
+        object.__setattr__(engine.model, "stop_ids", stops)
+    assert expected.reason == "stop"
+    assert num_taken
+    assert (found.choices[0].ids, found.choices[0].reason) == (expected.ids, "stop")
