@@ -1,7 +1,7 @@
 """
 Tries a grammar in a process of its own: reads it from stdin, says what is wrong.
 
-    python grammar_check.py < GRAMMAR
+    python limited_child.py grammar_check.py < GRAMMAR
 
 Some schemas of a kilobyte are compiled for minutes, and take gigabytes; nothing ends
 that within a process. So a new grammar is compiled here first, for a vocabulary of
@@ -10,16 +10,13 @@ of it are written. It is run as a file, and imports the library alone, which tak
 tenth of a second.
 """
 
-import contextlib
 import random
-import resource
 import sys
 import threading
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-CPU_S, MEMORY_BYTES = 2, 1 << 30
 NUM_BYTES = 96  # that are written
 SPECIAL = 256  # the token
 _STACK_BYTES = 1 << 20
@@ -72,15 +69,7 @@ def _write_fault(lark: str) -> None:
     sys.stdout.write(fault(lark))
 
 
-def _limit() -> None:
-    with contextlib.suppress(ValueError, OSError):  # macOS knows no limit of memory
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-
-
 if __name__ == "__main__":
-    _limit()
     # Less than a server's thread has, which compiles what passes: it overflows here.
     threading.stack_size(_STACK_BYTES)
     trial = threading.Thread(target=_write_fault, args=(sys.stdin.read(),))

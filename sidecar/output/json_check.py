@@ -1,7 +1,7 @@
 """
 Checks an answer against a JSON Schema: reads a question from stdin, writes its answer.
 
-    python json_check.py < QUESTION
+    python limited_child.py json_check.py < QUESTION
 
 A question is a JSON object of `schema` and `text`, what a model wrote; a text of null
 asks whether the schema is one. Its answer has `text`, the JSON of that text and nothing
@@ -10,14 +10,13 @@ and `path`, where, from `$`, the whole.
 
 A client chooses the schema, and a pattern of twenty characters can be matched for
 hours; nothing ends that within a process. So this is run as a file, in one of its own
-that has two seconds of processor time, and imports the library alone.
+(infra/limited_child.py), and imports the library alone.
 """
 
 import contextlib
 import json
 import math
 import re
-import resource
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +27,6 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
-CPU_S, MEMORY_BYTES = 2, 1 << 30
 _MAX_SAID = 500  # characters of what is wrong
 _MAX_COERCED = 256  # values of one answer
 _FENCE = re.compile(r"```[\w-]*[ \t]*\n(.*?)```", re.DOTALL)
@@ -205,13 +203,5 @@ def _replace(
     return True
 
 
-def _limit() -> None:
-    with contextlib.suppress(ValueError, OSError):  # macOS knows no limit of memory
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-
-
 if __name__ == "__main__":
-    _limit()
     json.dump(found(**json.load(sys.stdin)), sys.stdout)
