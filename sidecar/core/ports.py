@@ -35,8 +35,18 @@ class StreamEncoder(Protocol):
         """The last bytes of a response that broke off."""
 
 
-class RunningChat(Protocol):
-    """A chat on its way, as whoever sends it knows it."""
+class RunningAnswer(Protocol):
+    """An answer on its way, as whoever sends it knows it."""
+
+    def events(self) -> Iterator[Event]:
+        """What is sent, Finished last."""
+
+    def close(self) -> None:
+        """Free everything; idempotent."""
+
+
+class RunningChat(RunningAnswer, Protocol):
+    """That of a chat."""
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -45,12 +55,6 @@ class RunningChat(Protocol):
     @property
     def usage(self) -> Usage:
         """What is known of it before the first token."""
-
-    def events(self) -> Iterator[Event]:
-        """What is sent, Finished last."""
-
-    def close(self) -> None:
-        """Free everything; idempotent."""
 
 
 @dataclass(frozen=True, slots=True)

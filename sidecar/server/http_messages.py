@@ -8,8 +8,7 @@ from typing import Any, Protocol
 from sidecar.core.errors import BadRequest, SidecarError
 from sidecar.core.events import Event, Idle, Loading, PrefillProgress, Usage
 from sidecar.core.json_bytes import dump_bytes, load_bytes
-from sidecar.core.ports import RunningChat, StreamEncoder
-from sidecar.service.completion import Telling
+from sidecar.core.ports import RunningAnswer, RunningChat, StreamEncoder
 
 JSON = "application/json"
 
@@ -187,7 +186,7 @@ def streamed(encoder: StreamEncoder, running: RunningChat) -> EventStream:
     )
 
 
-def collect(running: Telling, request: Request) -> list[Event]:
+def collect(running: RunningAnswer, request: Request) -> list[Event]:
     """All events of a generation, as long as the client is there."""
     try:
         return list(_while_connected(running, request.is_connected))
@@ -196,7 +195,7 @@ def collect(running: Telling, request: Request) -> list[Event]:
 
 
 def _while_connected(
-    running: Telling, is_connected: Callable[[], bool]
+    running: RunningAnswer, is_connected: Callable[[], bool]
 ) -> Iterator[Event]:
     for event in running.events():
         if not is_connected():

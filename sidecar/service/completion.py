@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from sidecar.core.events import (
     ChoiceFinished,
@@ -14,16 +13,7 @@ from sidecar.core.events import (
     TextDelta,
     Usage,
 )
-
-
-class Telling(Protocol):
-    """A run of one prompt."""
-
-    def events(self) -> Iterator[Event]:
-        """Its events, Finished last."""
-
-    def close(self) -> None:
-        """Free everything; idempotent."""
+from sidecar.core.ports import RunningAnswer
 
 
 class CompletionRun:
@@ -38,7 +28,7 @@ class CompletionRun:
 
     def __init__(
         self,
-        runs: Sequence[Telling],
+        runs: Sequence[RunningAnswer],
         echoes: Sequence[str],
         n: int,
         headers: Mapping[str, str],
