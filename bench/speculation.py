@@ -253,7 +253,7 @@ def _rate(engine: TextEngine, task: Task, how: str) -> float:
     options = GenerationOptions(max_tokens=num_said)
     sampling = settle(SamplingParams(temperature=0), GenerationConfig(), {})
     prompt = ModelPrompt(ModelIds(tuple(task.prompt)))
-    job = engine.submit(prompt, sampling, options, further=task.further)
+    job = engine.submit(prompt, sampling, options, further=lambda: task.further)
     first = 0.0
     try:
         while True:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sidecar.config.settings import EngineConfig
@@ -80,11 +80,6 @@ class TextEngine:
         )
 
     @property
-    def speculates(self) -> bool:
-        """Whether it looks for what an answer may repeat."""
-        return self._config.speculation == "auto"
-
-    @property
     def token_s(self) -> float:
         """Seconds to compute a token of a prompt, as measured."""
         return self._loop.pacer.rate.seconds
@@ -100,14 +95,15 @@ class TextEngine:
         sampling: Sampling,
         options: GenerationOptions,
         constraint: Constraint | None = None,
-        further: Sequence[Sequence[int]] = (),
+        further: Callable[[], Sequence[Sequence[int]]] = list,
     ) -> Job:
         """
         Admit a generation; whoever gets the job must `release` it.
 
         Args:
             constraint: what each answer must keep to.
-            further: ids of texts beside the prompt that an answer may repeat.
+            further: makes ids of texts beside the prompt that an answer may repeat;
+                asked where it may be drafted.
         Raises:
             ContextLengthExceeded: the prompt leaves no room for an answer.
             Busy: the queue is full.
@@ -116,8 +112,9 @@ class TextEngine:
         """
         spec = self._admit(prompt, sampling, options)
         sources = None
-        if self.speculates and spec.n == 1 and constraint is None:
-            sources = Sources([spec.prompt.read_ids, *further])
+        is_drafted = self._config.speculation == "auto" and spec.n == 1
+        if is_drafted and constraint is None:
+            sources = Sources([spec.prompt.read_ids, *further()])
         job = Job(replace(spec, constraint=constraint, sources=sources))
         length, num_copies = len(job.spec.model_ids), job.spec.n
 

@@ -41,7 +41,7 @@ def check(form: OutputFormat, text: str) -> AnswerCheck | None:
         Unavailable: a strict one cannot be checked at the moment.
     """
     try:
-        return _checked(_schema_of(form), text)
+        return _checked(schema_text(form), text)
     except ChildBusy:
         if form.is_strict:
             raise _busy() from None
@@ -56,7 +56,7 @@ def schema_fault(form: OutputFormat) -> str:
         Unavailable: others are checked at the moment.
     """
     try:
-        return _fault_of(_schema_of(form))
+        return _fault_of(schema_text(form))
     except ChildBusy:
         raise _busy() from None
 
@@ -78,7 +78,8 @@ def require_schema(form: OutputFormat) -> None:
         raise UnsupportedSchema(message, param=form.param)
 
 
-def _schema_of(form: OutputFormat) -> str:
+def schema_text(form: OutputFormat) -> str:
+    """The schema of a form, as JSON."""
     schema = form.value if form.kind == "json_schema" else {"type": "object"}
     return json.dumps(schema)
 

@@ -40,7 +40,7 @@ from sidecar.service.checked_answer import CheckedRun, repair_request
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.completion import CompletionRun
 from sidecar.service.request_log import RequestLog
-from sidecar.service.structured_output import structured_output
+from sidecar.service.structured_output import StructuredOutput, structured_output
 from sidecar.service.turn import (
     ChatPlan,
     PlannedRun,
@@ -95,19 +95,19 @@ class ChatService:
         """
         ends_at = time.monotonic() + timeout_s
         run, plan, memory = self._start(request, timeout_s, is_connected)
-        if plan.checked is None:
+        if (form := plan.checked) is None:
             return run
 
         def repair(text: str, found: AnswerCheck) -> Run:
             left_s = max(ends_at - time.monotonic(), 1.0)
-            again = repair_request(request, text, found)
+            again = repair_request(request, form, text, found)
             return self._start(again, left_s, is_connected, is_kept=False)[0]
 
         def note_shown(text: str) -> None:
             shown = AssistantOutput(text, "", (), ())
             memory.note_unkept(plan.prepared.pending_turn, shown)
 
-        return CheckedRun(run, plan.checked, request.options.n, repair, note_shown)
+        return CheckedRun(run, form, request.options.n, repair, note_shown)
 
     def _start(
         self,
@@ -264,7 +264,7 @@ class ChatService:
     ) -> ChatPlan:
         prepared = resident.prepare(request, is_connected)
         maximum = request.options.max_tokens
-        held = None
+        held = StructuredOutput()
         are_all_held = self._defaults.tool_grammar == "calls"
         if request.asks_for_form or (request.tools and are_all_held):
             start = _start_mode(resident.engine.model.syntax, prepared)
@@ -278,12 +278,12 @@ class ChatService:
             prepared.model,
             sampling,
             timeout_s,
-            held.constraint if held else None,
+            held.constraint,
             prepared,
             found,
-            held.unheld if held else (),
-            held.tools if held else (),
-            held.checked if held else None,
+            held.unheld,
+            held.tools,
+            held.checked,
         )
 
     def _sampling(
@@ -313,7 +313,7 @@ class ChatService:
                 plan.sampling,
                 request.options,
                 plan.constraint,
-                _repeatable(request, engine) if engine.speculates else (),
+                lambda: _repeatable(request, engine),
             )
             resources.callback(engine.release, job)
             metrics.active.inc()

@@ -7,7 +7,6 @@ JSON is sent if it keeps to the schema; else the model is asked once more, and i
 what was wrong (docs/structured-output.md).
 """
 
-import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,21 +28,20 @@ from sidecar.core.events import (
 )
 from sidecar.core.ports import RunningChat
 from sidecar.core.requests import ChatRequest, Message, OutputFormat, ToolChoice
-from sidecar.output.answer_check import AnswerCheck, check
+from sidecar.output.answer_check import AnswerCheck, check, schema_text
 
 logger = logging.getLogger(__name__)
 
 _TEXT = (TextDelta, ChoiceFinished)
 
 
-def repair_request(request: ChatRequest, text: str, found: AnswerCheck) -> ChatRequest:
+def repair_request(
+    request: ChatRequest, form: OutputFormat, text: str, found: AnswerCheck
+) -> ChatRequest:
     """The request that shows a model its answer, and what is wrong with it."""
-    form = request.output_format
-    is_of_schema = form is not None and form.kind == "json_schema"
-    schema = json.dumps(form.value) if form and is_of_schema else '{"type": "object"}'
     asked = (
         f"Your answer is not what was asked for: {found.fault}, at {found.path}. "
-        f"Answer again with JSON alone, of this schema: {schema}"
+        f"Answer again with JSON alone, of this schema: {schema_text(form)}"
     )
     turns = Message("assistant", (text,)), Message("user", (asked,))
     choice = ToolChoice("none") if request.tools else request.tool_choice

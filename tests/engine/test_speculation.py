@@ -95,7 +95,7 @@ def speculated(
     engine.clear()
     taken: list[int] = []
     real = engine.submit
-    engine.submit = lambda *a: real(*a, further=[source])  # type: ignore[method-assign]
+    engine.submit = lambda *a: real(*a, further=lambda: [source])  # type: ignore[method-assign]
     batches = engine._loop._decode_batches
     called = batches._speculated
 
@@ -153,7 +153,7 @@ def test_a_second_row_may_join_behind_a_draft_that_was_wrong(
     engine.clear()
     source = [*ids[-4:], *misread(expected.ids, 0.3, chance)]
     real, batches = engine.submit, engine._loop._decode_batches
-    engine.submit = lambda *a: real(*a, further=[source])  # type: ignore[method-assign]
+    engine.submit = lambda *a: real(*a, further=lambda: [source])  # type: ignore[method-assign]
     with by_hand(app, engine) as step:
         job = submit(engine, ids, 60, temperature=0)
         del engine.submit

@@ -61,7 +61,7 @@ class DraftLength:
     """Chooses the length for one answer. GPU thread only."""
 
     def __init__(self, prices: DraftPrices) -> None:
-        self.prices = prices
+        self._prices = prices
         self._taken = _BELIEVED
         self._in_vain = self._resting = 0
 
@@ -87,4 +87,4 @@ class DraftLength:
     def _gain(self, length: int) -> float:
         share = min(self._taken, 0.999)
         brought = (1 - math.pow(share, length + 1)) / (1 - share)
-        return brought / self.prices.of(length)
+        return brought / self._prices.of(length)

@@ -20,7 +20,6 @@ class RowSpeculation:
         self._drafter = drafter
         self._length = DraftLength(prices)
         self._call_ids = call_ids
-        self.num_drafted = self.num_taken = 0
 
     def take(self, token: int) -> None:
         """Go on behind a token of the answer."""
@@ -38,6 +37,4 @@ class RowSpeculation:
 
     def note(self, num_drafted: int, num_taken: int) -> None:
         """A call had so many drafted tokens, of which so many were taken."""
-        self.num_drafted += num_drafted
-        self.num_taken += num_taken
         self._length.note(num_drafted, num_taken)
