@@ -37,9 +37,8 @@ class OddNames:
         odd |= {name for name in arguments if not is_python_name(name)}
         self._names = sorted(odd - {""})
         self._places = {name: place for place, name in enumerate(self._names)}
-        several = [n for n in self._names if not is_one_word(n)]
-        short = [n for n in several if can_be_spelled(n)]
-        longest = sorted(short, key=len, reverse=True)[:_MAX_NAMES_OF_WORDS]
+        odd_ones = (n for n in self._names if not is_one_word(n) and can_be_spelled(n))
+        longest = sorted(odd_ones, key=len, reverse=True)[:_MAX_NAMES_OF_WORDS]
         spelled = "|".join(rf"(?<![\w.-]){re.escape(name)}" for name in longest)
         phrase = f"({spelled}){_IS_NAMED}|" if spelled else "(?!)()|"
         self._found = re.compile(

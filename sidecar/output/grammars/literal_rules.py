@@ -89,17 +89,18 @@ class _Values:
         """Those that were made."""
         return self._rules.texts
 
-    def arguments(self, write: Written, other: str) -> str:
+    def arguments(self, other: str, write: Written | None = None) -> str:
         """
         An expression of a call's arguments.
 
         Args:
-            write: one of a name and a value. other: an expression of one of any name.
+            other: an expression of one of any name.
+            write: one of a name and a value; None: as a member of an object.
         """
         members, comma = self._schema.arguments, text(self._literals.comma)
         if not members and self._schema.takes_any:
             return f"({other} ({comma} {other})*)?"
-        return self._members(members, write)
+        return self._members(members, write or self._member)
 
     def _name(self) -> str:
         self._num_names += 1
@@ -234,7 +235,7 @@ def gemma_call(number: int, tool: Tool, tokens: Tokens) -> list[str]:
         {"true": ("true",), "false": ("false",), "null": ("null", "None")},
     )
     values = _Values(literals, ToolSchema(tool.parameters), f"value{number}")
-    inside = values.arguments(lambda n, value: f"{key(n)} {value}", "any_member")
+    inside = values.arguments("any_member")
     return [
         f'call{number}: {text(f"call:{tool.name}{{")} {inside} "}}"',
         *values.rules,
@@ -285,7 +286,7 @@ def python_call(number: int, tool: Tool, tokens: Tokens) -> list[str]:
         raise ValueError("a tool's name cannot be read in Python's calls")
     values = _Values(_PYTHON, ToolSchema(tool.parameters), f"value{number}")
     any_argument = f'{ANY_NAME} "=" any_value'
-    inside = values.arguments(_python_argument, any_argument)
+    inside = values.arguments(any_argument, _python_argument)
     return [
         f'call{number}: {text(f"{tool.name}(")} {inside} ")"',
         *values.rules,
