@@ -29,6 +29,7 @@ from sidecar.engine.speculation.draft_length import LENGTHS, DraftPrices
 from sidecar.engine.speculation.lookup_drafter import LookupDrafter, Sources
 from sidecar.engine.speculation.row_speculation import RowSpeculation
 from sidecar.engine.speculation.source_forms import written_forms
+from sidecar.engine.speculation.speculating_batch import num_equal
 from sidecar.engine.text_engine import TextEngine
 
 _MAX_CHARS, _MIN_CHARS = 40_000, 600
@@ -124,11 +125,9 @@ def num_calls(said: Sequence[int], speculation: RowSpeculation) -> int:
         draft = speculation.draft()
         count += 1
         num_right = 1
-        if draft and draft[0] == said[at]:
-            pairs = zip(draft[1:], said[at + 1 :], strict=False)
-            right = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
-            num_right += min(len(draft), len(said) - at) - 1 if right is None else right
-            speculation.note(len(draft) - 1, num_right - 1)
+        if draft is not None and draft.ids[0] == said[at]:
+            num_right = num_equal(draft.ids, said[at:])
+            speculation.note(draft, num_right - 1)
         for token in said[at : at + num_right]:
             speculation.take(token)
         at += num_right

@@ -81,13 +81,18 @@ def leased_engine(app: App) -> Iterator[TextEngine]:
 def submit(
     engine: TextEngine, ids: ModelIds, max_tokens: int = 16, **options: Any
 ) -> Job:
-    """Submit a job; options of SamplingParams and GenerationOptions by their names."""
+    """
+    Submit a job; options of SamplingParams and GenerationOptions by their names.
+
+    `constraint` is what the answer is held to.
+    """
+    constraint = options.pop("constraint", None)
     names = SamplingParams.__dataclass_fields__
     asked = SamplingParams(**{k: v for k, v in options.items() if k in names})
     rest = {k: v for k, v in options.items() if k not in names}
     whole = GenerationOptions(sampling=asked, max_tokens=max_tokens, **rest)
     prompt = ModelPrompt(ids)
-    return engine.submit(prompt, settled(engine, asked), whole)
+    return engine.submit(prompt, settled(engine, asked), whole, constraint)
 
 
 def settled(engine: TextEngine, asked: SamplingParams) -> Sampling:

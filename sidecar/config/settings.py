@@ -202,7 +202,7 @@ class EngineConfig:
         "Longest pause that a chunk may cause to running streams.")
     enable_batching: bool = setting(True, "ENABLE_BATCHING", boolean,
         "Whether sequences are decoded together.")
-    speculation: str = setting("off", "SPECULATION", choice("auto", "off"),
+    speculation: str = setting("auto", "SPECULATION", choice("auto", "off"),
         "Whether a lone answer that repeats what was read is computed several tokens "
         "at a time: the tokens are the same.")
     batch_max_size: int = setting(8, "BATCH_MAX_SIZE", integer(1, 256),

@@ -135,12 +135,20 @@ class ChoiceFinished:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a whole response; cached tokens were not prefilled."""
+    """
+    Token counts of a whole response.
+
+    Args:
+        cached_tokens: of the prompt, which were not prefilled.
+        accepted_tokens, rejected_tokens: of what was drafted.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
 
     @classmethod
     def total(cls, usages: Iterable["Usage"]) -> "Usage":

@@ -97,7 +97,9 @@ CHAT_FIELDS = (
         "guided_regex",
         "guided_grammar",
     }
-    | {"structured_outputs"}
+    | {"structured_outputs", "prediction"}
+    | _below("prediction", names="type content")
+    | _below("prediction.content[]", names="type text")
     | _below("structured_outputs", names="json choice regex grammar")
     | _below("stream_options", names="include_usage")
     | _below(

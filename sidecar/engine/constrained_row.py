@@ -7,10 +7,13 @@ has taken all of its budget is closed, and behind the one call that is wanted no
 but an end may come.
 """
 
+import copy
 import functools
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -108,6 +111,27 @@ class ConstrainedRow:
         """Whether any token may come next."""
         is_held = self._closing or self._is_over or self._banned
         return (self._matcher is None or not self._is_begun) and not is_held
+
+    def fork(self) -> "ConstrainedRow":
+        """Another one at the same place, which goes on by itself."""
+        other = copy.copy(self)
+        other._matcher = self._matcher and self._matcher.deep_copy()
+        return other
+
+    def forced(self) -> list[int]:
+        """Tokens of which there is no choice: they come next, as far as is known."""
+        if self._closing:
+            return [*self._closing]
+        matcher = self._matcher
+        is_held = self._is_begun and not (self._is_free or self._is_over or self.error)
+        if matcher is None or not is_held or matcher.is_stopped():
+            return []
+        return cast(list[int], self._timed(matcher, matcher.compute_ff_tokens))
+
+    def take_all(self, tokens: Sequence[int]) -> None:
+        """Go on behind several tokens that were sampled."""
+        for token in tokens:
+            self.take(token)
 
     def take(self, token: int) -> None:
         """Go on behind a token that was sampled."""
@@ -216,6 +240,11 @@ def _bits_of_bytes() -> mx.array:
     return mx.array(np.unpackbits(numbers, axis=1, bitorder="little").astype(bool))
 
 
+def _lets_in(mask: NDArray[np.int32], token: int) -> bool:
+    words = mask.view(np.uint32)
+    return token // 32 < len(words) and bool(words[token // 32] >> token % 32 & 1)
+
+
 def _bits(mask: bytes, shape: tuple[int, ...]) -> mx.array:
     """A mask as (rows, vocabulary) of whether a token may come, on the device."""
     rows = np.frombuffer(mask, np.uint8)
@@ -252,3 +281,52 @@ def masked(
             rows[uid].fill(mask, index)
     known = _known_bits if len(uids) == 1 else _bits
     return mx.where(known(mask.tobytes(), logits.shape), logits, -mx.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class RunMask:
+    """
+    What may come behind each token of a run, as far as the run itself may come.
+
+    Args:
+        words: (places, words): a bit for each token.
+    """
+
+    words: NDArray[np.int32]
+
+    @property
+    def num_places(self) -> int:
+        """How many tokens of the run may come."""
+        return len(self.words)
+
+    def applied(self, logits: mx.array) -> mx.array:
+        """Logits (places, vocabulary) of which only what may come is left."""
+        if bool((self.words == _ALL).all()):
+            return logits
+        bits = _bits(self.words.tobytes(), logits.shape)
+        return mx.where(bits, logits, -mx.inf)
+
+
+def mask_along(row: ConstrainedRow, run: Sequence[int], vocab_size: int) -> RunMask:
+    """
+    The masks that a row would have behind each token of a run.
+
+    The row itself stays where it is.
+
+    Args:
+        run: its first token may come.
+    """
+    ahead, masks = row.fork(), []
+    num_words = row.num_words or -(-vocab_size // 32)
+    for token, after in itertools.zip_longest(run, run[1:]):
+        ahead.take(token)
+        mask = np.full((1, num_words), _ALL, np.int32)
+        ahead.fill(mask, 0)
+        if ahead.error:
+            break
+        masks.append(mask)
+        if after is None or not _lets_in(mask[0], after):
+            break
+    return RunMask(
+        np.concatenate(masks) if masks else np.empty((0, num_words), np.int32)
+    )

@@ -4,6 +4,7 @@ import itertools
 import queue
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.process_memory import NOTHING
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.speculation.lookup_drafter import Sources
+from sidecar.engine.speculation.row_speculation import DraftCount, DrafterName
 
 # A client this far behind its stream has stopped reading.
 _MAX_EVENTS = 16384
@@ -102,7 +104,8 @@ class Job:
     The two ends of one generation.
 
     The HTTP thread reads `next_event` and may `cancel`; the GPU thread writes with
-    `emit`, and `due`: what of the memory reserved for it is not in use yet.
+    `emit`, and `due`: what of the memory reserved for it is not in use yet. It counts
+    what was drafted as well, which is read when the answer has ended.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -110,6 +113,7 @@ class Job:
         self.number = next(_numbers)
         self.submitted = time.monotonic()
         self.due = NOTHING
+        self.draft_counts: Mapping[DrafterName, DraftCount] = {}
         # The simple one takes no lock of Python's: a step of 16 rows puts 16 events.
         self._events: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
         self._cancelled = threading.Event()

@@ -25,12 +25,12 @@ from sidecar.core.errors import (
 from sidecar.core.events import TokenLogprob
 from sidecar.core.prompt import ModelIds
 from sidecar.engine.constrained_row import ConstrainedRow
-from sidecar.engine.decode_batch import DecodeBatches, TopLogprobs, batch_of_one
+from sidecar.engine.decode_batch import TopLogprobs
+from sidecar.engine.decode_batches import DecodeBatches, batch_of_one
 from sidecar.engine.job import (
     ChoiceEnded,
     Job,
     JobFailed,
-    JobSpec,
     Prefilled,
     Token,
 )
@@ -211,6 +211,10 @@ class BatchScheduler:
         """Whether rows that join from now on may share a forward pass."""
         self._decode_batches.may_batch = is_allowed
 
+    def may_speculate(self, is_allowed: bool) -> None:
+        """Whether drafts are tried."""
+        self._decode_batches.may_speculate = is_allowed
+
     def has_streams(self) -> bool:
         """Whether rows decode."""
         return bool(self._rows)
@@ -389,19 +393,25 @@ class BatchScheduler:
         )
         row.constrained = single.constrained(uid)
         row.take_early(*single.first_token())
-        speculation = self._speculation(spec)
+        speculation = self._speculation(row)
         self._decode_batches.join(uid, single, len(spec.model_ids), speculation)
         self._rows[uid] = row
         if row.choice == 0:
             row.sequence.enter_batch(lambda: self._decode_batches.extract(uid))
         time.sleep(_HAND_OVER_S)
 
-    def _speculation(self, spec: JobSpec) -> RowSpeculation | None:
+    def _speculation(self, row: ChoiceRow) -> RowSpeculation | None:
+        spec = row.job.spec
         if spec.sources is None:
             return None
-        drafter = LookupDrafter(spec.sources, spec.prompt.read_ids)
-        call_ids = self._model.syntax.opener_ids
-        return RowSpeculation(drafter, self._decode_batches.prices, call_ids)
+        speculation = RowSpeculation(
+            LookupDrafter(spec.sources, spec.prompt.read_ids),
+            self._decode_batches.prices,
+            self._model.syntax.opener_ids,
+            row.constrained,
+        )
+        row.job.draft_counts = speculation.counts
+        return speculation
 
     def _decode(self) -> None:
         for response in self._decode_batches.next():

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from sidecar.core.prompt import Boundary, ModelIds
 from sidecar.engine.job import Job
 from sidecar.engine.vision.prompt_images import PromptImages
-from sidecar.engine.vision.vision_encoder import VisionEncoder, VisionInputs
+from sidecar.engine.vision.vision_encoder import VisionEncoder
+from sidecar.engine.vision.vision_inputs import VisionInputs
 from sidecar.kv.checkpoints import planned_stops
 from sidecar.kv.kv_layers import KVLayers, arrays_of, evaluate, take_checkpoint
 from sidecar.kv.prefix_tree import Restored

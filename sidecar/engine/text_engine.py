@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from sidecar.config.settings import EngineConfig
@@ -55,6 +56,8 @@ class TextEngine:
         self.is_closed = False
         self._forbidden: set[str] = set()
         self._workers: list[Worker] = []
+        # Of its own: what an answer may repeat is not waited for.
+        self._source_maker = ThreadPoolExecutor(1, "draft-sources")
         self.work_between(loop)
 
     @property
@@ -103,7 +106,7 @@ class TextEngine:
         Args:
             constraint: what each answer must keep to.
             further: makes ids of texts beside the prompt that an answer may repeat;
-                asked where it may be drafted.
+                asked on a thread of its own, where it may be drafted.
         Raises:
             ContextLengthExceeded: the prompt leaves no room for an answer.
             Busy: the queue is full.
@@ -111,10 +114,7 @@ class TextEngine:
             Unavailable: the server is going down.
         """
         spec = self._admit(prompt, sampling, options)
-        sources = None
-        is_drafted = self._config.speculation == "auto" and spec.n == 1
-        if is_drafted and constraint is None:
-            sources = Sources([spec.prompt.read_ids, *further()])
+        sources = Sources() if self.drafts(prompt, spec.n) else None
         job = Job(replace(spec, constraint=constraint, sources=sources))
         length, num_copies = len(job.spec.model_ids), job.spec.n
 
@@ -126,7 +126,35 @@ class TextEngine:
 
         self._admission.admit(job, demand)
         self._gpu.post(lambda: self._loop.prefills.add(job))
+        if sources is not None:
+            self._source_maker.submit(
+                self._fill, sources, job, further, options.prediction
+            )
         return job
+
+    def drafts(self, prompt: ModelPrompt, n: int) -> bool:
+        """Whether the answers to a prompt may be drafted."""
+        is_wanted = self._config.speculation == "auto" and self.is_allowed("verify")
+        return is_wanted and n == 1 and not prompt.images
+
+    def _fill(
+        self,
+        sources: Sources,
+        job: Job,
+        further: Callable[[], Sequence[Sequence[int]]],
+        prediction: str,
+    ) -> None:
+        """Find what an answer may repeat, while its prompt is computed."""
+        if job.is_cancelled:
+            return
+        try:
+            encode = self.model.tokenizer.encode
+            expected = (
+                encode(prediction, add_special_tokens=False) if prediction else []
+            )
+            sources.fill([job.spec.prompt.read_ids, *further()], expected)
+        except BaseException:  # a tokenizer's Rust code may panic
+            logger.exception("nothing is drafted from what was read")
 
     def look_s(self, prompt: ModelPrompt) -> float:
         """Seconds that its images will take that are still to be looked at."""
@@ -178,6 +206,8 @@ class TextEngine:
         (self._forbidden.discard if is_allowed else self._forbidden.add)(name)
         if name == "batch":
             self._loop.may_batch(is_allowed)
+        elif name == "verify":
+            self._loop.may_speculate(is_allowed)
         else:
             off = self.store.switched_off
             (off.discard if is_allowed else off.add)(name)
@@ -219,6 +249,7 @@ class TextEngine:
     def close(self) -> int:
         """Take no turns any more and let the weights go; the bytes. Repeatable."""
         self.is_closed = True
+        self._source_maker.shutdown(wait=False, cancel_futures=True)
         while self._workers:
             self._gpu.remove_worker(self._workers.pop())
         self._loop.close()

@@ -51,6 +51,11 @@ class Counters:
         return self._counts[name]
 
 
+_DRAFTS = {
+    "calls": "Forward passes that tried a draft.",
+    "drafted": "Tokens that were drafted.",
+    "accepted": "Drafted tokens that were said.",
+}
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
@@ -63,6 +68,13 @@ class _CacheCounts(Collector):
             family = CounterMetricFamily(f"mlx_cache_{name}", "See docs/metrics.md.")
             family.add_metric([], count)
             yield family
+
+
+def _of_drafts(registry: CollectorRegistry) -> dict[str, Counter]:
+    return {
+        name: Counter(f"mlx_speculation_{name}", help, ["drafter"], registry=registry)
+        for name, help in _DRAFTS.items()
+    }
 
 
 class Metrics:
@@ -118,6 +130,8 @@ class Metrics:
             ["model"],
             registry=registry,
         )
+
+        self.drafts = _of_drafts(registry)
 
         def gauge(name: str, help: str) -> Gauge:
             return Gauge(name, help, registry=registry)

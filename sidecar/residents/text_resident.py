@@ -211,6 +211,8 @@ class TextLoader:
         test = SelfTest(model)
         if shared.disk is None or not shared.disk.is_usable:
             test.skip("disk")
+        if self._config.engine.speculation == "off":
+            test.skip("verify")
         if when == "background":
 
             def note(passed: Sequence[str]) -> None:

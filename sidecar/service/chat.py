@@ -263,12 +263,15 @@ class ChatService:
         is_connected: Callable[[], bool],
     ) -> ChatPlan:
         prepared = resident.prepare(request, is_connected)
-        maximum = request.options.max_tokens
+        maximum, engine = request.options.max_tokens, resident.engine
         held = StructuredOutput()
         are_all_held = self._defaults.tool_grammar == "calls"
         if request.asks_for_form or (request.tools and are_all_held):
-            start = _start_mode(resident.engine.model.syntax, prepared)
-            held = structured_output(request, resident.engine, start, self._defaults)
+            start = _start_mode(engine.model.syntax, prepared)
+            held = structured_output(request, engine, start, self._defaults)
+        unheld, options = held.unheld, request.options
+        if options.prediction and not engine.drafts(prepared.model, options.n):
+            unheld = (*unheld, "prediction")
         found = resident.forecast(prepared, maximum)
         _require_ttft(found, request.options.max_ttft_s)
         prepared = resident.restore(prepared, is_connected)
@@ -281,7 +284,7 @@ class ChatService:
             held.constraint,
             prepared,
             found,
-            held.unheld,
+            unheld,
             held.tools,
             held.checked,
         )
@@ -348,7 +351,9 @@ def _repeatable(
     """Ids of what its tools have said, as the model would write it."""
     if isinstance(request, CompletionRequest):
         return []
-    results = (one.text for one in request.messages if one.role == "tool")
+    results = [one.text for one in request.messages if one.role == "tool"]
+    if not results:
+        return []
     encode = engine.model.tokenizer.encode
     return [encode(form, add_special_tokens=False) for form in written_forms(results)]
 

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sidecar.core.errors import RequestCancelled, RequestTimeout, SidecarError
@@ -38,6 +38,7 @@ from sidecar.core.requests import (
 from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.job import ChoiceEnded, Forecast, Job, JobFailed, Prefilled, Token
 from sidecar.engine.sampling import Sampling
+from sidecar.engine.speculation.row_speculation import DraftCount, DrafterName
 from sidecar.infra.metrics import Metrics
 from sidecar.memory.conversation_memory import AssistantOutput
 from sidecar.memory.healing_store import visible_hash
@@ -156,6 +157,7 @@ class Receipt:
         said: what the client was sent as its first choice.
         is_spoiled: the watchdog ended it: nothing of it may be remembered.
         ttft_s: seconds to the first token; None: there was none. seconds: in all.
+        drafts: what was drafted, by drafter.
     """
 
     outcome: str
@@ -164,6 +166,7 @@ class Receipt:
     is_spoiled: bool
     ttft_s: float | None
     seconds: float
+    drafts: Mapping[DrafterName, DraftCount]
 
     @property
     def is_whole(self) -> bool:
@@ -297,7 +300,7 @@ class Run:
 
     def _end(self, outcome: str) -> Usage:
         """Make the receipt, the first time; what the request has cost."""
-        usage = self._progress.usage(self.plan, self._choices)
+        usage = self._progress.usage(self.plan, self._choices, self._job)
         if not self._is_settled:
             self._is_settled = True
             is_all_shown = self._choices[0].is_all_shown
@@ -403,13 +406,17 @@ class _Progress:
                 if not event.is_broken:
                     self._shown[event.choice].calls.append(event.call)
 
-    def usage(self, plan: PlannedRun, choices: Sequence[Choice]) -> Usage:
+    def usage(self, plan: PlannedRun, choices: Sequence[Choice], job: Job) -> Usage:
         """Tokens until now."""
+        drafted = sum(each.drafted for each in job.draft_counts.values())
+        accepted = sum(each.accepted for each in job.draft_counts.values())
         return Usage(
             prompt_tokens=len(plan.prompt.ids),
             completion_tokens=sum(self._num_sampled.values()),
             cached_tokens=self._cached_len,
             reasoning_tokens=sum(choice.num_reasoning for choice in choices),
+            accepted_tokens=accepted,
+            rejected_tokens=drafted - accepted,
         )
 
     def receipt(
@@ -431,7 +438,9 @@ class _Progress:
         began = self._first_token_at
         ttft_s = None if began is None else began - job.submitted
         seconds = time.monotonic() - job.submitted
-        return Receipt(outcome, usage, said, self._is_spoiled, ttft_s, seconds)
+        return Receipt(
+            outcome, usage, said, self._is_spoiled, ttft_s, seconds, job.draft_counts
+        )
 
 
 def remember(pipeline: Pipeline, prepared: PreparedPrompt, receipt: Receipt) -> None:
@@ -458,6 +467,9 @@ def count(receipt: Receipt, metrics: Metrics) -> None:
     metrics.tokens.labels("prompt").inc(usage.prompt_tokens)
     metrics.tokens.labels("cached").inc(usage.cached_tokens)
     metrics.tokens.labels("generated").inc(usage.completion_tokens)
+    for drafter, drafts in receipt.drafts.items():
+        for name, number in asdict(drafts).items():
+            metrics.drafts[name].labels(drafter).inc(number)
     decode_s = max(receipt.seconds - (ttft_s or 0.0), 1e-9)
     logger.info(
         "request ended outcome=%s ttft_s=%s prompt=%d cached=%d output=%d "

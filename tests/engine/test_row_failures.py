@@ -9,7 +9,7 @@ import pytest
 from sidecar.app import App
 from sidecar.core.errors import GenerationFailed, UnsupportedSchema
 from sidecar.core.prompt import ModelIds
-from sidecar.engine import decode_batch
+from sidecar.engine import decode_batches
 from sidecar.engine.scheduler import ChoiceRow
 from testkit.jobs import finish, leased_engine, random_ids, run, submit
 from testkit.servers import running_sidecar
@@ -31,7 +31,7 @@ def test_only_the_job_whose_row_failed_fails(
 ) -> None:
     """Whatever batch it is in, and in the middle of it or at its end."""
     if apart:
-        monkeypatch.setattr(decode_batch, "_MAX_PADDING", 0)
+        monkeypatch.setattr(decode_batches, "_MAX_PADDING", 0)
     bad, good = random_ids(1, 40), random_ids(2, 90)
     original: Callable[..., None] = getattr(ChoiceRow, where)
 

@@ -47,7 +47,6 @@ def test_what_is_asked_for_in_vain_is_named(
     [
         {"service_tier": "priority"},
         {"web_search_options": {"search_context_size": "low"}},
-        {"prediction": {"type": "content", "content": "x"}},
         {"verbosity": "low"},
         {"store": True},
         {"user": "u1"},

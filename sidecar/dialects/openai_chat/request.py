@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sidecar.core.errors import BadRequest
@@ -20,6 +20,7 @@ from sidecar.core.events import (
 )
 from sidecar.core.requests import (
     ChatRequest,
+    GenerationOptions,
     Image,
     Message,
     Part,
@@ -42,6 +43,7 @@ from sidecar.dialects.image_parts import (
     require_text,
 )
 from sidecar.dialects.known_fields import CHAT_FIELDS
+from sidecar.dialects.openai_chat.prediction import read_prediction
 from sidecar.dialects.openai_chat.tools import (
     call_dict,
     custom_names,
@@ -208,7 +210,7 @@ def parse_chat(
         output_format=read_response_format(fields) if asks_for_form else None,
         thinking=read_thinking(body),
         template_kwargs={k: v for k, v in kwargs.items() if k != "enable_thinking"},
-        options=read_options(fields, _top_logprobs(fields)),
+        options=_options(fields),
         client=read_client(body, user_agent),
         is_streamed=how.stream,
         ignored=(*ignored_fields(body, CHAT_FIELDS), *left_out_tools(fields)),
@@ -216,6 +218,13 @@ def parse_chat(
     )
     begun_by = _begun_by(fields)
     return with_begun_answer(request, begun_by) if begun_by else request, how
+
+
+def _options(fields: Fields) -> GenerationOptions:
+    options = read_options(fields, _top_logprobs(fields))
+    if fields.raw("prediction") is None:
+        return options
+    return replace(options, prediction=read_prediction(fields))
 
 
 def _begun_by(fields: Fields) -> str | None:
@@ -328,7 +337,19 @@ def usage_dict(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "completion_tokens_details": _completion_details(usage),
+    }
+
+
+def _completion_details(usage: Usage) -> dict[str, int]:
+    drafted = {
+        "accepted_prediction_tokens": usage.accepted_tokens,
+        "rejected_prediction_tokens": usage.rejected_tokens,
+    }
+    was_drafted = any(drafted.values())
+    return {
+        "reasoning_tokens": usage.reasoning_tokens,
+        **(drafted if was_drafted else {}),
     }
 
 

@@ -9,7 +9,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from sidecar.engine.loading.weights import let_go
-from sidecar.engine.vision.vision_encoder import VisionEncoder, VisionInputs
+from sidecar.engine.vision.vision_encoder import VisionEncoder
+from sidecar.engine.vision.vision_inputs import VisionInputs
 from sidecar.kv.kv_layers import KVLayers
 from sidecar.kv.quantization import KVQuantization
 from sidecar.output.output_syntax import OutputSyntax

@@ -10,19 +10,13 @@ that noise, its logits and the KV that it leaves.
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import mlx.core as mx
 
-from sidecar.config.settings import GenerationConfig
-from sidecar.core.prompt import ModelIds, ModelPrompt
-from sidecar.core.requests import SamplingParams
-from sidecar.engine.decode_batch import DecodeBatches, batch_of_one
-from sidecar.engine.job import JobSpec
+from sidecar.core.prompt import ModelIds
 from sidecar.engine.loading.loaded_model import LoadedModel
-from sidecar.engine.sampling import settle
 from sidecar.engine.selftest.array_distance import (
     Difference,
     kv_distance,
@@ -31,18 +25,15 @@ from sidecar.engine.selftest.array_distance import (
     states_distance,
 )
 from sidecar.engine.selftest.disk_way import Shelf
+from sidecar.engine.selftest.draft_runs import DraftRuns
 from sidecar.engine.selftest.image_runs import ImageRuns
+from sidecar.engine.selftest.rows import Rows, Steps
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.kv_layers import KVLayers
 from sidecar.kv.prefix_store import PrefixStore
 
-R = TypeVar("R")
-# A computation that lets others go on at each yield: running streams.
-Steps = Generator[None, None, R]
-
 _NUM_TOKENS = 8
-_GREEDY = settle(SamplingParams(temperature=0.0), GenerationConfig(), {})
 
 
 class Runs:
@@ -75,6 +66,8 @@ class Runs:
             paths.pop()
         else:
             paths.insert(0, ("chunks", self._chunks))
+        drafts = DraftRuns(self._model, self._ids, self._filled)
+        paths.append(("verify", lambda: drafts.run(self._measured_noise)))
         if self._model.vision_encoder is not None:
             images = ImageRuns(self._model, self._model.vision_encoder, self._ids)
             paths.append(("images", lambda: images.run(self._measured_noise)))
@@ -259,55 +252,3 @@ class Runs:
         rows = Rows(self._model, [(ids, cache)])
         yield from rows.run(self._forced, joins_after=(0,))
         return rows.logits[0]
-
-
-class Rows:
-    """
-    Sequences in the engine's own decode batches, each made to say given tokens.
-
-    Args:
-        sequences: a prompt each, with the caches of all of it but its last token.
-    """
-
-    def __init__(
-        self, model: LoadedModel, sequences: Sequence[tuple[ModelIds, KVLayers]]
-    ) -> None:
-        self._model = model
-        self._sequences = sequences
-        self.logits: list[list[mx.array]] = [[] for _ in sequences]
-        self.caches: list[KVLayers] = [[] for _ in sequences]
-
-    def run(self, forced: Sequence[int], joins_after: Sequence[int]) -> Steps[None]:
-        """
-        Decode until all have said `forced`, those that joined later a little less.
-
-        Args:
-            joins_after: the step before which each joins, ascending.
-        """
-        fitting, num_steps, waiting = DecodeBatches(self._model), 0, list(joins_after)
-        num_ended = 0
-        while num_ended < len(self._sequences):
-            while waiting and waiting[0] <= num_steps:
-                self._join(fitting, len(joins_after) - len(waiting), forced)
-                waiting.pop(0)
-            for response in fitting.next():
-                if response.finish_reason is not None:
-                    self.caches[response.uid] = response.prompt_cache
-                    num_ended += 1
-            num_steps += 1
-            yield
-
-    def _join(self, fitting: DecodeBatches, row: int, forced: Sequence[int]) -> None:
-        ids, cache = self._sequences[row]
-        seen = self.logits[row]
-
-        def force(_tokens: mx.array, logits: mx.array) -> mx.array:
-            mx.async_eval(logits)  # type: ignore[no-untyped-call]
-            seen.append(logits)
-            wanted = forced[min(len(seen), len(forced)) - 1]
-            chosen = mx.arange(logits.shape[-1]) == wanted
-            return mx.where(chosen, mx.zeros_like(logits), -mx.inf)
-
-        spec = JobSpec(ModelPrompt(ids), _GREEDY, len(forced))
-        single = batch_of_one(self._model, row, spec, cache, processors=[force])
-        fitting.join(row, single, len(ids))

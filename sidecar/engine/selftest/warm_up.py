@@ -16,7 +16,7 @@ import mlx.core as mx
 from sidecar.config.settings import GenerationConfig
 from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import SamplingParams
-from sidecar.engine.decode_batch import DecodeBatches, batch_of_one
+from sidecar.engine.decode_batches import DecodeBatches, batch_of_one
 from sidecar.engine.job import JobSpec
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.sampling import Sampling, settle

@@ -8,7 +8,7 @@ write what it has read (source_forms.py), and within a call the place in the sou
 kept, so that behind a changed word the draft goes on beside it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,33 +57,61 @@ def _hashes(ids: Ids, length: int) -> NDArray[np.uint64]:
 
 class Sources:
     """
-    All that an answer may repeat, made once a request on its own thread.
+    All that an answer may repeat. Filled on a thread of its own; empty until then.
 
     Args:
         texts: ids of the prompt, then of other forms of its parts; the last is looked
             up first.
+        prediction: what the client expects the answer to be.
     """
 
-    def __init__(self, texts: Sequence[Sequence[int]]) -> None:
-        parts: list[Ids] = []
-        for text in texts:
-            parts += [np.array(text, np.int64), np.array([_APART], np.int64)]
-        self.ids = np.concatenate(parts) if parts else np.empty(0, np.int64)
-        self._indexes = [NgramIndex(self.ids, length) for length in _GRAMS]
+    def __init__(
+        self, texts: Iterable[Sequence[int]] = (), prediction: Sequence[int] = ()
+    ) -> None:
+        self._text = _Text([], 0)
+        self.fill(texts, prediction)
+
+    def fill(
+        self, texts: Iterable[Sequence[int]], prediction: Sequence[int] = ()
+    ) -> None:
+        """Take texts in place of what it held."""
+        self._text = _Text([*texts, prediction], len(prediction))
+
+    @property
+    def opening(self) -> int | None:
+        """The place where the prediction begins; None: there is none."""
+        return self._text.opening
 
     def behind(self, said: Sequence[int]) -> int | None:
         """The place behind the last occurrence of the last tokens that were said."""
-        for length, index in zip(_GRAMS, self._indexes, strict=True):
+        for length, index in self._text.indexes.items():
             if len(said) >= length:
                 found = index.behind(said[-length:])
                 if found is not None:
                     return found
         return None
 
+    def has(self, place: int, token: int) -> bool:
+        """Whether a token stands at a place."""
+        ids = self._text.ids
+        return place < len(ids) and bool(ids[place] == token)
+
     def run(self, start: int, most: int) -> list[int]:
         """The tokens from a place on, up to the end of their source."""
-        found: list[int] = self.ids[start : start + most].tolist()
+        found: list[int] = self._text.ids[start : start + most].tolist()
         return found[: found.index(_APART)] if _APART in found else found
+
+
+class _Text:
+    """Sources, one behind the other, and where their runs stand."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], num_predicted: int) -> None:
+        parts: list[Ids] = [np.empty(0, np.int64)]
+        for text in texts:
+            parts += [np.array(text, np.int64), np.array([_APART], np.int64)]
+        self.ids = np.concatenate(parts)
+        self.indexes = {n: NgramIndex(self.ids, n) for n in _GRAMS}
+        self.opening = len(self.ids) - num_predicted - 1 if num_predicted else None
 
 
 class LookupDrafter:
@@ -99,6 +127,7 @@ class LookupDrafter:
         self._said = list(last[-max(_GRAMS) :])
         self._own: dict[tuple[int, ...], int] = {}  # places behind runs of the answer
         self._cursor: int | None = None  # of the next token, if it goes on as a source
+        self._is_begun = False
         self.is_in_call = False
 
     def take(self, token: int) -> None:
@@ -107,10 +136,13 @@ class LookupDrafter:
             if len(self._said) >= length:
                 self._own[tuple(self._said[-length:])] = len(self._said)
         self._said.append(token)
+        self._is_begun = True
         self._cursor = self._moved(token)
 
     def propose(self, most: int) -> list[int]:
         """What may come next, as many tokens at most; empty: nothing is known."""
+        if not self._is_begun:
+            self._cursor = self._sources.opening
         if self._cursor is not None:
             return self._sources.run(self._cursor, most)
         for length in _GRAMS:
@@ -125,9 +157,10 @@ class LookupDrafter:
         at = self._cursor
         if at is None:
             return None
-        if at < len(self._sources.ids) and self._sources.ids[at] == token:
+        if self._sources.has(at, token):
             return at + 1
-        return self._found_near(at) if self.is_in_call else None
+        is_kept = self.is_in_call or self._sources.opening is not None
+        return self._found_near(at) if is_kept else None
 
     def _found_near(self, at: int) -> int | None:
         """Beside where the source stood: there a changed text goes on as it was."""

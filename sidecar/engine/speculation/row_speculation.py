@@ -1,9 +1,37 @@
-"""What one answer is speculated with: its drafter, and how far that is believed."""
+"""What one answer is speculated with: its drafters, and how far each is believed."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
 
+from sidecar.engine.constrained_row import ConstrainedRow
 from sidecar.engine.speculation.draft_length import LENGTHS, DraftLength, DraftPrices
 from sidecar.engine.speculation.lookup_drafter import LookupDrafter
+
+DrafterName = Literal["forced", "lookup"]
+
+
+@dataclass(slots=True)
+class DraftCount:
+    """How often one drafter was tried, with how many tokens, and how many were said."""
+
+    calls: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What may come next: the token that is drawn already, then at least two more."""
+
+    ids: list[int]
+    drafter: DrafterName
+
+    @property
+    def num_drafted(self) -> int:
+        """Without the token that is drawn already."""
+        return len(self.ids) - 1
 
 
 class RowSpeculation:
@@ -12,29 +40,52 @@ class RowSpeculation:
 
     Args:
         call_ids: tokens that begin a call: within one the place in a source is kept.
+        constrained: what the answer is held to; None: nothing.
     """
 
     def __init__(
-        self, drafter: LookupDrafter, prices: DraftPrices, call_ids: Collection[int]
+        self,
+        lookup: LookupDrafter,
+        prices: DraftPrices,
+        call_ids: Collection[int],
+        constrained: ConstrainedRow | None = None,
     ) -> None:
-        self._drafter = drafter
-        self._length = DraftLength(prices)
+        self._lookup, self._constrained = lookup, constrained
         self._call_ids = call_ids
+        self._lengths: Mapping[DrafterName, DraftLength] = MappingProxyType(
+            {"forced": DraftLength(prices), "lookup": DraftLength(prices)}
+        )
+        self.counts: Mapping[DrafterName, DraftCount] = MappingProxyType(
+            {"forced": DraftCount(), "lookup": DraftCount()}
+        )
 
     def take(self, token: int) -> None:
         """Go on behind a token of the answer."""
         if token in self._call_ids:
-            self._drafter.is_in_call = True
-        self._drafter.take(token)
+            self._lookup.is_in_call = True
+        self._lookup.take(token)
 
-    def draft(self) -> list[int]:
-        """What may come next, the token that is drawn already first; or nothing."""
-        length = self._length.choose()
-        found = self._drafter.propose(length + 1) if length else []
+    def draft(self) -> Proposal | None:
+        """The first drafter's that has something; None: nothing is known."""
+        return self._drafted("forced") or self._drafted("lookup")
+
+    def note(self, draft: Proposal, num_accepted: int) -> None:
+        """So many tokens of a draft were said."""
+        self._lengths[draft.drafter].note(draft.num_drafted, num_accepted)
+        count = self.counts[draft.drafter]
+        count.calls += 1
+        count.drafted += draft.num_drafted
+        count.accepted += num_accepted
+
+    def _drafted(self, drafter: DrafterName) -> Proposal | None:
+        if drafter == "forced":
+            known = self._constrained.forced() if self._constrained else []
+            if not known:
+                return None
+            length = self._lengths[drafter].choose()
+        else:
+            length = self._lengths[drafter].choose()
+            known = self._lookup.propose(length + 1) if length else []
         # Of few lengths: for each one kernels are compiled.
-        fitting = [each for each in LENGTHS if each < len(found)]
-        return found[: fitting[-1] + 1] if fitting else []
-
-    def note(self, num_drafted: int, num_taken: int) -> None:
-        """A call had so many drafted tokens, of which so many were taken."""
-        self._length.note(num_drafted, num_taken)
+        fitting = [each for each in LENGTHS if each < len(known) and each <= length]
+        return Proposal(known[: fitting[-1] + 1], drafter) if fitting else None

@@ -16,8 +16,8 @@ from sidecar.engine.vision.vision_encoder import (
     TOKEN_TYPES,
     Features,
     VisionEncoder,
-    VisionInputs,
 )
+from sidecar.engine.vision.vision_inputs import VisionInputs
 
 _PATIENCE_S = 0.005  # of the GPU thread with an image that is being decoded
 

@@ -20,6 +20,7 @@ from mlx_lm.models import cache as text_caches
 
 from sidecar.core.prompt import Pixels, SeenImage
 from sidecar.engine.vision.image_processor import LibraryProcessor
+from sidecar.engine.vision.vision_inputs import VisionInputs
 from sidecar.infra.lru import Lru
 from sidecar.kv.kv_layers import KVLayers, atoms
 
@@ -39,22 +40,6 @@ _KNOWN = frozenset(
         "attention_mask",
     )
 )
-
-
-@dataclass(frozen=True, slots=True)
-class VisionInputs:
-    """
-    What a forward call is given besides ids.
-
-    Args:
-        embedded: keywords of the language model: embeddings of the chunk and more.
-        positions: (3, rows, tokens); None: counted from the caches.
-        shifts: (rows, 1), how far a row's positions are from its number of tokens.
-    """
-
-    embedded: Mapping[str, Any] | None = None
-    positions: mx.array | None = None
-    shifts: mx.array | None = None
 
 
 @dataclass(frozen=True, slots=True)

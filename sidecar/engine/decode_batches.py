@@ -1,0 +1,248 @@
+"""
+Which decode batch a row joins, and whose turn it is.
+
+mlx-lm pads every row of a batch to its longest: a 100-token row that joins one of 32k
+tokens doubles its KV and slows both. But a batch of its own reads all the weights once
+more for every token. So a row joins a batch where the padding is small beside the
+weights, else it gets a batch of its own.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import StopSequences
+from mlx_lm.sample_utils import greedy_sampler
+
+from sidecar.engine.constrained_row import ConstrainedRow
+from sidecar.engine.job import JobSpec
+from sidecar.engine.loading.loaded_model import LoadedModel
+from sidecar.engine.sampling import (
+    LogitsProcessor,
+    make_row_processors,
+    make_row_sampler,
+)
+from sidecar.engine.speculation.draft_length import DraftPrices
+from sidecar.engine.speculation.row_speculation import Proposal, RowSpeculation
+from sidecar.engine.speculation.speculating_batch import SpeculatingBatch
+from sidecar.kv.kv_layers import (
+    KVLayers,
+    Released,
+    arrays_of,
+    release_freed_memory,
+    token_nbytes,
+)
+
+
+def empty_batch(model: LoadedModel, released: Released) -> SpeculatingBatch:
+    """A batch without rows."""
+    batch: SpeculatingBatch = SpeculatingBatch.empty(model.forward, greedy_sampler)
+    batch.printed_stops, batch.stop_ids = model.printed_stops, model.stop_ids
+    batch.released = released
+    return batch
+
+
+def batch_of_one(
+    model: LoadedModel,
+    uid: int,
+    spec: JobSpec,
+    cache: KVLayers,
+    *,
+    choice: int = 0,
+    processors: Sequence[LogitsProcessor] = (),
+    shift: int = 0,
+) -> SpeculatingBatch:
+    """
+    A batch of one sequence, its first step begun.
+
+    Args:
+        cache: holds all of the prompt but its last token; taken over.
+        choice: which of the request's answers. processors: beside its own.
+        shift: how far its positions are from its number of tokens.
+    """
+    window: list[int] = []
+    if spec.top_logprobs is not None:  # bf16 would round them to eighths
+        processors = [_in_float32, *processors]
+    if spec.sampling.has_processors:
+        processors = [*make_row_processors(spec.sampling), *processors]
+        window = list(spec.prompt.read_ids[-spec.sampling.context_size - 1 : -1])
+    batch = SpeculatingBatch(
+        model.forward,
+        [uid],
+        mx.array([spec.model_ids[-1]]),
+        cache,
+        [window],
+        [make_row_sampler(spec.sampling, model.vocab_size, choice)],
+        greedy_sampler,
+        [tuple(processors)],
+        [StopSequences([[i] for i in sorted(model.stop_ids)])],
+        [spec.max_tokens],
+        num_top={} if spec.top_logprobs is None else {uid: spec.top_logprobs},
+        shifts={uid: shift} if shift else {},
+        constrained=_constrained(uid, spec),
+    )
+    batch._is_plain = True
+    return batch
+
+
+def _constrained(uid: int, spec: JobSpec) -> dict[int, ConstrainedRow]:
+    return {} if spec.constraint is None else {uid: ConstrainedRow(spec.constraint)}
+
+
+def _in_float32(_tokens: mx.array, logits: mx.array) -> mx.array:
+    return logits.astype(mx.float32)
+
+
+_MAX_PADDING = 1 / 4  # bytes of padding over bytes of weights
+
+
+class DecodeBatches:
+    """The decode batches of one model. GPU thread only."""
+
+    def __init__(self, model: LoadedModel, released: Released | None = None) -> None:
+        self._released = Released() if released is None else released
+        self.may_speculate = True
+        self.may_batch = True  # False: each row decodes in a batch of its own
+        self._model = model
+        self._batches: list[SpeculatingBatch] = []
+        self._lengths: dict[int, int] = {}
+        self.prices = DraftPrices()
+        self._speculating: dict[int, RowSpeculation] = {}
+        self._was_plain = False  # the last step, so that the next one's time is its own
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether any sequence is left."""
+        return bool(self._batches)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All that the caches of its batches hold."""
+        return [a for batch in self._batches for a in arrays_of(batch.prompt_cache)]
+
+    def settle(self) -> None:
+        """
+        Compute what nobody has read of the caches, and give back what was freed.
+
+        Else each step's lazy change to it would be a buffer more, until the device
+        takes no more (mlx-lm issues 1332, 1662, 1845).
+        """
+        mx.eval(self.arrays)
+        release_freed_memory()
+
+    def join(
+        self,
+        uid: int,
+        single: SpeculatingBatch,
+        length: int,
+        speculation: RowSpeculation | None = None,
+    ) -> None:
+        """Add a batch of one sequence with `length` tokens to the fitting batch."""
+        if speculation is not None:
+            self._speculating[uid] = speculation
+        maximum = (
+            _MAX_PADDING * self._model.num_bytes / token_nbytes(single.prompt_cache)
+        )
+        fitting = [b for b in self._batches if self._padding(b, length) <= maximum]
+        if self._model.quantization or not self.may_batch:
+            fitting = []  # mlx-lm's batch caches hold no quantised KV
+        if fitting:
+            min(fitting, key=lambda b: self._padding(b, length)).extend(single)
+        else:
+            batch = empty_batch(self._model, self._released)
+            batch.extend(single)
+            self._batches.append(batch)
+        self._lengths[uid] = length
+
+    def next(self) -> list[Any]:
+        """
+        One step of the next batch: mlx-lm's responses.
+
+        If it raises, `drop_current` tells which sequences are lost.
+        """
+        if self._model.quantization:
+            self._model.quantization.apply(self._batches[0].prompt_cache)
+        responses = self._speculated() or self._stepped()
+        for response in responses:
+            self._lengths[response.uid] += 1
+            if speculation := self._speculating.get(response.uid):
+                speculation.take(response.token)
+            if response.finish_reason is not None:
+                del self._lengths[response.uid]
+                self._speculating.pop(response.uid, None)
+        self._batches.append(self._batches.pop(0))
+        self._drop_empty()
+        return responses
+
+    def _stepped(self) -> list[Any]:
+        """A plain step, its time noted where nothing but it was waited for."""
+        started = time.perf_counter()
+        responses: list[Any] = self._batches[0].next()
+        if self._speculating and self._was_plain and len(responses) == 1:
+            self.prices.stepped(time.perf_counter() - started)
+        self._was_plain = True
+        return responses
+
+    def _speculated(self) -> list[Any]:
+        """The tokens of a draft that were right, if there is one to try."""
+        batch = self._batches[0]
+        speculation = self._speculating.get(batch.uids[0])
+        is_alone = self.may_speculate and len(self._batches) == 1
+        if speculation is None or not (is_alone and batch.may_speculate):
+            return []
+        draft = self._before_quantising(batch.uids[0], speculation.draft())
+        if draft is None:
+            return []
+        started = time.perf_counter()
+        responses = batch.speculate(draft.ids)
+        if responses:
+            self.prices.called(draft.num_drafted, time.perf_counter() - started)
+            speculation.note(draft, len(responses) - 1)
+            self._was_plain = False
+        return responses
+
+    def _before_quantising(self, uid: int, draft: Proposal | None) -> Proposal | None:
+        """As much of a draft as is computed with KV of one kind, as plain steps do."""
+        quantization, depth = self._model.quantization, self._lengths[uid]
+        if draft is None or quantization is None or depth > quantization.start:
+            return draft
+        ids = draft.ids[: quantization.start - depth + 1]
+        return replace(draft, ids=ids) if ids else None
+
+    def drop_current(self) -> list[int]:
+        """Forget the next batch; the sequences that were in it."""
+        lost = list(self._batches.pop(0).uids) if self._batches else []
+        for uid in lost:
+            self._forget(uid)
+        return lost
+
+    def extract(self, uid: int) -> KVLayers:
+        """The caches of a sequence."""
+        return self._of(uid).extract_row(uid)
+
+    def remove(self, uids: Sequence[int]) -> None:
+        """Take sequences out."""
+        for batch in self._batches:
+            keep = [i for i, uid in enumerate(batch.uids) if uid not in uids]
+            if len(keep) < len(batch.uids):
+                batch.filter(keep)
+        for uid in uids:
+            self._forget(uid)
+        self._drop_empty()
+
+    def _forget(self, uid: int) -> None:
+        self._lengths.pop(uid, None)
+        self._speculating.pop(uid, None)
+
+    def _padding(self, batch: SpeculatingBatch, length: int) -> int:
+        """Tokens of padding in a batch once a row of `length` has joined."""
+        lengths = [*(self._lengths[uid] for uid in batch.uids), length]
+        return len(lengths) * max(lengths) - sum(lengths)
+
+    def _of(self, uid: int) -> SpeculatingBatch:
+        return next(batch for batch in self._batches if uid in batch.uids)
+
+    def _drop_empty(self) -> None:
+        self._batches = [batch for batch in self._batches if batch.uids]
