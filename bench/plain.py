@@ -6,36 +6,20 @@ line and answers each with one JSON line. `PlainProcess` is the other end.
 """
 
 import json
-import subprocess
 import sys
 import time
 from typing import Any
 
 from bench.clients import Answer
+from bench.piped_process import PipedProcess
 
 
-class PlainProcess:
+class PlainProcess(PipedProcess):
     """The parent's end of the process; it answers one prompt at a time."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self._ask(None)  # returns once the model is loaded
 
     def complete(self, prompt: str, max_tokens: int) -> Answer:
         """Generate greedily; times are of the process itself, on its own clock."""
-        return Answer(**self._ask({"prompt": prompt, "max_tokens": max_tokens}))
-
-    def _ask(self, request: dict[str, Any] | None) -> dict[str, Any]:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        if stdin is None or stdout is None:
-            raise ValueError("the process needs pipes for stdin and stdout")
-        stdin.write(json.dumps(request) + "\n")
-        stdin.flush()
-        line = stdout.readline()
-        if not line:
-            raise ChildProcessError("the stream_generate process ended")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return Answer(**self.ask({"prompt": prompt, "max_tokens": max_tokens}))
 
 
 def main(folder: str) -> None:

@@ -19,10 +19,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.plain import PlainProcess
+from bench.raw_batch import RawBatch
 
 _START_S = 120.0
 # Where programs and a CUDA card's libraries are, and what was compiled for it.
 _DEVICE = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "MLX_PTX_CACHE_DIR")
+_PIPED = ("plain", "raw_batch")
 _STOP_S = 15.0
 _TOLD = 2000  # characters of the log of what did not start
 
@@ -50,7 +52,7 @@ def sidecar(setup: Setup) -> Iterator[int]:
     """A ready sidecar, all of whose ways of reuse are proved; its port."""
     port = _free_port()
     arguments = ["-m", "sidecar", "--port", str(port), "--model", str(setup.model)]
-    proved = replace(setup, settings={"CACHE_SELFTEST": "on_load"})
+    proved = replace(setup, settings={**setup.settings, "CACHE_SELFTEST": "on_load"})
     with _process(proved, "sidecar", arguments, setup.tree) as process:
         _wait_ready(process, port, _log(setup, "sidecar"))
         yield port
@@ -105,6 +107,15 @@ def plain_process(setup: Setup) -> Iterator[PlainProcess]:
         yield PlainProcess(process)
 
 
+@contextlib.contextmanager
+def raw_batch(setup: Setup) -> Iterator[RawBatch]:
+    """A process that runs mlx-lm's BatchGenerator."""
+    arguments = ["-m", "bench.raw_batch", str(setup.model)]
+    here = Path(__file__).parents[1]
+    with _process(setup, "raw_batch", arguments, here) as process:
+        yield RawBatch(process)
+
+
 def run_python(setup: Setup, arguments: list[str]) -> None:
     """Run Python to its end in the same environment as the servers."""
     environment = _environment(setup, "tool", Path(__file__).parents[1])
@@ -125,7 +136,7 @@ def _process(
             [*_environment(setup, name, path), program, *arguments],
             cwd=setup.scratch / name,  # no .env of the caller's folder
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if name == "plain" else log,
+            stdout=subprocess.PIPE if name in _PIPED else log,
             stderr=log,
             text=True,
         )

@@ -181,6 +181,9 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         self._constrained = {u: row for u, row in rows if u in self.uids}
         if alone is not None:
             self.prompt_cache = alone
+        elif len(self.uids) == 1 and not self._is_plain:
+            self.prompt_cache = from_only_row(self.prompt_cache)
+            self._is_plain = True
 
     def extract_cache(self, idx: int) -> KVLayers:
         """The caches of a row."""

@@ -156,7 +156,7 @@ class DecodeBatches:
             self._batches.append(batch)
         self._lengths[uid] = length
 
-    def next(self) -> list[Any]:
+    def next(self, *, may_draft: bool = True) -> list[Any]:
         """
         One step of the next batch: mlx-lm's responses.
 
@@ -164,7 +164,7 @@ class DecodeBatches:
         """
         if self._model.quantization:
             self._model.quantization.apply(self._batches[0].prompt_cache)
-        responses = self._speculated() or self._stepped()
+        responses = (may_draft and self._speculated()) or self._stepped()
         for response in responses:
             self._lengths[response.uid] += 1
             if speculation := self._speculating.get(response.uid):

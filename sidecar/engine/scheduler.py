@@ -414,7 +414,9 @@ class BatchScheduler:
         return speculation
 
     def _decode(self) -> None:
-        for response in self._decode_batches.next():
+        # A run is longer than a step, and a prompt may begin between two steps only.
+        is_awaited = bool(self.prefills) and self._free_rows() > 0
+        for response in self._decode_batches.next(may_draft=not is_awaited):
             if row := self._rows.get(response.uid):  # else its job failed just now
                 self._take(response.uid, row, response)
         self._num_steps += 1
