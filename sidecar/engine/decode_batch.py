@@ -25,6 +25,7 @@ from sidecar.kv.kv_layers import (
     share_offsets,
     to_batch,
 )
+from sidecar.kv.kv_room import make_room
 
 
 class TopLogprobs(NamedTuple):
@@ -85,6 +86,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         fed = inputs if self._reads_prompt else self._as_printed(inputs)
         extra = (self._vision_inputs(),) if self._shifts else ()
         fed = self._with_unfed(fed[:, None])
+        make_room(self.prompt_cache, fed.shape[1])
         logits = self.model(fed, self.prompt_cache, *extra)[:, -1, :]
         share_offsets(self.prompt_cache)
         contexts: list[mx.array] = []

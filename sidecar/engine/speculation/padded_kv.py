@@ -15,6 +15,7 @@ from mlx_lm.models.cache import CacheList, KVCache
 
 from sidecar.engine.speculation.draft_length import LENGTHS
 from sidecar.kv.kv_layers import KVLayers
+from sidecar.kv.kv_room import make_room
 
 _STEP = 1024
 
@@ -36,6 +37,7 @@ def padded(cache: KVLayers, num_tokens: int) -> KVLayers:
     What is written goes into the layers themselves. Others than plain KV are as they
     were.
     """
+    make_room(cache, num_tokens, _STEP)
     return [_padded(layer, num_tokens) for layer in cache]
 
 
@@ -44,19 +46,7 @@ def _padded(layer: Any, num_tokens: int) -> Any:
         return CacheList(*(_padded(one, num_tokens) for one in layer.caches))
     if type(layer) is not KVCache or layer.keys is None:
         return layer
-    length = -(-(layer.offset + num_tokens) // _STEP) * _STEP
-    layer.keys = _grown(layer.keys, length)
-    layer.values = _grown(layer.values, length)
-    return PaddedKV(layer, length)
-
-
-def _grown(array: mx.array, length: int) -> mx.array:
-    missing = length - array.shape[2]
-    if missing <= 0:
-        return array
-    batch, heads, _, width = array.shape
-    room = mx.zeros((batch, heads, missing, width), array.dtype)
-    return mx.concatenate([array, room], axis=2)
+    return PaddedKV(layer, -(-(layer.offset + num_tokens) // _STEP) * _STEP)
 
 
 class PaddedKV:
