@@ -206,9 +206,9 @@ class DecodeBatches:
     def _before_quantising(self, uid: int, draft: Proposal | None) -> Proposal | None:
         """As much of a draft as is computed with KV of one kind, as plain steps do."""
         quantization, depth = self._model.quantization, self._lengths[uid]
-        if draft is None or quantization is None or depth > quantization.start:
+        if draft is None or quantization is None or depth >= quantization.start:
             return draft
-        ids = draft.ids[: quantization.start - depth + 1]
+        ids = draft.ids[: quantization.start - depth]
         return replace(draft, ids=ids) if ids else None
 
     def drop_current(self) -> list[int]:

@@ -1,14 +1,12 @@
 """Speculated answers are those of plain steps, token for token, whatever is drafted."""
 
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
 from sidecar.app import App
@@ -39,9 +37,7 @@ def _engine_of(
     bits = {"KV_BITS": "8", "KV_GROUP_SIZE": "32", "QUANTIZED_KV_START": "60"}
     settings = {
         **(bits if is_quantized else {}),
-        "MODEL_PATH": str(
-            _in_bfloat16(model_folder) if is_quantized else model_folder(kind)
-        ),
+        "MODEL_PATH": str(model_folder("dense" if is_quantized else kind)),
         "SPECULATION": "auto",
         "CACHE_SELFTEST": "off",
     }
@@ -51,25 +47,6 @@ def _engine_of(
         # What may be repeated is known before the first step, however busy it is here.
         engine._source_maker.submit = lambda work, *a: work(*a)  # type: ignore[method-assign,assignment,return-value]
         yield app, engine
-
-
-def _in_bfloat16(model_folder: ModelFolder) -> Path:
-    """
-    There one token and a run of them are computed to the same bits, on this CPU.
-
-    In float32 they are a rounding apart, and KV between two quanta becomes the other
-    one: 1 answer of 2,500 had another token by that.
-    """
-    dense = model_folder("dense")
-    folder = dense.with_name("dense_bfloat16")
-    if not folder.exists():
-        shutil.copytree(dense, folder)
-        weights = mx.load(str(dense / "model.safetensors"))
-        halved = {name: a.astype(mx.bfloat16) for name, a in weights.items()}
-        mx.save_safetensors(
-            str(folder / "model.safetensors"), halved, {"format": "mlx"}
-        )
-    return folder
 
 
 @dataclass(frozen=True)
