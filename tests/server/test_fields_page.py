@@ -45,6 +45,7 @@ AROUND: dict[str, Json] = {
     "functions[]": {"name": "g"},
     "messages[].tool_calls[]": {"id": "c", "function": {"name": "f"}},
     "tool_choice": {"type": "none"},
+    "prediction": {"type": "content", "content": [{"type": "text", "text": "hi"}]},
     "system[]": {"type": "text", "text": "Be brief."},
 }
 
