@@ -157,3 +157,29 @@ def test_a_custom_tool_is_called_with_one_text(
         talk += [{"role": "tool", "tool_call_id": call["id"], "content": "ok"}]
         after = client.chat.completions.create(messages=talk, **asked)
     assert after.choices[0].message.content == "Done."
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_what_was_drafted_is_counted_through_litellm(
+    proxy: Proxy, *, is_streamed: bool
+) -> None:
+    """OpenAI's client sends what it expects, and reads how much of it was right."""
+    talk: Any = [{"role": "user", "content": "Say where the lamps are."}]
+    asked: Any = {"model": "local", "messages": talk, "temperature": 0}
+    first = proxy.openai.chat.completions.create(**asked, max_tokens=60)
+    message = first.choices[0].message
+    said = getattr(message, "reasoning_content", None) or message.content
+    asked |= {"max_tokens": 60, "prediction": {"type": "content", "content": said}}
+    if is_streamed:
+        options = {"include_usage": True}
+        stream = proxy.openai.chat.completions.create(
+            **asked, stream=True, stream_options=options
+        )
+        usage = next(chunk.usage for chunk in stream if chunk.usage)
+    else:
+        again = proxy.openai.chat.completions.create(**asked)
+        assert again.choices[0].message.content == message.content
+        usage = again.usage
+    details = usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 0
+    assert details.rejected_prediction_tokens >= 0
