@@ -351,3 +351,19 @@ def test_no_draft_is_tried_while_another_prompt_is_computed(
                 assert calls == sum(each.calls for each in job.draft_counts.values())
     finish(engine, second)
     assert finish(engine, job).choices[0].ids == said.ids
+
+
+@pytest.mark.parametrize("length", [41, 45, 59])
+def test_no_run_goes_past_the_token_where_kv_is_quantised(
+    model_folder: ModelFolder, length: int
+) -> None:
+    """Before it plain steps attend to KV as it is, from it on to quantised KV."""
+    for _, engine in _engine_of("quantized", model_folder):
+        ids = random_ids(length, length)
+        asked: dict[str, Any] = {"temperature": 0, "top_logprobs": 0}
+        (said,) = plain(engine, ids, 60, **asked).choices
+        source = [*ids[-4:], *said.ids]
+        found, num_taken = speculated(engine, ids, 60, source, **asked)
+        assert num_taken > 40
+        for mine, other in zip(found.choices[0].logprobs, said.logprobs, strict=True):
+            assert mine.logprob == pytest.approx(other.logprob, abs=1e-6)
