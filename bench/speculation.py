@@ -23,7 +23,7 @@ from pathlib import Path
 from sidecar.config.settings import GenerationConfig
 from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import GenerationOptions, SamplingParams
-from sidecar.engine.job import ChoiceEnded, JobFailed, Token
+from sidecar.engine.job import ChoiceEnded, Job, JobFailed, Token
 from sidecar.engine.sampling import settle
 from sidecar.engine.speculation.draft_length import LENGTHS, DraftPrices
 from sidecar.engine.speculation.lookup_drafter import LookupDrafter, Sources
@@ -34,6 +34,7 @@ from sidecar.engine.text_engine import TextEngine
 
 _MAX_CHARS, _MIN_CHARS = 40_000, 600
 _MAX_MEASURED, _MAX_SAID = 12_000, 1_500  # characters read, tokens said
+_BEFORE_JOINING, _SECOND_SAID, _JOINS = 30, 80, 9
 Encode = Callable[[str], list[int]]
 _OPENER = "<tool_call>"
 
@@ -243,28 +244,84 @@ def _measure(model: Path, tasks: dict[str, list[Task]]) -> None:
                 f"{name:<22}{plain:>8.1f}{drafted:>9.1f}{ratio:>7.2f}  {costs}\n"
             )
             sys.stdout.flush()
+        wanted[:] = tasks["prose"][0].said[:_MAX_SAID]
+        _measure_second(served.engine, tasks)
+
+
+def _measure_second(engine: TextEngine, tasks: dict[str, list[Task]]) -> None:
+    """What drafts of a first row cost a second one that joins."""
+    first, said = tasks["whole file in JSON"][0], tasks["prose"][0].said
+    drafted = replace(first, further=[said])  # it will be said by both
+    second = Task(first.prompt[::-1], [], said)
+    rounds = []
+    for number in range(_JOINS):
+        order = ("off", "auto") if number % 2 else ("auto", "off")
+        found = {how: _second(engine, drafted, second, how) for how in order}
+        rounds += [found] if number else []
+    ttft = statistics.median(one["auto"].ttft_s / one["off"].ttft_s for one in rounds)
+    rate = statistics.median(one["auto"].rate / one["off"].rate for one in rounds)
+    sys.stdout.write(f"second row, auto / off: ttft {ttft:.3f}, rate {rate:.3f}\n")
 
 
 def _rate(engine: TextEngine, task: Task, how: str) -> float:
     """Tokens a second behind the first one."""
     engine._config = replace(engine._config, speculation=how)
-    num_said = min(len(task.said), _MAX_SAID)
+    job = _submitted(engine, task, min(len(task.said), _MAX_SAID))
+    times = _times(engine, job)
+    return (len(times) - 1) / (times[-1] - times[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a second row saw: seconds to its first token, tokens a second then."""
+
+    ttft_s: float
+    rate: float
+
+
+def _second(engine: TextEngine, first: Task, task: Task, how: str) -> Joined:
+    """A row that joins one which is being drafted."""
+    engine._config = replace(engine._config, speculation=how)
+    engine.clear()
+    running = _submitted(engine, first, min(len(first.said), _MAX_SAID))
+    try:
+        for _ in range(_BEFORE_JOINING):
+            _token_at(running)
+        started = time.perf_counter()
+        times = _times(engine, _submitted(engine, task, _SECOND_SAID))
+    finally:
+        engine.release(running)
+    return Joined(times[0] - started, (len(times) - 1) / (times[-1] - times[0]))
+
+
+def _submitted(engine: TextEngine, task: Task, num_said: int) -> Job:
     options = GenerationOptions(max_tokens=num_said)
     sampling = settle(SamplingParams(temperature=0), GenerationConfig(), {})
     prompt = ModelPrompt(ModelIds(tuple(task.prompt)))
-    job = engine.submit(prompt, sampling, options, further=lambda: task.further)
-    first = 0.0
+    return engine.submit(prompt, sampling, options, further=lambda: task.further)
+
+
+def _times(engine: TextEngine, job: Job) -> list[float]:
+    """When each token came."""
+    times = []
     try:
-        while True:
-            event = job.next_event(120)
-            if event is None or isinstance(event, JobFailed):
-                raise RuntimeError(f"no answer: {event}")
-            if isinstance(event, Token):
-                first = first or time.perf_counter()
-            elif isinstance(event, ChoiceEnded):
-                return (num_said - 1) / (time.perf_counter() - first)
+        while (at := _token_at(job)) is not None:
+            times.append(at)
     finally:
         engine.release(job)
+    return times
+
+
+def _token_at(job: Job) -> float | None:
+    """When the next token came; None: the answer has ended."""
+    while True:
+        event = job.next_event(120)
+        if event is None or isinstance(event, JobFailed):
+            raise RuntimeError(f"no answer: {event}")
+        if isinstance(event, Token):
+            return time.perf_counter()
+        if isinstance(event, ChoiceEnded):
+            return None
 
 
 def _tokenizer(folder: Path | None) -> tuple[Encode, frozenset[int]]:
