@@ -95,6 +95,7 @@ class ConstrainedRow:
         self._is_begun = not self._armed_by  # the grammar
         self._is_free = bool(constraint.behind) and constraint.opener is None
         self._is_over = False  # behind the one call
+        self._is_ahead = False  # of tokens that may never be said
         self._closing: list[int] = []  # what must come next, to end the thinking
         self._tail: list[int] = []
         self._said = ""  # by these tokens
@@ -116,6 +117,7 @@ class ConstrainedRow:
         """Another one at the same place, which goes on by itself."""
         other = copy.copy(self)
         other._matcher = self._matcher and self._matcher.deep_copy()
+        other._is_ahead = True
         return other
 
     def forced(self) -> list[int]:
@@ -129,8 +131,9 @@ class ConstrainedRow:
         return cast(list[int], self._timed(matcher, matcher.compute_ff_tokens))
 
     def take_all(self, tokens: Sequence[int]) -> None:
-        """Go on behind several tokens that were sampled."""
+        """Go on behind several tokens that were sampled in one pass."""
         for token in tokens:
+            self._allowance.step()
             self.take(token)
 
     def take(self, token: int) -> None:
@@ -213,7 +216,8 @@ class ConstrainedRow:
                 if self._said.endswith(self._behind.removesuffix(rest)):
                     _clear(bits, ids)
             return
-        self._allowance.step()
+        if not self._is_ahead:
+            self._allowance.step()
         self._timed(matcher, lambda: fill_next_token_bitmask(matcher, mask, row))
         if matcher.is_error():
             self._fail(matcher)

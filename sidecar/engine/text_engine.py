@@ -2,8 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sidecar.config.settings import EngineConfig
@@ -21,7 +20,9 @@ from sidecar.engine.loading.weights import let_go_measured
 from sidecar.engine.process_memory import Demand
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.scheduler import BatchScheduler
+from sidecar.engine.source_maker import SourceMaker, Texts
 from sidecar.engine.speculation.lookup_drafter import Sources
+from sidecar.engine.speculation.source_forms import encoded_pieces
 from sidecar.kv.prefix_store import PrefixStore
 from sidecar.output.splitter_check import splitter_faults
 
@@ -56,8 +57,7 @@ class TextEngine:
         self.is_closed = False
         self._forbidden: set[str] = set()
         self._workers: list[Worker] = []
-        # Of its own: what an answer may repeat is not waited for.
-        self._source_maker = ThreadPoolExecutor(1, "draft-sources")
+        self._source_maker = SourceMaker()
         self.work_between(loop)
 
     @property
@@ -98,15 +98,15 @@ class TextEngine:
         sampling: Sampling,
         options: GenerationOptions,
         constraint: Constraint | None = None,
-        further: Callable[[], Sequence[Sequence[int]]] = list,
+        further: Texts = list,
     ) -> Job:
         """
         Admit a generation; whoever gets the job must `release` it.
 
         Args:
             constraint: what each answer must keep to.
-            further: makes ids of texts beside the prompt that an answer may repeat;
-                asked on a thread of its own, where it may be drafted.
+            further: makes ids of texts beside the prompt that an answer may repeat,
+                piece by piece; asked on a thread of its own, where it may be drafted.
         Raises:
             ContextLengthExceeded: the prompt leaves no room for an answer.
             Busy: the queue is full.
@@ -125,11 +125,9 @@ class TextEngine:
             return self.guard.demand(length, num_copies, longest, others, images)
 
         self._admission.admit(job, demand)
-        self._gpu.post(lambda: self._loop.prefills.add(job))
         if sources is not None:
-            self._source_maker.submit(
-                self._fill, sources, job, further, options.prediction
-            )
+            self._source_maker.add(job, further, lambda: self._predicted(options))
+        self._gpu.post(lambda: self._loop.prefills.add(job))
         return job
 
     def drafts(self, prompt: ModelPrompt, n: int) -> bool:
@@ -137,24 +135,16 @@ class TextEngine:
         is_wanted = self._config.speculation == "auto" and self.is_allowed("verify")
         return is_wanted and n == 1 and not prompt.images
 
-    def _fill(
-        self,
-        sources: Sources,
-        job: Job,
-        further: Callable[[], Sequence[Sequence[int]]],
-        prediction: str,
-    ) -> None:
-        """Find what an answer may repeat, while its prompt is computed."""
-        if job.is_cancelled:
-            return
-        try:
-            encode = self.model.tokenizer.encode
-            expected = (
-                encode(prediction, add_special_tokens=False) if prediction else []
-            )
-            sources.fill([job.spec.prompt.read_ids, *further()], expected)
-        except BaseException:  # a tokenizer's Rust code may panic
-            logger.exception("nothing is drafted from what was read")
+    def _predicted(self, options: GenerationOptions) -> Iterable[list[int]]:
+        """Ids of what its client expects, as much as an answer may repeat."""
+        if not options.prediction:
+            return []
+        return encoded_pieces([options.prediction], self.encode)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text as a model writes it."""
+        ids: list[int] = self.model.tokenizer.encode(text, add_special_tokens=False)
+        return ids
 
     def look_s(self, prompt: ModelPrompt) -> float:
         """Seconds that its images will take that are still to be looked at."""
@@ -191,6 +181,7 @@ class TextEngine:
     def release(self, job: Job) -> None:
         """Give the job's place back; it is cancelled if it still runs."""
         job.cancel()
+        self._source_maker.drop(job)
         self._admission.release(job)
 
     def clear(self) -> int:
@@ -249,7 +240,7 @@ class TextEngine:
     def close(self) -> int:
         """Take no turns any more and let the weights go; the bytes. Repeatable."""
         self.is_closed = True
-        self._source_maker.shutdown(wait=False, cancel_futures=True)
+        self._source_maker.close()
         while self._workers:
             self._gpu.remove_worker(self._workers.pop())
         self._loop.close()

@@ -5,7 +5,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from sidecar.config.settings import GenerationConfig
@@ -22,7 +22,7 @@ from sidecar.core.requests import ChatRequest, CompletionRequest, join_names
 from sidecar.core.turn_token import make_token
 from sidecar.engine.job import Forecast
 from sidecar.engine.sampling import Sampling, settle
-from sidecar.engine.speculation.source_forms import written_forms
+from sidecar.engine.speculation.source_forms import encoded_pieces, written_forms
 from sidecar.engine.text_engine import TextEngine
 from sidecar.infra.lru import Lru
 from sidecar.infra.metrics import Metrics
@@ -347,15 +347,14 @@ class ChatService:
 
 def _repeatable(
     request: ChatRequest | CompletionRequest, engine: TextEngine
-) -> list[list[int]]:
+) -> Iterable[list[int]]:
     """Ids of what its tools have said, as the model would write it."""
     if isinstance(request, CompletionRequest):
         return []
     results = [one.text for one in request.messages if one.role == "tool"]
     if not results:
         return []
-    encode = engine.model.tokenizer.encode
-    return [encode(form, add_special_tokens=False) for form in written_forms(results)]
+    return encoded_pieces(written_forms(results), engine.encode)
 
 
 def _chat_choices(

@@ -11,6 +11,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.core.prompt import ModelIds
+from sidecar.engine import source_maker
 from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.speculation import padded_kv
 from sidecar.engine.text_engine import TextEngine
@@ -45,7 +46,7 @@ def _engine_of(
         # As if a longer call cost nothing: all that can be tried is.
         engine._loop._decode_batches.prices.of = lambda length: 1.0  # type: ignore[method-assign]
         # What may be repeated is known before the first step, however busy it is here.
-        engine._source_maker.submit = lambda work, *a: work(*a)  # type: ignore[method-assign,assignment,return-value]
+        engine._source_maker.add = source_maker._fill  # type: ignore[method-assign]
         yield app, engine
 
 

@@ -8,7 +8,7 @@ write what it has read (source_forms.py), and within a call the place in the sou
 kept, so that behind a changed word the draft goes on beside it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,20 +62,25 @@ class Sources:
     Args:
         texts: ids of the prompt, then of other forms of its parts; the last is looked
             up first.
-        prediction: what the client expects the answer to be.
+        prediction: what the client expects the answer to be, in pieces.
     """
 
     def __init__(
-        self, texts: Iterable[Sequence[int]] = (), prediction: Sequence[int] = ()
+        self,
+        texts: Sequence[Sequence[int]] = (),
+        prediction: Sequence[Sequence[int]] = (),
     ) -> None:
-        self._text = _Text([], 0)
         self.fill(texts, prediction)
 
     def fill(
-        self, texts: Iterable[Sequence[int]], prediction: Sequence[int] = ()
+        self,
+        texts: Sequence[Sequence[int]],
+        prediction: Sequence[Sequence[int]] = (),
     ) -> None:
         """Take texts in place of what it held."""
-        self._text = _Text([*texts, prediction], len(prediction))
+        num_before = sum(len(text) + 1 for text in texts)
+        opening = num_before if any(prediction) else None
+        self._text = _Text([*texts, *prediction], opening)
 
     @property
     def opening(self) -> int | None:
@@ -105,13 +110,13 @@ class Sources:
 class _Text:
     """Sources, one behind the other, and where their runs stand."""
 
-    def __init__(self, texts: Sequence[Sequence[int]], num_predicted: int) -> None:
+    def __init__(self, texts: Sequence[Sequence[int]], opening: int | None) -> None:
         parts: list[Ids] = [np.empty(0, np.int64)]
         for text in texts:
             parts += [np.array(text, np.int64), np.array([_APART], np.int64)]
         self.ids = np.concatenate(parts)
         self.indexes = {n: NgramIndex(self.ids, n) for n in _GRAMS}
-        self.opening = len(self.ids) - num_predicted - 1 if num_predicted else None
+        self.opening = opening
 
 
 class LookupDrafter:

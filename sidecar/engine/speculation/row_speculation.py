@@ -78,14 +78,16 @@ class RowSpeculation:
         count.accepted += num_accepted
 
     def _drafted(self, drafter: DrafterName) -> Proposal | None:
-        if drafter == "forced":
-            known = self._constrained.forced() if self._constrained else []
-            if not known:
-                return None
-            length = self._lengths[drafter].choose()
-        else:
-            length = self._lengths[drafter].choose()
-            known = self._lookup.propose(length + 1) if length else []
+        if drafter == "forced" and self._constrained is None:
+            return None
+        if not (length := self._lengths[drafter].choose()):
+            return None
+        known = self._known(drafter, length + 1)
         # Of few lengths: for each one kernels are compiled.
         fitting = [each for each in LENGTHS if each < len(known) and each <= length]
         return Proposal(known[: fitting[-1] + 1], drafter) if fitting else None
+
+    def _known(self, drafter: DrafterName, most: int) -> list[int]:
+        if drafter == "lookup":
+            return self._lookup.propose(most)
+        return self._constrained.forced() if self._constrained else []

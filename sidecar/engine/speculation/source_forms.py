@@ -8,11 +8,12 @@ those of what is written, and a look-up in the prompt alone finds one line at a 
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 _NUMBERED = re.compile(r"^[ ]*\d+(?:\t|→|\|[ ]?|:[ ]?)", re.MULTILINE)
 _LEAST_NUMBERED = 0.8  # of the lines of a text, for it to be numbered
-_MAX_TEXTS, _MAX_CHARS = 8, 400_000
+_MAX_TEXTS, _MAX_CHARS = 8, 400_000  # of all results together
+_PIECE = 32_768  # characters: what is tokenized at once
 
 
 def written_forms(results: Iterable[str]) -> list[str]:
@@ -21,12 +22,17 @@ def written_forms(results: Iterable[str]) -> list[str]:
 
     As text, where line numbers were taken out, and as it stands in the JSON of a call.
     """
-    forms = []
-    for text in [*results][-_MAX_TEXTS:]:
-        plain = without_line_numbers(text[:_MAX_CHARS])
-        forms += [plain] if plain != text else []
+    forms: list[str] = []
+    num_left = _MAX_CHARS
+    for text in reversed([*results][-_MAX_TEXTS:]):
+        shown = text[:num_left]
+        plain = without_line_numbers(shown)
         forms.append(json.dumps(plain, ensure_ascii=False)[1:-1])
-    return forms
+        forms += [plain] if plain != shown else []
+        num_left -= len(shown)
+        if num_left <= 0:
+            break
+    return forms[::-1]
 
 
 def without_line_numbers(text: str) -> str:
@@ -35,3 +41,19 @@ def without_line_numbers(text: str) -> str:
     if len(_NUMBERED.findall(text)) < _LEAST_NUMBERED * num_lines:
         return text
     return _NUMBERED.sub("", text)
+
+
+def encoded_pieces(
+    texts: Iterable[str], encode: Callable[[str], list[int]]
+) -> Iterator[list[int]]:
+    """
+    The ids of the first characters of all texts, piece by piece.
+
+    A tokenizer takes some hundred bytes for each character that it is given at once.
+    """
+    num_left = 2 * _MAX_CHARS
+    for text in texts:
+        for start in range(0, min(len(text), num_left), _PIECE):
+            end = min(start + _PIECE, num_left)
+            yield encode(text[start:end])
+        num_left = max(num_left - len(text), 0)
