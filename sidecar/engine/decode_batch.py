@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx_lm.generate import GenerationBatch
 
 from sidecar.engine.constrained_row import ConstrainedRow, masked
+from sidecar.engine.kv_room import make_room
 from sidecar.engine.sampling import Drawing
 from sidecar.engine.vision.vision_inputs import VisionInputs
 from sidecar.kv.kv_layers import (
@@ -25,7 +26,6 @@ from sidecar.kv.kv_layers import (
     share_offsets,
     to_batch,
 )
-from sidecar.kv.kv_room import make_room
 
 
 class TopLogprobs(NamedTuple):
