@@ -237,7 +237,11 @@ class Rig:
             return []
         steps = seen.logits.setdefault(choice, [])
 
-        def take(_tokens: mx.array, logits: mx.array) -> mx.array:
+        before: list[int] = []  # tokens that are known at its first place
+
+        def take(tokens: mx.array, logits: mx.array) -> mx.array:
+            before[:] = before or [len(tokens)]
+            del steps[len(tokens) - before[0] :]  # of a draft that was not said
             forced = seen.forced.get(len(steps))
             steps.append(logits)
             if choice == 0:

@@ -13,7 +13,6 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -96,6 +95,7 @@ class ConstrainedRow:
         self._is_free = bool(constraint.behind) and constraint.opener is None
         self._is_over = False  # behind the one call
         self._is_ahead = False  # of tokens that may never be said
+        self._ahead_allowance = Allowance()
         self._closing: list[int] = []  # what must come next, to end the thinking
         self._tail: list[int] = []
         self._said = ""  # by these tokens
@@ -117,8 +117,13 @@ class ConstrainedRow:
         """Another one at the same place, which goes on by itself."""
         other = copy.copy(self)
         other._matcher = self._matcher and self._matcher.deep_copy()
-        other._is_ahead = True
+        other._is_ahead, other._allowance = True, self._ahead_allowance
         return other
+
+    @property
+    def may_go_ahead(self) -> bool:
+        """Whether drafts have time left: they have some of their own."""
+        return self._ahead_allowance.seconds > 0
 
     def forced(self) -> list[int]:
         """Tokens of which there is no choice: they come next, as far as is known."""
@@ -128,12 +133,15 @@ class ConstrainedRow:
         is_held = self._is_begun and not (self._is_free or self._is_over or self.error)
         if matcher is None or not is_held or matcher.is_stopped():
             return []
-        return cast(list[int], self._timed(matcher, matcher.compute_ff_tokens))
+        started = time.thread_time()
+        found: list[int] = matcher.compute_ff_tokens()
+        self._ahead_allowance.seconds -= time.thread_time() - started
+        return found
 
     def take_all(self, tokens: Sequence[int]) -> None:
         """Go on behind several tokens that were sampled in one pass."""
         for token in tokens:
-            self._allowance.step()
+            self._count_step()
             self.take(token)
 
     def take(self, token: int) -> None:
@@ -188,9 +196,15 @@ class ConstrainedRow:
             self._fail(matcher)
         return done
 
+    def _count_step(self) -> None:
+        """A token that is said has its time, and so have drafts."""
+        if not self._is_ahead:
+            self._allowance.step()
+            self._ahead_allowance.step()
+
     def _fail(self, matcher: LLMatcher) -> None:
         self.error = self.error or first_line(matcher.get_error()) or "it is over"
-        if self._source is not None:
+        if self._source is not None and not self._is_ahead:
             self._grammars.drop(self._source)
 
     def fill(self, mask: NDArray[np.int32], row: int) -> None:
@@ -216,8 +230,7 @@ class ConstrainedRow:
                 if self._said.endswith(self._behind.removesuffix(rest)):
                     _clear(bits, ids)
             return
-        if not self._is_ahead:
-            self._allowance.step()
+        self._count_step()
         self._timed(matcher, lambda: fill_next_token_bitmask(matcher, mask, row))
         if matcher.is_error():
             self._fail(matcher)

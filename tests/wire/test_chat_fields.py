@@ -161,11 +161,14 @@ def test_a_custom_tool_is_called_with_one_text(
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_what_was_drafted_is_counted_through_litellm(
-    proxy: Proxy, *, is_streamed: bool
+    app: App, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, *, is_streamed: bool
 ) -> None:
     """OpenAI's client sends what it expects, and reads how much of it was right."""
+    with app.pool.lease("local") as served:
+        prices = served.engine._loop._decode_batches.prices
+    monkeypatch.setattr(prices, "of", lambda length: 1.0)  # whatever was measured
     talk: Any = [{"role": "user", "content": "Say where the lamps are."}]
-    asked: Any = {"model": "local", "messages": talk, "temperature": 0}
+    asked: Any = {"model": "builtin", "messages": talk, "temperature": 0}
     first = proxy.openai.chat.completions.create(**asked, max_tokens=60)
     message = first.choices[0].message
     said = getattr(message, "reasoning_content", None) or message.content

@@ -67,6 +67,8 @@ class RowSpeculation:
 
     def draft(self) -> Proposal | None:
         """The first drafter's that has something; None: nothing is known."""
+        if self._constrained is not None and not self._constrained.may_go_ahead:
+            return None
         return self._drafted("forced") or self._drafted("lookup")
 
     def note(self, draft: Proposal, num_accepted: int) -> None:
