@@ -434,3 +434,20 @@ def test_logits_are_masked_alike_when_a_mask_comes_again(
                 token for token in allowed(state) if token < vocab_size
             }
             assert (np.isfinite(np.array(both))[1] == alone[0]).all()
+
+
+def test_drafts_have_time_of_their_own(
+    grammars: GrammarCompiler, tokenizer: Any
+) -> None:
+    """What is tried ahead takes nothing from what an answer's own steps may take."""
+    row = row_of(grammars)
+    left = row._allowance.seconds
+    ids = tokenizer.encode("yes", add_special_tokens=False)
+    mask = constrained_row.mask_along(row, ids, 3072)
+    assert mask.num_places == len(ids)
+    assert row.forced() is not None
+    assert row._allowance.seconds == left
+    row._ahead_allowance.seconds = -1.0
+    assert not row.may_go_ahead
+    row.take(ids[0])
+    assert row.error == ""
