@@ -22,8 +22,11 @@ class SourceMaker:
     def __init__(self) -> None:
         self._waiting: dict[Job, Callable[[], None]] = {}
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
         self._is_closed = False
+        self._thread = threading.Thread(
+            target=self._run, name="draft-sources", daemon=True
+        )
+        self._thread.start()
 
     def add(self, job: Job, further: Texts, prediction: Texts) -> None:
         """
@@ -37,11 +40,6 @@ class SourceMaker:
             if self._is_closed:
                 return
             self._waiting[job] = lambda: _fill(job, further, prediction)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="draft-sources", daemon=True
-                )
-                self._thread.start()
             self._changed.notify()
 
     def drop(self, job: Job) -> None:
