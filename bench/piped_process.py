@@ -1,12 +1,21 @@
-"""The parent's end of a process that answers each line of JSON with one of its own."""
+"""Both ends of a process that answers each line of JSON with one of its own."""
 
 import json
 import subprocess
+import sys
+from collections.abc import Callable
 from typing import Any
 
 
+def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """The child's end: answer each request until standard input ends; `null` by {}."""
+    for line in sys.stdin:
+        request = json.loads(line)
+        print(json.dumps(answer(request) if request else {}), flush=True)
+
+
 class PipedProcess:
-    """It is ready once it has answered `null`."""
+    """The parent's end. The child is ready once it has answered `null`."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process

@@ -5,13 +5,12 @@ As a module it is that process: `python -m bench.plain MODEL` reads one JSON req
 line and answers each with one JSON line. `PlainProcess` is the other end.
 """
 
-import json
 import sys
 import time
 from typing import Any
 
 from bench.clients import Answer
-from bench.piped_process import PipedProcess
+from bench.piped_process import PipedProcess, serve
 
 
 class PlainProcess(PipedProcess):
@@ -27,10 +26,7 @@ def main(folder: str) -> None:
     from mlx_lm import load
 
     model, tokenizer = load(folder)
-    for line in sys.stdin:
-        request = json.loads(line)
-        answer = _generate(model, tokenizer, **request) if request else {}
-        print(json.dumps(answer), flush=True)
+    serve(lambda request: _generate(model, tokenizer, **request))
 
 
 def _generate(

@@ -5,13 +5,13 @@ As a module it is that process: `python -m bench.raw_batch MODEL` reads one JSON
 a line and answers each with one JSON line. `RawBatch` is the other end.
 """
 
-import json
+import itertools
 import random
 import sys
 import time
 from typing import Any
 
-from bench.plain import PipedProcess
+from bench.piped_process import PipedProcess, serve
 
 
 class RawBatch(PipedProcess):
@@ -29,10 +29,7 @@ def main(folder: str) -> None:
     from mlx_lm import load
 
     model, _ = load(folder)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        answer = {"steps": _steps(model, **asked)} if asked else {}
-        print(json.dumps(answer), flush=True)
+    serve(lambda asked: {"steps": _steps(model, **asked)})
 
 
 def _steps(model: Any, rows: int, prompt: int, tokens: int) -> list[float]:
@@ -51,7 +48,7 @@ def _steps(model: Any, rows: int, prompt: int, tokens: int) -> list[float]:
         if len(said) == rows:
             ends.append(time.perf_counter())
     batch.close()
-    return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(ends)]
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from bench.raw_batch import RawBatch
 _START_S = 120.0
 # Where programs and a CUDA card's libraries are, and what was compiled for it.
 _DEVICE = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "MLX_PTX_CACHE_DIR")
-_PIPED = ("plain", "raw_batch")
 _STOP_S = 15.0
 _TOLD = 2000  # characters of the log of what did not start
 
@@ -101,19 +100,24 @@ def peer_server(setup: Setup, name: str, command: str) -> Iterator[int]:
 @contextlib.contextmanager
 def plain_process(setup: Setup) -> Iterator[PlainProcess]:
     """A process that runs mlx_lm.stream_generate."""
-    arguments = ["-m", "bench.plain", str(setup.model)]
-    here = Path(__file__).parents[1]
-    with _process(setup, "plain", arguments, here) as process:
+    with _piped(setup, "plain") as process:
         yield PlainProcess(process)
 
 
 @contextlib.contextmanager
 def raw_batch(setup: Setup) -> Iterator[RawBatch]:
     """A process that runs mlx-lm's BatchGenerator."""
-    arguments = ["-m", "bench.raw_batch", str(setup.model)]
-    here = Path(__file__).parents[1]
-    with _process(setup, "raw_batch", arguments, here) as process:
+    with _piped(setup, "raw_batch") as process:
         yield RawBatch(process)
+
+
+@contextlib.contextmanager
+def _piped(setup: Setup, name: str) -> Iterator[subprocess.Popen[str]]:
+    """A module of the benchmarks as a process that is asked over its pipes."""
+    arguments = ["-m", f"bench.{name}", str(setup.model)]
+    here = Path(__file__).parents[1]
+    with _process(setup, name, arguments, here, is_piped=True) as process:
+        yield process
 
 
 def run_python(setup: Setup, arguments: list[str]) -> None:
@@ -130,13 +134,15 @@ def _process(
     arguments: list[str],
     path: Path,
     program: str = sys.executable,
+    *,
+    is_piped: bool = False,
 ) -> Iterator[subprocess.Popen[str]]:
     with _log(setup, name).open("w") as log:
         process = subprocess.Popen(
             [*_environment(setup, name, path), program, *arguments],
             cwd=setup.scratch / name,  # no .env of the caller's folder
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if name in _PIPED else log,
+            stdout=subprocess.PIPE if is_piped else log,
             stderr=log,
             text=True,
         )

@@ -147,14 +147,22 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         """Logits after each row's own processors, which see what it has said."""
         rows = []
         for row, processors in enumerate(self.logits_processors):
-            changed = logits[row : row + 1]
+            own = slice(row, row + 1)
+            changed = logits[own]
             if processors:
-                said = self._token_context[row].update_and_fetch(inputs[row : row + 1])
+                changed, said = self._processed_row(row, changed, inputs[own])
                 contexts.append(said)
-                for processor in processors:
-                    changed = processor(said, changed)
             rows.append(changed)
         return mx.concatenate(rows, axis=0)
+
+    def _processed_row(
+        self, row: int, logits: mx.array, token: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """One row's logits behind a token, and what it has said with that."""
+        said = self._token_context[row].update_and_fetch(token)
+        for processor in self.logits_processors[row]:
+            logits = processor(said, logits)
+        return logits, said
 
     def extend(self, batch: "DecodeBatch") -> None:
         """Add another batch's rows; its caches are taken over."""

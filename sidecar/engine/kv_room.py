@@ -6,13 +6,12 @@ other has, which is made anew: 80 to 110 ms on an H100, 850 once, where a step t
 A buffer that grows in a graph of its own has that of the layer before it.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import BatchKVCache, CacheList, KVCache
+from mlx_lm.models.cache import BatchKVCache, KVCache
 
-from sidecar.kv.kv_layers import KVLayers
+from sidecar.kv.kv_layers import KVLayers, atoms, join
 
 _STEP = 256  # tokens, as in mlx-lm
 
@@ -22,36 +21,20 @@ def make_room(cache: KVLayers, num_tokens: int, step: int = _STEP) -> None:
     Let the plain layers hold so many tokens more without growing.
 
     Args:
-        step: each buffer is as long as the next multiple of this, or longer.
+        step: a multiple of 256; each buffer is as long as the next multiple of it, or
+            longer.
     """
-    for layer in _plain(cache):
-        length = -(-(_depth(layer) + num_tokens) // step) * step
-        if length <= layer.keys.shape[2]:
+    for atom in atoms(cache):
+        if type(atom) not in (KVCache, BatchKVCache) or atom.keys is None:
+            continue
+        length = -(-(_depth(atom) + num_tokens) // step) * step
+        missing = length - atom.keys.shape[2]
+        if missing <= 0:
             return  # all are equally deep
-        _grow(layer, length)
+        atom.keys, atom.values = join([[atom.keys, atom.values]], missing)
+        mx.async_eval(atom.keys, atom.values)  # type: ignore[no-untyped-call]
 
 
-def _plain(cache: KVLayers) -> Iterator[Any]:
-    for layer in cache:
-        if type(layer) is CacheList:
-            yield from _plain(layer.caches)
-        elif type(layer) in (KVCache, BatchKVCache) and layer.keys is not None:
-            yield layer
-
-
-def _depth(layer: Any) -> int:
-    depth: int = layer._idx if type(layer) is BatchKVCache else layer.offset
+def _depth(atom: Any) -> int:
+    depth: int = atom._idx if type(atom) is BatchKVCache else atom.offset
     return depth
-
-
-def _grow(layer: Any, length: int) -> None:
-    layer.keys, layer.values = (
-        _grown(array, length) for array in (layer.keys, layer.values)
-    )
-    mx.async_eval(layer.keys, layer.values)  # type: ignore[no-untyped-call]
-
-
-def _grown(array: mx.array, length: int) -> mx.array:
-    rows, heads, size, width = array.shape
-    room = mx.zeros((rows, heads, length - size, width), array.dtype)
-    return mx.concatenate([array, room], axis=2)

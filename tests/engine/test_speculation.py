@@ -13,10 +13,12 @@ from sidecar.app import App
 from sidecar.core.prompt import ModelIds
 from sidecar.engine import source_maker
 from sidecar.engine.constrained_row import Constraint
+from sidecar.engine.job import Job
 from sidecar.engine.speculation import padded_kv
 from sidecar.engine.text_engine import TextEngine
 from testkit.jobs import (
     Outcome,
+    Said,
     by_hand,
     finish,
     leased_engine,
@@ -69,6 +71,13 @@ def served(
 @pytest.fixture(scope="module")
 def hybrid(model_folder: ModelFolder) -> Iterator[tuple[App, TextEngine]]:
     yield from _engine_of("hybrid", model_folder)
+
+
+def begun(engine: TextEngine, ids: ModelIds, said: Said, count: int) -> Job:
+    """A greedy answer on nothing that was kept, drafted from what it will say."""
+    engine.clear()
+    with repeating(engine, [*ids[-4:], *said.ids]):
+        return submit(engine, ids, count, temperature=0)
 
 
 @contextmanager
@@ -315,11 +324,9 @@ def test_a_row_is_drafted_again_when_it_is_alone_again(
     app, engine = hybrid
     ids, other = random_ids(3, 40), random_ids(4, 30)
     said = plain(engine, ids, 60, temperature=0).choices[0]
-    engine.clear()
     batches = engine._loop._decode_batches
     with by_hand(app, engine) as step:
-        with repeating(engine, [*ids[-4:], *said.ids]):
-            job = submit(engine, ids, 60, temperature=0)
+        job = begun(engine, ids, said, 60)
         step(2)
         second = submit(engine, other, 4, temperature=0)
         step(3)
@@ -339,10 +346,8 @@ def test_no_draft_is_tried_while_another_prompt_is_computed(
     app, engine = hybrid
     ids, other = random_ids(3, 40), random_ids(4, 700)
     said = plain(engine, ids, 60, temperature=0).choices[0]
-    engine.clear()
     with by_hand(app, engine) as step:
-        with repeating(engine, [*ids[-4:], *said.ids]):
-            job = submit(engine, ids, 60, temperature=0)
+        job = begun(engine, ids, said, 60)
         step(1)
         second = submit(engine, other, 4, temperature=0)
         while not engine._loop._rows or engine._loop.prefills:

@@ -20,7 +20,7 @@ from sidecar.engine.selftest.array_distance import (
     logits_distance,
     rounding_of,
 )
-from sidecar.engine.selftest.rows import GREEDY, Rows, Steps, forcing
+from sidecar.engine.selftest.rows import GREEDY, Rows, Steps, forced_tokens, forcing
 from sidecar.engine.speculation.draft_length import LENGTHS
 from sidecar.kv.kv_layers import KVLayers
 
@@ -43,8 +43,7 @@ class DraftRuns:
         filled: Callable[[ModelIds, Sequence[int]], Steps[KVLayers]],
     ) -> None:
         self._model, self._ids, self._filled = model, ids, filled
-        size = min(model.vocab_size, 997)
-        self._forced = [(11 * i + 5) % size for i in range(LENGTHS[-1] + 3)]
+        self._forced = forced_tokens(model, LENGTHS[-1] + 3)
 
     def run(self, noise: Callable[[], Steps[float]]) -> Steps[Difference]:
         """Each length at each depth, its last token wrong; then a plain step."""

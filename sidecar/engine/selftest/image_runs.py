@@ -1,9 +1,8 @@
 """The self-test of a vision encoder, on pictures of noise."""
 
 import hashlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -16,13 +15,12 @@ from sidecar.engine.selftest.array_distance import (
     logits_distance,
     rounding_of,
 )
+from sidecar.engine.selftest.rows import Steps
 from sidecar.engine.vision.prompt_images import PromptImages
 from sidecar.engine.vision.vision_encoder import TOKEN_TYPES, VisionEncoder
 from sidecar.images.seen import seen_image
 from sidecar.kv import kv_layers
 
-R = TypeVar("R")
-Steps = Generator[None, None, R]
 _SAMPLE = (96, 128)  # height, width
 
 

@@ -27,7 +27,7 @@ from sidecar.engine.selftest.array_distance import (
 from sidecar.engine.selftest.disk_way import Shelf
 from sidecar.engine.selftest.draft_runs import DraftRuns
 from sidecar.engine.selftest.image_runs import ImageRuns
-from sidecar.engine.selftest.rows import Rows, Steps
+from sidecar.engine.selftest.rows import Rows, Steps, forced_tokens
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.kv.kv_layers import KVLayers
@@ -47,7 +47,7 @@ class Runs:
             self._model = replace(model, quantization=self._quantization)
         size = min(model.vocab_size, 997)
         self._ids = ModelIds(tuple((7 * i + 3) % size for i in range(160)))
-        self._forced = [(11 * i + 5) % size for i in range(_NUM_TOKENS)]
+        self._forced = forced_tokens(model, _NUM_TOKENS)
         self._noise: float | None = None
         self._rounding = 0.0
 

@@ -1,6 +1,6 @@
 """What one answer is speculated with: its drafters, and how far each is believed."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -67,9 +67,14 @@ class RowSpeculation:
 
     def draft(self) -> Proposal | None:
         """The first drafter's that has something; None: nothing is known."""
-        if self._constrained is not None and not self._constrained.may_go_ahead:
+        constrained = self._constrained
+        if constrained is None:
+            return self._drafted("lookup", self._lookup.propose)
+        if not constrained.may_go_ahead:
             return None
-        return self._drafted("forced") or self._drafted("lookup")
+        return self._drafted("forced", lambda most: constrained.forced()) or (
+            self._drafted("lookup", self._lookup.propose)
+        )
 
     def note(self, draft: Proposal, num_accepted: int) -> None:
         """So many tokens of a draft were said."""
@@ -79,17 +84,12 @@ class RowSpeculation:
         count.drafted += draft.num_drafted
         count.accepted += num_accepted
 
-    def _drafted(self, drafter: DrafterName) -> Proposal | None:
-        if drafter == "forced" and self._constrained is None:
-            return None
+    def _drafted(
+        self, drafter: DrafterName, propose: Callable[[int], list[int]]
+    ) -> Proposal | None:
         if not (length := self._lengths[drafter].choose()):
             return None
-        known = self._known(drafter, length + 1)
+        known = propose(length + 1)
         # Of few lengths: for each one kernels are compiled.
         fitting = [each for each in LENGTHS if each < len(known) and each <= length]
         return Proposal(known[: fitting[-1] + 1], drafter) if fitting else None
-
-    def _known(self, drafter: DrafterName, most: int) -> list[int]:
-        if drafter == "lookup":
-            return self._lookup.propose(most)
-        return self._constrained.forced() if self._constrained else []

@@ -96,15 +96,10 @@ class SpeculatingBatch(DecodeBatch):
 
     def _processed_along(self, logits: mx.array, inputs: mx.array) -> mx.array:
         """Logits at each place of a run after the row's own processors."""
-        if not (processors := self.logits_processors[0]):
+        if not self.logits_processors[0]:
             return logits
-        rows = []
-        for place in range(len(inputs)):
-            said = self._token_context[0].update_and_fetch(inputs[place : place + 1])
-            changed = logits[place : place + 1]
-            for processor in processors:
-                changed = processor(said, changed)
-            rows.append(changed)
+        places = [slice(place, place + 1) for place in range(len(inputs))]
+        rows = [self._processed_row(0, logits[at], inputs[at])[0] for at in places]
         return mx.concatenate(rows, axis=0)
 
     def _drawn_along(self, logits: mx.array) -> tuple[mx.array, mx.array]:
