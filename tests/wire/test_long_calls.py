@@ -83,12 +83,15 @@ class Held:
         self._seen = seen
         parts = [_LEAD + number / _NUM_HOLDS for number in range(_NUM_HOLDS)]
         self._holds = {int(part * forced.num_steps): part - _LEAD for part in parts}
-        self._step = 0
+        self._before: int | None = None  # tokens that are known at its first place
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        self._step += 1
-        if self._step in self._holds and self._seen.is_awaited:
-            self._seen.wait_for(self._holds[self._step])
+        if self._before is None:
+            self._before = len(tokens) - 1
+        # A place comes again if it was in a draft that was not said.
+        part = self._holds.pop(len(tokens) - self._before, None)
+        if part is not None and self._seen.is_awaited:
+            self._seen.wait_for(part)
         return self._forced(tokens, logits)
 
 
