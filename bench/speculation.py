@@ -173,7 +173,9 @@ def main(argv: list[str]) -> int:
     for name, tasks in _tasks(found, encode).items():
         calls = 0
         for task in tasks:
-            drafter = LookupDrafter(Sources([task.prompt, *task.further]), task.prompt)
+            texts = [task.prompt, *task.further]
+            sources = Sources(texts, vocab_size=1 << 31)
+            drafter = LookupDrafter(sources, task.prompt)
             prices = FixedPrices(options.price)
             calls += num_calls(task.said, RowSpeculation(drafter, prices, opener_ids))
         num_said = sum(len(task.said) for task in tasks)

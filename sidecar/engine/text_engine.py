@@ -114,7 +114,9 @@ class TextEngine:
             Unavailable: the server is going down.
         """
         spec = self._admit(prompt, sampling, options)
-        sources = Sources() if self.drafts(prompt, spec.n) else None
+        sources = None
+        if self.drafts(prompt, spec.n):
+            sources = Sources(vocab_size=self.model.vocab_size)
         job = Job(replace(spec, constraint=constraint, sources=sources))
         length, num_copies = len(job.spec.model_ids), job.spec.n
 

@@ -21,7 +21,7 @@ _WAIT_S = 60
 def new_job() -> Job:
     sampling = settle(SamplingParams(), GenerationConfig(), {})
     prompt = ModelPrompt(ModelIds((1, 2, 3, 4, 5)))
-    return Job(JobSpec(prompt, sampling, 8, sources=Sources()))
+    return Job(JobSpec(prompt, sampling, 8, sources=Sources(vocab_size=3072)))
 
 
 def nothing() -> Iterator[list[int]]:

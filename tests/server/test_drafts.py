@@ -1,6 +1,7 @@
 """What was drafted of an answer: from its client's prediction, and counted."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,10 @@ def test_a_stream_counts_what_was_drafted(app: App) -> None:
             {"type": "content", "content": [{"type": "text", "text": 5}]},
             "prediction.content[0].text",
         ),
+        (
+            {"type": "content", "content": [{"type": "text"}]},
+            "prediction.content[0].text",
+        ),
     ],
     ids=str,
 )
@@ -118,6 +123,33 @@ def test_a_prediction_without_effect_is_named(app: App) -> None:
     said = {"type": "content", "content": "a"}
     assert ask(app, prediction=said, n=2).headers[HEADER] == "prediction"
     assert HEADER not in ask(app, prediction={"type": "content", "content": ""}).headers
+
+
+def test_tokens_that_the_model_has_no_rows_for_are_not_drafted(
+    model_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A tokenizer may know more; penalties would write beside the logits."""
+    folder = tmp_path / "beyond"
+    shutil.copytree(model_folder("dense"), folder)
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    own = {**tokenizer["added_tokens"][-1], "special": True}
+    for number in range(size, size + 200):
+        added = {**own, "id": number, "content": f"<|far{number}|>"}
+        tokenizer["added_tokens"].append(added)
+    file.write_text(json.dumps(tokenizer))
+    with running_sidecar({"MODEL_PATH": str(folder)}) as app:
+        with leased_engine(app) as engine:
+            prices = engine._loop._decode_batches.prices
+            prices.of = lambda length: 1.0  # type: ignore[method-assign]
+        fields: Json = {"frequency_penalty": 0.5, "seed": 1, "max_tokens": 24}
+        for _ in range(5):
+            expected = text_of(ask(app, **fields))
+            said = expected[: len(expected) // 3] + f"<|far{size + 190}|>" * 12
+            prediction = {"type": "content", "content": said}
+            answer = ask(app, prediction=prediction, **fields)
+            assert text_of(answer) == expected
 
 
 def test_it_can_be_switched_off(model_folder: Callable[[str], Path]) -> None:

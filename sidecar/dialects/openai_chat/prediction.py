@@ -30,4 +30,9 @@ def read_prediction(fields: Fields) -> str:
 def _text(part: Fields) -> str:
     if part.required_text("type") != "text":
         raise BadRequest(f"{part.path('type')} must be text", param=part.path("type"))
-    return part.text("text") or ""
+    text = part.text("text")
+    if text is None:
+        raise BadRequest(
+            f"{part.path('text')} must be a string", param=part.path("text")
+        )
+    return text

@@ -63,13 +63,18 @@ class Sources:
         texts: ids of the prompt, then of other forms of its parts; the last is looked
             up first.
         prediction: what the client expects the answer to be, in pieces.
+        vocab_size: a text ends at an id beyond: a tokenizer may know more tokens than
+            the model has rows for, which would be read and written out of bounds.
     """
 
     def __init__(
         self,
         texts: Sequence[Sequence[int]] = (),
         prediction: Sequence[Sequence[int]] = (),
+        *,
+        vocab_size: int,
     ) -> None:
+        self._vocab_size = vocab_size
         self.fill(texts, prediction)
 
     def fill(
@@ -80,7 +85,7 @@ class Sources:
         """Take texts in place of what it held."""
         num_before = sum(len(text) + 1 for text in texts)
         opening = num_before if any(prediction) else None
-        self._text = _Text([*texts, *prediction], opening)
+        self._text = _Text([*texts, *prediction], opening, self._vocab_size)
 
     @property
     def opening(self) -> int | None:
@@ -110,11 +115,14 @@ class Sources:
 class _Text:
     """Sources, one behind the other, and where their runs stand."""
 
-    def __init__(self, texts: Sequence[Sequence[int]], opening: int | None) -> None:
+    def __init__(
+        self, texts: Sequence[Sequence[int]], opening: int | None, vocab_size: int
+    ) -> None:
         parts: list[Ids] = [np.empty(0, np.int64)]
         for text in texts:
             parts += [np.array(text, np.int64), np.array([_APART], np.int64)]
         self.ids = np.concatenate(parts)
+        self.ids[self.ids >= vocab_size] = _APART
         self.indexes = {n: NgramIndex(self.ids, n) for n in _GRAMS}
         self.opening = opening
 
