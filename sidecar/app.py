@@ -25,6 +25,7 @@ from sidecar.engine.device_memory import (
 from sidecar.engine.gpu_thread import GpuThread, gpu_thread
 from sidecar.engine.kv_expiry import Expiry
 from sidecar.engine.loading.download_progress import DownloadProgress
+from sidecar.engine.native.memory_controls import MemoryControls
 from sidecar.engine.process_memory import Admission, ProcessMemory, Releasing
 from sidecar.engine.scheduler import ExtraProcessors, no_extra_processors
 from sidecar.engine.selftest.proved_models import ProvedModels
@@ -61,6 +62,7 @@ from sidecar.service.capability_probe import CapabilityProbe
 from sidecar.service.chat import ChatService
 from sidecar.service.encodings import EncodingService
 from sidecar.service.models import ModelService, Vitals
+from sidecar.service.native import NativeService, NativeSettings
 from sidecar.service.stored_responses import StoredResponses
 from sidecar.volatile.rules import RuleSet, load_rules
 
@@ -236,6 +238,14 @@ def _build_services(
         caches,
         EncodingService(pool, config.server.timeout_embeddings_s),
         AudioService(pool, config.server.timeout_audio_s),
+        NativeService(
+            pool,
+            chat,
+            NativeSettings(
+                config.server.timeout_completions_s, config.engine, config.generation
+            ),
+        ),
+        MemoryControls(shared.process, shared.wired, shared.gpu),
         StoredResponses(),
         metrics,
     )

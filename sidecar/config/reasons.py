@@ -40,8 +40,6 @@ NOT_BUILT = frozenset(
         "ENABLE_SNAPSHOT_STITCH_VLM",
         "DRAFT_MODEL",
         "NUM_DRAFT_TOKENS",
-        "CLASSIFY_BATCH",
-        "ATTENTION_MAX_TOKENS",
         "WARMUP_PROMPT",
         "RATE_LIMIT_RPM",
         "DATABASE_PATH",

@@ -200,6 +200,10 @@ class EngineConfig:
         "Largest prefill chunk.")
     decode_stall_ms: int = setting(500, "DECODE_STALL_TARGET_MS", integer(10, 60000),
         "Longest pause that a chunk may cause to running streams.")
+    classify_batch: int = setting(32, "CLASSIFY_BATCH", integer(1, 1024),
+        "Most prompts that /native/classify computes at once.")
+    attention_max_tokens: int = setting(4096, "ATTENTION_MAX_TOKENS", integer(1, 65536),
+        "Longest prompt of /native/attention.")
     enable_batching: bool = setting(True, "ENABLE_BATCHING", boolean,
         "Whether sequences are decoded together.")
     speculation: str = setting("auto", "SPECULATION", choice("auto", "off"),

@@ -126,11 +126,18 @@ class ToolCallEnded:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceFinished:
-    """A choice ended; `stop_string` is the request's stop text that ended it."""
+    """
+    A choice ended.
+
+    Args:
+        stop_string: the request's stop text that ended it.
+        token_ids: all that were sampled, without the end-of-turn token.
+    """
 
     choice: int
     reason: FinishReason
     stop_string: str | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ def parse_completion(
     request = CompletionRequest(
         request_id=request_id,
         model=fields.text("model") or "",
-        prompts=_prompts(fields),
+        prompts=read_prompts(fields, "prompt"),
         echo=fields.boolean("echo", False),
         options=read_options(fields, fields.integer("logprobs", 0, 20)),
         client=read_client(body, user_agent),
@@ -62,8 +62,14 @@ def _refuse_unserved(fields: Fields) -> None:
         )
 
 
-def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
-    value = fields.raw("prompt")
+def read_prompts(fields: Fields, name: str) -> tuple[str | tuple[int, ...], ...]:
+    """
+    One prompt or several: each a text or token ids.
+
+    Raises:
+        BadRequest: it is neither.
+    """
+    value = fields.raw(name)
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list) and value:
@@ -76,8 +82,8 @@ def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
         ):
             return tuple(tuple(item) for item in value)
     raise BadRequest(
-        "prompt must be a string, a list of strings, or a list of token ids",
-        param="prompt",
+        f"{name} must be a string, a list of strings, or a list of token ids",
+        param=name,
     )
 
 

@@ -83,6 +83,13 @@ class WiredMemory:
             mx.synchronize()  # no step may be under way
             self._follow()
 
+    def change(self, num_bytes: int) -> int:
+        """Wire so many bytes from now on, as WIRED_LIMIT does; what was before."""
+        before, self._asked = self._limit, num_bytes
+        mx.synchronize()
+        self._follow()
+        return before
+
     def _follow(self) -> None:
         whole = sum(self._weights.values())
         wanted = whole if isinstance(self._asked, str) else self._asked

@@ -7,7 +7,6 @@ may be stalled: each batch is one turn of the GPU thread.
 """
 
 import json
-import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,10 @@ from sidecar.core.errors import GenerationFailed
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.loading.checkpoint_files import read_config
 from sidecar.engine.loading.weights import let_go_measured, weights_nbytes
+from sidecar.engine.paced_batches import Ids, PacedBatches
 from sidecar.kv.kv_layers import give_back_much
 
 Pooling = Literal["cls", "mean", "max", "lasttoken"]
-Ids = Sequence[int]
 Rows = np.ndarray  # (texts, width), float32
 
 _MODES: dict[str, Pooling] = {
@@ -37,8 +36,6 @@ _MODES: dict[str, Pooling] = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_MIN_BATCH, _FIRST_BATCH, _MAX_BATCH = 256, 2048, 16384  # tokens, padding included
-_SMOOTHING = 0.5
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,7 @@ class EncoderTurns:
     def __init__(self, encoder: Encoder, gpu: GpuThread, stall_s: float) -> None:
         self._encoder = encoder
         self._gpu = gpu
-        self._stall_s = stall_s
-        self._rate_s: float | None = None  # seconds of a token, padding included
+        self._batches = PacedBatches(stall_s)
         self.is_closed = False
 
     def encode(
@@ -99,40 +95,14 @@ class EncoderTurns:
         check: Callable[[], None],
         second: Sequence[int] | None,
     ) -> Generator[None, None, Rows]:
-        rows: dict[int, np.ndarray] = {}
-        waiting = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-        while waiting:
-            check()
-            batch = self._next(waiting, texts)
-            started = time.perf_counter()
+        def run(batch: list[int]) -> Sequence[np.ndarray]:
             begins = None if second is None else [second[i] for i in batch]
-            batched = self._run([texts[i] for i in batch], begins)
-            size = len(batch) * len(texts[batch[-1]])
-            self._learn((time.perf_counter() - started) / size)
-            rows |= dict(zip(batch, batched, strict=True))
-            yield
-        found = np.stack([rows[index] for index in range(len(texts))])
+            return list(self._run([texts[i] for i in batch], begins))
+
+        found = np.stack((yield from self._batches.steps(texts, check, run)))
         if not np.isfinite(found).all():
             raise GenerationFailed("the model gives no numbers for these texts")
         return found
-
-    def _next(self, waiting: list[int], texts: Sequence[Ids]) -> list[int]:
-        """Take the shortest that are left, as many as one turn may take."""
-        room, count = self._max_tokens(), 1
-        while count < len(waiting) and (count + 1) * len(texts[waiting[count]]) <= room:
-            count += 1
-        batch = waiting[:count]
-        del waiting[:count]
-        return batch
-
-    def _max_tokens(self) -> int:
-        if self._rate_s is None:
-            return _FIRST_BATCH
-        return int(min(_MAX_BATCH, max(_MIN_BATCH, self._stall_s / self._rate_s)))
-
-    def _learn(self, rate_s: float) -> None:
-        known = rate_s if self._rate_s is None else self._rate_s
-        self._rate_s = known + _SMOOTHING * (rate_s - known)
 
     def _run(self, texts: Sequence[Ids], second: Sequence[int] | None) -> np.ndarray:
         longest = max(map(len, texts))

@@ -2,8 +2,9 @@
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from sidecar.config.settings import EngineConfig
 from sidecar.core.conversation import unknown
@@ -17,7 +18,7 @@ from sidecar.engine.grammar_compiler import GrammarCompiler
 from sidecar.engine.job import Forecast, Job, JobSpec
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.weights import let_go_measured
-from sidecar.engine.process_memory import Demand
+from sidecar.engine.process_memory import NOTHING, Demand
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.scheduler import BatchScheduler
 from sidecar.engine.source_maker import SourceMaker, Texts
@@ -28,7 +29,16 @@ from sidecar.output.splitter_check import splitter_faults
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _MAX_BY_DEFAULT = 32768  # when neither the request nor the user says
+
+
+@dataclass(eq=False)
+class _WorkBeside:
+    """A computation that is no generation, as Admission counts it."""
+
+    due: Demand = NOTHING
 
 
 class TextEngine:
@@ -131,6 +141,27 @@ class TextEngine:
             self._source_maker.add(job, further, lambda: self._predicted(options))
         self._gpu.post(lambda: self._loop.prefills.add(job))
         return job
+
+    def run_beside(self, steps: Generator[None, None, T], num_tokens: int) -> T:
+        """
+        Have a computation done between the requests' turns, admitted like one of them.
+
+        Args:
+            num_tokens: of the longest prompt that it computes at once.
+        Returns:
+            What the steps return; what they raise is raised.
+        Raises:
+            Busy, InsufficientMemory, Unavailable: as for a generation.
+        """
+        work = _WorkBeside()
+        self._admission.admit(
+            work,
+            lambda others: self.guard.demand(num_tokens, 1, self.max_context, others),
+        )
+        try:
+            return self._gpu.call_in_steps(steps, is_background=False)
+        finally:
+            self._admission.release(work)
 
     def drafts(self, prompt: ModelPrompt, n: int) -> bool:
         """Whether the answers to a prompt may be drafted."""

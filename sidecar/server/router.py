@@ -25,6 +25,7 @@ from sidecar.dialects.openai_tasks import (
 )
 from sidecar.dialects.problem import CONTENT_TYPE, problem
 from sidecar.engine.job import Forecast
+from sidecar.engine.native.memory_controls import MemoryControls
 from sidecar.infra.metrics import Metrics
 from sidecar.server import access
 from sidecar.server.audio_routes import AudioRoutes
@@ -39,12 +40,14 @@ from sidecar.server.http_messages import (
     json_response,
 )
 from sidecar.server.model_routes import PREFIX, ModelRoutes
+from sidecar.server.native_routes import NativeRoutes
 from sidecar.service.audio import AudioService
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.capability_probe import CapabilityProbe
 from sidecar.service.chat import ChatService
 from sidecar.service.encodings import EncodingService
 from sidecar.service.models import ModelService
+from sidecar.service.native import NativeService
 from sidecar.service.stored_responses import StoredResponses
 
 # LiteLLM's plugin asks for the models again and again: that is no work either.
@@ -71,6 +74,8 @@ class Services:
     caches: CacheService
     encodings: EncodingService
     audio: AudioService
+    native: NativeService
+    memory: MemoryControls
     responses: StoredResponses
     metrics: Metrics
 
@@ -116,6 +121,7 @@ class Routes:
             "/admin/cache/clear": {"POST": self._admin(caches.clear)},
             "/admin/cache/forget": {"POST": self._admin(caches.forget)},
         }
+        self._table |= self._native(NativeRoutes(services.native, services.memory))
         for path, dialect in self._dialects.items():
             self._table[path] = {"POST": routes.create(dialect)}
         for short in _ALSO_WITHOUT_V1:
@@ -126,6 +132,19 @@ class Routes:
         }
         if config.metrics_enabled:
             self._table["/metrics"] = {"GET": self._metrics}
+
+    def _native(self, native: NativeRoutes) -> dict[str, dict[str, Endpoint]]:
+        """Those of one model are for all clients, those of the process are not."""
+        memory = {"GET": native.memory, "POST": native.change_memory}
+        return {
+            "/native/classify": {"POST": native.classify},
+            "/native/batch_generate": {"POST": native.batch_generate},
+            "/native/attention": {"POST": native.attention},
+            "/native/memory": {m: self._admin(e) for m, e in memory.items()},
+            "/native/memory/clear": {"POST": self._admin(native.clear_memory)},
+            "/native/memory/reset_peak": {"POST": self._admin(native.reset_peak)},
+            "/native/device": {"GET": self._admin(native.device)},
+        }
 
     def find(self, method: str, path: str) -> tuple[Endpoint, str]:
         """

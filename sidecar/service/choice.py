@@ -63,7 +63,7 @@ class PlainChoice:
     def end(self, ended: ChoiceEnded) -> list[Event]:
         """The end of the text."""
         rest = self._text(ended.text) if ended.text or self._logprobs else []
-        return [*rest, ChoiceFinished(self._index, ended.reason, ended.stop_string)]
+        return [*rest, _finished(self._index, ended.reason, ended)]
 
     def _text(self, text: str) -> list[Event]:
         logprobs, self._logprobs = tuple(self._logprobs), []
@@ -137,7 +137,7 @@ class ChatChoice:
             said = "the call that had to be made cannot be read"
             raise AnswerInvalid(said, param="tool_choice")
         reason: FinishReason = "tool_calls" if has_calls else ended.reason
-        return [*events, ChoiceFinished(self._index, reason, ended.stop_string)]
+        return [*events, _finished(self._index, reason, ended)]
 
     def _events(self, pieces: Sequence[Piece]) -> list[Event]:
         events: list[Event] = []
@@ -184,3 +184,7 @@ class ChatChoice:
             return []
         thinking, self._thinking = "".join(self._thinking), []
         return [ReasoningEnded(self._index, self._token_of(thinking))]
+
+
+def _finished(index: int, reason: FinishReason, ended: ChoiceEnded) -> ChoiceFinished:
+    return ChoiceFinished(index, reason, ended.stop_string, ended.token_ids)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -40,7 +41,10 @@ def tell(
     for number, piece in enumerate(pieces):
         events += choice.feed(Token(2, piece, TokenLogprob(piece, number, -1.0)))
     ended = ChoiceEnded(2, "", reason, None, tuple(range(len(pieces))))  # type: ignore[arg-type]
-    return [*events, *choice.end(ended)]
+    *rest, finished = choice.end(ended)
+    assert isinstance(finished, ChoiceFinished)
+    assert finished.token_ids == ended.token_ids
+    return [*events, *rest, replace(finished, token_ids=())]
 
 
 def test_a_call_that_must_come_and_cannot_be_read_is_an_error() -> None:
@@ -174,7 +178,7 @@ def test_a_stop_string_cuts_as_the_limit_does() -> None:
         events = choice.feed(Token(2, text, None))
         events += choice.end(ChoiceEnded(2, "", "stop", "\n", (1,)))
         assert calls(events) == []
-        assert events[-1] == ChoiceFinished(2, "stop", "\n")
+        assert events[-1] == ChoiceFinished(2, "stop", "\n", (1,))
 
 
 def test_a_call_that_is_not_sent_is_told() -> None:

@@ -1,0 +1,282 @@
+"""JSON of the `/native/` routes: what they take and what they answer."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sidecar.core.errors import BadRequest, SidecarError
+from sidecar.core.native import (
+    AttentionRequest,
+    BatchAnswer,
+    BatchRequest,
+    Classified,
+    ClassifyRequest,
+    Prompt,
+)
+from sidecar.core.ports import RequestFacts
+from sidecar.core.requests import ClientInfo, SamplingParams
+from sidecar.dialects.fields import Fields
+from sidecar.dialects.generation_fields import read_client
+from sidecar.dialects.openai_chat.stream import OpenAIChat
+from sidecar.dialects.openai_completions import parse_completion, read_prompts
+
+_MAX_PROMPTS = 10_000
+_MAX_LABELS = 1024
+_CLIENT = ("model", "session_id", "metadata", "x_mlx")
+_OF_CLASSIFY = (
+    *_CLIENT, "prompts", "messages", "labels", "return_logits", "temperature", "top_p",
+    "top_k", "min_p", "seed",
+)  # fmt: skip
+_OF_ATTENTION = (*_CLIENT, "prompt", "messages", "layers", "format")
+_LIMITS = ("cache_limit", "memory_limit", "wired_limit")
+
+
+def parse_classify(body: Any, facts: RequestFacts) -> ClassifyRequest:
+    """
+    Check a body.
+
+    Raises:
+        BadRequest, ValidationFailed: naming the field.
+    """
+    fields = Fields(body)
+    _refuse_others(body, _OF_CLASSIFY)
+    labels = fields.items("labels")
+    if len(labels) > _MAX_LABELS or len(labels) == 1:
+        raise BadRequest(f"labels must be 2..{_MAX_LABELS} texts", param="labels")
+    for index, label in enumerate(labels):
+        if not isinstance(label, str) or not label or label in labels[:index]:
+            raise BadRequest(
+                f"labels[{index}] must be a text that is not empty, each another",
+                param=f"labels[{index}]",
+            )
+    return ClassifyRequest(
+        fields.text("model") or "",
+        tuple(_prompts(fields, facts)),
+        tuple(labels),
+        SamplingParams(
+            temperature=fields.number("temperature", 0, 100) or 0.0,
+            top_p=fields.number("top_p", 0, 1),
+            top_k=fields.integer("top_k", -1, 1 << 31),
+            min_p=fields.number("min_p", 0, 1),
+            seed=fields.integer("seed", -(1 << 63), (1 << 64) - 1),
+        ),
+        fields.boolean("return_logits", False),
+        _client(body, facts),
+    )
+
+
+def classified_list(model: str, found: Sequence[Classified]) -> dict[str, Any]:
+    """The body of an answer."""
+    return {"model": model, "results": [_classified(one) for one in found]}
+
+
+def _classified(one: Classified) -> dict[str, Any]:
+    if one.error:
+        return {"error": one.error}
+    said: dict[str, Any] = {"token": {"id": one.token_id, "text": one.text}}
+    if one.label is not None:
+        said |= {"label": one.label, "scores": dict(one.scores)}
+    if one.logits is not None:
+        said["logits"] = one.logits
+    return said
+
+
+def parse_batch(body: Any, facts: RequestFacts) -> BatchRequest:
+    """
+    Check a body: `prompts` as /v1/completions takes one, or `messages` as chat does.
+
+    All other fields are those of that route, and hold for each prompt.
+
+    Raises:
+        BadRequest, ValidationFailed: naming the field.
+    """
+    fields = Fields(body)
+    shared = {k: v for k, v in fields.whole.items() if k not in ("prompts", "messages")}
+    if fields.boolean("stream", False):
+        raise BadRequest("stream must be left out in a batch", param="stream")
+    if fields.integer("n", 1, 1 << 31) not in (None, 1):
+        raise BadRequest("n must be 1 in a batch: repeat the prompt", param="n")
+    if fields.raw("messages") is not None:
+        chats = _conversations(fields, shared, facts)
+        return BatchRequest(tuple(chats))
+    listed = read_prompts(fields, "prompts")
+    _require_number(len(listed), "prompts")
+    agent = facts.headers.get("user-agent")
+    found = []
+    for number, prompt in enumerate(listed):
+        one = prompt if isinstance(prompt, str) else list(prompt)
+        request_id = f"{facts.request_id}-{number}"
+        request, _ = parse_completion({**shared, "prompt": one}, request_id, agent)
+        found.append(request.from_key(facts.sender))
+    return BatchRequest(tuple(found))
+
+
+def batch_list(answers: Sequence[BatchAnswer]) -> dict[str, Any]:
+    """The body of an answer."""
+    return {"results": [_batch_answer(one) for one in answers]}
+
+
+def _batch_answer(one: BatchAnswer) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "tokens": one.token_ids,
+        "text": one.text,
+        "finish_reason": one.finish_reason,
+        "error": one.error or None,
+    }
+    if one.reasoning:
+        said["reasoning"] = one.reasoning
+    if one.tool_calls:
+        said["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in one.tool_calls
+        ]
+    return said
+
+
+def parse_attention(body: Any, facts: RequestFacts) -> AttentionRequest:
+    """
+    Check a body.
+
+    Raises:
+        BadRequest, ValidationFailed: naming the field.
+    """
+    fields = Fields(body)
+    _refuse_others(body, _OF_ATTENTION)
+    form = fields.text("format") or "json"
+    if form not in ("json", "npz"):
+        raise BadRequest(
+            f"format must be json or npz, got {form[:40]!r}", param="format"
+        )
+    layers = fields.raw("layers")
+    if layers is not None and not (
+        isinstance(layers, list) and layers and all(type(one) is int for one in layers)
+    ):
+        raise BadRequest("layers must be a list of numbers", param="layers")
+    prompt: Prompt
+    if fields.raw("messages") is not None:
+        shared = {k: v for k, v in body.items() if k in _CLIENT}
+        prompt = _chat(shared, body["messages"], facts, 0)
+    else:
+        prompts = read_prompts(fields, "prompt")
+        if len(prompts) != 1 or not prompts[0]:
+            raise BadRequest("prompt must be one text or its token ids", param="prompt")
+        prompt = prompts[0]
+    return AttentionRequest(
+        fields.text("model") or "",
+        prompt,
+        None if layers is None else tuple(layers),
+        form == "npz",
+        _client(body, facts),
+    )
+
+
+def attention_object(
+    facts: Mapping[str, Any], keys: Mapping[int, np.ndarray | None]
+) -> dict[str, Any]:
+    """Keys in JSON: [layer][head][position x head dim]."""
+    lists = [
+        None if one is None else one.reshape(one.shape[0], -1).tolist()
+        for one in keys.values()
+    ]
+    return {**facts, "layers": list(keys), "keys": lists, "queries": None}
+
+
+def attention_arrays(
+    facts: Mapping[str, Any], keys: Mapping[int, np.ndarray | None]
+) -> bytes:
+    """Keys as an npz file: `layer_N` (heads, positions, head dim), `positions_N`."""
+    arrays = {f"layer_{n}": one for n, one in keys.items() if one is not None}
+    arrays |= {f"positions_{n}": np.array(facts["positions"][n]) for n in keys}
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def parse_limits(body: Any) -> dict[str, int]:
+    """
+    Limits in bytes, by their names; at least one.
+
+    Raises:
+        BadRequest, ValidationFailed: naming the field.
+    """
+    fields = Fields(body)
+    _refuse_others(body, _LIMITS)
+    read = {name: fields.integer(name, 0, 1 << 62) for name in _LIMITS}
+    found = {name: value for name, value in read.items() if value is not None}
+    if not found:
+        raise BadRequest(f"one of {', '.join(_LIMITS)} must be given")
+    return found
+
+
+def _prompts(fields: Fields, facts: RequestFacts) -> Sequence[Prompt]:
+    """What is to be classified: an empty text is refused on its own, later."""
+    if fields.raw("messages") is not None:
+        body = fields.whole
+        shared = {name: body[name] for name in _CLIENT if name in body}
+        return _conversations(fields, shared, facts)
+    listed = fields.items("prompts")
+    _require_number(len(listed), "prompts")
+    found: list[Prompt] = []
+    for index, item in enumerate(listed):
+        path = f"prompts[{index}]"
+        is_ids = isinstance(item, list) and all(
+            type(one) is int and 0 <= one < 1 << 31 for one in item
+        )
+        if not (isinstance(item, str) or is_ids):
+            raise BadRequest(
+                f"{path} must be a text or a list of token ids", param=path
+            )
+        found.append(item if isinstance(item, str) else tuple(item))
+    return found
+
+
+def _conversations(
+    fields: Fields, shared: Mapping[str, Any], facts: RequestFacts
+) -> Sequence[Any]:
+    if fields.raw("prompts") is not None:
+        raise BadRequest("prompts must be left out beside messages", param="prompts")
+    listed = fields.items("messages")
+    _require_number(len(listed), "messages")
+    return [_chat(shared, one, facts, number) for number, one in enumerate(listed)]
+
+
+def _chat(
+    shared: Mapping[str, Any], messages: Any, facts: RequestFacts, number: int
+) -> Any:
+    """One conversation as chat completions read it; its complaints say which it is."""
+    own = RequestFacts(
+        f"{facts.request_id}-{number}", facts.path, facts.headers, facts.sender
+    )
+    try:
+        chat = OpenAIChat().parse({**shared, "messages": messages}, own).chat
+    except SidecarError as error:
+        sent_as = error.param or ""
+        if sent_as.startswith("messages"):
+            error.param = f"messages[{number}]{sent_as.removeprefix('messages')}"
+            error.message = error.message.replace(sent_as, error.param)
+        raise
+    return chat.sent(facts.path, facts.sender)
+
+
+def _client(body: Any, facts: RequestFacts) -> ClientInfo:
+    found = read_client(body, facts.headers.get("user-agent"))
+    return found.with_key(facts.sender)
+
+
+def _require_number(count: int, name: str) -> None:
+    if not 1 <= count <= _MAX_PROMPTS:
+        raise BadRequest(f"{name} must be a list of 1..{_MAX_PROMPTS}", param=name)
+
+
+def _refuse_others(body: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in body:
+        if name not in known:
+            raise BadRequest(
+                f"{name[:64]} is not one of {', '.join(known)}", param=name[:64]
+            )

@@ -1,0 +1,75 @@
+"""What a model does beside chats, over HTTP, and the device's memory by hand."""
+
+from sidecar.core.ports import RequestFacts
+from sidecar.core.requests import join_names
+from sidecar.dialects.native import (
+    attention_arrays,
+    attention_object,
+    batch_list,
+    classified_list,
+    parse_attention,
+    parse_batch,
+    parse_classify,
+    parse_limits,
+)
+from sidecar.engine.native.memory_controls import AskedLimits, MemoryControls
+from sidecar.server import access
+from sidecar.server.http_messages import Request, Response, json_response
+from sidecar.service.native import NativeService
+from sidecar.service.turn import IGNORED
+
+
+class NativeRoutes:
+    """Endpoints; those of memory and device are guarded by the router."""
+
+    def __init__(self, native: NativeService, memory: MemoryControls) -> None:
+        self._native, self._memory = native, memory
+
+    def classify(self, request: Request) -> Response:
+        """POST /native/classify."""
+        asked = parse_classify(request.json(), _facts(request))
+        found = self._native.classify(asked, request.is_connected)
+        return json_response(classified_list(asked.model, found))
+
+    def batch_generate(self, request: Request) -> Response:
+        """POST /native/batch_generate."""
+        asked = parse_batch(request.json(), _facts(request))
+        answers = self._native.batch_generate(asked, request.is_connected)
+        names = dict.fromkeys(n for one in asked.requests for n in one.ignored)
+        headers = {IGNORED: join_names(tuple(names))} if names else {}
+        return json_response(batch_list(answers), headers=headers)
+
+    def attention(self, request: Request) -> Response:
+        """POST /native/attention."""
+        asked = parse_attention(request.json(), _facts(request))
+        facts, keys = self._native.inspect(asked, request.is_connected)
+        if not asked.as_arrays:
+            return json_response(attention_object(facts, keys))
+        body = attention_arrays(facts, keys)
+        return Response(body, content_type="application/octet-stream")
+
+    def memory(self, request: Request) -> Response:
+        """GET /native/memory."""
+        return json_response(self._memory.use())
+
+    def change_memory(self, request: Request) -> Response:
+        """POST /native/memory."""
+        asked = AskedLimits(**parse_limits(request.json()))
+        return json_response({"previous": self._memory.change(asked)})
+
+    def clear_memory(self, request: Request) -> Response:
+        """POST /native/memory/clear."""
+        return json_response({"freed_bytes": self._memory.clear()})
+
+    def reset_peak(self, request: Request) -> Response:
+        """POST /native/memory/reset_peak."""
+        return json_response({"previous_peak_bytes": self._memory.reset_peak()})
+
+    def device(self, request: Request) -> Response:
+        """GET /native/device."""
+        return json_response(self._memory.device())
+
+
+def _facts(request: Request) -> RequestFacts:
+    sender = access.key_id(request.headers)
+    return RequestFacts(request.request_id, request.path, request.headers, sender)
