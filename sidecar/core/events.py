@@ -165,10 +165,41 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class CallMetrics:
+    """
+    What a response took.
+
+    Args:
+        cached_tokens: of the prompt, which were not prefilled.
+        prefill_s: until the first token, without what it waited. decode_s: from there.
+        total_s: with what it waited.
+        prefill_tps, decode_tps: tokens a second that were computed in these.
+        peak_bytes, active_bytes: of the device's memory, of all requests together.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    prefill_s: float
+    decode_s: float
+    total_s: float
+    prefill_tps: float
+    decode_tps: float
+    peak_bytes: int
+    active_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
-    """The response is complete: comes once, last."""
+    """
+    The response is complete: comes once, last.
+
+    Args:
+        metrics: None: they were not asked for.
+    """
 
     usage: Usage
+    metrics: CallMetrics | None = None
 
 
 def broken_as_text(events: Iterable["Event"]) -> list["Event"]:

@@ -77,7 +77,7 @@ _KEPT_ANYWAY = frozenset(("prompt_cache_key", "cache_control"))
 
 COMPLETION_FIELDS = (
     _SHARED
-    | {"prompt", "stop", "n", "echo", "logprobs", "stream_options"}
+    | {"prompt", "stop", "n", "echo", "logprobs", "stream_options", "include_metrics"}
     | _below("stream_options", names="include_usage")
 )
 
@@ -86,7 +86,7 @@ CHAT_FIELDS = (
     | _THINKING
     | _KEPT_ANYWAY
     | {"messages", "tools", "functions", "tool_choice", "function_call"}
-    | {"stop", "n", "logprobs", "top_logprobs", "stream_options"}
+    | {"stop", "n", "logprobs", "top_logprobs", "stream_options", "include_metrics"}
     | {
         "parallel_tool_calls",
         "continue_final_message",

@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sidecar.core.errors import BadRequest
@@ -35,12 +36,20 @@ def parse_completion(
     """
     fields = Fields(body)
     _refuse_unserved(fields)
+    prompts = read_prompts(fields, "prompt")
+    wants_metrics = fields.boolean("include_metrics", False)
+    if len(prompts) > 1 and wants_metrics:
+        raise BadRequest(
+            "include_metrics must be left out with several prompts: they share time",
+            param="include_metrics",
+        )
+    options = read_options(fields, fields.integer("logprobs", 0, 20))
     request = CompletionRequest(
         request_id=request_id,
         model=fields.text("model") or "",
-        prompts=read_prompts(fields, "prompt"),
+        prompts=prompts,
         echo=fields.boolean("echo", False),
-        options=read_options(fields, fields.integer("logprobs", 0, 20)),
+        options=replace(options, wants_metrics=wants_metrics),
         client=read_client(body, user_agent),
         ignored=ignored_fields(body, COMPLETION_FIELDS),
         answer_id=new_id("cmpl-"),
@@ -133,8 +142,8 @@ class CompletionFormat:
         elif isinstance(event, ChoiceFinished):
             self._finishes.append(self._chunk(event.choice, "", (), event.reason))
         elif isinstance(event, Finished):
-            if self._include_usage:
-                usage = usage_dict(event.usage)
+            if self._include_usage or event.metrics:
+                usage = usage_dict(event)
                 yield {**self._base, "choices": [], "usage": usage}
             yield from self._finishes
 
@@ -152,7 +161,7 @@ class CompletionFormat:
             elif isinstance(event, ChoiceFinished):
                 reasons[event.choice] = event.reason
             elif isinstance(event, Finished):
-                usage = usage_dict(event.usage)
+                usage = usage_dict(event)
         choices = [
             _choice(i, "".join(texts[i]), logprobs[i], reasons[i]) for i in range(n)
         ]

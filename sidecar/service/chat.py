@@ -325,7 +325,8 @@ class ChatService:
             name = (sender, request.request_id)
             names = (name, (sender, request.answer_id))
             resources.callback(lambda: self._forget(names, run))
-            run = Run(plan, job, choices, settled, resources.pop_all())
+            process = engine.guard.process
+            run = Run(plan, job, choices, settled, resources.pop_all(), process)
         with self._lock:
             for each in names:
                 self._running.setdefault(each, []).append(run)

@@ -41,13 +41,15 @@ class CompletionRun:
     def events(self) -> Iterator[Event]:
         """Events of all prompts, one Finished at the end."""
         usages: list[Usage] = []
+        metrics = None
         for number, run in enumerate(self._runs):
             for event in run.events():
                 if isinstance(event, Finished):
                     usages.append(event.usage)
+                    metrics = event.metrics
                 else:
                     yield _moved(event, number * self._n)
-        yield Finished(Usage.total(usages))
+        yield Finished(Usage.total(usages), metrics if len(usages) == 1 else None)
 
     def close(self) -> None:
         """Free everything; idempotent."""

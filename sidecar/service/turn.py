@@ -16,6 +16,7 @@ from typing import Any
 
 from sidecar.core.errors import RequestCancelled, RequestTimeout, SidecarError
 from sidecar.core.events import (
+    CallMetrics,
     Event,
     Finished,
     Idle,
@@ -37,6 +38,7 @@ from sidecar.core.requests import (
 )
 from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.job import ChoiceEnded, Forecast, Job, JobFailed, Prefilled, Token
+from sidecar.engine.process_memory import ProcessMemory
 from sidecar.engine.sampling import Sampling
 from sidecar.engine.speculation.row_speculation import DraftCount, DrafterName
 from sidecar.infra.metrics import Metrics
@@ -157,6 +159,7 @@ class Receipt:
         said: what the client was sent as its first choice.
         is_spoiled: the watchdog ended it: nothing of it may be remembered.
         ttft_s: seconds to the first token; None: there was none. seconds: in all.
+        waited_s: until its prompt's turn came.
         drafts: what was drafted, by drafter.
     """
 
@@ -166,7 +169,27 @@ class Receipt:
     is_spoiled: bool
     ttft_s: float | None
     seconds: float
+    waited_s: float
     drafts: Mapping[DrafterName, DraftCount]
+
+    def metrics(self, process: ProcessMemory) -> CallMetrics:
+        """What it took, and the memory that was in use at its end."""
+        usage, ttft_s = self.usage, self.ttft_s or self.seconds
+        prefill_s, decode_s = ttft_s - self.waited_s, self.seconds - ttft_s
+        num_new = usage.prompt_tokens - usage.cached_tokens
+        num_later = max(usage.completion_tokens - 1, 0)
+        return CallMetrics(
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            round(prefill_s, 4),
+            round(decode_s, 4),
+            round(self.seconds, 4),
+            round(num_new / prefill_s, 1) if prefill_s > 0 else 0.0,
+            round(num_later / decode_s, 1) if decode_s > 0 else 0.0,
+            process.peak_bytes,
+            process.active_bytes,
+        )
 
     @property
     def is_whole(self) -> bool:
@@ -184,6 +207,7 @@ class Receipt:
             "output_tokens": usage.completion_tokens,
             "reasoning_tokens": usage.reasoning_tokens,
             "ttft_s": None if ttft_s is None else round(ttft_s, 4),
+            "waited_s": round(self.waited_s, 4),
             "seconds": round(self.seconds, 4),
         }
 
@@ -202,6 +226,7 @@ class Run:
     Args:
         settle: takes the receipt; before the reader learns that all is finished.
         resources: what is freed at the close.
+        process: whose memory its metrics tell.
     """
 
     def __init__(
@@ -211,8 +236,10 @@ class Run:
         choices: Sequence[Choice],
         settle: Callable[[Receipt], None],
         resources: contextlib.ExitStack,
+        process: ProcessMemory,
     ) -> None:
         self.plan = plan
+        self._process = process
         self._job = job
         self._choices = choices
         self._settle = settle
@@ -220,7 +247,7 @@ class Run:
         self._deadline = time.monotonic() + plan.timeout_s
         self._stopped_by: SidecarError | None = None
         self._progress = _Progress(plan.begun_text)
-        self._is_settled = False
+        self._receipt: Receipt | None = None
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -259,7 +286,10 @@ class Run:
         except Exception:
             self._end("internal_error")
             raise
-        yield Finished(self._end("finished"))
+        usage = self._end("finished")
+        metrics = self._receipt.metrics(self._process) if self._receipt else None
+        is_asked = self.plan.request.options.wants_metrics
+        yield Finished(usage, metrics if is_asked else None)
 
     def close(self) -> None:
         """Free the engine, the lease and the place in the queue; idempotent."""
@@ -301,13 +331,12 @@ class Run:
     def _end(self, outcome: str) -> Usage:
         """Make the receipt, the first time; what the request has cost."""
         usage = self._progress.usage(self.plan, self._choices, self._job)
-        if not self._is_settled:
-            self._is_settled = True
+        if self._receipt is None:
             is_all_shown = self._choices[0].is_all_shown
-            receipt = self._progress.receipt(
+            self._receipt = self._progress.receipt(
                 self._job, outcome, usage, is_all_shown=is_all_shown
             )
-            self._settle(receipt)
+            self._settle(self._receipt)
         return usage
 
 
@@ -369,8 +398,8 @@ class _Progress:
     def of_prefill(self, event: Prefilled) -> PrefillProgress:
         """How far it is; what is left takes as long, token for token."""
         now = time.monotonic()
-        self._prefilled_from = self._prefilled_from or now
-        seconds, num_done = now - self._prefilled_from, event.done - event.cached
+        seconds = now - (self._prefilled_from or now)
+        num_done = event.done - event.cached
         num_left = event.total - event.done
         left = seconds * num_left / num_done if num_done else None
         return PrefillProgress(event.done, event.total, event.cached, seconds, left)
@@ -379,6 +408,7 @@ class _Progress:
         """Count what the engine did."""
         if isinstance(event, Prefilled):
             self._cached_len = event.cached
+            self._prefilled_from = self._prefilled_from or time.monotonic()
         elif isinstance(event, Token):
             # The end corrects it; who is cancelled before has had these.
             sampled = self._num_sampled.get(event.choice, 0)
@@ -438,8 +468,16 @@ class _Progress:
         began = self._first_token_at
         ttft_s = None if began is None else began - job.submitted
         seconds = time.monotonic() - job.submitted
+        waited_s = (self._prefilled_from or job.submitted) - job.submitted
         return Receipt(
-            outcome, usage, said, self._is_spoiled, ttft_s, seconds, job.draft_counts
+            outcome,
+            usage,
+            said,
+            self._is_spoiled,
+            ttft_s,
+            seconds,
+            waited_s,
+            job.draft_counts,
         )
 
 

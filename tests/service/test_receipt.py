@@ -8,7 +8,9 @@ from sidecar.config.settings import GenerationConfig
 from sidecar.core.errors import GenerationFailed
 from sidecar.core.requests import ChatRequest, SamplingParams
 from sidecar.engine.job import ChoiceEnded, Forecast, Job, JobFailed, JobSpec, Token
+from sidecar.engine.process_memory import ProcessMemory
 from sidecar.engine.sampling import settle
+from sidecar.kv.eviction import KVBudget, Limits
 from sidecar.service.choice import PlainChoice
 from sidecar.service.turn import ChatPlan, Receipt, Run, remember
 from testkit.chats import Chats, Client, assistant, system, user, words
@@ -16,6 +18,7 @@ from testkit.chats import Chats, Client, assistant, system, user, words
 ASKED = [system(words(60)), user("hi")]
 AGAIN = [*ASKED, assistant("Seen."), user("and?")]
 RAW = "<think>\nI look.\n</think>\nSeen.STOP secret"
+PROCESS = ProcessMemory(1 << 30, KVBudget(Limits(1 << 20)))
 GREEDY = settle(SamplingParams(temperature=0.0), GenerationConfig(), {})
 
 
@@ -36,6 +39,7 @@ class Ran:
             [PlainChoice(i) for i in range(num_choices)],
             self.settle,
             contextlib.ExitStack(),
+            PROCESS,
         )
         self.pipeline = chats.pipeline
 

@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sidecar.core.errors import BadRequest
@@ -222,6 +222,8 @@ def parse_chat(
 
 def _options(fields: Fields) -> GenerationOptions:
     options = read_options(fields, _top_logprobs(fields))
+    if fields.boolean("include_metrics", False):
+        options = replace(options, wants_metrics=True)
     if fields.raw("prediction") is None:
         return options
     return replace(options, prediction=read_prediction(fields))
@@ -293,7 +295,7 @@ def format_chat(
     usage = None
     for event in broken_as_text(events):
         if isinstance(event, Finished):
-            usage = usage_dict(event.usage)
+            usage = usage_dict(event)
         elif not hasattr(event, "choice"):
             continue
         else:
@@ -330,14 +332,16 @@ def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(12)
 
 
-def usage_dict(usage: Usage) -> dict[str, Any]:
-    """Token counts in OpenAI's form."""
+def usage_dict(finished: Finished) -> dict[str, Any]:
+    """Token counts in OpenAI's form, and what it took if that was asked for."""
+    usage, metrics = finished.usage, finished.metrics
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": _completion_details(usage),
+        **({"x_metrics": asdict(metrics)} if metrics else {}),
     }
 
 

@@ -143,8 +143,8 @@ class ChatChunks:
         elif isinstance(event, ChoiceFinished):
             self._finishes.append(self._chunk(event.choice, {}, reason=event.reason))
         elif isinstance(event, Finished):
-            if self._include_usage:
-                yield {**self._base, "choices": [], "usage": usage_dict(event.usage)}
+            if self._include_usage or event.metrics:
+                yield {**self._base, "choices": [], "usage": usage_dict(event)}
             yield from self._finishes
 
     def _call(
