@@ -78,21 +78,61 @@ _LAST_WORDS_S = 1.0  # for the errors of what is stopped
 
 
 @dataclass(frozen=True, slots=True)
-class App:
-    """A built server: `serve` it, then `close` it."""
+class Core:
+    """All but the socket: models, what they share, and the use cases."""
 
     config: Config
-    listener: Listener
     pool: ResidentPool[ServedModel]
     shared: Shared
     expiry: Expiry
     releasing: Releasing
-    chat: ChatService
+    services: Services
+
+    def close(self, load_wait_s: float = LOAD_END_S) -> bool:
+        """
+        Unload; False if a load goes on all the same.
+
+        Args:
+            load_wait_s: how long the end of a load in hand is waited for.
+        """
+        self.expiry.close()
+        has_ended = self.pool.close(load_wait_s)
+        if self.shared.image_intake.cache_info().currsize:
+            self.shared.image_intake().close()
+        if self.shared.disk is not None:
+            self.shared.disk.close()
+        self.shared.kept.forget()
+        self.shared.gpu.remove_worker(self.releasing)
+        self.shared.gpu.call(self.shared.stored.released.let_go)
+        return has_ended
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """A built server: `serve` it, then `close` it."""
+
+    core: Core
+    listener: Listener
+
+    @property
+    def config(self) -> Config:
+        """Its settings."""
+        return self.core.config
+
+    @property
+    def pool(self) -> ResidentPool[ServedModel]:
+        """Its models."""
+        return self.core.pool
+
+    @property
+    def shared(self) -> Shared:
+        """What they share."""
+        return self.core.shared
 
     @property
     def gpu(self) -> GpuThread:
         """The thread of all forward calls."""
-        return self.shared.gpu
+        return self.core.shared.gpu
 
     @property
     def url(self) -> str:
@@ -129,7 +169,7 @@ class App:
         self.shared.admission.drain()
         if not self._is_done_in(self.config.server.drain_timeout_s):
             self.pool.stop()
-            self.chat.stop()
+            self.core.services.chat.stop()
             self._is_done_in(_LAST_WORDS_S)
 
     def _is_done_in(self, seconds: float) -> bool:
@@ -149,16 +189,7 @@ class App:
             load_wait_s: how long the end of a load in hand is waited for.
         """
         self.listener.server_close()
-        self.expiry.close()
-        has_ended = self.pool.close(load_wait_s)
-        if self.shared.image_intake.cache_info().currsize:
-            self.shared.image_intake().close()
-        if self.shared.disk is not None:
-            self.shared.disk.close()
-        self.shared.kept.forget()
-        self.gpu.remove_worker(self.releasing)
-        self.gpu.call(self.shared.stored.released.let_go)
-        return has_ended
+        return self.core.close(load_wait_s)
 
 
 def build(
@@ -175,6 +206,24 @@ def build(
     Raises:
         ConfigError: the user's rules cannot be used.
         OSError: the address cannot be bound.
+    """
+    core = build_core(config, extra_processors, tell)
+    routes = Routes(core.services, config.server)
+    return App(core, Listener(config.server, routes, core.shared.metrics, Handler))
+
+
+def build_core(
+    config: Config,
+    extra_processors: ExtraProcessors = no_extra_processors,
+    tell: Callable[[str], None] = logger.info,
+) -> Core:
+    """
+    Build all of a server but its socket; nothing is loaded yet.
+
+    Args:
+        extra_processors, tell: as for a server.
+    Raises:
+        ConfigError: the user's rules cannot be used.
     """
     limit_templates()
     shared = _build_shared(config, tell, extra_processors)
@@ -201,13 +250,10 @@ def build(
     services = _build_services(config, shared, pool)
     if config.model.probe_on_load:
         after_load.append(services.capabilities.begin)
-    listener = Listener(
-        config.server, Routes(services, config.server), shared.metrics, Handler
-    )
     releasing = Releasing(shared.stored.released)
     shared.gpu.add_worker(releasing)
     expiry = Expiry(shared.stored, shared.gpu)
-    return App(config, listener, pool, shared, expiry, releasing, services.chat)
+    return Core(config, pool, shared, expiry, releasing, services)
 
 
 def _build_services(

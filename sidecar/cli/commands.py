@@ -10,6 +10,7 @@ TOOLS = {
     "inspect-cache": ("inspect_cache", "the tree of a running server, and what drifts"),
     "kv": ("kv", "KV on the disk: list, verify, export, import, forget"),
     "capabilities": ("capabilities", "ask a model of a running server what it can do"),
+    "jsonl": ("jsonl", "a model on stdin and stdout: one JSON object a line"),
     "selftest": ("selftest", "warm equals cold, tried on a model"),
 }
 

@@ -49,7 +49,7 @@ def serving(folder: Path, **settings: str) -> Iterator[tuple[App, TextEngine]]:
 @contextmanager
 def turn_by_turn(app: App, engine: TextEngine) -> Iterator[Callable[[], None]]:
     """Turns of the engine and of what lets go, made one at a time."""
-    turns, workers = GpuScheduler(), (engine._loop, app.releasing)
+    turns, workers = GpuScheduler(), (engine._loop, app.core.releasing)
     for worker in workers:
         app.gpu.remove_worker(worker)
         turns.add(worker)
@@ -115,7 +115,7 @@ def test_who_needs_the_memory_has_it_at_once(
     """A forgetting, pressure and an unload wait for the GPU and for no step."""
     with serving(model_folder("dense"), RELEASE_DELAY_STEPS="1000") as (app, engine):
         released = app.shared.stored.released
-        app.gpu.remove_worker(app.releasing)  # nor does it go by itself
+        app.gpu.remove_worker(app.core.releasing)  # nor does it go by itself
         try:
             assert run(engine, random_ids(1, 300), 4, n=2).failure is None
             assert app.gpu.call(lambda: released.arrays)
@@ -127,14 +127,14 @@ def test_who_needs_the_memory_has_it_at_once(
                 engine.close()
             assert app.gpu.call(lambda: released.arrays) == []
         finally:
-            app.gpu.add_worker(app.releasing)
+            app.gpu.add_worker(app.core.releasing)
 
 
 def test_what_is_held_counts_as_free(model_folder: ModelFolder) -> None:
     """It goes in a moment: nobody is refused for the sake of it."""
     with serving(model_folder("dense"), RELEASE_DELAY_STEPS="1000") as (app, engine):
         process = app.shared.process
-        app.gpu.remove_worker(app.releasing)
+        app.gpu.remove_worker(app.core.releasing)
         try:
             app.gpu.call(process.sample)
             before = process.free_bytes
@@ -142,7 +142,7 @@ def test_what_is_held_counts_as_free(model_folder: ModelFolder) -> None:
             app.gpu.call(process.sample)
             assert abs(process.free_bytes - before) < 1 << 17
         finally:
-            app.gpu.add_worker(app.releasing)
+            app.gpu.add_worker(app.core.releasing)
 
 
 def test_nothing_is_held_where_the_delay_is_off() -> None:

@@ -151,7 +151,7 @@ def test_an_answer_that_breaks_off_is_not_gone_on_with_elsewhere(
     with paid.http.stream("POST", "/v1/responses", json=body) as answer:
         lines = answer.iter_lines()
         next(line for line in lines if ".delta" in line)
-        app.chat.stop()
+        app.core.services.chat.stop()
         rest = "\n".join(lines)
     assert "shutting down" in rest
     assert "response.completed" not in rest
@@ -167,7 +167,7 @@ def test_a_response_that_has_not_begun_falls_back(
     with held_gpu(app) as go:
         with paid.http.stream("POST", "/v1/responses", json=body) as answer:
             assert eventually(lambda: metric(app, "mlx_active_requests") > 0)
-            app.chat.stop()
+            app.core.services.chat.stop()
             answer.read()
         go.set()
     assert len(cloud.asked) > before
