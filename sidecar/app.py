@@ -15,6 +15,7 @@ import mlx.core as mx
 from sidecar.config.settings import Config, ImageConfig
 from sidecar.config.sources import ConfigError
 from sidecar.core.lasting_secret import use_secret
+from sidecar.engine.adapters.adapter_files import AdapterFolder
 from sidecar.engine.device_memory import (
     WiredMemory,
     buffer_limit,
@@ -275,8 +276,12 @@ def _build_services(
         shared.process,
         shared.wired,
     )
-    chat = ChatService(pool, config.generation, metrics, log)
-    models = ModelService(pool, vitals, settings_file(config), shared.capabilities)
+    folder = config.model.adapters
+    adapters = AdapterFolder(Path(folder) if folder else None)
+    chat = ChatService(pool, config.generation, metrics, log, adapters)
+    models = ModelService(
+        pool, vitals, settings_file(config), shared.capabilities, adapters
+    )
     return Services(
         chat,
         models,

@@ -28,6 +28,7 @@ _ROOMS = {  # in the order in which they may import each other
     "sidecar/engine/loading": "models' files: found, downloaded, identified, read",
     "sidecar/engine/selftest": "warm equals cold, proved on the user's machine",
     "sidecar/engine/speculation": "several tokens a step, the same tokens",
+    "sidecar/engine/adapters": "LoRA adapters beside one base, a row of a bank each",
     "sidecar/engine/native": "what a model does beside answering: labels, keys, memory",
     "sidecar/engine/vision": "pictures in a model that sees",
     "sidecar/engine/audio": "models that hear and speak",

@@ -60,6 +60,8 @@ class ModelConfig:
         shown="all")
     aliases: dict[str, str] = setting({}, "MODEL_ALIASES", names,
         'More names of models, e.g. {"claude-*": "default"}.')
+    adapters: str | None = setting(None, "ADAPTER_DIR", place,
+        "Folder of LoRA adapters, a folder each; requests name them.")
     pinned: tuple[str, ...] = setting((), "PINNED_MODELS", words,
         "Models that are loaded at the start and never leave.", shown="none")
     preload: tuple[str, ...] = setting((), "PRELOAD_MODELS", words,

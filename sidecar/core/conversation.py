@@ -15,6 +15,19 @@ IMPLICIT = "implicit-"  # begins the ids of sessions that no client named
 _MAX_FORGETTINGS = 256  # by name; beyond, nothing begun before is kept
 
 
+_ADAPTER = "\x1fadapter:"  # no key's id has such a character
+
+
+def with_adapter(tenant: str | None, digest: str) -> str:
+    """A tenant's name for what is read with an adapter: nothing of it is shared."""
+    return f"{tenant or ''}{_ADAPTER}{digest}"
+
+
+def key_of(tenant: str | None) -> str | None:
+    """The id of the API key in a tenant's name; None: it sends none."""
+    return (tenant or "").partition(_ADAPTER)[0] or None
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """
@@ -24,7 +37,8 @@ class Conversation:
     The fields behind those describe one request, and do not count.
 
     Args:
-        tenant: the id of the client's API key; None: it sends none.
+        tenant: the id of the client's API key; None: it sends none. What is read with
+            an adapter is that of another tenant (`with_adapter`).
         session: as the client named it, or as it was made here.
         thread: the conversation within the session (memory/session_turn_store).
         is_known: False for what no client asked, such as a self-test: no forgetting
@@ -117,7 +131,8 @@ class ForgetFilter:
         if not conversation.is_known:
             return False
         is_session = self.session is None or self.session == conversation.session
-        return is_session and (self.any_key or self.api_key == conversation.tenant)
+        is_key = self.any_key or self.api_key == key_of(conversation.tenant)
+        return is_session and is_key
 
 
 class Generations:

@@ -148,6 +148,12 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class AdapterNotFound(NotFound):
+    """No adapter of that name is served."""
+
+    code = "adapter_not_found"
+
+
 class MethodNotAllowed(SidecarError):
     """The path exists, the method does not."""
 

@@ -240,12 +240,14 @@ class ModelPrompt:
         boundaries: places worth a checkpoint, ascending.
         conversation: that asks; None: no client's, and as new as its admission.
         images: what stands in `ids` for images.
+        adapter: the row of the model's bank that it is read with; 0: no adapter.
     """
 
     ids: ModelIds
     boundaries: tuple[Boundary, ...] = ()
     conversation: Conversation | None = None
     images: tuple[PlacedImage, ...] = ()
+    adapter: int = 0
 
     @property
     def session(self) -> str:

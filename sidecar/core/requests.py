@@ -198,6 +198,7 @@ class GenerationOptions:
     top_logprobs: int | None = None  # None: no logprobs; 0: the sampled token's only
     max_ttft_s: float | None = None  # refuse rather than begin later
     wants_progress: bool = False  # to be sent how far the prefill is
+    adapter: str = ""  # the name of one that the answer is made with
     wants_metrics: bool = False  # to be sent what it took
     prediction: str = ""  # what the client expects of the answer; it is drafted from it
 

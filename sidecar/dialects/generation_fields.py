@@ -158,7 +158,6 @@ _MAX_BIASES = 4096
 
 def read_options(fields: Fields, top_logprobs: int | None) -> GenerationOptions:
     """Sampling, length, stops and number of answers."""
-    _refuse_adapters(fields)
     return GenerationOptions(
         sampling=_sampling(fields),
         max_tokens=_max_tokens(fields),
@@ -167,6 +166,7 @@ def read_options(fields: Fields, top_logprobs: int | None) -> GenerationOptions:
         top_logprobs=top_logprobs,
         max_ttft_s=fields.number("mlx_max_ttft_s", 0.001, 86400),
         wants_progress=_wants_progress(fields),
+        adapter=_adapter(fields),
     )
 
 
@@ -183,14 +183,14 @@ def _max_tokens(fields: Fields) -> int | None:
     return None
 
 
-def _refuse_adapters(fields: Fields) -> None:
-    """mlx-lm's server loads one by request; models here are as they were loaded."""
-    for name in ("adapter", "adapters"):
-        if fields.raw(name):
-            raise BadRequest(
-                f"{name} must be left out: no adapters are loaded here",
-                param=name,
-            )
+def _adapter(fields: Fields) -> str:
+    """The name of one adapter; mlx-lm's server takes a path as `adapters`."""
+    if fields.raw("adapters"):
+        raise BadRequest(
+            "adapters must be left out: adapter names one of ADAPTER_DIR",
+            param="adapters",
+        )
+    return fields.text("adapter") or ""
 
 
 def read_client(body: dict[str, Any], user_agent: str | None) -> ClientInfo:

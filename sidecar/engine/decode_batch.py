@@ -54,6 +54,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         num_top: dict[int, int] | None = None,
         shifts: dict[int, int] | None = None,
         constrained: dict[int, ConstrainedRow] | None = None,
+        adapters: dict[int, int] | None = None,
         **named: Any,
     ) -> None:
         """
@@ -64,7 +65,9 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
                 alternatives.
             shifts: for each row with images, how far its positions are shifted.
             constrained: the rows that keep to a grammar.
+            adapters: for each row that is read with an adapter, its row of the bank.
         """
+        self._adapters = adapters or {}
         self._constrained = constrained or {}
         self._num_top = num_top or {}
         self._shifts = shifts or {}
@@ -87,7 +90,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         extra = (self._vision_inputs(),) if self._shifts else ()
         fed = self._with_unfed(fed[:, None])
         make_room(self.prompt_cache, fed.shape[1])
-        logits = self.model(fed, self.prompt_cache, *extra)[:, -1, :]
+        logits = self._forward(fed, self.prompt_cache, *extra)[:, -1, :]
         share_offsets(self.prompt_cache)
         contexts: list[mx.array] = []
         if any(self.logits_processors):
@@ -109,6 +112,13 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             said.append(token)
         return tokens, [read(found) for found in due]
 
+    def _forward(self, fed: mx.array, cache: KVLayers, *extra: Any) -> mx.array:
+        """Logits behind what is fed, each row read with its own adapter."""
+        if not self._adapters:
+            return cast(mx.array, self.model(fed, cache, *extra))
+        rows = [self._adapters.get(uid, 0) for uid in self.uids]
+        return cast(mx.array, self.model(fed, cache, *extra, adapters=rows))
+
     def _with_unfed(self, fed: mx.array) -> mx.array:
         if not self._unfed:
             return fed
@@ -119,7 +129,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         """Have the caches hold all that was said."""
         if self._unfed:
             unfed, self._unfed = self._unfed, []
-            self.model(mx.array([unfed]), self.prompt_cache)
+            self._forward(mx.array([unfed]), self.prompt_cache)
 
     def _masked(self, logits: mx.array, inputs: mx.array) -> mx.array:
         """Logits of which only what grammars let in is left."""
@@ -174,6 +184,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
         self._num_top |= batch._num_top
         self._shifts |= batch._shifts
         self._constrained |= batch._constrained
+        self._adapters |= batch._adapters
         super().extend(batch)
 
     def filter(self, keep: list[int]) -> None:
@@ -187,6 +198,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             self.prompt_cache = []  # the only row stays, and its caches as they are
         super().filter(keep)
         self._shifts = {u: s for u, s in self._shifts.items() if u in self.uids}
+        self._adapters = {u: a for u, a in self._adapters.items() if u in self.uids}
         rows = self._constrained.items()
         self._constrained = {u: row for u, row in rows if u in self.uids}
         if alone is not None:

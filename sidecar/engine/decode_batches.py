@@ -82,6 +82,7 @@ def batch_of_one(
         num_top={} if spec.top_logprobs is None else {uid: spec.top_logprobs},
         shifts={uid: shift} if shift else {},
         constrained=_constrained(uid, spec),
+        adapters={uid: spec.prompt.adapter} if spec.prompt.adapter else {},
     )
     batch._is_plain = True
     return batch

@@ -66,6 +66,11 @@ class PrefillQueue:
         """Prompts of which a part is computed or restored."""
         return [p for p in (self.current, self._passed) if p]
 
+    @property
+    def jobs(self) -> list[Job]:
+        """All of them."""
+        return [*self._waiting, *(sequence.job for sequence in self.begun)]
+
     def __bool__(self) -> bool:
         return bool(self._waiting or self.current or self._passed)
 

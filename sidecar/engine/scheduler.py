@@ -258,6 +258,12 @@ class BatchScheduler:
         return sequence is not None
 
     @property
+    def adapters(self) -> set[int]:
+        """Rows of the bank of adapters that what waits or runs is read with."""
+        jobs = [*self.prefills.jobs, *(row.job for row in self._rows.values())]
+        return {job.spec.prompt.adapter for job in jobs}
+
+    @property
     def _arrays(self) -> list[mx.array]:
         """What its running requests hold."""
         begun = [a for sequence in self.prefills.begun for a in sequence.arrays]
@@ -347,7 +353,12 @@ class BatchScheduler:
         ids = sequence.job.spec.prompt.read_ids
         started = time.perf_counter()
         token_array = mx.array([ids[sequence.done : end]])
-        self._model.forward(token_array, sequence.layers, sequence.vision_inputs(end))
+        self._model.forward(
+            token_array,
+            sequence.layers,
+            sequence.vision_inputs(end),
+            (sequence.job.spec.prompt.adapter,),
+        )
         if quantization:
             quantization.apply(sequence.layers)
         evaluate(sequence.layers)

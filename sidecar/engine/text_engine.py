@@ -11,6 +11,7 @@ from sidecar.core.conversation import unknown
 from sidecar.core.errors import BadRequest, ContextLengthExceeded
 from sidecar.core.prompt import ModelPrompt, behind_images
 from sidecar.core.requests import GenerationOptions
+from sidecar.engine.adapter_leases import AdapterLeases
 from sidecar.engine.constrained_row import Constraint
 from sidecar.engine.gpu_scheduler import Worker
 from sidecar.engine.gpu_thread import GpuThread
@@ -68,6 +69,9 @@ class TextEngine:
         self._forbidden: set[str] = set()
         self._workers: list[Worker] = []
         self._source_maker = SourceMaker()
+        self.adapters = AdapterLeases(
+            model, gpu, loop.guard.process, lambda: loop.adapters
+        )
         self.work_between(loop)
 
     @property

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sidecar.core.conversation import Conversation, unknown
+from sidecar.core.conversation import Conversation, key_of, unknown
 from sidecar.kv.kv_layers import (
     KVLayers,
     Leaves,
@@ -118,7 +118,7 @@ class Node:
     @property
     def session(self) -> tuple[str | None, str]:
         """The key and the name of the first session that used it."""
-        return next(((u.tenant, u.session) for u in self.users), (None, ""))
+        return next(((key_of(u.tenant), u.session) for u in self.users), (None, ""))
 
     def used_by(self, conversation: Conversation) -> None:
         """Note a session with a prompt that it is a part of; the oldest of many go."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sidecar.core.conversation import Conversation, unknown
+from sidecar.core.conversation import Conversation, unknown, with_adapter
 from sidecar.core.errors import BadRequest
 from sidecar.core.prompt import Hit, ModelIds, ModelPrompt, SeenImage
 from sidecar.core.requests import ChatRequest, ClientInfo, Message
@@ -27,6 +27,32 @@ if TYPE_CHECKING:  # of the extra `vision`
 
 _NO_DISK = dict.fromkeys((*WRITING, *READING), 0)
 _NO_IMAGES = {"images_seen": 0, "images_decoded": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadWith:
+    """
+    The adapter that a request is read with: nothing is shared with another one's.
+
+    Args:
+        digest: "": none. row: of the model's bank; 0 for a forecast, too.
+    """
+
+    digest: str = ""
+    row: int = 0
+
+    def salt(self, salt: str) -> str:
+        """The prefix tree of a tenant's KV with this adapter."""
+        return with_adapter(salt, self.digest) if self.digest else salt
+
+    def client(self, client: ClientInfo) -> ClientInfo:
+        """A client as the tenant of what is read with this adapter."""
+        if not self.digest:
+            return client
+        return replace(client, api_key_id=with_adapter(client.api_key_id, self.digest))
+
+
+NO_ADAPTER = ReadWith()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +129,17 @@ class Resident:
         }
 
     def prepare(
-        self, request: ChatRequest, is_connected: Callable[[], bool]
+        self,
+        request: ChatRequest,
+        is_connected: Callable[[], bool],
+        adapter: ReadWith = NO_ADAPTER,
     ) -> PreparedPrompt:
         """
         What the model reads for a request, in the form that reuses most.
 
         Args:
             is_connected: whether the client is still there.
+            adapter: that it is read with.
 
         Raises:
             BadRequest: the template refuses the conversation, or an image is bad.
@@ -117,13 +147,15 @@ class Resident:
             RequestCancelled: the client is gone.
         """
         longest = self.engine.max_context - 1  # there must be room for an answer
-        salt = self._salt(request.client)
+        salt = adapter.salt(self._salt(request.client))
+        request = replace(request, client=adapter.client(request.client))
         readable, unseen = self._without_unseen(request)
         messages, seen = self._see(readable.messages, salt, is_connected)
         readable = replace(readable, messages=messages)
         prepared = self.pipeline.prepare(readable, salt, longest, is_connected, seen)
         _decode_first(prepared)
-        return replace(prepared, unseen=unseen)
+        model = replace(prepared.model, adapter=adapter.row)
+        return replace(prepared, unseen=unseen, model=model)
 
     def _without_unseen(
         self, request: ChatRequest
@@ -168,11 +200,16 @@ class Resident:
         return self.cache.restore(prompt, hit, is_wanted)
 
     def prepare_raw(
-        self, prompt: str | tuple[int, ...], client: ClientInfo
+        self,
+        prompt: str | tuple[int, ...],
+        client: ClientInfo,
+        adapter: ReadWith = NO_ADAPTER,
     ) -> tuple[ModelPrompt, str]:
         """
         A raw completion's prompt, and its text: no template, nothing remembered.
 
+        Args:
+            adapter: that it is read with.
         Raises:
             ContextLengthExceeded: it is so much too long that a part tells.
         """
@@ -184,12 +221,12 @@ class Resident:
             ids = ModelIds(prompt)
             text = self.engine.model.tokenizer.decode(list(prompt))
         conversation = Conversation(
-            client.api_key_id,
+            adapter.client(client).api_key_id,
             client.session or "",
-            salt=self._salt(client),
+            salt=adapter.salt(self._salt(client)),
             generation=self.memory.generation,
         )
-        return ModelPrompt(ids, conversation=conversation), text
+        return ModelPrompt(ids, conversation=conversation, adapter=adapter.row), text
 
     def _salt(self, client: ClientInfo) -> str:
         """

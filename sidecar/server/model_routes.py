@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
@@ -54,7 +54,15 @@ class ModelRoutes:
     def list(self, request: Request) -> Response:
         """GET /v1/models; 304 where nothing changed."""
         models = self._models
-        entries = [_listed(e, models.capabilities(e.id)) for e in models.entries()]
+        adapters = models.adapters()
+        entries = [
+            listed
+            for entry in models.entries()
+            for listed in _with_adapters(
+                _listed(entry, models.capabilities(entry.id)),
+                adapters.get(entry.id, ()),
+            )
+        ]
         body = dump_bytes(model_list(entries))
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         headers = {"ETag": tag}
@@ -137,6 +145,17 @@ def _listed(entry: ModelView, record: CapabilityRecord | None) -> dict[str, Any]
     found["state"] = entry.state
     found["estimated_load_s"] = entry.estimated_load_s
     return found
+
+
+def _with_adapters(
+    listed: dict[str, Any], adapters: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """A model, then the same with each of its adapters."""
+    yield listed
+    names = [listed["id"], *listed["aliases"]]
+    for adapter in adapters:
+        own_id, *aliases = [f"{name}:{adapter}" for name in names]
+        yield {**listed, "id": own_id, "aliases": aliases, "adapter": adapter}
 
 
 def _check_setting(name: str, value: object) -> None:

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from sidecar.config.settings import GenerationConfig
 from sidecar.core.errors import (
     GOING_DOWN,
     BadRequest,
     ContextLengthExceeded,
+    ModelNotFound,
     TooSlow,
     Unavailable,
 )
@@ -20,6 +22,7 @@ from sidecar.core.events import Event, Idle, Loading
 from sidecar.core.ports import RunningChat
 from sidecar.core.requests import ChatRequest, CompletionRequest, join_names
 from sidecar.core.turn_token import make_token
+from sidecar.engine.adapters.adapter_files import AdapterFolder
 from sidecar.engine.job import Forecast
 from sidecar.engine.sampling import Sampling, settle
 from sidecar.engine.speculation.source_forms import encoded_pieces, written_forms
@@ -35,7 +38,12 @@ from sidecar.pipeline.prepare import PreparedPrompt
 from sidecar.pipeline.template.chat_template import offered_tools
 from sidecar.residents.model_state import ServedModel
 from sidecar.residents.pool import ResidentPool
-from sidecar.residents.resident import Resident, require_text
+from sidecar.residents.resident import (
+    NO_ADAPTER,
+    ReadWith,
+    Resident,
+    require_text,
+)
 from sidecar.service.checked_answer import CheckedRun, repair_request
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.completion import CompletionRun
@@ -57,6 +65,9 @@ _LOAD_PATIENCE_S = 1.0  # how long a stream waits for a load before it begins
 _Named = tuple[str | None, str]  # the sender's key; the request's or answer's id
 
 
+R = TypeVar("R", ChatRequest, CompletionRequest)
+
+
 def _always() -> bool:
     return True
 
@@ -70,8 +81,9 @@ class ChatService:
         defaults: GenerationConfig,
         metrics: Metrics,
         log: SessionLog,
+        adapters: AdapterFolder,
     ) -> None:
-        self._log = log
+        self._log, self._adapters = log, adapters
         self._cancelled_early: Lru[_Named, float] = Lru(1024, 1024, lambda key, at: 1)
         self._pool = pool
         self._defaults = defaults
@@ -94,6 +106,7 @@ class ChatService:
             SidecarError: bad messages, too long, busy, loading, unknown model.
         """
         ends_at = time.monotonic() + timeout_s
+        request = self._named(request)
         run, plan, memory = self._start(request, timeout_s, is_connected)
         if (form := plan.checked) is None:
             return run
@@ -123,7 +136,8 @@ class ChatService:
             lease = self._pool.lease(request.model, soon_s, time_left_s=timeout_s)
             leased = resources.enter_context(lease)
             resident = require_text(leased)
-            plan = self._plan(resident, request, timeout_s, is_connected)
+            adapter = resources.enter_context(self._read_with(resident, request))
+            plan = self._plan(resident, request, timeout_s, is_connected, adapter)
             resources.enter_context(resident.cache.reserved(plan.prompt))
             syntax = resident.engine.model.syntax
             log = RequestLog(
@@ -163,22 +177,25 @@ class ChatService:
         """
         if request.options.max_ttft_s is not None:
             return True
-        return self._pool.is_loaded(request.model, _LOAD_PATIENCE_S)
+        model = self._named(request).model
+        return self._pool.is_loaded(model, _LOAD_PATIENCE_S)
 
     def loading(self, model: str, longest_s: float) -> Iterator[Event]:
         """What is sent of a model's load until it has ended in whatever way."""
-        for step in self._pool.watch_load(model, longest_s):
+        for step in self._pool.watch_load(self._base_of(model)[0], longest_s):
             yield Loading(step[0]) if step else Idle()
 
     def probe(
         self, request: ChatRequest, is_connected: Callable[[], bool] = _always
     ) -> Forecast:
         """What a chat request would cost; nothing is generated or remembered."""
-        maximum = request.options.max_tokens
+        maximum, request = request.options.max_tokens, self._named(request)
+        name = request.options.adapter
+        adapter = ReadWith(self._adapters.find(name).digest) if name else NO_ADAPTER
         with self._pool.lease(request.model) as leased:
             resident = require_text(leased)
             try:
-                prepared = resident.prepare(request, is_connected)
+                prepared = resident.prepare(request, is_connected, adapter)
             except ContextLengthExceeded as error:  # so long that it was not read whole
                 found = resident.engine.forecast((error.num_tokens, 0), maximum)
                 return replace(found, is_whole=False)
@@ -193,6 +210,7 @@ class ChatService:
         Raises:
             SidecarError: too long, busy, loading, unknown model.
         """
+        request = self._named(request)
         self._check_number(request)
         if request.ignored:
             logger.info("completion started ignored=%r", join_names(request.ignored))
@@ -203,7 +221,10 @@ class ChatService:
                     lease = self._pool.lease(request.model, time_left_s=timeout_s)
                     leased = resources.enter_context(lease)
                     resident = require_text(leased)
-                    raw, text = resident.prepare_raw(prompt, request.client)
+                    adapter = resources.enter_context(
+                        self._read_with(resident, request)
+                    )
+                    raw, text = resident.prepare_raw(prompt, request.client, adapter)
                     resident.restore_raw(raw, _always)
                     resources.enter_context(resident.cache.reserved(raw))
                     sampling = self._sampling(resident, request)
@@ -261,8 +282,9 @@ class ChatService:
         request: ChatRequest,
         timeout_s: float,
         is_connected: Callable[[], bool],
+        adapter: ReadWith,
     ) -> ChatPlan:
-        prepared = resident.prepare(request, is_connected)
+        prepared = resident.prepare(request, is_connected, adapter)
         maximum, engine = request.options.max_tokens, resident.engine
         held = StructuredOutput()
         are_all_held = self._defaults.tool_grammar == "calls"
@@ -288,6 +310,44 @@ class ChatService:
             held.tools,
             held.checked,
         )
+
+    def _named(self, request: R) -> R:
+        """The same, its model and its adapter each by a name of its own."""
+        model, adapter = self._base_of(request.model)
+        if not adapter:
+            return request
+        asked = request.options.adapter
+        if asked and asked != adapter:
+            raise BadRequest(
+                f"adapter must be left out, or be {adapter}: model names it",
+                param="adapter",
+            )
+        options = replace(request.options, adapter=adapter)
+        return replace(request, model=model, options=options)
+
+    def _base_of(self, model: str) -> tuple[str, str]:
+        """What `base:adapter` means; a model whose own name has a colon is itself."""
+        base, colon, adapter = model.rpartition(":")
+        if not (base and colon) or self._adapters.root is None:
+            return model, ""
+        with contextlib.suppress(ModelNotFound):
+            self._pool.entry(model)
+            return model, ""
+        self._pool.entry(base)
+        self._adapters.find(adapter, "model")
+        return base, adapter
+
+    @contextlib.contextmanager
+    def _read_with(
+        self, resident: Resident, request: ChatRequest | CompletionRequest
+    ) -> Iterator[ReadWith]:
+        """The adapter that a request asks for, in the bank for as long as it runs."""
+        if not (name := request.options.adapter):
+            yield NO_ADAPTER
+            return
+        files = self._adapters.find(name)
+        with resident.engine.adapters.leased(files) as row:
+            yield ReadWith(files.digest, row)
 
     def _sampling(
         self, resident: Resident, request: ChatRequest | CompletionRequest

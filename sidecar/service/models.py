@@ -1,5 +1,6 @@
 """What is served, whether it can answer, and what people do with models by hand."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Mapping
@@ -8,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.config.sources import ConfigError
+from sidecar.core.errors import SidecarError
+from sidecar.engine.adapters.adapter_files import AdapterFolder
 from sidecar.engine.device_memory import WiredMemory
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.loading.download_progress import DownloadProgress, DownloadState
 from sidecar.engine.process_memory import ProcessMemory
 from sidecar.residents.capability_record import CapabilityRecord, CapabilityRecords
 from sidecar.residents.catalog import DEFAULT_NAMES
+from sidecar.residents.detection import TEXT_KINDS
 from sidecar.residents.load_waits import LoadSteps
 from sidecar.residents.model_settings import keep_settings
 from sidecar.residents.model_state import ModelView, ServedModel
@@ -81,8 +85,10 @@ class ModelService:
         vitals: Vitals,
         settings_file: Path,
         capabilities: CapabilityRecords,
+        adapters: AdapterFolder,
     ) -> None:
         self._capabilities = capabilities
+        self._adapters = adapters
         self._pool = pool
         self._vitals = vitals
         self._settings_file = settings_file
@@ -92,6 +98,25 @@ class ModelService:
         """The models that requests may name; looked for anew, if it was long ago."""
         self._pool.rescan(at_once=False)
         return tuple(entry for entry in self._pool.entries() if entry.is_usable)
+
+    def adapters(self) -> dict[str, list[str]]:
+        """
+        Names of adapters by the id of the model that each was trained on.
+
+        One that does not say is the default model's.
+        """
+        entries = self._pool.entries()
+        found: dict[str, list[str]] = {}
+        for name in self._adapters.names():
+            with contextlib.suppress(SidecarError):
+                base = self._adapters.find(name).base
+                names = {base, Path(base).name} if base else set(DEFAULT_NAMES)
+                for entry in entries:
+                    own = {entry.id, entry.id.removeprefix("openai/"), *entry.aliases}
+                    if entry.kind in TEXT_KINDS and names & own:
+                        found.setdefault(entry.id, []).append(name)
+                        break
+        return found
 
     def all_entries(self) -> tuple[ModelView, ...]:
         """Those as well that cannot be loaded, and why."""

@@ -84,7 +84,7 @@ def test_a_field_that_nobody_reads_is_named(native_app: App) -> None:
         ({"prompts": ["x"], "messages": [[]]}, "prompts"),
         ({"messages": [[{"role": "nobody", "content": ""}]]}, "messages[0][0].role"),
         ({"prompts": ["x"], "max_tokens": 0}, "max_tokens"),
-        ({"prompts": ["x"], "adapter": "none"}, "adapter"),
+        ({"prompts": ["x"], "adapters": "none"}, "adapters"),
     ],
 )
 def test_what_cannot_be_done_is_refused(ask: Ask, more: Any, param: str) -> None:

@@ -64,7 +64,7 @@ def test_what_litellm_knows_is_named_too(proxy: Proxy, wish: Json) -> None:
     [
         ("/v1/chat/completions", {"modalities": ["text", "audio"]}),
         ("/v1/chat/completions", {"reasoning_effort": "banana"}),
-        ("/v1/chat/completions", {"adapter": "lora"}),
+        ("/v1/chat/completions", {"adapters": "lora"}),
         ("/v1/completions", {"suffix": "the end"}),
         ("/v1/completions", {"logprobs": 2, "echo": True}),
         ("/v1/completions", {"logprobs": 2, "stream": True}),

@@ -1,6 +1,7 @@
 """A model in memory, with all that its files say of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
+from sidecar.engine.adapters.adapter_bank import AdapterBank
 from sidecar.engine.loading.weights import let_go
 from sidecar.engine.vision.vision_encoder import VisionEncoder
 from sidecar.engine.vision.vision_inputs import VisionInputs
@@ -32,6 +34,7 @@ class LoadedModel:
         printed_stops: what stands for a stop token once another turn follows.
         vision_encoder: None if it takes no images.
         no_vision_reason: why it does not although it was made to; "": it was not.
+        adapters: what its rows may be read with besides.
     """
 
     name: str
@@ -49,6 +52,7 @@ class LoadedModel:
     printed_stops: Mapping[int, int] = field(default_factory=dict)
     vision_encoder: VisionEncoder | None = None
     no_vision_reason: str = ""
+    adapters: AdapterBank = field(default_factory=AdapterBank)
 
     def new_cache(self) -> KVLayers:
         """Empty caches for one sequence."""
@@ -56,7 +60,11 @@ class LoadedModel:
         return cache
 
     def forward(
-        self, ids: mx.array, cache: KVLayers, vision_inputs: VisionInputs | None = None
+        self,
+        ids: mx.array,
+        cache: KVLayers,
+        vision_inputs: VisionInputs | None = None,
+        adapters: Sequence[int] = (),
     ) -> mx.array:
         """
         The one call of the model; GPU thread only.
@@ -64,11 +72,14 @@ class LoadedModel:
         Args:
             ids: (rows, tokens). cache: of as many rows; grows by the tokens.
             vision_inputs: what a model that sees is given besides (`VisionInputs`).
+            adapters: the row of the bank that each row is read with; none: no adapter.
         Returns:
             Logits, (rows, tokens, vocabulary); not computed yet.
         """
         extra = {"vision_inputs": vision_inputs} if vision_inputs is not None else {}
-        logits: mx.array = self.model(ids, cache=cache, **extra)
+        bank = self.adapters.reading(adapters) if any(adapters) else nullcontext()
+        with bank:
+            logits: mx.array = self.model(ids, cache=cache, **extra)
         return logits
 
     def release(self) -> None:

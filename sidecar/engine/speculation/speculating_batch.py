@@ -91,7 +91,7 @@ class SpeculatingBatch(DecodeBatch):
         elif padded_kv.needs_padding():
             fed = padded_kv.filled(run)
             cache = padded_kv.padded(cache, len(fed))
-        logits = self.model(mx.array([fed]), cache)[0, : len(run)]
+        logits = self._forward(mx.array([fed]), cache)[0, : len(run)]
         return logits, len(fed), saved
 
     def _processed_along(self, logits: mx.array, inputs: mx.array) -> mx.array:

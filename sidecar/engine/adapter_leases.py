@@ -1,0 +1,147 @@
+"""Which adapters of a model are in its bank, and who uses them."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from sidecar.core.errors import BadRequest, InsufficientMemory
+from sidecar.engine.adapters.adapter_files import AdapterFiles
+from sidecar.engine.gpu_thread import GpuThread
+from sidecar.engine.loading.loaded_model import LoadedModel
+from sidecar.engine.process_memory import ProcessMemory
+
+logger = logging.getLogger(__name__)
+
+_MAX_IDLE = 32  # adapters that stay in the bank although nobody uses them
+_TRIED = ((5, 6, 7), (5, 6, 7))  # ids that a fresh adapter is tried on, beside none
+
+
+@dataclass(eq=False)
+class _Loaded:
+    """An adapter in the bank; `num_users` requests are read with it."""
+
+    row: int
+    num_users: int = 0
+    last_use: float = 0.0
+
+
+class AdapterLeases:
+    """
+    Leases adapters of one model to requests; loads and unloads them. Any thread.
+
+    Args:
+        process: whose memory they are counted against.
+        rows_in_use: those that prompts and answers in hand are read with; asked on the
+            GPU thread. One whose client has left may run for another step.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        gpu: GpuThread,
+        process: ProcessMemory,
+        rows_in_use: Callable[[], set[int]],
+    ) -> None:
+        self._model, self._gpu, self._process = model, gpu, process
+        self._rows_in_use = rows_in_use
+        self._lock = threading.Lock()
+        self._loaded: dict[str, _Loaded] = {}  # by digest
+
+    @contextlib.contextmanager
+    def leased(self, adapter: AdapterFiles) -> Iterator[int]:
+        """
+        The row of the bank that holds an adapter, for as long as it is used.
+
+        Raises:
+            BadRequest: it does not fit this model. InsufficientMemory.
+        """
+        with self._lock:
+            loaded = self._loaded.get(adapter.digest)
+            if loaded is None:
+                loaded = self._load(adapter)
+            loaded.num_users += 1
+        try:
+            yield loaded.row
+        finally:
+            with self._lock:
+                loaded.num_users -= 1
+                loaded.last_use = time.monotonic()
+                self._drop_idle(_MAX_IDLE)
+
+    def unload_idle(self) -> int:
+        """Take those that nobody uses out of the bank; how many they were."""
+        with self._lock:
+            return self._drop_idle(0)
+
+    @property
+    def num_loaded(self) -> int:
+        """Adapters in the bank."""
+        with self._lock:
+            return len(self._loaded)
+
+    def _load(self, adapter: AdapterFiles) -> _Loaded:
+        # The bank is copied when it grows.
+        needed = 2 * (adapter.num_bytes + self._model.adapters.num_bytes)
+        if needed > self._process.free_bytes:
+            self._drop_idle(0)
+        if needed > self._process.free_bytes:
+            raise InsufficientMemory(
+                f"adapter {adapter.name} needs {needed >> 20} MiB, and "
+                f"{self._process.free_bytes >> 20} are left",
+                param="adapter",
+                retry_after_s=5,
+            )
+        try:
+            row = self._gpu.call(lambda: self._put(adapter))
+        except Exception as error:  # noqa: BLE001 - whatever an architecture raises
+            logger.warning("adapter %s is not served: %s", adapter.name, error)
+            raise BadRequest(
+                f"adapter {adapter.name} does not fit {self._model.name}: "
+                f"{str(error)[:300]}",
+                param="adapter",
+            ) from None
+        found = self._loaded[adapter.digest] = _Loaded(row)
+        logger.info("adapter loaded name=%s row=%d", adapter.name, row)
+        return found
+
+    def _put(self, adapter: AdapterFiles) -> int:
+        """Load it, and see that a row beside it is read as without it."""
+        model, bank = self._model, self._model.adapters
+        row = bank.load(model.model, adapter)
+        try:
+            both = model.forward(mx.array(_TRIED), model.new_cache(), None, (row, 0))
+            alone = model.forward(mx.array(_TRIED), model.new_cache())
+            apart = mx.abs(both[1] - alone[1]).max()
+            is_same = apart <= 1e-2 * mx.abs(alone[1]).max()
+            if not bool(is_same.item()):
+                raise ValueError("a row without it is read otherwise beside it")
+        except BaseException:
+            bank.unload(model.model, row)
+            raise
+        return row
+
+    def _drop_idle(self, maximum: int) -> int:
+        """Unload the idle ones that were used last longest ago, but for so many."""
+        idle = [(d, one) for d, one in self._loaded.items() if not one.num_users]
+        idle.sort(key=lambda pair: pair[1].last_use)
+        spare = idle[: max(0, len(idle) - maximum)]
+        gone = [digest for digest, one in spare if self._unload(one.row)]
+        for digest in gone:
+            del self._loaded[digest]
+        return len(gone)
+
+    def _unload(self, row: int) -> bool:
+        """Take an adapter out of the bank, unless something is read with it still."""
+
+        def unload() -> bool:
+            is_used = row in self._rows_in_use()
+            if not is_used:
+                self._model.adapters.unload(self._model.model, row)
+            return not is_used
+
+        return self._gpu.call(unload)

@@ -1,0 +1,134 @@
+"""
+LoRA adapters on the disk: a folder each, as mlx-lm's trainer writes them.
+
+    ADAPTER_DIR/NAME/adapter_config.json, adapters.safetensors
+"""
+
+import functools
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sidecar.core.errors import AdapterNotFound, BadRequest
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_MAX_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """
+    One adapter, not loaded.
+
+    Args:
+        base: the model that it was trained on, as its configuration says; "": nothing.
+        digest: tells it from any other one, and from itself once it is trained anew.
+        num_bytes: of its weights.
+    """
+
+    name: str
+    folder: Path
+    base: str
+    rank: int
+    scale: float
+    digest: str
+    num_bytes: int
+
+
+class AdapterFolder:
+    """
+    The adapters of a folder, looked for anew at each question. Any thread.
+
+    Args:
+        root: None: there is none.
+    """
+
+    def __init__(self, root: Path | None) -> None:
+        self.root = root
+
+    def names(self) -> list[str]:
+        """Of all that are there, whether they can be used or not."""
+        if self.root is None or not self.root.is_dir():
+            return []
+        folders = (
+            folder for folder in self.root.iterdir() if NAME.fullmatch(folder.name)
+        )
+        return sorted(f.name for f in folders if (f / CONFIG).is_file())
+
+    def find(self, name: str, param: str = "adapter") -> AdapterFiles:
+        """
+        The adapter of a name.
+
+        Raises:
+            AdapterNotFound: there is none. BadRequest: it cannot be served.
+        """
+        if self.root is None:
+            raise AdapterNotFound(
+                "no adapters are served: set ADAPTER_DIR", param=param
+            )
+        if not NAME.fullmatch(name) or not (self.root / name / CONFIG).is_file():
+            there_is = ", ".join(self.names()[:_MAX_NAMED]) or "none"
+            raise AdapterNotFound(
+                f"no adapter named {name[:100]!r} is served; there is: {there_is}",
+                param=param,
+            )
+        try:
+            return read_adapter(self.root / name)
+        except OSError as error:  # its text has a path of this machine
+            why = f"{error.strerror}: {WEIGHTS}"
+            raise _unserved(name, why, param) from None
+        except (ValueError, RecursionError) as error:
+            raise _unserved(name, str(error), param) from None
+
+
+def _unserved(name: str, why: str, param: str) -> BadRequest:
+    return BadRequest(f"adapter {name} cannot be served: {why}", param=param)
+
+
+def read_adapter(folder: Path) -> AdapterFiles:
+    """
+    What a folder says of its adapter.
+
+    Raises:
+        OSError, ValueError: it is none that can be served in a bank; says why.
+    """
+    config = json.loads((folder / CONFIG).read_bytes())
+    if not isinstance(config, dict):
+        raise ValueError(f"{CONFIG} is no object")
+    kind = config.get("fine_tune_type", "lora")
+    if kind != "lora":
+        raise ValueError(f"it is of the type {str(kind)[:20]}, and lora is served")
+    found = config.get("lora_parameters")
+    parameters: dict[str, Any] = found if isinstance(found, dict) else {}
+    rank, scale = parameters.get("rank"), parameters.get("scale")
+    if type(rank) is not int or not 1 <= rank <= 4096:
+        raise ValueError("lora_parameters.rank must be 1..4096")
+    if not isinstance(scale, int | float) or isinstance(scale, bool):
+        raise ValueError("lora_parameters.scale must be a number")
+    weights = folder / WEIGHTS
+    stat = weights.stat()
+    digest = _digest(weights, stat.st_mtime_ns, stat.st_size, f"{rank} {scale}")
+    base = config.get("model")
+    return AdapterFiles(
+        folder.name,
+        folder,
+        base if isinstance(base, str) else "",
+        rank,
+        float(scale),
+        digest,
+        stat.st_size,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(weights: Path, _changed_ns: int, _size: int, parameters: str) -> str:
+    """Of what the weights are, not of when they were written."""
+    found = hashlib.sha256(parameters.encode())
+    with weights.open("rb") as file:
+        while piece := file.read(1 << 20):
+            found.update(piece)
+    return found.hexdigest()[:24]

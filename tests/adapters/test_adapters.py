@@ -1,0 +1,308 @@
+"""Adapters of requests: what mlx-lm says with each, rows of several in one batch."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import mlx.core as mx
+import pytest
+
+from sidecar.config.settings import GenerationConfig
+from sidecar.core.prompt import ModelIds, ModelPrompt
+from sidecar.core.requests import GenerationOptions, SamplingParams
+from sidecar.engine.adapters.adapter_bank import BankedLinear
+from sidecar.engine.adapters.adapter_files import AdapterFolder
+from sidecar.engine.decode_batch import DecodeBatch
+from sidecar.engine.gpu_thread import gpu_thread
+from sidecar.engine.sampling import settle
+from testkit.jobs import by_hand
+from testkit.raw_http import eventually
+from testkit.servers import held_gpu
+from tests.adapters.conftest import BASES, Served
+
+PROMPT = [11, 12, 13, 14, 15, 16, 17, 18]
+NAMES = ("", "a", "b", "c", "d")
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The rows of the bank that each step of a decode batch was read with."""
+    seen: list[tuple[int, ...]] = []
+    forward = DecodeBatch._forward
+
+    def noted(batch: DecodeBatch, *arguments: Any) -> mx.array:
+        seen.append(tuple(batch._adapters.get(uid, 0) for uid in batch.uids))
+        return forward(batch, *arguments)
+
+    monkeypatch.setattr(DecodeBatch, "_forward", noted)
+    return seen
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_eight_rows_and_five_adapters_in_one_batch(
+    served: Served, base: str, batches: list[tuple[int, ...]]
+) -> None:
+    """Each says what it says alone, and what mlx-lm says."""
+    asked = [(name, [*PROMPT, 20 + n]) for n, name in enumerate([*NAMES, *"abc"])]
+    wanted = [served.plain(base, name, ids, 60) for name, ids in asked]
+    assert len(set(wanted)) > 4
+    for (name, ids), text in zip(asked, wanted, strict=True):
+        found = served.tokens(base, name, ids, max_tokens=60)
+        assert found["text"] == text, name
+    clear(served, base)
+    with ThreadPoolExecutor(8) as threads, held_gpu(served.app) as go:
+        answers = [
+            threads.submit(served.tokens, base, *one, max_tokens=60) for one in asked
+        ]
+        assert eventually(lambda: served.app.shared.admission.num_open == 8)
+        go.set()
+        assert [answer.result()["text"] for answer in answers] == wanted
+    assert max(len(set(rows)) for rows in batches) == 5
+    assert max(map(len, batches)) == 8
+
+
+def clear(served: Served, base: str) -> None:
+    url = f"{served.app.url}/admin/cache/clear?model={base}"
+    httpx.post(url, timeout=60).raise_for_status()
+
+
+@pytest.mark.parametrize("base", ["dense", "hybrid"])
+def test_kv_of_one_adapter_serves_no_other(served: Served, base: str) -> None:
+    """Nor the base, nor does the base's serve one; its own does."""
+    ids = [7 * n % 997 + 5 for n in range(400)]
+    clear(served, base)
+    for name in NAMES:
+        assert served.tokens(base, name, ids)["cached"] == 0, name
+    for name in NAMES:
+        again = served.tokens(base, name, ids)
+        assert again["cached"] > 300, name
+        assert again["text"] == served.plain(base, name, ids)
+
+
+def play(served: Served, base: str, num_requests: int, seed: int) -> int:
+    """Random requests with shared beginnings; how many reused something."""
+    chance = random.Random(seed)
+    talks: list[list[int]] = [[chance.randrange(5, 900) for _ in range(60)]]
+    num_warm = 0
+    for _ in range(num_requests):
+        ids = list(chance.choice(talks))
+        del ids[chance.randrange(40, len(ids)) :]
+        ids += [chance.randrange(5, 900) for _ in range(chance.randrange(1, 40))]
+        talks = [*talks, ids][-12:]
+        name = chance.choice(NAMES)
+        found = served.tokens(base, name, ids)
+        assert found["text"] == served.plain(base, name, ids), (name, ids)
+        num_warm += found["cached"] > 0
+    return num_warm
+
+
+@pytest.mark.parametrize("base", ["dense", "hybrid"])
+def test_random_requests_are_answered_as_by_mlx_lm(served: Served, base: str) -> None:
+    # Layers that cannot be cut go on from ends of prompts alone.
+    assert play(served, base, 40, 1) > (10 if base == "dense" else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", ["dense", "hybrid"])
+def test_a_thousand_random_requests(served: Served, base: str) -> None:
+    assert play(served, base, 1000, 2) > (500 if base == "dense" else 0)
+
+
+def test_a_conversation_goes_on_with_its_adapter(served: Served) -> None:
+    """The second turn reuses the first of the same adapter alone."""
+    url = f"{served.app.url}/v1/chat/completions"
+
+    def turn(talk: list[Any], **more: Any) -> Any:
+        body = {"model": "dense", "messages": talk, "temperature": 0, "max_tokens": 12}
+        answer = httpx.post(url, json={**body, **more}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    talk: list[Any] = [{"role": "user", "content": "Many words to read. " * 80}]
+    first = turn(talk, adapter="dense-a", session_id="s")
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    message = first["choices"][0]["message"]
+    assert message != turn(talk, session_id="s")["choices"][0]["message"]
+    talk += [message, {"role": "user", "content": "And then?"}]
+    warm = turn(talk, adapter="dense-a", session_id="s")
+    other = turn(talk, adapter="dense-b", session_id="s")
+    num_first = first["usage"]["prompt_tokens"]
+    assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] >= num_first - 1
+    assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_a_session_is_forgotten_with_all_its_adapters(served: Served) -> None:
+    url, talk = served.app.url, [{"role": "user", "content": "Keep this. " * 90}]
+    body = {"model": "dense", "messages": talk, "max_tokens": 2, "session_id": "gone"}
+    for name in ("dense-a", ""):
+        sent = {**body, "adapter": name}
+        httpx.post(f"{url}/v1/chat/completions", json=sent, timeout=60)
+    forget = {"session": "gone"}
+    gone = httpx.post(f"{url}/admin/cache/forget?model=dense", json=forget, timeout=60)
+    assert gone.json()["prompts"] >= 2
+    sent = {**body, "adapter": "dense-a"}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=sent, timeout=60).json()
+    # Others' chats begin with the same words of the template.
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] < 10
+
+
+def test_a_model_and_its_adapter_are_one_name(served: Served) -> None:
+    wanted = served.plain("dense", "a", PROMPT)
+    for model in ("dense:dense-a", "openai/dense:dense-a", "local:dense-a"):
+        answer = served.ask(model=model, prompt=PROMPT)
+        assert answer.json()["choices"][0]["text"] == wanted, model
+    both = served.ask(model="dense:dense-a", adapter="dense-a", prompt=PROMPT)
+    assert both.json()["choices"][0]["text"] == wanted
+
+
+def test_the_list_of_models_names_them(served: Served) -> None:
+    listed = httpx.get(f"{served.app.url}/v1/models", timeout=60).json()["data"]
+    ids = {one["id"] for one in listed}
+    for base in BASES:
+        for name in NAMES[1:]:
+            own = f"{base}:{base}-{name}"
+            assert own in ids or f"openai/{own}" in ids
+    assert not any("dense:hybrid-a" in one for one in ids)
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "messages"])
+def test_an_adapter_that_is_not_there_is_a_404(served: Served, path: str) -> None:
+    prompt: Any = [{"role": "user", "content": "x"}]
+    body: dict[str, Any] = {"max_tokens": 2, "messages": prompt, "prompt": "x"}
+    for fields in ({"adapter": "nobody"}, {"model": "dense:nobody"}):
+        answer = httpx.post(f"{served.app.url}/v1/{path}", json={**body, **fields})
+        assert answer.status_code == 404, answer.text
+        assert "nobody" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"adapter": 5}, 400),
+        ({"adapter": "../dense-a"}, 404),
+        ({"adapter": "dense-a", "model": "dense:dense-b"}, 400),
+        ({"adapters": ["dense-a"]}, 400),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_asked_is_refused(
+    served: Served, fields: dict[str, Any], status: int
+) -> None:
+    assert served.ask(prompt=PROMPT, **fields).status_code == status
+
+
+def broken(kind: str) -> Callable[[Path], None]:
+    """What makes an adapter one that cannot be served."""
+
+    def change_config(folder: Path, **changes: Any) -> None:
+        file = folder / "adapter_config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    def rename(folder: Path, old: str, new: str) -> None:
+        file = str(folder / "adapters.safetensors")
+        arrays: Any = mx.load(file)
+        mx.eval(arrays)
+        renamed = {name.replace(old, new): array for name, array in arrays.items()}
+        mx.save_safetensors(file, renamed)
+
+    def narrow(folder: Path) -> None:
+        file = str(folder / "adapters.safetensors")
+        arrays: Any = mx.load(file)
+        mx.save_safetensors(file, {k: v[:-1] + 0 for k, v in arrays.items()})
+
+    acts: dict[str, Callable[[Path], None]] = {
+        "dora": lambda f: change_config(f, fine_tune_type="dora"),
+        "no rank": lambda f: change_config(f, lora_parameters={}),
+        "no object": lambda f: (f / "adapter_config.json").write_text("[]") and None,
+        "no JSON": lambda f: (f / "adapter_config.json").write_text("{") and None,
+        "no weights": lambda f: (f / "adapters.safetensors").unlink(),
+        "cut": lambda f: (f / "adapters.safetensors").write_bytes(b"\0" * 40) and None,
+        "other layer": lambda f: rename(f, "layers.0", "layers.77"),
+        "no projection": lambda f: rename(f, "self_attn.q_proj", "input_layernorm"),
+        "half": lambda f: rename(f, "q_proj.lora_a", "q_proj.lora_m"),
+        "other width": narrow,
+    }
+    return acts[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["dora", "no rank", "no object", "no JSON", "no weights", "cut", "other layer",
+     "no projection", "half", "other width"],
+)  # fmt: skip
+def test_one_that_cannot_be_served_says_why_and_harms_nobody(
+    served: Served, kind: str
+) -> None:
+    name = f"broken-{kind.replace(' ', '-')}"
+    folder = served.adapters / name
+    shutil.copytree(served.adapters / "dense-a", folder)
+    try:
+        gpu_thread().call(lambda: broken(kind)(folder))
+        answer = served.ask(model="dense", adapter=name, prompt=PROMPT)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == "adapter"
+        assert str(served.root) not in answer.text
+        assert httpx.get(f"{served.app.url}/v1/models").status_code == 200
+    finally:
+        shutil.rmtree(folder)
+    for adapter in ("", "a"):
+        found = served.tokens("dense", adapter, PROMPT)["text"]
+        assert found == served.plain("dense", adapter, PROMPT)
+
+
+def test_one_that_is_trained_anew_is_another(served: Served) -> None:
+    """Under the same name: its KV and its row are not those of the first."""
+    folder = served.adapters / "changing"
+    ids = [3 * n % 700 + 9 for n in range(300)]
+    for name in ("a", "b"):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(served.adapters / f"dense-{name}", folder)
+        answer = served.ask(model="dense", adapter="changing", prompt=ids).json()
+        assert answer["choices"][0]["text"] == served.plain("dense", name, ids)
+    shutil.rmtree(folder)
+
+
+def test_a_bank_without_users_is_given_up(served: Served) -> None:
+    """The layers are then as they were read."""
+    with served.app.pool.lease("dense") as resident:
+        engine = resident.engine
+        served.tokens("dense", "a", PROMPT)
+        assert engine.adapters.num_loaded > 0
+
+        def banked() -> int:
+            modules = engine.model.model.modules()
+            return sum(isinstance(module, BankedLinear) for module in modules)
+
+        assert served.app.gpu.call(banked) > 0
+        engine.adapters.unload_idle()
+        assert engine.adapters.num_loaded == 0
+        assert served.app.gpu.call(banked) == 0
+    assert served.tokens("dense", "", PROMPT)["text"] == served.plain(
+        "dense", "", PROMPT
+    )
+
+
+def test_one_in_use_stays_in_the_bank(served: Served) -> None:
+    """As long as a request has it, and until what was cancelled has left the batch."""
+    files = AdapterFolder(served.adapters).find("dense-a")
+    with served.app.pool.lease("dense") as resident:
+        engine, adapters = resident.engine, resident.engine.adapters
+        adapters.unload_idle()
+        with by_hand(served.app, engine) as make:
+            with adapters.leased(files) as row:
+                assert adapters.unload_idle() == 0
+                prompt = ModelPrompt(ModelIds(tuple(PROMPT)), adapter=row)
+                options = GenerationOptions(max_tokens=9)
+                settled = settle(SamplingParams(), GenerationConfig(), None)
+                job = engine.submit(prompt, settled, options)
+                make(3)
+            engine.release(job)
+            assert adapters.unload_idle() == 0
+            assert adapters.num_loaded == 1
+            make(1)
+            assert adapters.unload_idle() == 1
