@@ -65,6 +65,7 @@ from sidecar.service.encodings import EncodingService
 from sidecar.service.models import ModelService, Vitals
 from sidecar.service.native import NativeService, NativeSettings
 from sidecar.service.stored_responses import StoredResponses
+from sidecar.service.training import TrainingService
 from sidecar.volatile.rules import RuleSet, load_rules
 
 if TYPE_CHECKING:  # of the extra `vision`
@@ -296,6 +297,7 @@ def _build_services(
                 config.server.timeout_completions_s, config.engine, config.generation
             ),
         ),
+        TrainingService(pool, adapters),
         MemoryControls(shared.process, shared.wired, shared.gpu),
         StoredResponses(),
         metrics,

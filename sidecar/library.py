@@ -25,7 +25,13 @@ import mlx.nn as nn
 
 from sidecar.app import Core, build_core
 from sidecar.config.settings import load_config
-from sidecar.core.errors import BadRequest, RequestCancelled, SidecarError, Unavailable
+from sidecar.core.errors import (
+    BadRequest,
+    GenerationFailed,
+    RequestCancelled,
+    SidecarError,
+    Unavailable,
+)
 from sidecar.core.events import (
     CallMetrics,
     ChoiceFinished,
@@ -46,6 +52,7 @@ from sidecar.dialects.native import (
     parse_attention,
     parse_batch,
     parse_classify,
+    parse_train,
 )
 from sidecar.dialects.openai_chat.stream import OpenAIChat
 from sidecar.dialects.openai_completions import parse_completion
@@ -64,6 +71,7 @@ _ON_ITS_OWN = {  # what a server's user would be asked about
     "MODEL_DIR": "none",
 }
 _NO_FILE = Path("/nonexistent/.env")
+_LOOK_S = 0.2  # how often a training is looked at
 _numbers = itertools.count()
 
 
@@ -238,6 +246,47 @@ class Model:
             request = parse_attention(body, _facts(request_id))
             facts, keys = self._core.services.native.inspect(request, is_wanted)
             return {**facts, "keys": keys}
+
+        return self._call(run)
+
+    def train_lora(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        name: str,
+        on_step: Callable[[Json], None] | None = None,
+        **fields: Any,
+    ) -> Json:
+        """
+        Train an adapter, wait for it: the model was opened with ADAPTER_DIR.
+
+        Args:
+            rows: `text`, `prompt` and `completion`, or `messages` each.
+            on_step: takes how far it is, now and then; what it raises ends it all.
+            fields: of `POST /native/train`.
+        Returns:
+            How it went: its steps and losses.
+        Raises:
+            SidecarError: it cannot be begun, or it failed.
+        """
+        request = parse_train({"name": name, "data": [*map(dict, rows)], **fields})
+
+        def run(_request_id: str, is_wanted: Callable[[], bool]) -> Json:
+            service = self._core.services.training
+            training = service.begin(request)
+            try:
+                while not training.ended.wait(_LOOK_S) and is_wanted():
+                    if on_step is not None:
+                        on_step(training.as_json())
+            finally:
+                service.cancel(training.id)
+                training.ended.wait()
+            if training.state == "cancelled":
+                raise RequestCancelled("the training was cancelled")
+            if training.error is not None:
+                raise GenerationFailed(training.error)
+            if on_step is not None:
+                on_step(training.as_json())
+            return training.as_json()
 
         return self._call(run)
 

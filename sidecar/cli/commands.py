@@ -11,6 +11,8 @@ TOOLS = {
     "kv": ("kv", "KV on the disk: list, verify, export, import, forget"),
     "capabilities": ("capabilities", "ask a model of a running server what it can do"),
     "jsonl": ("jsonl", "a model on stdin and stdout: one JSON object a line"),
+    "train": ("train", "train a LoRA adapter on rows of a file"),
+    "fuse": ("fuse", "an adapter and its base as one model"),
     "selftest": ("selftest", "warm equals cold, tried on a model"),
 }
 

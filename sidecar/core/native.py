@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from sidecar.core.requests import (
     ChatRequest,
@@ -88,3 +89,56 @@ class AttentionRequest:
     layers: tuple[int, ...] | None = None
     as_arrays: bool = False
     client: ClientInfo = ClientInfo()
+
+
+@dataclass(frozen=True, slots=True)
+class LoraJob:
+    """
+    How an adapter is trained.
+
+    Args:
+        keys: projections that are wrapped, by the ends of their paths.
+        alpha: mlx-lm's scale is alpha / rank.
+        init: of A: `kaiming_normal`, or `uniform` as mlx-lm does; B is zero.
+        num_layers: of the last blocks; -1: all.
+        mask_prompt: the loss counts in answers alone.
+        iters: batches; weights change at each `grad_accumulation` of them.
+    """
+
+    keys: tuple[str, ...] = ("self_attn.q_proj", "self_attn.v_proj")
+    rank: int = 8
+    alpha: float = 160.0
+    init: str = "kaiming_normal"
+    dtype: str = "float32"
+    num_layers: int = 16
+    learning_rate: float = 1e-5
+    weight_decay: float = 0.01
+    grad_checkpoint: bool = False
+    grad_accumulation: int = 1
+    mask_prompt: bool = False
+    batch_size: int = 4
+    iters: int = 100
+    max_seq_length: int = 2048
+    seed: int = 0
+
+    @property
+    def lora_parameters(self) -> dict[str, Any]:
+        """As mlx-lm knows them."""
+        scale = self.alpha / self.rank
+        keys = list(self.keys)
+        return {"rank": self.rank, "scale": scale, "dropout": 0.0, "keys": keys}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRequest:
+    """
+    An adapter that is to be trained.
+
+    Args:
+        name: under which it is served afterwards. rows: what it learns from.
+    """
+
+    model: str
+    name: str
+    rows: tuple[Mapping[str, Any], ...]
+    job: LoraJob

@@ -13,7 +13,9 @@ from sidecar.core.native import (
     BatchRequest,
     Classified,
     ClassifyRequest,
+    LoraJob,
     Prompt,
+    TrainRequest,
 )
 from sidecar.core.ports import RequestFacts
 from sidecar.core.requests import ClientInfo, SamplingParams
@@ -30,6 +32,8 @@ _OF_CLASSIFY = (
     "top_k", "min_p", "seed",
 )  # fmt: skip
 _OF_ATTENTION = (*_CLIENT, "prompt", "messages", "layers", "format")
+_JOB_FIELDS = tuple(LoraJob.__dataclass_fields__)
+_MAX_ROWS = 1_000_000
 _LIMITS = ("cache_limit", "memory_limit", "wired_limit")
 
 
@@ -196,6 +200,60 @@ def attention_arrays(
     file = io.BytesIO()
     np.savez(file, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
+
+
+def parse_train(body: Any) -> TrainRequest:
+    """
+    Check a body.
+
+    Raises:
+        BadRequest, ValidationFailed: naming the field.
+    """
+    fields = Fields(body)
+    _refuse_others(body, ("model", "name", "data", *_JOB_FIELDS))
+    rows = fields.items("data")
+    if not 1 <= len(rows) <= _MAX_ROWS:
+        raise BadRequest(f"data must be a list of 1..{_MAX_ROWS} rows", param="data")
+    for index, row in enumerate(rows):
+        if not isinstance(row, dict):
+            path = f"data[{index}]"
+            raise BadRequest(f"{path} must be an object", param=path)
+    name = fields.required_text("name")
+    return TrainRequest(fields.text("model") or "", name, tuple(rows), _job(fields))
+
+
+def _job(fields: Fields) -> LoraJob:
+    """What is given of how it is trained; the rest is as LoraJob says."""
+    keys = fields.items("keys")
+    if not all(isinstance(key, str) and key for key in keys):
+        raise BadRequest("keys must be a list of names", param="keys")
+    given: dict[str, Any] = {
+        "keys": tuple(keys) or None,
+        "rank": fields.integer("rank", 1, 1024),
+        "alpha": fields.number("alpha", 1e-6, 1e6),
+        "init": _one_of(fields, "init", ("kaiming_normal", "uniform")),
+        "dtype": _one_of(fields, "dtype", ("float32", "bfloat16")),
+        "num_layers": fields.integer("num_layers", -1, 4096),
+        "learning_rate": fields.number("learning_rate", 1e-9, 10),
+        "weight_decay": fields.number("weight_decay", 0, 10),
+        "grad_checkpoint": fields.boolean("grad_checkpoint", False),
+        "grad_accumulation": fields.integer("grad_accumulation", 1, 4096),
+        "mask_prompt": fields.boolean("mask_prompt", False),
+        "batch_size": fields.integer("batch_size", 1, 4096),
+        "iters": fields.integer("iters", 1, 10_000_000),
+        "max_seq_length": fields.integer("max_seq_length", 2, 1 << 20),
+        "seed": fields.integer("seed", 0, (1 << 32) - 1),
+    }
+    if given["num_layers"] == 0:
+        raise BadRequest("num_layers must be 1 at least, or -1", param="num_layers")
+    return LoraJob(**{name: one for name, one in given.items() if one is not None})
+
+
+def _one_of(fields: Fields, name: str, known: Sequence[str]) -> str | None:
+    value = fields.text(name)
+    if value is not None and value not in known:
+        raise BadRequest(f"{name} must be one of {', '.join(known)}", param=name)
+    return value
 
 
 def parse_limits(body: Any) -> dict[str, int]:

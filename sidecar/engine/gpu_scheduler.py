@@ -27,6 +27,10 @@ class Worker(Protocol):
     def is_background(self) -> bool:
         """Whether what waits for it can wait for all others."""
 
+    @property
+    def is_for_idle(self) -> bool:
+        """Whether it takes its turns only while nobody else has work."""
+
     def has_work(self) -> bool:
         """Whether a turn would do something."""
 
@@ -56,6 +60,7 @@ class Errand:
     """What a worker without streams has in common with the others."""
 
     is_background = True
+    is_for_idle = False
 
     def has_streams(self) -> bool:
         """Never."""
@@ -98,7 +103,7 @@ class GpuScheduler:
 
     def take(self) -> None:
         """One turn of whoever is due."""
-        busy = [worker for worker in self._workers if worker.has_work()]
+        busy = _without_idlers([one for one in self._workers if one.has_work()])
         streaming = [worker for worker in busy if worker.has_streams()]
         is_free = self._owed_s <= 0.0
         may_interrupt = is_free or not streaming
@@ -130,6 +135,12 @@ class GpuScheduler:
         if self._clock() - self._background_at > _BACKGROUND_EVERY_S:
             return [*last, *first]
         return [*first, *last]
+
+
+def _without_idlers(busy: list[Worker]) -> list[Worker]:
+    """Those that may take a turn: what is for idle times waits for all others."""
+    others = [worker for worker in busy if not worker.is_for_idle]
+    return others or busy
 
 
 class _Shares:

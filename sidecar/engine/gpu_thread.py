@@ -114,7 +114,11 @@ class GpuThread(MlxThread):
         return 0.0 if since is None else time.monotonic() - since
 
     def call_in_steps(
-        self, steps: Generator[None, None, T], *, is_background: bool = True
+        self,
+        steps: Generator[None, None, T],
+        *,
+        is_background: bool = True,
+        is_for_idle: bool = False,
     ) -> T:
         """
         Run a generator on the thread, a turn from each yield to the next.
@@ -122,12 +126,13 @@ class GpuThread(MlxThread):
         Streams go on between them: this is for what would stall them in one piece.
 
         Args:
-            is_background: whether it can wait for all others.
+            is_background: whether it can wait for all others. is_for_idle: whether it
+                goes on only while nobody else has work.
         Returns:
             What the generator returns; what it raises is raised.
         """
         errand = _GeneratorErrand(steps)
-        errand.is_background = is_background
+        errand.is_background, errand.is_for_idle = is_background, is_for_idle
         self.add_worker(errand)
         try:
             return errand.future.result()

@@ -161,7 +161,7 @@ def no_extra_processors(_job: Job, _choice: int) -> list[LogitsProcessor]:
 class BatchScheduler:
     """The worker of one text model. All methods on the GPU thread."""
 
-    is_background = False
+    is_background = is_for_idle = False
 
     def __init__(
         self,

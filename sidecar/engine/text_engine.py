@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -146,12 +146,23 @@ class TextEngine:
         self._gpu.post(lambda: self._loop.prefills.add(job))
         return job
 
-    def run_beside(self, steps: Generator[None, None, T], num_tokens: int) -> T:
+    def run_on_gpu(self, function: Callable[[], T]) -> T:
+        """Run a function on the GPU thread, as one turn."""
+        return self._gpu.call(function)
+
+    def run_beside(
+        self,
+        steps: Generator[None, None, T],
+        num_tokens: int,
+        *,
+        is_for_idle: bool = False,
+    ) -> T:
         """
         Have a computation done between the requests' turns, admitted like one of them.
 
         Args:
             num_tokens: of the longest prompt that it computes at once.
+            is_for_idle: whether it goes on only while nothing else is computed.
         Returns:
             What the steps return; what they raise is raised.
         Raises:
@@ -163,7 +174,9 @@ class TextEngine:
             lambda others: self.guard.demand(num_tokens, 1, self.max_context, others),
         )
         try:
-            return self._gpu.call_in_steps(steps, is_background=False)
+            return self._gpu.call_in_steps(
+                steps, is_background=is_for_idle, is_for_idle=is_for_idle
+            )
         finally:
             self._admission.release(work)
 

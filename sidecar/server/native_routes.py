@@ -11,19 +11,23 @@ from sidecar.dialects.native import (
     parse_batch,
     parse_classify,
     parse_limits,
+    parse_train,
 )
 from sidecar.engine.native.memory_controls import AskedLimits, MemoryControls
 from sidecar.server import access
 from sidecar.server.http_messages import Request, Response, json_response
 from sidecar.service.native import NativeService
+from sidecar.service.training import TrainingService
 from sidecar.service.turn import IGNORED
 
 
 class NativeRoutes:
     """Endpoints; those of memory and device are guarded by the router."""
 
-    def __init__(self, native: NativeService, memory: MemoryControls) -> None:
-        self._native, self._memory = native, memory
+    def __init__(
+        self, native: NativeService, training: TrainingService, memory: MemoryControls
+    ) -> None:
+        self._native, self._training, self._memory = native, training, memory
 
     def classify(self, request: Request) -> Response:
         """POST /native/classify."""
@@ -47,6 +51,24 @@ class NativeRoutes:
             return json_response(attention_object(facts, keys))
         body = attention_arrays(facts, keys)
         return Response(body, content_type="application/octet-stream")
+
+    def train(self, request: Request) -> Response:
+        """POST /native/train."""
+        training = self._training.begin(parse_train(request.json()))
+        return json_response(training.as_json(), 202)
+
+    def trainings(self, request: Request) -> Response:
+        """GET /native/train."""
+        found = [training.as_json() for training in self._training.all()]
+        return json_response({"trainings": found})
+
+    def training(self, request: Request) -> Response:
+        """GET /native/train/ID."""
+        return json_response(self._training.find(request.tail).as_json())
+
+    def cancel_training(self, request: Request) -> Response:
+        """DELETE /native/train/ID: it ends before its next step."""
+        return json_response(self._training.cancel(request.tail).as_json())
 
     def memory(self, request: Request) -> Response:
         """GET /native/memory."""

@@ -49,6 +49,7 @@ from sidecar.service.encodings import EncodingService
 from sidecar.service.models import ModelService
 from sidecar.service.native import NativeService
 from sidecar.service.stored_responses import StoredResponses
+from sidecar.service.training import TrainingService
 
 # LiteLLM's plugin asks for the models again and again: that is no work either.
 _URGENT = ("/", "/health", "/ready", "/metrics", "/v1/models")
@@ -75,6 +76,7 @@ class Services:
     encodings: EncodingService
     audio: AudioService
     native: NativeService
+    training: TrainingService
     memory: MemoryControls
     responses: StoredResponses
     metrics: Metrics
@@ -121,7 +123,8 @@ class Routes:
             "/admin/cache/clear": {"POST": self._admin(caches.clear)},
             "/admin/cache/forget": {"POST": self._admin(caches.forget)},
         }
-        self._table |= self._native(NativeRoutes(services.native, services.memory))
+        native = NativeRoutes(services.native, services.training, services.memory)
+        self._table |= self._native(native)
         for path, dialect in self._dialects.items():
             self._table[path] = {"POST": routes.create(dialect)}
         for short in _ALSO_WITHOUT_V1:
@@ -129,6 +132,10 @@ class Routes:
         self._named: dict[str, dict[str, Endpoint]] = {
             "/v1/cancel": {"POST": self._cancel},
             "/v1/responses": {"GET": self._stored, "DELETE": self._unstore},
+            "/native/train": {
+                "GET": self._admin(native.training),
+                "DELETE": self._admin(native.cancel_training),
+            },
         }
         if config.metrics_enabled:
             self._table["/metrics"] = {"GET": self._metrics}
@@ -144,6 +151,10 @@ class Routes:
             "/native/memory/clear": {"POST": self._admin(native.clear_memory)},
             "/native/memory/reset_peak": {"POST": self._admin(native.reset_peak)},
             "/native/device": {"GET": self._admin(native.device)},
+            "/native/train": {
+                "GET": self._admin(native.trainings),
+                "POST": self._admin(native.train),
+            },
         }
 
     def find(self, method: str, path: str) -> tuple[Endpoint, str]:

@@ -46,18 +46,18 @@ class Served:
         return httpx.post(f"{self.app.url}/v1/completions", json=whole, timeout=120)
 
     def tokens(self, base: str, adapter: str, ids: Sequence[int], **more: Any) -> Json:
-        """The text of an answer, and how many tokens were cached."""
+        """The tokens of an answer, each as text, and how many were cached."""
         named = {"adapter": f"{base}-{adapter}"} if adapter else {}
         answer = self.ask(model=base, prompt=list(ids), **named, **more)
         assert answer.status_code == 200, answer.text
         body = answer.json()
         details = body["usage"]["prompt_tokens_details"]
-        text = body["choices"][0]["text"]
-        return {"text": text, "cached": details["cached_tokens"]}
+        tokens = body["choices"][0]["logprobs"]["tokens"]
+        return {"tokens": tokens, "cached": details["cached_tokens"]}
 
     def plain(
         self, base: str, adapter: str, ids: Sequence[int], count: int = MAX_TOKENS
-    ) -> str:
+    ) -> list[str]:
         """What mlx-lm says, with the adapter loaded into a model of its own."""
         name = (base, adapter)
         if name not in self._answers:
@@ -69,8 +69,8 @@ class Served:
         answer = self._answers[name]
         said = gpu_thread().call(lambda: answer(ids, count))
         with self.app.pool.lease(base) as served:
-            detokenizer = served.engine.model.tokenizer
-        return str(detokenizer.decode([*ids, *said]))[len(detokenizer.decode(ids)) :]
+            tokenizer = served.engine.model.tokenizer
+        return [tokenizer.decode([one]) for one in said]
 
 
 @pytest.fixture(scope="package")

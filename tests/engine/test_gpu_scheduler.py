@@ -27,6 +27,7 @@ class Model:
     streams: bool = False
     chunks: int = 0
     is_background: bool = False
+    is_for_idle: bool = False
     beside: list[bool] = field(default_factory=list)
 
     def has_work(self) -> bool:
@@ -158,6 +159,17 @@ def test_background_work_comes_last_but_comes(house: House) -> None:
     log = house.run(20.0)
     assert 6 <= log.count("load chunk") <= 10
     assert log.index("load chunk") >= 4
+
+
+def test_what_is_for_idle_times_waits_for_all_others(house: House) -> None:
+    """Streams and prompts have every turn until none has work."""
+    house.model("train", chunks=1000, chunk_s=0.1, is_background=True, is_for_idle=True)
+    talks = house.model("talks", streams=True, chunks=3)
+    assert "train chunk" not in house.run(20.0)
+    talks.streams = False
+    assert house.run(1.0)[:3] == ["train chunk"] * 3
+    talks.chunks = 1
+    assert house.run(0.6)[:2] == ["talks chunk", "train chunk"]
 
 
 def test_nobody_is_held_once_removed(house: House) -> None:
