@@ -9,14 +9,11 @@ import sys
 
 def main(argv: list[str]) -> int:
     """Exit codes: 0 written, 1 it failed, 2 bad usage."""
-    from mlx_lm import fuse
+    from sidecar.engine.native.fusion import run_fuse
 
-    before, sys.argv = sys.argv, ["mlx-sidecar fuse", *argv]
     try:
-        fuse.main()
+        run_fuse(argv)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         sys.stderr.write(f"fuse: {error}\n")
         return 1
-    finally:
-        sys.argv = before
     return 0
