@@ -42,6 +42,8 @@ _FLAGS = (  # group, flag, variable
     ("server", "--port", "MLX_PORT"),
     ("engine", "--max-kv-size", "MAX_KV_SIZE"),
     ("engine", "--max-concurrent-requests", "MAX_CONCURRENT_REQUESTS"),
+    ("engine", "--max-model-memory", "MAX_MODEL_MEMORY"),
+    ("engine", "--max-process-memory", "MAX_PROCESS_MEMORY"),
     ("cache", "--cache-bytes", "PROMPT_CACHE_MAX_BYTES"),
     ("log", "--log-level", "LOG_LEVEL"),
 )

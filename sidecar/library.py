@@ -56,7 +56,7 @@ from sidecar.dialects.native import (
 )
 from sidecar.dialects.openai_chat.stream import OpenAIChat
 from sidecar.dialects.openai_completions import parse_completion
-from sidecar.engine.loading.checkpoint_files import read_config
+from sidecar.engine.loading.checkpoint_details import describe
 from sidecar.residents.resident import Resident, require_text
 
 # MLX's own, under the names that a user of this library looks for.
@@ -294,19 +294,10 @@ class Model:
         """What is known of the model."""
         with self._leased() as resident:
             model = resident.engine.model
-            config = read_config(model.folder) or {}
-            config = {**config, **(config.get("text_config") or {})}
-            quantization = config.get("quantization") or {}
             return {
                 "name": model.name,
-                "model_type": config.get("model_type", ""),
-                "vocab_size": model.vocab_size,
-                "layers": config.get("num_hidden_layers"),
-                "hidden_size": config.get("hidden_size"),
-                "quant_bits": quantization.get("bits"),
-                "quant_group": quantization.get("group_size"),
+                **describe(model),
                 "context_length": resident.max_context,
-                "num_bytes": model.num_bytes,
             }
 
     def metrics(self) -> Json | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-from sidecar.core.errors import BadRequest, NotFound, SidecarError
+from sidecar.core.errors import BadRequest, ModelNotFound, NotFound, SidecarError
 from sidecar.core.events import Idle, Usage
 from sidecar.core.json_bytes import dump_bytes
 from sidecar.dialects.openai_models import model_entry, model_list
@@ -25,6 +25,7 @@ from sidecar.service.models import ModelService
 from sidecar.service.probe_step import ProbeStep, Steps
 
 PREFIX = "/admin/models/"
+PUBLIC_PREFIX = "/v1/models/"
 # The first two change at once, the others at the model's next load.
 _SETTINGS = ("pinned", "ttl_seconds", "tool_parser", "reasoning_parser")
 _OF_CHATS = ("supports_function_calling", "supports_reasoning")
@@ -53,22 +54,34 @@ class ModelRoutes:
 
     def list(self, request: Request) -> Response:
         """GET /v1/models; 304 where nothing changed."""
-        models = self._models
-        adapters = models.adapters()
-        entries = [
-            listed
-            for entry in models.entries()
-            for listed in _with_adapters(
-                _listed(entry, models.capabilities(entry.id)),
-                adapters.get(entry.id, ()),
-            )
-        ]
-        body = dump_bytes(model_list(entries))
+        body = dump_bytes(model_list([*self._entries()]))
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         headers = {"ETag": tag}
         if request.headers.get("if-none-match") == tag:
             return Response(b"", 304, headers=headers)
         return Response(body, headers=headers)
+
+    def one(self, request: Request) -> Response:
+        """GET /v1/models/NAME, with what its files say of it once it is loaded."""
+        name = unquote(request.path.removeprefix(PUBLIC_PREFIX))
+        for entry in self._entries():
+            if name in (entry["id"], *entry["aliases"]):
+                base = entry["id"].removesuffix(f":{entry.get('adapter', '')}")
+                details = self._models.details(base)
+                return json_response({**entry, "details": details})
+        raise ModelNotFound(f"no model named {name[:200]!r} is served", param="model")
+
+    def _entries(self) -> Sequence[dict[str, Any]]:
+        """All models, each with its adapters behind it."""
+        adapters = self._models.adapters()
+        return [
+            listed
+            for entry in self._models.entries()
+            for listed in _with_adapters(
+                _listed(entry, self._models.capabilities(entry.id)),
+                adapters.get(entry.id, ()),
+            )
+        ]
 
     def all(self, request: Request) -> Response:
         """GET /admin/models: those as well that cannot be loaded, and why."""

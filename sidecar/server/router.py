@@ -39,7 +39,7 @@ from sidecar.server.http_messages import (
     collect,
     json_response,
 )
-from sidecar.server.model_routes import PREFIX, ModelRoutes
+from sidecar.server.model_routes import PREFIX, PUBLIC_PREFIX, ModelRoutes
 from sidecar.server.native_routes import NativeRoutes
 from sidecar.service.audio import AudioService
 from sidecar.service.cache_admin import CacheService
@@ -170,6 +170,8 @@ class Routes:
         methods = self._table.get(path)
         if methods is None and (endpoint := self._models.find(method, path)):
             return self._admin(endpoint), tail
+        if methods is None and path.startswith(PUBLIC_PREFIX):
+            methods = {"GET": self._models.one}
         head, _, last = path.rpartition("/")
         if methods is None and last and head in self._named:
             methods, tail = self._named[head], unquote(last)
@@ -198,8 +200,9 @@ class Routes:
         """A path as a metrics label: a known one, or `other`."""
         if path in self._table:
             return path
-        if path.startswith(PREFIX):
-            return PREFIX.rstrip("/")
+        for prefix in (PREFIX, PUBLIC_PREFIX):
+            if path.startswith(prefix):
+                return prefix.rstrip("/")
         head = path.rpartition("/")[0]
         return head if head in self._named else "other"
 

@@ -13,6 +13,7 @@ from sidecar.core.errors import SidecarError
 from sidecar.engine.adapters.adapter_files import AdapterFolder
 from sidecar.engine.device_memory import WiredMemory
 from sidecar.engine.gpu_thread import GpuThread
+from sidecar.engine.loading.checkpoint_details import describe
 from sidecar.engine.loading.download_progress import DownloadProgress, DownloadState
 from sidecar.engine.process_memory import ProcessMemory
 from sidecar.residents.capability_record import CapabilityRecord, CapabilityRecords
@@ -22,6 +23,7 @@ from sidecar.residents.load_waits import LoadSteps
 from sidecar.residents.model_settings import keep_settings
 from sidecar.residents.model_state import ModelView, ServedModel
 from sidecar.residents.pool import ResidentPool
+from sidecar.residents.resident import Resident
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +100,14 @@ class ModelService:
         """The models that requests may name; looked for anew, if it was long ago."""
         self._pool.rescan(at_once=False)
         return tuple(entry for entry in self._pool.entries() if entry.is_usable)
+
+    def details(self, model_id: str) -> dict[str, Any] | None:
+        """What the files of a loaded text model say of it; None: it is not loaded."""
+        for resident in self._pool.loaded():
+            is_meant = model_id in (resident.name, f"openai/{resident.name}")
+            if is_meant and isinstance(resident, Resident):
+                return describe(resident.engine.model)
+        return None
 
     def adapters(self) -> dict[str, list[str]]:
         """
