@@ -221,7 +221,7 @@ class Model:
 
         def run(request_id: str, is_wanted: Callable[[], bool]) -> list[Json]:
             request = parse_batch(body, _facts(request_id))
-            _refuse([name for one in request.requests for name in one.ignored])
+            _refuse(request.first.ignored)
             answers = self._core.services.native.batch_generate(request, is_wanted)
             results: list[Json] = batch_list(answers)["results"]
             return results

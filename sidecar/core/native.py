@@ -1,6 +1,6 @@
 """What the native routes ask for beside chats, and what comes of it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,9 +53,17 @@ class Classified:
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """Prompts that are each answered as a request of its own."""
+    """
+    Prompts that are each answered as a request of its own.
 
-    requests: tuple[ChatRequest | CompletionRequest, ...]
+    Args:
+        first: what holds for each, with a prompt that is none of them.
+        readers: make a prompt's request; each raises BadRequest or ValidationFailed. A
+            prompt is not read before its turn, whoever has left by then.
+    """
+
+    first: ChatRequest | CompletionRequest
+    readers: tuple[Callable[[], ChatRequest | CompletionRequest], ...]
 
 
 @dataclass(frozen=True, slots=True)

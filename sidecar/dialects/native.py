@@ -1,5 +1,6 @@
 """JSON of the `/native/` routes: what they take and what they answer."""
 
+import functools
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +19,12 @@ from sidecar.core.native import (
     TrainRequest,
 )
 from sidecar.core.ports import RequestFacts
-from sidecar.core.requests import ClientInfo, SamplingParams
+from sidecar.core.requests import (
+    ChatRequest,
+    ClientInfo,
+    CompletionRequest,
+    SamplingParams,
+)
 from sidecar.dialects.fields import Fields
 from sidecar.dialects.generation_fields import read_client
 from sidecar.dialects.openai_chat.stream import OpenAIChat
@@ -34,6 +40,10 @@ _OF_CLASSIFY = (
 _OF_ATTENTION = (*_CLIENT, "prompt", "messages", "layers", "format")
 _JOB_FIELDS = tuple(LoraJob.__dataclass_fields__)
 _MAX_ROWS = 1_000_000
+_NOT_OF_A_BATCH = (  # they say how one answer is sent
+    "stream", "stream_options", "include_metrics", "logprobs", "top_logprobs", "echo",
+    "prompt",
+)  # fmt: skip
 _LIMITS = ("cache_limit", "memory_limit", "wired_limit")
 
 
@@ -50,7 +60,7 @@ def parse_classify(body: Any, facts: RequestFacts) -> ClassifyRequest:
     if len(labels) > _MAX_LABELS or len(labels) == 1:
         raise BadRequest(f"labels must be 2..{_MAX_LABELS} texts", param="labels")
     for index, label in enumerate(labels):
-        if not isinstance(label, str) or not label or label in labels[:index]:
+        if not _is_label(label) or label in labels[:index]:
             raise BadRequest(
                 f"labels[{index}] must be a text that is not empty, each another",
                 param=f"labels[{index}]",
@@ -69,6 +79,19 @@ def parse_classify(body: Any, facts: RequestFacts) -> ClassifyRequest:
         fields.boolean("return_logits", False),
         _client(body, facts),
     )
+
+
+def _is_label(label: Any) -> bool:
+    """A text that can be sent back: no half of a surrogate pair."""
+    return isinstance(label, str) and bool(label) and _is_whole(label)
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def classified_list(model: str, found: Sequence[Classified]) -> dict[str, Any]:
@@ -97,24 +120,46 @@ def parse_batch(body: Any, facts: RequestFacts) -> BatchRequest:
         BadRequest, ValidationFailed: naming the field.
     """
     fields = Fields(body)
-    shared = {k: v for k, v in fields.whole.items() if k not in ("prompts", "messages")}
-    if fields.boolean("stream", False):
-        raise BadRequest("stream must be left out in a batch", param="stream")
     if fields.integer("n", 1, 1 << 31) not in (None, 1):
         raise BadRequest("n must be 1 in a batch: repeat the prompt", param="n")
+    for name in _NOT_OF_A_BATCH:
+        if fields.raw(name) not in (None, False):
+            raise BadRequest(f"{name} must be left out in a batch", param=name)
+    shared = {k: v for k, v in body.items() if k not in ("prompts", "messages")}
     if fields.raw("messages") is not None:
-        chats = _conversations(fields, shared, facts)
-        return BatchRequest(tuple(chats))
-    listed = read_prompts(fields, "prompts")
-    _require_number(len(listed), "prompts")
-    agent = facts.headers.get("user-agent")
-    found = []
-    for number, prompt in enumerate(listed):
-        one = prompt if isinstance(prompt, str) else list(prompt)
-        request_id = f"{facts.request_id}-{number}"
-        request, _ = parse_completion({**shared, "prompt": one}, request_id, agent)
-        found.append(request.from_key(facts.sender))
-    return BatchRequest(tuple(found))
+        talks = _conversations(fields)
+        any_talk = [{"role": "user", "content": "x"}]
+        return BatchRequest(
+            _chat(shared, any_talk, facts, 0),
+            tuple(
+                functools.partial(_chat, shared, talk, facts, number)
+                for number, talk in enumerate(talks)
+            ),
+        )
+    prompts = read_prompts(fields, "prompts")
+    _require_number(len(prompts), "prompts")
+    return BatchRequest(
+        _completion(shared, "x", facts, 0),
+        tuple(
+            functools.partial(_completion, shared, prompt, facts, number)
+            for number, prompt in enumerate(prompts)
+        ),
+    )
+
+
+def _completion(
+    shared: Mapping[str, Any],
+    prompt: str | tuple[int, ...],
+    facts: RequestFacts,
+    number: int,
+) -> CompletionRequest:
+    one = prompt if isinstance(prompt, str) else list(prompt)
+    request, _ = parse_completion(
+        {**shared, "prompt": one},
+        f"{facts.request_id}-{number}",
+        facts.headers.get("user-agent"),
+    )
+    return request.from_key(facts.sender)
 
 
 def batch_list(answers: Sequence[BatchAnswer]) -> dict[str, Any]:
@@ -164,6 +209,8 @@ def parse_attention(body: Any, facts: RequestFacts) -> AttentionRequest:
         raise BadRequest("layers must be a list of numbers", param="layers")
     prompt: Prompt
     if fields.raw("messages") is not None:
+        if fields.raw("prompt") is not None:
+            raise BadRequest("prompt must be left out beside messages", param="prompt")
         shared = {k: v for k, v in body.items() if k in _CLIENT}
         prompt = _chat(shared, body["messages"], facts, 0)
     else:
@@ -277,7 +324,8 @@ def _prompts(fields: Fields, facts: RequestFacts) -> Sequence[Prompt]:
     if fields.raw("messages") is not None:
         body = fields.whole
         shared = {name: body[name] for name in _CLIENT if name in body}
-        return _conversations(fields, shared, facts)
+        talks = _conversations(fields)
+        return [_chat(shared, one, facts, number) for number, one in enumerate(talks)]
     listed = fields.items("prompts")
     _require_number(len(listed), "prompts")
     found: list[Prompt] = []
@@ -294,19 +342,17 @@ def _prompts(fields: Fields, facts: RequestFacts) -> Sequence[Prompt]:
     return found
 
 
-def _conversations(
-    fields: Fields, shared: Mapping[str, Any], facts: RequestFacts
-) -> Sequence[Any]:
+def _conversations(fields: Fields) -> list[Any]:
     if fields.raw("prompts") is not None:
         raise BadRequest("prompts must be left out beside messages", param="prompts")
     listed = fields.items("messages")
     _require_number(len(listed), "messages")
-    return [_chat(shared, one, facts, number) for number, one in enumerate(listed)]
+    return listed
 
 
 def _chat(
     shared: Mapping[str, Any], messages: Any, facts: RequestFacts, number: int
-) -> Any:
+) -> ChatRequest:
     """One conversation as chat completions read it; its complaints say which it is."""
     own = RequestFacts(
         f"{facts.request_id}-{number}", facts.path, facts.headers, facts.sender

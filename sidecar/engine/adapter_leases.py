@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from sidecar.core.errors import BadRequest, InsufficientMemory
+from sidecar.engine.adapters.adapter_bank import Pair, read_pairs
 from sidecar.engine.adapters.adapter_files import AdapterFiles
-from sidecar.engine.gpu_thread import GpuThread
+from sidecar.engine.gpu_thread import GpuThread, load_thread
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.process_memory import ProcessMemory
 
@@ -60,10 +61,12 @@ class AdapterLeases:
         Raises:
             BadRequest: it does not fit this model. InsufficientMemory.
         """
+        # Read before the lock is taken: a disk that hangs must not hold others.
+        pairs = None if self._has(adapter) else self._read(adapter)
         with self._lock:
             loaded = self._loaded.get(adapter.digest)
             if loaded is None:
-                loaded = self._load(adapter)
+                loaded = self._load(adapter, pairs or self._read(adapter))
             loaded.num_users += 1
         try:
             yield loaded.row
@@ -84,7 +87,26 @@ class AdapterLeases:
         with self._lock:
             return len(self._loaded)
 
-    def _load(self, adapter: AdapterFiles) -> _Loaded:
+    def _has(self, adapter: AdapterFiles) -> bool:
+        with self._lock:
+            return adapter.digest in self._loaded
+
+    def _read(self, adapter: AdapterFiles) -> dict[str, Pair]:
+        data = adapter.read()
+        try:
+            return load_thread().call(lambda: read_pairs(data))
+        except Exception as error:  # noqa: BLE001 - whatever a reader raises
+            raise self._unfit(adapter, error) from None
+
+    def _unfit(self, adapter: AdapterFiles, error: Exception) -> BadRequest:
+        logger.warning("adapter %s is not served: %s", adapter.name, error)
+        return BadRequest(
+            f"adapter {adapter.name} does not fit {self._model.name}: "
+            f"{str(error)[:300]}",
+            param="adapter",
+        )
+
+    def _load(self, adapter: AdapterFiles, pairs: dict[str, Pair]) -> _Loaded:
         # The bank is copied when it grows.
         needed = 2 * (adapter.num_bytes + self._model.adapters.num_bytes)
         if needed > self._process.free_bytes:
@@ -97,27 +119,24 @@ class AdapterLeases:
                 retry_after_s=5,
             )
         try:
-            row = self._gpu.call(lambda: self._put(adapter))
+            row = self._gpu.call(lambda: self._put(adapter, pairs))
         except Exception as error:  # noqa: BLE001 - whatever an architecture raises
-            logger.warning("adapter %s is not served: %s", adapter.name, error)
-            raise BadRequest(
-                f"adapter {adapter.name} does not fit {self._model.name}: "
-                f"{str(error)[:300]}",
-                param="adapter",
-            ) from None
+            raise self._unfit(adapter, error) from None
         found = self._loaded[adapter.digest] = _Loaded(row)
         logger.info("adapter loaded name=%s row=%d", adapter.name, row)
         return found
 
-    def _put(self, adapter: AdapterFiles) -> int:
-        """Load it, and see that a row beside it is read as without it."""
+    def _put(self, adapter: AdapterFiles, pairs: dict[str, Pair]) -> int:
+        """Load it; see that it gives numbers, and a row beside it what it did."""
         model, bank = self._model, self._model.adapters
-        row = bank.load(model.model, adapter)
+        row = bank.load(model.model, adapter, pairs)
         try:
             both = model.forward(mx.array(_TRIED), model.new_cache(), None, (row, 0))
             alone = model.forward(mx.array(_TRIED), model.new_cache())
             apart = mx.abs(both[1] - alone[1]).max()
             is_same = apart <= 1e-2 * mx.abs(alone[1]).max()
+            if not bool(mx.isfinite(both[0]).all().item()):
+                raise ValueError("the model gives no numbers with it")
             if not bool(is_same.item()):
                 raise ValueError("a row without it is read otherwise beside it")
         except BaseException:

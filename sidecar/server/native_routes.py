@@ -39,8 +39,8 @@ class NativeRoutes:
         """POST /native/batch_generate."""
         asked = parse_batch(request.json(), _facts(request))
         answers = self._native.batch_generate(asked, request.is_connected)
-        names = dict.fromkeys(n for one in asked.requests for n in one.ignored)
-        headers = {IGNORED: join_names(tuple(names))} if names else {}
+        names = asked.first.ignored
+        headers = {IGNORED: join_names(names)} if names else {}
         return json_response(batch_list(answers), headers=headers)
 
     def attention(self, request: Request) -> Response:

@@ -166,6 +166,18 @@ class ChatService:
         log.started(run.max_tokens)
         return run, plan, memory
 
+    def require(self, request: ChatRequest | CompletionRequest) -> None:
+        """
+        Look whether a request names a model and an adapter that are there.
+
+        Raises:
+            ModelNotFound, AdapterNotFound.
+        """
+        model, adapter = self._base_of(request.model)
+        self._pool.entry(model)
+        if name := request.options.adapter or adapter:
+            self._adapters.find(name)
+
     def is_loaded(self, request: ChatRequest) -> bool:
         """
         Whether a request's model is there, or failed; after a moment at most.

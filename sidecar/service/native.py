@@ -91,7 +91,7 @@ class NativeService:
             _require_few_logits(request, resident)
             labels = label_tokens(_encoded(request.labels, resident))
             found = _Prompts(resident, request.client, is_connected).read(
-                request.prompts, resident.max_context - len(labels.shared)
+                request.prompts, resident.max_context - len(labels.shared), check
             )
             own = resident.engine.model.generation_config
             tokens = iter(
@@ -122,10 +122,11 @@ class NativeService:
             RequestCancelled: the client is gone. RequestTimeout, Unavailable.
         """
         check = ending(self._pool, is_connected, self._settings.timeout_s)
-        most = min(len(request.requests), self._settings.engine.max_concurrent)
+        self._chat.require(request.first)
+        most = min(len(request.readers), self._settings.engine.max_concurrent)
         with ThreadPoolExecutor(most, thread_name_prefix="batch") as threads:
             answers = threads.map(
-                lambda one: self._answer(one, is_connected, check), request.requests
+                lambda read: self._answer(read, is_connected, check), request.readers
             )
             try:
                 return list(answers)
@@ -147,7 +148,7 @@ class NativeService:
             resident = require_text(leased)
             most = min(engine.attention_max_tokens, resident.max_context)
             read = _Prompts(resident, request.client, is_connected).read(
-                (request.prompt,), most
+                (request.prompt,), most, check
             )
             for error in read.errors.values():
                 raise BadRequest(error, param="prompt")
@@ -199,13 +200,14 @@ class NativeService:
 
     def _answer(
         self,
-        request: ChatRequest | CompletionRequest,
+        read: Callable[[], ChatRequest | CompletionRequest],
         is_connected: Callable[[], bool],
         check: Check,
     ) -> BatchAnswer:
         said = _AnswerSoFar()
+        check()
         try:
-            run = self._start(request, is_connected, check)
+            run = self._start(read(), is_connected, check)
             try:
                 for event in run.events():
                     check()
@@ -283,10 +285,13 @@ class _Prompts:
         self._resident, self._client = resident, client
         self._is_connected = is_connected
 
-    def read(self, prompts: tuple[Prompt, ...], maximum: int) -> _ReadPrompts:
+    def read(
+        self, prompts: tuple[Prompt, ...], maximum: int, check: Check
+    ) -> _ReadPrompts:
         """The ids of each that can be read, of at most so many tokens."""
         found = _ReadPrompts({}, {})
         for place, prompt in enumerate(prompts):
+            check()
             try:
                 ids = self._ids(prompt)
                 self._require(ids, maximum)

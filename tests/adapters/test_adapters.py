@@ -1,6 +1,7 @@
 """Adapters of requests: what mlx-lm says with each, rows of several in one batch."""
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import mlx.core as mx
 import pytest
 
 from sidecar.config.settings import GenerationConfig
+from sidecar.core.errors import Unavailable
 from sidecar.core.prompt import ModelIds, ModelPrompt
 from sidecar.core.requests import GenerationOptions, SamplingParams
 from sidecar.engine.adapters.adapter_bank import BankedLinear
@@ -215,12 +217,29 @@ def broken(kind: str) -> Callable[[Path], None]:
         arrays: Any = mx.load(file)
         mx.save_safetensors(file, {k: v[:-1] + 0 for k, v in arrays.items()})
 
+    def scaled(folder: Path, factor: float) -> None:
+        file = str(folder / "adapters.safetensors")
+        arrays: Any = mx.load(file)
+        mx.save_safetensors(file, {k: v * factor for k, v in arrays.items()})
+
+    def piped(folder: Path) -> None:
+        (folder / "adapters.safetensors").unlink()
+        os.mkfifo(folder / "adapters.safetensors")
+
     acts: dict[str, Callable[[Path], None]] = {
         "dora": lambda f: change_config(f, fine_tune_type="dora"),
         "no rank": lambda f: change_config(f, lora_parameters={}),
         "no object": lambda f: (f / "adapter_config.json").write_text("[]") and None,
         "no JSON": lambda f: (f / "adapter_config.json").write_text("{") and None,
         "no weights": lambda f: (f / "adapters.safetensors").unlink(),
+        "huge scale": lambda f: change_config(
+            f, lora_parameters={"rank": 4, "scale": 10**400}
+        ),
+        "no number": lambda f: change_config(
+            f, lora_parameters={"rank": 4, "scale": float("nan")}
+        ),
+        "overflowing": lambda f: scaled(f, 1e38),
+        "pipe": piped,
         "cut": lambda f: (f / "adapters.safetensors").write_bytes(b"\0" * 40) and None,
         "other layer": lambda f: rename(f, "layers.0", "layers.77"),
         "no projection": lambda f: rename(f, "self_attn.q_proj", "input_layernorm"),
@@ -233,7 +252,8 @@ def broken(kind: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     "kind",
     ["dora", "no rank", "no object", "no JSON", "no weights", "cut", "other layer",
-     "no projection", "half", "other width"],
+     "no projection", "half", "other width", "huge scale", "no number", "overflowing",
+     "pipe"],
 )  # fmt: skip
 def test_one_that_cannot_be_served_says_why_and_harms_nobody(
     served: Served, kind: str
@@ -247,7 +267,7 @@ def test_one_that_cannot_be_served_says_why_and_harms_nobody(
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == "adapter"
         assert str(served.root) not in answer.text
-        assert httpx.get(f"{served.app.url}/v1/models").status_code == 200
+        assert httpx.get(f"{served.app.url}/v1/models", timeout=60).status_code == 200
     finally:
         shutil.rmtree(folder)
     for adapter in ("", "a"):
@@ -266,6 +286,46 @@ def test_one_that_is_trained_anew_is_another(served: Served) -> None:
         assert answer["choices"][0]["logprobs"]["tokens"] == served.plain(
             "dense", name, ids
         )
+    shutil.rmtree(folder)
+
+
+def test_one_that_looks_as_old_as_the_former_is_another(served: Served) -> None:
+    """A copy keeps size and time of what it is of."""
+    folder, stamp = served.adapters / "copied", (10**9, 10**9)
+    shutil.copytree(served.adapters / "dense-a", folder)
+    weights = folder / "adapters.safetensors"
+    for name in ("a", "b8", "a"):
+        source = served.adapters / "dense-a" / "adapters.safetensors"
+        data = bytearray(source.read_bytes())
+        if name == "b8":
+            data[-4:] = b"\0\0\x80?"
+        weights.write_bytes(data)
+        os.utime(weights, stamp)
+        digest = AdapterFolder(served.adapters).find("copied").digest
+        own = AdapterFolder(served.adapters).find("dense-a").digest
+        assert (digest == own) == (name == "a")
+    shutil.rmtree(folder)
+
+
+def test_weights_that_change_while_they_are_loaded_are_not_served(
+    served: Served,
+) -> None:
+    """Their KV would be kept under the name of others."""
+    folder = served.adapters / "swapped"
+    shutil.copytree(served.adapters / "dense-a", folder)
+    files = AdapterFolder(served.adapters).find("swapped")
+    (folder / "adapter_config.json").write_bytes(
+        (served.adapters / "dense-b" / "adapter_config.json").read_bytes()
+    )
+    (folder / "adapters.safetensors").write_bytes(
+        (served.adapters / "dense-b" / "adapters.safetensors").read_bytes()
+    )
+    with served.app.pool.lease("dense") as resident:
+        adapters = resident.engine.adapters
+        adapters.unload_idle()
+        with pytest.raises(Unavailable, match="ask again"), adapters.leased(files):
+            pass
+        assert adapters.num_loaded == 0
     shutil.rmtree(folder)
 
 

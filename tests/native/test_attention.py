@@ -98,6 +98,7 @@ def test_a_conversation_is_printed_first(native_app: App, ask: Ask) -> None:
     [
         ({}, "prompt"),
         ({"prompt": ""}, "prompt"),
+        ({"prompt": "x", "messages": [{"role": "user", "content": "y"}]}, "prompt"),
         ({"prompt": ["a", "b"]}, "prompt"),
         ({"prompt": "word " * 500}, "prompt"),
         ({"prompt": [1 << 30]}, "prompt"),

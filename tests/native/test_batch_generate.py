@@ -3,12 +3,15 @@
 import contextlib
 import http.client
 import json
+import time
 from typing import Any
 
 import httpx
 import pytest
 
 from sidecar.app import App
+from sidecar.core.ports import RequestFacts
+from sidecar.dialects.native import parse_batch
 from testkit.raw_http import eventually
 from testkit.servers import held_gpu
 from tests.native.conftest import Ask
@@ -67,6 +70,31 @@ def test_a_bad_prompt_has_an_error_of_its_own(ask: Ask) -> None:
     assert (long["text"], long["tokens"], long["finish_reason"]) == ("", [], None)
 
 
+def test_a_bad_conversation_has_an_error_of_its_own(ask: Ask) -> None:
+    good = [{"role": "user", "content": "hi"}]
+    talks = [good, [{"role": "nobody", "content": ""}], [], good]
+    status, body = ask("/native/batch_generate", model="dense", messages=talks,
+                       max_tokens=2, temperature=0)  # fmt: skip
+    assert status == 200, body
+    errors = [row["error"] for row in body["results"]]
+    assert [bool(error) for error in errors] == [False, True, True, False]
+    assert errors[1].startswith("messages[1][0].role")
+
+
+def test_prompts_are_not_read_before_their_turn(native_app: App) -> None:
+    """Ten thousand times five hundred tools is minutes of work for one client."""
+    tools = [
+        {"type": "function", "function": {"name": f"f{n}", "parameters": {}}}
+        for n in range(500)
+    ]
+    talk = [{"role": "user", "content": "a"}]
+    body = {"model": "dense", "messages": [talk] * 9000, "tools": tools}
+    started = time.process_time()
+    request = parse_batch(body, RequestFacts("r", "", {}))
+    assert len(request.readers) == 9000
+    assert time.process_time() - started < 2
+
+
 def test_a_field_that_nobody_reads_is_named(native_app: App) -> None:
     body = {"model": "dense", "prompts": ["x"], "max_tokens": 1, "tint": "blue"}
     url = f"{native_app.url}/native/batch_generate"
@@ -82,13 +110,19 @@ def test_a_field_that_nobody_reads_is_named(native_app: App) -> None:
         ({"prompts": ["x"], "stream": True}, "stream"),
         ({"prompts": ["x"], "n": 2}, "n"),
         ({"prompts": ["x"], "messages": [[]]}, "prompts"),
-        ({"messages": [[{"role": "nobody", "content": ""}]]}, "messages[0][0].role"),
+        ({"prompts": ["x"], "include_metrics": True}, "include_metrics"),
+        ({"prompts": ["x"], "logprobs": 2}, "logprobs"),
+        ({"prompts": ["x"], "echo": True}, "echo"),
+        ({"prompts": ["x"], "prompt": "y"}, "prompt"),
+        ({"messages": [[]], "model": "nobody"}, "model"),
+        ({"messages": [[]], "tools": 5}, "tools"),
+        ({"prompts": ["x"], "adapter": "nobody"}, "adapter"),
         ({"prompts": ["x"], "max_tokens": 0}, "max_tokens"),
         ({"prompts": ["x"], "adapters": "none"}, "adapters"),
     ],
 )
 def test_what_cannot_be_done_is_refused(ask: Ask, more: Any, param: str) -> None:
-    status, body = ask("/native/batch_generate", model="dense", **more)
+    status, body = ask("/native/batch_generate", **{"model": "dense", **more})
     assert (status // 100, body["error"]["param"]) == (4, param)
 
 

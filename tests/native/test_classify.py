@@ -9,6 +9,8 @@ from mlx_lm.utils import load_model
 
 from sidecar.app import App
 from sidecar.core.errors import BadRequest
+from sidecar.core.ports import RequestFacts
+from sidecar.dialects.native import parse_classify
 from sidecar.engine.native.classification import label_tokens
 from sidecar.engine.native.last_logits import LastLogits
 from tests.native.conftest import KINDS, Ask
@@ -145,6 +147,13 @@ def test_conversations_are_printed_by_the_template(native_app: App, ask: Ask) ->
 def test_what_cannot_be_done_is_refused(ask: Ask, more: Any, param: str) -> None:
     status, body = ask("/native/classify", model="dense", **more)
     assert (status // 100, body["error"]["param"]) == (4, param)
+
+
+def test_half_a_letter_is_no_label() -> None:
+    """It could not be sent back as what it was."""
+    body = {"prompts": ["x"], "labels": ["one", "\ud800"]}
+    with pytest.raises(BadRequest, match=r"labels\[1\]"):
+        parse_classify(body, RequestFacts("r", "", {}))
 
 
 def test_labels_that_cannot_be_told_apart_are_refused() -> None:

@@ -7,6 +7,7 @@ layer computes what mlx-lm's LoRALinear does, with the matrices of each row.
 """
 
 import contextlib
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from sidecar.engine.adapters.adapter_files import WEIGHTS, AdapterFiles
+from sidecar.engine.adapters.adapter_files import AdapterFiles
 
 Pair = tuple[mx.array, mx.array]  # A (inputs, rank) and B (rank, outputs)
 _PREFIXES = ("", "language_model.")  # of a model that mlx-vlm has read
@@ -81,10 +82,8 @@ def _with_row(
     bank: mx.array, row: int, one: mx.array, shape: tuple[int, ...]
 ) -> mx.array:
     """A bank of a shape that is no smaller, with a row of it set."""
-    is_empty = not bank.any().item()
-    dtype = one.dtype if is_empty else mx.result_type(bank, one)
-    grown = _padded(bank, shape).astype(dtype)
-    own = _padded(one[None], (1, *shape[1:])).astype(dtype)
+    grown = _padded(bank, shape)
+    own = _padded(one[None], (1, *shape[1:]))
     return mx.concatenate([grown[:row], own, grown[row + 1 :]])
 
 
@@ -120,14 +119,17 @@ class AdapterBank:
         finally:
             self._selected.rows = None
 
-    def load(self, model: nn.Module, adapter: AdapterFiles) -> int:
+    def load(
+        self, model: nn.Module, adapter: AdapterFiles, pairs: Mapping[str, Pair]
+    ) -> int:
         """
         Put an adapter into the bank; its row.
 
+        Args:
+            pairs: its matrices by the paths of their layers, evaluated.
         Raises:
             ValueError: it does not fit the model; the bank is as it was.
         """
-        pairs = _read_pairs(adapter)
         row = next(n for n in range(1, len(self._rows) + 2) if n not in self._rows)
         try:
             named = self._wrapped(model, pairs)
@@ -175,19 +177,27 @@ class AdapterBank:
         return named
 
 
-def _read_pairs(adapter: AdapterFiles) -> dict[str, Pair]:
-    """An adapter's matrices by the paths of their layers."""
+def read_pairs(data: bytes) -> dict[str, Pair]:
+    """
+    An adapter's matrices by the paths of their layers, in float32, evaluated.
+
+    What a row is read with must not hang on the types of other rows.
+
+    Raises:
+        ValueError: it has others than pairs.
+    """
     try:
-        arrays: Any = mx.load(str(adapter.folder / WEIGHTS))
-    except RuntimeError as error:
-        said = str(error).replace(str(adapter.folder), adapter.name)[:200]
-        raise ValueError(f"its weights cannot be read: {said}") from None
+        arrays: Any = mx.load(io.BytesIO(data), format="safetensors")
+    except (RuntimeError, ValueError) as error:
+        why = f"its weights cannot be read: {str(error)[:200]}"
+        raise ValueError(why) from None
     found: dict[str, dict[str, mx.array]] = {}
     for name, array in arrays.items():
         path, _, kind = name.rpartition(".")
         if kind not in ("lora_a", "lora_b") or array.ndim != 2:
             raise ValueError(f"it has {name[:100]}, which is served with no bank")
-        found.setdefault(path, {})[kind] = array
+        found.setdefault(path, {})[kind] = array.astype(mx.float32)
     if not found or any(len(pair) < 2 for pair in found.values()):
         raise ValueError("it lacks one of two matrices of a layer")
+    mx.eval(found)
     return {path: (pair["lora_a"], pair["lora_b"]) for path, pair in found.items()}

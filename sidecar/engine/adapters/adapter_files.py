@@ -8,15 +8,18 @@ import functools
 import hashlib
 import json
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sidecar.core.errors import AdapterNotFound, BadRequest
+from sidecar.core.errors import AdapterNotFound, BadRequest, Unavailable
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MAX_NAMED = 10
+_MAX_CONFIG_BYTES = 1 << 20
+_MAX_SCALE = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,24 @@ class AdapterFiles:
     scale: float
     digest: str
     num_bytes: int
+
+    def read(self) -> bytes:
+        """
+        Its weights as they were when its digest was taken.
+
+        Raises:
+            Unavailable: they are others by now, or cannot be read.
+        """
+        try:
+            data = (self.folder / WEIGHTS).read_bytes()
+        except OSError:
+            data = b""
+        if _digest_of(data, self.rank, self.scale) != self.digest:
+            raise Unavailable(
+                f"adapter {self.name} was changed while it was loaded: ask again",
+                retry_after_s=1,
+            )
+        return data
 
 
 class AdapterFolder:
@@ -96,7 +117,8 @@ def read_adapter(folder: Path) -> AdapterFiles:
     Raises:
         OSError, ValueError: it is none that can be served in a bank; says why.
     """
-    config = json.loads((folder / CONFIG).read_bytes())
+    with (folder / CONFIG).open("rb") as file:
+        config = json.loads(file.read(_MAX_CONFIG_BYTES))
     if not isinstance(config, dict):
         raise ValueError(f"{CONFIG} is no object")
     kind = config.get("fine_tune_type", "lora")
@@ -104,31 +126,43 @@ def read_adapter(folder: Path) -> AdapterFiles:
         raise ValueError(f"it is of the type {str(kind)[:20]}, and lora is served")
     found = config.get("lora_parameters")
     parameters: dict[str, Any] = found if isinstance(found, dict) else {}
-    rank, scale = parameters.get("rank"), parameters.get("scale")
+    rank = parameters.get("rank")
     if type(rank) is not int or not 1 <= rank <= 4096:
         raise ValueError("lora_parameters.rank must be 1..4096")
-    if not isinstance(scale, int | float) or isinstance(scale, bool):
-        raise ValueError("lora_parameters.scale must be a number")
+    scale = _checked_scale(parameters.get("scale"))
     weights = folder / WEIGHTS
-    stat = weights.stat()
-    digest = _digest(weights, stat.st_mtime_ns, stat.st_size, f"{rank} {scale}")
+    found_stat = weights.stat()
+    if not stat.S_ISREG(found_stat.st_mode):
+        raise ValueError(f"{WEIGHTS} is no file")
+    # A copied file may have the times of the one that it replaced, but for the last.
+    key = (found_stat.st_ino, found_stat.st_mtime_ns, found_stat.st_ctime_ns)
+    digest = _digest(weights, rank, scale, (*key, found_stat.st_size))
     base = config.get("model")
     return AdapterFiles(
         folder.name,
         folder,
         base if isinstance(base, str) else "",
         rank,
-        float(scale),
+        scale,
         digest,
-        stat.st_size,
+        found_stat.st_size,
     )
 
 
-@functools.lru_cache(maxsize=256)
-def _digest(weights: Path, _changed_ns: int, _size: int, parameters: str) -> str:
+def _checked_scale(value: object) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -_MAX_SCALE <= value <= _MAX_SCALE:  # type: ignore[operator]
+        raise ValueError(f"lora_parameters.scale must be a number up to {_MAX_SCALE:g}")
+    return float(value)  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest(weights: Path, rank: int, scale: float, _stat: tuple[int, ...]) -> str:
     """Of what the weights are, not of when they were written."""
-    found = hashlib.sha256(parameters.encode())
-    with weights.open("rb") as file:
-        while piece := file.read(1 << 20):
-            found.update(piece)
+    return _digest_of(weights.read_bytes(), rank, scale)
+
+
+def _digest_of(data: bytes, rank: int, scale: float) -> str:
+    found = hashlib.sha256(f"{rank} {scale} ".encode())
+    found.update(data)
     return found.hexdigest()[:24]
