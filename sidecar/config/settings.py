@@ -61,7 +61,8 @@ class ModelConfig:
     aliases: dict[str, str] = setting({}, "MODEL_ALIASES", names,
         'More names of models, e.g. {"claude-*": "default"}.')
     adapters: str | None = setting(None, "ADAPTER_DIR", place,
-        "Folder of LoRA adapters, a folder each; requests name them.")
+        "Folder of LoRA adapters, a folder each; requests name them.",
+        shown="none")
     pinned: tuple[str, ...] = setting((), "PINNED_MODELS", words,
         "Models that are loaded at the start and never leave.", shown="none")
     preload: tuple[str, ...] = setting((), "PRELOAD_MODELS", words,

@@ -13,6 +13,7 @@ SidecarError                    code                      status
  +- Forbidden                   forbidden                 403
  +- NotFound                    resource_not_found        404
  |   +- ModelNotFound           model_not_found           404
+ |   +- AdapterNotFound         adapter_not_found         404
  +- MethodNotAllowed            method_not_allowed        405
  +- RequestTimeout              request_timeout           408
  +- ModelBusy                   model_busy                409
