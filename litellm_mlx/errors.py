@@ -30,6 +30,7 @@ _STATUS_OF_CODE = {
     "unauthorized": 401,
     "forbidden": 403,
     "model_not_found": 404,
+    "adapter_not_found": 404,
     "resource_not_found": 404,
     "request_timeout": 408,
     "payload_too_large": 413,

@@ -297,7 +297,7 @@ def _build_services(
                 config.server.timeout_completions_s, config.engine, config.generation
             ),
         ),
-        TrainingService(pool, adapters),
+        TrainingService(pool, adapters, config.engine.decode_stall_ms / 1000),
         MemoryControls(shared.process, shared.wired, shared.gpu),
         StoredResponses(),
         metrics,

@@ -35,7 +35,9 @@ logger = logging.getLogger(__name__)
 
 _MAX_KEPT = 64  # trainings that have ended
 _MAX_LOSSES = 10_000  # of one, the newest
-_HELD = 4  # a step holds so many times the memory of a prefill: activations
+_HELD = 4  # a turn holds so many times the memory of a prefill: activations
+_SLOWER = 3  # than a prefill is what also computes gradients
+_MIN_TURN = 64  # tokens
 State = Literal["waiting", "running", "done", "cancelled", "failed"]
 
 
@@ -96,12 +98,20 @@ class Training:
 
 
 class TrainingService:
-    """Begins trainings, tells how they stand, ends them. Any thread."""
+    """
+    Begins trainings, tells how they stand, ends them. Any thread.
+
+    Args:
+        stall_s: how long a turn of one may take, if it is not a single row.
+    """
 
     def __init__(
-        self, pool: ResidentPool[ServedModel], adapters: AdapterFolder
+        self,
+        pool: ResidentPool[ServedModel],
+        adapters: AdapterFolder,
+        stall_s: float,
     ) -> None:
-        self._pool, self._adapters = pool, adapters
+        self._pool, self._adapters, self._stall_s = pool, adapters, stall_s
         self._lock = threading.Lock()
         self._trainings: dict[str, Training] = {}
 
@@ -165,6 +175,8 @@ class TrainingService:
 
     def _run(self, training: Training, folder: Path) -> None:
         draft = folder.with_name(f".{folder.name}.{training.id}")
+        for left in folder.parent.glob(f".{folder.name}.train-*"):  # of a kill
+            shutil.rmtree(left, ignore_errors=True)
         try:
             with self._pool.lease(training.request.model) as leased:
                 self._train(training, require_text(leased), draft)
@@ -174,6 +186,10 @@ class TrainingService:
             training.state = "cancelled"
         except SidecarError as error:
             training.state, training.error = "failed", error.message
+        except OSError as error:
+            logger.warning("an adapter could not be written: %s", error)
+            why = f"the adapter cannot be written: {error.strerror}"
+            training.state, training.error = "failed", why
         except Exception as error:
             logger.exception("a training failed")
             why = str(error).replace(str(folder.parent), "ADAPTER_DIR")[:300]
@@ -189,8 +205,8 @@ class TrainingService:
             training.request,
             training.request.job,
         )
-        tokenizer = engine.model.tokenizer
-        examples = read_examples(request.rows, tokenizer, job)
+        check = self._checking(training)
+        examples = read_examples(request.rows, engine.model.tokenizer, job, check)
         _require_rows(max(max(ids) for ids, _ in examples), engine.model.vocab_size)
         longest = max(len(ids) for ids, _ in examples)
         training.state = "running"
@@ -198,10 +214,12 @@ class TrainingService:
         def report(step: TrainingStep) -> None:
             training.note(step, engine.guard.process.peak_bytes)
 
-        steps = LoraTraining(engine.model, job).steps(
-            examples, report, self._checking(training)
-        )
-        held = min(_HELD * job.batch_size * longest, engine.max_context - 1)
+        fitting = int(self._stall_s / (_SLOWER * max(engine.token_s, 1e-9)))
+        turn_tokens = max(_MIN_TURN, fitting)
+        training_steps = LoraTraining(engine.model, job, turn_tokens)
+        steps = training_steps.steps(examples, report, check)
+        at_once = min(job.batch_size * longest, max(turn_tokens, longest))
+        held = min(_HELD * at_once, engine.max_context - 1)
         weights = engine.run_beside(steps, held, is_for_idle=True)
         engine.run_on_gpu(lambda: write_adapter(draft, weights, engine.model, job))
 

@@ -238,6 +238,9 @@ def broken(kind: str) -> Callable[[Path], None]:
         "no number": lambda f: change_config(
             f, lora_parameters={"rank": 4, "scale": float("nan")}
         ),
+        "other rank": lambda f: change_config(
+            f, lora_parameters={"rank": 9, "scale": 20.0}
+        ),
         "overflowing": lambda f: scaled(f, 1e38),
         "pipe": piped,
         "cut": lambda f: (f / "adapters.safetensors").write_bytes(b"\0" * 40) and None,
@@ -253,6 +256,7 @@ def broken(kind: str) -> Callable[[Path], None]:
     "kind",
     ["dora", "no rank", "no object", "no JSON", "no weights", "cut", "other layer",
      "no projection", "half", "other width", "huge scale", "no number", "overflowing",
+     "other rank",
      "pipe"],
 )  # fmt: skip
 def test_one_that_cannot_be_served_says_why_and_harms_nobody(

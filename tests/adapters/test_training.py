@@ -143,6 +143,34 @@ def test_recomputed_activations_give_the_same_losses(served: Served) -> None:
     assert type(layer).__name__ != "Checkpointed"
 
 
+def test_a_batch_in_parts_is_the_same_batch(served: Served) -> None:
+    """Each part is a turn: a request does not wait for all rows of a batch."""
+    with served.app.pool.lease("dense") as resident:
+        model = resident.engine.model
+    rows = [([5 + n, 6, 7, 8, 9][: 3 + n % 3], n % 2) for n in range(8)]
+
+    def train(turn_tokens: int) -> tuple[list[float], int, Any]:
+        job, losses = LoraJob(iters=4, batch_size=8, learning_rate=1e-2), []
+        training = LoraTraining(model, job, turn_tokens)
+        steps = training.steps(
+            rows, lambda step: losses.append(step.loss), lambda: None
+        )
+        num_turns = 0
+        while True:
+            try:
+                next(steps)
+                num_turns += 1
+            except StopIteration as end:
+                return losses, num_turns, end.value
+
+    whole, few, wanted = served.app.gpu.call(lambda: train(4096))
+    parted, many, found = served.app.gpu.call(lambda: train(64))
+    assert (few, many) == (1 + 4 * 2, 1 + 4 * 9)
+    assert parted == pytest.approx(whole, abs=1e-4)
+    for name, array in wanted.items():
+        assert np.abs(np.array(array) - np.array(found[name])).max() < 1e-3, name
+
+
 def test_the_optimiser_is_corrected_for_its_bias() -> None:
     weights = {"w": mx.array([1.0])}
     optimizer = optimizers.AdamW(0.1, weight_decay=0.1, bias_correction=True)
@@ -228,6 +256,17 @@ def test_what_cannot_be_trained_is_refused(
         ({"data": [{"text": "x"}] * 3 + [{"other": 5}]}, "data[3]"),
         ({"data": ROWS, "mask_prompt": True}, "mask_prompt"),
         ({"keys": ["nothing.here"]}, "keys"),
+        ({"keys": ["self_attn.q_proj", "embed_tokens"]}, "'embed_tokens' is none"),
+        ({"data": [{"text": ""}] * 4}, "data[0].text"),
+        ({"data": [{"text": ["a", "b"]}] * 4}, "data[0].text"),
+        (
+            {
+                "data": [{"prompt": "a " * 99, "completion": "b"}] * 4,
+                "mask_prompt": True,
+                "max_seq_length": 20,
+            },
+            "no answer within max_seq_length",
+        ),
     ],
     ids=str,
 )

@@ -130,6 +130,12 @@ class AdapterBank:
         Raises:
             ValueError: it does not fit the model; the bank is as it was.
         """
+        for path, (a, _) in pairs.items():
+            if a.shape[1] != adapter.rank:
+                raise ValueError(
+                    f"{path[:100]} has rank {a.shape[1]}, and its configuration says "
+                    f"{adapter.rank}"
+                )
         row = next(n for n in range(1, len(self._rows) + 2) if n not in self._rows)
         try:
             named = self._wrapped(model, pairs)

@@ -9,7 +9,7 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optimizers
+import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from mlx_lm.tuner.datasets import create_dataset
 from mlx_lm.tuner.trainer import default_loss, iterate_batches
@@ -55,11 +56,16 @@ class _Settings:
 
 
 def read_examples(
-    rows: Sequence[Mapping[str, Any]], tokenizer: Any, job: LoraJob
+    rows: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    job: LoraJob,
+    check: Callable[[], None],
 ) -> list[Example]:
     """
     Rows as mlx-lm's trainer takes them: `text`, `prompt` and `completion`, `messages`.
 
+    Args:
+        check: raises if it is to end before its end; called at each row.
     Raises:
         BadRequest: a row is none of these, or too few are left.
     """
@@ -79,6 +85,8 @@ def read_examples(
         )
     examples: list[Example] = []
     for index, row in enumerate(rows):
+        check()
+        _require_texts(row, f"data[{index}]")
         try:
             ids, start = found.process(row)
         except Exception as error:  # noqa: BLE001 - templates raise what they like
@@ -86,6 +94,10 @@ def read_examples(
                 f"data[{index}] cannot be read: {str(error)[:200]}",
                 param=f"data[{index}]",
             ) from None
+        if start >= min(len(ids), job.max_seq_length):
+            raise BadRequest(
+                f"data[{index}] has no answer within max_seq_length", param="data"
+            )
         examples.append((list(ids)[: job.max_seq_length], start))
     if len(examples) < job.batch_size:
         raise BadRequest(
@@ -94,12 +106,26 @@ def read_examples(
     return examples
 
 
-class LoraTraining:
-    """One training. GPU thread only, but for its making."""
+def _require_texts(row: Mapping[str, Any], path: str) -> None:
+    for name in ("text", "prompt", "completion"):
+        value = row.get(name)
+        if value is not None and not (isinstance(value, str) and value):
+            where = f"{path}.{name}"
+            raise BadRequest(f"{where} must be a text that is not empty", param=where)
 
-    def __init__(self, model: LoadedModel, job: LoraJob) -> None:
-        self._model, self._job = model, job
-        self._network: Any = None
+
+class LoraTraining:
+    """
+    One training. GPU thread only, but for its making.
+
+    Args:
+        turn_tokens: that are computed in one turn, as whole rows; one row at least.
+    """
+
+    def __init__(
+        self, model: LoadedModel, job: LoraJob, turn_tokens: int = 2048
+    ) -> None:
+        self._model, self._job, self._turn_tokens = model, job, turn_tokens
 
     def steps(
         self,
@@ -126,9 +152,22 @@ class LoraTraining:
             examples, job.batch_size, job.max_seq_length, loop=True, seed=job.seed
         )
         for number in range(1, job.iters + 1):
+            batch, seconds = next(batches), 0.0
+            parts: list[tuple[float, int]] = []
+            num_all, gradient = _num_counted(*batch), None
+            for part in self._parts(*batch):
+                check()
+                started = time.perf_counter()
+                (loss, num_tokens), own = loss_and_grad(network, *part)
+                share = num_tokens / num_all
+                own = tree_map(lambda one, share=share: one * share, own)
+                gradient = own if gradient is None else tree_map(mx.add, gradient, own)
+                mx.eval(gradient, loss, num_tokens)
+                parts.append((loss.item(), int(num_tokens.item())))
+                seconds += time.perf_counter() - started
+                yield
             check()
             started = time.perf_counter()
-            (loss, num_tokens), gradient = loss_and_grad(network, *next(batches))
             if summed is not None:
                 gradient = tree_map(mx.add, gradient, summed)
             summed = gradient
@@ -137,13 +176,23 @@ class LoraTraining:
                 mean = tree_map(lambda one, count=count: one / count, summed)
                 optimizer.update(network, mean)
                 summed = None
-            mx.eval(network.trainable_parameters(), optimizer.state, summed, loss)
-            if not math.isfinite(loss.item()):
+            mx.eval(network.trainable_parameters(), optimizer.state, summed)
+            mean_loss = sum(one * count for one, count in parts) / num_all
+            if not math.isfinite(mean_loss):
                 raise GenerationFailed(f"the loss is no number at step {number}")
-            seconds = time.perf_counter() - started
-            report(TrainingStep(number, loss.item(), int(num_tokens.item()), seconds))
+            seconds += time.perf_counter() - started
+            report(TrainingStep(number, mean_loss, num_all, seconds))
             yield
         return dict(tree_flatten(network.trainable_parameters()))
+
+    def _parts(
+        self, batch: mx.array, lengths: mx.array
+    ) -> Iterator[tuple[mx.array, mx.array]]:
+        """A batch's rows, as many at once as a turn may take."""
+        num_rows, width = batch.shape
+        most = max(1, self._turn_tokens // width)
+        for start in range(0, num_rows, most):
+            yield batch[start : start + most], lengths[start : start + most]
 
     def _begin(self) -> Any:
         """The network that is trained; it begins by saying what the base says."""
@@ -152,11 +201,13 @@ class LoraTraining:
         network.freeze()
         count = len(network.layers) if job.num_layers < 0 else job.num_layers
         linear_to_lora_layers(network, count, job.lora_parameters)
-        if not tree_flatten(network.trainable_parameters()):
-            raise BadRequest(
-                f"keys must name projections of this model, got {list(job.keys)}",
-                param="keys",
-            )
+        names = [name for name, _ in tree_flatten(network.trainable_parameters())]
+        for key in job.keys:
+            if not any(f".{name}".endswith(f".{key}.lora_a") for name in names):
+                raise BadRequest(
+                    f"keys must name projections of this model, {key[:100]!r} is none",
+                    param="keys",
+                )
         network.update(_begun(network, job))
         if job.grad_checkpoint:
             for layer in network.layers:
@@ -164,6 +215,13 @@ class LoraTraining:
         network.train()
         mx.eval(network.trainable_parameters())
         return network
+
+
+def _num_counted(batch: mx.array, lengths: mx.array) -> int:
+    """Tokens of a batch that its loss is the mean of, as mlx-lm counts them."""
+    steps = mx.arange(1, batch.shape[1])
+    counted = mx.logical_and(steps >= lengths[:, 0:1], steps <= lengths[:, 1:])
+    return int(np.array(counted).sum())
 
 
 def _begun(network: Any, job: LoraJob) -> Any:
