@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--model", type=Path, help="else a random one of 52 M")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--texts", type=int, default=1000)
-    parser.add_argument("--max-tokens", type=int, default=200)
+    parser.add_argument("--max-tokens", type=int, default=400)
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         model = (options.model or Path(scratch) / "model").resolve()
@@ -104,6 +104,8 @@ def _rate(port: int, adapters: list[str], max_tokens: int) -> float:
     answers = ask_all(port, "/v1/completions", bodies, max_tokens)
     begun = max(answer.first for answer in answers)
     ended = min(answer.last for answer in answers)
+    if ended <= begun:
+        raise ValueError("the streams do not decode together: --max-tokens is too low")
     steps = [sum(begun <= at <= ended for at in answer.times) for answer in answers]
     return statistics.median(steps) / (ended - begun)
 
