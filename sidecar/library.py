@@ -223,7 +223,7 @@ class Model:
             request = parse_batch(body, _facts(request_id))
             _refuse(request.first.ignored)
             answers = self._core.services.native.batch_generate(request, is_wanted)
-            results: list[Json] = batch_list(answers)["results"]
+            results: list[Json] = batch_list(request, answers)["results"]
             return results
 
         return self._call(run)

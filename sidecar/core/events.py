@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Literal
 
 from sidecar.core.requests import ToolCall
@@ -200,6 +200,30 @@ class Finished:
 
     usage: Usage
     metrics: CallMetrics | None = None
+
+
+@dataclass(slots=True)
+class CollectedAnswer:
+    """What the events of one choice come to."""
+
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    end: ChoiceFinished | None = None
+
+    def take(self, event: "Event") -> None:
+        """Note an event; what is no part of an answer is passed over."""
+        if isinstance(event, ReasoningDelta):
+            self.reasoning.append(event.text)
+            self.logprobs += event.logprobs
+        elif isinstance(event, TextDelta):
+            self.text.append(event.text)
+            self.logprobs += event.logprobs
+        elif isinstance(event, ToolCallEnded):
+            self.calls.append(event.call)
+        elif isinstance(event, ChoiceFinished):
+            self.end = event
 
 
 def broken_as_text(events: Iterable["Event"]) -> list["Event"]:

@@ -150,3 +150,12 @@ class TrainRequest:
     name: str
     rows: tuple[Mapping[str, Any], ...]
     job: LoraJob
+
+
+@dataclass(frozen=True, slots=True)
+class AskedLimits:
+    """Limits of the device's memory in bytes; None: as it is."""
+
+    cache_limit: int | None = None
+    memory_limit: int | None = None
+    wired_limit: int | None = None

@@ -9,6 +9,7 @@ import numpy as np
 
 from sidecar.core.errors import BadRequest, SidecarError
 from sidecar.core.native import (
+    AskedLimits,
     AttentionRequest,
     BatchAnswer,
     BatchRequest,
@@ -28,7 +29,12 @@ from sidecar.core.requests import (
 from sidecar.dialects.fields import Fields
 from sidecar.dialects.generation_fields import read_client
 from sidecar.dialects.openai_chat.stream import OpenAIChat
-from sidecar.dialects.openai_completions import parse_completion, read_prompts
+from sidecar.dialects.openai_chat.tools import call_dict, custom_names
+from sidecar.dialects.openai_completions import (
+    is_id,
+    parse_completion,
+    read_prompts,
+)
 
 _MAX_PROMPTS = 10_000
 _MAX_LABELS = 1024
@@ -44,7 +50,7 @@ _NOT_OF_A_BATCH = (  # they say how one answer is sent
     "stream", "stream_options", "include_metrics", "logprobs", "top_logprobs", "echo",
     "prompt",
 )  # fmt: skip
-_LIMITS = ("cache_limit", "memory_limit", "wired_limit")
+_LIMITS = tuple(AskedLimits.__dataclass_fields__)
 
 
 def parse_classify(body: Any, facts: RequestFacts) -> ClassifyRequest:
@@ -162,12 +168,14 @@ def _completion(
     return request.from_key(facts.sender)
 
 
-def batch_list(answers: Sequence[BatchAnswer]) -> dict[str, Any]:
+def batch_list(request: BatchRequest, answers: Sequence[BatchAnswer]) -> dict[str, Any]:
     """The body of an answer."""
-    return {"results": [_batch_answer(one) for one in answers]}
+    first = request.first
+    custom = custom_names(first.tools if isinstance(first, ChatRequest) else ())
+    return {"results": [_batch_answer(one, custom) for one in answers]}
 
 
-def _batch_answer(one: BatchAnswer) -> dict[str, Any]:
+def _batch_answer(one: BatchAnswer, custom: frozenset[str]) -> dict[str, Any]:
     said: dict[str, Any] = {
         "tokens": one.token_ids,
         "text": one.text,
@@ -177,14 +185,7 @@ def _batch_answer(one: BatchAnswer) -> dict[str, Any]:
     if one.reasoning:
         said["reasoning"] = one.reasoning
     if one.tool_calls:
-        said["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in one.tool_calls
-        ]
+        said["tool_calls"] = [call_dict(call, custom) for call in one.tool_calls]
     return said
 
 
@@ -211,8 +212,7 @@ def parse_attention(body: Any, facts: RequestFacts) -> AttentionRequest:
     if fields.raw("messages") is not None:
         if fields.raw("prompt") is not None:
             raise BadRequest("prompt must be left out beside messages", param="prompt")
-        shared = {k: v for k, v in body.items() if k in _CLIENT}
-        prompt = _chat(shared, body["messages"], facts, 0)
+        prompt = _chat(_of_client(body), body["messages"], facts, 0)
     else:
         prompts = read_prompts(fields, "prompt")
         if len(prompts) != 1 or not prompts[0]:
@@ -303,9 +303,9 @@ def _one_of(fields: Fields, name: str, known: Sequence[str]) -> str | None:
     return value
 
 
-def parse_limits(body: Any) -> dict[str, int]:
+def parse_limits(body: Any) -> AskedLimits:
     """
-    Limits in bytes, by their names; at least one.
+    Limits of the device's memory; at least one.
 
     Raises:
         BadRequest, ValidationFailed: naming the field.
@@ -313,27 +313,22 @@ def parse_limits(body: Any) -> dict[str, int]:
     fields = Fields(body)
     _refuse_others(body, _LIMITS)
     read = {name: fields.integer(name, 0, 1 << 62) for name in _LIMITS}
-    found = {name: value for name, value in read.items() if value is not None}
-    if not found:
+    if not any(value is not None for value in read.values()):
         raise BadRequest(f"one of {', '.join(_LIMITS)} must be given")
-    return found
+    return AskedLimits(**read)
 
 
 def _prompts(fields: Fields, facts: RequestFacts) -> Sequence[Prompt]:
     """What is to be classified: an empty text is refused on its own, later."""
     if fields.raw("messages") is not None:
-        body = fields.whole
-        shared = {name: body[name] for name in _CLIENT if name in body}
-        talks = _conversations(fields)
+        shared, talks = _of_client(fields.whole), _conversations(fields)
         return [_chat(shared, one, facts, number) for number, one in enumerate(talks)]
     listed = fields.items("prompts")
     _require_number(len(listed), "prompts")
     found: list[Prompt] = []
     for index, item in enumerate(listed):
         path = f"prompts[{index}]"
-        is_ids = isinstance(item, list) and all(
-            type(one) is int and 0 <= one < 1 << 31 for one in item
-        )
+        is_ids = isinstance(item, list) and all(map(is_id, item))
         if not (isinstance(item, str) or is_ids):
             raise BadRequest(
                 f"{path} must be a text or a list of token ids", param=path
@@ -366,6 +361,11 @@ def _chat(
             error.message = error.message.replace(sent_as, error.param)
         raise
     return chat.sent(facts.path, facts.sender)
+
+
+def _of_client(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say who asks which model."""
+    return {name: body[name] for name in _CLIENT if name in body}
 
 
 def _client(body: Any, facts: RequestFacts) -> ClientInfo:

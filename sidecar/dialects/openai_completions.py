@@ -82,12 +82,12 @@ def read_prompts(fields: Fields, name: str) -> tuple[str | tuple[int, ...], ...]
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list) and value:
-        if all(_is_id(item) for item in value):
+        if all(is_id(item) for item in value):
             return (tuple(value),)
         if all(isinstance(item, str) for item in value):
             return tuple(value)
         if all(
-            isinstance(item, list) and item and all(map(_is_id, item)) for item in value
+            isinstance(item, list) and item and all(map(is_id, item)) for item in value
         ):
             return tuple(tuple(item) for item in value)
     raise BadRequest(
@@ -96,7 +96,8 @@ def read_prompts(fields: Fields, name: str) -> tuple[str | tuple[int, ...], ...]
     )
 
 
-def _is_id(value: Any) -> bool:
+def is_id(value: Any) -> bool:
+    """Whether a value of JSON may be a token's id."""
     # The tokenizer takes 32 bits; the model's own range is checked where it is known.
     is_int = isinstance(value, int) and not isinstance(value, bool)
     return is_int and 0 <= value < 1 << 31

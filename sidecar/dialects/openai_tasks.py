@@ -10,6 +10,7 @@ import numpy as np
 from sidecar.core.errors import BadRequest
 from sidecar.core.requests import EmbeddingRequest, RerankRequest
 from sidecar.dialects.fields import Fields
+from sidecar.dialects.openai_completions import is_id
 
 _MAX_INPUTS = 2048
 _MAX_DOCUMENTS = 1000
@@ -97,7 +98,7 @@ def rerank_list(
 def _inputs(value: Any) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(value, str):
         value = [value]
-    if isinstance(value, list) and value and all(map(_is_id, value)):
+    if isinstance(value, list) and value and all(map(is_id, value)):
         value = [value]
     if not isinstance(value, list) or not 1 <= len(value) <= _MAX_INPUTS:
         raise BadRequest(
@@ -111,16 +112,11 @@ def _inputs(value: Any) -> tuple[str | tuple[int, ...], ...]:
 def _input(item: Any, path: str) -> str | tuple[int, ...]:
     if isinstance(item, str) and item:
         return item
-    if isinstance(item, list) and item and all(map(_is_id, item)):
+    if isinstance(item, list) and item and all(map(is_id, item)):
         return tuple(item)
     raise BadRequest(
         f"{path} must be a text that is not empty, or token ids", param=path
     )
-
-
-def _is_id(value: Any) -> bool:
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    return is_int and 0 <= value < 1 << 31
 
 
 def _document(item: Any, index: int) -> str:

@@ -5,16 +5,16 @@ from typing import Any
 
 from sidecar.config.settings import ServerConfig
 from sidecar.core.events import Event
-from sidecar.core.ports import Call, Dialect, RequestFacts, RunningChat
+from sidecar.core.ports import Call, Dialect, RunningChat
 from sidecar.core.requests import ChatRequest
 from sidecar.engine.job import Forecast
-from sidecar.server import access
 from sidecar.server.http_messages import (
     Endpoint,
     EventStream,
     Request,
     Response,
     collect,
+    facts_of,
     json_response,
     streamed,
 )
@@ -72,7 +72,6 @@ class ChatRoutes:
 
 
 def _parse(dialect: Dialect, request: Request) -> tuple[Call, ChatRequest]:
-    sender = access.key_id(request.headers)
-    facts = RequestFacts(request.request_id, request.path, request.headers, sender)
+    facts = facts_of(request)
     call = dialect.parse(request.json(), facts)
-    return call, call.chat.sent(request.path, sender)
+    return call, call.chat.sent(request.path, facts.sender)

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from sidecar.core.errors import BadRequest, SidecarError
 from sidecar.core.events import Event, Idle, Loading, PrefillProgress, Usage
 from sidecar.core.json_bytes import dump_bytes, load_bytes
-from sidecar.core.ports import RunningAnswer, RunningChat, StreamEncoder
+from sidecar.core.ports import RequestFacts, RunningAnswer, RunningChat, StreamEncoder
+from sidecar.server import access
 
 JSON = "application/json"
 
@@ -96,6 +97,12 @@ class Router(Protocol):
         self, error: SidecarError, request_id: str, path: str
     ) -> tuple[str, Any]:
         """An error in the shape of its route: content type and body."""
+
+
+def facts_of(request: Request) -> RequestFacts:
+    """What comes with a body."""
+    sender = access.key_id(request.headers)
+    return RequestFacts(request.request_id, request.path, request.headers, sender)
 
 
 def json_response(

@@ -1,6 +1,5 @@
 """What a model does beside chats, over HTTP, and the device's memory by hand."""
 
-from sidecar.core.ports import RequestFacts
 from sidecar.core.requests import join_names
 from sidecar.dialects.native import (
     attention_arrays,
@@ -13,9 +12,13 @@ from sidecar.dialects.native import (
     parse_limits,
     parse_train,
 )
-from sidecar.engine.native.memory_controls import AskedLimits, MemoryControls
-from sidecar.server import access
-from sidecar.server.http_messages import Request, Response, json_response
+from sidecar.engine.native.memory_controls import MemoryControls
+from sidecar.server.http_messages import (
+    Request,
+    Response,
+    facts_of,
+    json_response,
+)
 from sidecar.service.native import NativeService
 from sidecar.service.training import TrainingService
 from sidecar.service.turn import IGNORED
@@ -31,21 +34,21 @@ class NativeRoutes:
 
     def classify(self, request: Request) -> Response:
         """POST /native/classify."""
-        asked = parse_classify(request.json(), _facts(request))
+        asked = parse_classify(request.json(), facts_of(request))
         found = self._native.classify(asked, request.is_connected)
         return json_response(classified_list(asked.model, found))
 
     def batch_generate(self, request: Request) -> Response:
         """POST /native/batch_generate."""
-        asked = parse_batch(request.json(), _facts(request))
+        asked = parse_batch(request.json(), facts_of(request))
         answers = self._native.batch_generate(asked, request.is_connected)
         names = asked.first.ignored
         headers = {IGNORED: join_names(names)} if names else {}
-        return json_response(batch_list(answers), headers=headers)
+        return json_response(batch_list(asked, answers), headers=headers)
 
     def attention(self, request: Request) -> Response:
         """POST /native/attention."""
-        asked = parse_attention(request.json(), _facts(request))
+        asked = parse_attention(request.json(), facts_of(request))
         facts, keys = self._native.inspect(asked, request.is_connected)
         if not asked.as_arrays:
             return json_response(attention_object(facts, keys))
@@ -76,8 +79,8 @@ class NativeRoutes:
 
     def change_memory(self, request: Request) -> Response:
         """POST /native/memory."""
-        asked = AskedLimits(**parse_limits(request.json()))
-        return json_response({"previous": self._memory.change(asked)})
+        previous = self._memory.change(parse_limits(request.json()))
+        return json_response({"previous": previous})
 
     def clear_memory(self, request: Request) -> Response:
         """POST /native/memory/clear."""
@@ -90,8 +93,3 @@ class NativeRoutes:
     def device(self, request: Request) -> Response:
         """GET /native/device."""
         return json_response(self._memory.device())
-
-
-def _facts(request: Request) -> RequestFacts:
-    sender = access.key_id(request.headers)
-    return RequestFacts(request.request_id, request.path, request.headers, sender)

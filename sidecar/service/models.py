@@ -1,6 +1,5 @@
 """What is served, whether it can answer, and what people do with models by hand."""
 
-import contextlib
 import logging
 import threading
 from collections.abc import Mapping
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.config.sources import ConfigError
-from sidecar.core.errors import SidecarError
 from sidecar.engine.adapters.adapter_files import AdapterFolder
 from sidecar.engine.device_memory import WiredMemory
 from sidecar.engine.gpu_thread import GpuThread
@@ -117,15 +115,13 @@ class ModelService:
         """
         entries = self._pool.entries()
         found: dict[str, list[str]] = {}
-        for name in self._adapters.names():
-            with contextlib.suppress(SidecarError):
-                base = self._adapters.find(name).base
-                names = {base, Path(base).name} if base else set(DEFAULT_NAMES)
-                for entry in entries:
-                    own = {entry.id, entry.id.removeprefix("openai/"), *entry.aliases}
-                    if entry.kind in TEXT_KINDS and names & own:
-                        found.setdefault(entry.id, []).append(name)
-                        break
+        for name, base in self._adapters.bases().items():
+            names = {base, Path(base).name} if base else set(DEFAULT_NAMES)
+            for entry in entries:
+                own = {entry.id, entry.id.removeprefix("openai/"), *entry.aliases}
+                if entry.kind in TEXT_KINDS and names & own:
+                    found.setdefault(entry.id, []).append(name)
+                    break
         return found
 
     def all_entries(self) -> tuple[ModelView, ...]:

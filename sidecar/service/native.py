@@ -1,9 +1,9 @@
 """What a model does beside chats: it classifies, answers batches, shows its keys."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,13 +16,7 @@ from sidecar.core.errors import (
     SidecarError,
     ValidationFailed,
 )
-from sidecar.core.events import (
-    ChoiceFinished,
-    Event,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallEnded,
-)
+from sidecar.core.events import CollectedAnswer, Event, broken_as_text
 from sidecar.core.native import (
     AttentionRequest,
     BatchAnswer,
@@ -32,14 +26,9 @@ from sidecar.core.native import (
     Prompt,
 )
 from sidecar.core.ports import RunningAnswer
-from sidecar.core.requests import (
-    ChatRequest,
-    ClientInfo,
-    CompletionRequest,
-    ToolCall,
-)
+from sidecar.core.requests import ChatRequest, ClientInfo, CompletionRequest
 from sidecar.engine.native.classification import Classifier, NextToken, label_tokens
-from sidecar.engine.native.inspection import inspect_attention
+from sidecar.engine.native.inspection import AttentionKeys, inspect_attention
 from sidecar.engine.sampling import settle
 from sidecar.residents.model_state import ServedModel
 from sidecar.residents.pool import ResidentPool
@@ -49,7 +38,7 @@ from sidecar.service.tasks import ending
 if TYPE_CHECKING:
     from sidecar.service.chat import ChatService
 
-_MAX_LOGITS = 4_000_000  # numbers in one answer
+_MAX_NUMBERS = 4_000_000  # numbers in one answer
 _BUSY_WAIT_S = 0.1
 
 Check = Callable[[], None]
@@ -155,34 +144,7 @@ class NativeService:
             found = inspect_attention(
                 resident.engine, read.ids[0], self._chunk_len(resident), check
             )
-        num_layers = len(found.keys)
-        layers = request.layers or tuple(range(num_layers))
-        for layer in layers:
-            if not 0 <= layer < num_layers:
-                raise ValidationFailed(
-                    f"layers must be 0..{num_layers - 1}, got {layer}", param="layers"
-                )
-        keys = {layer: found.keys[layer] for layer in layers}
-        present = [one for one in keys.values() if one is not None]
-        num_numbers = sum(one.size for one in present)
-        if num_numbers > _MAX_LOGITS and not request.as_arrays:
-            raise ValidationFailed(
-                f"the keys are {num_numbers} numbers, and JSON holds {_MAX_LOGITS} at "
-                "most: name fewer layers, or format npz",
-                param="format",
-            )
-        first = next((one for one in found.keys if one is not None), None)
-        facts = {
-            "architecture": found.architecture,
-            "num_layers": num_layers,
-            "seq_len": found.seq_len,
-            "num_heads": None if first is None else first.shape[0],
-            "head_dim": None if first is None else first.shape[2],
-            "num_query_heads": found.num_query_heads,
-            "layer_kinds": found.layer_kinds,
-            "positions": found.positions,
-        }
-        return facts, keys
+        return _layer_facts(found), _wanted_keys(found, request)
 
     def _classifier(self, resident: Resident) -> Classifier:
         engine = self._settings.engine
@@ -204,20 +166,20 @@ class NativeService:
         is_connected: Callable[[], bool],
         check: Check,
     ) -> BatchAnswer:
-        said = _AnswerSoFar()
+        events: list[Event] = []
         check()
         try:
             run = self._start(read(), is_connected, check)
             try:
                 for event in run.events():
                     check()
-                    said.take(event)
+                    events.append(event)
             finally:
                 run.close()
         except SidecarError as error:
             check()  # what ends the whole batch is no answer
-            return replace(said.answer(), error=error.message)
-        return said.answer()
+            return _batch_answer(events, error.message)
+        return _batch_answer(events)
 
     def _start(
         self,
@@ -237,35 +199,56 @@ class NativeService:
                 time.sleep(_BUSY_WAIT_S)
 
 
-class _AnswerSoFar:
-    """What was said to one prompt so far."""
+def _batch_answer(events: Sequence[Event], error: str = "") -> BatchAnswer:
+    """What came of one prompt; a call that is no JSON is text, as in a whole chat."""
+    said = CollectedAnswer()
+    for event in broken_as_text(events):
+        said.take(event)
+    return BatchAnswer(
+        said.end.token_ids if said.end else (),
+        "".join(said.text),
+        "".join(said.reasoning),
+        tuple(said.calls),
+        said.end.reason if said.end else None,
+        error,
+    )
 
-    def __init__(self) -> None:
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[ToolCall] = []
-        self._end: ChoiceFinished | None = None
 
-    def take(self, event: Event) -> None:
-        """Note an event."""
-        if isinstance(event, TextDelta):
-            self._text.append(event.text)
-        elif isinstance(event, ReasoningDelta):
-            self._reasoning.append(event.text)
-        elif isinstance(event, ToolCallEnded):
-            self._calls.append(event.call)
-        elif isinstance(event, ChoiceFinished):
-            self._end = event
+def _layer_facts(found: AttentionKeys) -> dict[str, Any]:
+    """What is known of all layers, without their keys."""
+    first = next((one for one in found.keys if one is not None), None)
+    return {
+        "architecture": found.architecture,
+        "num_layers": len(found.keys),
+        "seq_len": found.seq_len,
+        "num_heads": None if first is None else first.shape[0],
+        "head_dim": None if first is None else first.shape[2],
+        "num_query_heads": found.num_query_heads,
+        "layer_kinds": found.layer_kinds,
+        "positions": found.positions,
+    }
 
-    def answer(self) -> BatchAnswer:
-        """All of it."""
-        return BatchAnswer(
-            self._end.token_ids if self._end else (),
-            "".join(self._text),
-            "".join(self._reasoning),
-            tuple(self._calls),
-            self._end.reason if self._end else None,
+
+def _wanted_keys(
+    found: AttentionKeys, request: AttentionRequest
+) -> dict[int, np.ndarray | None]:
+    """The keys of the layers that are asked for; in JSON not too many numbers."""
+    num_layers = len(found.keys)
+    layers = request.layers or tuple(range(num_layers))
+    for layer in layers:
+        if not 0 <= layer < num_layers:
+            raise ValidationFailed(
+                f"layers must be 0..{num_layers - 1}, got {layer}", param="layers"
+            )
+    keys = {layer: found.keys[layer] for layer in layers}
+    num_numbers = sum(one.size for one in keys.values() if one is not None)
+    if num_numbers > _MAX_NUMBERS and not request.as_arrays:
+        raise ValidationFailed(
+            f"the keys are {num_numbers} numbers, and JSON holds {_MAX_NUMBERS} at "
+            "most: name fewer layers, or format npz",
+            param="format",
         )
+    return keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +320,7 @@ def _require_few_logits(request: ClassifyRequest, resident: Resident) -> None:
     if not request.with_logits:
         return
     size = resident.engine.model.vocab_size
-    most = max(1, _MAX_LOGITS // size)
+    most = max(1, _MAX_NUMBERS // size)
     if len(request.prompts) > most:
         raise ValidationFailed(
             f"return_logits must be left out for more than {most} prompts: each has "

@@ -10,8 +10,18 @@ import httpx
 import pytest
 
 from sidecar.app import App
+from sidecar.core.events import (
+    ChoiceFinished,
+    Event,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallEnded,
+    ToolCallStarted,
+)
 from sidecar.core.ports import RequestFacts
+from sidecar.core.requests import ToolCall
 from sidecar.dialects.native import parse_batch
+from sidecar.service.native import _batch_answer
 from testkit.raw_http import eventually
 from testkit.servers import held_gpu
 from tests.native.conftest import Ask
@@ -138,3 +148,19 @@ def test_a_client_that_leaves_leaves_nothing_running(native_app: App) -> None:
         go.set()
         assert eventually(lambda: native_app.shared.admission.num_open == 0)
         assert eventually(lambda: native_app.pool.num_leases == 0)
+
+
+def test_a_call_that_is_no_json_is_text() -> None:
+    """As in a whole chat: no tool may run on half its input."""
+    broken = ToolCall("c", "f", '{"a": ')
+    events: list[Event] = [
+        TextDelta(0, "So: "),
+        ToolCallStarted(0, 0, "c", "f"),
+        ToolCallArguments(0, 0, broken.arguments),
+        ToolCallEnded(0, 0, broken, is_broken=True),
+        ChoiceFinished(0, "tool_calls", None, (5, 6)),
+    ]
+    found = _batch_answer(events)
+    assert (found.tool_calls, found.finish_reason) == ((), "stop")
+    assert found.text == f"So: f {broken.arguments}"
+    assert found.token_ids == (5, 6)

@@ -3,18 +3,15 @@
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sidecar.core.errors import BadRequest
 from sidecar.core.events import (
-    ChoiceFinished,
+    CollectedAnswer,
     Event,
     Finished,
-    ReasoningDelta,
-    TextDelta,
     TokenLogprob,
-    ToolCallEnded,
     Usage,
     broken_as_text,
 )
@@ -26,7 +23,6 @@ from sidecar.core.requests import (
     Part,
     Role,
     Tool,
-    ToolCall,
 )
 from sidecar.dialects.begun_answer import with_begun_answer
 from sidecar.dialects.fields import Fields, ignored_fields
@@ -266,32 +262,11 @@ def _top_logprobs(fields: Fields) -> int | None:
     return (top or 0) if wanted or top else None
 
 
-@dataclass(slots=True)
-class _Collected:
-    reasoning: list[str] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: str = "stop"
-
-    def take(self, event: Event) -> None:
-        if isinstance(event, ReasoningDelta):
-            self.reasoning.append(event.text)
-            self.logprobs += event.logprobs
-        elif isinstance(event, TextDelta):
-            self.text.append(event.text)
-            self.logprobs += event.logprobs
-        elif isinstance(event, ToolCallEnded):
-            self.calls.append(event.call)
-        elif isinstance(event, ChoiceFinished):
-            self.finish_reason = event.reason
-
-
 def format_chat(
     events: Sequence[Event], model: str, n: int, tools: tuple[Tool, ...] = ()
 ) -> dict[str, Any]:
     """The `chat.completion` object of a finished generation."""
-    answers, custom = [_Collected() for _ in range(n)], custom_names(tools)
+    answers, custom = [CollectedAnswer() for _ in range(n)], custom_names(tools)
     usage = None
     for event in broken_as_text(events):
         if isinstance(event, Finished):
@@ -310,7 +285,9 @@ def format_chat(
     }
 
 
-def _choice(index: int, answer: _Collected, custom: frozenset[str]) -> dict[str, Any]:
+def _choice(
+    index: int, answer: CollectedAnswer, custom: frozenset[str]
+) -> dict[str, Any]:
     text: str | None = "".join(answer.text)
     if not text and answer.calls:
         text = None  # an empty text would be a part of its own
@@ -323,7 +300,7 @@ def _choice(index: int, answer: _Collected, custom: frozenset[str]) -> dict[str,
         "index": index,
         "message": message,
         "logprobs": logprobs_dict(answer.logprobs),
-        "finish_reason": answer.finish_reason,
+        "finish_reason": answer.end.reason if answer.end else "stop",
     }
 
 

@@ -4,9 +4,11 @@ LoRA adapters on the disk: a folder each, as mlx-lm's trainer writes them.
     ADAPTER_DIR/NAME/adapter_config.json, adapters.safetensors
 """
 
+import contextlib
 import functools
 import hashlib
 import json
+import os
 import re
 import stat
 from dataclasses import dataclass
@@ -80,6 +82,16 @@ class AdapterFolder:
         )
         return sorted(f.name for f in folders if (f / CONFIG).is_file())
 
+    def bases(self) -> dict[str, str]:
+        """By the names of those that can be read, the models they were trained on."""
+        found: dict[str, str] = {}
+        for name in self.names():
+            folder = (self.root or Path()) / name
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                _stat_of(folder / WEIGHTS)
+                found[name] = _described(folder).base
+        return found
+
     def find(self, name: str, param: str = "adapter") -> AdapterFiles:
         """
         The adapter of a name.
@@ -117,6 +129,36 @@ def read_adapter(folder: Path) -> AdapterFiles:
     Raises:
         OSError, ValueError: it is none that can be served in a bank; says why.
     """
+    described, found_stat = _described(folder), _stat_of(folder / WEIGHTS)
+    # A copied file may have the times of the one that it replaced, but for the last.
+    key = (found_stat.st_ino, found_stat.st_mtime_ns, found_stat.st_ctime_ns)
+    digest = _digest(
+        folder / WEIGHTS,
+        described.rank,
+        described.scale,
+        (*key, found_stat.st_size),
+    )
+    return AdapterFiles(
+        folder.name,
+        folder,
+        described.base,
+        described.rank,
+        described.scale,
+        digest,
+        found_stat.st_size,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """What an adapter's configuration says."""
+
+    base: str
+    rank: int
+    scale: float
+
+
+def _described(folder: Path) -> _Described:
     with (folder / CONFIG).open("rb") as file:
         config = json.loads(file.read(_MAX_CONFIG_BYTES))
     if not isinstance(config, dict):
@@ -129,24 +171,15 @@ def read_adapter(folder: Path) -> AdapterFiles:
     rank = parameters.get("rank")
     if type(rank) is not int or not 1 <= rank <= 4096:
         raise ValueError("lora_parameters.rank must be 1..4096")
-    scale = _checked_scale(parameters.get("scale"))
-    weights = folder / WEIGHTS
-    found_stat = weights.stat()
-    if not stat.S_ISREG(found_stat.st_mode):
+    scale, base = _checked_scale(parameters.get("scale")), config.get("model")
+    return _Described(base if isinstance(base, str) else "", rank, scale)
+
+
+def _stat_of(weights: Path) -> os.stat_result:
+    found = weights.stat()
+    if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"{WEIGHTS} is no file")
-    # A copied file may have the times of the one that it replaced, but for the last.
-    key = (found_stat.st_ino, found_stat.st_mtime_ns, found_stat.st_ctime_ns)
-    digest = _digest(weights, rank, scale, (*key, found_stat.st_size))
-    base = config.get("model")
-    return AdapterFiles(
-        folder.name,
-        folder,
-        base if isinstance(base, str) else "",
-        rank,
-        scale,
-        digest,
-        found_stat.st_size,
-    )
+    return found
 
 
 def _checked_scale(value: object) -> float:

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from sidecar.engine.loading.checkpoint_files import read_config
+from sidecar.engine.loading.checkpoint_files import read_config, text_config
 from sidecar.engine.loading.loaded_model import LoadedModel
 
 
 def describe(model: LoadedModel) -> dict[str, Any]:
     """Its architecture and sizes; None where its configuration does not say."""
-    whole = read_config(model.folder) or {}
-    config = {**whole, **(whole.get("text_config") or {})}
+    whole, config = read_config(model.folder) or {}, text_config(model.folder)
     found = config.get("quantization")
     quantization = found if isinstance(found, dict) else {}
     return {

@@ -202,6 +202,12 @@ def read_config(folder: Path, name: str = "config.json") -> dict[str, Any] | Non
     return config if isinstance(config, dict) else None
 
 
+def text_config(folder: Path) -> dict[str, Any]:
+    """A folder's configuration, that of its text model above the rest."""
+    config = read_config(folder) or {}
+    return {**config, **(config.get("text_config") or {})}
+
+
 def config_fault(folder: Path, knows: KnowsArchitecture) -> str | None:
     """
     What config.json shows.

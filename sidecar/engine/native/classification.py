@@ -14,10 +14,11 @@ import numpy as np
 
 from sidecar.core.errors import BadRequest, GenerationFailed
 from sidecar.engine.native.last_logits import LastLogits
+from sidecar.engine.native.prompt_chunks import compute_in_chunks
 from sidecar.engine.paced_batches import PacedBatches
 from sidecar.engine.sampling import Sampling, make_row_sampler
 from sidecar.engine.text_engine import TextEngine
-from sidecar.kv.kv_layers import evaluate, give_back_much
+from sidecar.kv.kv_layers import give_back_much
 
 Ids = Sequence[int]
 
@@ -117,46 +118,39 @@ class Classifier:
         def read(logits: mx.array) -> list[NextToken]:
             return self._read(logits, labels, sampling, with_logits=with_logits)
 
-        def run(batch: list[int]) -> list[NextToken]:
-            return read(last([texts[i] for i in batch]))
-
-        steps = self._steps(texts, last, run, read, check)
+        steps = self._steps(texts, last, read, check)
         return self._engine.run_beside(steps, max(map(len, texts)))
 
     def _steps(
         self,
         texts: Sequence[Ids],
         last: LastLogits,
-        run: Callable[[list[int]], list[NextToken]],
         read: Callable[[mx.array], list[NextToken]],
         check: Callable[[], None],
     ) -> Generator[None, None, list[NextToken]]:
         """The short ones in batches, then each long one in chunks."""
-        is_short = [len(text) <= self._chunk_len for text in texts]
-        short = [i for i, fits in enumerate(is_short) if fits]
+        places = range(len(texts))
+        short = [i for i in places if len(texts[i]) <= self._chunk_len]
 
-        def run_short(batch: list[int]) -> list[NextToken]:
-            return run([short[i] for i in batch])
+        def run(batch: list[int]) -> list[NextToken]:
+            return read(last([texts[short[i]] for i in batch]))
 
-        batched = self._batches.steps([texts[i] for i in short], check, run_short)
+        batched = self._batches.steps([texts[i] for i in short], check, run)
         found = dict(zip(short, (yield from batched), strict=True))
-        for index, fits in enumerate(is_short):
-            if not fits:
-                logits = yield from self._long(texts[index], last, check)
-                (found[index],) = read(logits)
-        return [found[index] for index in range(len(texts))]
+        for place in places:
+            if place not in found:
+                logits = yield from self._long(texts[place], last, check)
+                (found[place],) = read(logits)
+        return [found[place] for place in places]
 
     def _long(
         self, text: Ids, last: LastLogits, check: Callable[[], None]
     ) -> Generator[None, None, mx.array]:
-        model, done = self._engine.model, 0
+        """Logits behind a text of several chunks."""
+        model = self._engine.model
         cache = model.new_cache()
-        while len(text) - done > self._chunk_len:
-            check()
-            model.forward(mx.array([text[done : done + self._chunk_len]]), cache)
-            evaluate(cache)
-            done += self._chunk_len
-            yield
+        done = (len(text) - 1) // self._chunk_len * self._chunk_len
+        yield from compute_in_chunks(model, text[:done], cache, self._chunk_len, check)
         return last([text[done:]], cache)
 
     def _read(

@@ -12,10 +12,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from sidecar.engine.loading.checkpoint_files import read_config
+from sidecar.engine.loading.checkpoint_files import read_config, text_config
 from sidecar.engine.loading.loaded_model import LoadedModel
+from sidecar.engine.native.prompt_chunks import compute_in_chunks
 from sidecar.engine.text_engine import TextEngine
-from sidecar.kv.kv_layers import KVLayers, atoms, evaluate, release_freed_memory
+from sidecar.kv.kv_layers import KVLayers, atoms, release_freed_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,7 @@ def _steps(
     model: LoadedModel, ids: Sequence[int], chunk_len: int, check: Callable[[], None]
 ) -> Generator[None, None, AttentionKeys]:
     cache = model.new_cache()
-    for start in range(0, len(ids), chunk_len):
-        check()
-        model.forward(mx.array([ids[start : start + chunk_len]]), cache)
-        evaluate(cache)
-        yield
+    yield from compute_in_chunks(model, ids, cache, chunk_len, check)
     found = _copied(model, cache, len(ids))
     cache.clear()
     release_freed_memory()
@@ -70,9 +67,8 @@ def _steps(
 
 def _copied(model: LoadedModel, cache: KVLayers, seq_len: int) -> AttentionKeys:
     config = read_config(model.folder) or {}
-    text_config = {**config, **(config.get("text_config") or {})}
     layers = [_keys_of(layer) for layer in cache]
-    heads = text_config.get("num_attention_heads")
+    heads = text_config(model.folder).get("num_attention_heads")
     return AttentionKeys(
         str(config.get("model_type", "")),
         seq_len,

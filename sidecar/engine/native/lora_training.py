@@ -49,6 +49,16 @@ class TrainingStep:
 
 
 @dataclass(frozen=True, slots=True)
+class _BatchGradient:
+    """The gradient of a batch, its loss, and what these took."""
+
+    gradient: Any
+    loss: float
+    num_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Settings:
     """What mlx-lm's `create_dataset` reads."""
 
@@ -146,44 +156,46 @@ class LoraTraining:
         optimizer = optimizers.AdamW(
             job.learning_rate, weight_decay=job.weight_decay, bias_correction=True
         )
-        loss_and_grad = nn.value_and_grad(network, default_loss)
-        summed: Any = None
         batches = iterate_batches(
             examples, job.batch_size, job.max_seq_length, loop=True, seed=job.seed
         )
+        summed: Any = None
         for number in range(1, job.iters + 1):
-            batch, seconds = next(batches), 0.0
-            parts: list[tuple[float, int]] = []
-            num_all, gradient = _num_counted(*batch), None
-            for part in self._parts(*batch):
-                check()
-                started = time.perf_counter()
-                (loss, num_tokens), own = loss_and_grad(network, *part)
-                share = num_tokens / num_all
-                own = tree_map(lambda one, share=share: one * share, own)
-                gradient = own if gradient is None else tree_map(mx.add, gradient, own)
-                mx.eval(gradient, loss, num_tokens)
-                parts.append((loss.item(), int(num_tokens.item())))
-                seconds += time.perf_counter() - started
-                yield
+            found = yield from self._gradient(network, next(batches), check)
             check()
             started = time.perf_counter()
-            if summed is not None:
-                gradient = tree_map(mx.add, gradient, summed)
-            summed = gradient
+            summed = _added(summed, found.gradient)
             if number % job.grad_accumulation == 0 or number == job.iters:
                 count = (number - 1) % job.grad_accumulation + 1
-                mean = tree_map(lambda one, count=count: one / count, summed)
-                optimizer.update(network, mean)
+                optimizer.update(network, _scaled(summed, 1 / count))
                 summed = None
             mx.eval(network.trainable_parameters(), optimizer.state, summed)
-            mean_loss = sum(one * count for one, count in parts) / num_all
-            if not math.isfinite(mean_loss):
+            if not math.isfinite(found.loss):
                 raise GenerationFailed(f"the loss is no number at step {number}")
-            seconds += time.perf_counter() - started
-            report(TrainingStep(number, mean_loss, num_all, seconds))
+            seconds = found.seconds + time.perf_counter() - started
+            report(TrainingStep(number, found.loss, found.num_tokens, seconds))
             yield
         return dict(tree_flatten(network.trainable_parameters()))
+
+    def _gradient(
+        self, network: Any, batch: tuple[mx.array, mx.array], check: Callable[[], None]
+    ) -> Generator[None, None, _BatchGradient]:
+        """Of a whole batch, its parts weighed by their tokens; a turn for each part."""
+        loss_and_grad = nn.value_and_grad(network, default_loss)
+        num_all, loss, seconds = _num_counted(*batch), 0.0, 0.0
+        gradient: Any = None
+        for part in self._parts(*batch):
+            check()
+            started = time.perf_counter()
+            (own_loss, num_tokens), own = loss_and_grad(network, *part)
+            share = num_tokens / num_all
+            gradient = _added(gradient, _scaled(own, share))
+            own_loss = own_loss * share
+            mx.eval(gradient, own_loss)
+            loss += own_loss.item()
+            seconds += time.perf_counter() - started
+            yield
+        return _BatchGradient(gradient, loss, num_all, seconds)
 
     def _parts(
         self, batch: mx.array, lengths: mx.array
@@ -215,6 +227,14 @@ class LoraTraining:
         network.train()
         mx.eval(network.trainable_parameters())
         return network
+
+
+def _added(summed: Any, gradient: Any) -> Any:
+    return gradient if summed is None else tree_map(mx.add, summed, gradient)
+
+
+def _scaled(gradient: Any, factor: float | mx.array) -> Any:
+    return tree_map(lambda one: one * factor, gradient)
 
 
 def _num_counted(batch: mx.array, lengths: mx.array) -> int:

@@ -1,25 +1,17 @@
 """The device's memory by hand: what is in use, its limits, and what is given back."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import mlx.core as mx
 
 from sidecar.core.errors import BadRequest, ValidationFailed
+from sidecar.core.native import AskedLimits
 from sidecar.engine.device_memory import WiredMemory
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.process_memory import ProcessMemory
 from sidecar.kv.kv_layers import release_freed_memory
-
-
-@dataclass(frozen=True, slots=True)
-class AskedLimits:
-    """Limits in bytes; None: as it is."""
-
-    cache_limit: int | None = None
-    memory_limit: int | None = None
-    wired_limit: int | None = None
 
 
 class MemoryControls:
