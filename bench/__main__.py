@@ -6,8 +6,9 @@ figures; replay: recorded sessions by the clock; hostile: good clients beside ho
 ones; loading: a stream while a model is loaded; vision: a talk with screenshots; disk:
 prompts brought back from it; writes: talks while KV is written to it; kept: what a turn
 costs beside the model; structured: what a schema costs; speculation: what drafts gain;
-streams: steps over HTTP against mlx-lm's batch; native: labels, and adapters;
-start: from the start of a process to its first answer.
+streams: steps over HTTP against mlx-lm's batch; native: labels, and adapters; prefill:
+how fast prompts are read; sampling: what an option costs; gaps: the longest wait of a
+stream; start: from the start of a process to its first answer.
 `NAME --help` says more.
 `python -m bench --device-model` runs overhead, compare and replay with a model of the
 size that a GPU serves.
@@ -21,7 +22,7 @@ from bench import device
 _NAMES = (
     "compare", "agents", "fairness", "overhead", "replay", "hostile", "loading",
     "vision", "disk", "writes", "start", "kept", "structured", "speculation",
-    "streams", "native",
+    "streams", "native", "prefill", "sampling", "gaps",
 )  # fmt: skip
 
 _OF_DEV = ("psutil", "matplotlib")  # what the benchmarks need of the extra `dev`

@@ -7,7 +7,8 @@ The usual one has 52 million parameters in float32; the small one 7, for long pr
 on a CPU; the large one 8.2 billion in bfloat16, for a GPU (16.4 GB).
 
 Tokenizer and template are the built-in model's. Output rows of the added tokens are
-zero, so a greedy answer never ends by itself and has exactly `max_tokens` tokens.
+zero, so a greedy answer never ends by itself and has exactly `max_tokens` tokens; those
+of parts of characters are zero too, so each token is text that a stream shows.
 """
 
 import json
@@ -82,7 +83,7 @@ def make(folder: Path, size: str = "") -> None:
     mx.random.seed(0)
     model_class, args_class = _get_classes(config)
     model = model_class(args_class.from_dict(config))
-    rows = mx.arange(config["vocab_size"]) < _first_added(folder)
+    rows = mx.array(_are_said(folder, config["vocab_size"]))
     model.lm_head.weight = mx.where(rows[:, None], model.lm_head.weight, 0)
     dtype, weights = getattr(mx, config["torch_dtype"]), {}
     for name, array in tree_flatten(model.parameters()):
@@ -102,9 +103,14 @@ def _config() -> dict[str, Any]:
     return {**_SHAPE, **{name: builtin[name] for name in taken}}
 
 
-def _first_added(folder: Path) -> int:
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    return int(min(token["id"] for token in tokenizer["added_tokens"]))
+def _are_said(folder: Path, vocab_size: int) -> list[bool]:
+    """Whether each id is neither an added token nor a part of a character."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    first_added = min(tokenizer.get_added_tokens_decoder())
+    said = [bool(tokenizer.decode([n]).strip("\ufffd")) for n in range(first_added)]
+    return said + [False] * (vocab_size - first_added)
 
 
 if __name__ == "__main__":

@@ -43,8 +43,7 @@ class BankedLinear(nn.Module):  # type: ignore[misc]
         if isinstance(linear, nn.QuantizedLinear):
             inputs = inputs * 32 // linear.bits
         self.lora_a = mx.zeros((1, inputs, 1))
-        self.lora_b = mx.zeros((1, 1, outputs))
-        self.lora_scales = mx.zeros((1, 1, 1))
+        self.lora_b = mx.zeros((1, 1, outputs))  # times the adapter's scale
         self.freeze()
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -54,8 +53,7 @@ class BankedLinear(nn.Module):  # type: ignore[misc]
             return y
         if x.ndim != 3 or x.shape[0] != rows.shape[0]:
             raise ValueError("a layer with adapters must see one row a sequence")
-        added = (x @ self.lora_a[rows]) @ self.lora_b[rows]
-        return y + (self.lora_scales[rows] * added).astype(x.dtype)
+        return _sum(y, (x @ self.lora_a[rows]) @ self.lora_b[rows])
 
     def __getattr__(self, name: str) -> Any:
         """What others ask of a projection is the base's."""
@@ -72,10 +70,13 @@ class BankedLinear(nn.Module):  # type: ignore[misc]
             raise ValueError(f"its matrices are {a.shape} and {b.shape}")
         rank, num_rows = max(rank, a.shape[1]), max(num_rows, row + 1)
         self.lora_a = _with_row(self.lora_a, row, a, (num_rows, inputs, rank))
-        self.lora_b = _with_row(self.lora_b, row, b, (num_rows, rank, outputs))
-        one = mx.full((1, 1), scale)
-        self.lora_scales = _with_row(self.lora_scales, row, one, (num_rows, 1, 1))
-        mx.eval(self.lora_a, self.lora_b, self.lora_scales)
+        self.lora_b = _with_row(self.lora_b, row, scale * b, (num_rows, rank, outputs))
+        mx.eval(self.lora_a, self.lora_b)
+
+
+@mx.compile  # one kernel; a step of small kernels waits for the host that encodes them
+def _sum(y: mx.array, added: mx.array) -> mx.array:
+    return y + added.astype(y.dtype)
 
 
 def _with_row(
