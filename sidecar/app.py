@@ -54,10 +54,13 @@ from sidecar.residents.pool_worker import LOAD_END_S
 from sidecar.residents.process_weights import ProcessWeights
 from sidecar.residents.shared import Shared
 from sidecar.residents.weight_eviction import PoolLimits
+from sidecar.server.batch_routes import answer_call
 from sidecar.server.connection import Handler
-from sidecar.server.listener import Listener
+from sidecar.server.listener import ConnectionLimiter, Listener
 from sidecar.server.router import Routes, Services
 from sidecar.service.audio import AudioService
+from sidecar.service.batches.batch_runner import BatchRunner
+from sidecar.service.batches.batch_service import BatchService
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.capability_probe import CapabilityProbe
 from sidecar.service.chat import ChatService
@@ -115,6 +118,7 @@ class App:
 
     core: Core
     listener: Listener
+    batches: BatchRunner
 
     @property
     def config(self) -> Config:
@@ -155,6 +159,7 @@ class App:
             )
             logger.warning(message, file)
         self.pool.start_loading()
+        self.batches.start()
         self.listener.serve_forever(poll_interval=0.1)
 
     def stop_listening(self) -> None:
@@ -167,6 +172,7 @@ class App:
 
         What is stopped tells its client so: by a status, or an error in its stream.
         """
+        self.batches.stop()
         self.pool.drain()
         self.shared.admission.drain()
         if not self._is_done_in(self.config.server.drain_timeout_s):
@@ -191,6 +197,7 @@ class App:
             load_wait_s: how long the end of a load in hand is waited for.
         """
         self.listener.server_close()
+        self.batches.stop()
         return self.core.close(load_wait_s)
 
 
@@ -210,8 +217,19 @@ def build(
         OSError: the address cannot be bound.
     """
     core = build_core(config, extra_processors, tell)
-    routes = Routes(core.services, config.server)
-    return App(core, Listener(config.server, routes, core.shared.metrics, Handler))
+    services = core.services
+    routes = Routes(services, config.server)
+    engine, places = config.engine, ConnectionLimiter(config.server.max_connections)
+    runner = BatchRunner(
+        services.batches,
+        lambda call: answer_call(routes, call),
+        services.chat.cancel,
+        min(engine.batch_max_size, engine.max_concurrent),
+        lambda: places.work[1],
+    )
+    metrics = core.shared.metrics
+    listener = Listener(config.server, routes, metrics, Handler, places, runner)
+    return App(core, listener, runner)
 
 
 def build_core(
@@ -299,6 +317,11 @@ def _build_services(
         ),
         TrainingService(pool, adapters, config.engine.decode_stall_ms / 1000),
         MemoryControls(shared.process, shared.wired, shared.gpu),
+        BatchService(
+            Path(config.server.batches).expanduser()
+            if config.server.batches
+            else config.disk.home / "batches"
+        ),
         StoredResponses(),
         metrics,
     )

@@ -20,6 +20,7 @@ _ROOMS = {  # in the order in which they may import each other
     "sidecar/dialects/openai_responses": "Responses",
     "sidecar/dialects/anthropic_messages": "Messages",
     "sidecar/service": "use cases, between a dialect and what does the work",
+    "sidecar/service/batches": "requests of files, answered while nobody else asks",
     "sidecar/residents": "loaded models with all their sides, and their pool",
     "sidecar/pipeline": "the dual pipeline: messages to the ids that the model reads",
     "sidecar/pipeline/template": "text and ids by the model's own chat template",

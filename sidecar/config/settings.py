@@ -102,6 +102,9 @@ class ServerConfig:
         "Origins of web pages that are let in, on both ports.", shown="none")
     allowed_hosts: tuple[str, ...] = setting((), "ALLOWED_HOSTS", words,
         "Host names that are let in, on both ports.", shown="this machine's own")
+    batches: str | None = setting(None, "BATCH_DIR", place,
+        "Folder of batches and their files, which hold what is asked and answered.",
+        shown="MLX_CACHE_HOME/batches")
     max_body_mb: int = setting(64, "MAX_BODY_MB", integer(1, 4096),
         "Largest body; it holds at most a million JSON values, on LiteLLM's port a "
         "quarter of that.")

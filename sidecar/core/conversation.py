@@ -54,6 +54,7 @@ class Conversation:
         proved_until: the index of the message up to which it is known to be this
             thread: the last one with an id that was issued in it. Whoever begins with
             the same words and ids may go on behind that as somebody else.
+        is_batch: the request comes from a batch: what is kept of it is the first to go.
         own_len: tokens up to the end of the first turn that the model wrote for it; 0:
             none is known. What parts from its path behind them is an older end of it.
     """
@@ -66,6 +67,7 @@ class Conversation:
     salt: str = field(default="", compare=False)
     generation: int = field(default=0, compare=False)
     is_subagent: bool = field(default=False, compare=False)
+    is_batch: bool = field(default=False, compare=False)
     proved_until: int = field(default=sys.maxsize, compare=False)
     own_len: int = field(default=0, compare=False)
 

@@ -65,12 +65,14 @@ class RequestFacts:
     Args:
         headers: names in lower case.
         sender: short id of the key it came with; None: there is none.
+        is_batch: it comes from a batch, which nobody waits for.
     """
 
     request_id: str
     path: str
     headers: Mapping[str, str]
     sender: str | None = None
+    is_batch: bool = False
 
 
 class Call(Protocol):

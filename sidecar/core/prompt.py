@@ -260,6 +260,11 @@ class ModelPrompt:
         return self.conversation is not None and self.conversation.is_subagent
 
     @property
+    def is_batch(self) -> bool:
+        """Whether nobody waits for its answer."""
+        return self.conversation is not None and self.conversation.is_batch
+
+    @property
     def salt(self) -> str:
         """The prefix tree that holds its KV."""
         return self.conversation.salt if self.conversation else ""

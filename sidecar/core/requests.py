@@ -249,6 +249,7 @@ class ClientInfo:
         sender: a name for the key that the request itself came with; of what comes
             through LiteLLM that is LiteLLM's, and `api_key_id` its client's.
         is_key_checked: LiteLLM knows the client's key: it is not made up.
+        is_batch: the request comes from a batch, which nobody waits for.
         session_source: the field that named the session, e.g. `metadata.thread_id`.
         parents, branch: what the client says of the session's place among others.
         parent_sources, branch_source: the fields that named those.
@@ -264,10 +265,12 @@ class ClientInfo:
     branch_source: str | None = None
     sender: str | None = None
     is_key_checked: bool = False
+    is_batch: bool = False
 
-    def with_key(self, key_id: str | None) -> "ClientInfo":
+    def with_key(self, key_id: str | None, *, is_batch: bool = False) -> "ClientInfo":
         """The same, come with a key, unless the plugin has named one."""
-        return replace(self, api_key_id=self.api_key_id or key_id, sender=key_id)
+        own = self.api_key_id or key_id
+        return replace(self, api_key_id=own, sender=key_id, is_batch=is_batch)
 
     def with_session(self, named: Mapping[str, Any]) -> "ClientInfo":
         """The same, its session the first name that is a text, by where it stood."""
@@ -362,9 +365,12 @@ class ChatRequest:
         """Whether tools are shown to the model that it must not call."""
         return self.tool_choice.mode == "none" and bool(self.tools)
 
-    def sent(self, path: str, key_id: str | None) -> "ChatRequest":
+    def sent(
+        self, path: str, key_id: str | None, *, is_batch: bool = False
+    ) -> "ChatRequest":
         """The same request, known to come to a path and with a key."""
-        return replace(self, path=path, client=self.client.with_key(key_id))
+        client = self.client.with_key(key_id, is_batch=is_batch)
+        return replace(self, path=path, client=client)
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,9 +391,11 @@ class CompletionRequest:
     answer_id: str = ""
     ignored: tuple[str, ...] = ()
 
-    def from_key(self, key_id: str | None) -> "CompletionRequest":
+    def from_key(
+        self, key_id: str | None, *, is_batch: bool = False
+    ) -> "CompletionRequest":
         """The same request, known to come with a key."""
-        return replace(self, client=self.client.with_key(key_id))
+        return replace(self, client=self.client.with_key(key_id, is_batch=is_batch))
 
 
 @dataclass(frozen=True, slots=True)

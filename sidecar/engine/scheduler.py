@@ -340,7 +340,8 @@ class BatchScheduler:
     def _compute(self, sequence: Sequence, *, beside_streams: bool) -> None:
         if sequence.done == sequence.cached_len > 0:
             evaluate(sequence.layers)  # a copy is in use from here on, its source free
-        chunk = self.pacer.chunk_len(beside_streams=beside_streams)
+        is_patient = beside_streams or sequence.job.spec.prompt.is_batch
+        chunk = self.pacer.chunk_len(beside_streams=is_patient)
         chunk = self.guard.fitting_chunk(sequence.done, chunk)
         quantization = self._model.quantization
         end = sequence.end_of_chunk(chunk, [quantization.start] if quantization else [])

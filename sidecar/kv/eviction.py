@@ -91,11 +91,19 @@ def _least_worthy_first(holders: Sequence[Node]) -> list[Node]:
     for node in holders:
         used[node.session] = max(node.touched, used.get(node.session, 0.0))
 
-    def worth(node: Node) -> tuple[float, int, bool, int, float, int]:
+    def worth(node: Node) -> tuple[bool, float, int, bool, int, float, int]:
         rank = ranks[node]
         last_used = used[node.session] if rank else math.inf
         saving = _saving(node) if rank else 0
-        return last_used, -rank, not node.is_subagent, saving, node.touched, node.end
+        return (
+            not node.is_batch,
+            last_used,
+            -rank,
+            not node.is_subagent,
+            saving,
+            node.touched,
+            node.end,
+        )
 
     return sorted(holders, key=worth)
 
@@ -196,8 +204,12 @@ def plan_eviction(
                 return tree, node, node.start
     if is_within or not places:
         return None
-    worst = max(places, key=lambda node: score(node, now))
-    if not worst.is_subagent:  # a flood of its sub-agents goes before the main thread
+    # A batch never costs a conversation that somebody may go on with.
+    batch = [node for node in places if node.is_batch]
+    worst = max(batch or places, key=lambda node: score(node, now))
+    if not (
+        worst.is_batch or worst.is_subagent
+    ):  # a flood of its sub-agents goes before the main thread
         subagents = [n for n in places if n.is_subagent and n.session == worst.session]
         worst = max(subagents, key=lambda node: score(node, now), default=worst)
     if over <= 0:

@@ -201,6 +201,8 @@ def _is_quantized(node: Node) -> bool:
 def mark(node: Node, conversation: Conversation) -> None:
     """Note who used a node, and when."""
     node.touched = time.monotonic()
+    # What somebody waited for once is no batch's, and the other way round it is not.
+    node.is_batch = conversation.is_batch and (node.is_batch or not node.users)
     node.used_by(conversation)
     if node.hits == 0 and not node.children:
         node.is_subagent = conversation.is_subagent

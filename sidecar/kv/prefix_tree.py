@@ -104,6 +104,7 @@ class Node:
     touched: float = 0.0
     hits: int = 0
     is_subagent: bool = False
+    is_batch: bool = False  # of a request that nobody waited for
     is_superseded: bool = False  # its conversation went on from before its end
     # Sessions with prompts that it is a part of, the oldest first.
     users: dict[Conversation, None] = field(default_factory=dict)
@@ -362,6 +363,7 @@ class RadixTree:
             touched=node.touched,
             hits=node.hits,
             is_subagent=node.is_subagent,
+            is_batch=node.is_batch,
             is_superseded=node.is_superseded,
             users=dict(node.users),
         )

@@ -445,6 +445,7 @@ class Pipeline:
             resembles=resembles and replace(resembles, resembles=None),
             salt=reading.salt,
             generation=reading.generation,
+            is_batch=client.is_batch,
             proved_until=sys.maxsize if client.session is not None else proved_until,
         )
 

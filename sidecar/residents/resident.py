@@ -225,6 +225,7 @@ class Resident:
             client.session or "",
             salt=adapter.salt(self._salt(client)),
             generation=self.memory.generation,
+            is_batch=client.is_batch,
         )
         return ModelPrompt(ids, conversation=conversation, adapter=adapter.row), text
 

@@ -74,4 +74,5 @@ class ChatRoutes:
 def _parse(dialect: Dialect, request: Request) -> tuple[Call, ChatRequest]:
     facts = facts_of(request)
     call = dialect.parse(request.json(), facts)
-    return call, call.chat.sent(request.path, facts.sender)
+    sent = call.chat.sent(request.path, facts.sender, is_batch=facts.is_batch)
+    return call, sent

@@ -1,5 +1,6 @@
 """One connection: deadlines, limits, one try/except, writing."""
 
+import contextlib
 import http.server
 import io
 import logging
@@ -177,11 +178,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 lambda: is_open(self.connection),
             )
             self.connection.settimeout(_WRITE_S)
-            response = endpoint(request)
-            if isinstance(response, EventStream):
-                self._stream_events(response)
-            else:
-                self._write(response)
+            later = self.server.batches
+            is_first = later.is_active and not is_urgent
+            with later.paused() if is_first else contextlib.nullcontext():
+                response = endpoint(request)
+                if isinstance(response, EventStream):
+                    self._stream_events(response)
+                else:
+                    self._write(response)
 
     def _read_body(
         self, headers: dict[str, str], share: BodyShare, *, is_form: bool

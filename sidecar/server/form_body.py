@@ -5,7 +5,7 @@ from typing import Any
 
 from sidecar.core.errors import BadRequest
 
-FORM_PATHS = ("/v1/audio/transcriptions", "/audio/transcriptions")
+FORM_PATHS = ("/v1/audio/transcriptions", "/audio/transcriptions", "/v1/files")
 _MAX_PARTS = 64
 _MAX_FIELD_BYTES = 1 << 16
 _MAX_HEADERS, _MAX_HEADER_BYTES = 8, 4096  # of a part
@@ -18,11 +18,12 @@ class FormFields:
 
     Args:
         fields: texts by name; of equal names the last.
-        files: contents by name.
+        files: contents by name. file_names: what their sender calls them.
     """
 
     fields: dict[str, str] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
+    file_names: dict[str, str] = field(default_factory=dict)
 
 
 def parse_form(content_type: str, body: bytes) -> FormFields:
@@ -82,7 +83,9 @@ class _FormReader:
 
     def on_file(self, part: Any) -> None:
         self._count()
-        self.form.files[_text(part.field_name)] = part.file_object.getvalue()
+        name = _text(part.field_name)
+        self.form.files[name] = part.file_object.getvalue()
+        self.form.file_names[name] = _text(part.file_name)
         part.close()
 
     def _count(self) -> None:

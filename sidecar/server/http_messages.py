@@ -23,6 +23,7 @@ class Request:
         headers: names in lower case.
         tail: what the route's pattern left of the path, e.g. the id of a cancel.
         is_connected: whether the client is still there; cheap.
+        is_batch: it comes from a batch of `batch_owner`, not over a connection.
     """
 
     method: str
@@ -33,6 +34,13 @@ class Request:
     tail: str = ""
     query: str = ""
     is_connected: Callable[[], bool] = lambda: True
+    is_batch: bool = False
+    batch_owner: str | None = None
+
+    @property
+    def sender(self) -> str | None:
+        """A name for the key that it came with; None: with none."""
+        return self.batch_owner if self.is_batch else access.key_id(self.headers)
 
     def json(self) -> Any:
         """
@@ -101,8 +109,13 @@ class Router(Protocol):
 
 def facts_of(request: Request) -> RequestFacts:
     """What comes with a body."""
-    sender = access.key_id(request.headers)
-    return RequestFacts(request.request_id, request.path, request.headers, sender)
+    return RequestFacts(
+        request.request_id,
+        request.path,
+        request.headers,
+        request.sender,
+        is_batch=request.is_batch,
+    )
 
 
 def json_response(

@@ -22,7 +22,8 @@ import socketserver
 import sys
 import threading
 from collections import OrderedDict
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from sidecar.config.settings import ServerConfig
 from sidecar.infra.malloc import IdleTrim
@@ -150,6 +151,20 @@ def _has_sent(connection: socket.socket) -> bool:
 logger = logging.getLogger(__name__)
 
 
+class WorkForLater(Protocol):
+    """
+    What is done while nobody waits for an answer.
+
+    Args:
+        is_active: whether something is being done; a request looks once it is counted.
+    """
+
+    is_active: bool
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Have a request go before it."""
+
+
 class Listener(http.server.ThreadingHTTPServer):
     """A bounded number of connections, one thread each."""
 
@@ -163,11 +178,13 @@ class Listener(http.server.ThreadingHTTPServer):
         routes: Router,
         metrics: Metrics,
         handler: type[socketserver.BaseRequestHandler],
+        places: ConnectionLimiter,
+        batches: WorkForLater,
     ) -> None:
         self.config = config
+        self.places, self.batches = places, batches
         self.routes = routes
         self.metrics = metrics
-        self.places = ConnectionLimiter(config.max_connections)
         self._idle = IdleTrim()
         self.bodies = BodyBudget(config.max_body_mb << 20)
         if ":" in config.host:

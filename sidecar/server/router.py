@@ -29,6 +29,7 @@ from sidecar.engine.native.memory_controls import MemoryControls
 from sidecar.infra.metrics import Metrics
 from sidecar.server import access
 from sidecar.server.audio_routes import AudioRoutes
+from sidecar.server.batch_routes import BatchRoutes
 from sidecar.server.cache_routes import CacheRoutes
 from sidecar.server.chat_routes import ChatRoutes
 from sidecar.server.http_messages import (
@@ -42,6 +43,7 @@ from sidecar.server.http_messages import (
 from sidecar.server.model_routes import PREFIX, PUBLIC_PREFIX, ModelRoutes
 from sidecar.server.native_routes import NativeRoutes
 from sidecar.service.audio import AudioService
+from sidecar.service.batches.batch_service import BatchService
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.capability_probe import CapabilityProbe
 from sidecar.service.chat import ChatService
@@ -62,7 +64,7 @@ _ALSO_WITHOUT_V1 = (
     "/audio/speech",
     "/audio/transcriptions",
 )
-_URGENT_BELOW = ("/admin/", "/v1/cancel/")
+_URGENT_BELOW = ("/admin/", "/v1/cancel/", "/v1/batches", "/v1/files")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class Services:
     native: NativeService
     training: TrainingService
     memory: MemoryControls
+    batches: BatchService
     responses: StoredResponses
     metrics: Metrics
 
@@ -125,6 +128,9 @@ class Routes:
         }
         native = NativeRoutes(services.native, services.training, services.memory)
         self._table |= self._native(native)
+        batches = BatchRoutes(services.batches)
+        self._table["/v1/files"] = {"GET": batches.files, "POST": batches.upload}
+        self._table["/v1/batches"] = {"GET": batches.batches, "POST": batches.create}
         for path, dialect in self._dialects.items():
             self._table[path] = {"POST": routes.create(dialect)}
         for short in _ALSO_WITHOUT_V1:
@@ -132,10 +138,16 @@ class Routes:
         self._named: dict[str, dict[str, Endpoint]] = {
             "/v1/cancel": {"POST": self._cancel},
             "/v1/responses": {"GET": self._stored, "DELETE": self._unstore},
+            "/v1/files": {"GET": batches.file, "DELETE": batches.delete_file},
+            "/v1/batches": {"GET": batches.batch},
             "/native/train": {
                 "GET": self._admin(native.training),
                 "DELETE": self._admin(native.cancel_training),
             },
+        }
+        self._below_name: dict[tuple[str, str], dict[str, Endpoint]] = {
+            ("/v1/files", "content"): {"GET": batches.content},
+            ("/v1/batches", "cancel"): {"POST": batches.cancel},
         }
         if config.metrics_enabled:
             self._table["/metrics"] = {"GET": self._metrics}
@@ -175,6 +187,9 @@ class Routes:
         head, _, last = path.rpartition("/")
         if methods is None and last and head in self._named:
             methods, tail = self._named[head], unquote(last)
+        above, _, name = head.rpartition("/")
+        if methods is None and name and (above, last) in self._below_name:
+            methods, tail = self._below_name[above, last], unquote(name)
         if methods is None:
             raise NotFound("no such path")
         if method not in methods:
@@ -203,14 +218,17 @@ class Routes:
         for prefix in (PREFIX, PUBLIC_PREFIX):
             if path.startswith(prefix):
                 return prefix.rstrip("/")
-        head = path.rpartition("/")[0]
+        head, _, last = path.rpartition("/")
+        above = head.rpartition("/")[0]
+        if (above, last) in self._below_name:
+            return f"{above}/{last}"
         return head if head in self._named else "other"
 
     def _completion(self, request: Request) -> Response | EventStream:
         asked, how = parse_completion(
             request.json(), request.request_id, request.headers.get("user-agent")
         )
-        asked = asked.from_key(access.key_id(request.headers))
+        asked = asked.from_key(request.sender, is_batch=request.is_batch)
         running = self._services.chat.start_completion(
             asked, self._config.timeout_completions_s
         )
@@ -238,17 +256,16 @@ class Routes:
         return json_response(rerank_list(asked, found, num_tokens))
 
     def _stored(self, request: Request) -> Response:
-        key_id = access.key_id(request.headers)
-        return json_response(self._services.responses.get(key_id, request.tail))
+        found = self._services.responses.get(request.sender, request.tail)
+        return json_response(found)
 
     def _unstore(self, request: Request) -> Response:
-        key_id = access.key_id(request.headers)
-        self._services.responses.delete(key_id, request.tail)
+        self._services.responses.delete(request.sender, request.tail)
         gone = {"id": request.tail, "object": "response", "deleted": True}
         return json_response(gone)
 
     def _cancel(self, request: Request) -> Response:
-        sender = access.key_id(request.headers)
+        sender = request.sender
         names = (request.tail, *inner_id(request.tail))
         cancelled = [self._services.chat.cancel(name, sender) for name in names]
         return json_response({"cancelled": any(cancelled), "id": request.tail})

@@ -107,7 +107,10 @@ class ChatService:
         """
         ends_at = time.monotonic() + timeout_s
         request = self._named(request)
-        run, plan, memory = self._start(request, timeout_s, is_connected)
+        is_kept = not request.client.is_batch
+        run, plan, memory = self._start(
+            request, timeout_s, is_connected, is_kept=is_kept
+        )
         if (form := plan.checked) is None:
             return run
 

@@ -131,7 +131,7 @@ class SlotWriter:
     def _is_worth(
         self, found: Survey, conversation: Conversation, *, is_last: bool
     ) -> bool:
-        if found.depth < self._settings.min_tokens:
+        if found.depth < self._settings.min_tokens or conversation.is_batch:
             return False
         if found.is_superseded and not is_last:
             return False
