@@ -266,6 +266,9 @@ _ROUTES: tuple[tuple[re.Pattern[str], Mapping[str, FieldType]], ...] = (
 )
 
 
+_BATCHES = re.compile(r"(/[^/]+)?(/v1)?/batches")
+
+
 @dataclass(frozen=True, slots=True)
 class BodyRules:
     """
@@ -275,10 +278,12 @@ class BodyRules:
         types: of fields by name.
         asks_a_model: LiteLLM's own arguments must be left out; on its other routes
             some of them are fields (a key's budget, a model's price).
+        own: names among those arguments that are a field of this route's API.
     """
 
     types: Mapping[str, FieldType]
     asks_a_model: bool
+    own: frozenset[str] = frozenset()
 
 
 def rules_for(path: str, *, is_known: bool = False) -> BodyRules:
@@ -295,6 +300,8 @@ def rules_for(path: str, *, is_known: bool = False) -> BodyRules:
             return BodyRules({**_EVERYWHERE, **own}, asks_a_model=True)
     if _OTHERS.fullmatch(path):
         return BodyRules(_ASKING, asks_a_model=True)
+    if _BATCHES.fullmatch(path):
+        return BodyRules(_ELSEWHERE, asks_a_model=True, own=frozenset({"endpoint"}))
     if is_known:
         return BodyRules(_ELSEWHERE, asks_a_model=True)
     return BodyRules(_ALWAYS, asks_a_model=False)
@@ -309,7 +316,8 @@ def wrong_field(body: Mapping[str, object], rules: BodyRules) -> Wrong | None:
     """The first field that is not for clients, or that LiteLLM would stumble over."""
     if rules.asks_a_model:
         for name, value in body.items():
-            if value is not None and is_not_for_clients(name):
+            is_own = name in rules.own
+            if value is not None and not is_own and is_not_for_clients(name):
                 return Wrong(name, f"{name} must be {_NOT_TAKEN.said}")
     for name, type_ in rules.types.items():
         if name not in body:

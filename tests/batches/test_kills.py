@@ -21,21 +21,24 @@ def _killed(model: Path, tmp_path: Path, num_lines: int, num_kills: int) -> None
         "MLX_CACHE_HOME": str(tmp_path / "home"),
     }
     lines = [chat_line(f"line-{n}", f"Say {n}.") for n in range(num_lines)]
-    batch_id, seed = "", random.randrange(1 << 30)
+    batch_id, seed, counts = "", random.randrange(1 << 30), [0]
     chance = random.Random(seed)
-    print(f"seed {seed}")
     for _ in range(num_kills):
         with sidecar_process(tmp_path, settings) as server:
             client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="mine")
             if not batch_id:
                 batch_id = begun(client, written(lines)).id
-            waited(
+            wanted = counts[-1] + chance.randint(1, num_lines // (num_kills + 2))
+            batch = waited(
                 functools.partial(client.batches.retrieve, batch_id),
-                lambda now: now.status in ("in_progress", "completed"),
+                lambda now, wanted=wanted: now.request_counts.completed >= wanted,
             )
-            time.sleep(chance.uniform(0.0, 1.5))
+            time.sleep(chance.uniform(0.0, 0.05))
             os.kill(server.process.pid, signal.SIGKILL)
             server.process.wait()
+            counts.append(batch.request_counts.completed)
+    print(f"seed {seed}, answered before each kill: {counts[1:]}")
+    assert counts[-1] < num_lines
     with sidecar_process(tmp_path, settings) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="mine")
         done = ended(client, batch_id, 1200)

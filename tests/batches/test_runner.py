@@ -1,0 +1,165 @@
+"""What a batch does that is late, has no room, or is left by its server."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sidecar.service.batches import batch_runner
+from sidecar.service.batches.batch import Batch, BatchOrder
+from sidecar.service.batches.batch_runner import BatchCall, BatchReply, BatchRunner
+from sidecar.service.batches.batch_service import BatchService
+from tests.batches.conftest import CHAT, chat_line, read, waited, written
+
+_DONE = BatchReply(200, {"said": "yes"})
+
+
+@contextmanager
+def running(
+    root: Path, answer: Callable[[BatchCall], BatchReply], most: int = 2
+) -> Iterator[tuple[BatchService, BatchRunner]]:
+    service = BatchService(root)
+    runner = BatchRunner(service, answer, lambda *_: False, most, lambda: 0)
+    runner.start()
+    try:
+        yield service, runner
+    finally:
+        runner.stop()
+
+
+def begin(service: BatchService, count: int, hours: int = 24) -> Batch:
+    lines = [chat_line(f"line-{n}", "x") for n in range(count)]
+    file = service.upload("me", "a.jsonl", written(lines))
+    return service.create("me", BatchOrder(file.id, CHAT, hours))
+
+
+def finished(batch: Batch) -> Batch:
+    waited(lambda: batch.has_ended, bool, 60)
+    return batch
+
+
+def test_what_the_server_has_no_room_for_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_runner, "_LONGEST_PAUSE_S", 0.01)
+    asked = list[str]()
+
+    def answer(call: BatchCall) -> BatchReply:
+        asked.append(call.request_id)
+        return _DONE if len(asked) > 3 else BatchReply(503, {"error": "busy"})
+
+    with running(tmp_path, answer) as (service, _):
+        batch = finished(begin(service, 1))
+        found = read(service.files.content("me", batch.output_id))
+    assert (batch.status, batch.num_completed, len(asked)) == ("completed", 1, 4)
+    assert len(set(asked)) == 4  # a cancel of one must not end the next
+    assert found["line-0"]["response"]["body"] == {"said": "yes"}
+
+
+def test_what_never_has_room_fails_at_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_runner, "_LONGEST_PAUSE_S", 0.01)
+    busy = BatchReply(429, {"error": "busy"})
+    with running(tmp_path, lambda call: busy) as (service, _):
+        batch = finished(begin(service, 2))
+        found = read(service.files.content("me", batch.error_id))
+    assert (batch.status, batch.num_failed) == ("completed", 2)
+    assert found["line-1"]["response"]["status_code"] == 429
+
+
+def test_a_late_batch_expires_with_what_was_answered(tmp_path: Path) -> None:
+    go, is_late = threading.Event(), threading.Event()
+
+    def answer(call: BatchCall) -> BatchReply:
+        if call.request_id.endswith("-1"):
+            return _DONE
+        is_late.set()
+        while call.is_wanted and not go.wait(0.01):
+            pass
+        return BatchReply(499, {"error": "cancelled"})
+
+    with running(tmp_path, answer, most=1) as (service, _):
+        batch = begin(service, 4, hours=1)
+        assert is_late.wait(60)
+        with service.changed:
+            batch.times["created"] -= 3600
+            service.changed.notify_all()
+        finished(batch)
+        said = batch.as_json()
+        good = read(service.files.content("me", said["output_file_id"]))
+        late = read(service.files.content("me", said["error_file_id"]))
+    assert (batch.status, len(good), len(late)) == ("expired", 1, 3)
+    assert {line["error"]["code"] for line in late.values()} == {"batch_expired"}
+
+
+def test_who_asks_waits_until_what_runs_has_ended(tmp_path: Path) -> None:
+    running_now, had = list[str](), list[str]()
+
+    def answer(call: BatchCall) -> BatchReply:
+        running_now.append(call.request_id)
+        is_first = len(had) < 2
+        had.append(call.request_id)
+        while is_first and call.is_wanted:
+            time.sleep(0.005)
+        running_now.remove(call.request_id)
+        return _DONE if call.is_wanted else BatchReply(499, {})
+
+    with running(tmp_path, answer) as (service, runner):
+        batch = begin(service, 5)
+        waited(lambda: running_now, lambda now: len(now) == 2, 60)
+        with runner.paused():
+            for _ in range(20):
+                assert not running_now
+                time.sleep(0.01)
+        finished(batch)
+    assert (batch.status, batch.num_completed) == ("completed", 5)
+    assert len(had) == 7  # the two that were ended are answered anew
+
+
+def test_a_stopped_server_leaves_the_rest_to_the_next(tmp_path: Path) -> None:
+    num_asked = list[int]()
+
+    def answer(call: BatchCall) -> BatchReply:
+        num_asked.append(1)
+        while len(num_asked) > 3 and call.is_wanted:
+            time.sleep(0.005)
+        return _DONE if call.is_wanted else BatchReply(499, {})
+
+    with running(tmp_path, answer) as (service, runner):
+        batch = begin(service, 10)
+        waited(lambda: len(num_asked), lambda number: number > 3, 60)
+        runner.stop()
+    assert batch.status == "in_progress"
+    with running(tmp_path, lambda call: _DONE) as (service, _):
+        again = service.find("me", batch.id)
+        finished(again)
+        found = read(service.files.content("me", again.output_id))
+    assert (again.status, len(found)) == ("completed", 10)
+
+
+def test_a_damaged_folder_is_no_obstacle(tmp_path: Path) -> None:
+    with running(tmp_path, lambda call: _DONE) as (service, _):
+        batch = finished(begin(service, 1))
+    (tmp_path / "batch_broken.json").write_text('{"id": "batch_broken"')
+    (tmp_path / "batch_list.json").write_text("[]")
+    (tmp_path / "file-broken.json").write_bytes(b"\xff\x00")
+    with running(tmp_path, lambda call: _DONE) as (service, _):
+        assert [one.id for one in service.all("me")] == [batch.id]
+        assert service.find("me", batch.id).as_json() == batch.as_json()
+        assert len(service.files.all("me")) == 2
+
+
+def test_a_batch_whose_file_was_deleted_by_hand_fails(tmp_path: Path) -> None:
+    service = BatchService(tmp_path)
+    batch = begin(service, 3)
+    service.files.path(batch.order.input_file_id).unlink()
+    runner = BatchRunner(service, lambda call: _DONE, lambda *_: False, 2, lambda: 0)
+    runner.start()
+    finished(batch)
+    runner.stop()
+    assert batch.status == "failed"
+    assert "gone" in batch.errors[0]["message"]
