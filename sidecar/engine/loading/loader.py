@@ -16,6 +16,7 @@ from mlx_lm.utils import load_model, load_tokenizer
 from sidecar.config.settings import CacheConfig
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.loading.checkpoint_files import brought_code, context_len, stamp
+from sidecar.engine.loading.fallback_template import give_template
 from sidecar.engine.loading.generation_config import read_generation_config
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.model_place import ModelSource
@@ -249,6 +250,7 @@ def _describe(
 ) -> LoadedModel:
     model, tokenizer = parts
     name, folder = source.name, source.folder
+    give_template(tokenizer)
     family = find_family(settings.family, name, str(config.get("model_type", "")))
     vocab = tokenizer.get_vocab()
     for token in family.stop_tokens:
