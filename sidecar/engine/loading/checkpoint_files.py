@@ -14,6 +14,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from sidecar.engine.loading.absent_fields import absent_fields
+
 WEIGHTS = "model*.safetensors"  # what mlx-lm loads
 _INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pth", ".pt", ".ckpt")
@@ -193,7 +195,18 @@ def gguf_fault() -> str:
     )
 
 
-def read_config(folder: Path, name: str = "config.json") -> dict[str, Any] | None:
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """
+    A folder's config.json, with what it leaves out and the weights show.
+
+    Returns:
+        None: there is none that can be read.
+    """
+    config = read_object(folder, "config.json")
+    return config and {**config, **absent_fields(folder, config)}
+
+
+def read_object(folder: Path, name: str) -> dict[str, Any] | None:
     """An object that a folder holds as JSON; None: there is none that can be read."""
     try:
         config = _json_of(folder / name)
@@ -377,7 +390,7 @@ def stamp(folder: Path) -> Stamp:
 def sizes_fault(folder: Path) -> str | None:
     """What of its configuration would take all memory before its weights are read."""
     for name in _CONFIG_FILES:
-        config = read_config(folder, name) or {}
+        config = read_object(folder, name) or {}
         for part in (config, *config.values()):
             for key, maximum in _MAX_SIZES.items():
                 value = part.get(key) if isinstance(part, dict) else None
@@ -395,7 +408,7 @@ def brought_code(folder: Path) -> str | None:
     mlx-vlm runs it unasked: its `model_file`, and what `auto_map` names.
     """
     for name in _CONFIG_FILES:
-        if not _CODE_KEYS.isdisjoint(read_config(folder, name) or {}):
+        if not _CODE_KEYS.isdisjoint(read_object(folder, name) or {}):
             return name
     return next((file.name for file in folder.glob("*.py")), None)
 

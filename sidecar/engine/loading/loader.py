@@ -15,7 +15,13 @@ from mlx_lm.utils import load_model, load_tokenizer
 
 from sidecar.config.settings import CacheConfig
 from sidecar.core.errors import ModelLoadFailed
-from sidecar.engine.loading.checkpoint_files import brought_code, context_len, stamp
+from sidecar.engine.loading.absent_fields import absent_fields
+from sidecar.engine.loading.checkpoint_files import (
+    brought_code,
+    context_len,
+    read_object,
+    stamp,
+)
 from sidecar.engine.loading.fallback_template import give_template
 from sidecar.engine.loading.generation_config import read_generation_config
 from sidecar.engine.loading.loaded_model import LoadedModel
@@ -208,7 +214,13 @@ def _weights(folder: Path, *, trust: bool, sees: bool) -> tuple[Any, dict[str, A
             return read_seeing(folder)
         except BaseException as error:  # noqa: BLE001 - mlx-lm may take it
             logger.warning("read without its vision tower: %s", _reason(error))
-    model, config = load_model(folder, lazy=True, trust_remote_code=trust)
+    written = read_object(folder, "config.json") or {}
+    model, config = load_model(
+        folder,
+        lazy=True,
+        trust_remote_code=trust,
+        model_config=absent_fields(folder, written),
+    )
     return model, config
 
 

@@ -1,0 +1,74 @@
+"""What a config.json leaves out and the weights show: which Qwen, its head size."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_QUERY = "self_attn.q_proj.weight"
+_QUERY_NORM = "self_attn.q_norm.weight"
+_QUERY_BIAS = "self_attn.q_proj.bias"
+
+
+def absent_fields(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    `model_type` and `head_dim`, where they are absent and the weights tell.
+
+    Qwen3 has a norm of its queries, Qwen2 has none and a bias. mlx-lm builds no model
+    without the first, and no Qwen3 without the second.
+    """
+    kind = config.get("model_type")
+    is_complete = isinstance(kind, str) and (kind != "qwen3" or "head_dim" in config)
+    if is_complete or "model_file" in config:
+        return {}
+    shapes = _shapes(folder)
+    if not isinstance(kind, str):
+        kind = _kind(shapes)
+    found: dict[str, Any] = {} if "model_type" in config else {"model_type": kind}
+    if kind == "qwen3" and "head_dim" not in config:
+        found["head_dim"] = _head_dim(shapes)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _kind(shapes: Mapping[str, list[int]]) -> str | None:
+    ends = {".".join(name.split(".")[3:]) for name in shapes}  # of model.layers.N
+    if _QUERY not in ends:
+        return None
+    if _QUERY_NORM in ends:
+        return "qwen3"
+    return "qwen2" if _QUERY_BIAS in ends else None
+
+
+def _head_dim(shapes: Mapping[str, list[int]]) -> int | None:
+    """The length of the norm, whose weight is one head's."""
+    norms = [shape for name, shape in shapes.items() if name.endswith(_QUERY_NORM)]
+    return norms[0][0] if norms and len(norms[0]) == 1 else None
+
+
+def _shapes(folder: Path) -> dict[str, list[int]]:
+    """Those of the arrays of the first file that has any of the layers."""
+    for file in sorted(folder.glob("model*.safetensors")):
+        try:
+            with file.open("rb") as data:
+                length = int.from_bytes(data.read(8), "little")
+                if length > _MAX_HEADER_BYTES:
+                    continue
+                header = json.loads(data.read(length))
+            shapes = {
+                name: [int(size) for size in one["shape"]]
+                for name, one in header.items()
+                if name != "__metadata__"
+            }
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            RecursionError,
+        ):
+            continue
+        if any(name.endswith(_QUERY) for name in shapes):
+            return shapes
+    return {}
