@@ -58,6 +58,8 @@ from sidecar.dialects.openai_chat.stream import OpenAIChat
 from sidecar.dialects.openai_completions import parse_completion
 from sidecar.engine.loading.checkpoint_details import describe
 from sidecar.residents.resident import Resident, require_text
+from sidecar.server.asgi import AsgiApp
+from sidecar.server.router import Routes
 
 # MLX's own, under the names that a user of this library looks for.
 vjp, jvp, value_and_grad, losses = mx.vjp, mx.jvp, mx.value_and_grad, nn.losses
@@ -117,6 +119,17 @@ def open_model(
         model.close()
         raise
     return model
+
+
+def asgi(path: str | None = None, settings: Mapping[str, str] | None = None) -> AsgiApp:
+    """
+    Load a model for a program with a server of its own, to be mounted at `/v1`.
+
+    Args:
+        path, settings: as for `open_model`. MLX_API_KEY is asked for if it is set, and
+            a name of the host that is no loopback address must be in ALLOWED_HOSTS.
+    """
+    return open_model(path, settings).asgi()
 
 
 class Model:
@@ -315,6 +328,14 @@ class Model:
         for request_id, is_cancelled in running.items():
             is_cancelled.set()
             self._core.services.chat.cancel(request_id, None)
+
+    def asgi(self) -> AsgiApp:
+        """This model at `/v1`, for a program with a server of its own."""
+        self._require_open()
+        server = self._core.config.server
+        return AsgiApp(
+            Routes(self._core.services, server), server, server.max_connections
+        )
 
     def close(self) -> int:
         """
