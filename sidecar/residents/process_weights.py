@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 import mlx.core as mx
 
 from sidecar.core.errors import InsufficientMemory
+from sidecar.core.format_bytes import format_bytes
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.engine.loading.checkpoint_files import (
     MemoryLimit,
-    format_bytes,
     memory_limit,
 )
 from sidecar.engine.process_memory import Admission, ProcessMemory

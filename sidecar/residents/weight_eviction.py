@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
+from sidecar.core.format_bytes import format_bytes
 from sidecar.engine.loading.checkpoint_files import (
     MemoryLimit,
-    format_bytes,
     memory_fault,
 )
 from sidecar.residents.model_state import ModelSpec, ModelState, ServedModel

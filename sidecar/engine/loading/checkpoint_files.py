@@ -14,6 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from sidecar.core.format_bytes import format_bytes
 from sidecar.engine.loading.absent_fields import absent_fields
 
 WEIGHTS = "model*.safetensors"  # what mlx-lm loads
@@ -436,15 +437,6 @@ def memory_fault(num_bytes: int, limit: MemoryLimit) -> str | None:
         f"{format_bytes(limit.num_bytes)}; take a smaller or more quantised model, or "
         f"raise {limit.setting}"
     )
-
-
-def format_bytes(num_bytes: float) -> str:
-    """`4.2 GB`: for people, in powers of ten as disks and hubs have them."""
-    for unit in ("bytes", "kB", "MB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} GB"
 
 
 def _files(folder: Path) -> list[Path]:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sidecar.engine.loading.checkpoint_files import format_bytes
+from sidecar.core.format_bytes import format_bytes
 
 _TELL_EVERY_S = 15.0  # lines in a log, not a bar
 _SPEED_OVER_S = 30.0

@@ -26,7 +26,8 @@ from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 from huggingface_hub.utils import disable_progress_bars
 
-from sidecar.engine.loading.checkpoint_files import WEIGHTS, format_bytes
+from sidecar.core.format_bytes import format_bytes
+from sidecar.engine.loading.checkpoint_files import WEIGHTS
 from sidecar.engine.loading.download_progress import DownloadProgress
 from sidecar.engine.loading.hub_faults import HubFault, contact_fault
 from sidecar.engine.loading.ranged_download import (

@@ -20,7 +20,7 @@ from huggingface_hub.constants import HF_HUB_DOWNLOAD_TIMEOUT
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-from sidecar.engine.loading.checkpoint_files import format_bytes
+from sidecar.core.format_bytes import format_bytes
 from sidecar.engine.loading.download_progress import DownloadProgress
 from sidecar.engine.loading.hub_faults import HubFault, final_fault, reason
 
