@@ -1,7 +1,7 @@
 """Files and Batches of the OpenAI API: what a client may ask for."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -14,7 +14,7 @@ _FIELDS = {"input_file_id", "endpoint", "completion_window", "metadata"}
 _MAX_HOURS = 720
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 _MAX_NAME = 255
-_MAX_PAGE = 100
+_MAX_PAGE, _MAX_FILES = 100, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,21 @@ class Page:
 
     Args:
         after: the id before it.
+        is_ascending: the oldest first.
+        purpose: of files; None: any.
     """
 
     after: str | None
     limit: int
+    is_ascending: bool = False
+    purpose: str | None = None
 
 
 def parse_upload(
-    fields: Mapping[str, str], files: Mapping[str, bytes], names: Mapping[str, str]
+    fields: Mapping[str, str],
+    files: Mapping[str, bytes],
+    names: Mapping[str, str],
+    repeated: Collection[str] = (),
 ) -> Upload:
     """
     A form with `purpose` and `file`.
@@ -60,6 +67,8 @@ def parse_upload(
     if unknown := sorted(fields.keys() - {"purpose"} | files.keys() - {"file"}):
         name = unknown[0][:64]
         raise BadRequest(f"{name} is no field of an upload here", param=name)
+    for name in repeated:
+        raise BadRequest(f"{name[:64]} must be there once", param=name[:64])
     if fields.get("purpose") != "batch":
         raise BadRequest("purpose must be batch", param="purpose")
     if "file" not in files:
@@ -95,7 +104,8 @@ def parse_batch_fields(body: Any) -> BatchFields:
 
 def _hours(window: Any) -> int:
     digits = window[:-1] if isinstance(window, str) and window.endswith("h") else ""
-    is_number = digits.isascii() and digits.isdigit() and len(digits) <= 3
+    is_number = digits.isascii() and digits.isdigit() and digits[0] != "0"
+    is_number = is_number and len(digits) <= 3
     if not is_number or not 1 <= int(digits) <= _MAX_HOURS:
         raise ValidationFailed(
             f"completion_window must be 1h..{_MAX_HOURS}h, such as 24h",
@@ -123,19 +133,34 @@ def _metadata(given: Any) -> dict[str, str] | None:
     return dict(given)
 
 
-def parse_page(query: str, most: int = _MAX_PAGE) -> Page:
+def parse_page(query: str) -> Page:
     """
-    `after` and `limit` of a query; what else it says has no effect on the order.
+    `after` and `limit` of a query.
 
     Raises:
         ValidationFailed: limit is no number in range.
     """
+    return _page(parse_qs(query), "20", _MAX_PAGE)
+
+
+def parse_file_page(query: str) -> Page:
+    """The same, and `order` and `purpose`."""
     given = parse_qs(query)
-    text = given.get("limit", ["20" if most == _MAX_PAGE else str(most)])[-1]
+    order = given.get("order", ["desc"])[-1]
+    if order not in ("asc", "desc"):
+        raise ValidationFailed("order must be asc or desc", param="order")
+    page = _page(given, str(_MAX_FILES), _MAX_FILES)
+    purpose = given.get("purpose", [None])[-1]
+    return replace(page, is_ascending=order == "asc", purpose=purpose)
+
+
+def _page(given: Mapping[str, Sequence[str]], usual: str, most: int) -> Page:
+    text = given.get("limit", [usual])[-1]
     is_number = text.isascii() and text.isdigit() and len(text) <= 6
     if not is_number or not 1 <= int(text) <= most:
         raise ValidationFailed(f"limit must be 1..{most}", param="limit")
-    return Page(given.get("after", [None])[-1], int(text))
+    after = given.get("after")
+    return Page(after[-1] if after else None, int(text))
 
 
 def page_of(objects: Sequence[Mapping[str, Any]], page: Page) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Files and batches over HTTP, and how a request of a batch is answered."""
 
 import logging
-from typing import Any
 
 from sidecar.core.errors import (
     BadRequest,
@@ -9,10 +8,11 @@ from sidecar.core.errors import (
     RequestCancelled,
     SidecarError,
 )
-from sidecar.core.json_bytes import load_bytes
+from sidecar.core.json_bytes import dump_bytes, load_bytes
 from sidecar.dialects.openai_batches import (
     page_of,
     parse_batch_fields,
+    parse_file_page,
     parse_page,
     parse_upload,
 )
@@ -31,8 +31,6 @@ from sidecar.service.batches.stored_files import file_object
 
 logger = logging.getLogger(__name__)
 
-_MAX_FILES = 10_000  # in one page
-
 
 class BatchRoutes:
     """Endpoints."""
@@ -43,15 +41,18 @@ class BatchRoutes:
     def upload(self, request: Request) -> Response:
         """POST /v1/files."""
         form = parse_form(request.headers.get("content-type", ""), request.body)
-        asked = parse_upload(form.fields, form.files, form.file_names)
+        asked = parse_upload(form.fields, form.files, form.file_names, form.repeated)
         file = self._batches.upload(request.sender, asked.name, asked.data)
         return json_response(file_object(file))
 
     def files(self, request: Request) -> Response:
         """GET /v1/files."""
-        page = parse_page(request.query, _MAX_FILES)
-        found = [file_object(one) for one in self._batches.files.all(request.sender)]
-        return json_response(page_of(found, page))
+        page = parse_file_page(request.query)
+        found = self._batches.files.all(request.sender)
+        if page.purpose is not None:
+            found = [one for one in found if one.purpose == page.purpose]
+        ordered = found[::-1] if page.is_ascending else found
+        return json_response(page_of([file_object(one) for one in ordered], page))
 
     def file(self, request: Request) -> Response:
         """GET /v1/files/ID."""
@@ -103,13 +104,12 @@ def answer_call(routes: Router, call: BatchCall) -> BatchReply:
             "POST",
             call.url,
             {"content-type": "application/json"},
-            call.body,
+            _unstored(call),
             call.request_id,
             is_connected=lambda: call.is_wanted,
             batch_owner=call.owner,
             is_batch=True,
         )
-        _require_whole(request.json())
         response = endpoint(request)
         if isinstance(response, EventStream):
             response.close()
@@ -124,9 +124,20 @@ def answer_call(routes: Router, call: BatchCall) -> BatchReply:
         return _problem(routes, SidecarError("internal error"), call)
 
 
-def _require_whole(body: Any) -> None:
-    if isinstance(body, dict) and body.get("stream"):
+def _unstored(call: BatchCall) -> bytes:
+    """
+    The body, which asks for a whole answer that nobody goes on from.
+
+    Stored responses are few for each key: a batch would push out those of a person.
+    """
+    body = load_bytes(call.body)
+    if body.get("stream"):
         raise BadRequest("stream must be false in a batch", param="stream")
+    if call.url != "/v1/responses":
+        return call.body
+    if body.get("store"):
+        raise BadRequest("store must be false in a batch", param="store")
+    return dump_bytes({**body, "store": False})
 
 
 def _problem(routes: Router, error: SidecarError, call: BatchCall) -> BatchReply:

@@ -19,11 +19,13 @@ class FormFields:
     Args:
         fields: texts by name; of equal names the last.
         files: contents by name. file_names: what their sender calls them.
+        repeated: names that several parts have.
     """
 
     fields: dict[str, str] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
     file_names: dict[str, str] = field(default_factory=dict)
+    repeated: set[str] = field(default_factory=set)
 
 
 def parse_form(content_type: str, body: bytes) -> FormFields:
@@ -79,14 +81,20 @@ class _FormReader:
                 f"{shown_name} must have at most {_MAX_FIELD_BYTES} bytes",
                 param=shown_name,
             )
+        self._note(name)
         self.form.fields[name] = _text(value)
 
     def on_file(self, part: Any) -> None:
         self._count()
         name = _text(part.field_name)
+        self._note(name)
         self.form.files[name] = part.file_object.getvalue()
         self.form.file_names[name] = _text(part.file_name)
         part.close()
+
+    def _note(self, name: str) -> None:
+        if name in self.form.fields or name in self.form.files:
+            self.form.repeated.add(name)
 
     def _count(self) -> None:
         self._num_parts += 1

@@ -91,6 +91,7 @@ def test_a_request_that_fails_is_told_and_the_others_are_answered(
         (written([{**chat_line("", "x")}]), 1, "custom_id"),
         (written([{**chat_line("a", "x"), "body": []}]), 1, "body"),
         (written([chat_line("a", "x"), chat_line("a", "y")]), 2, "twice"),
+        (b"\n \n" + written([chat_line("a", "x")]) + b"\n{bad}\n", 5, "not valid"),
     ],
 )
 def test_a_file_that_is_no_batch_fails_and_says_where(
@@ -211,6 +212,55 @@ def test_lists_come_in_pages(batches: Batches) -> None:
         f"{batches.app.url}/v1/files?limit=0", headers={"Authorization": "Bearer mine"}
     )
     assert answer.status_code == 422
+
+
+def test_files_are_listed_by_purpose_and_in_order(batches: Batches) -> None:
+    client = batches.client()
+    batch = begun(client, written([chat_line("a", "Say it.")]))
+    done = ended(client, batch.id)
+    own = [one.id for one in client.files.list(purpose="batch")]
+    assert own == [done.input_file_id]
+    assert not list(client.files.list(purpose="fine-tune"))
+    newest = [one.id for one in client.files.list(order="desc")]
+    assert [one.id for one in client.files.list(order="asc")] == newest[::-1]
+    with pytest.raises(openai.UnprocessableEntityError, match="order"):
+        client.files.list(order="odd")  # type: ignore[arg-type]
+
+
+def test_an_upload_has_each_part_once(batches: Batches) -> None:
+    url, key = f"{batches.app.url}/v1/files", {"Authorization": "Bearer mine"}
+    file = ("file", ("a.jsonl", b"{}"))
+    for parts, name in (
+        ([file, ("file", ("b.jsonl", b"{}")), ("purpose", (None, "batch"))], "file"),
+        ([file, ("purpose", (None, "x")), ("purpose", (None, "batch"))], "purpose"),
+    ):
+        answer = httpx.post(url, files=parts, headers=key)  # type: ignore[arg-type]
+        assert answer.status_code == 400
+        assert f"{name} must be there once" in answer.text
+
+
+def test_a_batch_stores_no_responses(batches: Batches) -> None:
+    """They are few for each key: a person's would be pushed out."""
+    client, url = batches.client(), "/v1/responses"
+    mine = client.responses.create(model="local", input="Hi", max_output_tokens=16)
+    lines = [
+        {"custom_id": f"line-{n}", "method": "POST", "url": url,
+         "body": {"model": "local", "input": "Hi", "max_output_tokens": 1}}
+        for n in range(300)
+    ]  # fmt: skip
+    lines[7]["body"]["store"] = True  # type: ignore[index]
+    done = ended(client, begun(client, written(lines), url).id)
+    assert (done.request_counts.completed, done.request_counts.failed) == (299, 1)
+    found = read(client.files.content(done.output_file_id).read())
+    assert client.responses.retrieve(mine.id).id == mine.id
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(found["line-0"]["response"]["body"]["id"])
+
+
+def test_a_file_may_begin_with_the_mark_of_an_editor(batches: Batches) -> None:
+    client = batches.client()
+    data = b"\xef\xbb\xbf" + written([chat_line("a", "Say it.")])
+    assert ended(client, begun(client, data).id).request_counts.completed == 1
 
 
 def test_one_process_has_the_folder_at_a_time(batches: Batches) -> None:

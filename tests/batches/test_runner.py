@@ -1,5 +1,8 @@
 """What a batch does that is late, has no room, or is left by its server."""
 
+import errno
+import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.service.batches import batch_runner
+from sidecar.service.batches import batch_lines, batch_runner
 from sidecar.service.batches.batch import Batch, BatchOrder
 from sidecar.service.batches.batch_runner import BatchCall, BatchReply, BatchRunner
 from sidecar.service.batches.batch_service import BatchService
@@ -73,9 +76,11 @@ def test_what_never_has_room_fails_at_last(
 
 def test_a_late_batch_expires_with_what_was_answered(tmp_path: Path) -> None:
     go, is_late = threading.Event(), threading.Event()
+    first = list[str]()
 
     def answer(call: BatchCall) -> BatchReply:
-        if call.request_id.endswith("-1"):
+        if not first:
+            first.append(call.request_id)
             return _DONE
         is_late.set()
         while call.is_wanted and not go.wait(0.01):
@@ -141,10 +146,102 @@ def test_a_stopped_server_leaves_the_rest_to_the_next(tmp_path: Path) -> None:
     assert (again.status, len(found)) == ("completed", 10)
 
 
+def test_batches_take_turns_though_one_request_runs_at_a_time(tmp_path: Path) -> None:
+    asked = list[str]()
+
+    def answer(call: BatchCall) -> BatchReply:
+        asked.append(call.owner or "")
+        time.sleep(0.005)
+        return _DONE
+
+    with running(tmp_path, answer, most=1) as (service, _):
+        lines = written([chat_line(f"line-{n}", "x") for n in range(40)])
+        batches = []
+        with service.changed:  # both are there before either begins
+            for owner in ("a", "z"):
+                file = service.upload(owner, "a.jsonl", lines)
+                order = BatchOrder(file.id, CHAT, 24)
+                batches.append(service.create(owner, order))
+        for batch in batches:
+            finished(batch)
+    assert 15 <= asked[:40].count("a") <= 25
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"times": {}},
+        {"times": []},
+        {"times": {"created": "x"}},
+        {"order": ["file-" + "0" * 24, CHAT, "24", None]},
+        {"order": ["../../escaped", CHAT, 24, None]},
+        {"files": ["../../escaped", "file-" + "0" * 24]},
+        {"status": "odd"},
+        {"counts": [1, None, 0]},
+        {"owner": 7},
+    ],
+)
+def test_a_damaged_batch_keeps_no_other_waiting(
+    tmp_path: Path, damage: dict[str, object]
+) -> None:
+    root = tmp_path / "a" / "b"
+    with running(root, lambda call: _DONE) as (service, _):
+        batch = finished(begin(service, 1))
+    kept = json.loads((root / f"{batch.id}.json").read_text())
+    bad = {**kept, "id": "batch_bad", "status": "in_progress", **damage}
+    (root / "batch_bad.json").write_text(json.dumps(bad))
+    with running(root, lambda call: _DONE) as (service, _):
+        assert [one.id for one in service.all("me")] == [batch.id]
+        assert finished(begin(service, 2)).num_completed == 2
+    assert not list(tmp_path.glob("escaped*"))
+
+
+def test_a_cancel_does_not_wait_for_a_disk_that_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with running(tmp_path, lambda call: _DONE) as (service, _):
+        monkeypatch.setattr(batch_lines, "make_durable", full)
+        batch = begin(service, 3)
+        waited(lambda: batch.status, lambda status: status == "in_progress", 60)
+        time.sleep(0.5)
+        started = time.monotonic()
+        service.cancel("me", batch.id)
+        finished(batch)
+    assert (batch.status, batch.num_completed) == ("cancelled", 0)
+    assert time.monotonic() - started < 10
+
+
+def test_a_folder_that_was_deleted_is_made_anew(tmp_path: Path) -> None:
+    root = tmp_path / "batches"
+
+    is_lost = threading.Event()
+
+    def answer(call: BatchCall) -> BatchReply:
+        is_lost.wait(60)
+        return _DONE
+
+    with running(root, answer) as (service, _):
+        lost = begin(service, 3)
+        waited(lambda: lost.status, lambda status: status == "in_progress", 60)
+        shutil.rmtree(root)
+        is_lost.set()
+        assert service.files.all("me") == []
+        assert service.all("me") == []
+        assert finished(begin(service, 2)).num_completed == 2
+    assert not lost.has_ended
+
+
 def test_a_damaged_folder_is_no_obstacle(tmp_path: Path) -> None:
     with running(tmp_path, lambda call: _DONE) as (service, _):
         batch = finished(begin(service, 1))
     (tmp_path / "batch_broken.json").write_text('{"id": "batch_broken"')
+    input_id = batch.order.input_file_id
+    kept = json.loads((tmp_path / f"{input_id}.json").read_text())
+    odd = {**kept, "id": "file-" + "0" * 24, "created_at": "x"}
+    (tmp_path / f"{odd['id']}.json").write_text(json.dumps(odd))
     (tmp_path / "batch_list.json").write_text("[]")
     (tmp_path / "file-broken.json").write_bytes(b"\xff\x00")
     with running(tmp_path, lambda call: _DONE) as (service, _):

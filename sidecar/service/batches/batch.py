@@ -4,9 +4,9 @@ import json
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from sidecar.service.batches.stored_files import new_file_id
+from sidecar.service.batches.stored_files import is_file_id, new_file_id
 
 Status = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired",
@@ -124,15 +124,25 @@ def batch_from_file(data: bytes) -> Batch:
     A batch that an earlier run kept.
 
     Raises:
-        ValueError, TypeError, KeyError: it is none.
+        ValueError, TypeError, KeyError, AttributeError: it is none.
     """
     kept = json.loads(data)
+    input_id, endpoint, hours, metadata = kept["order"]
     output_id, error_id = kept["files"]
-    num_requests, num_completed, num_failed = kept["counts"]
+    num_requests, num_completed, num_failed = counts = kept["counts"]
+    if not all(map(is_file_id, (input_id, output_id, error_id))):
+        raise ValueError("its files have odd names")
+    numbers = (hours, *counts, *kept["times"].values(), kept["times"]["created"])
+    if not all(type(number) is int for number in numbers):
+        raise TypeError("a count or a time is no number")
+    if kept["status"] not in get_args(Status) or not isinstance(endpoint, str):
+        raise ValueError("its status or endpoint is none")
+    if not (isinstance(kept["owner"], str | None) and isinstance(kept["errors"], list)):
+        raise TypeError("its owner or its errors are none")
     return Batch(
         kept["id"],
         kept["owner"],
-        BatchOrder(*kept["order"]),
+        BatchOrder(input_id, endpoint, hours, metadata),
         kept["status"],
         kept["times"],
         output_id,

@@ -1,6 +1,7 @@
 """The lines of a batch: what its file asks, and what was answered before."""
 
 import os
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +53,8 @@ def read_lines(path: Path, endpoint: str) -> list[BatchLine]:
         OSError: it cannot be read.
     """
     found, errors, names = list[BatchLine](), list[dict[str, Any]](), set[str]()
-    for number, (start, data) in enumerate(_pieces(path), 1):
-        if number > _MAX_LINES:
+    for number, start, data in _pieces(path):
+        if len(found) + len(errors) >= _MAX_LINES:
             errors = [_error(f"a batch has at most {_MAX_LINES} requests", number)]
             break
         try:
@@ -74,13 +75,14 @@ def read_lines(path: Path, endpoint: str) -> list[BatchLine]:
     return found
 
 
-def _pieces(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, and where each begins."""
+def _pieces(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Lines that are not blank: their numbers, from 1, and where each begins."""
     start = 0
     with path.open("rb") as file:
-        for line in file:
-            if line.strip():
-                yield start, line
+        for number, line in enumerate(file, 1):
+            mark = len(BOM_UTF8) if number == 1 and line.startswith(BOM_UTF8) else 0
+            if line[mark:].strip():
+                yield number, start + mark, line[mark:]
             start += len(line)
 
 

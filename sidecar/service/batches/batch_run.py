@@ -38,6 +38,8 @@ class BatchRun:
         self._waiting = deque(left_over(lines, self._good, self._bad))
         self.num_begun = 0  # that are being answered now
         self.not_before = 0.0  # of the monotonic clock: then the next one may begin
+        self.settled_not_before = 0.0  # then its end may be tried again
+        self.last_turn = 0
         self._count()
 
     @property

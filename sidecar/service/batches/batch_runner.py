@@ -5,8 +5,10 @@ A request that comes in goes before all of a batch: what is being answered for o
 ended, and answered anew when all has been quiet for a moment.
 """
 
+import contextlib
 import itertools
 import logging
+import secrets
 import threading
 import time
 from collections import Counter, defaultdict
@@ -91,7 +93,7 @@ class BatchRunner:
         self._begun: list[_Begun] = []
         self._tries: Counter[tuple[str, str]] = Counter()  # that there was no room for
         self._pauses = defaultdict[str, float](float)  # of files that cannot be had
-        self._num_calls = itertools.count(1)
+        self._turns = itertools.count(1)
         self._num_paused, self._quiet_since = 0, -_QUIET_S
         self._is_stopped = False
         self._thread = threading.Thread(target=self._loop, name="batches", daemon=True)
@@ -156,24 +158,39 @@ class BatchRunner:
     def _open_new(self) -> None:
         """Read the files of new ones; nobody waits for that."""
         for batch in self._service.open_batches():
-            if batch.id in self._runs or time.monotonic() < self._pauses[batch.id]:
+            is_due = time.monotonic() >= self._pauses[batch.id]
+            if batch.id in self._runs or not (is_due or batch.status == "cancelling"):
                 continue
             try:
                 self._open(batch)
             except (OSError, SidecarError) as error:
                 logger.warning("%s waits: %s", batch.id, error)
                 self._pauses[batch.id] = time.monotonic() + _LONGEST_PAUSE_S
+                self._give_up(batch)
+
+    def _give_up(self, batch: Batch) -> None:
+        """End one whose files cannot be had, if it is not wanted any more."""
+        is_cancelled = batch.status == "cancelling"
+        if is_cancelled or time.time() >= batch.expires_at:
+            with self._changed, contextlib.suppress(SidecarError):
+                batch.become("cancelled" if is_cancelled else "expired")
+                self._service.keep(batch)
 
     def _settle_all(self) -> None:
         """End those that are done."""
         for run in list(self._runs.values()):
-            if time.monotonic() < run.not_before:
+            if not self._service.has(run.batch):  # its folder was deleted by hand
+                self._end([one for one in self._begun if one.run is run])
+                if not run.num_begun:
+                    self._drop(run)
+                continue
+            if time.monotonic() < run.settled_not_before:
                 continue
             try:
                 self._settle(run)
             except (OSError, SidecarError) as error:
                 logger.warning("%s waits: %s", run.batch.id, error)
-                run.not_before = time.monotonic() + _LONGEST_PAUSE_S
+                run.settled_not_before = time.monotonic() + _LONGEST_PAUSE_S
 
     def _open(self, batch: Batch) -> None:
         """Begin it, or go on with it; if its file is no batch, it fails."""
@@ -215,13 +232,16 @@ class BatchRunner:
         if "finalizing" not in batch.times and status == "completed":
             batch.become("finalizing")
         run.keep_files()
-        run.close()
         batch.become(status)
         self._service.keep(batch)
-        del self._runs[batch.id]
-        for name in [name for name in self._tries if name[0] == batch.id]:
-            del self._tries[name]
+        self._drop(run)
         logger.info("batch ended id=%s status=%s", batch.id, status)
+
+    def _drop(self, run: BatchRun) -> None:
+        run.close()
+        del self._runs[run.batch.id]
+        for name in [name for name in self._tries if name[0] == run.batch.id]:
+            del self._tries[name]
 
     def _next(self) -> _Begun | None:
         """What may begin now; the batch that has the fewest begun gives it."""
@@ -238,7 +258,8 @@ class BatchRunner:
         if not ready:
             self.is_active = bool(self._begun)
             return None
-        run = min(ready, key=lambda run: run.num_begun)
+        run = min(ready, key=lambda run: (run.num_begun, run.last_turn))
+        run.last_turn = next(self._turns)
         line = run.take()
         try:
             body = line.body(run.input)
@@ -247,7 +268,7 @@ class BatchRunner:
             logger.warning("%s waits: %s", run.batch.id, error)
             run.not_before = now + _LONGEST_PAUSE_S
             return None
-        request_id = f"{run.batch.id}-{next(self._num_calls)}"
+        request_id = f"{run.batch.id}-{secrets.token_hex(4)}"
         url, owner = run.batch.order.endpoint, run.batch.owner
         return _Begun(run, line, BatchCall(url, body, request_id, owner))
 

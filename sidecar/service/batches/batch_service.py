@@ -65,7 +65,9 @@ class BatchService:
         """
         with self.changed:
             if self._lock_file is not None:
-                return
+                if self._is_still_there(self._lock_file):
+                    return
+                self._forget()
             try:
                 self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
                 number = open_regular(self._root / "lock", os.O_RDWR | os.O_CREAT)
@@ -82,6 +84,20 @@ class BatchService:
             self._files.read()
             self._read()
             self.changed.notify_all()
+
+    def _is_still_there(self, lock_file: int) -> bool:
+        """Whether the folder is the one that was opened: people delete caches."""
+        try:
+            now = os.stat(self._root / "lock")
+        except OSError:
+            return False
+        return os.path.samestat(now, os.fstat(lock_file))
+
+    def _forget(self) -> None:
+        logger.warning("BATCH_DIR was deleted, and with it all batches")
+        self.close()
+        self._files = StoredFiles(self._root)
+        self._batches = {}
 
     def open_if_used(self) -> None:
         """Go on with what an earlier run left, if there is anything."""
@@ -122,7 +138,8 @@ class BatchService:
         """
         with self.changed:
             self.files.find(owner, order.input_file_id)
-            num_open = sum(not batch.has_ended for batch in self._batches.values())
+            own = [one for one in self._batches.values() if one.owner == owner]
+            num_open = sum(not batch.has_ended for batch in own)
             if num_open >= _MAX_OPEN:
                 raise Busy(f"{_MAX_OPEN} batches wait: cancel some", retry_after_s=60)
             batch = new_batch(owner, order)
@@ -167,6 +184,10 @@ class BatchService:
                 self.keep(batch)
                 self.changed.notify_all()
         return batch
+
+    def has(self, batch: Batch) -> bool:
+        """Whether it is one of this folder still."""
+        return self._batches.get(batch.id) is batch
 
     def open_batches(self) -> list[Batch]:
         """Those that have not ended, the oldest first."""

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from sidecar.kv.disk.durable_files import MALFORMED, read_private, replace_priva
 logger = logging.getLogger(__name__)
 
 _MAX_FILES = 10_000
+_ID = re.compile(r"file-[0-9a-f]{24}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class StoredFiles:
         for path in self._root.glob("file-*.json"):
             try:
                 file = StoredFile(**json.loads(read_private(path)))
+                _require_types(file)
                 if file.id == path.stem:
                     self._files[file.id] = file
             except (OSError, *MALFORMED) as error:
@@ -128,6 +131,18 @@ class StoredFiles:
 def new_file_id() -> str:
     """A name that no other file has."""
     return f"file-{secrets.token_hex(12)}"
+
+
+def is_file_id(name: object) -> bool:
+    """Whether it is the name of a file, and no path to another place."""
+    return isinstance(name, str) and _ID.fullmatch(name) is not None
+
+
+def _require_types(file: StoredFile) -> None:
+    are_texts = isinstance(file.name, str) and isinstance(file.purpose, str)
+    are_numbers = type(file.num_bytes) is int and type(file.created_at) is int
+    if not (is_file_id(file.id) and are_texts and are_numbers):
+        raise TypeError("a field is of a wrong type")
 
 
 def _unwritable(error: OSError) -> Unavailable:
