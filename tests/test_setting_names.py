@@ -291,3 +291,26 @@ def test_what_is_not_built_says_so_and_nothing_built_is_among_it(
     assert all(str(each).endswith("not built yet") for each in found)
     env_file.unlink()
     assert unknown_names(env_file, dict.fromkeys(NOT_BUILT, "1")) == []
+
+
+def test_an_older_name_of_the_cache_home_acts(tmp_path: Path) -> None:
+    no_file = tmp_path / ".env"
+    config = load_config({}, no_file, {"EXO_CACHE_HOME": str(tmp_path)})
+    assert config.disk.home == tmp_path
+    both = {"EXO_CACHE_HOME": "/nowhere", "MLX_CACHE_HOME": str(tmp_path)}
+    assert load_config({}, no_file, both).disk.home == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("MLX_SERVER_MAX_MEMORY_GB", "MAX_MODEL_MEMORY=8GB"),
+        ("MLX_SERVER_EMBEDDED_MODE", "sidecar.library.asgi()"),
+        ("MLX_SERVER_ENABLE_CLOUD_ROUTING", "litellm_config.yaml"),
+    ],
+)
+def test_names_of_other_servers_say_what_to_write(
+    tmp_path: Path, name: str, hint: str
+) -> None:
+    (found,) = unknown_names(tmp_path / ".env", {name: "1"})
+    assert hint in str(found)

@@ -18,7 +18,7 @@ class DiskConfig:
         "what was said. They are not encrypted: the disk should be.",
         "EXO_KV_DISK_PERSISTENCE")
     cache_home: str | None = setting(None, "MLX_CACHE_HOME", place,
-        "Files that outlive a run.", shown="~/.cache/litellm-mlx")
+        "Files that outlive a run.", "EXO_CACHE_HOME", shown="~/.cache/litellm-mlx")
     path: str | None = setting(None, "KV_DISK_PATH", place,
         "Folder of those files.", "EXO_KV_DISK_PATH", shown="MLX_CACHE_HOME/kv-cache")
     ttl_hours: float = setting(24.0, "KV_DISK_TTL_HOURS", number(0, 1e6),

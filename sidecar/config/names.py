@@ -14,7 +14,6 @@ from sidecar.config.reasons import REASONS, reason_of
 from sidecar.config.settings import SECTIONS
 from sidecar.config.sources import spellings
 
-_OLDER = ("EXO_CACHE_HOME",)
 # What others read, and people keep in the same file.
 _OTHERS = (
     "LITELLM_*",
@@ -74,7 +73,7 @@ class UnknownName:
 def known_names() -> set[str]:
     """All spellings of all settings, whoever reads them."""
     items = (item for section in SECTIONS for item in dataclasses.fields(section))
-    return {*_OLDER, *(name for item in items for name in spellings(item))}
+    return {name for item in items for name in spellings(item)}
 
 
 def unknown_names(env_file: Path, environ: Mapping[str, str]) -> list[UnknownName]:

@@ -25,6 +25,17 @@ REASONS = {
         "an image is always identified by its content, in the key as in the model's "
         "prompt"
     ),
+    "MAX_MEMORY_GB": (
+        "it has a unit here: MAX_MODEL_MEMORY=8GB for the weights of all models, "
+        "MAX_PROCESS_MEMORY for all that this process holds"
+    ),
+    "EMBEDDED_MODE": (
+        "the sidecar always stands behind LiteLLM; a program of yours can mount it as "
+        "sidecar.library.asgi()"
+    ),
+    "ENABLE_CLOUD_ROUTING": (
+        "LiteLLM does that: cloud models and fallbacks stand in litellm_config.yaml"
+    ),
     "CONTEXT_OVERFLOW": (
         "a prompt beyond the context is refused, as with `error`: a window that "
         "forgets is not built"

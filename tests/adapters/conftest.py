@@ -22,6 +22,7 @@ _OWN = {  # of each base: rank, projections, blocks
     "b": (8, ("self_attn.q_proj", "self_attn.v_proj"), -1),
     "c": (2, ("self_attn.o_proj", "mlp.down_proj"), -1),
     "d": (16, ("self_attn.q_proj", "mlp.up_proj"), 1),
+    "e": (3, ("self_attn.k_proj", "self_attn.v_proj"), -1),
 }
 
 

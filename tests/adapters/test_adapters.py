@@ -28,7 +28,7 @@ from testkit.servers import held_gpu
 from tests.adapters.conftest import BASES, Served
 
 PROMPT = [11, 12, 13, 14, 15, 16, 17, 18]
-NAMES = ("", "a", "b", "c", "d")
+NAMES = ("", "a", "b", "c", "d", "e")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_eight_rows_and_five_adapters_in_one_batch(
     served: Served, base: str, batches: list[tuple[int, ...]]
 ) -> None:
     """Each says what it says alone, and what mlx-lm says."""
-    asked = [(name, [*PROMPT, 20 + n]) for n, name in enumerate([*NAMES, *"abc"])]
+    asked = [(name, [*PROMPT, 20 + n]) for n, name in enumerate([*NAMES, *"ab"])]
     wanted = [served.plain(base, name, ids, 60) for name, ids in asked]
     assert len({tuple(one) for one in wanted}) > 4
     for (name, ids), text in zip(asked, wanted, strict=True):
@@ -64,7 +64,7 @@ def test_eight_rows_and_five_adapters_in_one_batch(
         assert eventually(lambda: served.app.shared.admission.num_open == 8)
         go.set()
         assert [answer.result()["tokens"] for answer in answers] == wanted
-    assert max(len(set(rows)) for rows in batches) == 5
+    assert max(len(set(rows)) for rows in batches) == 6
     assert max(map(len, batches)) == 8
 
 
