@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.config.disk_settings import DiskConfig
 from sidecar.core.prompt import ModelIds
 from testkit import planted
 from testkit.jobs import random_ids
@@ -190,3 +191,20 @@ def test_a_model_that_moved_keeps_its_own(
     shutil.copytree(model_folder("dense"), moved)
     with kept_sidecar(tmp_path / "kv", moved) as app:
         assert ask(app, longer(ids, 2, 40)).cached >= 199
+
+
+@pytest.mark.parametrize(("shared", "cached"), [(999, 0), (1000, 1000)])
+def test_a_match_is_read_back_from_a_thousand_tokens_on(
+    shared: int, cached: int, model_folder: ModelFolder, cold: Cold, tmp_path: Path
+) -> None:
+    """By default; what is shorter is computed sooner than it is read."""
+    ids, model = random_ids(3, 1200), model_folder("dense")
+    more = {"KV_DISK_MIN_PREFIX_TOKENS": "1000", "MAX_KV_SIZE": "4096"}
+    assert DiskConfig().min_tokens == 1000
+    with kept_sidecar(tmp_path, model, **more) as app:
+        ask(app, ids)
+    asked = ModelIds((*ids[:shared], (ids[shared] + 1) % 900, *random_ids(4, 80)))
+    with kept_sidecar(tmp_path, model, **more) as app:
+        outcome = ask(app, asked)
+        assert said(outcome) == cold("dense", asked)
+        assert outcome.cached == cached
