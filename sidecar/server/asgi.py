@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import quote
 
 from sidecar.config.settings import ServerConfig
 from sidecar.core.errors import NotFound, PayloadTooLarge, SidecarError
@@ -34,6 +35,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _PREFIX = "/v1"
 # Nobody answers batches beside another program's server.
 _NOT_HERE = re.compile(r"/v1/(batches|files)(/.*)?")
+_WRITE_S = 60.0
+_PLAIN = "/:@!$&'()*+,;=~"  # signs that stand in a path as they are
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -214,21 +217,25 @@ class _Exchange:
         Have the event loop send it, and wait for that.
 
         Raises:
-            ConnectionResetError: the client is gone.
+            ConnectionResetError: the client is gone. TimeoutError: it takes nothing.
         """
         if not self._is_connected:
             raise ConnectionResetError("the client closed the connection")
         sending: Any = self._send(message)
-        asyncio.run_coroutine_threadsafe(sending, self._loop).result()
+        asyncio.run_coroutine_threadsafe(sending, self._loop).result(_WRITE_S)
 
 
 def _path_of(scope: Scope) -> str:
     """
     The path as the sidecar knows it, wherever the application is mounted.
 
-    Servers and frameworks hand on the whole path, or what follows the mount's.
+    Servers and frameworks hand on the whole path, or what follows the mount's, its
+    escapes read; the routes read them themselves.
     """
-    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    path, root = (
+        quote(str(scope["path"]), _PLAIN),
+        str(scope.get("root_path", "")).rstrip("/"),
+    )
     if root and path.startswith(f"{root}/"):
         path = path[len(root) :]
     is_whole = path.startswith(f"{_PREFIX}/")

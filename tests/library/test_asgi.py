@@ -82,6 +82,10 @@ def test_messages_and_errors_have_their_own_shape(model: Model) -> None:
         ):
             answer = httpx.post(f"{url}{path}", content=body, timeout=60)
             assert answer.status_code == status, (path, answer.text)
+        for name in ("openai/dense", "openai%2Fdense"):
+            found = httpx.get(f"{url}/models/{name}").json()
+            assert found["details"]["model_type"] == "qwen3"
+        assert httpx.get(f"{url}/models/openai%252Fdense").status_code == 404
         evil = httpx.get(f"{url}/models", headers={"Origin": "http://evil.example"})
         assert evil.status_code == 403
         odd = httpx.get(f"{url}/models", headers={"Host": "evil.example"})
