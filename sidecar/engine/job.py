@@ -112,6 +112,7 @@ class Job:
         self.spec = spec
         self.number = next(_numbers)
         self.submitted = time.monotonic()
+        self.began_at: float | None = None  # by the GPU thread: readers may come late
         self.due = NOTHING
         self.draft_counts: Mapping[DrafterName, DraftCount] = {}
         # The simple one takes no lock of Python's: a step of 16 rows puts 16 events.
@@ -129,6 +130,7 @@ class Job:
 
     def emit(self, event: JobEvent) -> None:
         """Hand over an event; a reader that far behind loses the job."""
+        self.began_at = self.began_at or time.monotonic()
         if self._events.qsize() < _MAX_EVENTS:
             self._events.put(event)
         else:

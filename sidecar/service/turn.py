@@ -182,9 +182,9 @@ class Receipt:
             usage.prompt_tokens,
             usage.cached_tokens,
             usage.completion_tokens,
-            round(prefill_s, 4),
-            round(decode_s, 4),
-            round(self.seconds, 4),
+            round(prefill_s, 6),
+            round(decode_s, 6),
+            round(self.seconds, 6),
             round(num_new / prefill_s, 1) if prefill_s > 0 else 0.0,
             round(num_later / decode_s, 1) if decode_s > 0 else 0.0,
             process.peak_bytes,
@@ -468,7 +468,7 @@ class _Progress:
         began = self._first_token_at
         ttft_s = None if began is None else began - job.submitted
         seconds = time.monotonic() - job.submitted
-        waited_s = (self._prefilled_from or job.submitted) - job.submitted
+        waited_s = (job.began_at or job.submitted) - job.submitted
         return Receipt(
             outcome,
             usage,

@@ -1,12 +1,18 @@
 """`include_metrics: true`: what a request took, beside its usage."""
 
 import json
+import time
 from typing import Any
 
 import httpx
 import pytest
 
 from sidecar.app import App
+from sidecar.config.settings import GenerationConfig
+from sidecar.core.prompt import ModelIds, ModelPrompt
+from sidecar.core.requests import SamplingParams
+from sidecar.engine.job import Job, JobSpec, Prefilled, Token
+from sidecar.engine.sampling import settle
 from tests.native.conftest import Ask, Json
 
 TALK = [{"role": "user", "content": "Tell me of many things. " * 40}]
@@ -67,3 +73,16 @@ def test_several_prompts_have_no_time_of_their_own(ask: Ask) -> None:
     prompts: list[Any] = ["a", "b"]
     status, body = ask("/v1/completions", prompt=prompts, include_metrics=True, **BODY)
     assert (status, body["error"]["param"]) == (400, "include_metrics")
+
+
+def test_a_reader_that_comes_late_moves_no_time() -> None:
+    """What a prompt waited is told by who computes it, not by who reads of it."""
+    greedy = settle(SamplingParams(temperature=0.0), GenerationConfig(), {})
+    job = Job(JobSpec(ModelPrompt(ModelIds((1, 2))), greedy, 4))
+    job.emit(Prefilled(1, 2, 0))
+    began = job.began_at
+    assert began is not None
+    job.emit(Token(0, "a", None))
+    time.sleep(0.01)
+    assert isinstance(job.next_event(1), Prefilled)
+    assert job.began_at == began < time.monotonic() - 0.009
