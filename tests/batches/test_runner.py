@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.core.errors import Unavailable
 from sidecar.service.batches import batch_lines, batch_runner
 from sidecar.service.batches.batch import Batch, BatchOrder
 from sidecar.service.batches.batch_runner import BatchCall, BatchReply, BatchRunner
@@ -99,6 +100,33 @@ def test_a_late_batch_expires_with_what_was_answered(tmp_path: Path) -> None:
         late = read(service.files.content("me", said["error_file_id"]))
     assert (batch.status, len(good), len(late)) == ("expired", 1, 3)
     assert {line["error"]["code"] for line in late.values()} == {"batch_expired"}
+
+
+def test_an_expired_batch_is_so_though_its_end_cannot_be_kept_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_runner, "_LONGEST_PAUSE_S", 0.01)
+    with running(tmp_path, lambda call: BatchReply(503, {})) as (service, runner):
+        batch = begin(service, 3, hours=1)
+        waited(lambda: batch.status, lambda status: status == "in_progress", 60)
+        keep, num_refused = service.keep, list[int]()
+
+        def full(kept: Batch) -> None:
+            if len(num_refused) < 2:
+                num_refused.append(1)
+                raise Unavailable("No space left on device")
+            keep(kept)
+
+        monkeypatch.setattr(service, "keep", full)
+        with service.changed:
+            batch.times["created"] -= 3600
+            service.changed.notify_all()
+        waited(lambda: len(num_refused), lambda number: number == 2, 60)
+        waited(lambda: list(runner._runs), lambda runs: not runs, 60)
+    again = BatchService(tmp_path)
+    assert again.find("me", batch.id).status == "expired"
+    assert again.find("me", batch.id).num_failed == 3
+    again.close()
 
 
 def test_who_asks_waits_until_what_runs_has_ended(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class BatchRun:
         self.not_before = 0.0  # of the monotonic clock: then the next one may begin
         self.settled_not_before = 0.0  # then its end may be tried again
         self.last_turn = 0
+        self.has_expired = False
         self._count()
 
     @property
@@ -81,6 +82,7 @@ class BatchRun:
         """Say of all that wait that they were not answered in time."""
         self._bad.append([_line(line, None, _EXPIRED) for line in self._waiting])
         self._waiting.clear()
+        self.has_expired = True
         self._count()
 
     def close(self) -> None:

@@ -220,12 +220,13 @@ class BatchRunner:
                 return
         elif not run.is_done:
             return
-        if batch.status != "cancelling" and run.has_waiting:
+        if batch.status == "cancelling":
+            self._finish(run, "cancelled")
+        elif run.has_waiting or run.has_expired:
             run.expire()
             self._finish(run, "expired")
         else:
-            is_cancelled = batch.status == "cancelling"
-            self._finish(run, "cancelled" if is_cancelled else "completed")
+            self._finish(run, "completed")
 
     def _finish(self, run: BatchRun, status: Any) -> None:
         batch = run.batch
