@@ -30,10 +30,9 @@ from bench.blas import build_shim
 from bench.clients import Answer, Json
 from bench.contestants import Server, contestants, known_peers
 from bench.facts import facts
-from bench.models import is_made
 from bench.prompts import PromptSource
 from bench.report import InvalidRun
-from bench.servers import Setup, run_python
+from bench.servers import Setup, make_if_absent
 
 _REPOSITORY = Path(__file__).parents[1]
 _PAUSE_S = 0.2
@@ -214,8 +213,7 @@ def _prepare(options: argparse.Namespace, running: contextlib.ExitStack) -> Setu
         _REPOSITORY,
         Path(scratch),
     )
-    if not is_made(setup.model):
-        run_python(setup, ["-m", "bench.models", str(setup.model)])
+    make_if_absent(setup)
     return setup
 
 

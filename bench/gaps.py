@@ -9,7 +9,6 @@ decode, each with a new prompt.
 
 import argparse
 import itertools
-import random
 import statistics
 import sys
 import tempfile
@@ -19,10 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.clients import Answer, ask_all
-from bench.models import is_made
-from bench.servers import Setup, run_python, sidecar
-
-_VOCABULARY = range(10, 2900)
+from bench.prompts import random_ids
+from bench.servers import Setup, make_if_absent, sidecar
 
 
 def main(argv: list[str]) -> int:
@@ -42,8 +39,7 @@ def main(argv: list[str]) -> int:
                     "MAX_CONCURRENT_REQUESTS": most}  # fmt: skip
         tree = Path(__file__).parents[1]
         setup = Setup(model, None, tree, Path(scratch), settings=settings)
-        if not is_made(model):
-            run_python(setup, ["-m", "bench.models", str(model)])
+        make_if_absent(setup)
         with sidecar(setup) as port:
             for _ in range(options.rounds):
                 alone = _stream(port, options.prompt, options.max_tokens)
@@ -67,7 +63,7 @@ def _joining(port: int, options: argparse.Namespace) -> list[Answer]:
 
 
 def _stream(port: int, num_prompt: int, max_tokens: int) -> Answer:
-    prompt = [random.choice(_VOCABULARY) for _ in range(num_prompt)]
+    prompt = random_ids(num_prompt)
     return ask_all(port, "/v1/completions", [{"prompt": prompt}], max_tokens)[0]
 
 

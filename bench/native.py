@@ -10,7 +10,6 @@ share of the base's that is left.
 
 import argparse
 import json
-import random
 import statistics
 import sys
 import tempfile
@@ -23,10 +22,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from bench.clients import ask_all
-from bench.models import is_made
-from bench.servers import Setup, run_python, sidecar
+from bench.prompts import random_ids
+from bench.servers import Setup, make_if_absent, sidecar
 
-_VOCABULARY = range(10, 2900)
 _RANK, _NUM_ADAPTERS, _NUM_STREAMS = 8, 5, 8
 _LABELS = [" cats", " dogs"]
 
@@ -45,8 +43,7 @@ def main(argv: list[str]) -> int:
         settings = {"SPECULATION": "off", "ADAPTER_DIR": str(adapters)}
         tree = Path(__file__).parents[1]
         setup = Setup(model, None, tree, Path(scratch), settings=settings)
-        if not is_made(model):
-            run_python(setup, ["-m", "bench.models", str(model)])
+        make_if_absent(setup)
         for number in range(_NUM_ADAPTERS):
             _write_adapter(adapters / f"a{number}", model, number)
         with sidecar(setup) as port:
@@ -98,8 +95,7 @@ def _decode(port: int, rounds: int, max_tokens: int) -> None:
 def _rate(port: int, adapters: list[str], max_tokens: int) -> float:
     """Steps a second while all streams decode."""
     bodies: list[dict[str, Any]] = [
-        {"prompt": [random.choice(_VOCABULARY) for _ in range(200)], "adapter": name}
-        for name in adapters
+        {"prompt": random_ids(200), "adapter": name} for name in adapters
     ]
     answers = ask_all(port, "/v1/completions", bodies, max_tokens)
     begun = max(answer.first for answer in answers)

@@ -23,10 +23,9 @@ from bench import report, table
 from bench.blas import build_shim
 from bench.clients import Answer, complete
 from bench.facts import facts
-from bench.models import is_made
 from bench.plain import PlainProcess
 from bench.prompts import PromptSource
-from bench.servers import Setup, mlx_lm_server, plain_process, run_python, sidecar
+from bench.servers import Setup, make_if_absent, mlx_lm_server, plain_process, sidecar
 
 _REPOSITORY = Path(__file__).parents[1]
 _STREAMS = (1, 4, 8)
@@ -143,8 +142,7 @@ def _prepare(options: argparse.Namespace, running: contextlib.ExitStack) -> Setu
         options.tree.resolve(),
         Path(scratch),
     )
-    if not is_made(setup.model):
-        run_python(setup, ["-m", "bench.models", str(setup.model)])
+    make_if_absent(setup)
     return setup
 
 

@@ -11,7 +11,6 @@ model's own multiplications and its attention take, ours.
 
 import argparse
 import json
-import random
 import statistics
 import sys
 import tempfile
@@ -19,11 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.clients import ask_all
-from bench.models import is_made
 from bench.plain import PlainProcess
-from bench.servers import Setup, plain_process, run_python, sidecar
-
-_VOCABULARY = range(10, 2900)
+from bench.prompts import random_ids
+from bench.servers import Setup, make_if_absent, plain_process, sidecar
 
 
 def main(argv: list[str]) -> int:
@@ -39,8 +36,7 @@ def main(argv: list[str]) -> int:
         model = (options.model or Path(scratch) / "model").resolve()
         tree = Path(__file__).parents[1]
         setup = Setup(model, None, tree, Path(scratch))
-        if not is_made(model):
-            run_python(setup, ["-m", "bench.models", str(model)])
+        make_if_absent(setup)
         config = json.loads((model / "config.json").read_text())
         with sidecar(setup) as port, plain_process(setup) as plain:
             most = plain.multiplied(config["torch_dtype"])
@@ -59,7 +55,7 @@ def _pairs(
     """Seconds until the first text, ours and theirs; the first round compiles."""
     pairs = []
     for number in range(rounds + 1):
-        prompt = [random.choice(_VOCABULARY) for _ in range(count)]
+        prompt = random_ids(count)
         ours = ask_all(port, "/v1/completions", [{"prompt": prompt}], 1)[0].ttft_s
         theirs = plain.complete(prompt, 1).ttft_s
         if number or not rounds:

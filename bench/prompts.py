@@ -5,6 +5,13 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+_SMALL_IDS = range(10, 2900)  # every model of the benchmarks has them
+
+
+def random_ids(count: int) -> list[int]:
+    """A prompt that nothing is cached of."""
+    return random.choices(_SMALL_IDS, k=count)
+
 
 class PromptSource:
     """

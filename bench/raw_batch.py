@@ -6,12 +6,12 @@ a line and answers each with one JSON line. `RawBatch` is the other end.
 """
 
 import itertools
-import random
 import sys
 import time
 from typing import Any
 
 from bench.piped_process import PipedProcess, serve
+from bench.prompts import random_ids
 
 
 class RawBatch(PipedProcess):
@@ -35,7 +35,7 @@ def main(folder: str) -> None:
 def _steps(model: Any, rows: int, prompt: int, tokens: int) -> list[float]:
     from mlx_lm.generate import BatchGenerator
 
-    prompts = [[random.randrange(10, 2900) for _ in range(prompt)] for _ in range(rows)]
+    prompts = [random_ids(prompt) for _ in range(rows)]
     batch = BatchGenerator(
         model, max_tokens=tokens, completion_batch_size=rows, prefill_batch_size=8
     )

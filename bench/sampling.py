@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.clients import ask_all
-from bench.models import is_made
-from bench.servers import Setup, run_python, sidecar
+from bench.prompts import random_ids
+from bench.servers import Setup, make_if_absent, sidecar
 
-_VOCABULARY = range(10, 2900)
 _WARM = {"temperature": 0.8}
 _FILTERS = {"top_p": 0.95, "top_k": 40, "min_p": 0.05}
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -53,8 +52,7 @@ def main(argv: list[str]) -> int:
         settings = {"SPECULATION": "off"}
         tree = Path(__file__).parents[1]
         setup = Setup(model, None, tree, Path(scratch), settings=settings)
-        if not is_made(model):
-            run_python(setup, ["-m", "bench.models", str(model)])
+        make_if_absent(setup)
         with sidecar(setup) as port:
             counts = [*map(int, options.streams.split(","))]
             found = [_ratios(port, count, options) for count in counts]
@@ -84,10 +82,7 @@ def _ratios(port: int, count: int, options: argparse.Namespace) -> dict[str, flo
 
 def _rate(port: int, count: int, max_tokens: int, asked: Mapping[str, Any]) -> float:
     """Tokens a second of one stream, the median of all."""
-    bodies = [
-        {"prompt": [random.choice(_VOCABULARY) for _ in range(200)], **asked}
-        for _ in range(count)
-    ]
+    bodies = [{"prompt": random_ids(200), **asked} for _ in range(count)]
     answers = ask_all(port, "/v1/completions", bodies, max_tokens)
     return statistics.median(answer.decode_tps for answer in answers)
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from bench.models import is_made
 from bench.plain import PlainProcess
 from bench.raw_batch import RawBatch
 
@@ -118,6 +119,12 @@ def _piped(setup: Setup, name: str) -> Iterator[subprocess.Popen[str]]:
     here = Path(__file__).parents[1]
     with _process(setup, name, arguments, here, is_piped=True) as process:
         yield process
+
+
+def make_if_absent(setup: Setup) -> None:
+    """Have the usual random model where the setup's one is not there."""
+    if not is_made(setup.model):
+        run_python(setup, ["-m", "bench.models", str(setup.model)])
 
 
 def run_python(setup: Setup, arguments: list[str]) -> None:

@@ -10,7 +10,6 @@ means and the 99th percentile; the speeds are theirs over ours.
 
 import argparse
 import itertools
-import random
 import statistics
 import sys
 import tempfile
@@ -19,10 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.clients import ask_all
-from bench.models import is_made
-from bench.servers import Setup, raw_batch, run_python, sidecar
-
-_VOCABULARY = range(10, 2900)
+from bench.prompts import random_ids
+from bench.servers import Setup, make_if_absent, raw_batch, sidecar
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +51,7 @@ def main(argv: list[str]) -> int:
                     "SPECULATION": "off"}  # fmt: skip
         model = options.model or Path(scratch) / "model"
         setup = Setup(model.resolve(), None, tree, Path(scratch), settings=settings)
-        if not is_made(model):
-            run_python(setup, ["-m", "bench.models", str(setup.model)])
+        make_if_absent(setup)
         with sidecar(setup) as port, raw_batch(setup) as raw:
             sys.stdout.write(_row("streams", "ours", "theirs", "speed", "mean",
                                   "p99", "theirs", "longest", "theirs"))  # fmt: skip
@@ -73,10 +69,7 @@ def main(argv: list[str]) -> int:
 
 def _ours(port: int, count: int, num_prompt: int, num_tokens: int) -> list[list[float]]:
     """Of each stream, the seconds between its tokens."""
-    bodies = [
-        {"prompt": [random.choice(_VOCABULARY) for _ in range(num_prompt)]}
-        for _ in range(count)
-    ]
+    bodies = [{"prompt": random_ids(num_prompt)} for _ in range(count)]
     answers = ask_all(port, "/v1/completions", bodies, num_tokens)
     begun = max(answer.first for answer in answers)
     ended = min(answer.last for answer in answers)
