@@ -1,11 +1,11 @@
 """What a config.json leaves out and the weights show: which Qwen, its head size."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+from sidecar.engine.loading.safetensors_header import read_entries
+
 _QUERY = "self_attn.q_proj.weight"
 _QUERY_NORM = "self_attn.q_norm.weight"
 _QUERY_BIAS = "self_attn.q_proj.bias"
@@ -50,24 +50,11 @@ def _shapes(folder: Path) -> dict[str, list[int]]:
     """Those of the arrays of the first file that has any of the layers."""
     for file in sorted(folder.glob("model*.safetensors")):
         try:
-            with file.open("rb") as data:
-                length = int.from_bytes(data.read(8), "little")
-                if length > _MAX_HEADER_BYTES:
-                    continue
-                header = json.loads(data.read(length))
             shapes = {
                 name: [int(size) for size in one["shape"]]
-                for name, one in header.items()
-                if name != "__metadata__"
+                for name, one in read_entries(file).items()
             }
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            KeyError,
-            AttributeError,
-            RecursionError,
-        ):
+        except (ValueError, TypeError, KeyError):
             continue
         if any(name.endswith(_QUERY) for name in shapes):
             return shapes

@@ -16,6 +16,11 @@ from typing import Any
 
 from sidecar.core.format_bytes import format_bytes
 from sidecar.engine.loading.absent_fields import absent_fields
+from sidecar.engine.loading.safetensors_header import (
+    MAX_HEADER_BYTES,
+    entries,
+    read_entries,
+)
 
 WEIGHTS = "model*.safetensors"  # what mlx-lm loads
 _INDEX = "model.safetensors.index.json"
@@ -37,7 +42,6 @@ _ENCODER = re.compile(
 _ADAPTERS = ("adapters.safetensors", "adapter_model.safetensors")
 _MAX_JSON_BYTES = 100_000_000
 _MAX_NUMBERED = 10_000  # weight files that their own names announce
-_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _NOT_THE_FORMAT = (
     ValueError,
     KeyError,
@@ -321,13 +325,13 @@ def safetensors_fault(file: Path) -> str | None:
         if head.startswith(b"version "):
             return f"{file.name} is only a pointer of Git LFS; run git lfs pull"
         length = int.from_bytes(head, "little")
-        if len(head) == 8 and length > _MAX_HEADER_BYTES:
+        if len(head) == 8 and length > MAX_HEADER_BYTES:
             return f"{file.name} is not a safetensors file; download it again"
         text = stream.read(length)
     if len(head) < 8 or len(text) < length:
         return f"{file.name} is cut off ({format_bytes(size)}); download it again"
     try:
-        ends = [int(entry["data_offsets"][1]) for entry in _entries(text).values()]
+        ends = [int(entry["data_offsets"][1]) for entry in entries(text).values()]
     except _NOT_THE_FORMAT:
         return f"{file.name} is not a safetensors file; download it again"
     whole = 8 + length + max(ends, default=0)
@@ -339,12 +343,6 @@ def safetensors_fault(file: Path) -> str | None:
     return None
 
 
-def _entries(header: bytes) -> dict[str, Any]:
-    entries = json.loads(header)
-    entries.pop("__metadata__", None)
-    return dict(entries)
-
-
 def tensor_names(folder: Path) -> frozenset[str]:
     """Names of the weights, from the index or the files' headers; what can be read."""
     try:
@@ -354,19 +352,8 @@ def tensor_names(folder: Path) -> frozenset[str]:
         pass
     names: set[str] = set()
     for file in folder.glob("*.safetensors"):
-        names.update(_names_in(file))
+        names.update(read_entries(file))
     return frozenset(names)
-
-
-def _names_in(file: Path) -> list[str]:
-    try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if length > _MAX_HEADER_BYTES:
-                return []
-            return list(_entries(stream.read(length)))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return []
 
 
 Stamp = tuple[tuple[str, int, int, int, int], ...]
