@@ -317,11 +317,7 @@ def _build_services(
         ),
         TrainingService(pool, adapters, config.engine.decode_stall_ms / 1000),
         MemoryControls(shared.process, shared.wired, shared.gpu),
-        BatchService(
-            Path(config.server.batches).expanduser()
-            if config.server.batches
-            else config.disk.home / "batches"
-        ),
+        BatchService(Path(config.server.batches or config.disk.home / "batches")),
         StoredResponses(),
         metrics,
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qs
 
+from sidecar.core.batches import BatchOrder
 from sidecar.core.errors import BadRequest, ValidationFailed
 
 ENDPOINTS = (
@@ -23,16 +24,6 @@ class Upload:
 
     name: str
     data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class BatchFields:
-    """What a batch is made of."""
-
-    input_file_id: str
-    endpoint: str
-    hours: int
-    metadata: dict[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +69,7 @@ def parse_upload(
     return Upload((names.get("file") or "batch.jsonl")[:_MAX_NAME], files["file"])
 
 
-def parse_batch_fields(body: Any) -> BatchFields:
+def parse_order(body: Any) -> BatchOrder:
     """
     The body of a new batch.
 
@@ -99,7 +90,7 @@ def parse_batch_fields(body: Any) -> BatchFields:
         known = ", ".join(ENDPOINTS)
         raise BadRequest(f"endpoint must be one of {known}", param="endpoint")
     window, metadata = body.get("completion_window"), body.get("metadata")
-    return BatchFields(file_id, endpoint, _hours(window), _metadata(metadata))
+    return BatchOrder(file_id, endpoint, _hours(window), _metadata(metadata))
 
 
 def _hours(window: Any) -> int:

@@ -8,7 +8,6 @@ as over the sidecar's port: who may come in, the size of a body, errors, streams
 import asyncio
 import logging
 import re
-import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,6 +24,7 @@ from sidecar.server.http_messages import (
     StreamWriter,
     problem_response,
 )
+from sidecar.server.request_head import request_id
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,6 @@ _PREFIX = "/v1"
 _NOT_HERE = re.compile(r"/v1/(batches|files)(/.*)?")
 _WRITE_S = 60.0
 _PLAIN = "/:@!$&'()*+,;=~"  # signs that stand in a path as they are
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class AsgiApp:
@@ -95,8 +94,7 @@ class _Exchange:
             name.decode("latin-1").lower(): value.decode("latin-1")
             for name, value in scope["headers"]
         }
-        given = self._headers.get("x-request-id", "")
-        self._id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        self._id = request_id(self._headers.get("x-request-id", ""))
         self._is_connected, self._is_begun = True, False
         self._loop = asyncio.get_running_loop()
 

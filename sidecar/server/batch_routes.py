@@ -11,8 +11,8 @@ from sidecar.core.errors import (
 from sidecar.core.json_bytes import dump_bytes, load_bytes
 from sidecar.dialects.openai_batches import (
     page_of,
-    parse_batch_fields,
     parse_file_page,
+    parse_order,
     parse_page,
     parse_upload,
 )
@@ -24,7 +24,6 @@ from sidecar.server.http_messages import (
     Router,
     json_response,
 )
-from sidecar.service.batches.batch import BatchOrder
 from sidecar.service.batches.batch_runner import BatchCall, BatchReply
 from sidecar.service.batches.batch_service import BatchService
 from sidecar.service.batches.stored_files import file_object
@@ -72,11 +71,7 @@ class BatchRoutes:
 
     def create(self, request: Request) -> Response:
         """POST /v1/batches."""
-        asked = parse_batch_fields(request.json())
-        order = BatchOrder(
-            asked.input_file_id, asked.endpoint, asked.hours, asked.metadata
-        )
-        batch = self._batches.create(request.sender, order)
+        batch = self._batches.create(request.sender, parse_order(request.json()))
         return json_response(batch.as_json())
 
     def batches(self, request: Request) -> Response:

@@ -4,8 +4,6 @@ import contextlib
 import http.server
 import io
 import logging
-import re
-import secrets
 import socket
 import time
 from http import HTTPStatus
@@ -38,7 +36,13 @@ from sidecar.server.request_body import (
     linger,
     read_body,
 )
-from sidecar.server.request_head import HeadReader, parser_error, path_of, read_headers
+from sidecar.server.request_head import (
+    HeadReader,
+    parser_error,
+    path_of,
+    read_headers,
+    request_id,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +54,6 @@ _WRITE_S = 60.0
 _LINGER_S = 1.0
 # By name: a browser does not take `*` for Authorization.
 _CORS_HEADERS = "Authorization, Content-Type, X-API-Key, X-Request-ID"
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -133,8 +136,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.headers = self.MessageClass()
 
     def _handle(self) -> None:
-        given = self.headers.get("X-Request-ID", "")
-        self._id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        self._id = request_id(self.headers.get("X-Request-ID", ""))
         token = request_id_var.set(self._id)
         path = path_of(self.path)
         try:

@@ -1,6 +1,8 @@
 """Checks a request's head: what two parsers may read differently is refused."""
 
 import io
+import re
+import secrets
 from email import errors
 from email.message import Message
 from http import HTTPStatus
@@ -14,6 +16,7 @@ from sidecar.core.errors import (
     SidecarError,
 )
 
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_LINE_ENDS = 4 * 1024  # what lines have beside their names and values
 # What decides who may come in, or where a body ends.
@@ -111,3 +114,8 @@ def parser_error(code: int, message: str | None) -> SidecarError:
     ):
         return HeadersTooLarge(message or "the request head is too large")
     return BadRequest(message or HTTPStatus(code).phrase)
+
+
+def request_id(given: str) -> str:
+    """The id that a client gave its request, if it is a plain one, else a new one."""
+    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)

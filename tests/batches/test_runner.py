@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.core.batches import BatchOrder
 from sidecar.core.errors import Unavailable
 from sidecar.service.batches import batch_lines, batch_runner
-from sidecar.service.batches.batch import Batch, BatchOrder
+from sidecar.service.batches.batch import Batch
 from sidecar.service.batches.batch_runner import BatchCall, BatchReply, BatchRunner
 from sidecar.service.batches.batch_service import BatchService
 from tests.batches.conftest import CHAT, chat_line, read, waited, written

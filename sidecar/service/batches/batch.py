@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from sidecar.core.batches import BatchOrder
 from sidecar.service.batches.stored_files import is_file_id, new_file_id
 
 Status = Literal[
@@ -14,22 +15,6 @@ Status = Literal[
 ]  # fmt: skip
 _ENDED = ("failed", "completed", "expired", "cancelled")
 _HOUR_S = 3600
-
-
-@dataclass(frozen=True, slots=True)
-class BatchOrder:
-    """
-    What a client asks for.
-
-    Args:
-        endpoint: the path that all requests of the file go to.
-        hours: how long they may take in all.
-    """
-
-    input_file_id: str
-    endpoint: str
-    hours: int
-    metadata: dict[str, str] | None = None
 
 
 @dataclass(eq=False)

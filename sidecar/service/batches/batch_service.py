@@ -7,6 +7,7 @@ import os
 import threading
 from pathlib import Path
 
+from sidecar.core.batches import BatchOrder
 from sidecar.core.errors import BadRequest, Busy, NotFound, Unavailable
 from sidecar.kv.disk.durable_files import (
     MALFORMED,
@@ -14,12 +15,7 @@ from sidecar.kv.disk.durable_files import (
     read_private,
     replace_private,
 )
-from sidecar.service.batches.batch import (
-    Batch,
-    BatchOrder,
-    batch_from_file,
-    new_batch,
-)
+from sidecar.service.batches.batch import Batch, batch_from_file, new_batch
 from sidecar.service.batches.stored_files import StoredFile, StoredFiles
 
 logger = logging.getLogger(__name__)
