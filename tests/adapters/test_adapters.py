@@ -87,13 +87,18 @@ def test_kv_of_one_adapter_serves_no_other(served: Served, base: str) -> None:
 
 
 def play(served: Served, base: str, num_requests: int, seed: int) -> int:
-    """Random requests with shared beginnings; how many reused something."""
+    """Random requests with shared beginnings; how many reused something.
+
+    Half of them go on from a whole earlier prompt: layers that cannot be cut
+    reuse nothing else.
+    """
     chance = random.Random(seed)
     talks: list[list[int]] = [[chance.randrange(5, 900) for _ in range(60)]]
     num_warm = 0
     for _ in range(num_requests):
         ids = list(chance.choice(talks))
-        del ids[chance.randrange(40, len(ids)) :]
+        if chance.random() < 0.5:
+            del ids[chance.randrange(40, len(ids)) :]
         ids += [chance.randrange(5, 900) for _ in range(chance.randrange(1, 40))]
         talks = [*talks, ids][-12:]
         name = chance.choice(NAMES)
@@ -105,14 +110,13 @@ def play(served: Served, base: str, num_requests: int, seed: int) -> int:
 
 @pytest.mark.parametrize("base", ["dense", "hybrid"])
 def test_random_requests_are_answered_as_by_mlx_lm(served: Served, base: str) -> None:
-    # Layers that cannot be cut go on from ends of prompts alone.
-    assert play(served, base, 40, 1) > (10 if base == "dense" else 0)
+    assert play(served, base, 40, 1) > (10 if base == "dense" else 3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("base", ["dense", "hybrid"])
 def test_a_thousand_random_requests(served: Served, base: str) -> None:
-    assert play(served, base, 1000, 2) > (500 if base == "dense" else 0)
+    assert play(served, base, 1000, 2) > (500 if base == "dense" else 50)
 
 
 def test_a_conversation_goes_on_with_its_adapter(served: Served) -> None:
