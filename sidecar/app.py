@@ -31,6 +31,7 @@ from sidecar.engine.process_memory import Admission, ProcessMemory, Releasing
 from sidecar.engine.scheduler import ExtraProcessors, no_extra_processors
 from sidecar.engine.selftest.proved_models import ProvedModels
 from sidecar.infra.metrics import Metrics
+from sidecar.infra.recent_lines import RecentLines
 from sidecar.infra.session_log import LogLimits, SessionLog
 from sidecar.infra.template_limits import limit_templates
 from sidecar.kv.disk.kv_disk import KVDisk
@@ -67,6 +68,8 @@ from sidecar.service.chat import ChatService
 from sidecar.service.encodings import EncodingService
 from sidecar.service.models import ModelService, Vitals
 from sidecar.service.native import NativeService, NativeSettings
+from sidecar.service.request_history import RequestHistory
+from sidecar.service.savings import Savings
 from sidecar.service.stored_responses import StoredResponses
 from sidecar.service.training import TrainingService
 from sidecar.volatile.rules import RuleSet, load_rules
@@ -101,6 +104,8 @@ class Core:
             load_wait_s: how long the end of a load in hand is waited for.
         """
         self.expiry.close()
+        self.services.savings.close()
+        logging.getLogger("sidecar").removeHandler(self.services.lines)
         has_ended = self.pool.close(load_wait_s)
         if self.shared.image_intake.cache_info().currsize:
             self.shared.image_intake().close()
@@ -297,7 +302,9 @@ def _build_services(
     )
     folder = config.model.adapters
     adapters = AdapterFolder(Path(folder) if folder else None)
-    chat = ChatService(pool, config.generation, metrics, log, adapters)
+    history = RequestHistory(metrics.reuse)
+    savings = Savings(config.disk.home / "savings.json", lambda: history.work)
+    chat = ChatService(pool, config.generation, metrics, log, adapters, history)
     models = ModelService(
         pool, vitals, settings_file(config), shared.capabilities, adapters
     )
@@ -320,7 +327,16 @@ def _build_services(
         BatchService(Path(config.server.batches or config.disk.home / "batches")),
         StoredResponses(),
         metrics,
+        history,
+        savings,
+        _recent_lines(),
     )
+
+
+def _recent_lines() -> RecentLines:
+    lines = RecentLines()
+    logging.getLogger("sidecar").addHandler(lines)
+    return lines
 
 
 def read_catalog(config: Config) -> Catalog:

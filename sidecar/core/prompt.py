@@ -97,6 +97,29 @@ class Boundary:
     rank: int
 
 
+LOST_SLACK = 32  # tokens: the end of a prompt is always computed
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierTurn:
+    """
+    The last prompt of a conversation, against the one at hand.
+
+    Args:
+        num_tokens, num_messages: of it. num_now: messages of the one at hand.
+        num_stable: messages that both begin with.
+        is_rest_kept: what stands behind the first message that differs is as it was.
+        tools: what differs in the tools that are offered, in words.
+    """
+
+    num_tokens: int
+    num_messages: int
+    num_now: int
+    num_stable: int
+    is_rest_kept: bool = False
+    tools: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class CacheReport:
     """
@@ -105,6 +128,10 @@ class CacheReport:
     Args:
         key_delta_chars: see pipeline/reuse/prompt_variants.
         is_new: nothing was stored for this conversation before.
+        closest_stop: the kind of value at which the closest prompt could lend no more.
+        stable_len: tokens of the messages that are as they were.
+        earlier: the conversation's last prompt; None: nothing is known of one.
+        shared_len: what is common with the closest prompt, in canonical ids.
     """
 
     match: str = "none"
@@ -120,17 +147,39 @@ class CacheReport:
     divergence: "Divergence | None" = None
     is_new: bool = False
     key_delta_chars: int = 0
+    closest_stop: str | None = None
+    stable_len: int = 0
+    earlier: EarlierTurn | None = None
+    shared_len: int = 0
+
+    def lost_tokens(self, num_tokens: int, cached_len: int) -> int:
+        """
+        Tokens of the conversation's last prompt that were computed again.
+
+        Args:
+            num_tokens: of the prompt at hand. cached_len: those of it that were reused.
+        """
+        if self.earlier is None:
+            return 0
+        lost = min(self.earlier.num_tokens, num_tokens) - cached_len
+        return lost if lost > LOST_SLACK else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where a prompt first differs from the closest one before it."""
+    """
+    Where a prompt first differs from the closest one before it.
+
+    Args:
+        is_image: one of them has an image there.
+    """
 
     depth: int
     message: int
     role: str
     before: str
     now: str
+    is_image: bool = False
 
 
 _SMALL = 4096  # bytes

@@ -77,6 +77,29 @@ def _of_drafts(registry: CollectorRegistry) -> dict[str, Counter]:
     }
 
 
+class ReuseMetrics:
+    """Why prompts were not warm, and what reuse has saved."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.warmth = Counter(
+            "mlx_warmth",
+            "Chats that were not warm, by cause.",
+            ["cause"],
+            registry=registry,
+        )
+        self.lost_tokens = Counter(
+            "mlx_lost_tokens",
+            "Tokens of a conversation's last prompt computed again, by cause.",
+            ["cause"],
+            registry=registry,
+        )
+        self.saved_s = Counter(
+            "mlx_prefill_seconds_saved",
+            "Seconds that computing the reused tokens would have taken.",
+            registry=registry,
+        )
+
+
 class Metrics:
     """All metrics of one server."""
 
@@ -132,6 +155,7 @@ class Metrics:
         )
 
         self.drafts = _of_drafts(registry)
+        self.reuse = ReuseMetrics(registry)
 
         def gauge(name: str, help: str) -> Gauge:
             return Gauge(name, help, registry=registry)

@@ -18,6 +18,7 @@ import mlx.core as mx
 
 from sidecar.core.prompt import BEFORE_LAST_USER, MESSAGE_END
 from sidecar.infra.metrics import Counters
+from sidecar.kv.drops import Drops, Reason
 from sidecar.kv.kv_layers import Leaves, Released, arrays_of, release_freed_memory
 from sidecar.kv.leases import release_running, shrink
 from sidecar.kv.prefix_tree import Node, RadixTree, path_to
@@ -257,6 +258,7 @@ class KVBudget:
     def __init__(self, limits: Limits, released: Released | None = None) -> None:
         self.limits = limits
         self.released = Released() if released is None else released
+        self.drops = Drops()
         self.lock = threading.Lock()  # of all trees: held while one is read or changed
         self._trees: dict[RadixTree, Counters] = {}
         self._oldest_touch = -math.inf  # of all leaves, when they were looked at
@@ -347,11 +349,26 @@ class KVBudget:
                 upper = tree.split(victim, keep_until)
                 victim = next(iter(upper.children.values()))
             self._trees[tree].add("evicted_tokens", len(victim.ids))
+            self._note_drop(victim, limits)
             tree.drop(victim)
             self.released.hold(arrays_of(victim.checkpoint or ()))
             self.released.hold(victim.buffer.arrays if victim.buffer else ())
             shrunk += shrink(tree, victim.buffer)
         return shrunk
+
+    def _note_drop(self, node: Node, limits: Limits) -> None:
+        """Before it is dropped: what for, and whose it was."""
+        is_old = limits.ttl_s and time.monotonic() >= node.touched + limits.ttl_s
+        if is_old:
+            limit = "PROMPT_CACHE_TTL_SECONDS"
+        elif limits.max_bytes < self.limits.max_bytes:
+            limit = "MAX_PROCESS_MEMORY"  # another model, or a prompt, needs the room
+        elif self._num_bytes() > limits.max_bytes:
+            limit = "PROMPT_CACHE_MAX_BYTES"
+        else:
+            limit = "PROMPT_CACHE_MAX_ENTRIES_GLOBAL"
+        reason: Reason = "expired" if is_old else "evicted"
+        self.drops.note(reason, node.users, (node.start, node.end), limit)
 
     def _may_expire(self, trees: Trees) -> bool:
         """Whether leaves must be looked at one by one; seldom, as they may be many."""

@@ -19,6 +19,7 @@ from sidecar.core.conversation import Conversation, ForgetFilter, Generations, u
 from sidecar.core.prompt import ModelIds, before_image, behind_images
 from sidecar.infra.metrics import Counters
 from sidecar.kv import kv_layers, stored_runs
+from sidecar.kv.drops import Drop
 from sidecar.kv.eviction import KVBudget
 from sidecar.kv.inspection import problems, tree_rows
 from sidecar.kv.kv_layers import KVLayers, Leaves, release_freed_memory
@@ -339,6 +340,11 @@ class PrefixStore:
         mx.eval(shrunk)
         return is_whole
 
+    def find_drop(self, conversation: Conversation, depth: int) -> Drop | None:
+        """The last time that a session's KV behind a depth was let go; any thread."""
+        with self._lock:
+            return self.budget.drops.find(conversation, depth)
+
     def check_integrity(self) -> list[str]:
         """What is wrong with the store; empty, always."""
         with self._lock:
@@ -365,6 +371,7 @@ class PrefixStore:
         before = mx.get_active_memory()
         with self._lock:
             self._generations.end(forget_filter)
+            self.budget.drops.forget(forget_filter)
             buffers = self._tree.disown(forget_filter.covers if forget_filter else None)
             shrunk = [a for buffer in buffers for a in shrink(self._tree, buffer)]
         mx.eval(shrunk)

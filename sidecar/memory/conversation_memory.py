@@ -12,6 +12,8 @@ by their own age and size.
 
 import secrets
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +27,7 @@ from sidecar.infra.metrics import Counters
 from sidecar.memory.healing_store import HealingStore, visible_hash
 from sidecar.memory.known_turns import Healed, KnownTurn
 from sidecar.memory.lineage import LineageIndex, LineageRecord
-from sidecar.memory.session_turn_store import TurnStore
+from sidecar.memory.session_turn_store import ToolNames, TurnStore
 from sidecar.memory.tombstones import Context, Tombstones
 from sidecar.memory.unwritten_turns import (
     Json,
@@ -85,6 +87,7 @@ class PendingTurn:
         ids: of the prompt.
         alike: digest of the first turn that looks so, by visible hash.
         behind: the turns that stand in the prompt (KnownTurn.behind).
+        tools: that it offers.
     """
 
     record: LineageRecord
@@ -100,6 +103,7 @@ class PendingTurn:
     ids: ModelIds
     alike: Mapping[str, str] = field(default_factory=dict)
     behind: bytes = b""
+    tools: ToolNames = ()
 
     @property
     def conversation(self) -> Conversation:
@@ -200,6 +204,7 @@ class ConversationMemory:
         self._lineage_key = lineage_key
         self._decode = decode
         self._texts: list[Callable[[], None]] = []
+        self._forgettings: deque[tuple[ForgetFilter | None, float]] = deque(maxlen=16)
 
     @property
     def generation(self) -> int:
@@ -220,7 +225,7 @@ class ConversationMemory:
         conversation = pending_turn.conversation
         parents, num_tokens = pending_turn.client.parents, pending_turn.num_tokens
         if not self.turns.advance(
-            conversation, pending_turn.digests, num_tokens, parents
+            conversation, pending_turn.digests, num_tokens, parents, pending_turn.tools
         ):
             self.counters.add("turn_write_refused")
         self.healing.remember_calls(said.calls, conversation)
@@ -357,6 +362,7 @@ class ConversationMemory:
         """
         with self.lock:
             self._kv.new_generation(forget_filter)
+            self._forgettings.append((forget_filter, time.time()))
             found = self.lineage.forget(forget_filter), self.turns.forget(forget_filter)
             self.healing.forget(forget_filter)
             if self.unwritten_turns is not None:
@@ -364,6 +370,14 @@ class ConversationMemory:
             for clear in self._texts:
                 clear()
         return Forgotten(self._clear(forget_filter), *found)
+
+    def forgotten_at(self, conversation: Conversation) -> float | None:
+        """Unix seconds of the last forgetting that covers a conversation, if any."""
+        with self.lock:
+            for forget_filter, at in reversed(self._forgettings):
+                if forget_filter is None or forget_filter.covers(conversation):
+                    return at
+        return None
 
     def _turn(
         self,

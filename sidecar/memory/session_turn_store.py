@@ -14,16 +14,21 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sidecar.core.conversation import IMPLICIT, Conversation, ForgetFilter
+from sidecar.core.conversation import IMPLICIT, Conversation, ForgetFilter, is_implicit
+from sidecar.core.json_bytes import dump_bytes
+from sidecar.core.prompt import EarlierTurn
+from sidecar.core.requests import Tool
 from sidecar.volatile.marked_message import MarkedMessage, canonical_text
 
 _MAX_THREADS = 4096
+_MAX_EXPIRED = 256
 _MAX_DIGESTS = 1 << 18  # 20 MB; a template may print nothing for an empty message
 _REFUSALS_BEFORE_REPLACE = 3
 _MAX_DESCRIPTORS = 8
 _MAX_PARENTS = 8
 _IMPLICIT_IDS = 128
 _Named = tuple[str | None, str]  # a key, the name of a session of it
+ToolNames = tuple[tuple[str, str], ...]  # of each tool, in order: name, digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +38,13 @@ class Change:
 
     Args:
         is_new: nothing is remembered of this thread.
+        earlier: its last conversation, or the one that it was made of; None: it is new.
     """
 
     stable_messages: int
     descriptors: tuple[str, ...]
     is_new: bool = False
+    earlier: EarlierTurn | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,7 @@ class _Thread:
     digests: tuple[str, ...]
     num_tokens: int
     parents: tuple[str, ...] = ()
+    tools: ToolNames | None = None
     refused: tuple[str, ...] = ()
     num_refused: int = 0
     touched: float = field(default_factory=time.monotonic)
@@ -86,21 +94,27 @@ class TurnStore:
     def __init__(self, max_idle_s: float) -> None:
         self._max_idle_s = max_idle_s
         self._threads: OrderedDict[Conversation, _Thread] = OrderedDict()
+        self._expired: deque[Conversation] = deque(maxlen=_MAX_EXPIRED)
         self._lock = threading.Lock()
 
-    def compare(self, conversation: Conversation, digests: Sequence[str]) -> Change:
+    def compare(
+        self,
+        conversation: Conversation,
+        digests: Sequence[str],
+        tools: ToolNames = (),
+    ) -> Change:
         """What changed since the thread's last turn."""
         with self._lock:
             self._expire()
             known = self._known(conversation)
-        if known is None:
+            before = known or self._rewritten(conversation, digests)
+        if before is None:
             return Change(0, (), is_new=True)
-        stable = 0
-        for old, new in zip(known.digests, digests, strict=False):
-            if old != new:
-                break
-            stable += 1
-        return Change(stable, _describe(known.digests[stable:], digests[stable:]))
+        earlier, stable = _compared(before, digests, tools)
+        if known is None:
+            return Change(0, (), is_new=True, earlier=earlier)
+        old, new = known.digests[stable:], digests[stable:]
+        return Change(stable, _describe(old, new), earlier=earlier)
 
     def is_subagent(self, conversation: Conversation, num_tokens: int) -> bool:
         """Whether another thread of the session is its main one (the longest)."""
@@ -124,12 +138,14 @@ class TurnStore:
         digests: Sequence[str],
         num_tokens: int,
         parents: tuple[str, ...] = (),
+        tools: ToolNames | None = None,
     ) -> bool:
         """
         Keep a finished conversation, if it extends what is there; whether it did.
 
         Args:
             parents: the sessions that its client says it came from.
+            tools: that it was offered; None: they are not known.
         """
         new = tuple(digests)
         with self._lock:
@@ -144,7 +160,7 @@ class TurnStore:
                 if known.num_refused < _REFUSALS_BEFORE_REPLACE:
                     self._shrink()
                     return False
-            self._threads[conversation] = _Thread(new, num_tokens, parents)
+            self._threads[conversation] = _Thread(new, num_tokens, parents, tools)
             self._threads.move_to_end(conversation)
             self._shrink()
         return True
@@ -155,6 +171,27 @@ class TurnStore:
         if own is None and conversation.resembles is not None:
             return self._threads.get(conversation.resembles)
         return own
+
+    def _rewritten(
+        self, conversation: Conversation, digests: Sequence[str]
+    ) -> _Thread | None:
+        """
+        The thread that a client may have made a new one of, by compaction or an edit.
+
+        It is the last one of a session with a name that begins with the same system
+        text: a sub-agent has its own.
+        """
+        if is_implicit(conversation.session):
+            return None
+        for other in reversed(self._threads):
+            thread = self._threads[other]
+            if (
+                other.session_key == conversation.session_key
+                and len(thread.digests) > 1
+                and thread.digests[:1] == tuple(digests[:1])
+            ):
+                return thread
+        return None
 
     def _take_over(self, conversation: Conversation, new: tuple[str, ...]) -> None:
         """Show a chat that goes on as one: its thread has a new name at each turn."""
@@ -199,7 +236,19 @@ class TurnStore:
             ]
             for conversation in gone:
                 del self._threads[conversation]
+            left = [
+                c
+                for c in self._expired
+                if forget_filter is not None and not forget_filter.covers(c)
+            ]
+            self._expired = deque(left, maxlen=_MAX_EXPIRED)
         return len(gone)
+
+    def has_expired(self, conversation: Conversation) -> bool:
+        """Whether a session was forgotten lately because it was idle for too long."""
+        key = conversation.session_key
+        with self._lock:
+            return any(other.session_key == key for other in self._expired)
 
     def _shrink(self) -> None:
         num_digests = sum(thread.weight for thread in self._threads.values())
@@ -212,6 +261,7 @@ class TurnStore:
         oldest = time.monotonic() - self._max_idle_s
         for key in [k for k, t in self._threads.items() if t.touched < oldest]:
             del self._threads[key]
+            self._expired.append(key)
 
 
 def message_digests(marked: Sequence[MarkedMessage]) -> list[str]:
@@ -223,6 +273,11 @@ def message_digests(marked: Sequence[MarkedMessage]) -> list[str]:
         )
         for item in marked
     ]
+
+
+def tool_names(tools: Sequence[Tool]) -> ToolNames:
+    """What tools are compared by."""
+    return tuple((tool.name, _digest_of(dump_bytes(tool.raw))) for tool in tools)
 
 
 def thread_name(marked: Sequence[MarkedMessage]) -> str:
@@ -275,6 +330,26 @@ def _ancestors(
     return tuple(found)
 
 
+def _compared(
+    thread: _Thread, digests: Sequence[str], tools: ToolNames
+) -> tuple[EarlierTurn, int]:
+    """A thread's last conversation against a new one; messages that are the same."""
+    pairs = zip(thread.digests, digests, strict=False)
+    least = min(len(thread.digests), len(digests))
+    stable = next((n for n, (old, new) in enumerate(pairs) if old != new), least)
+    rest = thread.digests[stable + 1 :]
+    is_rest_kept = bool(rest) and tuple(digests[stable + 1 :])[: len(rest)] == rest
+    earlier = EarlierTurn(
+        thread.num_tokens,
+        len(thread.digests),
+        len(digests),
+        stable,
+        is_rest_kept=is_rest_kept,
+        tools=_describe_tools(thread.tools, tools),
+    )
+    return earlier, stable
+
+
 def _describe(old: Sequence[str], new: Sequence[str]) -> tuple[str, ...]:
     if not old:
         return ()
@@ -288,5 +363,21 @@ def _describe(old: Sequence[str], new: Sequence[str]) -> tuple[str, ...]:
     return (f"replace {len(old)}",)
 
 
+def _describe_tools(before: ToolNames | None, now: ToolNames) -> tuple[str, ...]:
+    """The tools that came, went, changed or moved."""
+    if before is None or before == now:
+        return ()
+    old, new = dict(before), dict(now)
+    gone = [f"{name} is gone" for name in old if name not in new]
+    come = [f"{name} is new" for name in new if name not in old]
+    other = [f"{n} has changed" for n in new if n in old and old[n] != new[n]]
+    found = [*gone, *come, *other] or ["their order has changed"]
+    return tuple(found[:_MAX_DESCRIPTORS])
+
+
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+    return _digest_of(text.encode("utf-8", "surrogatepass"))
+
+
+def _digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:24]

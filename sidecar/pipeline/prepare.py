@@ -164,6 +164,14 @@ class _Reading:
     check: Callable[[], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What a conversation's next request is compared by: its messages, its tools."""
+
+    digests: tuple[str, ...]
+    tools: session_turn_store.ToolNames
+
+
 class Pipeline:
     """
     The input side of one loaded model. Any thread.
@@ -247,7 +255,7 @@ class Pipeline:
         reading.check()
         self.memory.lineage.note_sent(question.conversation, question.sent_answered)
         answer, is_false = self._choose(question, max_tokens)
-        report, digests = self._report(question, answer, found)
+        report, sent = self._report(reading.request, question, answer, found)
         moved = counted(report, answer, num_healed=len(found.healed))
         moved |= {"invariant_violation": 1} if is_false else {}
         self.counters.add_all(moved)
@@ -259,7 +267,7 @@ class Pipeline:
             hit=answer.hit,
             report=report,
             counted=moved,
-            pending_turn=self._pending_turn(reading, question, answer, found, digests),
+            pending_turn=self._pending_turn(reading, question, answer, found, sent),
         )
 
     @property
@@ -453,13 +461,18 @@ class Pipeline:
         return text.rstrip().lower().endswith(self._think_open.lower())
 
     def _report(
-        self, question: ReuseQuery, answer: ReuseDecision, found: HealedHistory
-    ) -> tuple[CacheReport, tuple[str, ...]]:
-        """And the digests of the messages that will be sent again."""
+        self,
+        request: ChatRequest,
+        question: ReuseQuery,
+        answer: ReuseDecision,
+        found: HealedHistory,
+    ) -> tuple[CacheReport, _Sent]:
+        """And what the conversation will be compared by."""
         digests = tuple(session_turn_store.message_digests(found.kept))
-        change = self.memory.turns.compare(question.conversation, digests)
+        tools = session_turn_store.tool_names(request.tools)
+        change = self.memory.turns.compare(question.conversation, digests, tools)
         report = make_report(question, answer, change, self._tokenizer, found.marked)
-        return report, digests
+        return report, _Sent(digests, tools)
 
     def _model_prompt(
         self, question: ReuseQuery, answer: ReuseDecision, found: HealedHistory
@@ -484,7 +497,7 @@ class Pipeline:
         question: ReuseQuery,
         answer: ReuseDecision,
         found: HealedHistory,
-        digests: tuple[str, ...],
+        sent: _Sent,
     ) -> PendingTurn:
         form = answer.form
         canonical = pack(question.canonical.ids)
@@ -492,7 +505,7 @@ class Pipeline:
             LineageRecord(canonical, form.stands, form.notes, question.conversation),
             new_turn(),
             len(answer.ids),
-            digests,
+            sent.digests,
             found.context,
             found.values,
             found.vanishing,
@@ -502,6 +515,7 @@ class Pipeline:
             ids=answer.ids,
             alike=found.alike,
             behind=found.behind,
+            tools=sent.tools,
         )
 
     def _opening(

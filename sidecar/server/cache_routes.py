@@ -10,6 +10,7 @@ from sidecar.dialects.fields import Fields
 from sidecar.memory.conversation_memory import Forgotten
 from sidecar.server.http_messages import Request, Response, json_response
 from sidecar.service.cache_admin import CacheService
+from sidecar.service.request_history import RequestHistory
 from sidecar.service.stored_responses import StoredResponses
 
 _FILTER_FIELDS = ("session", "key")
@@ -18,8 +19,13 @@ _FILTER_FIELDS = ("session", "key")
 class CacheRoutes:
     """Endpoints; they are guarded by the router. All take `?model=NAME`."""
 
-    def __init__(self, caches: CacheService, responses: StoredResponses) -> None:
-        self._caches = caches
+    def __init__(
+        self,
+        caches: CacheService,
+        responses: StoredResponses,
+        history: RequestHistory,
+    ) -> None:
+        self._caches, self._history = caches, history
         self._responses = responses
 
     def report(self, request: Request) -> Response:
@@ -47,6 +53,7 @@ class CacheRoutes:
         asked = parse_qs(request.query).get("disk", ["clear"])[-1]
         if asked not in ("clear", "keep"):
             raise BadRequest("disk must be clear or keep", param="disk")
+        self._history.forget(forget_filter)
         try:
             gone = self._caches.clear(
                 _model(request), forget_filter, on_disk=asked == "clear"

@@ -27,7 +27,9 @@ from sidecar.dialects.problem import CONTENT_TYPE, problem
 from sidecar.engine.job import Forecast
 from sidecar.engine.native.memory_controls import MemoryControls
 from sidecar.infra.metrics import Metrics
+from sidecar.infra.recent_lines import RecentLines
 from sidecar.server import access
+from sidecar.server.admin_routes import AdminRoutes
 from sidecar.server.audio_routes import AudioRoutes
 from sidecar.server.batch_routes import BatchRoutes
 from sidecar.server.cache_routes import CacheRoutes
@@ -50,6 +52,8 @@ from sidecar.service.chat import ChatService
 from sidecar.service.encodings import EncodingService
 from sidecar.service.models import ModelService
 from sidecar.service.native import NativeService
+from sidecar.service.request_history import RequestHistory
+from sidecar.service.savings import Savings
 from sidecar.service.stored_responses import StoredResponses
 from sidecar.service.training import TrainingService
 
@@ -83,6 +87,9 @@ class Services:
     batches: BatchService
     responses: StoredResponses
     metrics: Metrics
+    history: RequestHistory
+    savings: Savings
+    lines: RecentLines
 
 
 def dialects_of(services: Services) -> dict[str, Dialect]:
@@ -101,14 +108,13 @@ class Routes:
         self._services = services
         self._config = config
         routes, audio = ChatRoutes(services.chat, config), AudioRoutes(services.audio)
-        self._models = models = ModelRoutes(services.models, services.capabilities.run)
-        caches = CacheRoutes(services.caches, services.responses)
+        self._models = ModelRoutes(services.models, services.capabilities.run)
         self._dialects = dialects_of(services)
         self._table: dict[str, dict[str, Endpoint]] = {
             "/": {"GET": self._health},
             "/health": {"GET": self._health},
             "/ready": {"GET": self._ready},
-            "/v1/models": {"GET": models.list},
+            "/v1/models": {"GET": self._models.list},
             "/v1/completions": {"POST": self._completion},
             "/v1/cache/probe": {"POST": routes.forecast(OpenAIChat(), _forecast)},
             "/v1/messages/count_tokens": {
@@ -118,19 +124,7 @@ class Routes:
             "/v1/rerank": {"POST": self._rerank},
             "/v1/audio/speech": {"POST": audio.speech},
             "/v1/audio/transcriptions": {"POST": audio.transcription},
-            "/admin/models": {"GET": self._admin(models.all)},
-            "/admin/models/status": {"GET": self._admin(models.status)},
-            "/admin/models/rescan": {"POST": self._admin(models.rescan)},
-            "/admin/cache": {"GET": self._admin(caches.report)},
-            "/admin/cache/drift": {"GET": self._admin(caches.drift)},
-            "/admin/cache/clear": {"POST": self._admin(caches.clear)},
-            "/admin/cache/forget": {"POST": self._admin(caches.forget)},
         }
-        native = NativeRoutes(services.native, services.training, services.memory)
-        self._table |= self._native(native)
-        batches = BatchRoutes(services.batches)
-        self._table["/v1/files"] = {"GET": batches.files, "POST": batches.upload}
-        self._table["/v1/batches"] = {"GET": batches.batches, "POST": batches.create}
         for path, dialect in self._dialects.items():
             self._table[path] = {"POST": routes.create(dialect)}
         for short in _ALSO_WITHOUT_V1:
@@ -138,19 +132,55 @@ class Routes:
         self._named: dict[str, dict[str, Endpoint]] = {
             "/v1/cancel": {"POST": self._cancel},
             "/v1/responses": {"GET": self._stored, "DELETE": self._unstore},
-            "/v1/files": {"GET": batches.file, "DELETE": batches.delete_file},
-            "/v1/batches": {"GET": batches.batch},
-            "/native/train": {
-                "GET": self._admin(native.training),
-                "DELETE": self._admin(native.cancel_training),
-            },
         }
-        self._below_name: dict[tuple[str, str], dict[str, Endpoint]] = {
-            ("/v1/files", "content"): {"GET": batches.content},
-            ("/v1/batches", "cancel"): {"POST": batches.cancel},
-        }
+        self._below_name: dict[tuple[str, str], dict[str, Endpoint]] = {}
         if config.metrics_enabled:
             self._table["/metrics"] = {"GET": self._metrics}
+        native = NativeRoutes(services.native, services.training, services.memory)
+        self._table |= self._native(native)
+        self._add_batches(BatchRoutes(services.batches))
+        self._add_admin(native)
+
+    def _add_batches(self, batches: BatchRoutes) -> None:
+        self._table["/v1/files"] = {"GET": batches.files, "POST": batches.upload}
+        self._table["/v1/batches"] = {"GET": batches.batches, "POST": batches.create}
+        self._named["/v1/files"] = {"GET": batches.file, "DELETE": batches.delete_file}
+        self._named["/v1/batches"] = {"GET": batches.batch}
+        self._below_name["/v1/files", "content"] = {"GET": batches.content}
+        self._below_name["/v1/batches", "cancel"] = {"POST": batches.cancel}
+
+    def _add_admin(self, native: NativeRoutes) -> None:
+        """What is not for clients; all of it is guarded."""
+        services, models = self._services, self._models
+        caches = CacheRoutes(services.caches, services.responses, services.history)
+        admin = AdminRoutes(
+            services.chat,
+            services.models,
+            services.history,
+            services.savings,
+            services.lines,
+        )
+        table: dict[str, tuple[str, Endpoint]] = {
+            "/admin/models": ("GET", models.all),
+            "/admin/models/status": ("GET", models.status),
+            "/admin/models/rescan": ("POST", models.rescan),
+            "/admin/cache": ("GET", caches.report),
+            "/admin/cache/drift": ("GET", caches.drift),
+            "/admin/cache/clear": ("POST", caches.clear),
+            "/admin/cache/forget": ("POST", caches.forget),
+            "/admin/state": ("GET", admin.state),
+            "/admin/savings": ("GET", admin.savings),
+            "/admin/logs": ("GET", admin.logs),
+        }
+        for path, (method, endpoint) in table.items():
+            self._table[path] = {method: self._admin(endpoint)}
+        self._below_name["/admin/requests", "cancel"] = {
+            "POST": self._admin(admin.cancel)
+        }
+        self._named["/native/train"] = {
+            "GET": self._admin(native.training),
+            "DELETE": self._admin(native.cancel_training),
+        }
 
     def _native(self, native: NativeRoutes) -> dict[str, dict[str, Endpoint]]:
         """Those of one model are for all clients, those of the process are not."""

@@ -22,6 +22,7 @@ from sidecar.core.events import Event, Idle, Loading
 from sidecar.core.ports import RunningChat
 from sidecar.core.requests import ChatRequest, CompletionRequest, join_names
 from sidecar.core.turn_token import make_token
+from sidecar.core.warmth import WARM
 from sidecar.engine.adapters.adapter_files import AdapterFolder
 from sidecar.engine.job import Forecast
 from sidecar.engine.sampling import Sampling, settle
@@ -47,7 +48,9 @@ from sidecar.residents.resident import (
 from sidecar.service.checked_answer import CheckedRun, repair_request
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.completion import CompletionRun
+from sidecar.service.request_history import EndedRequest, RequestHistory, Work
 from sidecar.service.request_log import RequestLog
+from sidecar.service.run_view import RunView
 from sidecar.service.structured_output import StructuredOutput, structured_output
 from sidecar.service.turn import (
     ChatPlan,
@@ -57,6 +60,7 @@ from sidecar.service.turn import (
     count,
     remember,
 )
+from sidecar.service.warmth import explain
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +86,9 @@ class ChatService:
         metrics: Metrics,
         log: SessionLog,
         adapters: AdapterFolder,
+        history: RequestHistory,
     ) -> None:
-        self._log, self._adapters = log, adapters
+        self._log, self._adapters, self._history = log, adapters, history
         self._cancelled_early: Lru[_Named, float] = Lru(1024, 1024, lambda key, at: 1)
         self._pool = pool
         self._defaults = defaults
@@ -156,6 +161,7 @@ class ChatService:
                         remember(resident.pipeline, plan.prepared, receipt)
                 finally:
                     memory.answer_ended(pending_turn)
+                self._history.note(_ended(request, plan.prepared, resident, receipt))
                 log.ended(receipt.numbers, receipt.said)
 
             run = self._run(
@@ -283,6 +289,25 @@ class ChatService:
         for run in running:
             run.cancel()
         return bool(running)
+
+    def running(self) -> list[RunView]:
+        """What runs or waits, the oldest first."""
+        with self._lock:
+            runs = {id(run): run for each in self._running.values() for run in each}
+        return sorted((run.view() for run in runs.values()), key=lambda v: v.number)
+
+    def stop_any(self, request_id: str) -> bool:
+        """Stop a running request, whoever sent it; whether there was one."""
+        with self._lock:
+            runs = [
+                run
+                for (_, name), each in self._running.items()
+                for run in each
+                if name == request_id
+            ]
+        for run in runs:
+            run.cancel()
+        return bool(runs)
 
     def stop(self) -> None:
         """Stop all that runs: the server goes down, and says so."""
@@ -419,6 +444,31 @@ class ChatService:
                     running.remove(run)
                 if not running:
                     self._running.pop(name, None)
+
+
+def _ended(
+    request: ChatRequest, prepared: PreparedPrompt, resident: Resident, receipt: Receipt
+) -> EndedRequest:
+    usage, report, warmth = receipt.usage, prepared.report, WARM
+    token_s, cached = resident.engine.token_s, usage.cached_tokens
+    is_cold = report.earlier is None or report.lost_tokens(usage.prompt_tokens, cached)
+    if receipt.ttft_s is not None and is_cold:
+        store = resident.engine.store
+        warmth = explain(request, prepared, cached, resident.memory, store)
+        warmth = replace(warmth, lost_s=round(warmth.lost * token_s, 3))
+    return EndedRequest(
+        request.request_id,
+        time.time(),
+        request.client.user_agent,
+        resident.name,
+        prepared.pending_turn.conversation,
+        receipt.outcome,
+        Work(usage.prompt_tokens, cached, cached * token_s),
+        usage.completion_tokens,
+        receipt.ttft_s,
+        round(receipt.seconds, 3),
+        warmth,
+    )
 
 
 def _repeatable(

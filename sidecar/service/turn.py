@@ -46,6 +46,7 @@ from sidecar.memory.conversation_memory import AssistantOutput
 from sidecar.memory.healing_store import visible_hash
 from sidecar.pipeline.prepare import Pipeline, PreparedPrompt
 from sidecar.service.choice import Choice
+from sidecar.service.run_view import RunView
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,11 @@ class PlannedRun:
         """What its client began each answer with."""
         return ""
 
+    @property
+    def predicted_ttft_s(self) -> float | None:
+        """Seconds to the first token, as forecast; None: nobody has."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan(PlannedRun):
@@ -142,6 +148,11 @@ class ChatPlan(PlannedRun):
     def begun_text(self) -> str:
         """What its client began each answer with."""
         return self.request.begun_text
+
+    @property
+    def predicted_ttft_s(self) -> float | None:
+        """Seconds to the first token, as forecast."""
+        return self.forecast.predicted_ttft_s
 
 
 def _named(ignored: Sequence[str]) -> dict[str, str]:
@@ -263,6 +274,31 @@ class Run:
     def max_tokens(self) -> int:
         """Most tokens of each choice, as cut to the context."""
         return self._job.spec.max_tokens
+
+    def view(self) -> RunView:
+        """How far it is; any thread."""
+        plan, job, progress = self.plan, self._job, self._progress
+        now, first_at = time.monotonic(), progress.first_token_at
+        num_output = progress.num_output
+        has_begun = job.began_at is not None or progress.num_done
+        state = "decode" if first_at else "prefill" if has_begun else "queued"
+        decode_s = now - first_at if first_at else 0.0
+        return RunView(
+            job.number,
+            plan.request.request_id,
+            plan.request.client.user_agent,
+            plan.request.model,
+            plan.prompt.session,
+            state,
+            len(plan.prompt.ids),
+            len(plan.prompt.ids) if first_at else progress.num_done,
+            progress.num_cached or plan.usage.cached_tokens,
+            num_output,
+            round(now - job.submitted, 3),
+            plan.predicted_ttft_s,
+            round(first_at - job.submitted, 3) if first_at else None,
+            round((num_output - 1) / decode_s, 1) if decode_s > 0 else 0.0,
+        )
 
     def cancel(self, why: SidecarError | None = None) -> None:
         """Stop it; its reader gets this error, else RequestCancelled."""
@@ -387,13 +423,18 @@ class _Progress:
     """
 
     def __init__(self, begun: str) -> None:
-        self._cached_len = 0
+        self.num_cached = self.num_done = 0  # tokens of the prompt
         self._num_sampled: dict[int, int] = {}  # by choice
-        self._first_token_at: float | None = None
+        self.first_token_at: float | None = None
         self._shown: dict[int, _Shown] = defaultdict(lambda: _Shown([begun]))
         self._sampled: tuple[int, ...] = ()
         self._is_spoiled = False
         self._prefilled_from: float | None = None
+
+    @property
+    def num_output(self) -> int:
+        """Tokens that were sampled, of all choices."""
+        return sum(tuple(self._num_sampled.values()))
 
     def of_prefill(self, event: Prefilled) -> PrefillProgress:
         """How far it is; what is left takes as long, token for token."""
@@ -407,13 +448,13 @@ class _Progress:
     def note(self, event: Prefilled | Token | ChoiceEnded | None) -> None:
         """Count what the engine did."""
         if isinstance(event, Prefilled):
-            self._cached_len = event.cached
+            self.num_cached, self.num_done = event.cached, event.done
             self._prefilled_from = self._prefilled_from or time.monotonic()
         elif isinstance(event, Token):
             # The end corrects it; who is cancelled before has had these.
             sampled = self._num_sampled.get(event.choice, 0)
             self._num_sampled[event.choice] = sampled + 1
-            self._first_token_at = self._first_token_at or time.monotonic()
+            self.first_token_at = self.first_token_at or time.monotonic()
         elif isinstance(event, ChoiceEnded):
             self._num_sampled[event.choice] = len(event.token_ids)
             self._is_spoiled = self._is_spoiled or event.is_aborted
@@ -442,8 +483,8 @@ class _Progress:
         accepted = sum(each.accepted for each in job.draft_counts.values())
         return Usage(
             prompt_tokens=len(plan.prompt.ids),
-            completion_tokens=sum(self._num_sampled.values()),
-            cached_tokens=self._cached_len,
+            completion_tokens=self.num_output,
+            cached_tokens=self.num_cached,
             reasoning_tokens=sum(choice.num_reasoning for choice in choices),
             accepted_tokens=accepted,
             rejected_tokens=drafted - accepted,
@@ -465,7 +506,7 @@ class _Progress:
         is_alone = first.visible not in looks and is_echoed
         started = [i for one in self._shown.values() for i in one.started]
         said = first.said(self._sampled if is_alone else (), looks, started)
-        began = self._first_token_at
+        began = self.first_token_at
         ttft_s = None if began is None else began - job.submitted
         seconds = time.monotonic() - job.submitted
         waited_s = (job.began_at or job.submitted) - job.submitted

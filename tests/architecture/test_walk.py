@@ -18,7 +18,12 @@ from testkit.servers import running_sidecar
 REPO = Path(__file__).parents[2]
 HOUSE = f"{REPO}/sidecar/"
 MAX_FILES = 81  # speculation, on by default, has seven of them
-ROUNDS = {"listener", "pool", "expiry"}  # threads whose rounds come at their own times
+ROUNDS = {
+    "listener",
+    "pool",
+    "expiry",
+    "savings",
+}  # threads whose rounds come at their own times
 MAX_DOORS = 4  # modules of a folder that are called from outside it
 MAX_CHAIN = 14
 

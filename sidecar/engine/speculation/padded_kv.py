@@ -20,11 +20,6 @@ from sidecar.kv.kv_layers import KVLayers
 _STEP = 1024
 
 
-def needs_padding() -> bool:
-    """Whether attention is planned for each length: on CUDA."""
-    return mx.default_device() != mx.cpu and not mx.metal.is_available()
-
-
 def filled(run: list[int]) -> list[int]:
     """A run with its last token again and again, as long as the longest."""
     return [*run, *[run[-1]] * (LENGTHS[-1] + 1 - len(run))]

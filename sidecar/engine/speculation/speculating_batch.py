@@ -88,7 +88,7 @@ class SpeculatingBatch(DecodeBatch):
         cache, fed, saved = self.prompt_cache, run, None
         if not is_sliceable(cache):
             saved = take_checkpoint(cache)
-        elif padded_kv.needs_padding():
+        elif needs_padding():
             fed = padded_kv.filled(run)
             cache = padded_kv.padded(cache, len(fed))
         logits = self._forward(mx.array([fed]), cache)[0, : len(run)]
@@ -142,3 +142,8 @@ def num_equal(expected: Sequence[int], found: Sequence[int]) -> int:
     pairs = zip(expected, found, strict=False)
     most = min(len(expected), len(found))
     return next((n for n, (a, b) in enumerate(pairs) if a != b), most)
+
+
+def needs_padding() -> bool:
+    """Whether attention is planned for each length (padded_kv): on CUDA."""
+    return mx.default_device() != mx.cpu and not mx.metal.is_available()

@@ -1,8 +1,9 @@
 """Chooses the form of a prompt that the KV store holds most of, and tells of it."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sidecar.core.conversation import Conversation
 from sidecar.core.prompt import (
@@ -13,6 +14,7 @@ from sidecar.core.prompt import (
     Lookup,
     ModelIds,
 )
+from sidecar.core.requests import IMAGE_MARK
 from sidecar.memory.lineage import (
     LineageIndex,
     LineageRecord,
@@ -24,7 +26,12 @@ from sidecar.memory.session_turn_store import Change
 from sidecar.pipeline.reuse import pinned_values
 from sidecar.pipeline.reuse.gone_spans import put_back
 from sidecar.pipeline.reuse.pinned_values import Pins, Walk
-from sidecar.pipeline.reuse.prompt_ids import Assembled, Canonical, model_ids
+from sidecar.pipeline.reuse.prompt_ids import (
+    Assembled,
+    Canonical,
+    end_of_message,
+    model_ids,
+)
 from sidecar.pipeline.reuse.update_note import max_for_notes, quotes_a_note, write_note
 from sidecar.pipeline.template.elements import Element, Splice
 from sidecar.pipeline.template.encoder import PromptEncoder
@@ -33,6 +40,7 @@ from sidecar.volatile.rules import RuleSet
 
 _WINDOW_CHARS = 40
 _WINDOW_IDS = 24
+_BEGUN_MARK = re.compile(f"{IMAGE_MARK}[a-p]{{0,31}}$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +115,14 @@ class ReuseDecision:
     Args:
         strict_len: what M without pins would reuse. hit: what this one does.
         closest: the record that shares most with the request, and how much.
+        closest_stop: the kind of value at which that one could lend no more.
     """
 
     form: PromptVariant
     strict_len: int
     hit: Hit
     closest: tuple[LineageRecord, int] | None
+    closest_stop: str | None = None
 
     @property
     def reused_len(self) -> int:
@@ -178,6 +188,8 @@ class ReuseChooser:
         walk = self._walk(question, found)
         for record, shared_len in found:
             pins = self._pins(question, walk, record, shared_len)
+            if record is found[0][0]:
+                best = replace(best, closest_stop=pins.stopped_by)
             shape = (tuple(pins.values.items()), pins.restated)
             if pins.is_empty or shape in seen:
                 continue
@@ -191,7 +203,7 @@ class ReuseChooser:
             gain = reused_len - strict_len
             if gain < self._min_gain or gain <= cost or reused_len <= best.reused_len:
                 continue
-            best = ReuseDecision(form, strict_len, hit, closest)
+            best = replace(best, form=form, hit=hit)
             self._lineage.touch(record)
             unshared = len(question.canonical.ids) - shared_len
             if form.length - reused_len <= unshared + cost + 2:
@@ -325,6 +337,13 @@ def make_report(
         divergence=divergence,
         is_new=change.is_new,
         key_delta_chars=key_delta_chars(question.canonical, shared_len, tokenizer),
+        closest_stop=answer.closest_stop,
+        stable_len=end_of_message(
+            answer.form.assembled.boundaries,
+            change.earlier.num_stable - 1 if change.earlier else None,
+        ),
+        earlier=change.earlier,
+        shared_len=shared_len,
     )
 
 
@@ -364,13 +383,23 @@ def first_divergence(
         message -= 1  # a turn of the model: it has no spans
     now = canonical.ids[shared_len : shared_len + _WINDOW_IDS]
     before = record.canonical[shared_len : shared_len + _WINDOW_IDS]
+    shared = canonical.ids[max(0, shared_len - _WINDOW_IDS) : shared_len]
+    texts = [tokenizer.decode(list(ids)) for ids in (shared, before, now)]
     return Divergence(
         shared_len,
         message,
         marked[message].message.role,
-        tokenizer.decode(list(before))[:_WINDOW_CHARS],
-        tokenizer.decode(list(now))[:_WINDOW_CHARS],
+        texts[1][:_WINDOW_CHARS],
+        texts[2][:_WINDOW_CHARS],
+        is_image=_is_image(*texts),
     )
+
+
+def _is_image(shared: str, before: str, now: str) -> bool:
+    """Whether two prompts part within what stands for an image, or before one."""
+    if IMAGE_MARK in (before[: len(IMAGE_MARK)], now[: len(IMAGE_MARK)]):
+        return True
+    return _BEGUN_MARK.search(shared) is not None
 
 
 def key_delta_chars(

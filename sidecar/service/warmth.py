@@ -1,0 +1,181 @@
+"""
+Why a prompt was not warm: what of its conversation's last prompt was computed again.
+
+Lost are the tokens that the last prompt of the conversation had and that this one, as
+far as it is long, did not reuse; new text is not lost. The cause is what the records of
+the conversation say, not a guess from the figures (docs/reuse.md s13).
+"""
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from sidecar.core.conversation import Conversation
+from sidecar.core.prompt import LOST_SLACK, CacheReport, EarlierTurn
+from sidecar.core.requests import ChatRequest
+from sidecar.core.warmth import WARM, Warmth
+from sidecar.kv.drops import Drop
+from sidecar.memory.conversation_memory import ConversationMemory
+from sidecar.pipeline.prepare import PreparedPrompt
+
+_CUTS = {"edited", "branched", "compacted"}
+
+
+class Store(Protocol):
+    """The KV store, as far as it says why KV is not there."""
+
+    switched_off: set[str]
+
+    @property
+    def may_restore(self) -> bool:
+        """Whether what is stored is used at all."""
+
+    @property
+    def needs_checkpoints(self) -> bool:
+        """Whether some layers cannot be cut."""
+
+    def find_drop(self, conversation: Conversation, depth: int) -> Drop | None:
+        """The last time that a session's KV behind a depth was let go."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reason:
+    cause: str
+    detail: str
+    remedy: str = ""
+
+
+def explain(
+    request: ChatRequest,
+    prepared: PreparedPrompt,
+    cached_len: int,
+    memory: ConversationMemory,
+    store: Store,
+) -> Warmth:
+    """
+    What a prompt lost, of which so many tokens were reused, and why.
+
+    Args:
+        memory, store: of its model.
+    """
+    report, conversation = prepared.report, prepared.pending_turn.conversation
+    lost = report.lost_tokens(prepared.num_tokens, cached_len)
+    if report.earlier is None:
+        reason = _why_unknown(request, report, memory, conversation)
+    elif not lost:
+        return WARM
+    else:
+        drop = store.find_drop(conversation, cached_len)
+        reason = _why_lost(report, report.earlier, store, drop, cached_len)
+    place = report.divergence if _is_of_text(reason.cause) else None
+    return Warmth(
+        reason.cause,
+        lost,
+        0.0,
+        reason.detail,
+        reason.remedy,
+        reason.cause.partition(": ")[2] or None,
+        *((place.message, place.role, place.before, place.now) if place else ()),
+    )
+
+
+def _is_of_text(cause: str) -> bool:
+    return cause == "text" or cause.startswith("field") or cause in _CUTS
+
+
+def _why_unknown(
+    request: ChatRequest,
+    report: CacheReport,
+    memory: ConversationMemory,
+    conversation: Conversation,
+) -> _Reason:
+    """Nothing is known of an earlier prompt of this conversation."""
+    if not any(message.role == "assistant" for message in request.messages):
+        if report.shared_len and (kind := report.closest_stop):
+            detail = f"its beginning is another's, but for a value of the kind {kind}"
+            return _Reason("not_lent", detail)
+        if report.shared_len:
+            detail = "a new conversation; its beginning is another's"
+            return _Reason("other_prefix", detail)
+        return _Reason("first_seen", "a new conversation")
+    if (at := memory.forgotten_at(conversation)) is not None:
+        return _Reason("cleared", f"the cache was cleared at {_clock(at)}")
+    if memory.turns.has_expired(conversation):
+        detail = "nobody went on with this session for too long"
+        return _Reason("expired", detail, "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS")
+    detail = "this conversation was begun before the server's start, or elsewhere"
+    return _Reason("restarted", detail, "KV_DISK_PERSISTENCE=true")
+
+
+def _why_lost(
+    report: CacheReport,
+    earlier: EarlierTurn,
+    store: Store,
+    drop: Drop | None,
+    cached_len: int,
+) -> _Reason:
+    if not store.may_restore:
+        detail = f"the self-test failed: {', '.join(sorted(store.switched_off))}"
+        return _Reason("switched_off", detail, "mlx-sidecar selftest")
+    if earlier.tools:
+        return _Reason("tools", "; ".join(earlier.tools))
+    is_same = earlier.num_stable >= earlier.num_messages
+    is_store = cached_len + LOST_SLACK < (
+        earlier.num_tokens if is_same else report.stable_len
+    )
+    differs, dropped = _why_differs(report, earlier), _of_drop(drop)
+    if is_store and not (is_same and differs):
+        differs, dropped = dropped, differs
+    if found := differs or dropped:
+        return found
+    if store.needs_checkpoints:
+        detail = "layers of this model cannot be cut, and there was no checkpoint"
+        return _Reason("no_checkpoint", detail, "SNAPSHOT_STORE_MAX_ENTRIES_GLOBAL")
+    return _Reason("unknown", "the records do not say")
+
+
+def _of_drop(drop: Drop | None) -> _Reason | None:
+    if drop is None:
+        return None
+    detail = f"its KV was let go at {_clock(drop.at)} ({drop.limit})"
+    return _Reason(drop.reason, detail, drop.limit)
+
+
+def _why_differs(report: CacheReport, earlier: EarlierTurn) -> _Reason | None:
+    """What of the conversation is not as it was; None: nothing."""
+    if report.divergence is not None and report.divergence.is_image:
+        return _Reason("image", "an image is another")
+    if earlier.num_stable < earlier.num_messages:
+        return _why_rewritten(report, earlier)
+    if kind := report.stopped_by or report.closest_stop:
+        policy = json.dumps({kind: "restate"}, separators=(",", ":"))
+        detail = f"a value of the kind {kind} differs"
+        return _Reason(f"field: {kind}", detail, f"CACHE_PIN_POLICY={policy}")
+    if report.divergence is not None:
+        return _Reason("text", "a text differs that no rule knows", "CACHE_RULES_FILE")
+    return None
+
+
+def _why_rewritten(report: CacheReport, earlier: EarlierTurn) -> _Reason:
+    """Messages of the conversation are others now."""
+    at, now = earlier.num_stable, earlier.num_now
+    place = report.divergence
+    role = place.role if place else "user"
+    if at == now:
+        detail = f"the client went back to message {at} of {earlier.num_messages}"
+        return _Reason("branched", detail)
+    if earlier.is_rest_kept:
+        return _Reason("text", "a message differs", "CACHE_RULES_FILE")
+    if now < earlier.num_messages and now - at <= 2 and at > 1:
+        return _Reason("edited", f"message {at + 1} was edited, what followed is gone")
+    if now < earlier.num_messages:
+        detail = f"the client made {now} messages of {earlier.num_messages}"
+        return _Reason("compacted", detail)
+    if at + 1 == now or role == "user":
+        return _Reason("edited", f"message {at + 1} was edited")
+    return _Reason("text", f"message {at + 1} differs", "CACHE_RULES_FILE")
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
