@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sidecar.cli.commands import TOOLS, run_tool, tools_help
 from sidecar.config.names import unknown_names
-from sidecar.config.settings import SECTIONS, Config, load_config
+from sidecar.config.setting_sources import SettingSources
+from sidecar.config.settings import SECTIONS, Config
 from sidecar.config.sources import ConfigError
 from sidecar.engine.loading.checkpoint_files import memory_limit
 from sidecar.engine.loading.model_place import early_fault
@@ -63,7 +64,8 @@ def _serve(argv: list[str]) -> int:
     env_file = Path(arguments.pop("env_file"))
     flags = {name: value for name, value in arguments.items() if value is not None}
     try:
-        config = with_default_model(load_config(flags, env_file))
+        sources = SettingSources(flags, env_file, os.environ)  # noqa: TID251 - kept
+        config = with_default_model(sources.config())
     except ConfigError as error:
         return _refuse(str(error))
     setup_logging(config.log.level, os.environ)  # noqa: TID251 - FORCE_COLOR and such
@@ -77,10 +79,10 @@ def _serve(argv: list[str]) -> int:
             f"binding {config.server.host} lets others in: set MLX_API_KEY, "
             "or bind 127.0.0.1"
         )
-    return _run(config)
+    return _run(config, sources)
 
 
-def _run(config: Config) -> int:
+def _run(config: Config, sources: SettingSources) -> int:
     # What the device holds, only MLX knows; the loader asks it.
     engine = config.engine
     limit = memory_limit(engine.max_process_bytes, engine.max_model_bytes)
@@ -92,7 +94,7 @@ def _run(config: Config) -> int:
         from sidecar import app as composition
 
     try:
-        app = composition.build(config, tell=_tell)
+        app = composition.build(config, tell=_tell, sources=sources)
     except ConfigError as error:
         return _refuse(str(error), 1)
     except OSError as error:
@@ -109,6 +111,7 @@ def _answer(app: "App", config: Config) -> int:
     from sidecar.residents.detection import TEXT_KINDS
 
     stop = _stop_on_signal()
+    _reload_on_hangup(app)
     _tell(f"{app.url} model={config.model.path or 'built-in'}")
     if (kind := app.pool.entry("").kind) not in TEXT_KINDS:
         _tell(f"warning: MODEL_PATH names a model of kind {kind}, which takes no chats")
@@ -143,6 +146,25 @@ def _stop_on_signal() -> threading.Event:
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     return stop
+
+
+def _reload_on_hangup(app: "App") -> None:
+    """SIGHUP reads the settings again; what it finds is logged."""
+    from sidecar.core.errors import SidecarError
+
+    def reload() -> None:
+        try:
+            changed = app.core.services.settings.reload()
+        except SidecarError as error:
+            logger.warning("settings are as they were: %s", error.message)
+            return
+        logger.info("settings were read again, changed=%d", len(changed))
+
+    def on_hangup(_number: int, _frame: Any) -> None:
+        # Not here: the main thread may hold a lock that the reading needs.
+        threading.Thread(target=reload, name="reload", daemon=True).start()
+
+    signal.signal(signal.SIGHUP, on_hangup)
 
 
 def _end_now(code: int) -> NoReturn:

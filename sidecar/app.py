@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import mlx.core as mx
 
-from sidecar.config.settings import Config, ImageConfig
+from sidecar.config.setting_sources import SettingSources
+from sidecar.config.settings import CacheConfig, Config, ImageConfig
 from sidecar.config.sources import ConfigError
 from sidecar.core.lasting_secret import use_secret
 from sidecar.engine.adapters.adapter_files import AdapterFolder
@@ -66,6 +67,7 @@ from sidecar.service.cache_admin import CacheService
 from sidecar.service.capability_probe import CapabilityProbe
 from sidecar.service.chat import ChatService
 from sidecar.service.encodings import EncodingService
+from sidecar.service.live_settings import LiveSettings, Part
 from sidecar.service.models import ModelService, Vitals
 from sidecar.service.native import NativeService, NativeSettings
 from sidecar.service.request_history import RequestHistory
@@ -210,18 +212,20 @@ def build(
     config: Config,
     extra_processors: ExtraProcessors = no_extra_processors,
     tell: Callable[[str], None] = logger.info,
+    sources: SettingSources | None = None,
 ) -> App:
     """
     Build a server; nothing is loaded and nobody is served yet.
 
     Args:
+        sources: where the settings came from; None: they cannot be read again.
         extra_processors: more logits processors for each row (the test harness's).
         tell: takes lines for the person who waits for a download.
     Raises:
         ConfigError: the user's rules cannot be used.
         OSError: the address cannot be bound.
     """
-    core = build_core(config, extra_processors, tell)
+    core = build_core(config, extra_processors, tell, sources)
     services = core.services
     routes = Routes(services, config.server)
     engine, places = config.engine, ConnectionLimiter(config.server.max_connections)
@@ -234,6 +238,7 @@ def build(
     )
     metrics = core.shared.metrics
     listener = Listener(config.server, routes, metrics, Handler, places, runner)
+    services.settings.add(_door_settings(listener, routes))
     return App(core, listener, runner)
 
 
@@ -241,12 +246,13 @@ def build_core(
     config: Config,
     extra_processors: ExtraProcessors = no_extra_processors,
     tell: Callable[[str], None] = logger.info,
+    sources: SettingSources | None = None,
 ) -> Core:
     """
     Build all of a server but its socket; nothing is loaded yet.
 
     Args:
-        extra_processors, tell: as for a server.
+        extra_processors, tell, sources: as for a server.
     Raises:
         ConfigError: the user's rules cannot be used.
     """
@@ -272,7 +278,9 @@ def build_core(
         ),
         _pool_limits(config),
     )
-    services = _build_services(config, shared, pool)
+    settings = LiveSettings(config, sources, (_kv_settings(shared), _log_level()))
+    services = _build_services(config, shared, pool, settings)
+    settings.add(_pool_settings(pool))
     if config.model.probe_on_load:
         after_load.append(services.capabilities.begin)
     releasing = Releasing(shared.stored.released)
@@ -282,7 +290,10 @@ def build_core(
 
 
 def _build_services(
-    config: Config, shared: Shared, pool: ResidentPool[ServedModel]
+    config: Config,
+    shared: Shared,
+    pool: ResidentPool[ServedModel],
+    settings: LiveSettings,
 ) -> Services:
     metrics, caches = shared.metrics, CacheService(pool, shared.kept, shared.disk)
     metrics.add_cache_source(caches.counters)
@@ -308,6 +319,9 @@ def _build_services(
     models = ModelService(
         pool, vitals, settings_file(config), shared.capabilities, adapters
     )
+    native = NativeService(pool, chat, _native_settings(config))
+    settings.add(_generation_settings(chat, native))
+    settings.add(Part(("LOG_CONTENT",), lambda now: _log_content(log, now)))
     return Services(
         chat,
         models,
@@ -315,13 +329,7 @@ def _build_services(
         caches,
         EncodingService(pool, config.server.timeout_embeddings_s),
         AudioService(pool, config.server.timeout_audio_s),
-        NativeService(
-            pool,
-            chat,
-            NativeSettings(
-                config.server.timeout_completions_s, config.engine, config.generation
-            ),
-        ),
+        native,
         TrainingService(pool, adapters, config.engine.decode_stall_ms / 1000),
         MemoryControls(shared.process, shared.wired, shared.gpu),
         BatchService(Path(config.server.batches or config.disk.home / "batches")),
@@ -330,6 +338,97 @@ def _build_services(
         history,
         savings,
         _recent_lines(),
+        settings,
+    )
+
+
+def _kv_settings(shared: Shared) -> Part:
+    names = (
+        "PROMPT_CACHE_MAX_BYTES",
+        "PROMPT_CACHE_MAX_ENTRIES_GLOBAL",
+        "PROMPT_CACHE_TTL_SECONDS",
+        "SNAPSHOT_STORE_MAX_ENTRIES_PER_SESSION",
+        "SNAPSHOT_STORE_MAX_ENTRIES_GLOBAL",
+        "MAX_PROCESS_MEMORY",
+    )
+
+    def act(config: Config) -> None:
+        shared.stored.use(_kv_limits(config.cache, shared.gpu))
+        shared.process.limit_bytes = process_limit(config.engine)
+        shared.gpu.post(shared.stored.expire)
+
+    return Part(names, act)
+
+
+def _pool_settings(pool: ResidentPool[ServedModel]) -> Part:
+    names = (
+        "MODEL_TTL_SECONDS",
+        "MAX_MODELS",
+        "KV_HEADROOM_FRACTION",
+        "LOAD_WAIT_SECONDS",
+        "SETTLE_TIMEOUT_SECONDS",
+    )
+    return Part(names, lambda config: pool.use(_pool_limits(config)))
+
+
+def _generation_settings(chat: ChatService, native: NativeService) -> Part:
+    names = (
+        "DEFAULT_TEMPERATURE",
+        "DEFAULT_TOP_P",
+        "DEFAULT_TOP_K",
+        "DEFAULT_MIN_P",
+        "DEFAULT_REPETITION_PENALTY",
+        "DEFAULT_REPETITION_CONTEXT_SIZE",
+        "TOOL_GRAMMAR",
+        "SO_MODE",
+        "CLASSIFY_BATCH",
+        "ATTENTION_MAX_TOKENS",
+    )
+
+    def act(config: Config) -> None:
+        chat.use(config.generation)
+        native.use(_native_settings(config))
+
+    return Part(names, act)
+
+
+def _door_settings(listener: Listener, routes: Routes) -> Part:
+    names = (
+        "CORS_ALLOW_ORIGINS",
+        "ALLOWED_HOSTS",
+        "KEEPALIVE_SECONDS",
+        "TIMEOUT_CHAT_SECONDS",
+        "TIMEOUT_COMPLETIONS_SECONDS",
+    )
+
+    def act(config: Config) -> None:
+        listener.config = config.server
+        routes.use(config.server)
+
+    return Part(names, act)
+
+
+def _log_level() -> Part:
+    logger = logging.getLogger("sidecar")
+    return Part(("LOG_LEVEL",), lambda config: logger.setLevel(config.log.level))
+
+
+def _log_content(log: SessionLog, config: Config) -> None:
+    log.with_content = config.log.content
+
+
+def _native_settings(config: Config) -> NativeSettings:
+    timeout_s = config.server.timeout_completions_s
+    return NativeSettings(timeout_s, config.engine, config.generation)
+
+
+def _kv_limits(cache: CacheConfig, gpu: GpuThread) -> Limits:
+    return Limits(
+        cache.max_bytes or int(gpu.call(device_memory) * _CACHE_SHARE),
+        cache.max_entries,
+        cache.ttl_s,
+        cache.checkpoints_per_session,
+        cache.checkpoints_in_all,
     )
 
 
@@ -381,13 +480,7 @@ def _build_shared(
     cache, gpu, rules = config.cache, gpu_thread(), _read_rules(config)
     gpu.call(lambda: prepare_device(config))
     stored = KVBudget(
-        Limits(
-            cache.max_bytes or int(gpu.call(device_memory) * _CACHE_SHARE),
-            cache.max_entries,
-            cache.ttl_s,
-            cache.checkpoints_per_session,
-            cache.checkpoints_in_all,
-        ),
+        _kv_limits(cache, gpu),
         Released(release_delay(config.device)),
     )
     wired = gpu.call(lambda: WiredMemory(config.device.wired_limit))

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from sidecar.app import App, build, serve_in_thread
-from sidecar.config.settings import load_config
+from sidecar.config.setting_sources import SettingSources
 from sidecar.engine.scheduler import ExtraProcessors, no_extra_processors
 from sidecar.server.listener import Listener
 
@@ -34,7 +34,8 @@ def running_sidecar(
         "CACHE_SELFTEST": "off",  # seconds a start; tested in tests/engine
         **(settings or {}),
     }
-    app = build(load_config(flags, NO_FILE, {}), extra_processors)
+    sources = SettingSources(flags, NO_FILE, {})
+    app = build(sources.config(), extra_processors, sources=sources)
     thread = serve_in_thread(app)
     try:
         if ready:

@@ -18,7 +18,13 @@ from typing import Any
 
 from sidecar.config.device_settings import DeviceConfig
 from sidecar.config.disk_settings import DiskConfig
-from sidecar.config.sources import load_section, order_sources, read_env_file, setting
+from sidecar.config.sources import (
+    Sources,
+    load_section,
+    order_sources,
+    read_env_file,
+    setting,
+)
 from sidecar.config.values import (
     boolean,
     choice,
@@ -382,7 +388,16 @@ def load_config(
         ConfigError: a value is out of its range.
     """
     env = os.environ if environ is None else environ  # noqa: TID251
-    sources = order_sources(flags, read_env_file(env_file), env)
+    return config_of(order_sources(flags, read_env_file(env_file), env))
+
+
+def config_of(sources: Sources) -> Config:
+    """
+    The configuration that sources give.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
     sections: dict[str, Any] = {
         section.name: load_section(type(section.default), sources)
         for section in dataclasses.fields(Config)

@@ -1,6 +1,6 @@
 """What of a conversation's last prompt was computed again, and why."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -30,7 +30,7 @@ class Warmth:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 WARM = Warmth()

@@ -7,7 +7,6 @@ woken only when there is something to let go.
 """
 
 import logging
-import math
 import threading
 from collections.abc import Callable
 
@@ -17,6 +16,7 @@ from sidecar.kv.eviction import KVBudget
 logger = logging.getLogger(__name__)
 
 _MIN_WAIT_S = 1.0  # what expires shortly after each other goes together
+_MAX_WAIT_S = 120.0
 
 
 class Expiry:
@@ -37,15 +37,18 @@ class Expiry:
         self._gpu = gpu
         self._closed = threading.Event()
         self._wait = wait or self._closed.wait
-        if budget.expires_in() < math.inf:
-            threading.Thread(target=self._run, name="expiry", daemon=True).start()
+        threading.Thread(target=self._run, name="expiry", daemon=True).start()
+
+    def _wait_s(self) -> float:
+        """Not for long at a time: the limit may become another one meanwhile."""
+        return min(max(_MIN_WAIT_S, self._budget.expires_in()), _MAX_WAIT_S)
 
     def close(self) -> None:
         """End the watch; repeatable."""
         self._closed.set()
 
     def _run(self) -> None:
-        while not self._wait(max(_MIN_WAIT_S, self._budget.expires_in())):
+        while not self._wait(self._wait_s()):
             if self._budget.expires_in() == 0:
                 try:
                     self._gpu.call(self._budget.expire)

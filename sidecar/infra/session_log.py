@@ -66,7 +66,7 @@ class SessionLog:
     ) -> None:
         self._root = root
         self._limits = limits
-        self._with_content = with_content
+        self.with_content = with_content
         self._now = now
         self._steady = steady or _steady_clock()
         self._lock = threading.Lock()
@@ -85,7 +85,7 @@ class SessionLog:
         """Append one block; `content` only if content may be kept."""
         if self._root is None:
             return
-        body = {"request_meta": meta, **(content if self._with_content else {})}
+        body = {"request_meta": meta, **(content if self.with_content else {})}
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._now()))
         head = f"[{stamp}] request_id={request_id} direction={direction}"
         text = json.dumps(body, ensure_ascii=False, default=str)

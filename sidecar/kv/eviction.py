@@ -263,6 +263,12 @@ class KVBudget:
         self._trees: dict[RadixTree, Counters] = {}
         self._oldest_touch = -math.inf  # of all leaves, when they were looked at
 
+    def use(self, limits: Limits) -> None:
+        """Go by other limits from now on; what is over them leaves at the next look."""
+        with self.lock:
+            self.limits = limits
+            self._oldest_touch = -math.inf
+
     def join(self, tree: RadixTree, counters: Counters) -> None:
         """Put a tree under the limits; what it loses is counted there."""
         with self.lock:

@@ -75,6 +75,8 @@ class _Thread:
     tools: ToolNames | None = None
     refused: tuple[str, ...] = ()
     num_refused: int = 0
+    refused_tokens: int = 0
+    refused_tools: ToolNames | None = None
     touched: float = field(default_factory=time.monotonic)
 
     @property
@@ -111,6 +113,13 @@ class TurnStore:
         if before is None:
             return Change(0, (), is_new=True)
         earlier, stable = _compared(before, digests, tools)
+        if known is not None and known.refused:
+            # It was rewritten lately: that is the last prompt, if it goes on from it.
+            last = _Thread(
+                known.refused, known.refused_tokens, tools=known.refused_tools
+            )
+            later, later_stable = _compared(last, digests, tools)
+            earlier = later if later_stable > stable else earlier
         if known is None:
             return Change(0, (), is_new=True, earlier=earlier)
         old, new = known.digests[stable:], digests[stable:]
@@ -156,7 +165,8 @@ class TurnStore:
             elif known is not None and new[: len(known.digests)] != known.digests:
                 extends = new[: len(known.refused)] == known.refused
                 known.num_refused = known.num_refused + 1 if extends else 1
-                known.refused = new
+                known.refused, known.refused_tokens = new, num_tokens
+                known.refused_tools = tools
                 if known.num_refused < _REFUSALS_BEFORE_REPLACE:
                     self._shrink()
                     return False

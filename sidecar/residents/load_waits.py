@@ -38,7 +38,7 @@ class LoadWaits(Generic[E]):
     ) -> None:
         self._worker = worker
         self._room = room
-        self._limits = limits
+        self.limits = limits
         self.is_draining = False
 
     def wait(
@@ -50,7 +50,7 @@ class LoadWaits(Generic[E]):
         Raises:
             SidecarError: see the pool's `lease`.
         """
-        wait_s = min(self._limits.load_wait_s, time_left_s)
+        wait_s = min(self.limits.load_wait_s, time_left_s)
         deadline = self._worker.clock() + min(wait_s, max_wait_s or wait_s)
         self.check_loadable(entry)
         if entry.resident is None and max_wait_s is not None:

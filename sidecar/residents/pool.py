@@ -59,11 +59,16 @@ class ResidentPool(Generic[E]):
         catalog = find()
         self._find, self._found_at = find, clock()
         self._names = catalog.names
-        self._limits = limits
+        self.limits = limits
         self._room = WeightEviction[E](weights, limits)
         self._worker = PoolWorker[E](catalog.specs, load, self._room, limits, clock)
         self._waits = LoadWaits[E](self._worker, self._room, limits)
         self.is_stopped = False  # what runs all the same is to end
+
+    def use(self, limits: PoolLimits) -> None:
+        """Go by other limits from now on."""
+        for owner in (self, self._room, self._worker, self._waits):
+            owner.limits = limits
 
     # What there is.
 
@@ -123,13 +128,13 @@ class ResidentPool(Generic[E]):
 
     def start_loading(self) -> None:
         """Begin to load what is wanted from the start, the default one first."""
-        for name in self._limits.pinned:
+        for name in self.limits.pinned:
             if self._names.find(name) is None:
                 logger.warning("PINNED_MODELS: no model is named %s", name)
         pinned = [
             entry.spec.id for entry in self._worker.entries.values() if entry.pinned
         ]
-        for name in ("", *pinned, *self._limits.preload):
+        for name in ("", *pinned, *self.limits.preload):
             try:
                 self._want(self._entry(name))
             except ModelNotFound as error:
@@ -230,7 +235,7 @@ class ResidentPool(Generic[E]):
             ModelPinned, ModelBusy: not without `force`; or still busy.
         """
         entry = self._entry(name)
-        wait_s = min(self._limits.load_wait_s, _UNLOAD_WAIT_S)
+        wait_s = min(self.limits.load_wait_s, _UNLOAD_WAIT_S)
         deadline = self._worker.clock() + wait_s
         with self._worker.changed:
             if entry.resident is None:

@@ -52,7 +52,7 @@ class PoolWorker(Generic[E]):
         self.clock = clock
         self.load = load
         self._room = room
-        self._limits = limits
+        self.limits = limits
         self._looked_at = clock()
         self._thread: threading.Thread | None = None
 
@@ -99,7 +99,7 @@ class PoolWorker(Generic[E]):
         """Mark what was idle for its time, and what has to go under pressure."""
         now = self.clock()
         for entry in self.entries.values():
-            ttl_s = self._limits.ttl_s if entry.ttl_s is None else entry.ttl_s
+            ttl_s = self.limits.ttl_s if entry.ttl_s is None else entry.ttl_s
             if ttl_s and entry.is_idle and now - entry.last_access > ttl_s:
                 entry.is_leaving = True
         if self._room.is_pressed() and (

@@ -106,7 +106,7 @@ class WeightEviction(Generic[E]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._weights = weights
-        self._limits = limits
+        self.limits = limits
         self._wait = wait
         self._clock = clock
         self._unsettled = _Unsettled(0, 0)
@@ -125,8 +125,8 @@ class WeightEviction(Generic[E]):
         held = [entry for entry in entries if entry.resident is not None]
         size, limit = wanted.spec.size_bytes, self._weights.limit.num_bytes
         bare = self._used(held) + size - limit
-        missing = bare + int(size * self._limits.headroom)
-        maximum = self._limits.max_models
+        missing = bare + int(size * self.limits.headroom)
+        maximum = self.limits.max_models
         is_crowded = bool(maximum) and len(held) >= maximum
         if missing <= 0 and not is_crowded:
             return EvictionPlan(None, fits=True)
@@ -141,7 +141,7 @@ class WeightEviction(Generic[E]):
         """Whether pinned models alone leave no room, so that waiting is in vain."""
         stay = [e for e in entries if e.held_bytes and e.pinned and not e.is_leaving]
         size = wanted.spec.size_bytes + sum(entry.held_bytes for entry in stay)
-        maximum = self._limits.max_models
+        maximum = self.limits.max_models
         return size > self._weights.limit.num_bytes or 0 < maximum <= len(stay)
 
     def oldest(self, entries: Iterable[ModelState[E]]) -> ModelState[E] | None:
@@ -175,7 +175,7 @@ class WeightEviction(Generic[E]):
         size, held = resident.num_bytes, sum(entry.held_bytes for entry in entries)
         before = self._weights.unaccounted(held)
         freed = resident.close()
-        deadline = self._clock() + self._limits.settle_s
+        deadline = self._clock() + self.limits.settle_s
         while freed < _CAME_BACK * size and self._clock() < deadline:
             self._wait(_POLL_S)
             left = self._weights.unaccounted(held - size) - before

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 
 from sidecar.config.settings import ServerConfig
 from sidecar.core.errors import Forbidden, Unauthorized
+from sidecar.server.page_files import page_files
 
-_OPEN_PATHS = ("/health", "/ready")
+_EXCHANGE = "/admin/exchange"  # a code is its key
+_OPEN_PATHS = ("/health", "/ready", _EXCHANGE)
 # The second is this machine's in its own containers, and nobody's to rebind.
 _OWN_NAMES = ("localhost", "host.docker.internal")
 # Images, scripts and links of a page bring no Origin; browsers say this of them.
@@ -31,18 +33,25 @@ def check(
     Raises:
         Forbidden: foreign origin or host name. Unauthorized: no key or a wrong one.
     """
-    origin = headers.get("origin")
-    if origin is not None and origin not in config.cors_allow_origins:
+    origin, is_admin = headers.get("origin"), path.startswith("/admin")
+    is_own = is_admin and origin == f"http://{headers.get('host', '')}"
+    if origin is not None and not is_own and origin not in config.cors_allow_origins:
         raise Forbidden("this origin is not in CORS_ALLOW_ORIGINS")
-    if origin is None and headers.get("sec-fetch-site", "").lower() in _OTHER_PAGES:
+    is_page = is_admin and path in page_files()
+    is_others = headers.get("sec-fetch-site", "").lower() in _OTHER_PAGES
+    if is_others and not is_page and (origin is None or is_admin):
         raise Forbidden("a page of another site asks")
+    if is_own and method != "GET" and headers.get("x-admin") != "1":
+        raise Forbidden("a page changes something with the header X-Admin: 1 alone")
     if not _is_own_host(headers.get("host", ""), config.allowed_hosts):
         raise Forbidden("this host name is not in ALLOWED_HOSTS")
     if not config.api_key and _may_be_a_page(headers):
         raise Forbidden("from a browser ask for 127.0.0.1 or localhost")
-    if path.startswith("/admin") and config.admin_token:
+    if is_admin and config.admin_token:
         return  # those routes have a token of their own
-    is_open = path in _OPEN_PATHS or (method == "OPTIONS" and origin is not None)
+    is_open = (
+        path in _OPEN_PATHS or is_page or (method == "OPTIONS" and origin is not None)
+    )
     if config.api_key and not is_open and not _has_key(config, headers):
         raise Unauthorized("a valid key is needed: Authorization: Bearer MLX_API_KEY")
 
@@ -57,9 +66,17 @@ def needs_key(host: str) -> bool:
         return True
 
 
+def given_key(headers: Mapping[str, str]) -> str:
+    """The key that a request came with; "": none."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip()
+    return headers.get("x-api-key", "")
+
+
 def key_id(headers: Mapping[str, str]) -> str | None:
     """A name for the key a request came with; not the key."""
-    given = _given_key(headers)
+    given = given_key(headers)
     return hashlib.sha256(given.encode()).hexdigest()[:16] if given else None
 
 
@@ -84,7 +101,7 @@ def check_admin(config: ServerConfig, headers: Mapping[str, str]) -> None:
         Unauthorized: no token. Forbidden: a wrong one, or not on loopback.
     """
     if config.admin_token:
-        given = _given_key(headers)
+        given = given_key(headers)
         if not given:
             raise Unauthorized("admin routes need Authorization: Bearer ADMIN_TOKEN")
         if not hmac.compare_digest(given.encode(), config.admin_token.encode()):
@@ -95,14 +112,7 @@ def check_admin(config: ServerConfig, headers: Mapping[str, str]) -> None:
 
 def _has_key(config: ServerConfig, headers: Mapping[str, str]) -> bool:
     expected = (config.api_key or "").encode()
-    return hmac.compare_digest(_given_key(headers).encode(), expected)
-
-
-def _given_key(headers: Mapping[str, str]) -> str:
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return token.strip()
-    return headers.get("x-api-key", "")
+    return hmac.compare_digest(given_key(headers).encode(), expected)
 
 
 def _may_be_a_page(headers: Mapping[str, str]) -> bool:

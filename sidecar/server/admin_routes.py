@@ -2,13 +2,18 @@
 
 import importlib.metadata
 import time
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import parse_qs
 
-from sidecar.core.errors import BadRequest, NotFound
+from sidecar.core.errors import BadRequest, Forbidden, NotFound
 from sidecar.infra.recent_lines import RecentLines
+from sidecar.server.access import given_key
+from sidecar.server.admin_codes import AdminCodes
 from sidecar.server.http_messages import Request, Response, json_response
+from sidecar.server.page_files import HEADERS, page_files
 from sidecar.service.chat import ChatService
+from sidecar.service.live_settings import Changed, LiveSettings
 from sidecar.service.models import ModelService
 from sidecar.service.request_history import RequestHistory
 from sidecar.service.run_view import RunView
@@ -33,10 +38,13 @@ class AdminRoutes:
         history: RequestHistory,
         savings: Savings,
         lines: RecentLines,
+        settings: LiveSettings,
     ) -> None:
         self._chat, self._models = chat, models
         self._history, self._savings, self._lines = history, savings, lines
+        self._settings, self._codes = settings, AdminCodes()
         self._started_at = time.time()
+        self._version = importlib.metadata.version("litellm-mlx")
 
     def state(self, request: Request) -> Response:
         """GET /admin/state."""
@@ -45,7 +53,7 @@ class AdminRoutes:
             "schema": SCHEMA,
             "at": time.time(),
             "started_at": self._started_at,
-            "version": importlib.metadata.version("litellm-mlx"),
+            "version": self._version,
             "status": health.status,
             "reason": health.reason,
             "failed_tests": health.failed_tests,
@@ -60,6 +68,21 @@ class AdminRoutes:
             done, total = health.download.done_bytes, health.download.total_bytes
             body["download"] = {"done_bytes": done, "total_bytes": total}
         return json_response(body)
+
+    def issue_code(self, request: Request) -> Response:
+        """POST /admin/code: opens the page once, within a minute."""
+        return json_response({"code": self._codes.issue(given_key(request.headers))})
+
+    def exchange(self, request: Request) -> Response:
+        """POST /admin/exchange: the key that a code stands for; without a key."""
+        body = request.json()
+        code = body.get("code") if isinstance(body, dict) else None
+        if not isinstance(code, str):
+            raise BadRequest("code must be a text", param="code")
+        key = self._codes.exchange(code)
+        if key is None:
+            raise Forbidden("this code is not good, or not any more")
+        return json_response({"key": key})
 
     def savings(self, request: Request) -> Response:
         """GET /admin/savings."""
@@ -79,6 +102,25 @@ class AdminRoutes:
             raise NotFound("no such request runs")
         return json_response({"cancelled": request.tail})
 
+    def settings(self, request: Request) -> Response:
+        """GET /admin/settings."""
+        return json_response({"schema": SCHEMA, "settings": self._settings.rows()})
+
+    def change_settings(self, request: Request) -> Response:
+        """POST /admin/settings: names and values; null takes back what was saved."""
+        body = request.json()
+        if not isinstance(body, dict) or not body:
+            raise BadRequest("the body must be an object of settings")
+        return _changes(self._settings.change(body))
+
+    def reload(self, request: Request) -> Response:
+        """POST /admin/reload-config: the files are read again."""
+        return _changes(self._settings.reload())
+
+
+def _changes(found: list[Changed]) -> Response:
+    return json_response({"schema": SCHEMA, "changed": [asdict(one) for one in found]})
+
 
 def _with_places(running: list[RunView]) -> list[dict[str, Any]]:
     """Each with its place among those that wait; 0: it has begun."""
@@ -87,3 +129,12 @@ def _with_places(running: list[RunView]) -> list[dict[str, Any]]:
         place += view.state == "queued"
         rows.append({**view.as_dict(), "place": place * (view.state == "queued")})
     return rows
+
+
+def page_file(request: Request) -> Response:
+    """GET of a file of the page; 304 where nothing changed."""
+    found = page_files()[request.path]
+    headers = {**HEADERS, "ETag": found.tag}
+    if request.headers.get("if-none-match") == found.tag:
+        return Response(b"", 304, headers=headers)
+    return Response(found.body, 200, found.content_type, headers)

@@ -26,7 +26,7 @@ class ChatRoutes:
 
     def __init__(self, chat: ChatService, config: ServerConfig) -> None:
         self._chat = chat
-        self._config = config
+        self.config = config
 
     def create(self, dialect: Dialect) -> Endpoint:
         """The endpoint that answers a chat."""
@@ -45,14 +45,14 @@ class ChatRoutes:
         return endpoint
 
     def _start(self, asked: ChatRequest, request: Request) -> RunningChat:
-        longest_s = self._config.timeout_chat_s
+        longest_s = self.config.timeout_chat_s
         return self._chat.start_chat(asked, longest_s, request.is_connected)
 
     def _when_loaded(
         self, asked: ChatRequest, request: Request
     ) -> Generator[Event, None, None]:
         """Tell of the load, then answer: what is refused now ends the stream."""
-        yield from self._chat.loading(asked.model, self._config.timeout_chat_s)
+        yield from self._chat.loading(asked.model, self.config.timeout_chat_s)
         running = self._start(asked, request)
         try:
             yield from running.events()

@@ -29,7 +29,7 @@ from sidecar.engine.native.memory_controls import MemoryControls
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.recent_lines import RecentLines
 from sidecar.server import access
-from sidecar.server.admin_routes import AdminRoutes
+from sidecar.server.admin_routes import AdminRoutes, page_file
 from sidecar.server.audio_routes import AudioRoutes
 from sidecar.server.batch_routes import BatchRoutes
 from sidecar.server.cache_routes import CacheRoutes
@@ -44,12 +44,14 @@ from sidecar.server.http_messages import (
 )
 from sidecar.server.model_routes import PREFIX, PUBLIC_PREFIX, ModelRoutes
 from sidecar.server.native_routes import NativeRoutes
+from sidecar.server.page_files import page_files
 from sidecar.service.audio import AudioService
 from sidecar.service.batches.batch_service import BatchService
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.capability_probe import CapabilityProbe
 from sidecar.service.chat import ChatService
 from sidecar.service.encodings import EncodingService
+from sidecar.service.live_settings import LiveSettings
 from sidecar.service.models import ModelService
 from sidecar.service.native import NativeService
 from sidecar.service.request_history import RequestHistory
@@ -90,6 +92,7 @@ class Services:
     history: RequestHistory
     savings: Savings
     lines: RecentLines
+    settings: LiveSettings
 
 
 def dialects_of(services: Services) -> dict[str, Dialect]:
@@ -107,7 +110,8 @@ class Routes:
     def __init__(self, services: Services, config: ServerConfig) -> None:
         self._services = services
         self._config = config
-        routes, audio = ChatRoutes(services.chat, config), AudioRoutes(services.audio)
+        self._chats = routes = ChatRoutes(services.chat, config)
+        audio = AudioRoutes(services.audio)
         self._models = ModelRoutes(services.models, services.capabilities.run)
         self._dialects = dialects_of(services)
         self._table: dict[str, dict[str, Endpoint]] = {
@@ -141,6 +145,10 @@ class Routes:
         self._add_batches(BatchRoutes(services.batches))
         self._add_admin(native)
 
+    def use(self, config: ServerConfig) -> None:
+        """Answer later requests by another configuration."""
+        self._config = self._chats.config = config
+
     def _add_batches(self, batches: BatchRoutes) -> None:
         self._table["/v1/files"] = {"GET": batches.files, "POST": batches.upload}
         self._table["/v1/batches"] = {"GET": batches.batches, "POST": batches.create}
@@ -159,6 +167,7 @@ class Routes:
             services.history,
             services.savings,
             services.lines,
+            services.settings,
         )
         table: dict[str, tuple[str, Endpoint]] = {
             "/admin/models": ("GET", models.all),
@@ -171,9 +180,18 @@ class Routes:
             "/admin/state": ("GET", admin.state),
             "/admin/savings": ("GET", admin.savings),
             "/admin/logs": ("GET", admin.logs),
+            "/admin/reload-config": ("POST", admin.reload),
+            "/admin/code": ("POST", admin.issue_code),
+            "/admin/memory/clear": ("POST", native.clear_memory),
         }
         for path, (method, endpoint) in table.items():
             self._table[path] = {method: self._admin(endpoint)}
+        self._table["/admin/exchange"] = {"POST": admin.exchange}
+        self._table |= {path: {"GET": page_file} for path in page_files()}
+        self._table["/admin/settings"] = {
+            "GET": self._admin(admin.settings),
+            "POST": self._admin(admin.change_settings),
+        }
         self._below_name["/admin/requests", "cancel"] = {
             "POST": self._admin(admin.cancel)
         }

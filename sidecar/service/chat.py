@@ -96,6 +96,10 @@ class ChatService:
         self._lock = threading.Lock()
         self._running: dict[_Named, list[Run]] = {}
 
+    def use(self, defaults: GenerationConfig) -> None:
+        """Settle by other defaults what later requests do not say."""
+        self._defaults = defaults
+
     def start_chat(
         self,
         request: ChatRequest,

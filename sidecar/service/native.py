@@ -64,6 +64,10 @@ class NativeService:
     ) -> None:
         self._pool, self._chat, self._settings = pool, chat, settings
 
+    def use(self, settings: NativeSettings) -> None:
+        """Serve later requests by other settings."""
+        self._settings = settings
+
     def classify(
         self, request: ClassifyRequest, is_connected: Callable[[], bool]
     ) -> list[Classified]:

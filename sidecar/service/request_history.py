@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter, defaultdict, deque
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sidecar.core.conversation import Conversation, ForgetFilter
@@ -87,7 +87,7 @@ class EndedRequest:
             "output_tokens": self.output_tokens,
             "ttft_s": self.ttft_s,
             "seconds": self.seconds,
-            "warmth": asdict(self.warmth),
+            "warmth": self.warmth.as_dict(),
         }
 
 

@@ -1,6 +1,6 @@
 """A request that runs, as people see it who look on."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -33,4 +33,4 @@ class RunView:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sidecar.core.conversation import Conversation
-from sidecar.core.prompt import LOST_SLACK, CacheReport, EarlierTurn
+from sidecar.core.prompt import LOST_SLACK, CacheReport, Divergence, EarlierTurn
 from sidecar.core.requests import ChatRequest
 from sidecar.core.warmth import WARM, Warmth
 from sidecar.kv.drops import Drop
 from sidecar.memory.conversation_memory import ConversationMemory
 from sidecar.pipeline.prepare import PreparedPrompt
 
+_WINDOW_CHARS = 40
 _CUTS = {"edited", "branched", "compacted"}
 
 
@@ -68,7 +69,7 @@ def explain(
     else:
         drop = store.find_drop(conversation, cached_len)
         reason = _why_lost(report, report.earlier, store, drop, cached_len)
-    place = report.divergence if _is_of_text(reason.cause) else None
+    place = _place(request, report) if _is_of_text(reason.cause) else None
     return Warmth(
         reason.cause,
         lost,
@@ -78,6 +79,17 @@ def explain(
         reason.cause.partition(": ")[2] or None,
         *((place.message, place.role, place.before, place.now) if place else ()),
     )
+
+
+def _place(request: ChatRequest, report: CacheReport) -> Divergence | None:
+    """Where it parts from the last prompt; of what parts early, the message alone."""
+    if report.divergence is not None or report.earlier is None:
+        return report.divergence
+    at = report.earlier.num_stable
+    if at >= len(request.messages):
+        return None
+    message = request.messages[at]
+    return Divergence(0, at, message.role, "", message.text[:_WINDOW_CHARS])
 
 
 def _is_of_text(cause: str) -> bool:
@@ -117,7 +129,7 @@ def _why_lost(
 ) -> _Reason:
     if not store.may_restore:
         detail = f"the self-test failed: {', '.join(sorted(store.switched_off))}"
-        return _Reason("switched_off", detail, "mlx-sidecar selftest")
+        return _Reason("switched_off", detail, ".venv/bin/mlx-sidecar selftest")
     if earlier.tools:
         return _Reason("tools", "; ".join(earlier.tools))
     is_same = earlier.num_stable >= earlier.num_messages

@@ -110,12 +110,20 @@ def test_an_idle_server_lets_its_kv_go(model_folder: Callable[[str], Path]) -> N
             assert eventually(lambda: store.rows() == [])
 
 
-def test_without_a_limit_there_is_no_watch(tiny_model: TinyModel) -> None:
-    """PROMPT_CACHE_TTL_SECONDS=0: nothing expires."""
+def test_without_a_limit_it_only_looks_whether_there_is_one(
+    tiny_model: TinyModel, waits: Waits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PROMPT_CACHE_TTL_SECONDS=0: nothing expires, until it is set meanwhile."""
+    clock = Clock(monkeypatch, *TIMED)
     store = PrefixStore(
         KVBudget(Limits(1 << 30, ttl_s=0)), tiny_model("dense").new_cache
     )
-    waits = Waits()
+    gpu_thread().call(lambda: run(store, some_ids(1, 50)))
     Expiry(store.budget, gpu_thread(), waits)
-    assert waits.asked.empty()
+    assert waits.next() == pytest.approx(120)
+    store.budget.use(Limits(1 << 30, ttl_s=60))
+    clock.advance(120)
+    waits.go_on()
+    waits.next()
+    assert store.num_bytes == 0
     assert eviction.expires_in([store._tree], Limits(1)) == float("inf")
