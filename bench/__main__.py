@@ -6,9 +6,10 @@ figures; replay: recorded sessions by the clock; hostile: good clients beside ho
 ones; loading: a stream while a model is loaded; vision: a talk with screenshots; disk:
 prompts brought back from it; writes: talks while KV is written to it; kept: what a turn
 costs beside the model; structured: what a schema costs; speculation: what drafts gain;
-streams: steps over HTTP against mlx-lm's batch; native: labels, and adapters; prefill:
-how fast prompts are read; sampling: what an option costs; gaps: the longest wait of a
-stream; page: what open admin pages cost; start: from the start of a process to its first answer.
+streams: steps over HTTP against mlx-lm's batch; native: labels, and adapters;
+prefill: how fast prompts are read; sampling: what an option costs; gaps: the longest
+wait of a stream; page: what open admin pages cost; start: from the start of a process
+to its first answer.
 `NAME --help` says more.
 `python -m bench --device-model` runs overhead, compare and replay with a model of the
 size that a GPU serves.

@@ -12,10 +12,11 @@ way. What cannot be done raises a `SidecarError`, whose message says why.
 """
 
 import contextlib
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -24,7 +25,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from sidecar.app import Core, build_core
-from sidecar.config.settings import load_config
+from sidecar.config.settings import SECTIONS, Config, load_config
+from sidecar.config.sources import ConfigError, spellings
 from sidecar.core.errors import (
     BadRequest,
     GenerationFailed,
@@ -96,7 +98,7 @@ class Piece:
 
 
 def open_model(
-    path: str | None = None, settings: Mapping[str, str] | None = None
+    path: str | Path | None = None, settings: Mapping[str, str] | None = None
 ) -> "Model":
     """
     Load a model and wait for it.
@@ -108,9 +110,7 @@ def open_model(
     Raises:
         ConfigError: a setting is wrong. SidecarError: it cannot be loaded.
     """
-    named = {"MODEL_PATH": path} if path is not None else {}
-    flags = {**_ON_ITS_OWN, **named, **(settings or {})}
-    core = build_core(load_config(flags, _NO_FILE, {}))
+    core = build_core(settings_of(path, settings))
     model = Model(core)
     try:
         core.pool.start_loading()
@@ -121,7 +121,32 @@ def open_model(
     return model
 
 
-def asgi(path: str | None = None, settings: Mapping[str, str] | None = None) -> AsgiApp:
+def settings_of(path: str | Path | None, settings: Mapping[str, str] | None) -> Config:
+    """
+    The configuration of a model that is opened; nothing is loaded.
+
+    Raises:
+        ConfigError: a setting is unknown, no text, or out of its range.
+    """
+    for name, value in (settings or {}).items():
+        if name not in _names():
+            raise ConfigError(f"{name} is no setting")
+        if not isinstance(value, str):
+            raise ConfigError(f"{name} must be a text, as it would stand in .env")
+    named = {"MODEL_PATH": str(path)} if path is not None else {}
+    return load_config({**_ON_ITS_OWN, **named, **(settings or {})}, _NO_FILE, {})
+
+
+@functools.cache
+def _names() -> frozenset[str]:
+    """All spellings of all settings."""
+    items = (item for section in SECTIONS for item in fields(section))
+    return frozenset(name for item in items for name in spellings(item))
+
+
+def asgi(
+    path: str | Path | None = None, settings: Mapping[str, str] | None = None
+) -> AsgiApp:
     """
     Load a model for a program with a server of its own, to be mounted at `/v1`.
 
@@ -165,6 +190,8 @@ class Model:
         Raises:
             SidecarError: at the first piece: it cannot be done.
         """
+        if fields.get("echo"):
+            raise BadRequest("echo must be left out: the prompt is known", param="echo")
         body = {"prompt": _one(prompt), **fields, "include_metrics": True}
         body.setdefault("logprobs", 0)
 
@@ -200,17 +227,18 @@ class Model:
 
     def classify(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Sequence[str | Sequence[int]] | None = None,
         labels: Sequence[str] = (),
         **fields: Any,
     ) -> list[Json]:
         """
-        The next token of each prompt, and how likely each label is.
+        The next token of each prompt or conversation (`messages`), and of labels.
 
         Args:
             fields: of `POST /native/classify`.
         """
-        body = {"prompts": _listed(prompts), "labels": list(labels), **fields}
+        body = {"labels": list(labels), **fields}
+        body |= {} if prompts is None else {"prompts": _listed(prompts)}
 
         def run(request_id: str, is_wanted: Callable[[], bool]) -> Sequence[Classified]:
             request = parse_classify(body, _facts(request_id))
@@ -242,16 +270,21 @@ class Model:
         return self._call(run)
 
     def inspect_attention(
-        self, prompt: str | Sequence[int], layers: Sequence[int] | None = None
+        self,
+        prompt: str | Sequence[int] | None = None,
+        layers: Sequence[int] | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
     ) -> Json:
         """
-        The keys that each layer keeps of a prompt.
+        The keys that each layer keeps of a prompt, or of one conversation.
 
         Returns:
             What `POST /native/attention` answers; `keys`: by layer, arrays (heads,
             positions, head dim) in float32, None where a layer has none.
         """
-        body: Json = {"prompt": _one(prompt), "format": "npz"}
+        body: Json = {"format": "npz"}
+        body |= {} if prompt is None else {"prompt": _one(prompt)}
+        body |= {} if messages is None else {"messages": list(messages)}
         if layers is not None:
             body["layers"] = list(layers)
 
@@ -314,7 +347,7 @@ class Model:
             }
 
     def metrics(self) -> Json | None:
-        """What the last answer took; None: there was none yet."""
+        """What the last whole answer of `generate` or `chat` took; None: none yet."""
         return None if self._metrics is None else asdict(self._metrics)
 
     def err(self) -> str | None:
@@ -349,6 +382,9 @@ class Model:
         if was_closed:
             return 0
         self.cancel()
+        # Who holds an app of this model is told at once that it is gone.
+        self._core.pool.drain()
+        self._core.shared.admission.drain()
         self._core.services.chat.stop()
         gpu = self._core.shared.gpu
         before = gpu.call(mx.get_active_memory)

@@ -13,7 +13,7 @@ def main(argv: list[str]) -> int:
 
     try:
         run_fuse(argv)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         sys.stderr.write(f"fuse: {error}\n")
         return 1
     return 0

@@ -8,16 +8,20 @@ answers is written to stdout.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Generator, Iterable
 from typing import IO, TYPE_CHECKING, Any
 
 from sidecar.config.sources import ConfigError
 from sidecar.core.errors import SidecarError
+from sidecar.engine.loading.checkpoint_files import memory_limit
+from sidecar.engine.loading.model_place import early_fault
 from sidecar.infra.logs import setup_logging
 
 if TYPE_CHECKING:
@@ -25,7 +29,8 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-_MAX_CHARS = 64 << 20  # of a line
+_MAX_BYTES = 64 << 20  # of a line
+_AGAIN_S = 0.01
 _GREEDY: Json = {
     "max_tokens": 256, "temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0,
     "repetition_penalty": 1,
@@ -39,7 +44,12 @@ def main(argv: list[str]) -> int:
     # Whatever a library prints must not stand among the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    Session(answers).run(sys.stdin)
+    try:
+        Session(answers).run(sys.stdin.buffer)
+    except BrokenPipeError:  # nobody reads any more
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        os._exit(0)  # the thread that reads stdin holds what an ordinary end waits for
     return 0
 
 
@@ -60,45 +70,56 @@ class Session:
         self._lock = threading.Lock()
         self._model: Model | None = None
         self._commands: queue.SimpleQueue[Json | None] = queue.SimpleQueue()
-        self._is_running = threading.Event()
+        self._num_heard = 0  # commands that were heard and are not done
+        self._is_doing = False
         self._is_cancelled = False
         self._acts: dict[str, Callable[[Json], Json | None]] = {
             "load": self._load,
             "generate": self._generate,
             "chat": self._chat,
-            "info": lambda _: self._loaded().info(),
+            "info": self._info,
             "classify": self._classify,
             "batch_generate": self._batch_generate,
         }
 
-    def run(self, lines: Iterable[str]) -> None:
-        """Do what the lines say, until one says `quit` or there are no more."""
+    def run(self, lines: Iterable[bytes]) -> None:
+        """
+        Do what the lines say, until one says `quit` or there are no more.
+
+        Raises:
+            BrokenPipeError: nobody reads the answers; the model is closed.
+        """
         reader = threading.Thread(
             target=self._read, args=[lines], name="jsonl", daemon=True
         )
         reader.start()
-        while (command := self._commands.get()) is not None:
-            self._do(command)
-        if self._model is not None:
-            self._model.close()
+        try:
+            while (command := self._commands.get()) is not None:
+                self._do(command)
+        finally:
+            if self._model is not None:
+                self._model.close()
 
-    def _read(self, lines: Iterable[str]) -> None:
+    def _read(self, lines: Iterable[bytes]) -> None:
         try:
             for line in lines:
                 if line.strip() and self._take(line):
                     break
-        except (OSError, ValueError) as error:  # no UTF-8, a closed pipe
-            self._write(None, {"error": f"the input cannot be read: {error}"})
+        except BrokenPipeError:
+            pass  # nobody reads the answers
+        except (OSError, ValueError) as error:  # a closed pipe
+            with contextlib.suppress(OSError):
+                self._write(None, {"error": f"the input cannot be read: {error}"})
         self._commands.put(None)
 
-    def _take(self, line: str) -> bool:
+    def _take(self, line: bytes) -> bool:
         """Hear a line; whether it is the last."""
-        if len(line) > _MAX_CHARS:
-            self._write(None, {"error": f"a line has {_MAX_CHARS} characters at most"})
+        if len(line) > _MAX_BYTES:
+            self._write(None, {"error": f"a line has {_MAX_BYTES} bytes at most"})
             return False
         try:
             command = json.loads(line)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError):  # no UTF-8 is a ValueError
             self._write(None, {"error": "the line is no JSON"})
             return False
         if not isinstance(command, dict):
@@ -109,21 +130,33 @@ class Session:
             return False
         if command.get("cmd") == "quit":
             return True
+        with self._lock:
+            self._num_heard += 1
         self._commands.put(command)
         return False
 
     def _cancel(self) -> None:
-        """End what runs; nothing is said where nothing does."""
-        model = self._model
-        if self._is_running.is_set() and model is not None:
+        """
+        End what runs, or what is to run next; nothing is said where nothing does.
+
+        It may come before its call has begun: it is told again until that has ended.
+        """
+        with self._lock:
+            if not self._num_heard:
+                return
             self._is_cancelled = True
-            model.cancel()
+        threading.Thread(target=self._end_call, name="cancel", daemon=True).start()
+
+    def _end_call(self) -> None:
+        while self._is_cancelled:
+            if (model := self._model) is not None:
+                model.cancel()
+            time.sleep(_AGAIN_S)
 
     def _do(self, command: Json) -> None:
         name = command.get("cmd")
         fields = {k: v for k, v in command.items() if k not in ("cmd", "id")}
-        self._is_cancelled = False
-        self._is_running.set()
+        self._is_doing = True
         try:
             act = self._acts.get(name) if isinstance(name, str) else None
             if act is None:
@@ -134,12 +167,21 @@ class Session:
             answer = {"error": str(error)}
             if self._is_cancelled:
                 answer = {"done": True, "cancelled": True}
+        except BrokenPipeError:
+            raise
         except Exception as error:  # noqa: BLE001 - the process lives on
             answer = {"error": f"internal error: {error!r}"}
         finally:
-            self._is_running.clear()
+            self._end_command()
         if answer is not None:
             self._write(command.get("id"), answer)
+
+    def _end_command(self) -> None:
+        """A cancel from now on is the next command's; before its last line is sent."""
+        with self._lock:
+            if self._is_doing:
+                self._is_doing = self._is_cancelled = False
+                self._num_heard -= 1
 
     def _loaded(self) -> "Model":
         if self._model is None:
@@ -147,7 +189,7 @@ class Session:
         return self._model
 
     def _load(self, fields: Json) -> Json:
-        from sidecar.library import open_model
+        from sidecar.library import open_model, settings_of
 
         path, settings = fields.get("path"), fields.get("settings") or {}
         _require_known(fields, ("path", "settings"))
@@ -157,6 +199,9 @@ class Session:
             isinstance(value, str) for value in settings.values()
         ):
             raise BadCommand("settings must be an object of strings")
+        settings_of(path, settings)  # a wrong one costs nobody his model
+        if path is not None and (fault := early_fault(path, memory_limit(None, None))):
+            raise BadCommand(fault)
         if self._model is not None:
             self._model.close()
             self._model = None
@@ -168,10 +213,15 @@ class Session:
             "vocab_size": info["vocab_size"],
         }
 
+    def _info(self, fields: Json) -> Json:
+        _require_known(fields, ())
+        return self._loaded().info()
+
     def _generate(self, fields: Json) -> None:
         model, prompt = self._loaded(), fields.pop("prompt", None)
         if not isinstance(prompt, str | list):
             raise BadCommand("prompt must be a string or token ids")
+        _refuse_logprobs(fields)
         id_ = fields.pop("id")
         self._say(id_, model.generate(prompt, **_GREEDY | fields))
 
@@ -179,17 +229,20 @@ class Session:
         model, messages = self._loaded(), fields.pop("messages", None)
         if not isinstance(messages, list):
             raise BadCommand("messages must be a list")
+        _refuse_logprobs(fields)
         id_ = fields.pop("id")
         self._say(id_, model.chat(messages, **_GREEDY | fields))
 
-    def _say(self, id_: Any, pieces: "Iterable[Piece]") -> None:
+    def _say(self, id_: Any, pieces: "Generator[Piece, None, None]") -> None:
         """A line for each token, then one that says how it ended."""
         num_tokens, reason = 0, None
-        for piece in pieces:
-            num_tokens += len(piece.tokens)
-            reason = piece.finish_reason or reason
-            for line in _lines_of(piece):
-                self._write(id_, line)
+        with contextlib.closing(pieces):
+            for piece in pieces:
+                num_tokens += len(piece.tokens)
+                reason = piece.finish_reason or reason
+                for line in _lines_of(piece):
+                    self._write(id_, line)
+        self._end_command()
         model = self._loaded()
         if reason is None:
             self._write(id_, {"done": True, "cancelled": True})
@@ -204,9 +257,9 @@ class Session:
         self._write(id_, done)
 
     def _classify(self, fields: Json) -> Json:
-        prompts, labels = fields.pop("prompts", []), fields.pop("labels", [])
+        prompts, labels = fields.pop("prompts", None), fields.pop("labels", [])
         del fields["id"]
-        if not isinstance(prompts, list) or not isinstance(labels, list):
+        if not isinstance(prompts, list | None) or not isinstance(labels, list):
             raise BadCommand("prompts and labels must be lists")
         return {"results": self._loaded().classify(prompts, labels, **fields)}
 
@@ -244,10 +297,18 @@ def _lines_of(piece: "Piece") -> list[Json]:
     ]
 
 
+def _refuse_logprobs(fields: Json) -> None:
+    """A line has a token and its id, nothing else."""
+    for name in ("logprobs", "top_logprobs"):
+        if (value := fields.get(name)) is not None and value is not False:
+            raise BadCommand(f"{name} must be left out here")
+
+
 def _require_known(fields: Json, known: tuple[str, ...]) -> None:
     for name in fields:
         if name not in (*known, "id"):
-            raise BadCommand(f"{name} is not one of {', '.join(known)}")
+            named = f"one of {', '.join(known)}" if known else "a field of it"
+            raise BadCommand(f"{name} is not {named}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -129,7 +129,7 @@ def parse_batch(body: Any, facts: RequestFacts) -> BatchRequest:
     if fields.integer("n", 1, 1 << 31) not in (None, 1):
         raise BadRequest("n must be 1 in a batch: repeat the prompt", param="n")
     for name in _NOT_OF_A_BATCH:
-        if fields.raw(name) not in (None, False):
+        if (value := fields.raw(name)) is not None and value is not False:
             raise BadRequest(f"{name} must be left out in a batch", param=name)
     shared = {k: v for k, v in body.items() if k not in ("prompts", "messages")}
     if fields.raw("messages") is not None:

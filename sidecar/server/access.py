@@ -21,6 +21,8 @@ _OPEN_PATHS = ("/health", "/ready", _EXCHANGE)
 _OWN_NAMES = ("localhost", "host.docker.internal")
 # Images, scripts and links of a page bring no Origin; browsers say this of them.
 _OTHER_PAGES = ("cross-site", "same-site")
+# What is not for clients, but for who runs the server.
+ADMIN_PATHS = ("/admin", "/native/memory", "/native/device", "/native/train")
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]+))(?::\d*)?")
 
 
@@ -33,7 +35,7 @@ def check(
     Raises:
         Forbidden: foreign origin or host name. Unauthorized: no key or a wrong one.
     """
-    origin, is_admin = headers.get("origin"), path.startswith("/admin")
+    origin, is_admin = headers.get("origin"), path.startswith(ADMIN_PATHS)
     is_own = is_admin and origin == f"http://{headers.get('host', '')}"
     if origin is not None and not is_own and origin not in config.cors_allow_origins:
         raise Forbidden("this origin is not in CORS_ALLOW_ORIGINS")

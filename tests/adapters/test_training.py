@@ -1,6 +1,7 @@
 """Adapters that are trained here: served at once, and by mlx-lm as well."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -320,6 +321,17 @@ def test_on_the_command_line(served: Served, tmp_path: Path) -> None:
 
     apart = gpu_thread().call(lambda: logits(fused, None) - logits(base, out))
     assert np.abs(apart).max() < 1e-3
+    # A config that leaves out what the weights show is served, so it is fused, too.
+    bare, again = tmp_path / "bare", tmp_path / "again"
+    shutil.copytree(base, bare)
+    config = json.loads((bare / "config.json").read_text())
+    config |= {"model_type": None}
+    del config["head_dim"]
+    (bare / "config.json").write_text(json.dumps(config))
+    done = run("fuse", f"--model={bare}", "--adapter-path", out, "--save-path", again)
+    assert done.returncode == 0, done.stderr
+    apart = gpu_thread().call(lambda: logits(again, None) - logits(fused, None))
+    assert np.abs(apart).max() == 0
 
 
 def test_bad_rows_are_named_by_their_line(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def test_what_the_server_has_no_room_for_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_runner, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(batch_runner, "_SHORT_PAUSE_S", 0.01)
     asked = list[str]()
 
     def answer(call: BatchCall) -> BatchReply:
@@ -64,10 +65,36 @@ def test_what_the_server_has_no_room_for_is_asked_again(
     assert found["line-0"]["response"]["body"] == {"said": "yes"}
 
 
+def test_what_has_no_room_holds_no_other_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that always gets 503 waits alone: the others are answered meanwhile."""
+    monkeypatch.setattr(batch_runner, "_SHORT_PAUSE_S", 0.01)
+    others_done = threading.Event()
+    seen = set[str]()
+
+    def answer(call: BatchCall) -> BatchReply:
+        word = json.loads(call.body)["messages"][0]["content"]
+        if word == "late" and not others_done.is_set():
+            return BatchReply(503, {"error": "busy"})
+        seen.add(word)
+        if len(seen) == 6:
+            others_done.set()
+        return _DONE
+
+    with running(tmp_path, answer) as (service, _):
+        words = ["late", *map(str, range(6))]
+        lines = [chat_line(f"line-{word}", word) for word in words]
+        file = service.upload("me", "a.jsonl", written(lines))
+        batch = finished(service.create("me", BatchOrder(file.id, CHAT, 24)))
+    assert (batch.status, batch.num_completed) == ("completed", 7)
+
+
 def test_what_never_has_room_fails_at_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_runner, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(batch_runner, "_SHORT_PAUSE_S", 0.01)
     busy = BatchReply(429, {"error": "busy"})
     with running(tmp_path, lambda call: busy) as (service, _):
         batch = finished(begin(service, 2))
@@ -107,6 +134,7 @@ def test_an_expired_batch_is_so_though_its_end_cannot_be_kept_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_runner, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(batch_runner, "_SHORT_PAUSE_S", 0.01)
     with running(tmp_path, lambda call: BatchReply(503, {})) as (service, runner):
         batch = begin(service, 3, hours=1)
         waited(lambda: batch.status, lambda status: status == "in_progress", 60)

@@ -1,6 +1,7 @@
 """`mlx-sidecar jsonl`: a process that is asked on stdin and answers on stdout."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -159,3 +160,75 @@ def test_fifty_malformed_lines_end_nothing(session: Session, load: Json) -> None
             assert session.read()["ok"]
     session.send({"cmd": "generate", "prompt": "one", "max_tokens": 2})
     assert len(session.until_done()) == 3
+
+
+def test_a_cancel_right_behind_its_call(session: Session, load: Json) -> None:
+    """In the same write: it comes before the call has begun."""
+    session.send(load)
+    assert session.read()["ok"]
+    for _ in range(5):
+        call = {"cmd": "generate", "prompt": "a", "max_tokens": 2000}
+        session.send(call, {"cmd": "cancel"})
+        assert session.until_done()[-1] == {"done": True, "cancelled": True}
+    session.send({"cmd": "generate", "prompt": "a", "max_tokens": 2})
+    assert session.until_done()[-1]["finish_reason"] == "length"
+
+
+def test_bytes_that_are_no_text(load: Json) -> None:
+    """Whatever the locale: what was sent before is done."""
+    generate = json.dumps({"cmd": "generate", "prompt": "a", "max_tokens": 1}).encode()
+    lines = [json.dumps(load).encode(), generate, b"\xff\xfe", generate]
+    ended = subprocess.run(
+        [sys.executable, "-m", "sidecar", "jsonl"], input=b"\n".join(lines) + b"\n",
+        capture_output=True, timeout=_WAIT_S, check=True,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+    )  # fmt: skip
+    found = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert sum("finish_reason" in one for one in found) == 2
+    assert {"error": "the line is no JSON"} in found
+
+
+def test_a_reader_that_goes_away(session: Session, load: Json) -> None:
+    session.send(load)
+    assert session.read()["ok"]
+    session.send({"cmd": "generate", "prompt": "a", "max_tokens": 2000})
+    session.read()
+    assert session.process.stdout
+    session.process.stdout.close()
+    assert session.process.wait(_WAIT_S) == 0
+
+
+def test_a_load_that_cannot_be_leaves_the_model(session: Session, load: Json) -> None:
+    session.send(load)
+    assert session.read()["ok"]
+    for bad in (
+        {"path": "/nonexistent"},
+        {"settings": {"NOPE": "1"}},
+        {"settings": {"MAX_KV_SIZE": "x"}},
+    ):
+        session.send({"cmd": "load", **bad}, {"cmd": "info"})
+        assert "error" in session.read()
+        assert "vocab_size" in session.read()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        {"cmd": "info", "banana": 1},
+        {"cmd": "generate", "prompt": "a", "logprobs": 5},
+        {"cmd": "chat", "messages": [], "top_logprobs": 0},
+    ],
+)
+def test_what_has_no_effect_is_refused(
+    session: Session, load: Json, command: Json
+) -> None:
+    session.send(load, command)
+    assert session.read()["ok"]
+    assert "error" in session.read()
+
+
+def test_conversations_are_classified(session: Session, load: Json) -> None:
+    talks = [[{"role": "user", "content": "a"}]]
+    session.send(load, {"cmd": "classify", "messages": talks})
+    assert session.read()["ok"]
+    assert len(session.read()["results"]) == 1

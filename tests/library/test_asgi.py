@@ -115,3 +115,18 @@ def test_a_key_is_asked_for_where_one_is_set(tmp_path: Path) -> None:
         assert httpx.get(f"{url}/models").status_code == 401
         key = {"Authorization": "Bearer secret"}
         assert httpx.get(f"{url}/models", headers=key).status_code == 200
+
+
+def test_a_model_that_was_closed_says_so(tmp_path: Path) -> None:
+    """At once, streamed or not."""
+    folder = make_model(tmp_path / "dense", "dense")
+    model = open_model(str(folder))
+    talk = [{"role": "user", "content": "Hello"}]
+    with _mounted(model, "/v1") as url:
+        model.close()
+        for stream in (False, True):
+            body = {"model": "local", "messages": talk, "stream": stream}
+            answer = httpx.post(f"{url}/chat/completions", json=body, timeout=20)
+            assert answer.status_code == 503, answer.text
+        body = {"model": "local", "prompt": "a"}
+        assert httpx.post(f"{url}/completions", json=body).status_code == 503

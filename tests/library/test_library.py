@@ -229,3 +229,32 @@ def test_losses_against_numbers() -> None:
     mean = library.losses.mse_loss(mx.array(logits), mx.zeros((2, 3)))
     assert mean.item() == pytest.approx(float((logits**2).mean()), abs=1e-5)
     assert library.losses is nn.losses
+
+
+def test_settings_that_are_none_are_refused(folder: str) -> None:
+    """As a `.env` warns of them; a path may be a Path."""
+    for wrong in ({"MAX_KVSIZE": "100"}, {"MAX_KV_SIZE": 100}, {"MAX_KV_SIZE": "x"}):
+        with pytest.raises(ConfigError, match="MAX_KV"):
+            open_model(folder, wrong)  # type: ignore[arg-type]
+    with open_model(Path(folder), {"CACHE_SELFTEST": "off"}) as model:
+        assert model.info()["vocab_size"] > 0
+
+
+def test_conversations_are_taken_where_http_takes_them(model: Model) -> None:
+    talk = [{"role": "user", "content": "Hello"}]
+    assert len(model.classify(messages=[talk, talk])) == 2
+    assert model.inspect_attention(messages=talk)["keys"]
+    with pytest.raises(SidecarError, match="echo"):
+        next(model.generate("a", echo=True))
+
+
+def test_each_prompt_is_drawn_for_itself(model: Model) -> None:
+    """Of equal ones, too; with a seed, as before."""
+    asked = {"temperature": 2.0, "top_k": 0, "top_p": 1, "min_p": 0}
+    tokens = [r["token"]["id"] for r in model.classify(["Once upon"] * 60, **asked)]
+    assert len(set(tokens)) > 5
+    again = [
+        [r["token"]["id"] for r in model.classify(["Once"] * 20, seed=7, **asked)]
+        for _ in range(2)
+    ]
+    assert again[0] == again[1]

@@ -117,6 +117,22 @@ def test_the_files_are_for_all_and_the_data_is_not(with_token: App) -> None:
     )
 
 
+def test_two_keys_open_what_they_are_for(model_folder: Callable[[str], Path]) -> None:
+    """MLX_API_KEY what clients ask, ADMIN_TOKEN all that is not for clients."""
+    settings = {
+        "MODEL_PATH": str(model_folder("dense")),
+        "MLX_API_KEY": "a-client-key",
+        "ADMIN_TOKEN": TOKEN,
+    }
+    admin, client = f"Authorization: Bearer {TOKEN}", "X-API-Key: a-client-key"
+    with running_sidecar(settings, ready=False) as app:
+        for path in ("/admin/models", "/native/memory", "/native/train"):
+            assert send(app, path, admin, method="GET").status_code == 200
+            assert send(app, path, client, method="GET").status_code == 403
+        assert send(app, "/v1/models", client, method="GET").status_code == 200
+        assert send(app, "/v1/models", admin, method="GET").status_code == 401
+
+
 def test_a_code_is_good_once(with_token: App) -> None:
     assert send(with_token, "/admin/code").status_code == 401
     right = f"Authorization: Bearer {TOKEN}"

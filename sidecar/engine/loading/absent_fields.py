@@ -18,15 +18,16 @@ def absent_fields(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     Qwen3 has a norm of its queries, Qwen2 has none and a bias. mlx-lm builds no model
     without the first, and no Qwen3 without the second.
     """
-    kind = config.get("model_type")
-    is_complete = isinstance(kind, str) and (kind != "qwen3" or "head_dim" in config)
+    kind, has_head_dim = config.get("model_type"), config.get("head_dim") is not None
+    is_complete = isinstance(kind, str) and (kind != "qwen3" or has_head_dim)
     if is_complete or "model_file" in config:
         return {}
     shapes = _shapes(folder)
     if not isinstance(kind, str):
         kind = _kind(shapes)
-    found: dict[str, Any] = {} if "model_type" in config else {"model_type": kind}
-    if kind == "qwen3" and "head_dim" not in config:
+    is_named = config.get("model_type") is not None
+    found: dict[str, Any] = {} if is_named else {"model_type": kind}
+    if kind == "qwen3" and not has_head_dim:
         found["head_dim"] = _head_dim(shapes)
     return {name: value for name, value in found.items() if value is not None}
 

@@ -16,7 +16,7 @@ from sidecar.core.errors import BadRequest, GenerationFailed
 from sidecar.engine.native.last_logits import LastLogits
 from sidecar.engine.native.prompt_chunks import compute_in_chunks
 from sidecar.engine.paced_batches import PacedBatches
-from sidecar.engine.sampling import Sampling, make_row_sampler
+from sidecar.engine.sampling import Sampler, Sampling, make_row_sampler
 from sidecar.engine.text_engine import TextEngine
 from sidecar.kv.kv_layers import give_back_much
 
@@ -114,9 +114,11 @@ class Classifier:
         """
         texts = [[*prompt, *labels.shared] for prompt in prompts]
         last = LastLogits(self._engine.model)
+        vocab_size = self._engine.model.vocab_size
 
-        def read(logits: mx.array) -> list[NextToken]:
-            return self._read(logits, labels, sampling, with_logits=with_logits)
+        def read(logits: mx.array, places: Sequence[int]) -> list[NextToken]:
+            draws = [make_row_sampler(sampling, vocab_size, at) for at in places]
+            return _read(logits, labels, draws, with_logits=with_logits)
 
         steps = self._steps(texts, last, read, check)
         return self._engine.run_beside(steps, max(map(len, texts)))
@@ -125,7 +127,7 @@ class Classifier:
         self,
         texts: Sequence[Ids],
         last: LastLogits,
-        read: Callable[[mx.array], list[NextToken]],
+        read: Callable[[mx.array, Sequence[int]], list[NextToken]],
         check: Callable[[], None],
     ) -> Generator[None, None, list[NextToken]]:
         """The short ones in batches, then each long one in chunks."""
@@ -133,14 +135,15 @@ class Classifier:
         short = [i for i in places if len(texts[i]) <= self._chunk_len]
 
         def run(batch: list[int]) -> list[NextToken]:
-            return read(last([texts[short[i]] for i in batch]))
+            own = [short[i] for i in batch]
+            return read(last([texts[place] for place in own]), own)
 
         batched = self._batches.steps([texts[i] for i in short], check, run)
         found = dict(zip(short, (yield from batched), strict=True))
         for place in places:
             if place not in found:
                 logits = yield from self._long(texts[place], last, check)
-                (found[place],) = read(logits)
+                (found[place],) = read(logits, [place])
         return [found[place] for place in places]
 
     def _long(
@@ -153,30 +156,28 @@ class Classifier:
         yield from compute_in_chunks(model, text[:done], cache, self._chunk_len, check)
         return last([text[done:]], cache)
 
-    def _read(
-        self,
-        logits: mx.array,
-        labels: LabelTokens,
-        sampling: Sampling,
-        *,
-        with_logits: bool,
-    ) -> list[NextToken]:
-        vocab_size = self._engine.model.vocab_size
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        rows = range(len(logits))
-        samplers = [make_row_sampler(sampling, vocab_size, 0) for _ in rows]
-        drawn = [samplers[row](logprobs[row : row + 1]) for row in rows]
-        columns = logits[:, mx.array(labels.own)] if labels.own else logits[:, :0]
-        tokens, scores = mx.concatenate(drawn), mx.softmax(columns, axis=-1)
-        is_lost = mx.isnan(logits).any()
-        mx.eval(tokens, scores, logits, is_lost)
-        if is_lost.item():
-            raise GenerationFailed("the model gives no numbers for these prompts")
-        give_back_much()
-        whole = np.array(logits) if with_logits else None
-        return [
-            NextToken(token, tuple(own), None if whole is None else whole[row])
-            for row, (token, own) in enumerate(
-                zip(np.array(tokens).tolist(), np.array(scores).tolist(), strict=True)
-            )
-        ]
+
+def _read(
+    logits: mx.array,
+    labels: LabelTokens,
+    draws: Sequence[Sampler],
+    *,
+    with_logits: bool,
+) -> list[NextToken]:
+    """What rows of logits say, each drawn from with randomness of its own."""
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    drawn = [draw(logprobs[row : row + 1]) for row, draw in enumerate(draws)]
+    columns = logits[:, mx.array(labels.own)] if labels.own else logits[:, :0]
+    tokens, scores = mx.concatenate(drawn), mx.softmax(columns, axis=-1)
+    is_lost = mx.isnan(logits).any()
+    mx.eval(tokens, scores, logits, is_lost)
+    if is_lost.item():
+        raise GenerationFailed("the model gives no numbers for these prompts")
+    give_back_much()
+    whole = np.array(logits) if with_logits else None
+    return [
+        NextToken(token, tuple(own), None if whole is None else whole[row])
+        for row, (token, own) in enumerate(
+            zip(np.array(tokens).tolist(), np.array(scores).tolist(), strict=True)
+        )
+    ]

@@ -36,6 +36,7 @@ class BatchRun:
         self._good = AnswerFile(files.path(batch.output_id))
         self._bad = AnswerFile(files.path(batch.error_id))
         self._waiting = deque(left_over(lines, self._good, self._bad))
+        self._due: dict[str, float] = {}  # of those that were put off, by custom id
         self.num_begun = 0  # that are being answered now
         self.not_before = 0.0  # of the monotonic clock: then the next one may begin
         self.settled_not_before = 0.0  # then its end may be tried again
@@ -53,10 +54,31 @@ class BatchRun:
         """Whether all are answered."""
         return not (self._waiting or self.num_begun)
 
-    def take(self) -> BatchLine:
-        """The next request; it is answered, or given back."""
+    def has_due(self, now: float) -> bool:
+        """Whether one may begin."""
+        return now >= self.not_before and self._next_due(now) is not None
+
+    def take(self, now: float) -> BatchLine:
+        """The next request that may begin; it is answered, or given back."""
+        line = self._next_due(now)
+        assert line is not None
+        self._waiting.remove(line)
+        self._due.pop(line.custom_id, None)
         self.num_begun += 1
-        return self._waiting.popleft()
+        return line
+
+    def put_off(self, line: BatchLine, due: float) -> None:
+        """It is tried again then; others begin meanwhile."""
+        self._due[line.custom_id] = due
+        self.num_begun -= 1
+        self._waiting.append(line)
+
+    def _next_due(self, now: float) -> BatchLine | None:
+        if not self._due:
+            return self._waiting[0] if self._waiting else None
+        due = self._due
+        lines = (line for line in self._waiting if due.get(line.custom_id, 0.0) <= now)
+        return next(lines, None)
 
     def give_back(self, line: BatchLine) -> None:
         """It is the next one again."""

@@ -30,7 +30,7 @@ _YIELD_S = 1.0  # how long a request waits for what is ended: a step, mostly
 _LOOK_S = 0.2
 _STOP_S = 10.0
 _TRIES = 20  # for a request that the server has no room for
-_LONGEST_PAUSE_S = 30.0
+_SHORT_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _OK, _BUSY = 200, (429, 503)
 
 
@@ -252,16 +252,14 @@ class BatchRunner:
         ready = [
             run
             for run in self._runs.values()
-            if run.has_waiting
-            and run.batch.status == "in_progress"
-            and now >= run.not_before
+            if run.batch.status == "in_progress" and run.has_due(now)
         ]
         if not ready:
             self.is_active = bool(self._begun)
             return None
         run = min(ready, key=lambda run: (run.num_begun, run.last_turn))
         run.last_turn = next(self._turns)
-        line = run.take()
+        line = run.take(now)
         try:
             body = line.body(run.input)
         except (OSError, ValueError) as error:
@@ -309,9 +307,10 @@ class BatchRunner:
             return
         self._tries[name] += reply.status in _BUSY
         if reply.status in _BUSY and self._tries[name] < _TRIES:
+            now = time.monotonic()
             pause_s = min(0.5 * 2 ** self._tries[name], _LONGEST_PAUSE_S)
-            run.not_before = time.monotonic() + pause_s
-            run.give_back(line)
+            run.not_before = now + _SHORT_PAUSE_S  # others may find room sooner
+            run.put_off(line, now + pause_s)
             return
         try:
             run.answered(line, begun.call.request_id, reply.status, reply.body)
