@@ -6,12 +6,14 @@ Order: ports free? -> sidecar up -> which models? -> LiteLLM config -> LiteLLM u
 
 import argparse
 import contextlib
+import importlib
 import importlib.metadata
 import platform
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from litellm_mlx.file_limit import raise_file_limit
 from litellm_mlx.launcher.ports import Claim, PidFile, PortHeld, claim_port
@@ -38,6 +40,10 @@ from litellm_mlx.launcher.settings import (
 )
 from litellm_mlx.launcher.supervisor import ServiceFailed, StopRequested, Supervisor
 
+_VERBS = {
+    "launch": "litellm_mlx.launcher.clients.launch",
+    "admin": "litellm_mlx.launcher.admin",
+}
 _STOP_GRACE_S = 5.0  # beyond the time the sidecar itself takes to drain
 _STOPPED_EARLY = 130  # by Ctrl-C, before all was up
 _REAL_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
@@ -45,6 +51,11 @@ _REAL_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command `litellm-mlx`; returns its exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in _VERBS:
+        verb: Any = importlib.import_module(_VERBS[argv[0]])
+        code: int = verb.main(argv[1:])
+        return code
     try:
         settings = load_settings(parse_flags(argv), Path.cwd())
     except SettingsError as error:
@@ -67,7 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse_flags(argv: Sequence[str] | None) -> Flags:
     """Read the command line; a bad one ends the process with code 2."""
-    parser = argparse.ArgumentParser(prog="litellm-mlx", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="litellm-mlx",
+        description=__doc__,
+        epilog=f"Verbs: {', '.join(_VERBS)}; `litellm-mlx VERB --help` says more.",
+    )
     add = parser.add_argument
     add("--model", help="hub id or folder; default: the built-in model [MODEL_PATH]")
     add("--port", type=_sidecar_port, help="of the sidecar; default 8080 [MLX_PORT]")

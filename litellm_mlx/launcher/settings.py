@@ -95,6 +95,7 @@ class LaunchSettings:
     request_timeout_s: float
     drain_timeout_s: float
     api_key: str | None
+    admin_token: str | None
     master_key: str | None
     logs: SessionLogs
     child_env: Mapping[str, str]
@@ -148,6 +149,7 @@ def load_settings(
         ),
         drain_timeout_s=_seconds(env, "DRAIN_TIMEOUT_SECONDS", 30.0, (0, 3600)),
         api_key=_text(env, "MLX_API_KEY", "MLX_SERVER_API_KEY"),
+        admin_token=_text(env, "ADMIN_TOKEN", "MLX_SERVER_ADMIN_TOKEN"),
         master_key=env.get(MASTER_KEY),
         logs=_session_logs(env, folder),
         child_env=_child_environment(env, sidecar),

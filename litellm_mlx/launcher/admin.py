@@ -1,0 +1,58 @@
+"""
+`litellm-mlx admin [--print]`: opens the admin page of the running sidecar.
+
+Where a key is needed, the page is given a code that is good once, for a minute: a key
+never stands in an address.
+"""
+
+import argparse
+import sys
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+
+from litellm_mlx.launcher.settings import (
+    Flags,
+    LaunchSettings,
+    SettingsError,
+    load_settings,
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit codes: 0 opened, 1 it does not answer, 2 bad usage."""
+    parser = argparse.ArgumentParser(prog="litellm-mlx admin", description=__doc__)
+    parser.add_argument("--print", action="store_true", help="print the address alone")
+    options = parser.parse_args(argv)
+    try:
+        url = page_address(load_settings(Flags(), Path.cwd()))
+    except SettingsError as error:
+        sys.stderr.write(f"litellm-mlx admin: {error}\n")
+        return 2
+    except httpx.HTTPError as error:
+        sys.stderr.write(f"litellm-mlx admin: the sidecar does not answer: {error}\n")
+        return 1
+    sys.stdout.write(f"{url}\n")
+    if not options.print:
+        webbrowser.open(url)
+    return 0
+
+
+def page_address(settings: LaunchSettings) -> str:
+    """
+    Where the page is, with a code if it needs a key.
+
+    Raises:
+        httpx.HTTPError: the sidecar does not answer, or refuses the key.
+    """
+    page = f"{settings.sidecar.url}/admin/"
+    key = settings.admin_token or settings.api_key
+    if key is None:
+        return page
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx.Client(trust_env=False, timeout=10.0) as client:
+        answer = client.post(f"{page}code", headers=headers, json={})
+        answer.raise_for_status()
+        return f"{page}#code={answer.json()['code']}"

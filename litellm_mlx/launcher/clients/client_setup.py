@@ -1,0 +1,215 @@
+"""
+How each client is started on the local model; no file of its user's is written.
+
+A client is told by its environment, its arguments, or a file of ours that includes his.
+What was tried with which version stands in docs/clients.md.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from litellm_mlx.launcher.clients.user_files import linked_folder, user_json
+
+MODEL = "local"
+_NAME = "litellm-mlx"
+_FREE = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
+_KEY = "LITELLM_MLX_KEY"
+_ROOTS = "OPENCLAW_INCLUDE_ROOTS"  # folders that an $include may lie in
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """
+    What a client must know of the server.
+
+    Args:
+        url: LiteLLM's root. key: that it wants, or any word.
+        context: tokens of prompt and answer. output: most tokens of an answer.
+        takes_images, reasons: of the model.
+    """
+
+    url: str
+    key: str
+    context: int
+    output: int
+    takes_images: bool = False
+    reasons: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSetup:
+    """
+    A client on its way.
+
+    Args:
+        program: to be found on PATH. arguments: before the user's own.
+        environ: what is set. files: of ours, by path, for the user alone.
+        links: of ours as well: path -> what it leads to.
+    """
+
+    program: str
+    arguments: Sequence[str] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[Path, str] = field(default_factory=dict)
+    links: Mapping[Path, Path] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """
+    Folders.
+
+    Args:
+        home: of the user. own: of ours, which nobody else reads.
+        environ: the user's environment.
+    """
+
+    home: Path
+    own: Path
+    environ: Mapping[str, str]
+
+
+def claude(server: Endpoint, places: Places) -> ClientSetup:
+    """Claude Code: an `env` block of the user's settings would beat the environment."""
+    own = {
+        "ANTHROPIC_BASE_URL": server.url,
+        "ANTHROPIC_AUTH_TOKEN": server.key,
+        "ANTHROPIC_API_KEY": "",
+        "ANTHROPIC_MODEL": MODEL,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": MODEL,
+        "ANTHROPIC_DEFAULT_SONNET_MODEL": MODEL,
+        "ANTHROPIC_DEFAULT_OPUS_MODEL": MODEL,
+        "CLAUDE_CODE_SUBAGENT_MODEL": MODEL,
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.context),
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    file = places.own / "claude-settings.json"
+    written = {file: json.dumps({"env": own}, indent=1)}
+    return ClientSetup("claude", ("--settings", str(file)), own, written)
+
+
+def openclaw(server: Endpoint, places: Places) -> ClientSetup:
+    """OpenClaw: a file of ours that includes the user's; its state stays his."""
+    state = Path(places.environ.get("OPENCLAW_STATE_DIR") or places.home / ".openclaw")
+    his = Path(places.environ.get("OPENCLAW_CONFIG_PATH") or state / "openclaw.json")
+    provider = {
+        "baseUrl": f"{server.url}/v1",
+        "apiKey": server.key,
+        "api": "openai-completions",
+        "models": [_pi_model(server)],
+    }
+    name = f"{_NAME}/{MODEL}"
+    config: dict[str, Any] = {
+        "agents": {"defaults": {"model": {"primary": name}, "models": {name: {}}}},
+        "models": {"mode": "merge", "providers": {_NAME: provider}},
+    }
+    file = places.own / "openclaw.json"
+    environ = {"OPENCLAW_CONFIG_PATH": str(file), "OPENCLAW_STATE_DIR": str(state)}
+    if his.is_file():
+        config = {"$include": str(his.resolve()), **config}
+        roots = [places.environ.get(_ROOTS), str(his.resolve().parent)]
+        environ[_ROOTS] = os.pathsep.join(filter(None, roots))
+    return ClientSetup("openclaw", (), environ, {file: json.dumps(config, indent=1)})
+
+
+def pi(server: Endpoint, places: Places) -> ClientSetup:
+    """PI: a folder of ours with his files linked; only its models.json is ours."""
+    named = places.environ.get("PI_CODING_AGENT_DIR")
+    his = Path(named) if named else places.home / ".pi/agent"
+    own = places.own / "pi-agent"
+    provider = {
+        "baseUrl": f"{server.url}/v1",
+        "api": "openai-completions",
+        "apiKey": server.key,
+        "authHeader": True,
+        "models": [_pi_model(server)],
+    }
+    models = user_json(his / "models.json")
+    providers = {**models.get("providers", {}), _NAME: provider}
+    written = {own / "models.json": json.dumps({**models, "providers": providers})}
+    return ClientSetup(
+        "pi",
+        ("--provider", _NAME, "--model", MODEL),
+        {"PI_CODING_AGENT_DIR": str(own)},
+        written,
+        linked_folder(his, own, but=("models.json",)),
+    )
+
+
+def codex(server: Endpoint, places: Places) -> ClientSetup:
+    """Codex: settings on its command line; the key stands in the environment alone."""
+    provider = (
+        f'{{name = "{_NAME}", base_url = "{server.url}/v1", env_key = "{_KEY}", '
+        'wire_api = "responses"}'
+    )
+    arguments = (
+        "-c",
+        'model_provider="litellm_mlx"',
+        "-c",
+        f"model_providers.litellm_mlx={provider}",
+        "-c",
+        f"model_context_window={server.context}",
+        "-m",
+        MODEL,
+    )
+    return ClientSetup("codex", arguments, {_KEY: server.key})
+
+
+def opencode(server: Endpoint, places: Places) -> ClientSetup:
+    """Opencode: settings in one variable of its environment."""
+    limit = {"context": server.context, "output": server.output}
+    kinds = ["text", "image"] if server.takes_images else ["text"]
+    model = {
+        "name": MODEL,
+        "reasoning": server.reasons,
+        "tool_call": True,
+        "limit": limit,
+        "modalities": {"input": kinds, "output": ["text"]},
+    }
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": _NAME,
+        "options": {"baseURL": f"{server.url}/v1", "apiKey": server.key},
+        "models": {MODEL: model},
+    }
+    name = f"{_NAME}/{MODEL}"
+    config = {"model": name, "small_model": name, "provider": {_NAME: provider}}
+    return ClientSetup("opencode", (), {"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
+
+
+def qwen(server: Endpoint, places: Places) -> ClientSetup:
+    """Qwen Code."""
+    environ = {
+        "OPENAI_BASE_URL": f"{server.url}/v1",
+        "OPENAI_API_KEY": server.key,
+        "OPENAI_MODEL": MODEL,
+    }
+    return ClientSetup("qwen", ("--auth-type", "openai", "-m", MODEL), environ)
+
+
+def _pi_model(server: Endpoint) -> dict[str, Any]:
+    """A model as PI and OpenClaw describe one."""
+    return {
+        "id": MODEL,
+        "name": MODEL,
+        "reasoning": server.reasons,
+        "input": ["text", "image"] if server.takes_images else ["text"],
+        "contextWindow": server.context,
+        "maxTokens": server.output,
+        "cost": _FREE,
+    }
+
+
+CLIENTS: Mapping[str, Callable[[Endpoint, Places], ClientSetup]] = {
+    "claude": claude,
+    "openclaw": openclaw,
+    "pi": pi,
+    "codex": codex,
+    "opencode": opencode,
+    "qwen": qwen,
+}

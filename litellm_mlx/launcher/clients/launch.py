@@ -1,0 +1,173 @@
+"""
+`litellm-mlx launch CLIENT [--print] [-- ARGS]`: a client on the local model.
+
+The client takes this process's place: its terminal, its signals, its exit code. No file
+of the user's is written.
+"""
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import httpx
+
+from litellm_mlx.launcher.clients.client_setup import (
+    CLIENTS,
+    MODEL,
+    ClientSetup,
+    Endpoint,
+    Places,
+)
+from litellm_mlx.launcher.clients.user_files import Unreadable, write_own
+from litellm_mlx.launcher.settings import (
+    Flags,
+    LaunchSettings,
+    SettingsError,
+    load_settings,
+)
+
+_ANY_KEY = "any"
+_OUTPUT_SHARE, _MAX_OUTPUT = 4, 32768
+_INSTALL = {
+    "claude": "npm install -g @anthropic-ai/claude-code",
+    "openclaw": "npm install -g openclaw",
+    "pi": "npm install -g @earendil-works/pi-coding-agent",
+    "codex": "npm install -g @openai/codex",
+    "opencode": "npm install -g opencode-ai",
+    "qwen": "npm install -g @qwen-code/qwen-code",
+}
+
+
+class NotRunning(Exception):
+    """The servers do not answer; the message says which."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit codes: 1 it cannot be started, 2 bad usage; else the client's own."""
+    options, rest = _parsed(argv)
+    try:
+        settings = load_settings(Flags(), Path.cwd())
+        setup = _setup(options.client, settings)
+        environ, command = _told(setup, rest)
+        if options.print:
+            sys.stdout.write(described(setup, command))
+            return 0
+        if shutil.which(setup.program) is None:
+            install = _INSTALL[options.client]
+            return _fail(f"{setup.program} is not on PATH. Fix: {install}")
+        write_own(setup.files, setup.links)
+    except SettingsError as error:
+        return _fail(str(error), 2)
+    except (NotRunning, Unreadable, OSError) as error:
+        return _fail(str(error))
+    sys.stderr.write(described(setup, command))
+    return _become(command, environ)
+
+
+def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    given = list(argv)
+    cut = given.index("--") if "--" in given else len(given)
+    parser = argparse.ArgumentParser(
+        prog="litellm-mlx launch",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("client", choices=CLIENTS)
+    parser.add_argument(
+        "--print", action="store_true", help="say what would be set, and start nothing"
+    )
+    return parser.parse_args(given[:cut]), given[cut + 1 :]
+
+
+def _setup(client: str, settings: LaunchSettings) -> ClientSetup:
+    own = settings.run_dir.parent / "launch"
+    environ = dict(os.environ)  # noqa: TID251 - the client's
+    places = Places(Path.home(), own, environ)
+    return CLIENTS[client](find_endpoint(settings), places)
+
+
+def find_endpoint(settings: LaunchSettings) -> Endpoint:
+    """
+    What the running servers say of themselves.
+
+    Raises:
+        NotRunning: one of them does not answer.
+    """
+    assert settings.proxy is not None
+    with httpx.Client(trust_env=False, timeout=10.0) as client:
+        try:
+            client.get(f"{settings.proxy.url}/health/liveliness").raise_for_status()
+        except httpx.HTTPError:
+            raise NotRunning(_start(f"LiteLLM at {settings.proxy.url}")) from None
+        headers = {}
+        if settings.api_key:
+            headers["Authorization"] = f"Bearer {settings.api_key}"
+        url = f"{settings.sidecar.url}/v1/models"
+        try:
+            answer = client.get(url, headers=headers)
+            answer.raise_for_status()
+            rows = answer.json()["data"]
+            (model,) = [row for row in rows if MODEL in (row["id"], *row["aliases"])]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            where = f"the sidecar at {settings.sidecar.url}"
+            raise NotRunning(_start(where)) from None
+    context = int(model.get("max_input_tokens") or 0) or 32768
+    return Endpoint(
+        settings.proxy.url,
+        settings.master_key or _ANY_KEY,
+        context,
+        min(context // _OUTPUT_SHARE, _MAX_OUTPUT),
+        takes_images=bool(model.get("supports_vision")),
+        reasons=model.get("supports_reasoning") is not False,
+    )
+
+
+def _start(what: str) -> str:
+    return f"{what} does not answer. Fix: python3 install_and_run.py, in a terminal"
+
+
+def _told(setup: ClientSetup, rest: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The client's environment and its command line."""
+    environ = {**os.environ, **setup.environ}  # noqa: TID251 - the client's
+    # A proxy of the environment must not see what is said on this machine.
+    for name in ("NO_PROXY", "no_proxy"):
+        hosts = [*filter(None, [environ.get(name)]), "127.0.0.1,localhost"]
+        environ[name] = ",".join(hosts)
+    return environ, [setup.program, *setup.arguments, *rest]
+
+
+def described(setup: ClientSetup, command: Sequence[str]) -> str:
+    """What is set, keys masked, as it could be typed."""
+    lines = [
+        f"{name}={shlex.quote(_masked(name, value))}"
+        for name, value in setup.environ.items()
+    ]
+    lines += [f"# written for you alone: {path}" for path in setup.files]
+    return "\n".join([*lines, shlex.join(command), ""])
+
+
+def _masked(name: str, value: str) -> str:
+    if name.endswith(("_KEY", "_TOKEN")) and value not in ("", _ANY_KEY):
+        return "***"
+    if name == "OPENCODE_CONFIG_CONTENT":
+        head, mark, tail = value.partition('"apiKey": "')
+        return f"{head}{mark}***{tail[tail.index(chr(34)) :]}" if mark else value
+    return value
+
+
+def _become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    program = shutil.which(command[0])
+    assert program is not None
+    os.execve(program, list(command), dict(environ))
+
+
+def _fail(text: str, code: int = 1) -> int:
+    sys.stderr.write(f"litellm-mlx launch: {text}\n")
+    return code

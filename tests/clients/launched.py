@@ -1,0 +1,168 @@
+"""
+`litellm-mlx launch` with the real clients: each answers, its user's home is as it was.
+
+    python -m tests.clients.launched [NAME...]
+
+Each client is run twice in homes that hold the same foreign settings, comments and all:
+by itself, told to say its version, and by `launch` on a task. What a client writes into
+its own files at any start (its version, a schema's address) is its own doing: so files
+that were there are compared with those of the run without us.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.clients.case import TASKS, Place, call
+from tests.clients.stack import running_stack
+
+REPO = Path(__file__).parents[2]
+_CLIENTS = Path(os.environ.get("CLIENTS", Path.home() / ".cache/agent-clients"))
+_WORD = "heron"
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """
+    A client.
+
+    Args:
+        package: where it is installed. arguments: of a run that does the first task.
+        files: foreign settings of its user's, by path below his home.
+        environ: so that it asks nobody else.
+    """
+
+    package: str
+    arguments: tuple[str, ...]
+    files: Mapping[str, str]
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+CASES = {
+    "claude": Launched(
+        "claude",
+        ("-p", "--permission-mode", "acceptEdits", "--allowedTools", "Bash", "Read",
+         "--", TASKS[1]),
+        {".claude/settings.json": json.dumps(
+            {"env": {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "MINE": "1"},
+             "theme": "dark"}, indent=3)},
+    ),
+    "openclaw": Launched(
+        "openclaw",
+        ("agent", "--local", "--agent", "main", "--session-id", "one", "--message",
+         TASKS[1]),
+        {".openclaw/openclaw.json": "// mine\n{gateway: {mode: 'local', auth: {mode: "
+         "'token', token: 'local-test'}}, // tail\n agents: {defaults: "
+         "{timeoutSeconds: 240}}}\n"},
+        {"OPENCLAW_HIDE_BANNER": "1", "OPENCLAW_DISABLE_BONJOUR": "1"},
+    ),
+    "pi": Launched(
+        "pi2",
+        ("-p", "--thinking", "medium", TASKS[1]),
+        {".pi/agent/models.json": json.dumps({"providers": {"other": {
+            "baseUrl": "http://127.0.0.1:9/v1", "api": "openai-completions",
+            "apiKey": "x", "models": []}}}, indent=5),
+         ".pi/agent/settings.json": '{"theme":   "dark"}\n'},
+        {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1", "PI_TELEMETRY": "0"},
+    ),
+    "codex": Launched(
+        "codex",
+        ("exec", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check",
+         TASKS[1]),
+        {".codex/config.toml": '# mine\nmodel = "other"   # a comment\n'},
+    ),
+    "opencode": Launched(
+        "opencode",
+        ("run", TASKS[1]),
+        {".config/opencode/opencode.json": '{\n  "theme": "system"\n}\n'},
+        {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1",
+         "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"},
+    ),
+    "qwen": Launched(
+        "qwen",
+        ("--yolo", "-p", TASKS[1]),
+        {".qwen/settings.json": json.dumps({"telemetry": {"enabled": False},
+            "privacy": {"usageStatisticsEnabled": False},
+            "general": {"disableAutoUpdate": True}}, indent=7)},
+    ),
+}  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 1 if a client did not answer, or a file of the user's changed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.clients.launched")
+    parser.add_argument("names", nargs="*", default=[*CASES])
+    names = parser.parse_args(argv).names
+    wrong = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        with running_stack(REPO, "dense", root / "run", {}) as stack:
+            for name in names:
+                faults = _try(name, root / name, stack)
+                wrong += bool(faults)
+                sys.stdout.write(f"{name}: {'; '.join(faults) or 'ok'}\n")
+                sys.stdout.flush()
+    return int(wrong > 0)
+
+
+def _try(name: str, folder: Path, stack: object) -> list[str]:
+    case = CASES[name]
+    alone = _place(name, folder / "alone", stack)
+    call(alone, [alone.binary(case.package, name), *case.arguments], case.environ,
+         limit_s=60)  # fmt: skip
+    place = _place(name, folder / "launched", stack)
+    before = _digests(place.home, case)
+    stack.work_in(place.project)  # type: ignore[attr-defined]
+    run = stack.run  # type: ignore[attr-defined]
+    environ = {
+        **case.environ,
+        "PATH": os.pathsep.join(map(str, [place.binary(case.package, "x").parent,
+                                          place.node, os.environ["PATH"]])),
+        "PYTHONPATH": str(REPO),
+        **_ports(stack),
+        "MLX_CACHE_HOME": str(run / "home"),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "litellm_mlx.launcher", "launch", name, "--"]
+    said = call(place, [*command, *case.arguments], environ, limit_s=300)
+    faults = []
+    if said.code or _WORD not in said.out:
+        faults.append(f"exit {said.code}: {said.out[-300:]!r} {said.error[-600:]!r}")
+    after, by_itself = _digests(place.home, case), _digests(alone.home, case)
+    changed = [
+        path for path in before if after[path] not in (before[path], by_itself[path])
+    ]
+    return faults + [f"{path} changed" for path in changed]
+
+
+def _ports(stack: object) -> dict[str, str]:
+    sidecar = stack.sidecar_url.rsplit(":", 1)[1]  # type: ignore[attr-defined]
+    proxy = stack.url.rsplit(":", 1)[1]  # type: ignore[attr-defined]
+    return {"MLX_PORT": sidecar, "PROXY_PORT": proxy}
+
+
+def _place(name: str, folder: Path, stack: object) -> Place:
+    folder.mkdir(parents=True)
+    place = Place(stack.url, folder, _CLIENTS)  # type: ignore[attr-defined]
+    place.prepare()
+    for path, text in CASES[name].files.items():
+        file = place.home / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return place
+
+
+def _digests(home: Path, case: Launched) -> dict[str, str]:
+    return {
+        path: hashlib.sha256((home / path).read_bytes()).hexdigest()
+        for path in case.files
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
