@@ -5,6 +5,7 @@ Set up .venv, then start the MLX sidecar and LiteLLM (or run the tests).
     python3 install_and_run.py               set up and start both servers
     python3 install_and_run.py test [ARGS]   run pytest [ARGS]; --rest: the rest
     python3 install_and_run.py --check       set up, say what is there, try it
+    python3 install_and_run.py VERB          launch, doctor, admin or stop
 
 Runs on Python 3.9 or later with the standard library alone. What it installs
 are the releases in requirements/, which were tested (--latest: the newest). The
@@ -39,6 +40,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parent
 LOCKS = ROOT / "requirements"  # written by tools/lock_dependencies.py
 VERSIONS = ("3.12", "3.13", "3.11")  # in order of preference
+VERBS = ("launch", "admin", "doctor", "stop")  # of the launcher
 LAUNCHER_OPTIONS = ("model", "port", "proxy_port", "config")
 UV = "uv>=0.9"
 NEWEST, UNFINISHED = "newest", "unfinished"  # in the stamp, in a digest's place
@@ -130,6 +132,8 @@ class Venv:
 def main(argv: list[str]) -> int:
     """Run a command; returns its exit code, unless the process becomes another."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if argv[:1] and argv[0] in VERBS:
+        return run_verb(argv)  # unless it becomes another process
     try:
         options, pytest_args = parse_options(argv)
         place = Path(os.path.abspath(options.venv)) if options.venv else ROOT / ".venv"
@@ -149,6 +153,17 @@ def main(argv: list[str]) -> int:
     # Kept back until the launcher, which imports for a second, can act on it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     return become(venv, ["-m", "litellm_mlx.launcher", *launcher_arguments(options)])
+
+
+def run_verb(argv: list[str]) -> int:
+    """Hand a verb on to what is installed, in the folder where it was called."""
+    python = ROOT / ".venv" / "bin" / "python"
+    if not python.exists():
+        print("install_and_run: nothing is installed yet. Fix: run me", file=sys.stderr)
+        return 1
+    environ = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": str(ROOT)}
+    command = [str(python), "-m", "litellm_mlx.launcher", *argv]
+    return os.execve(python, command, environ)
 
 
 def parse_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -47,7 +47,8 @@ def test_the_snippets_context_is_the_served_models(app: App) -> None:
 
 ELSEWHERE = {  # of the hub's library, of MLX, and of slow tests
     "FAULT_KILLS", "HTTP_PROXY", "HF_HOME", "HF_HUB_OFFLINE", "ORACLE_REQUESTS",
-    "SOAK_MINUTES", "DATABASE_URL", "LITELLM_SALT_KEY",
+    "SOAK_MINUTES", "DATABASE_URL", "LITELLM_SALT_KEY", "OPENCLAW_CONFIG_PATH",
+    "OPENCODE_CONFIG_CONTENT", "PI_CODING_AGENT_DIR",
     "MLX_CUDA_GRAPH_CACHE_SIZE", "MLX_ENABLE_CACHE_THRASHING_CHECK",
 }  # fmt: skip
 

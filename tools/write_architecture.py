@@ -47,6 +47,8 @@ _ROOMS = {  # in the order in which they may import each other
     "sidecar/core": "the nouns that all share; the standard library only",
     "litellm_mlx": "the LiteLLM plugin; it meets the sidecar over HTTP only",
     "litellm_mlx/launcher": "starts both servers and keeps them running",
+    "litellm_mlx/launcher/clients": "agents, started on the local model",
+    "litellm_mlx/launcher/doctor": "what is wrong, and the line that mends it",
 }
 _MARK = "<!-- From here on: python -m tools.write_architecture -->\n"
 

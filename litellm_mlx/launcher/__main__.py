@@ -43,6 +43,8 @@ from litellm_mlx.launcher.supervisor import ServiceFailed, StopRequested, Superv
 _VERBS = {
     "launch": "litellm_mlx.launcher.clients.launch",
     "admin": "litellm_mlx.launcher.admin",
+    "doctor": "litellm_mlx.launcher.doctor.main",
+    "stop": "litellm_mlx.launcher.stop",
 }
 _STOP_GRACE_S = 5.0  # beyond the time the sidecar itself takes to drain
 _STOPPED_EARLY = 130  # by Ctrl-C, before all was up

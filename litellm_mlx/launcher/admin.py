@@ -9,7 +9,6 @@ import argparse
 import sys
 import webbrowser
 from collections.abc import Sequence
-from pathlib import Path
 
 import httpx
 
@@ -18,6 +17,7 @@ from litellm_mlx.launcher.settings import (
     LaunchSettings,
     SettingsError,
     load_settings,
+    settings_folder,
 )
 
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--print", action="store_true", help="print the address alone")
     options = parser.parse_args(argv)
     try:
-        url = page_address(load_settings(Flags(), Path.cwd()))
+        url = page_address(load_settings(Flags(), settings_folder()))
     except SettingsError as error:
         sys.stderr.write(f"litellm-mlx admin: {error}\n")
         return 2

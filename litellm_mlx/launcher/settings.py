@@ -20,7 +20,7 @@ from litellm_mlx.identity import SECRET_NAME, new_secret
 
 MASTER_KEY = "LITELLM_MASTER_KEY"
 DEFAULT_CONFIG = "litellm_config.yaml"
-_PACKAGE_PARENT = Path(__file__).resolve().parents[2]
+PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 # What makes a program run other code is not for a file of the folder of its start.
 _NOT_FROM_A_FILE = ("PYTHON", "LD_", "DYLD_")
 _BUILTIN = ("built-in", "builtin")  # as the sidecar has it
@@ -112,6 +112,20 @@ class LaunchSettings:
         return self.run_dir / f"litellm_config-{port}.yaml"
 
 
+def settings_folder() -> Path:
+    """
+    Where `.env` lies for a command that is called from any folder.
+
+    LITELLM_MLX_FOLDER says it; else it is the checkout, where this is one: the folder
+    at hand may be a project of the user's, whose `.env` is none of ours.
+    """
+    named = os.environ.get("LITELLM_MLX_FOLDER")  # noqa: TID251 - see above
+    if named:
+        return Path(named).expanduser()
+    is_checkout = (PACKAGE_PARENT / "install_and_run.py").exists()
+    return PACKAGE_PARENT if is_checkout else Path.cwd()
+
+
 def load_settings(
     flags: Flags, folder: Path, environ: Mapping[str, str] | None = None
 ) -> LaunchSettings:
@@ -200,7 +214,7 @@ def create_master_key(env_path: Path) -> str:
 
 def _child_environment(env: Mapping[str, str], sidecar: Address) -> dict[str, str]:
     paths = [env["PYTHONPATH"]] if "PYTHONPATH" in env else []
-    paths.append(str(_PACKAGE_PARENT))
+    paths.append(str(PACKAGE_PARENT))
     child = {
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "LITELLM_DONT_SHOW_FEEDBACK_BOX": "true",

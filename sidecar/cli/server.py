@@ -79,6 +79,16 @@ class Server:
             reply = _read_stream(_events(response), started)
         return replace(reply, pinned=tuple(filter(None, pinned.split(","))))
 
+    def post(self, path: str, body: Json) -> Any:
+        """
+        The JSON that a change is answered with.
+
+        Raises:
+            ServerError: with the server's own reason.
+        """
+        with self._open(path, body) as response:
+            return json.load(response)
+
     def steps(self, path: str) -> Iterator[Json]:
         """
         The events of something that is begun by a POST without a body.

@@ -151,6 +151,9 @@ class LauncherConfig:
     request_timeout_s: float = setting(
         1200.0, "PROXY_REQUEST_TIMEOUT_SECONDS", number(1, 86400),
         "The longest silence of the sidecar that LiteLLM bears.")
+    folder: str | None = setting(None, "LITELLM_MLX_FOLDER", place,
+        "Where commands that are called from elsewhere find .env; in the environment "
+        "alone.", shown="the checkout, else the folder at hand")
     env_file_overrides: bool = setting(False, "ENV_FILE_OVERRIDES", boolean,
         "Whether .env beats the process environment.")
 

@@ -125,6 +125,7 @@ def _try(name: str, folder: Path, stack: object) -> list[str]:
         "PATH": os.pathsep.join(map(str, [place.binary(case.package, "x").parent,
                                           place.node, os.environ["PATH"]])),
         "PYTHONPATH": str(REPO),
+        "LITELLM_MLX_FOLDER": str(folder),
         **_ports(stack),
         "MLX_CACHE_HOME": str(run / "home"),
     }  # fmt: skip

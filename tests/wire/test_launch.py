@@ -56,6 +56,7 @@ class User:
             "HOME": str(self.home),
             "PYTHONPATH": str(REPO),
             "MLX_CACHE_HOME": str(folder / "cache"),
+            "LITELLM_MLX_FOLDER": str(folder),
             "MLX_PORT": sidecar.rpartition(":")[2],
             "PROXY_PORT": proxy.url.rpartition(":")[2],
         }

@@ -59,7 +59,7 @@ class ClientSetup:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Folders:
     """
     Folders.
 
@@ -73,7 +73,7 @@ class Places:
     environ: Mapping[str, str]
 
 
-def claude(server: Endpoint, places: Places) -> ClientSetup:
+def claude(server: Endpoint, folders: Folders) -> ClientSetup:
     """Claude Code: an `env` block of the user's settings would beat the environment."""
     own = {
         "ANTHROPIC_BASE_URL": server.url,
@@ -88,15 +88,17 @@ def claude(server: Endpoint, places: Places) -> ClientSetup:
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
-    file = places.own / "claude-settings.json"
+    file = folders.own / "claude-settings.json"
     written = {file: json.dumps({"env": own}, indent=1)}
     return ClientSetup("claude", ("--settings", str(file)), own, written)
 
 
-def openclaw(server: Endpoint, places: Places) -> ClientSetup:
+def openclaw(server: Endpoint, folders: Folders) -> ClientSetup:
     """OpenClaw: a file of ours that includes the user's; its state stays his."""
-    state = Path(places.environ.get("OPENCLAW_STATE_DIR") or places.home / ".openclaw")
-    his = Path(places.environ.get("OPENCLAW_CONFIG_PATH") or state / "openclaw.json")
+    state = Path(
+        folders.environ.get("OPENCLAW_STATE_DIR") or folders.home / ".openclaw"
+    )
+    his = Path(folders.environ.get("OPENCLAW_CONFIG_PATH") or state / "openclaw.json")
     provider = {
         "baseUrl": f"{server.url}/v1",
         "apiKey": server.key,
@@ -108,20 +110,20 @@ def openclaw(server: Endpoint, places: Places) -> ClientSetup:
         "agents": {"defaults": {"model": {"primary": name}, "models": {name: {}}}},
         "models": {"mode": "merge", "providers": {_NAME: provider}},
     }
-    file = places.own / "openclaw.json"
+    file = folders.own / "openclaw.json"
     environ = {"OPENCLAW_CONFIG_PATH": str(file), "OPENCLAW_STATE_DIR": str(state)}
     if his.is_file():
         config = {"$include": str(his.resolve()), **config}
-        roots = [places.environ.get(_ROOTS), str(his.resolve().parent)]
+        roots = [folders.environ.get(_ROOTS), str(his.resolve().parent)]
         environ[_ROOTS] = os.pathsep.join(filter(None, roots))
     return ClientSetup("openclaw", (), environ, {file: json.dumps(config, indent=1)})
 
 
-def pi(server: Endpoint, places: Places) -> ClientSetup:
+def pi(server: Endpoint, folders: Folders) -> ClientSetup:
     """PI: a folder of ours with his files linked; only its models.json is ours."""
-    named = places.environ.get("PI_CODING_AGENT_DIR")
-    his = Path(named) if named else places.home / ".pi/agent"
-    own = places.own / "pi-agent"
+    named = folders.environ.get("PI_CODING_AGENT_DIR")
+    his = Path(named) if named else folders.home / ".pi/agent"
+    own = folders.own / "pi-agent"
     provider = {
         "baseUrl": f"{server.url}/v1",
         "api": "openai-completions",
@@ -141,7 +143,7 @@ def pi(server: Endpoint, places: Places) -> ClientSetup:
     )
 
 
-def codex(server: Endpoint, places: Places) -> ClientSetup:
+def codex(server: Endpoint, folders: Folders) -> ClientSetup:
     """Codex: settings on its command line; the key stands in the environment alone."""
     provider = (
         f'{{name = "{_NAME}", base_url = "{server.url}/v1", env_key = "{_KEY}", '
@@ -160,7 +162,7 @@ def codex(server: Endpoint, places: Places) -> ClientSetup:
     return ClientSetup("codex", arguments, {_KEY: server.key})
 
 
-def opencode(server: Endpoint, places: Places) -> ClientSetup:
+def opencode(server: Endpoint, folders: Folders) -> ClientSetup:
     """Opencode: settings in one variable of its environment."""
     limit = {"context": server.context, "output": server.output}
     kinds = ["text", "image"] if server.takes_images else ["text"]
@@ -182,7 +184,7 @@ def opencode(server: Endpoint, places: Places) -> ClientSetup:
     return ClientSetup("opencode", (), {"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
 
 
-def qwen(server: Endpoint, places: Places) -> ClientSetup:
+def qwen(server: Endpoint, folders: Folders) -> ClientSetup:
     """Qwen Code."""
     environ = {
         "OPENAI_BASE_URL": f"{server.url}/v1",
@@ -205,7 +207,7 @@ def _pi_model(server: Endpoint) -> dict[str, Any]:
     }
 
 
-CLIENTS: Mapping[str, Callable[[Endpoint, Places], ClientSetup]] = {
+CLIENTS: Mapping[str, Callable[[Endpoint, Folders], ClientSetup]] = {
     "claude": claude,
     "openclaw": openclaw,
     "pi": pi,

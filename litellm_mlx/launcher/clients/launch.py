@@ -21,7 +21,7 @@ from litellm_mlx.launcher.clients.client_setup import (
     MODEL,
     ClientSetup,
     Endpoint,
-    Places,
+    Folders,
 )
 from litellm_mlx.launcher.clients.user_files import Unreadable, write_own
 from litellm_mlx.launcher.settings import (
@@ -29,6 +29,7 @@ from litellm_mlx.launcher.settings import (
     LaunchSettings,
     SettingsError,
     load_settings,
+    settings_folder,
 )
 
 _ANY_KEY = "any"
@@ -51,9 +52,9 @@ def main(argv: Sequence[str]) -> int:
     """Exit codes: 1 it cannot be started, 2 bad usage; else the client's own."""
     options, rest = _parsed(argv)
     try:
-        settings = load_settings(Flags(), Path.cwd())
+        settings = load_settings(Flags(), settings_folder())
         setup = _setup(options.client, settings)
-        environ, command = _told(setup, rest)
+        environ, command = _command_line(setup, rest)
         if options.print:
             sys.stdout.write(described(setup, command))
             return 0
@@ -87,19 +88,21 @@ def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def _setup(client: str, settings: LaunchSettings) -> ClientSetup:
     own = settings.run_dir.parent / "launch"
     environ = dict(os.environ)  # noqa: TID251 - the client's
-    places = Places(Path.home(), own, environ)
-    return CLIENTS[client](find_endpoint(settings), places)
+    folders = Folders(Path.home(), own, environ)
+    return CLIENTS[client](find_endpoint(settings), folders)
 
 
-def find_endpoint(settings: LaunchSettings) -> Endpoint:
+def find_endpoint(settings: LaunchSettings, timeout_s: float = 10.0) -> Endpoint:
     """
     What the running servers say of themselves.
 
+    Args:
+        timeout_s: for each of two answers.
     Raises:
         NotRunning: one of them does not answer.
     """
     assert settings.proxy is not None
-    with httpx.Client(trust_env=False, timeout=10.0) as client:
+    with httpx.Client(trust_env=False, timeout=timeout_s) as client:
         try:
             client.get(f"{settings.proxy.url}/health/liveliness").raise_for_status()
         except httpx.HTTPError:
@@ -131,7 +134,9 @@ def _start(what: str) -> str:
     return f"{what} does not answer. Fix: python3 install_and_run.py, in a terminal"
 
 
-def _told(setup: ClientSetup, rest: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def _command_line(
+    setup: ClientSetup, rest: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
     """The client's environment and its command line."""
     environ = {**os.environ, **setup.environ}  # noqa: TID251 - the client's
     # A proxy of the environment must not see what is said on this machine.

@@ -1,0 +1,67 @@
+"""
+`litellm-mlx stop`: stops the servers of this folder, as Ctrl-C in their terminal does.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from litellm_mlx.launcher.ports import PidFile, command_of
+from litellm_mlx.launcher.settings import (
+    Flags,
+    LaunchSettings,
+    SettingsError,
+    load_settings,
+    settings_folder,
+)
+
+_POLL_S, _GRACE_S = 0.1, 15.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit codes: 0 stopped, 1 nothing runs or it does not end, 2 bad usage."""
+    parser = argparse.ArgumentParser(prog="litellm-mlx stop", description=__doc__)
+    parser.parse_args(argv)
+    try:
+        settings = load_settings(Flags(), settings_folder())
+    except SettingsError as error:
+        sys.stderr.write(f"litellm-mlx stop: {error}\n")
+        return 2
+    pids = list(dict.fromkeys(_launchers(settings)))
+    if not pids:
+        sys.stderr.write("litellm-mlx stop: nothing of this project runs\n")
+        return 1
+    return max(_stopped(pid, settings.drain_timeout_s) for pid in pids)
+
+
+def _launchers(settings: LaunchSettings) -> Iterator[int]:
+    """Pids of launchers that hold the files of the ports that are set."""
+    files = [f"sidecar-{settings.sidecar.port}.pid"]
+    if settings.proxy is not None:
+        files.append(f"litellm-{settings.proxy.port}.pid")
+    for name in files:
+        path = settings.run_dir / name
+        if not path.exists():
+            continue
+        file = PidFile(path)
+        pid = file.launcher()
+        file.close()
+        # A pid may have passed to a stranger since.
+        if pid is not None and "litellm" in command_of(pid):
+            yield pid
+
+
+def _stopped(pid: int, drain_s: float) -> int:
+    sys.stdout.write(f"stopping pid {pid}; running answers have {drain_s:g} s to end\n")
+    sys.stdout.flush()
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + drain_s + _GRACE_S
+    while command_of(pid):
+        if time.monotonic() > deadline:
+            sys.stderr.write(f"litellm-mlx stop: pid {pid} does not end\n")
+            return 1
+        time.sleep(_POLL_S)
+    return 0

@@ -1,0 +1,165 @@
+"""
+The model half of `litellm-mlx doctor`: settings, models, downloads; loads nothing.
+
+    mlx-sidecar doctor [--json]
+
+Each finding says what was found and the one line that mends it.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from sidecar.config.names import unknown_names
+from sidecar.config.setting_sources import SettingSources
+from sidecar.config.settings import Config
+from sidecar.config.sources import ConfigError
+from sidecar.config.values import physical_memory
+from sidecar.engine.loading.checkpoint_files import (
+    memory_limit,
+    read_object,
+    weight_bytes,
+)
+from sidecar.engine.loading.model_place import early_fault, folder_of
+from sidecar.server.access import needs_key
+
+_ENV_FILE = Path(".env")
+_LEFT_FREE = 8 << 30
+_GB = 1e9
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckResult:
+    """
+    What a check found.
+
+    Args:
+        state: `ok`, `warn` or `bad`. mend: one line; "": nothing need be.
+    """
+
+    group: str
+    state: str
+    found: str
+    mend: str = ""
+
+
+def main(argv: list[str]) -> int:
+    """Exit codes: 0 nothing is bad, 1 something is, 2 bad usage."""
+    parser = argparse.ArgumentParser(
+        prog="mlx-sidecar doctor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="as a list of objects")
+    options = parser.parse_args(argv)
+    found = [*check(_ENV_FILE)]
+    if options.json:
+        rows = [dataclasses.asdict(one) for one in found]
+        sys.stdout.write(f"{json.dumps(rows)}\n")
+    else:
+        for one in found:
+            mend = f"\n    {one.mend}" if one.mend else ""
+            sys.stdout.write(f"{one.state:4} {one.group}: {one.found}{mend}\n")
+    return int(any(one.state == "bad" for one in found))
+
+
+def check(env_file: Path) -> Iterator[CheckResult]:
+    """All findings, in order."""
+    environ = os.environ  # noqa: TID251 - as the server would read it
+    try:
+        config = SettingSources({}, env_file, environ).config()
+    except ConfigError as error:
+        name = str(error).split(" ", 1)[0]
+        yield CheckResult(
+            "settings", "bad", str(error), f"correct {name} in {env_file}"
+        )
+        return
+    unknown = list(unknown_names(env_file, environ))
+    for one in unknown:
+        mend = f"rename it to {one.meant}" if one.meant else f"remove {one.name}"
+        yield CheckResult("settings", "warn", str(one), mend)
+    if needs_key(config.server.host) and not config.server.api_key:
+        found = f"MLX_HOST={config.server.host} lets others in, and there is no key"
+        yield CheckResult("settings", "bad", found, "set MLX_API_KEY in .env")
+    elif not unknown:
+        yield CheckResult(
+            "settings", "ok", "each name is known, each value in its range"
+        )
+    yield from _model(config)
+    yield from _downloads()
+
+
+def _model(config: Config) -> Iterator[CheckResult]:
+    path = config.model.path
+    process = config.engine.max_process_bytes or max(
+        physical_memory() - _LEFT_FREE, _LEFT_FREE // 2
+    )
+    limit = memory_limit(process, config.engine.max_model_bytes)
+    if fault := early_fault(path, limit):
+        yield CheckResult("models", "bad", fault, _mend_of(fault))
+        return
+    folder = folder_of(path)
+    if folder is None:
+        yield CheckResult(
+            "models", "ok", f"{path} is fetched from the hub at the start"
+        )
+        return
+    size = weight_bytes(folder)
+    if not any((folder / name).exists() for name in _TOKENIZERS):
+        found = f"{folder} has no tokenizer"
+        yield CheckResult(
+            "models", "bad", found, "copy tokenizer.json beside its weights"
+        )
+        return
+    if not _has_template(folder):
+        found = f"{folder} has no chat template: a plain one is used"
+        mend = "copy chat_template.jinja of the model's own repository into it"
+        yield CheckResult("models", "warn", found, mend)
+    name = path or "the built-in model"
+    text = f"{name}: {size / _GB:.1f} GB of weights, whole, fits"
+    yield CheckResult("models", "ok", text)
+
+
+def _mend_of(fault: str) -> str:
+    if "GGUF" in fault:
+        return "set MODEL_PATH to an MLX model (mlx-community has most)"
+    if "there is no such folder" in fault:
+        return "correct MODEL_PATH in .env: a folder, or a hub id"
+    if "MAX_PROCESS_MEMORY" in fault or "MAX_MODEL_MEMORY" in fault:
+        return "choose a smaller model, or one of fewer bits"
+    return "fetch the model again: what is whole is kept"
+
+
+def _has_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").exists():
+        return True
+    if (folder / "chat_template.json").exists():
+        return True
+    return "chat_template" in (read_object(folder, "tokenizer_config.json") or {})
+
+
+def _downloads() -> Iterator[CheckResult]:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    parts = [*Path(HF_HUB_CACHE).glob("models--*/blobs/*.incomplete")]
+    size = sum(part.stat().st_size for part in parts)
+    if parts:
+        found = f"{len(parts)} downloads are not complete ({size / _GB:.1f} GB)"
+        where = Path(HF_HUB_CACHE)
+        mend = f"start that model again, or rm {where}/models--*/blobs/*.incomplete"
+        yield CheckResult("models", "warn", found, mend)
+    home = Path(HF_HUB_CACHE)
+    while not home.exists() and home != home.parent:
+        home = home.parent
+    free = shutil.disk_usage(home).free
+    if free < 5 * _GB:
+        found = f"{free / _GB:.1f} GB are free for models in {HF_HUB_CACHE}"
+        yield CheckResult(
+            "models", "warn", found, "free some, or set HF_HOME elsewhere"
+        )
