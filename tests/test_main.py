@@ -381,7 +381,7 @@ def test_the_launcher_shows_a_download_and_goes_on_after_it(
         env = {**hub.environment(str(tmp_path)), "HF_HUB_OFFLINE": ""}
         flags = ["--no-proxy", "--model", "org/tiny"]
         first = Launcher(tmp_path, *flags, **env)
-        first.wait_for("sidecar | mlx-sidecar: downloading org/tiny: ")
+        first.wait_for("download   org/tiny: ")
 
         def is_held() -> bool:
             partial = tmp_path.glob("hub/*/blobs/*.incomplete")

@@ -20,6 +20,7 @@ from litellm_mlx.launcher.ports import Claim, PidFile, PortHeld, claim_port
 from litellm_mlx.launcher.progress import telling
 from litellm_mlx.launcher.proxy_config import ProxyConfigError, other_models
 from litellm_mlx.launcher.ready_block import fetch_memory, ready_block
+from litellm_mlx.launcher.servers_log import ServersLog
 from litellm_mlx.launcher.services import (
     ProxyPlan,
     fetch_models,
@@ -39,6 +40,7 @@ from litellm_mlx.launcher.settings import (
     valid_sidecar_port,
 )
 from litellm_mlx.launcher.supervisor import ServiceFailed, StopRequested, Supervisor
+from litellm_mlx.launcher.terminal_lines import row
 
 _VERBS = {
     "launch": "litellm_mlx.launcher.clients.launch",
@@ -91,6 +93,7 @@ def parse_flags(argv: Sequence[str] | None) -> Flags:
     add("--proxy-port", type=_port, help="of LiteLLM; default 4000 [PROXY_PORT]")
     add("--no-proxy", action="store_true", help="start the sidecar alone")
     add("--config", help="your LiteLLM config; default ./litellm_config.yaml")
+    add("--verbose", action="store_true", help="show all that the servers write")
     return Flags(**vars(parser.parse_args(argv)))
 
 
@@ -165,20 +168,30 @@ def _start_all(
     plan: ProxyPlan | None,
     pid_files: Mapping[str, PidFile],
 ) -> None:
-    model = settings.model_path or "the built-in model"
-    with telling(_say, f"Starting the sidecar, which loads {model}"):
-        supervisor.start(sidecar_service(settings, pid_files["sidecar"]))
+    model, log = settings.model_path or "the built-in model", _servers_log(settings)
+    with telling(_say, row("sidecar", f"loads {model}")):
+        sidecar = sidecar_service(settings, pid_files["sidecar"])
+        supervisor.start(log.keeping(sidecar))
     models = fetch_models(settings)
     if plan:
         write_proxy_config(settings, plan, models)
-        with telling(_say, "Starting LiteLLM"):
-            supervisor.start(proxy_service(settings, plan, pid_files["litellm"]))
+        with telling(_say, row("LiteLLM", "starts")):
+            proxy = proxy_service(settings, plan, pid_files["litellm"])
+            supervisor.start(log.keeping(proxy))
     needs_key = plan.needs_key if plan else settings.api_key is not None
     memory = fetch_memory(settings)
     others = other_models(plan.user_config) if plan else []
     _say(
         ready_block(settings, models, needs_key=needs_key, memory=memory, others=others)
     )
+
+
+def _servers_log(settings: LaunchSettings) -> ServersLog:
+    try:
+        return ServersLog(settings.servers_log)
+    except OSError as error:
+        where = settings.servers_log
+        raise ProxyConfigError(f"{where} cannot be written: {error.strerror}") from None
 
 
 def _handle_signals(supervisor: Supervisor) -> None:

@@ -1,9 +1,10 @@
 """
 LiteLLM's advertising, which the launcher does not show.
 
-Only lines that are known: its logo, links for feedback, its list of providers, and the
-two warnings that no master key is set, which the launcher says in its own words (it
-lets LiteLLM run so on loopback alone). Blank lines around them go with them.
+Only lines that are known: its logo, links for feedback, its list of providers, the two
+warnings that no master key is set, which the launcher says in its own words (it lets
+LiteLLM run so on loopback alone), and one of the Admin UI's sign-in, which is shut.
+Blank lines around them go with them.
 """
 
 import re
@@ -16,6 +17,7 @@ _KNOWN = re.compile(
     r"|Give Feedback / Get Help: https://\S+"
     r"|LiteLLM\.Info: If you need to debug this error.*"
     r"|.*CRITICAL.*LITELLM_MASTER_KEY is not set!.*"
+    r"|.*WARNING.*trusted_proxy_ranges is not set.*"
     r"|.*WARNING.*dangerously_permit_weak_or_unset_master_key is on,.*"
 )
 

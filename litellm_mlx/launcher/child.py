@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import httpx
 
+from litellm_mlx.launcher.terminal_lines import prefixed
+
 _TAIL_LINES = 40
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 _CONTROL = re.compile(
@@ -40,7 +42,8 @@ class Service:
     is_fetching: Callable[[httpx.Response], bool] = lambda answer: False
     fault_prefix: str | None = None  # of the line that says why it cannot start
     on_pid: Callable[[int | None], None] = lambda pid: None
-    shown: Callable[[Iterable[str]], Iterable[str]] = lambda lines: lines
+    shown: Callable[[Iterable[str]], Iterable[str]] | None = None  # None: all, prefixed
+    keep: Callable[[str], None] = lambda line: None  # takes each line of its output
 
 
 class Child:
@@ -133,14 +136,17 @@ class Child:
     def _read(self, say: Callable[[str], None]) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as stream:
-            for line in self.service.shown(self._kept(stream)):
-                say(f"{self.service.name} | {line}")
+            kept = self._kept(stream)
+            shown = self.service.shown or prefixed(self.service.name)
+            for line in shown(kept):
+                say(line)
 
     def _kept(self, stream: Iterable[str]) -> Iterator[str]:
         prefix = self.service.fault_prefix
         for line in stream:
             line = _shown(line)
             self._lines.append(line)
+            self.service.keep(line)
             if prefix and line.startswith(prefix):
                 # Said once, by whoever acts on it.
                 self._fault = line.removeprefix(prefix).strip()

@@ -2,15 +2,20 @@
 
 import json
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 
+from litellm_mlx.launcher.clients.client_setup import CLIENTS
 from litellm_mlx.launcher.settings import MASTER_KEY, Address, LaunchSettings
 from litellm_mlx.served_models import SidecarModel
 
 _MAX_CHARS = 60  # of names
+_GB = 1e9  # as the files of models are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,10 @@ def ready_block(
         ("key", _key(settings, needs_key)),
         *_reach(settings, needs_key, others),
         ("prompts", _logs(settings)),
-        ("try", _curl(settings, name, needs_key)),
+        ("log", _shortened(settings.servers_log)),
+        ("page", f"{settings.sidecar.url}/admin/"),
+        *_agents(settings),
+        *_curl(settings, name, needs_key),
         ("stop", "Ctrl-C"),
     ]
     lines = [f"  {title:8} {text}".rstrip() for title, text in rows]
@@ -88,7 +96,7 @@ def _model(settings: LaunchSettings, models: Sequence[SidecarModel], name: str) 
 
 def _memory(memory: MemoryReport) -> Iterator[tuple[str, str]]:
     if limit := memory.limit_bytes:
-        yield "memory", f"at most {limit / (1 << 30):.1f} GB (MAX_PROCESS_MEMORY)"
+        yield "memory", f"at most {limit / _GB:.1f} GB (MAX_PROCESS_MEMORY)"
     if memory.wired:
         risk = "" if memory.wired == "off" else "; on many Macs this panics the kernel"
         yield "wired", f"{memory.wired} (WIRED_LIMIT{risk})"
@@ -126,19 +134,41 @@ def _logs(settings: LaunchSettings) -> str:
     logs = settings.logs
     if not logs.is_on:
         return "not logged"
+    root = _shortened(logs.root)
     if not logs.with_content:
-        return f"not logged; numbers of each request in {logs.root}"
-    return f"logged with the answers in {logs.root} (LOG_CONTENT=false: numbers only)"
+        return f"not logged; numbers of each request in {root}"
+    return f"logged in {root} (LOG_CONTENT=false: numbers only)"
 
 
-def _curl(settings: LaunchSettings, name: str, needs_key: bool) -> str:
+def _shortened(path: Path) -> str:
+    """As people write it: from the folder at hand, or from their home."""
+    for folder, sign in ((Path.cwd(), "."), (Path.home(), "~")):
+        if path.is_relative_to(folder):
+            return f"{sign}/{path.relative_to(folder)}"
+    return str(path)
+
+
+def _agents(settings: LaunchSettings) -> Iterator[tuple[str, str]]:
+    """The clients that are installed here, each started by one line."""
+    if settings.proxy is None:
+        return
+    found = [name for name in CLIENTS if shutil.which(name)]
+    verb = f"{_shortened(Path(sys.executable).parent)}/litellm-mlx launch"
+    yield "agents", f"{verb} {' | '.join(found) or 'CLIENT'}"
+
+
+def _curl(
+    settings: LaunchSettings, name: str, needs_key: bool
+) -> Iterator[tuple[str, str]]:
+    """A request to paste, in lines of at most 80 characters."""
     front = settings.proxy or settings.sidecar
-    messages = [{"role": "user", "content": "Hello"}]
-    body = json.dumps({"model": name, "messages": messages})
-    curl = f"curl {front.url}/v1/chat/completions -H 'Content-Type: application/json'"
+    asked = {"model": name, "messages": [{"role": "user", "content": "Hi"}]}
+    body = json.dumps(asked, separators=(",", ":"))
+    yield "try", f"curl {front.url}/v1/chat/completions \\"
     if needs_key:
-        curl += f' -H "Authorization: Bearer ${_key_name(settings)}"'
-    return f"{curl} -d {shlex.quote(body)}"
+        yield "", f'-H "Authorization: Bearer ${_key_name(settings)}" \\'
+    yield "", "-H 'Content-Type: application/json' \\"
+    yield "", f"-d {shlex.quote(body)}"
 
 
 def _key_name(settings: LaunchSettings) -> str:

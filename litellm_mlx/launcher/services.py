@@ -10,7 +10,6 @@ import httpx
 
 from litellm_mlx import handlers_folder
 from litellm_mlx.identity import SECRET_NAME, is_proven, secret_of
-from litellm_mlx.launcher.chatter import without_chatter
 from litellm_mlx.launcher.child import Service
 from litellm_mlx.launcher.ports import PidFile
 from litellm_mlx.launcher.proxy_config import (
@@ -21,6 +20,7 @@ from litellm_mlx.launcher.proxy_config import (
     write_config,
 )
 from litellm_mlx.launcher.settings import MASTER_KEY, LaunchSettings, create_master_key
+from litellm_mlx.launcher.terminal_lines import litellm_lines, sidecar_lines
 from litellm_mlx.served_models import SidecarModel, Upstream, parse_models
 
 _SIDECAR_DEADLINE_S = 600.0  # a large model from a slow disk
@@ -66,6 +66,7 @@ def sidecar_service(settings: LaunchSettings, pid_file: PidFile) -> Service:
         is_fetching=lambda answer: _status(answer) == "downloading",
         fault_prefix="mlx-sidecar: error: ",
         on_pid=pid_file.write,
+        shown=None if settings.is_verbose else sidecar_lines,
     )
 
 
@@ -144,7 +145,7 @@ def proxy_service(
         is_stuck=lambda answer: False,  # it never says so; one that hangs is silent
         min_wait_s=settings.proxy_startup_wait_s,
         on_pid=pid_file.write,
-        shown=without_chatter,
+        shown=None if settings.is_verbose else litellm_lines,
     )
 
 

@@ -40,6 +40,7 @@ class Flags:
     proxy_port: int | None = None
     no_proxy: bool = False
     config: str | None = None
+    verbose: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +99,18 @@ class LaunchSettings:
     admin_token: str | None
     master_key: str | None
     logs: SessionLogs
+    is_verbose: bool  # all that the servers write is shown
     child_env: Mapping[str, str]
 
     @property
     def instance_secret(self) -> str:
         """By which the children prove that they are ours."""
         return self.child_env[SECRET_NAME]
+
+    @property
+    def servers_log(self) -> Path:
+        """Where all that the servers write is kept."""
+        return self.run_dir.parent / "servers.log"
 
     @property
     def generated_config(self) -> Path:
@@ -166,6 +173,7 @@ def load_settings(
         admin_token=_text(env, "ADMIN_TOKEN", "MLX_SERVER_ADMIN_TOKEN"),
         master_key=env.get(MASTER_KEY),
         logs=_session_logs(env, folder),
+        is_verbose=flags.verbose or (_text(env, "LOG_LEVEL") or "").upper() == "DEBUG",
         child_env=_child_environment(env, sidecar),
     )
 

@@ -39,6 +39,8 @@ def test_litellms_own_logo_is_known() -> None:
         "is not set! All requests will be treated as INTERNAL_USER.",
         "21:04:30 - LiteLLM Proxy:WARNING: master_key_boot_check.py:125 - "
         "dangerously_permit_weak_or_unset_master_key is on, so the proxy is starting",
+        "16:00:38 - LiteLLM Proxy:WARNING: login_throttle.py:126 - "
+        "trusted_proxy_ranges is not set or not a valid list of ranges, so failed",
     ],
 )
 def test_known_lines_are_left_out(line: str) -> None:

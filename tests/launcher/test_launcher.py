@@ -87,7 +87,6 @@ def test_both_servers_start_serve_and_stop(launch: Launch, tmp_path: Path) -> No
     config.write_text("litellm_settings: {callbacks: [own_handler.logger]}")
     launcher = launch("--config", str(config))
     launcher.wait_for("Ready.")
-    launcher.wait_for("litellm | INFO:     Application startup complete.")
     url = f"http://127.0.0.1:{launcher.proxy_port}"
     listed = httpx.get(f"{url}/v1/models", trust_env=False).json()
     ids = {model["id"]: model for model in listed["data"]}
@@ -103,10 +102,17 @@ def test_both_servers_start_serve_and_stop(launch: Launch, tmp_path: Path) -> No
     assert launcher.output.startswith("No MODEL_PATH is set")
     assert f"curl {url}/v1/chat/completions" in launcher.output
     assert "context of 32768 tokens" in launcher.output
-    assert f"memory   at most {STAND_IN_GB}.0 GB" in launcher.output
-    assert f"with the answers in {launcher.folder}/logs" in launcher.output
-    waited = launcher.output.index("Starting the sidecar, which loads the built-in")
-    assert waited < launcher.output.index("Starting LiteLLM ...")
+    limit = STAND_IN_GB * (1 << 30) / 1e9
+    assert f"memory   at most {limit:.1f} GB" in launcher.output
+    assert "prompts  logged in ./logs (" in launcher.output
+    waited = launcher.output.index("sidecar    loads the built-in model ...")
+    assert waited < launcher.output.index("LiteLLM    starts ...")
+    # A person reads what is done; all that was written is kept.
+    assert max(len(line) for line in launcher.output.splitlines()) <= 80
+    assert "Application startup complete" not in launcher.output
+    log = launcher.folder / "cache" / "servers.log"
+    assert "litellm INFO:     Application startup complete." in log.read_text()
+    assert log.stat().st_mode & 0o777 == 0o600
     for chatter in ("█", "Krrish", "feedback", "is not set!", "permit_weak"):
         assert chatter not in launcher.output
 
@@ -115,7 +121,7 @@ def test_a_sidecar_that_dies_comes_back(launch: Launch) -> None:
     """The sidecar is restarted when it is killed; TERM then ends all with code 0."""
     launcher = launch("--no-proxy", "--model", "some/model")
     launcher.wait_for("Ready.")
-    assert "model=some/model" in launcher.output
+    assert "sidecar    loads some/model" in launcher.output
     pid = launcher.pid_of("sidecar", launcher.port)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)

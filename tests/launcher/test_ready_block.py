@@ -29,13 +29,15 @@ def test_it_says_what_runs_where(tmp_path: Path) -> None:
         "http://127.0.0.1:4000      (Anthropic clients)",
         "sidecar  http://127.0.0.1:8080/v1",
         "model    local, which is the small built-in model; context of 32768 tokens",
-        "memory   at most 9.0 GB",
+        "memory   at most 9.7 GB",
         "key      none needed, clients may send any\n",
         "reach    LiteLLM: programs on this machine, no key, the models' routes only",
         "sidecar: programs on this machine, no key\n",
         "web pages: none (CORS_ALLOW_ORIGINS)",
-        f"prompts  logged with the answers in {tmp_path}/logs",
-        "try      curl http://127.0.0.1:4000/v1/chat/completions",
+        f"prompts  logged in {tmp_path}/logs",
+        "page     http://127.0.0.1:8080/admin/\n",
+        "/litellm-mlx launch ",
+        "try      curl http://127.0.0.1:4000/v1/chat/completions \\\n",
         "stop     Ctrl-C",
     ):
         assert text.count(words) == 1, words
@@ -84,7 +86,7 @@ def test_it_says_whose_cloud_keys_anybody_here_may_spend(tmp_path: Path) -> None
     [
         ({"ENABLE_REQUEST_LOGGING": "false"}, "prompts  not logged\n"),
         ({"LOG_CONTENT": "false"}, "prompts  not logged; numbers of each request in"),
-        ({"LOG_ROOT": "/var/mine"}, "logged with the answers in /var/mine "),
+        ({"LOG_ROOT": "/var/mine"}, "logged in /var/mine "),
     ],
 )
 def test_it_says_whether_prompts_are_kept(
