@@ -6,6 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from litellm_mlx.launcher.ready_block import MemoryReport, ready_block
+from litellm_mlx.launcher.settings import Flags, load_settings
+from litellm_mlx.served_models import parse_models
 from sidecar.app import App
 
 REPO = Path(__file__).parents[1]
@@ -35,14 +38,27 @@ def test_litellm_by_hand_fetches_no_prices() -> None:
     assert all("LITELLM_LOCAL_MODEL_COST_MAP=True" in line for line in shown)
 
 
-def test_the_snippets_context_is_the_served_models(app: App) -> None:
-    """What is pasted works with the model that is served by default."""
-    listed = httpx.get(f"{app.url}/v1/models").json()["data"]
-    context = str(listed[0]["max_input_tokens"])
-    snippets = re.findall(r'(?:CONTEXT_TOKENS=|"contextWindow": )(\d+)', README)
-    assert len(snippets) == 3
-    assert set(snippets) == {context}
-    assert f"context of {context} tokens" in README
+def test_the_readme_is_short() -> None:
+    assert len(README.split()) <= 900
+
+
+def test_the_block_is_the_launchers(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Line by line, but for what is this machine's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    listed = parse_models(httpx.get(f"{app.url}/v1/models", timeout=60).json())
+    settings = load_settings(Flags(), tmp_path, {})
+    memory = MemoryReport(16_700_000_000)
+    block = ready_block(settings, listed, needs_key=False, memory=memory)
+    shown = README.partition("\nReady.\n")[2].partition("```")[0].splitlines()
+    said = block.splitlines()
+    for line in shown:
+        if line.strip() != "..." and not line.startswith(("  agents", "  log")):
+            assert line in said, line
+    assert any(line.startswith("  agents") for line in said)
+    assert max(map(len, shown)) <= 80
 
 
 ELSEWHERE = {  # of the hub's library, of MLX, and of slow tests

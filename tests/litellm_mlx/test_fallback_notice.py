@@ -18,7 +18,7 @@ from tests.litellm_mlx.fake_sidecar import FakeSidecar
 from tests.litellm_mlx.proxy_client import CHAT, HI, both_modes, post
 from tests.litellm_mlx.sidecar_answers import problem
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "router.md").read_text()
 TOO_SLOW = "the first token would take about 34.4 s, and mlx_max_ttft_s is 20"
 
 
@@ -85,7 +85,7 @@ def test_the_readmes_router_falls_back_without_a_second_try(
     """Its snippet in a real router: one refusal, no sleep for Retry-After."""
     snippet = next(
         yaml.safe_load(text)
-        for text in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+        for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
         if "fallbacks" in text
     )
     provider = {"provider": "mlx", "custom_handler": litellm_mlx.mlx_llm}
