@@ -297,6 +297,7 @@ def _build_services(
 ) -> Services:
     metrics, caches = shared.metrics, CacheService(pool, shared.kept, shared.disk)
     metrics.add_cache_source(caches.counters)
+    metrics.add_model_source(lambda: {e.id: e.state for e in pool.entries()})
     metrics.kv_bytes.set_function(lambda: shared.stored.num_bytes)
     metrics.active_bytes.set_function(lambda: shared.process.active_bytes)
     metrics.peak_bytes.set_function(lambda: shared.process.peak_bytes)

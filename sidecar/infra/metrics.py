@@ -6,12 +6,13 @@ docs/metrics.md says what each means and which should stay 0.
 """
 
 import collections
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client import generate_latest as _exposition
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 # Of a store and its pipeline: docs/metrics.md says what each means.
@@ -70,6 +71,19 @@ class _CacheCounts(Collector):
             yield family
 
 
+class _ModelStates(Collector):
+    def __init__(self, source: Callable[[], Mapping[str, str]]) -> None:
+        self._source = source
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "mlx_model_state", "1 for the state of a model.", labels=["model", "state"]
+        )
+        for model, state in self._source().items():
+            family.add_metric([model, state], 1)
+        yield family
+
+
 def _of_drafts(registry: CollectorRegistry) -> dict[str, Counter]:
     return {
         name: Counter(f"mlx_speculation_{name}", help, ["drafter"], registry=registry)
@@ -113,18 +127,17 @@ class Metrics:
             ["endpoint", "status"],
             registry=registry,
         )
-        self.latency = Histogram(
+        seconds = functools.partial(Histogram, buckets=_SECONDS, registry=registry)
+        self.latency = seconds(
             "mlx_request_latency_seconds",
             "Seconds from head to last byte.",
             ["endpoint"],
-            buckets=_SECONDS,
-            registry=registry,
         )
-        self.ttft = Histogram(
-            "mlx_ttft_seconds",
-            "Seconds from submission to the first token.",
-            buckets=_SECONDS,
-            registry=registry,
+        self.ttft = seconds(
+            "mlx_ttft_seconds", "Seconds from submission to the first token."
+        )
+        self.queue = seconds(
+            "mlx_queue_seconds", "Seconds from submission until the prompt's turn came."
         )
         self.active = Gauge(
             "mlx_active_requests", "Generations queued or running.", registry=registry
@@ -141,11 +154,8 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
-        self.model_load_s = Histogram(
-            "mlx_model_load_duration_seconds",
-            "Seconds of a model load.",
-            buckets=_SECONDS,
-            registry=registry,
+        self.model_load_s = seconds(
+            "mlx_model_load_duration_seconds", "Seconds of a model load."
         )
         self.model_bytes = Gauge(
             "mlx_model_memory_bytes",
@@ -168,6 +178,10 @@ class Metrics:
     def add_cache_source(self, source: Callable[[], Mapping[str, int]]) -> None:
         """Show counts kept elsewhere as `mlx_cache_<name>_total`."""
         self._registry.register(_CacheCounts(source))
+
+    def add_model_source(self, source: Callable[[], Mapping[str, str]]) -> None:
+        """Show the state of each model, by its id, as `mlx_model_state`."""
+        self._registry.register(_ModelStates(source))
 
     def exposition(self) -> bytes:
         """The Prometheus text format 0.0.4."""

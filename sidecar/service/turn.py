@@ -543,6 +543,7 @@ def count(receipt: Receipt, metrics: Metrics) -> None:
     metrics.jobs_ended.labels(receipt.outcome).inc()
     if ttft_s is not None:
         metrics.ttft.observe(ttft_s)
+        metrics.queue.observe(receipt.waited_s)
     metrics.tokens.labels("prompt").inc(usage.prompt_tokens)
     metrics.tokens.labels("cached").inc(usage.cached_tokens)
     metrics.tokens.labels("generated").inc(usage.completion_tokens)
