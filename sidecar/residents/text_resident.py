@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sidecar.config.settings import CacheConfig, Config
+from sidecar.core.conversation import ForgetFilter
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.engine.gpu_thread import load_thread
 from sidecar.engine.loading.checkpoint_files import memory_limit, read_config
@@ -243,11 +244,15 @@ class TextLoader:
         def make() -> KeptModel:
             store = PrefixStore(shared.stored, model.new_cache, model.quantization)
             store.verify = cache.verify
+
+            def clear(forget_filter: ForgetFilter | None) -> int:
+                freed = store.forget(forget_filter)
+                shared.process.sample()  # what is shown must not be of before
+                return freed
+
             memory = ConversationMemory(
                 store,
-                lambda forget_filter: shared.gpu.call(
-                    lambda: store.forget(forget_filter)
-                ),
+                lambda forget_filter: shared.gpu.call(lambda: clear(forget_filter)),
                 model.tokenizer.decode,
                 f"{model.key} {shared.rules.digest}",
                 memory_limits(cache),

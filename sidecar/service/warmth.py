@@ -128,7 +128,8 @@ def _why_lost(
     cached_len: int,
 ) -> _Reason:
     if not store.may_restore:
-        detail = f"the self-test failed: {', '.join(sorted(store.switched_off))}"
+        ways = ", ".join(sorted(store.switched_off))
+        detail = f"the self-test goes on, or failed: {ways} may not be used"
         return _Reason("switched_off", detail, ".venv/bin/mlx-sidecar selftest")
     if earlier.tools:
         return _Reason("tools", "; ".join(earlier.tools))
