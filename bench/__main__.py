@@ -8,8 +8,8 @@ prompts brought back from it; writes: talks while KV is written to it; kept: wha
 costs beside the model; structured: what a schema costs; speculation: what drafts gain;
 streams: steps over HTTP against mlx-lm's batch; native: labels, and adapters;
 prefill: how fast prompts are read; sampling: what an option costs; gaps: the longest
-wait of a stream; page: what open admin pages cost; start: from the start of a process
-to its first answer.
+wait of a stream; page: what open admin pages cost; turns: the first token, turn by
+turn; start: from the start of a process to its first answer.
 `NAME --help` says more.
 `python -m bench --device-model` runs overhead, compare and replay with a model of the
 size that a GPU serves.
@@ -23,7 +23,7 @@ from bench import device
 _NAMES = (
     "compare", "agents", "fairness", "overhead", "replay", "hostile", "loading",
     "vision", "disk", "writes", "start", "kept", "structured", "speculation",
-    "streams", "native", "prefill", "sampling", "gaps", "page",
+    "streams", "native", "prefill", "sampling", "gaps", "page", "turns",
 )  # fmt: skip
 
 _OF_DEV = ("psutil", "matplotlib")  # what the benchmarks need of the extra `dev`

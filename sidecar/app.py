@@ -280,12 +280,13 @@ def build_core(
     )
     settings = LiveSettings(config, sources, (_kv_settings(shared), _log_level()))
     services = _build_services(config, shared, pool, settings)
+    expiry = Expiry(shared.stored, shared.gpu)
     settings.add(_pool_settings(pool))
+    settings.add(Part(("PROMPT_CACHE_TTL_SECONDS",), lambda _: expiry.look_again()))
     if config.model.probe_on_load:
         after_load.append(services.capabilities.begin)
     releasing = Releasing(shared.stored.released)
     shared.gpu.add_worker(releasing)
-    expiry = Expiry(shared.stored, shared.gpu)
     return Core(config, pool, shared, expiry, releasing, services)
 
 
@@ -384,6 +385,7 @@ def _generation_settings(chat: ChatService, native: NativeService) -> Part:
         "SO_MODE",
         "CLASSIFY_BATCH",
         "ATTENTION_MAX_TOKENS",
+        "TIMEOUT_COMPLETIONS_SECONDS",
     )
 
     def act(config: Config) -> None:
@@ -425,7 +427,9 @@ def _native_settings(config: Config) -> NativeSettings:
 
 def _kv_limits(cache: CacheConfig, gpu: GpuThread) -> Limits:
     return Limits(
-        cache.max_bytes or int(gpu.call(device_memory) * _CACHE_SHARE),
+        int(gpu.call(device_memory) * _CACHE_SHARE)
+        if cache.max_bytes is None
+        else cache.max_bytes,
         cache.max_entries,
         cache.ttl_s,
         cache.checkpoints_per_session,

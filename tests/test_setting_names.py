@@ -51,7 +51,8 @@ def test_the_example_is_complete() -> None:
     """Each setting of the sidecar, the launcher and the plugin, and nothing else."""
     shown = set(lines_of_example()) - {"ANTHROPIC_API_KEY"}
     elsewhere = {item.metadata["env"] for item in dataclasses.fields(LauncherConfig)}
-    between_ourselves = {"MLX_INSTANCE_SECRET"}  # the launcher makes one at each start
+    # From the launcher at each start.
+    between_ourselves = {"MLX_INSTANCE_SECRET", "MLX_ENV_FILE_NAMES"}
     assert shown == {*SETTINGS, *elsewhere} - between_ourselves
 
 

@@ -49,10 +49,11 @@ def page_address(settings: LaunchSettings) -> str:
     """
     page = f"{settings.sidecar.url}/admin/"
     key = settings.admin_token or settings.api_key
-    if key is None:
-        return page
-    headers = {"Authorization": f"Bearer {key}"}
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(trust_env=False, timeout=10.0) as client:
+        if key is None:
+            client.get(page).raise_for_status()
+            return page
         answer = client.post(f"{page}code", headers=headers, json={})
         answer.raise_for_status()
         return f"{page}#code={answer.json()['code']}"

@@ -19,6 +19,9 @@ from dotenv import dotenv_values
 from litellm_mlx.identity import SECRET_NAME, new_secret
 
 MASTER_KEY = "LITELLM_MASTER_KEY"
+# Names that stand in the children's environment because `.env` has them: the sidecar
+# reads that file itself, and anew when it is asked to.
+FROM_FILE = "MLX_ENV_FILE_NAMES"
 DEFAULT_CONFIG = "litellm_config.yaml"
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 # What makes a program run other code is not for a file of the folder of its start.
@@ -174,7 +177,10 @@ def load_settings(
         master_key=env.get(MASTER_KEY),
         logs=_session_logs(env, folder),
         is_verbose=flags.verbose or (_text(env, "LOG_LEVEL") or "").upper() == "DEBUG",
-        child_env=_child_environment(env, sidecar),
+        child_env={
+            **_child_environment(env, sidecar),
+            FROM_FILE: ",".join(_of_file(folder / ".env", env, environ)),
+        },
     )
 
 
@@ -196,6 +202,15 @@ def merged_environment(
     }
     override = env.get("ENV_FILE_OVERRIDES", file.get("ENV_FILE_OVERRIDES", "0"))
     return {**env, **file} if _is_true(override) else {**file, **env}
+
+
+def _of_file(
+    env_file: Path, merged: Mapping[str, str], environ: Mapping[str, str] | None
+) -> list[str]:
+    """Names whose value `.env` says, not the process environment."""
+    process = os.environ if environ is None else environ  # noqa: TID251 - see above
+    named = [name for name in _read_env_file(env_file) if name in merged]
+    return [name for name in named if merged[name] != process.get(name)]
 
 
 def _read_env_file(file: Path) -> dict[str, str | None]:

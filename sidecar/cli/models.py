@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sidecar.cli.server import Server, ServerError, add_server_flags
+from sidecar.infra.logs import printable
 
 Json = dict[str, Any]
 
@@ -109,7 +110,8 @@ def _logs(server: Server, options: argparse.Namespace) -> int:
         for line in lines:
             last = line["n"]
             at = time.strftime("%H:%M:%S", time.localtime(line["at"]))
-            text = f"{at} {line['level']} [{line['request']}] {line['text']}\n"
+            said = f"{at} {line['level']} [{line['request']}] {line['text']}"
+            text = f"{printable(said)}\n"
             sys.stdout.write(json.dumps(line) + "\n" if options.json else text)
         sys.stdout.flush()
         if not options.follow:
@@ -127,7 +129,7 @@ def _change(server: Server, verb: str, options: argparse.Namespace) -> int:
         return _as_json(answer)
     freed = answer.get("freed_bytes")
     said = f"; {freed / _GB:.1f} GB came back" if freed is not None else ""
-    sys.stdout.write(f"{options.model}: {_CHANGES[verb]}{said}\n")
+    sys.stdout.write(f"{printable(options.model)}: {_CHANGES[verb]}{said}\n")
     return 0
 
 
@@ -153,4 +155,4 @@ def _write_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in (head, *rows):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+        sys.stdout.write(f"{printable('  '.join(cells).rstrip())}\n")

@@ -7,6 +7,8 @@ Lowest first: the default, what was saved over HTTP (`settings.json` in the cach
 
 import dataclasses
 import json
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,8 @@ from sidecar.config.sources import (
 )
 
 DEFAULT, SAVED = "default", "settings.json"
+_FROM_FILE = "MLX_ENV_FILE_NAMES"  # from the launcher
+_MAX_BYTES = 1 << 20
 _SECRETS = ("MLX_API_KEY", "ADMIN_TOKEN", "LITELLM_MASTER_KEY", "MLX_INSTANCE_SECRET")
 
 
@@ -60,7 +64,11 @@ class SettingSources:
         self, flags: Mapping[str, str], env_file: Path, environ: Mapping[str, str]
     ) -> None:
         self._flags, self._env_file = dict(flags), env_file
-        self._environ = dict(environ)
+        # The launcher put what the file says there, too.
+        of_file = environ.get(_FROM_FILE, "").split(",")
+        self._environ = {n: t for n, t in environ.items() if n not in of_file}
+        disk: DiskConfig = load_section(DiskConfig, self._ordered())
+        self._saved_file = disk.home / "settings.json"
 
     def config(self, saved: Mapping[str, str] | None = None) -> Config:
         """
@@ -113,10 +121,10 @@ class SettingSources:
         """
         file = self.saved_file
         try:
-            body = json.loads(file.read_bytes())
+            body = json.loads(_read(file))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{file} cannot be read: {error}") from None
         if not isinstance(body, dict):
             raise ConfigError(f"{file} must hold an object")
@@ -133,9 +141,8 @@ class SettingSources:
 
     @property
     def saved_file(self) -> Path:
-        """Where that stands."""
-        disk: DiskConfig = load_section(DiskConfig, self._ordered())
-        return disk.home / "settings.json"
+        """Where that stands, as of the start."""
+        return self._saved_file
 
     def _ordered(self) -> list[Mapping[str, str]]:
         return [
@@ -151,6 +158,15 @@ class SettingSources:
         names = ("environment", ".env") if is_env_first else (".env", "environment")
         kept = self.saved() if saved is None else saved
         return [("flag", flags), (names[0], second), (names[1], third), (SAVED, kept)]
+
+
+def _read(file: Path) -> bytes:
+    """A file's bytes; a pipe, which would never end, is none."""
+    number = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(number, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(f"{file.name} is no file")
+        return stream.read(_MAX_BYTES)
 
 
 def _shown(name: str, value: Any) -> Any:

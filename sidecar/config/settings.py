@@ -135,6 +135,8 @@ class ServerConfig:
         "Whether /metrics answers.")
     # From the launcher alone: see server/access.proof.
     instance_secret: str | None = setting(None, "MLX_INSTANCE_SECRET", plain, "")
+    # The same: see config/setting_sources.
+    of_env_file: str | None = setting(None, "MLX_ENV_FILE_NAMES", plain, "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class ValueType:
         """
         try:
             return self.read(text)
-        except (ValueError, OverflowError):
+        except (ValueError, OverflowError, RecursionError):
             raise ValueError(self.range) from None
 
 

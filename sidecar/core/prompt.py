@@ -172,6 +172,7 @@ class Divergence:
 
     Args:
         is_image: one of them has an image there.
+        is_own: that one is of the same conversation.
     """
 
     depth: int
@@ -180,6 +181,7 @@ class Divergence:
     before: str
     now: str
     is_image: bool = False
+    is_own: bool = True
 
 
 _SMALL = 4096  # bytes

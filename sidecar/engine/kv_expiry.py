@@ -35,8 +35,9 @@ class Expiry:
     ) -> None:
         self._budget = budget
         self._gpu = gpu
-        self._closed = threading.Event()
-        self._wait = wait or self._closed.wait
+        self._is_closed = False
+        self._called = threading.Event()
+        self._wait = wait or self._wait_for_a_call
         threading.Thread(target=self._run, name="expiry", daemon=True).start()
 
     def _wait_s(self) -> float:
@@ -45,7 +46,18 @@ class Expiry:
 
     def close(self) -> None:
         """End the watch; repeatable."""
-        self._closed.set()
+        self._is_closed = True
+        self._called.set()
+
+    def look_again(self) -> None:
+        """Go by the limit as it is now, which is another one."""
+        self._called.set()
+
+    def _wait_for_a_call(self, seconds: float) -> bool:
+        """At most so long; whether it is closed."""
+        self._called.wait(seconds)
+        self._called.clear()
+        return self._is_closed
 
     def _run(self) -> None:
         while not self._wait(self._wait_s()):

@@ -12,8 +12,6 @@ by their own age and size.
 
 import secrets
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -204,7 +202,6 @@ class ConversationMemory:
         self._lineage_key = lineage_key
         self._decode = decode
         self._texts: list[Callable[[], None]] = []
-        self._forgettings: deque[tuple[ForgetFilter | None, float]] = deque(maxlen=16)
 
     @property
     def generation(self) -> int:
@@ -362,7 +359,6 @@ class ConversationMemory:
         """
         with self.lock:
             self._kv.new_generation(forget_filter)
-            self._forgettings.append((forget_filter, time.time()))
             found = self.lineage.forget(forget_filter), self.turns.forget(forget_filter)
             self.healing.forget(forget_filter)
             if self.unwritten_turns is not None:
@@ -370,14 +366,6 @@ class ConversationMemory:
             for clear in self._texts:
                 clear()
         return Forgotten(self._clear(forget_filter), *found)
-
-    def forgotten_at(self, conversation: Conversation) -> float | None:
-        """Unix seconds of the last forgetting that covers a conversation, if any."""
-        with self.lock:
-            for forget_filter, at in reversed(self._forgettings):
-                if forget_filter is None or forget_filter.covers(conversation):
-                    return at
-        return None
 
     def _turn(
         self,

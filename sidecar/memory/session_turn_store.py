@@ -22,6 +22,7 @@ from sidecar.volatile.marked_message import MarkedMessage, canonical_text
 
 _MAX_THREADS = 4096
 _MAX_EXPIRED = 256
+_SECRET = secrets.token_hex(16)
 _MAX_DIGESTS = 1 << 18  # 20 MB; a template may print nothing for an empty message
 _REFUSALS_BEFORE_REPLACE = 3
 _MAX_DESCRIPTORS = 8
@@ -97,6 +98,7 @@ class TurnStore:
         self._max_idle_s = max_idle_s
         self._threads: OrderedDict[Conversation, _Thread] = OrderedDict()
         self._expired: deque[Conversation] = deque(maxlen=_MAX_EXPIRED)
+        self._cleared: OrderedDict[str, float] = OrderedDict()  # no name is kept
         self._lock = threading.Lock()
 
     def compare(
@@ -189,7 +191,7 @@ class TurnStore:
         The thread that a client may have made a new one of, by compaction or an edit.
 
         It is the last one of a session with a name that begins with the same system
-        text: a sub-agent has its own.
+        text and has a message in common behind it: a sub-agent has its own.
         """
         if is_implicit(conversation.session):
             return None
@@ -199,6 +201,8 @@ class TurnStore:
                 other.session_key == conversation.session_key
                 and len(thread.digests) > 1
                 and thread.digests[:1] == tuple(digests[:1])
+                # Else it is another task that begins with the same system text.
+                and not set(thread.digests[1:]).isdisjoint(digests[1:])
             ):
                 return thread
         return None
@@ -246,6 +250,10 @@ class TurnStore:
             ]
             for conversation in gone:
                 del self._threads[conversation]
+                if not is_implicit(conversation.session):
+                    self._cleared[_hash_of(conversation)] = time.time()
+            while len(self._cleared) > _MAX_EXPIRED:
+                self._cleared.popitem(last=False)
             left = [
                 c
                 for c in self._expired
@@ -253,6 +261,11 @@ class TurnStore:
             ]
             self._expired = deque(left, maxlen=_MAX_EXPIRED)
         return len(gone)
+
+    def cleared_at(self, conversation: Conversation) -> float | None:
+        """Unix seconds at which a session that a client named was forgotten, if so."""
+        with self._lock:
+            return self._cleared.get(_hash_of(conversation))
 
     def has_expired(self, conversation: Conversation) -> bool:
         """Whether a session was forgotten lately because it was idle for too long."""
@@ -272,6 +285,11 @@ class TurnStore:
         for key in [k for k, t in self._threads.items() if t.touched < oldest]:
             del self._threads[key]
             self._expired.append(key)
+
+
+def _hash_of(conversation: Conversation) -> str:
+    """A session, so that its name cannot be read."""
+    return _digest(f"{_SECRET}{conversation.tenant}\0{conversation.session}")
 
 
 def message_digests(marked: Sequence[MarkedMessage]) -> list[str]:

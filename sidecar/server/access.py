@@ -37,7 +37,8 @@ def check(
     """
     origin, is_admin = headers.get("origin"), path.startswith(ADMIN_PATHS)
     is_own = is_admin and origin == f"http://{headers.get('host', '')}"
-    if origin is not None and not is_own and origin not in config.cors_allow_origins:
+    is_allowed = is_own or (origin in config.cors_allow_origins and not is_admin)
+    if origin is not None and not is_allowed:
         raise Forbidden("this origin is not in CORS_ALLOW_ORIGINS")
     is_page = is_admin and path in page_files()
     is_others = headers.get("sec-fetch-site", "").lower() in _OTHER_PAGES

@@ -165,7 +165,9 @@ class ChatService:
                         remember(resident.pipeline, plan.prepared, receipt)
                 finally:
                     memory.answer_ended(pending_turn)
-                self._history.note(_ended(request, plan.prepared, resident, receipt))
+                if memory.is_current(pending_turn):  # not forgotten meanwhile
+                    ended = _ended(request, plan.prepared, resident, receipt)
+                    self._history.note(ended)
                 log.ended(receipt.numbers, receipt.said)
 
             run = self._run(

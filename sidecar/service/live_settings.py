@@ -106,7 +106,10 @@ class LiveSettings:
         for name in changes:
             self._check_name(name)
         with self._lock:
-            saved = sources.saved()
+            try:
+                saved = sources.saved()
+            except ConfigError as error:
+                raise Unavailable(str(error)) from None
             for name, value in changes.items():
                 if value is None:
                     saved.pop(name, None)
@@ -125,7 +128,8 @@ class LiveSettings:
             except OSError as error:
                 raise Unavailable(f"settings.json cannot be written: {error}") from None
             found = self._put(config)
-            return [*found, *self._shadowed(sources, changes, found)]
+            hidden = {one.name: one for one in self._shadowed(sources, changes)}
+            return [*(one for one in found if one.name not in hidden), *hidden.values()]
 
     def reload(self) -> list[Changed]:
         """
@@ -155,18 +159,14 @@ class LiveSettings:
         return changed
 
     def _shadowed(
-        self,
-        sources: SettingSources,
-        changes: Mapping[str, Any],
-        found: Iterable[Changed],
+        self, sources: SettingSources, changes: Mapping[str, Any]
     ) -> list[Changed]:
         """What was saved and has no effect, as somebody else says another value."""
-        known = {one.name for one in found}
         rows = {row.name: row for row in sources.rows(self._config)}
         return [
             Changed(name, rows[name].value, value, NOW, rows[name].origin)
             for name, value in changes.items()
-            if name not in known and value is not None and rows[name].origin != SAVED
+            if value is not None and rows[name].origin != SAVED
         ]
 
     def _row(self, row: SettingRow) -> dict[str, Any]:

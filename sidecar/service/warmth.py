@@ -47,6 +47,14 @@ class _Reason:
     remedy: str = ""
 
 
+_UNKNOWN = _Reason("unknown", "the records do not say")
+_NO_CHECKPOINT = _Reason(
+    "no_checkpoint",
+    "layers of this model cannot be cut, and there was no checkpoint",
+    "SNAPSHOT_STORE_MAX_ENTRIES_GLOBAL",
+)
+
+
 def explain(
     request: ChatRequest,
     prepared: PreparedPrompt,
@@ -83,7 +91,10 @@ def explain(
 
 def _place(request: ChatRequest, report: CacheReport) -> Divergence | None:
     """Where it parts from the last prompt; of what parts early, the message alone."""
-    if report.divergence is not None or report.earlier is None:
+    if report.earlier is None:
+        return None
+    # What another conversation says there is nobody's to read here.
+    if report.divergence is not None and report.divergence.is_own:
         return report.divergence
     at = report.earlier.num_stable
     if at >= len(request.messages):
@@ -111,13 +122,16 @@ def _why_unknown(
             detail = "a new conversation; its beginning is another's"
             return _Reason("other_prefix", detail)
         return _Reason("first_seen", "a new conversation")
-    if (at := memory.forgotten_at(conversation)) is not None:
-        return _Reason("cleared", f"the cache was cleared at {_clock(at)}")
+    if (at := memory.turns.cleared_at(conversation)) is not None:
+        return _Reason("cleared", f"it was cleared at {_clock(at)}")
     if memory.turns.has_expired(conversation):
         detail = "nobody went on with this session for too long"
         return _Reason("expired", detail, "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS")
-    detail = "this conversation was begun before the server's start, or elsewhere"
-    return _Reason("restarted", detail, "KV_DISK_PERSISTENCE=true")
+    detail = (
+        "nothing is known of this conversation: it was begun before the server's "
+        "start, or elsewhere, or its client edits it and names no session"
+    )
+    return _Reason("unknown_past", detail)
 
 
 def _why_lost(
@@ -137,15 +151,14 @@ def _why_lost(
     is_store = cached_len + LOST_SLACK < (
         earlier.num_tokens if is_same else report.stable_len
     )
+    if is_store and drop is None and store.needs_checkpoints:
+        return _NO_CHECKPOINT
     differs, dropped = _why_differs(report, earlier), _of_drop(drop)
     if is_store and not (is_same and differs):
         differs, dropped = dropped, differs
     if found := differs or dropped:
         return found
-    if store.needs_checkpoints:
-        detail = "layers of this model cannot be cut, and there was no checkpoint"
-        return _Reason("no_checkpoint", detail, "SNAPSHOT_STORE_MAX_ENTRIES_GLOBAL")
-    return _Reason("unknown", "the records do not say")
+    return _NO_CHECKPOINT if store.needs_checkpoints else _UNKNOWN
 
 
 def _of_drop(drop: Drop | None) -> _Reason | None:

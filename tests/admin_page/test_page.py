@@ -126,6 +126,7 @@ def test_what_runs_and_waits(page: Page, app: App) -> None:
         body = {
             "model": "local",
             "messages": [{"role": "user", "content": f"Wait {number} " * 40}],
+            "max_tokens": 8,
         }
         answers.append(
             httpx.post(

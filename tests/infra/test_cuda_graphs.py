@@ -13,7 +13,7 @@ _SCRIPT = """
 import os, sys
 import sidecar.__main__ as command
 
-def begun(config):
+def begun(config, sources):
     print("mlx.core" in sys.modules, os.environ["MLX_CUDA_GRAPH_CACHE_SIZE"])
     return 0
 

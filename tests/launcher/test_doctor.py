@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from litellm_mlx.launcher.doctor.finding import Finding
 from litellm_mlx.launcher.doctor.set_up import check_set_up
 from litellm_mlx.launcher.ports import PidFile
 from litellm_mlx.launcher.settings import Flags, load_settings
@@ -338,7 +339,7 @@ def test_a_server_of_an_earlier_run_is_ended(machine: Machine) -> None:
         "import socket, time; s = socket.create_server(('127.0.0.1', "
         f"{machine.port})); time.sleep(600)"
     )
-    left_over = subprocess.Popen([sys.executable, "-c", code])
+    left_over = subprocess.Popen([sys.executable, "-c", code, "sidecar"])
     file = PidFile(machine.home / "cache" / "run" / f"sidecar-{machine.port}.pid")
     try:
         gone = subprocess.Popen(["true"])
@@ -354,6 +355,27 @@ def test_a_server_of_an_earlier_run_is_ended(machine: Machine) -> None:
     finally:
         left_over.kill()
         left_over.wait()
+        file.close()
+
+
+def test_a_strangers_process_is_not_ended(machine: Machine) -> None:
+    """Though its pid stands in a file of ours: it may have passed to it since."""
+    file = PidFile(machine.home / "cache" / "run" / f"sidecar-{machine.port}.pid")
+    code = (
+        "import socket, time; s = socket.create_server(('127.0.0.1', "
+        f"{machine.port})); time.sleep(600)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code, "\x1b[31mred"])
+    try:
+        file.path.write_text(f"{other.pid}\n{os.getpid()}\n")
+        while not faults(found := machine.examine("--fix")):
+            pass
+        assert faults(found)[0]["state"] == "bad"
+        assert other.poll() is None
+        assert "\x1b" not in str(Finding("ports", "bad", faults(found)[0]["found"]))
+    finally:
+        other.kill()
+        other.wait()
         file.close()
 
 

@@ -157,10 +157,10 @@ def went_back(talk: Talk) -> None:
 
 
 def compacted(talk: Talk) -> None:
-    """The client has made one message of the history."""
+    """The client has made one message of the history, and keeps the last one."""
     start = int(talk.messages[0]["role"] in ("system", "developer"))
     summary = {"role": "user", "content": "Summary: much was done. " * 12}
-    talk.messages[start:] = [summary]
+    talk.messages[start:-1] = [summary, {"role": "assistant", "content": "Go on."}]
 
 
 Change = Callable[[Talk], None]

@@ -1,6 +1,7 @@
 """Settings that act while the server runs, are saved, and say who hides them."""
 
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from litellm_mlx.launcher.settings import Flags, load_settings
 from sidecar.app import App, build, serve_in_thread
 from sidecar.config.setting_sources import SettingSources
 from testkit.raw_http import eventually
@@ -123,6 +125,10 @@ def test_what_the_user_wrote_hides_what_was_saved(
     assert found["shadowed_by"] == ".env"
     row = rows(app)["DEFAULT_TOP_P"]
     assert (row["value"], row["origin"], row["saved"]) == (0.5, ".env", "0.25")
+    # The file was edited meanwhile: what is told is who wins now.
+    (tmp_path / ".env").write_text("DEFAULT_TOP_P=0.75\n")
+    (found,) = change(app, DEFAULT_TOP_P=0.125).json()["changed"]
+    assert (found["shadowed_by"], rows(app)["DEFAULT_TOP_P"]["value"]) == (".env", 0.75)
     # One that is out of range is refused, though it would be hidden.
     assert change(app, DEFAULT_TOP_P=7).status_code == 400
 
@@ -141,6 +147,54 @@ def test_files_are_read_again(served: Served, tmp_path: Path) -> None:
     assert answer.status_code == 400
     assert "MAX_KV_SIZE" in answer.text
     assert app.shared.stored.limits.ttl_s == 77
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", "[" * 100_000, "pipe", "folder"])
+def test_a_damaged_file_is_said(served: Served, tmp_path: Path, damage: str) -> None:
+    """And nothing hangs or changes; mended, it is used again."""
+    app, file = served(), tmp_path / "home" / "settings.json"
+    file.parent.mkdir(exist_ok=True)
+    if damage == "pipe":
+        os.mkfifo(file)
+    elif damage == "folder":
+        file.mkdir()
+    else:
+        file.write_text(damage)
+    settings, reload = f"{app.url}/admin/settings", f"{app.url}/admin/reload-config"
+    assert httpx.get(settings, timeout=20).status_code == 503
+    assert change(app, DEFAULT_TOP_P=0.5).status_code == 503
+    assert httpx.post(reload, timeout=20).status_code == 400
+    file.rmdir() if damage == "folder" else file.unlink()
+    assert change(app, DEFAULT_TOP_P=0.5).status_code == 200
+
+
+def test_what_the_launcher_took_from_the_file_is_the_files(tmp_path: Path) -> None:
+    """Its children's environment has it, too: the file is read anew all the same."""
+    file = tmp_path / ".env"
+    file.write_text("DEFAULT_TOP_P=0.5\nDEFAULT_MIN_P=0.1\n")
+    own = {"MLX_CACHE_HOME": str(tmp_path), "DEFAULT_TOP_K": "5"}
+    child_env = load_settings(Flags(), tmp_path, own).child_env
+    assert child_env["DEFAULT_MIN_P"] == "0.1"
+    sources = SettingSources({}, file, child_env)
+    file.write_text("DEFAULT_TOP_P=0.25\n")
+    config = sources.config()
+    found = {row.name: row.origin for row in sources.rows(config)}
+    assert (config.generation.top_p, found["DEFAULT_TOP_P"]) == (0.25, ".env")
+    assert (config.generation.min_p, found["DEFAULT_MIN_P"]) == (None, "default")
+    assert (config.generation.top_k, found["DEFAULT_TOP_K"]) == (5, "environment")
+
+
+def test_a_time_to_live_acts_at_once(served: Served) -> None:
+    """The thread that waits for the old one is woken."""
+    app = served()
+    body = {"model": "local", "prompt": "Many words. " * 50, "max_tokens": 1}
+    httpx.post(f"{app.url}/v1/completions", json=body, timeout=60)
+    assert app.shared.stored.num_bytes > 0
+    change(app, PROMPT_CACHE_TTL_SECONDS=1)
+    assert eventually(lambda: app.shared.stored.num_bytes == 0, 20)
+    change(app, PROMPT_CACHE_TTL_SECONDS=0, PROMPT_CACHE_MAX_BYTES=0)
+    httpx.post(f"{app.url}/v1/completions", json=body, timeout=60)
+    assert app.shared.stored.num_bytes == 0
 
 
 def test_a_hangup_reads_them_again(tmp_path: Path) -> None:

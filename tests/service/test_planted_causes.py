@@ -1,7 +1,9 @@
 """The cause of a cold prompt, as it was planted in conversations of ten agents."""
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,15 @@ import httpx
 import pytest
 
 from sidecar.app import App
+from sidecar.core.conversation import ForgetFilter
 from sidecar.core.prompt import LOST_SLACK
+from sidecar.residents.resident import Resident
 from testkit.image_chats import user
 from testkit.pictures import image_part
 from testkit.raw_http import eventually
-from testkit.servers import running_sidecar
+from testkit.servers import held_gpu, running_sidecar
 from testkit.tiny_vision import SEEING, make_seeing
-from tests.service.planted_causes import AGENTS, CHANGES, Talk, recorded
+from tests.service.planted_causes import AGENTS, CHANGES, Talk, other_word, recorded
 
 _numbers = itertools.count()
 
@@ -56,7 +60,7 @@ def test_a_changed_conversation(app: App, agent: str, change: str) -> None:
     cause, plant = CHANGES[change]
     talk = new_talk(agent)
     before = send(app, talk)
-    assert before["warmth"]["cause"] in ("restarted",)
+    assert before["warmth"]["cause"] == "unknown_past"
     plant(talk)
     check(send(app, talk), before, cause)
 
@@ -197,7 +201,7 @@ def test_layers_that_cannot_be_cut(model_folder: Callable[[str], Path]) -> None:
         del talk.messages[-2:]
         row = send(app, talk)
         lost = min(before["prompt_tokens"], row["prompt_tokens"]) - row["cached_tokens"]
-        assert row["warmth"]["cause"] == ("branched" if lost > LOST_SLACK else "")
+        assert row["warmth"]["cause"] == ("no_checkpoint" if lost > LOST_SLACK else "")
 
 
 def test_reuse_that_is_switched_off(model_folder: Callable[[str], Path]) -> None:
@@ -208,3 +212,61 @@ def test_reuse_that_is_switched_off(model_folder: Callable[[str], Path]) -> None
             resident.engine.store.switched_off.add("restore")
         row = send(app, talk)
         check(row, before, "switched_off")
+
+
+def test_what_nobody_can_know_is_not_made_up(app: App) -> None:
+    """Words of an assistant that is another's; the next task of one session."""
+    httpx.post(f"{app.url}/admin/cache/clear", timeout=60).raise_for_status()
+    system = {"role": "system", "content": "You do tasks. " * 40}
+
+    def ask(session: str, *said: str) -> tuple[str, int]:
+        roles = ("user", "assistant")
+        talk = [{"role": roles[n % 2], "content": text} for n, text in enumerate(said)]
+        body = {"model": "local", "messages": [system, *talk], "max_tokens": 4}
+        path = "/v1/chat/completions"
+        row = send(app, Talk(path, {**body, "session_id": session}))
+        return row["warmth"]["cause"], row["warmth"]["lost"]
+
+    assert ask("tasks", f"Task one. {'x ' * 99}") == ("first_seen", 0)
+    assert ask("tasks", f"Task two. {'y ' * 99}") == ("other_prefix", 0)
+    assert ask("shots", "Say a.", "a", "Say b.") == ("unknown_past", 0)
+
+
+def test_what_was_forgotten_meanwhile_is_not_shown(app: App) -> None:
+    """A row of a request that ran while its session was forgotten."""
+    talk = new_talk("qwen-0.24.4")
+    send(app, talk)
+    other_word(talk)
+    session = talk.body["session_id"]
+    with ThreadPoolExecutor(1) as thread, held_gpu(app):
+        url = f"{app.url}{talk.path}"
+        asked = thread.submit(httpx.post, url, json=talk.body, timeout=120)
+        assert eventually(lambda: len(app.core.services.chat.running()) == 1)
+        app.core.services.history.forget(ForgetFilter(session, any_key=True))
+        with app.pool.lease("") as resident:
+            assert isinstance(resident, Resident)
+            resident.memory._kv.new_generation(ForgetFilter(session, any_key=True))
+    assert asked.result().status_code == 200
+    state = httpx.get(f"{app.url}/admin/state", timeout=60).json()
+    assert session not in {row["session"] for row in state["ended"]}
+
+
+def test_another_conversations_text_is_not_shown(app: App) -> None:
+    """Though its beginning is the closest to what is asked."""
+    httpx.post(f"{app.url}/admin/cache/clear", timeout=60).raise_for_status()
+    system = {"role": "system", "content": "You do tasks. " * 40}
+
+    def ask(session: str, text: str) -> dict[str, Any]:
+        talk = [system, {"role": "user", "content": "Hi."}]
+        talk += [{"role": "assistant", "content": "Yes?"}]
+        talk += [{"role": "user", "content": text}]
+        body = {"model": "local", "messages": talk, "max_tokens": 4}
+        path = "/v1/chat/completions"
+        return send(app, Talk(path, {**body, "session_id": session}))
+
+    words = "and many more words of it " * 12
+    ask("of-b", f"beta {words}")
+    ask("of-a", f"ALPHA code is 4711 {words}")
+    row = ask("of-b", f"ALPHA guess {words}")
+    assert row["warmth"]["cause"] == "edited"
+    assert "4711" not in json.dumps(row)

@@ -6,6 +6,7 @@ of the user's is written.
 """
 
 import argparse
+import json
 import os
 import shlex
 import shutil
@@ -160,8 +161,10 @@ def _masked(name: str, value: str) -> str:
     if name.endswith(("_KEY", "_TOKEN")) and value not in ("", _ANY_KEY):
         return "***"
     if name == "OPENCODE_CONFIG_CONTENT":
-        head, mark, tail = value.partition('"apiKey": "')
-        return f"{head}{mark}***{tail[tail.index(chr(34)) :]}" if mark else value
+        config = json.loads(value)
+        for provider in config["provider"].values():
+            provider["options"]["apiKey"] = "***"
+        return json.dumps(config)
     return value
 
 

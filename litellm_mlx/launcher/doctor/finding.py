@@ -26,5 +26,10 @@ class Finding:
 
     def __str__(self) -> str:
         """As it is printed."""
-        line = f"{_SIGNS[self.state]} {self.group:9} {self.found}"
-        return f"{line}\n            {self.mend}" if self.mend else line
+        line = f"{_SIGNS[self.state]} {self.group:9} {_printable(self.found)}"
+        return f"{line}\n            {_printable(self.mend)}" if self.mend else line
+
+
+def _printable(text: str) -> str:
+    """Without what drives a terminal: command lines and names are strangers'."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

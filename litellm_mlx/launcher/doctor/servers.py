@@ -9,7 +9,14 @@ from typing import Any
 import httpx
 
 from litellm_mlx.launcher.doctor.finding import Finding
-from litellm_mlx.launcher.ports import PidFile, command_of, find_holder, is_port_taken
+from litellm_mlx.launcher.ports import (
+    Claim,
+    Holder,
+    PidFile,
+    command_of,
+    find_holder,
+    is_port_taken,
+)
 from litellm_mlx.launcher.settings import Address, LaunchSettings
 
 _TIMEOUT_S = 3.0
@@ -27,9 +34,9 @@ def check_ports(settings: LaunchSettings) -> Iterator[Finding]:
             continue
         holder = find_holder(address.port)
         file = settings.run_dir / f"{name}-{address.port}.pid"
-        launcher, pid = _recorded(file)
-        is_ours = pid is not None and pid == holder.pid
-        if is_ours and launcher is not None and command_of(launcher):
+        launcher, pid, is_ours = _recorded(name, address, file, holder)
+        is_led = launcher is not None and "litellm" in command_of(launcher)
+        if is_ours and is_led:
             text = f"{name} of this project runs on {address.port}"
             yield Finding("ports", "ok", text)
         elif is_ours and pid is not None:
@@ -45,13 +52,16 @@ def check_ports(settings: LaunchSettings) -> Iterator[Finding]:
             yield Finding("ports", "bad", text, mend)
 
 
-def _recorded(file: Path) -> tuple[int | None, int | None]:
-    """The launcher and the server that a pid file names."""
+def _recorded(
+    name: str, address: Address, file: Path, holder: Holder
+) -> tuple[int | None, int | None, bool]:
+    """The launcher and the server that a pid file names, and whether that is ours."""
     if not file.exists():
-        return None, None
+        return None, None, False
     record = PidFile(file)
     try:
-        return record.launcher(), record.read()
+        is_ours = Claim(name, address, record).is_ours(holder)
+        return record.launcher(), record.read(), is_ours
     finally:
         record.close()
 

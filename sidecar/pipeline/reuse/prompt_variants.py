@@ -323,6 +323,8 @@ def make_report(
         divergence = first_divergence(
             record, question.canonical, shared_len, tokenizer, marked
         )
+        is_own = record.conversation in question.threads
+        divergence = divergence and replace(divergence, is_own=is_own)
     return CacheReport(
         match="pinned" if pins else "strict" if answer.strict_len else "none",
         strict_len=answer.strict_len,

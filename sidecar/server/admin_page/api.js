@@ -3,7 +3,8 @@
 import { byId } from "./dom.js";
 
 const NAME = "litellm-mlx-key";
-let waiting = null;
+const WRONG = /not the ADMIN_TOKEN|valid key/;
+let waiting = null, isLeft = false;
 
 function key() { return sessionStorage.getItem(NAME); }
 
@@ -18,9 +19,11 @@ function askForKey(text) {
     const dialog = byId("key");
     if (text) byId("key-text").textContent = text;
     dialog.addEventListener("close", () => {
-      sessionStorage.setItem(NAME, byId("key-value").value);
+      const given = byId("key-value").value;
       byId("key-value").value = "";
       waiting = null;
+      if (given) sessionStorage.setItem(NAME, given);
+      else isLeft = true;
       resolve();
     }, { once: true });
     dialog.showModal();
@@ -59,11 +62,14 @@ async function read(answer) {
 async function send(path, options) {
   const answer = await fetch(path, { cache: "no-store", ...options(), signal: AbortSignal.timeout(60000) });
   byId("logout").hidden = !key();
-  if (answer.status === 401 || (answer.status === 403 && key())) {
+  try {
+    return await read(answer);
+  } catch (error) {
+    const isWrong = answer.status === 401 || (answer.status === 403 && WRONG.test(error.message));
+    if (!isWrong || isLeft) throw error;
     await askForKey(answer.status === 403 ? "That was not the key." : "");
     return send(path, options);
   }
-  return read(answer);
 }
 
 export const get = (path) => send(path, () => ({ headers: head() }));

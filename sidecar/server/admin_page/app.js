@@ -63,7 +63,9 @@ async function main() {
       seenAt = Date.now();
       status(now);
       for (const panel of panels) await panel(now);
-    } catch { /* said by its age */ } finally {
+    } catch (error) {
+      if (error.status) byId("status").textContent = shown = error.message;
+    } finally {
       isLooking = false;
       age();
       if (!document.hidden) timer = setTimeout(look, EVERY_MS);

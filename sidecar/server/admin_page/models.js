@@ -36,7 +36,7 @@ function controls(model, refresh) {
   }));
   list.push(act("Idle time", async () => {
     const text = prompt(`Idle seconds after which ${model.id} leaves; 0: never`, model.ttl_s ?? 0);
-    if (text === null) return "";
+    if (text === null || text.trim() === "") return "";
     await post(path(model, "settings"), { ttl_seconds: Number(text) });
     return `${model.id} leaves after ${Number(text) || "no"} idle seconds.`;
   }));
