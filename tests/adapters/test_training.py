@@ -229,6 +229,7 @@ def test_a_request_waits_for_a_step_of_it_at_most(
         ({"name": ""}, "name"),
         ({"data": []}, "data"),
         ({"data": [5]}, "data[0]"),
+        ({"data": [{"text": "a", "prompt": "b", "completion": "c"}]}, "data[0]"),
         ({"rank": 0}, "rank"),
         ({"iters": 0}, "iters"),
         ({"num_layers": 0}, "num_layers"),
