@@ -249,6 +249,9 @@ def attention_arrays(
     return file.getvalue()
 
 
+_ROW_FORMS = ("text", "prompt", "messages")
+
+
 def parse_train(body: Any) -> TrainRequest:
     """
     Check a body.
@@ -265,6 +268,10 @@ def parse_train(body: Any) -> TrainRequest:
         if not isinstance(row, dict):
             path = f"data[{index}]"
             raise BadRequest(f"{path} must be an object", param=path)
+        forms = [form for form in _ROW_FORMS if row.get(form)]
+        if len(forms) > 1:
+            message = f"data[{index}] must have one of {', '.join(forms)}, not several"
+            raise BadRequest(message, param=f"data[{index}]")
     name = fields.required_text("name")
     return TrainRequest(fields.text("model") or "", name, tuple(rows), _job(fields))
 

@@ -122,10 +122,6 @@ def _require_texts(row: Mapping[str, Any], path: str) -> None:
         if value is not None and not (isinstance(value, str) and value):
             where = f"{path}.{name}"
             raise BadRequest(f"{where} must be a text that is not empty", param=where)
-    forms = [name for name in ("text", "prompt", "messages") if row.get(name)]
-    if len(forms) > 1:
-        message = f"{path} must have one of {', '.join(forms)}, not several"
-        raise BadRequest(message, param=path)
 
 
 class LoraTraining:
