@@ -5,6 +5,8 @@ from typing import Any
 
 # name -> module, what it does
 TOOLS = {
+    "pull": ("pull", "bring a model of the hub into its cache; goes on where it was"),
+    "rm": ("rm", "remove a model from the hub's cache"),
     "probe": ("probe", "ask a running server like an agent; is enough reused?"),
     "diff-turns": ("diff_turns", "where two prompts of a session log first differ"),
     "inspect-cache": ("inspect_cache", "the tree of a running server, and what drifts"),

@@ -1,0 +1,90 @@
+"""
+Removes a model from the hub's cache.
+
+    mlx-sidecar rm org/name [--yes]
+
+It says what goes and how many bytes, and asks; without a terminal it needs --yes. What
+a running sidecar has loaded is refused, and so is anything outside the hub's cache: a
+folder of yours is yours to delete.
+"""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from sidecar.cli.server import Server, ServerError, add_server_flags
+from sidecar.core.format_bytes import format_bytes
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo
+
+
+def main(argv: list[str]) -> int:
+    """Exit codes: 0 removed, 1 refused or not there, 2 bad usage."""
+    parser = argparse.ArgumentParser(
+        prog="mlx-sidecar rm",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", help="a hub id, org/name")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    add_server_flags(parser, "ADMIN_TOKEN")
+    options = parser.parse_args(argv)
+    repo = _find(options.model)
+    if repo is None:
+        return _refuse(f"{options.model} is not in the hub's cache")
+    if _is_loaded(options.model, Server(options.url, options.key)):
+        unload = f"mlx-sidecar unload {options.model}"
+        return _refuse(f"{options.model} is loaded. Fix: {unload}")
+    size = format_bytes(repo.size_on_disk)
+    sys.stdout.write(f"{repo.repo_id}: {size} in {repo.repo_path}\n")
+    if not options.yes and not _is_wanted():
+        return 1
+    _remove(repo)
+    sys.stdout.write(f"removed; {size} came back\n")
+    return 0
+
+
+def _find(name: str) -> "CachedRepoInfo | None":
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return None
+    wanted = [r for r in repos if r.repo_id == name and r.repo_type == "model"]
+    return next(iter(wanted), None)
+
+
+def _is_loaded(name: str, server: Server) -> bool:
+    """Whether a sidecar that runs has it; one that does not run has nothing."""
+    try:
+        models = server.get("/admin/models")["models"]
+    except ServerError:
+        return False
+    return any(
+        name in (model["id"], model["id"].removeprefix("openai/"), *model["aliases"])
+        and model["state"] in ("loaded", "loading")
+        for model in models
+    )
+
+
+def _is_wanted() -> bool:
+    if not sys.stdin.isatty():
+        sys.stderr.write("mlx-sidecar rm: not removed: --yes says that it is meant\n")
+        return False
+    return input("Remove it? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _remove(repo: "CachedRepoInfo") -> None:
+    """All its revisions; what other models' folders hold stays."""
+    from huggingface_hub import scan_cache_dir
+
+    revisions = [revision.commit_hash for revision in repo.revisions]
+    scan_cache_dir().delete_revisions(*revisions).execute()
+
+
+def _refuse(text: str) -> int:
+    sys.stderr.write(f"mlx-sidecar rm: {text}\n")
+    return 1

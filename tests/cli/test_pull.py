@@ -1,0 +1,121 @@
+"""`mlx-sidecar pull` against a stand-in of a hub."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from testkit.hub import Hub, running_hub
+from testkit.raw_http import eventually
+
+REPO = Path(__file__).parents[2]
+NUM_KILLS = 20
+STEP = 1 << 16  # bytes that come before each kill
+
+
+@pytest.fixture
+def files(model_folder: Callable[[str], Path]) -> dict[str, bytes]:
+    folder = model_folder("dense")
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.fixture
+def hub(files: dict[str, bytes]) -> Iterator[Hub]:
+    with running_hub("org/tiny", files) as found:
+        yield found
+
+
+def begin(hub: Hub, home: Path, model: str = "org/tiny") -> "subprocess.Popen[str]":
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), "HOME": str(home)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "sidecar", "pull", model], cwd=home,
+        env={**env, **hub.environment(str(home))}, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def pull(hub: Hub, home: Path, model: str = "org/tiny") -> tuple[int, str, str]:
+    process = begin(hub, home, model)
+    out, error = process.communicate(timeout=120)
+    return process.returncode, out, error
+
+
+def kept(home: Path) -> int:
+    """Bytes of weights that are there in part."""
+    parts = [f for f in home.glob("hub/*/blobs/*.incomplete") if len(f.stem) == 64]
+    return sum(part.stat().st_size for part in parts)
+
+
+def blobs_are(home: Path, files: dict[str, bytes]) -> bool:
+    (folder,) = home.glob("hub/models--org--tiny/snapshots/*")
+    return all((folder / name).read_bytes() == data for name, data in files.items())
+
+
+def test_twenty_kills_cost_nothing(
+    hub: Hub, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Each time it goes on by a range where it was; the files are equal at the end."""
+    hub.line.holds_after = STEP
+    done = 0
+    for _ in range(NUM_KILLS):
+        process = begin(hub, tmp_path)
+        done += STEP
+
+        def is_held(wanted: int = done) -> bool:
+            return kept(tmp_path) == wanted
+
+        assert eventually(is_held, 60), (kept(tmp_path), done)
+        process.kill()
+        process.communicate()
+    hub.line.holds_after = None
+    code, out, error = pull(hub, tmp_path)
+    assert (code, error) == (0, "")
+    assert "are here already" in out
+    assert "serve it: python3 install_and_run.py --model org/tiny" in out
+    assert hub.starts["model.safetensors"] == [n * STEP for n in range(NUM_KILLS + 1)]
+    assert blobs_are(tmp_path, files)
+    again = len(hub.fetched)
+    assert pull(hub, tmp_path)[0] == 0
+    assert len(hub.fetched) == again
+
+
+def test_ctrl_c_keeps_what_is_there(hub: Hub, tmp_path: Path) -> None:
+    hub.line.holds_after = STEP
+    process = begin(hub, tmp_path)
+    assert eventually(lambda: kept(tmp_path) == STEP, 60)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "what was downloaded is kept" in error
+    assert "Traceback" not in error
+    assert kept(tmp_path) == STEP
+
+
+def test_a_wrong_checksum_is_never_taken(
+    hub: Hub, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    """It is fetched once more; damaged for ever, it is refused and nothing stays."""
+    hub.line.damaged = 1
+    assert pull(hub, tmp_path)[0] == 0
+    assert blobs_are(tmp_path, files)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("org/absent", "no such model on the hub"),
+        ("just-a-name", "must be a hub id"),
+        ("/a/folder", "must be a hub id"),
+    ],
+)
+def test_what_cannot_be_pulled_says_why(
+    hub: Hub, tmp_path: Path, model: str, words: str
+) -> None:
+    code, out, error = pull(hub, tmp_path, model)
+    assert code in (1, 2)
+    assert words in error
+    assert (out, "Traceback" in error) == ("", False)
