@@ -83,34 +83,13 @@ class SettingSources:
 
     def rows(self, config: Config) -> Iterator[SettingRow]:
         """All that people set, with the values that a configuration has."""
-        named = self._named(None)
-        saved = self.saved()
+        named = dict(self._named(None))
         own = {f.type: getattr(config, f.name) for f in dataclasses.fields(Config)}
         for section in SECTIONS:
-            values = own.get(section) or load_section(section, [v for _, v in named])
+            values = own.get(section) or load_section(section, [*named.values()])
             for item in dataclasses.fields(section):
-                if not item.metadata["help"]:
-                    continue
-                name = item.metadata["env"]
-                origin = next(
-                    (
-                        label
-                        for label, v in named
-                        if any(n in v for n in spellings(item))
-                    ),
-                    DEFAULT,
-                )
-                hidden = saved.get(name) if origin != SAVED else None
-                yield SettingRow(
-                    name,
-                    _shown(name, getattr(values, item.name)),
-                    item.metadata["shown"]
-                    or _shown(name, getattr(section(), item.name)),
-                    item.metadata["kind"].range,
-                    item.metadata["help"],
-                    origin,
-                    hidden,
-                )
+                if item.metadata["help"]:
+                    yield _row(item, values, section(), named)
 
     def saved(self) -> dict[str, str]:
         """
@@ -158,6 +137,30 @@ class SettingSources:
         names = ("environment", ".env") if is_env_first else (".env", "environment")
         kept = self.saved() if saved is None else saved
         return [("flag", flags), (names[0], second), (names[1], third), (SAVED, kept)]
+
+
+def _row(
+    item: Any, values: Any, defaults: Any, named: Mapping[str, Mapping[str, str]]
+) -> SettingRow:
+    """
+    A field of a section.
+
+    Args:
+        named: all sources, the one that wins first.
+    """
+    meta = item.metadata
+    name, known = meta["env"], spellings(item)
+    saying = (label for label, said in named.items() if any(n in said for n in known))
+    origin = next(saying, DEFAULT)
+    return SettingRow(
+        name,
+        _shown(name, getattr(values, item.name)),
+        meta["shown"] or _shown(name, getattr(defaults, item.name)),
+        meta["kind"].range,
+        meta["help"],
+        origin,
+        named[SAVED].get(name) if origin != SAVED else None,
+    )
 
 
 def _read(file: Path) -> bytes:

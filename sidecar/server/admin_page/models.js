@@ -1,7 +1,7 @@
 // Models: state, size, context, and the buttons that load, unload and pin.
 
 import { badge, buttons, byId, bytes, count, el, seconds, table } from "./dom.js";
-import { action, confirmed, post } from "./api.js";
+import { action, post } from "./api.js";
 
 const TONES = { loaded: "good", loading: "warn", failed: "bad", broken: "bad", incomplete: "bad" };
 
