@@ -1,12 +1,12 @@
 """What the admin page polls: all that a person wants to see of the server at once."""
 
-import importlib.metadata
 import time
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import parse_qs
 
 from sidecar.core.errors import BadRequest, Forbidden, NotFound
+from sidecar.infra.package_version import package_version
 from sidecar.infra.recent_lines import RecentLines
 from sidecar.server.access import given_key
 from sidecar.server.admin_codes import AdminCodes
@@ -44,7 +44,7 @@ class AdminRoutes:
         self._history, self._savings, self._lines = history, savings, lines
         self._settings, self._codes = settings, AdminCodes()
         self._started_at = time.time()
-        self._version = importlib.metadata.version("litellm-mlx")
+        self._version = package_version("litellm-mlx")
 
     def state(self, request: Request) -> Response:
         """GET /admin/state."""

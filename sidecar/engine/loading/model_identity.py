@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import mlx.core as mx
 
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.loader import is_as_loaded
+from sidecar.infra.package_version import package_version
 from sidecar.kv.disk.durable_files import read_private, replace_private
 
 _VERSION = 2
@@ -107,7 +107,7 @@ def platform_parts(model: LoadedModel) -> dict[str, Any]:
     return {
         "kv": [kv.bits, kv.group_size, kv.start] if kv else None,
         "sees": model.vision_encoder is not None,
-        "libraries": [f"{name} {_version(name)}" for name in _LIBRARIES],
+        "libraries": [f"{name} {package_version(name)}" for name in _LIBRARIES],
         "device": [str(mx.default_device()), _device_name()],
     }
 
@@ -167,13 +167,6 @@ def _digest(file: Path) -> str:
         while part := data.read(_CHUNK):
             digest.update(part)
     return digest.hexdigest()
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "-"
 
 
 def _device_name() -> str:
