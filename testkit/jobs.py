@@ -63,6 +63,7 @@ def by_hand(app: App, engine: TextEngine) -> Iterator[Callable[[int], None]]:
     def make(steps: int) -> None:
         for _ in range(steps):
             app.gpu.call(turns.take)
+        app.gpu.call(turns.hand_over)
 
     app.gpu.remove_worker(loop)
     try:

@@ -5,7 +5,7 @@ Alone, a row keeps the plain caches of its prompt: no mask against padding, no c
 its start or end.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
@@ -28,6 +28,10 @@ from sidecar.kv.kv_layers import (
 )
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 class TopLogprobs(NamedTuple):
     """A sampled token's log-probability, and the likeliest tokens with theirs."""
 
@@ -37,7 +41,13 @@ class TopLogprobs(NamedTuple):
 
 
 class DecodeBatch(GenerationBatch):  # type: ignore[misc]
-    """mlx-lm's batch, which keeps the plain caches of a first row while it is alone."""
+    """
+    mlx-lm's batch, which keeps the plain caches of a first row while it is alone.
+
+    `before_wait` is called where a step has been described and MLX begins to compute
+    it: from there on the interpreter is free for others, for most of the step's time.
+    Whoever is woken sooner competes with the description of the next step.
+    """
 
     prompt_cache: KVLayers
     _next_tokens: mx.array
@@ -47,6 +57,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     printed_stops: Mapping[int, int] = MappingProxyType({})
     stop_ids: Collection[int] = ()
     released = Released()
+    before_wait: Callable[[], None] = staticmethod(nothing)
 
     def __init__(
         self,
@@ -105,6 +116,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
             likeliest(logprobs[row], self._next_tokens[row], self._num_top.get(uid))
             for row, uid in enumerate(self.uids)
         ]
+        self.before_wait()
         mx.async_eval(self._next_tokens, self._next_logprobs, contexts)  # type: ignore[no-untyped-call]
         mx.eval(inputs, due)
         tokens = cast(list[int], inputs.tolist())
@@ -134,6 +146,7 @@ class DecodeBatch(GenerationBatch):  # type: ignore[misc]
     def _masked(self, logits: mx.array, inputs: mx.array) -> mx.array:
         """Logits of which only what grammars let in is left."""
         if not self._reads_prompt:
+            self.before_wait()
             mx.async_eval(logits)  # type: ignore[no-untyped-call]  # masks are made meanwhile
             sampled = cast(list[int], inputs.tolist())
             for uid, token in zip(self.uids, sampled, strict=True):

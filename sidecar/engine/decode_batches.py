@@ -8,7 +8,7 @@ weights, else it gets a batch of its own.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from mlx_lm.generate import StopSequences
 from mlx_lm.sample_utils import greedy_sampler
 
 from sidecar.engine.constrained_row import ConstrainedRow
+from sidecar.engine.decode_batch import nothing
 from sidecar.engine.job import JobSpec
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.sampling import (
@@ -36,11 +37,14 @@ from sidecar.kv.kv_layers import (
 )
 
 
-def empty_batch(model: LoadedModel, released: Released) -> SpeculatingBatch:
-    """A batch without rows."""
+def empty_batch(
+    model: LoadedModel, released: Released, before_wait: Callable[[], None] = nothing
+) -> SpeculatingBatch:
+    """A batch without rows; for `before_wait` see DecodeBatch."""
     batch: SpeculatingBatch = SpeculatingBatch.empty(model.forward, greedy_sampler)
     batch.printed_stops, batch.stop_ids = model.printed_stops, model.stop_ids
     batch.released = released
+    batch.before_wait = before_wait
     return batch
 
 
@@ -100,10 +104,16 @@ _MAX_PADDING = 1 / 4  # bytes of padding over bytes of weights
 
 
 class DecodeBatches:
-    """The decode batches of one model. GPU thread only."""
+    """The decode batches of one model; as DecodeBatch, GPU thread only."""
 
-    def __init__(self, model: LoadedModel, released: Released | None = None) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        released: Released | None = None,
+        before_wait: Callable[[], None] = nothing,
+    ) -> None:
         self._released = Released() if released is None else released
+        self._before_wait = before_wait
         self.may_speculate = True
         self.may_batch = True  # False: each row decodes in a batch of its own
         self._model = model
@@ -152,7 +162,7 @@ class DecodeBatches:
         if fitting:
             min(fitting, key=lambda b: self._padding(b, length)).extend(single)
         else:
-            batch = empty_batch(self._model, self._released)
+            batch = empty_batch(self._model, self._released, self._before_wait)
             batch.extend(single)
             self._batches.append(batch)
         self._lengths[uid] = length

@@ -47,6 +47,9 @@ class Worker(Protocol):
             The seconds to count: fewer where it was slow for other reasons.
         """
 
+    def hand_over(self) -> None:
+        """Let readers have what the last decode turn held for the next one."""
+
     def interrupt(self, *, beside_streams: bool) -> bool:
         """
         Do one unit of other work, a short one beside streams; of any model.
@@ -69,6 +72,9 @@ class Errand:
     def decode(self, *, is_free: bool) -> float:
         """There are none to move on."""
         return 0.0
+
+    def hand_over(self) -> None:
+        """It has no readers."""
 
 
 class GpuScheduler:
@@ -101,6 +107,11 @@ class GpuScheduler:
         """Whether anyone would use a turn."""
         return any(worker.has_work() for worker in self._workers)
 
+    def hand_over(self) -> None:
+        """Let all readers have what is held for them."""
+        for worker in self._workers:
+            worker.hand_over()
+
     def take(self) -> None:
         """One turn of whoever is due."""
         busy = _without_idlers([one for one in self._workers if one.has_work()])
@@ -115,6 +126,8 @@ class GpuScheduler:
             counted_s = worker.decode(is_free=is_free)
             self._decoding.used(worker, self._clock() - started)
             self._owed_s -= counted_s
+            if len(busy) > 1:  # the next turn may be another's
+                worker.hand_over()
 
     def _interrupt(self, busy: list[Worker], *, beside_streams: bool) -> bool:
         """Have the first who can do something; whether there was one."""

@@ -84,6 +84,9 @@ class MlxThread:
         while True:
             self._run_commands(wait=True)
 
+    def _before_command(self) -> None:
+        """For those who do other work than commands."""
+
     def _run_commands(self, *, wait: bool) -> None:
         """Run all commands that are there; `wait` for the first."""
         while True:
@@ -93,6 +96,7 @@ class MlxThread:
                 return
             wait = False
             try:
+                self._before_command()
                 command()
             except BaseException:
                 logger.exception("a posted command failed")
@@ -146,6 +150,9 @@ class GpuThread(MlxThread):
     def remove_worker(self, worker: Worker) -> None:
         """Take a worker's turns away."""
         self.call(lambda: self._turns.remove(worker))
+
+    def _before_command(self) -> None:
+        self._turns.hand_over()  # it may take long
 
     def _run(self) -> None:
         failed = 0

@@ -117,6 +117,7 @@ class Job:
         self.draft_counts: Mapping[DrafterName, DraftCount] = {}
         # The simple one takes no lock of Python's: a step of 16 rows puts 16 events.
         self._events: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
+        self._held: list[JobEvent] = []  # GPU thread only
         self._cancelled = threading.Event()
 
     @property
@@ -130,11 +131,22 @@ class Job:
 
     def emit(self, event: JobEvent) -> None:
         """Hand over an event; a reader that far behind loses the job."""
+        self.emit_later(event)
+        self.hand_over()
+
+    def emit_later(self, event: JobEvent) -> None:
+        """Hold an event until the next `hand_over` or `emit`."""
         self.began_at = self.began_at or time.monotonic()
-        if self._events.qsize() < _MAX_EVENTS:
-            self._events.put(event)
-        else:
-            self.cancel()
+        self._held.append(event)
+
+    def hand_over(self) -> None:
+        """Wake the reader with what is held."""
+        for event in self._held:
+            if self._events.qsize() < _MAX_EVENTS:
+                self._events.put(event)
+            else:
+                self.cancel()
+        self._held.clear()
 
     def next_event(self, timeout_s: float) -> JobEvent | None:
         """The next event, or None if none came in time."""

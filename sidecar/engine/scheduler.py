@@ -101,7 +101,7 @@ class ChoiceRow:
         shown = self._stops.feed(self._detokenizer.last_segment)
         self.stop_string = shown.stop
         logprob = self._logprob(token_id, logprobs)
-        self.job.emit(Token(self.choice, shown.text, logprob))
+        self.job.emit_later(Token(self.choice, shown.text, logprob))
 
     def end(
         self, reason: Literal["stop", "length"], *, is_aborted: bool = False
@@ -186,7 +186,9 @@ class BatchScheduler:
         self._uncount = admission.count_rows(lambda: len(self._rows))
         self._next_uid = 0
         self._num_steps = 0
-        self._decode_batches = DecodeBatches(model, store.budget.released)
+        self._decode_batches = DecodeBatches(
+            model, store.budget.released, self.hand_over
+        )
         running = Running(weights_count(model.model), lambda: self._arrays)
         self._unwatch = guard.process.watch(running)
         self._watchdog = Watchdog(config.watchdog_s, config.deadline_s)
@@ -219,6 +221,11 @@ class BatchScheduler:
         """Whether rows decode."""
         return bool(self._rows)
 
+    def hand_over(self) -> None:
+        """Let the readers have the tokens of the last step."""
+        for row in self._rows.values():
+            row.job.hand_over()
+
     def decode(self, *, is_free: bool) -> float:
         """A decode step; a failure ends the jobs it hit. The seconds that count."""
         before = self._begun()
@@ -237,6 +244,8 @@ class BatchScheduler:
             )
         if before != self._begun():
             self._sample()
+        if self.prefills:
+            self.hand_over()
         return counted_s
 
     def interrupt(self, *, beside_streams: bool) -> bool:
@@ -410,6 +419,7 @@ class BatchScheduler:
         self._rows[uid] = row
         if row.choice == 0:
             row.sequence.enter_batch(lambda: self._decode_batches.extract(uid))
+        row.job.hand_over()
         time.sleep(_HAND_OVER_S)
 
     def _speculation(self, row: ChoiceRow) -> RowSpeculation | None:

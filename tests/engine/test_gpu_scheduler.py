@@ -29,6 +29,7 @@ class Model:
     is_background: bool = False
     is_for_idle: bool = False
     beside: list[bool] = field(default_factory=list)
+    num_handed_over: int = 0
 
     def has_work(self) -> bool:
         return self.streams or self.chunks > 0
@@ -40,6 +41,9 @@ class Model:
         self.clock.now += self.step_s
         self.log.append(f"{self.name} step")
         return self.step_s
+
+    def hand_over(self) -> None:
+        self.num_handed_over += 1
 
     def interrupt(self, *, beside_streams: bool) -> bool:
         if not self.chunks:
@@ -87,6 +91,18 @@ def test_models_decode_by_time_not_by_turns(house: House) -> None:
     log = house.run(4.0)
     assert log.count("small step") == pytest.approx(400, rel=0.05)
     assert log.count("large step") == pytest.approx(50, rel=0.05)
+
+
+def test_what_a_step_said_waits_for_its_next_step_only_where_that_is_next(
+    house: House,
+) -> None:
+    """Beside any other worker with work it is handed over at once."""
+    talks = house.model("talks", streams=True)
+    house.run(1.0)
+    assert talks.num_handed_over == 0
+    house.model("reads", chunks=1000)
+    log = house.run(2.0)
+    assert talks.num_handed_over == log.count("talks step") > 0
 
 
 def test_who_joins_late_gets_no_arrears(house: House) -> None:

@@ -358,6 +358,30 @@ def test_jobs_run_side_by_side(dense: App, dense_engine: TextEngine) -> None:
     assert not any(isinstance(event, ChoiceEnded) for event in events)
 
 
+def test_tokens_are_handed_over_when_the_next_step_is_computed(
+    dense: App, dense_engine: TextEngine
+) -> None:
+    """Not before, unless a prompt waits: its chunk would come in between."""
+    loop = dense_engine._loop
+    dense.gpu.remove_worker(loop)
+    try:
+        stream = submit(dense_engine, random_ids(125, 10), 5000)
+        while not any(isinstance(event, Token) for event in drain(stream)):
+            dense.gpu.call(lambda: loop.interrupt(beside_streams=False))
+        seen = []
+        for _ in range(4):
+            dense.gpu.call(lambda: loop.decode(is_free=True))
+            seen.append(len([e for e in drain(stream) if isinstance(e, Token)]))
+        assert seen == [0, 0, 1, 1], "the first was told before its step"
+        newcomer = submit(dense_engine, random_ids(126, 10), 2)
+        dense.gpu.call(lambda: loop.decode(is_free=True))
+        assert len(drain(stream)) == 2
+    finally:
+        dense.gpu.add_worker(loop)
+    assert finish(dense_engine, newcomer).failure is None
+    dense_engine.release(stream)
+
+
 def test_a_long_prefill_does_not_starve_running_streams(
     dense: App, dense_engine: TextEngine
 ) -> None:

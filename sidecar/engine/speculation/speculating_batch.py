@@ -49,6 +49,7 @@ class SpeculatingBatch(DecodeBatch):
         if len(run) < 2 or self._next_tokens.tolist() != run[:1]:
             return []
         logits, num_fed, saved = self._computed(run)
+        self.before_wait()
         if constrained := self._constrained.get(self.uids[0]):
             mx.async_eval(logits)  # type: ignore[no-untyped-call]  # masks are made meanwhile
             mask = mask_along(constrained, run, logits.shape[-1])
