@@ -173,6 +173,7 @@ class Divergence:
     Args:
         is_image: one of them has an image there.
         is_own: that one is of the same conversation.
+        line_before, line_now: the lines in which they part, as far as is known.
     """
 
     depth: int
@@ -182,6 +183,8 @@ class Divergence:
     now: str
     is_image: bool = False
     is_own: bool = True
+    line_before: str = ""
+    line_now: str = ""
 
 
 _SMALL = 4096  # bytes

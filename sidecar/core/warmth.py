@@ -14,7 +14,7 @@ class Warmth:
         lost: tokens computed again. lost_s: seconds that this took, as measured.
         detail: the reason in words. remedy: what would mend it; "": nothing need be.
         field: the kind of value that differed. message, role: where.
-        before, now: the text there.
+        before, now: the text there. rule: TOML for CACHE_RULES_FILE that would know it.
     """
 
     cause: str = ""
@@ -27,6 +27,7 @@ class Warmth:
     role: str | None = None
     before: str | None = None
     now: str | None = None
+    rule: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -191,6 +191,14 @@ class LineageIndex:
                 chosen.append((record, length))
         return chosen
 
+    def last(
+        self, canonical: array[int], conversation: Conversation
+    ) -> tuple[LineageRecord, int] | None:
+        """A thread's last record, even of another beginning, and what they share."""
+        with self._lock:
+            own = self._threads.get(conversation, ())
+        return (own[-1], own[-1].common_len(canonical)) if own else None
+
     def add(self, record: LineageRecord) -> None:
         """Keep a record; an equal prompt of the same conversation is replaced."""
         record.block_hashes = self._hashes(record.canonical, record.conversation)

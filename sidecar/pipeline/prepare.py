@@ -471,7 +471,11 @@ class Pipeline:
         digests = tuple(session_turn_store.message_digests(found.kept))
         tools = session_turn_store.tool_names(request.tools)
         change = self.memory.turns.compare(question.conversation, digests, tools)
-        report = make_report(question, answer, change, self._tokenizer, found.marked)
+        canonical = pack(question.canonical.ids)
+        last = self.memory.lineage.last(canonical, question.conversation)
+        report = make_report(
+            question, answer, change, self._tokenizer, found.marked, last
+        )
         return report, _Sent(digests, tools)
 
     def _model_prompt(

@@ -48,6 +48,7 @@ from sidecar.residents.resident import (
 from sidecar.service.checked_answer import CheckedRun, repair_request
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.completion import CompletionRun
+from sidecar.service.recurring_values import RecurringValues
 from sidecar.service.request_history import EndedRequest, RequestHistory, Work
 from sidecar.service.request_log import RequestLog
 from sidecar.service.run_view import RunView
@@ -166,7 +167,8 @@ class ChatService:
                 finally:
                     memory.answer_ended(pending_turn)
                 if memory.is_current(pending_turn):  # not forgotten meanwhile
-                    ended = _ended(request, plan.prepared, resident, receipt)
+                    values = self._history.recurring
+                    ended = _ended(request, plan.prepared, resident, receipt, values)
                     self._history.note(ended)
                 log.ended(receipt.numbers, receipt.said)
 
@@ -453,7 +455,11 @@ class ChatService:
 
 
 def _ended(
-    request: ChatRequest, prepared: PreparedPrompt, resident: Resident, receipt: Receipt
+    request: ChatRequest,
+    prepared: PreparedPrompt,
+    resident: Resident,
+    receipt: Receipt,
+    recurring: RecurringValues,
 ) -> EndedRequest:
     usage, report, warmth = receipt.usage, prepared.report, WARM
     token_s, cached = resident.engine.token_s, usage.cached_tokens
@@ -462,6 +468,10 @@ def _ended(
         store = resident.engine.store
         warmth = explain(request, prepared, cached, resident.memory, store)
         warmth = replace(warmth, lost_s=round(warmth.lost * token_s, 3))
+    if warmth.cause == "text":
+        asker = prepared.pending_turn.conversation
+        rule = recurring.rule_for(request, asker, report.divergence, warmth.lost)
+        warmth = replace(warmth, rule=rule)
     return EndedRequest(
         request.request_id,
         time.time(),

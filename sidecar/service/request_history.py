@@ -8,6 +8,7 @@ from typing import Any
 from sidecar.core.conversation import Conversation, ForgetFilter
 from sidecar.core.warmth import Warmth
 from sidecar.infra.metrics import ReuseMetrics
+from sidecar.service.recurring_values import RecurringValues
 
 _MAX_ENDED = 50
 
@@ -95,6 +96,7 @@ class RequestHistory:
     """The last 50 chats, and sums over all. Any thread."""
 
     def __init__(self, metrics: ReuseMetrics) -> None:
+        self.recurring = RecurringValues()
         self._metrics = metrics
         self._ended: deque[EndedRequest] = deque(maxlen=_MAX_ENDED)
         self._work = Work()
@@ -147,6 +149,7 @@ class RequestHistory:
 
     def forget(self, forget_filter: ForgetFilter | None) -> None:
         """Forget all chats, or those of some conversations; the sums stay."""
+        self.recurring.forget()
         with self._lock:
             left = [
                 each

@@ -136,18 +136,32 @@ def load_rules(
 
 def _read(file: Path) -> list[Rule]:
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise RuleError(f"{file.name}: there is no such file") from None
     except (OSError, ValueError) as error:
         raise RuleError(f"{file.name}: {error}") from error
+    return parse_rules(text, file.name)
+
+
+def parse_rules(text: str, name: str) -> list[Rule]:
+    """
+    The rules of a TOML text, their examples tried.
+
+    Args:
+        name: of the text, for errors.
+    Raises:
+        RuleError: a rule is malformed or an example is not as it says.
+    """
+    try:
+        content = tomllib.loads(text)
+    except ValueError as error:
+        raise RuleError(f"{name}: {error}") from error
     entries = content.pop("rule", [])
     if content or not isinstance(entries, list):
         names = ", ".join(content) or "rule"
-        raise RuleError(f"{file.name}: it must hold [[rule]] tables, not {names}")
-    return [
-        _rule(entry, f"{file.name} rule {i + 1}") for i, entry in enumerate(entries)
-    ]
+        raise RuleError(f"{name}: it must hold [[rule]] tables, not {names}")
+    return [_rule(entry, f"{name} rule {i + 1}") for i, entry in enumerate(entries)]
 
 
 def _rule(entry: dict[str, Any], name: str) -> Rule:

@@ -180,6 +180,31 @@ def test_why_a_turn_was_not_warm(page: Page, app: App) -> None:
     expect(page.locator("#causes-body")).to_contain_text("text")
 
 
+def test_a_value_that_recurs_has_a_rule_to_copy(page: Page, app: App) -> None:
+    """It stays open while the page goes on asking."""
+    for number in range(4):
+        talk = [
+            {"role": "system", "content": f"Build stamp: {number}\n" + "Help. " * 90},
+            {"role": "user", "content": "Hello."},
+        ]
+        talk += [
+            {"role": role, "content": f"{role} {turn}"}
+            for turn in range(number)
+            for role in ("assistant", "user")
+        ]
+        chat(app, talk, session_id="recurs")
+    line = row(page, "why-body", "Build stamp").first
+    line.get_by_text("A rule for CACHE_RULES_FILE").click()
+    expect(line.locator("pre")).to_contain_text('pattern = "Build stamp: .{1,200}"')
+    for _ in range(2):
+        with page.expect_response("**/admin/state"):
+            pass
+    line.get_by_role("button", name="Copy the rule").click()
+    expect(page.locator("#message")).to_have_text("Copied.")
+    copied = page.evaluate("() => navigator.clipboard.readText()")
+    assert copied.startswith("[[rule]]")
+
+
 def test_the_cache_is_shown_and_forgotten(page: Page, app: App) -> None:
     """U5: a session goes, then all; what is kept falls to nothing."""
     chat(app, [{"role": "user", "content": "Keep this. " * 50}], session_id="kept")

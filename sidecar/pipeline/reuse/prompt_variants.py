@@ -39,7 +39,7 @@ from sidecar.volatile.marked_message import MarkedMessage, Span, SpanKey
 from sidecar.volatile.rules import RuleSet
 
 _WINDOW_CHARS = 40
-_WINDOW_IDS = 24
+_WINDOW_IDS = 64
 _BEGUN_MARK = re.compile(f"{IMAGE_MARK}[a-p]{{0,31}}$")
 
 
@@ -314,17 +314,23 @@ def make_report(
     change: Change,
     tokenizer: ChatTokenizer,
     marked: Sequence[MarkedMessage],
+    own_last: tuple[LineageRecord, int] | None,
 ) -> CacheReport:
-    """The report of one request."""
+    """
+    The report of one request.
+
+    Args:
+        own_last: the last record of its conversation, and how much that one shares.
+    """
     pins = answer.form.pins
-    divergence, shared_len = None, 0
-    if answer.closest is not None:
-        record, shared_len = answer.closest
+    divergence, closest = None, answer.closest or own_last
+    if closest is not None:
         divergence = first_divergence(
-            record, question.canonical, shared_len, tokenizer, marked
+            closest[0], question.canonical, closest[1], tokenizer, marked
         )
-        is_own = record.conversation in question.threads
+        is_own = closest[0].conversation in question.threads
         divergence = divergence and replace(divergence, is_own=is_own)
+    shared_len = answer.closest[1] if answer.closest else 0
     return CacheReport(
         match="pinned" if pins else "strict" if answer.strict_len else "none",
         strict_len=answer.strict_len,
@@ -387,6 +393,7 @@ def first_divergence(
     before = record.canonical[shared_len : shared_len + _WINDOW_IDS]
     shared = canonical.ids[max(0, shared_len - _WINDOW_IDS) : shared_len]
     texts = [tokenizer.decode(list(ids)) for ids in (shared, before, now)]
+    begun = texts[0].rpartition("\n")[2]
     return Divergence(
         shared_len,
         message,
@@ -394,6 +401,8 @@ def first_divergence(
         texts[1][:_WINDOW_CHARS],
         texts[2][:_WINDOW_CHARS],
         is_image=_is_image(*texts),
+        line_before=begun + texts[1].partition("\n")[0],
+        line_now=begun + texts[2].partition("\n")[0],
     )
 
 

@@ -11,8 +11,14 @@ function place(w) {
     `message ${w.message + 1} (${w.role}): `, el("code", {}, w.before || "(end)"), " then, ", el("code", {}, w.now || "(end)"), " now");
 }
 
+function rule(w) {
+  return el("details", { "data-as": w.rule }, el("summary", {}, `A rule for ${w.remedy}`), el("pre", {}, w.rule),
+    buttons("rule", el("button", { type: "button", onclick: action(() => copy(w.rule)), "aria-label": "Copy the rule" }, "Copy the rule")));
+}
+
 function remedy(w) {
   if (!w.remedy) return "";
+  if (w.rule) return rule(w);
   return buttons(w.remedy, el("code", {}, w.remedy),
     el("button", { type: "button", onclick: action(() => copy(w.remedy)), "aria-label": `Copy ${w.remedy}` }, "Copy"));
 }
