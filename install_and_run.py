@@ -40,7 +40,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parent
 LOCKS = ROOT / "requirements"  # written by tools/lock_dependencies.py
 VERSIONS = ("3.12", "3.13", "3.11")  # in order of preference
-VERBS = ("launch", "admin", "doctor", "stop")  # of the launcher
+VERBS = ("launch", "admin", "doctor", "service", "stop")  # of the launcher
 LAUNCHER_OPTIONS = ("model", "port", "proxy_port", "config")
 UV = "uv>=0.9"
 NEWEST, UNFINISHED = "newest", "unfinished"  # in the stamp, in a digest's place

@@ -49,6 +49,7 @@ _ROOMS = {  # in the order in which they may import each other
     "litellm_mlx/launcher": "starts both servers and keeps them running",
     "litellm_mlx/launcher/clients": "agents, started on the local model",
     "litellm_mlx/launcher/doctor": "what is wrong, and the line that mends it",
+    "litellm_mlx/launcher/service": "the servers at login, and again on failure",
 }
 _MARK = "<!-- From here on: python -m tools.write_architecture -->\n"
 

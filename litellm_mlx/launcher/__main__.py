@@ -46,6 +46,7 @@ _VERBS = {
     "launch": "litellm_mlx.launcher.clients.launch",
     "admin": "litellm_mlx.launcher.admin",
     "doctor": "litellm_mlx.launcher.doctor.main",
+    "service": "litellm_mlx.launcher.service.main",
     "stop": "litellm_mlx.launcher.stop",
 }
 _STOP_GRACE_S = 5.0  # beyond the time the sidecar itself takes to drain

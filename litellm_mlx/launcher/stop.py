@@ -30,11 +30,16 @@ def main(argv: Sequence[str]) -> int:
     except SettingsError as error:
         sys.stderr.write(f"litellm-mlx stop: {error}\n")
         return 2
-    pids = list(dict.fromkeys(_launchers(settings)))
+    pids = running_launchers(settings)
     if not pids:
         sys.stderr.write("litellm-mlx stop: nothing of this project runs\n")
         return 1
     return max(_stopped(pid, settings.drain_timeout_s) for pid in pids)
+
+
+def running_launchers(settings: LaunchSettings) -> list[int]:
+    """Pids of launchers of this folder."""
+    return list(dict.fromkeys(_launchers(settings)))
 
 
 def _launchers(settings: LaunchSettings) -> Iterator[int]:

@@ -1,0 +1,1 @@
+"""`litellm-mlx service`: the servers at login, and again when they fail."""
