@@ -13,7 +13,6 @@ import mlx.core as mx
 from mlx_lm.generate import GenerationBatch
 
 from sidecar.engine.constrained_row import ConstrainedRow, masked
-from sidecar.engine.kv_room import make_room
 from sidecar.engine.sampling import Drawing
 from sidecar.engine.vision.vision_inputs import VisionInputs
 from sidecar.kv.kv_layers import (
@@ -22,6 +21,7 @@ from sidecar.kv.kv_layers import (
     arrays_of,
     borrow_layers,
     from_only_row,
+    make_room,
     row_of,
     share_offsets,
     to_batch,

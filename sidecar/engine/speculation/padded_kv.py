@@ -13,9 +13,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache
 
-from sidecar.engine.kv_room import make_room
 from sidecar.engine.speculation.draft_length import LENGTHS
-from sidecar.kv.kv_layers import KVLayers
+from sidecar.kv.kv_layers import KVLayers, make_room
 
 _STEP = 1024
 

@@ -4,8 +4,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import BatchKVCache, CacheList, KVCache, RotatingKVCache
 
-from sidecar.engine.kv_room import make_room
-from sidecar.kv.kv_layers import KVLayers, to_batch
+from sidecar.kv.kv_layers import KVLayers, make_room, to_batch
 
 
 def written(layer: KVCache, count: int) -> mx.array:
