@@ -31,6 +31,7 @@ from sidecar.engine.native.memory_controls import MemoryControls
 from sidecar.engine.process_memory import Admission, ProcessMemory, Releasing
 from sidecar.engine.scheduler import ExtraProcessors, no_extra_processors
 from sidecar.engine.selftest.proved_models import ProvedModels
+from sidecar.infra.audit_store import AuditStore
 from sidecar.infra.metrics import Metrics
 from sidecar.infra.recent_lines import RecentLines
 from sidecar.infra.session_log import LogLimits, SessionLog
@@ -61,6 +62,7 @@ from sidecar.server.connection import Handler
 from sidecar.server.listener import ConnectionLimiter, Listener
 from sidecar.server.router import Routes, Services
 from sidecar.service.audio import AudioService
+from sidecar.service.audit import Audit
 from sidecar.service.batches.batch_runner import BatchRunner
 from sidecar.service.batches.batch_service import BatchService
 from sidecar.service.cache_admin import CacheService
@@ -107,6 +109,7 @@ class Core:
         """
         self.expiry.close()
         self.services.savings.close()
+        self.services.audit.close()
         logging.getLogger("sidecar").removeHandler(self.services.lines)
         has_ended = self.pool.close(load_wait_s)
         if self.shared.image_intake.cache_info().currsize:
@@ -237,7 +240,9 @@ def build(
         lambda: places.work[1],
     )
     metrics = core.shared.metrics
-    listener = Listener(config.server, routes, metrics, Handler, places, runner)
+    listener = Listener(
+        config.server, routes, metrics, Handler, places, runner, services.audit
+    )
     services.settings.add(_door_settings(listener, routes))
     return App(core, listener, runner)
 
@@ -317,7 +322,8 @@ def _build_services(
     adapters = AdapterFolder(Path(folder) if folder else None)
     history = RequestHistory(metrics.reuse)
     savings = Savings(config.disk.home / "savings.json", lambda: history.work)
-    chat = ChatService(pool, config.generation, metrics, log, adapters, history)
+    audit = Audit(_audit_store(config), metrics.audit_dropped.inc)
+    chat = ChatService(pool, config.generation, metrics, log, adapters, history, audit)
     models = ModelService(
         pool, vitals, settings_file(config), shared.capabilities, adapters
     )
@@ -338,9 +344,22 @@ def _build_services(
         StoredResponses(),
         metrics,
         history,
+        audit,
         savings,
         _recent_lines(),
         settings,
+    )
+
+
+def _audit_store(config: Config) -> AuditStore | None:
+    log = config.log
+    if not log.audit:
+        return None
+    return AuditStore(
+        Path(log.audit_file) if log.audit_file else config.disk.home / "sidecar.db",
+        log.audit_days,
+        log.audit_mb * 1_000_000,
+        60 * log.audit_minutes,
     )
 
 

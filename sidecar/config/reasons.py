@@ -53,11 +53,6 @@ NOT_BUILT = frozenset(
         "NUM_DRAFT_TOKENS",
         "WARMUP_PROMPT",
         "RATE_LIMIT_RPM",
-        "DATABASE_PATH",
-        "AUDIT_ENABLED",
-        "AUDIT_RETENTION_DAYS",
-        "AUDIT_MAX_MB",
-        "AUDIT_CLEANUP_INTERVAL_MINUTES",
         "NATIVE_ROUTES",
         "RESPONSES_STORE_MAX",
     )

@@ -345,6 +345,16 @@ class LogConfig:
         "Size of all those files together; beyond, the oldest are removed.")
     retention_days: float = setting(14.0, "LOG_RETENTION_DAYS", number(0, 3650),
         "Days after which a file that was not written to is removed. 0: never.")
+    audit: bool = setting(True, "AUDIT_ENABLED", boolean,
+        "Whether a row of each call is kept (docs/audit.md): no word of it.")
+    audit_file: str | None = setting(None, "DATABASE_PATH", place,
+        "The SQLite file of those rows.", shown="MLX_CACHE_HOME/sidecar.db")
+    audit_days: float = setting(30.0, "AUDIT_RETENTION_DAYS", number(0, 3650),
+        "Days after which they are deleted. 0: never.")
+    audit_mb: int = setting(100, "AUDIT_MAX_MB", integer(1, 10240),
+        "Size of all of them; beyond, the oldest are deleted.")
+    audit_minutes: float = setting(60.0, "AUDIT_CLEANUP_INTERVAL_MINUTES",
+        number(1, 1440), "Minutes between two looks at that.")
 
 
 # fmt: on

@@ -121,6 +121,11 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
+        self.audit_dropped = Counter(
+            "mlx_audit_dropped",
+            "Rows of the audit that were lost.",
+            registry=registry,
+        )
         self.requests = Counter(
             "mlx_requests",
             "Requests by status.",

@@ -43,6 +43,7 @@ from sidecar.server.request_head import (
     read_headers,
     request_id,
 )
+from sidecar.service.audit import AnsweredCall
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ _BODY_GAP_S = 60.0
 _BODY_S = 600.0
 _WRITE_S = 60.0
 _LINGER_S = 1.0
+_LEFT = 499  # the client did, before all was written
 # By name: a browser does not take `*` for Authorization.
 _CORS_HEADERS = "Authorization, Content-Type, X-API-Key, X-Request-ID"
 
@@ -131,6 +133,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._headers_sent = False
         self._is_chunked = False
         self._encoder: StreamEncoder | None = None
+        self._status = _LEFT
+        self._error: SidecarError | None = None
+        self._lower: dict[str, str] = {}  # the headers, once they are found in order
         self.command = self.path = ""
         self.request_version = self.default_request_version
         self.headers = self.MessageClass()
@@ -156,9 +161,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._fail(SidecarError("internal error"))
         finally:
             self.server.places.end(self.connection)
+            self.server.audit.answered(self._answered(path))
             request_id_var.reset(token)
 
     def _answer(self, path: str, headers: dict[str, str]) -> None:
+        self._lower = headers
         if self.request_version != "HTTP/1.0" and not headers.get("host"):
             raise BadRequest("the header host is missing")
         access.check(self.server.config, self.command, path, headers)
@@ -236,6 +243,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         A stream that ends so is whole to HTTP, and clients keep its connection for
         their next request: it stays open.
         """
+        self._error = error
         try:
             if self._headers_sent:
                 last = self._encoder.failed(error) if self._encoder else b""
@@ -300,7 +308,23 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
         self.end_headers()
 
+    def _answered(self, path: str) -> AnsweredCall:
+        return AnsweredCall(
+            self._id,
+            self.command,
+            path,
+            self.server.routes.name(path),
+            str(self.client_address[0]),
+            self._status,
+            time.monotonic() - self._started,
+            self._lower.get("user-agent"),
+            access.key_id(self._lower),
+            self._lower.get("traceparent", ""),
+            self._error,
+        )
+
     def _count(self, status: int) -> None:
+        self._status = status
         endpoint = self.server.routes.name(path_of(self.path))
         metrics = self.server.metrics
         metrics.requests.labels(endpoint, str(status)).inc()

@@ -31,6 +31,7 @@ from sidecar.infra.metrics import Metrics
 from sidecar.server.http_messages import Router
 from sidecar.server.request_body import BodyBudget
 from sidecar.server.turned_away import TurnedAway
+from sidecar.service.audit import Audit
 
 RESERVED = 8
 _REFUSED_AT_ONCE = 4  # times the places; each of them holds a thread for some seconds
@@ -180,8 +181,9 @@ class Listener(http.server.ThreadingHTTPServer):
         handler: type[socketserver.BaseRequestHandler],
         places: ConnectionLimiter,
         batches: WorkForLater,
+        audit: Audit,
     ) -> None:
-        self.config = config
+        self.config, self.audit = config, audit
         self.places, self.batches = places, batches
         self.routes = routes
         self.metrics = metrics

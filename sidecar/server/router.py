@@ -31,6 +31,7 @@ from sidecar.infra.recent_lines import RecentLines
 from sidecar.server import access
 from sidecar.server.admin_routes import AdminRoutes, page_file
 from sidecar.server.audio_routes import AudioRoutes
+from sidecar.server.audit_routes import AuditRoutes
 from sidecar.server.batch_routes import BatchRoutes
 from sidecar.server.cache_routes import CacheRoutes
 from sidecar.server.chat_routes import ChatRoutes
@@ -46,6 +47,7 @@ from sidecar.server.model_routes import PREFIX, PUBLIC_PREFIX, ModelRoutes
 from sidecar.server.native_routes import NativeRoutes
 from sidecar.server.page_files import page_files
 from sidecar.service.audio import AudioService
+from sidecar.service.audit import Audit
 from sidecar.service.batches.batch_service import BatchService
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.capability_probe import CapabilityProbe
@@ -90,6 +92,7 @@ class Services:
     responses: StoredResponses
     metrics: Metrics
     history: RequestHistory
+    audit: Audit
     savings: Savings
     lines: RecentLines
     settings: LiveSettings
@@ -169,6 +172,7 @@ class Routes:
             services.lines,
             services.settings,
         )
+        audit = AuditRoutes(services.audit)
         table: dict[str, tuple[str, Endpoint]] = {
             "/admin/models": ("GET", models.all),
             "/admin/models/status": ("GET", models.status),
@@ -183,6 +187,9 @@ class Routes:
             "/admin/reload-config": ("POST", admin.reload),
             "/admin/code": ("POST", admin.issue_code),
             "/admin/memory/clear": ("POST", native.clear_memory),
+            "/admin/audit-logs": ("GET", audit.rows),
+            "/admin/audit-logs/stats": ("GET", audit.stats),
+            "/admin/audit-logs/export": ("GET", audit.export),
         }
         for path, (method, endpoint) in table.items():
             self._table[path] = {method: self._admin(endpoint)}

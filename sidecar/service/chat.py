@@ -45,6 +45,7 @@ from sidecar.residents.resident import (
     Resident,
     require_text,
 )
+from sidecar.service.audit import Audit
 from sidecar.service.checked_answer import CheckedRun, repair_request
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.completion import CompletionRun
@@ -88,8 +89,10 @@ class ChatService:
         log: SessionLog,
         adapters: AdapterFolder,
         history: RequestHistory,
+        audit: Audit,
     ) -> None:
         self._log, self._adapters, self._history = log, adapters, history
+        self._audit = audit
         self._cancelled_early: Lru[_Named, float] = Lru(1024, 1024, lambda key, at: 1)
         self._pool = pool
         self._defaults = defaults
@@ -170,6 +173,7 @@ class ChatService:
                     values = self._history.recurring
                     ended = _ended(request, plan.prepared, resident, receipt, values)
                     self._history.note(ended)
+                    self._audit.ended(ended)
                 log.ended(receipt.numbers, receipt.said)
 
             run = self._run(
@@ -469,8 +473,8 @@ def _ended(
         warmth = explain(request, prepared, cached, resident.memory, store)
         warmth = replace(warmth, lost_s=round(warmth.lost * token_s, 3))
     if warmth.cause == "text":
-        asker = prepared.pending_turn.conversation
-        rule = recurring.rule_for(request, asker, report.divergence, warmth.lost)
+        conversation = prepared.pending_turn.conversation
+        rule = recurring.rule_for(request, conversation, report.divergence, warmth.lost)
         warmth = replace(warmth, rule=rule)
     return EndedRequest(
         request.request_id,
