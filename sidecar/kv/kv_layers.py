@@ -144,7 +144,7 @@ def make_room(cache: KVLayers, num_tokens: int, step: int = _ROOM_STEP) -> None:
 
     mlx-lm's layers grow within a decode step, by 256 tokens. On CUDA that step has a
     graph that no other has, which is made anew: 80 to 110 ms on an H100, 850 once,
-    where a step takes 12. A buffer that grows before it has the graph of the layer before.
+    where a step takes 12. One that grows before it has the graph of the layer before.
 
     Args:
         step: a multiple of 256; each buffer is as long as the next multiple of it, or
