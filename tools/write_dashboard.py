@@ -63,6 +63,8 @@ ALERTS: tuple[tuple[str, str, str], ...] = (
      "a model cannot be loaded: litellm-mlx doctor"),
     ("MlxErrors", 'increase(mlx_requests_total{status="500"}[15m]) > 0',
      "the sidecar answered 500: see servers.log"),
+    ("MlxAuditRowsLost", "increase(mlx_audit_dropped_total[1h]) > 0",
+     "rows of the audit are lost: docs/audit.md"),
 )  # fmt: skip
 
 
