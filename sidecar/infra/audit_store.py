@@ -1,7 +1,8 @@
 """
 Rows of who asked what when, in SQLite; never what was said.
 
-One thread writes; any thread reads. A damaged file is set aside.
+One thread writes; any thread reads. A damaged database is set aside; a file that is
+none is left alone.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from typing import Any, Literal
 logger = logging.getLogger(__name__)
 
 _BUSY_S = 2.0
+_MAGIC = b"SQLite format 3\0"
 _DAY_S = 86400.0
 _STEPS_OF_CLEANING = 20
 
@@ -30,7 +32,7 @@ class AuditRow:
     Args:
         at: Unix seconds of its end. kind: `admin` for what changes the server.
         client: the program. key_id: a name for the key, not the key.
-        outcome: how it ended. error_type: code of the error, param: the field it names.
+        outcome: how it ended. error_type: code of the error.
         cause: why it was not warm.
     """
 
@@ -46,7 +48,6 @@ class AuditRow:
     client: str | None = None
     key_id: str | None = None
     error_type: str | None = None
-    param: str | None = None
     ttft_ms: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -126,11 +127,20 @@ class AuditStore:
             OSError: they are lost.
         """
         try:
-            with contextlib.closing(self._prepared()) as store, store:
-                store.executemany(_INSERT, [_values(row) for row in rows])
-            self._clean()
-        except sqlite3.Error as error:
+            self._add(rows)
+        except sqlite3.OperationalError as error:
             raise OSError(f"{self._path.name}: {error}") from error
+        except sqlite3.DatabaseError as error:
+            self._set_aside(error)
+            self._add(rows)
+        try:
+            self._clean()
+        except sqlite3.Error as error:  # the rows are there
+            logger.warning("%s: is not cleaned: %s", self._path.name, error)
+
+    def _add(self, rows: Sequence[AuditRow]) -> None:
+        with contextlib.closing(self._prepared()) as store, store:
+            store.executemany(_INSERT, [_values(row) for row in rows])
 
     def rows(
         self, asked: AuditFilter, limit: int, offset: int = 0
@@ -179,25 +189,33 @@ class AuditStore:
         return sqlite3.connect(self._path, timeout=_BUSY_S)
 
     def _prepared(self) -> sqlite3.Connection:
-        """The store, its owner's alone; one that is damaged is set aside."""
+        """The store, its owner's alone."""
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not self._path.exists():
-            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600))
+        flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK  # a pipe must not hold it
+        with open(os.open(self._path, flags, 0o600), "rb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            head = file.read(len(_MAGIC))
+        if head and head != _MAGIC:
+            raise OSError(f"{self._path.name}: it is no SQLite database")
         store = self._open()
         try:
+            if not head:
+                store.execute("PRAGMA auto_vacuum=INCREMENTAL")
             store.execute("PRAGMA journal_mode=WAL")
             store.execute(_CREATE)
             store.execute(_INDEX)
-        except sqlite3.OperationalError:
+        except BaseException:
             store.close()
             raise
-        except sqlite3.DatabaseError as error:
-            store.close()
-            aside = self._path.with_suffix(f".damaged-{int(self._clock())}")
-            os.replace(self._path, aside)
-            logger.warning("%s: %s: it is kept as %s", self._path, error, aside.name)
-            return self._prepared()
         return store
+
+    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+        aside = self._path.with_suffix(f".damaged-{int(self._clock())}")
+        os.replace(self._path, aside)
+        for end in ("-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self._path}{end}")
+        logger.warning("%s: %s: it is kept as %s", self._path, error, aside.name)
 
     def _clean(self) -> None:
         """Now and then: let go of what is too old, then of what is too much."""
@@ -218,7 +236,7 @@ class AuditStore:
                         "DELETE FROM calls WHERE id IN (SELECT id FROM calls ORDER BY "
                         "id LIMIT (SELECT MAX(1, COUNT(*) / 10) FROM calls))"
                     )
-            store.execute("PRAGMA incremental_vacuum")
+            store.execute("PRAGMA incremental_vacuum").fetchall()
 
 
 def _num_bytes(store: sqlite3.Connection) -> int:

@@ -26,7 +26,8 @@ _MAX_WAITING, _MAX_BATCH = 1000, 200
 _CLOSE_S = 5.0
 _MAX_CHARS = 256
 _ADMIN = "/admin/"
-_ASKING = ("/v1/", "/native/")
+_OF_MODELS = "/admin/models/"
+_LEFT = 499  # the client did
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -84,10 +85,9 @@ class Audit:
         if self.store is None or call.method in ("GET", "HEAD", "OPTIONS"):
             return
         is_admin = call.path.startswith(_ADMIN) or call.endpoint == "/native/train"
-        if is_admin or call.path.startswith(_ASKING):
-            chat = self._ended.get(call.request_id)
-            self._ended.pop(call.request_id)
-            self.note(_row(call, chat, is_admin=is_admin))
+        chat = self._ended.get(call.request_id)
+        self._ended.pop(call.request_id)
+        self.note(_row(call, chat, is_admin=is_admin))
 
     def note(self, row: AuditRow) -> None:
         """Have a row written; it is lost if a thousand wait already."""
@@ -115,6 +115,7 @@ class Audit:
     def _write(self, store: AuditStore, rows: list[AuditRow]) -> None:
         try:
             store.write(rows)
+            self._has_warned = False
         except OSError as error:
             self._dropped(len(rows))
             if not self._has_warned:
@@ -131,21 +132,22 @@ class Audit:
 
 def _row(call: AnsweredCall, chat: EndedRequest | None, *, is_admin: bool) -> AuditRow:
     outcome = "success" if call.status < 400 else "error"
-    error = call.error
+    if call.status == _LEFT and call.error is None:
+        outcome = "client_gone"
+    # Paths and names of fields are the client's words, but for those of what is there.
+    is_named = call.path.startswith(_OF_MODELS) and call.status < 400
     row = AuditRow(
         at=time.time(),
         kind="admin" if is_admin else "request",
         request_id=call.request_id[:_MAX_CHARS],
-        # What an admin action is done to stands in its path, and is no prompt.
-        endpoint=call.path[:_MAX_CHARS] if is_admin else call.endpoint,
+        endpoint=call.path[:_MAX_CHARS] if is_named else call.endpoint,
         address=call.address,
         status=call.status,
         outcome=chat.outcome if chat else outcome,
         duration_ms=round(1000 * call.seconds),
         client=call.client and call.client[:_MAX_CHARS],
         key_id=call.sender,
-        error_type=error.code if error else None,
-        param=error.param if error else None,
+        error_type=call.error.code if call.error else None,
         trace_id=_trace_id(call.trace),
     )
     return row if chat is None else _with_chat(row, chat)

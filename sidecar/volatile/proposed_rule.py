@@ -5,6 +5,7 @@ What it proposes is tried as a user's own rules are, and on the text that it is 
 must find that value there and nothing else.
 """
 
+import hashlib
 import json
 import os.path
 import re
@@ -16,7 +17,9 @@ _MAX_LINE_CHARS = 512
 _MAX_VALUE_CHARS = 200
 _MIN_LABEL_CHARS = 4
 _KEY = re.compile(r'"([A-Za-z_][\w.-]{0,63})"[ \t]*:[ \t]*"[^"\\\n]*$')
-_LABEL = re.compile(r"[^:=\n]{2,80}[:=][ \t]*")
+# Not a clock's colon, an address's, or a comparison's sign.
+_LABEL = re.compile(r"[^:=\n]{2,80}(?:(?<!\d):(?=[ \t])|(?<![\d=!<> ])=(?!=))[ \t]*")
+_WORD_WITH_DIGIT = re.compile(r"\S*\d")
 _ROLES = ("system", "user")
 
 
@@ -45,11 +48,12 @@ class ProposedRule:
     def toml(self, evidence: str) -> str:
         """The table for CACHE_RULES_FILE; the model is told each newer value."""
         word = re.sub(r"[^a-z0-9]+", "_", self.name.lower()).strip("_")[:40]
+        digest = hashlib.sha256(repr(self.place).encode()).hexdigest()[:4]
         label = re.escape(self.name).replace("\\ ", " ")
         pattern = f"{label}.{{1,{_MAX_VALUE_CHARS}}}"
         shape = {"key": self.name} if self.shape == "json_string" else {}
         fields = {
-            "kind": f"own_{word}",
+            "kind": f"own_{word or 'value'}_{digest}",
             "where": [self.role],
             "shape": self.shape,
             **(shape or {"pattern": pattern}),
@@ -59,7 +63,7 @@ class ProposedRule:
         }
         lines = [f"{name} = {_toml(value)}" for name, value in fields.items()]
         policy = 'policy = {differ = "restate", gone = "restate", new = "restate"}'
-        return "\n".join(["[[rule]]", *lines, policy, ""])
+        return "\n".join(["", "[[rule]]", *lines, policy, ""])
 
 
 def propose_rule(role: str, text: str, before: str, now: str) -> ProposedRule | None:
@@ -86,7 +90,7 @@ def _of_key(role: str, shared: str) -> ProposedRule | None:
 
 def _of_line(role: str, shared: str, before: str, now: str) -> ProposedRule | None:
     label = _LABEL.match(shared)
-    name = label[0] if label else shared[: shared.rfind(" ") + 1]
+    name = label[0] if label else _whole_words(shared)
     longest = max(len(before), len(now))
     values = before[len(name) :], now[len(name) :]
     is_value = all(value.strip() for value in values)
@@ -95,6 +99,13 @@ def _of_line(role: str, shared: str, before: str, now: str) -> ProposedRule | No
     if longest > _MAX_LINE_CHARS or longest - len(name) > _MAX_VALUE_CHARS:
         return None
     return ProposedRule(role, "line_pattern", name, now, now)
+
+
+def _whole_words(text: str) -> str:
+    """The words that a text begins with, up to one with a digit, or the last one."""
+    digit = _WORD_WITH_DIGIT.search(text)
+    text = text[: digit.start()] if digit else text
+    return text[: text.rfind(" ") + 1]
 
 
 def _finds_one(proposed: ProposedRule, text: str) -> bool:

@@ -78,14 +78,42 @@ def test_what_is_too_much_goes_the_oldest_first(tmp_path: Path) -> None:
     assert min(left) == 1000 * DAY + 900 - len(left)
 
 
-def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("from_byte", [100, 8192])
+def test_a_damaged_database_is_set_aside(tmp_path: Path, from_byte: int) -> None:
+    """Its schema or only what stands in it."""
     path = tmp_path / "audit.db"
-    path.write_bytes(b"no database at all " * 500)
+    Kept(path).store.write([row(1000 * DAY + n) for n in range(900)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:from_byte] + b"x" * (len(whole) - from_byte))
     kept = Kept(path)
-    kept.store.write([row(1000 * DAY)])
-    assert kept.ats() == [1000 * DAY]
+    kept.store.write([row(2000 * DAY)])
+    assert kept.ats() == [2000 * DAY]
     (aside,) = tmp_path.glob("audit.damaged-*")
-    assert aside.read_bytes().startswith(b"no database")
+    assert aside.read_bytes().endswith(b"xxxx")
+
+
+def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
+    """A name that was set by mistake."""
+    path = tmp_path / "notes.txt"
+    path.write_bytes(b"my notes, which are long enough")
+    with pytest.raises(OSError, match="no SQLite database"):
+        Kept(path).store.write([row(1000 * DAY)])
+    assert path.read_bytes().startswith(b"my notes")
+
+
+def test_a_file_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    path = tmp_path / "audit.db"
+    path.touch(0o644)
+    Kept(path).store.write([row(1000 * DAY)])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_file_gets_smaller(tmp_path: Path) -> None:
+    path = tmp_path / "audit.db"
+    Kept(path).store.write([row(1000 * DAY, client="c" * 200) for n in range(5000)])
+    before = path.stat().st_size
+    Kept(path, max_bytes=100_000).store.write([row(1000 * DAY)])
+    assert path.stat().st_size < before / 4
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:

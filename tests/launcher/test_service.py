@@ -121,6 +121,58 @@ def test_a_start_that_fails_leaves_what_was(
     assert file.read_text() == before
 
 
+def test_a_failed_second_start_runs_what_was(home: Home, system: str) -> None:
+    """The old file is started again: it ran before."""
+    last = {"linux": "restart", "darwin": "bootstrap"}[system]
+    assert service.main(["install"]) == 0
+    home.commands()
+    (home.path / "fails").write_text(last)
+    assert service.main(["install"]) == 1
+    told = [line for line in home.commands() if last in line]
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_without_a_manager_nothing_is_left(
+    home: Home,
+    system: str,
+    is_there: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whether there is none, or one that cannot be run."""
+    assert service.main(["install"]) == 0
+    installed = home.files()
+    assert service.main(["uninstall"]) == 0
+    for name in ("systemctl", "launchctl"):
+        file = home.path / "bin" / name
+        file.chmod(0o644) if is_there else file.unlink()
+    monkeypatch.setenv("PATH", str(home.path / "bin"))
+    assert service.main(["install"]) == 1
+    assert ("cannot be run" if is_there else "there is no") in capsys.readouterr().err
+    assert home.files() == []
+    file = home.path / installed[0]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"# {MARK}")
+    assert service.main(["uninstall"]) == 1
+    assert "It may run still" in capsys.readouterr().err
+    assert home.files() == []
+
+
+def test_a_folder_that_would_break_the_file_is_refused(
+    home: Home,
+    system: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = home.path / "new\nline"
+    folder.mkdir()
+    monkeypatch.setenv("LITELLM_MLX_FOLDER", str(folder))
+    assert service.main(["install"]) == 1
+    assert "control character" in capsys.readouterr().err
+    assert home.files() == []
+
+
 def test_a_file_of_somebody_else_stays(
     home: Home, system: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,6 +214,28 @@ def test_logs_are_the_servers_own(
     assert capsys.readouterr().out == "line 7\nline 8\n"
     assert service.main(["logs", "-n", "0"]) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_logs_go_on_where_the_file_is_a_new_one(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As at 10 MB."""
+    log = home.path / "cache" / "servers.log"
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("old\n")
+    turns = iter(["rotate", "wait"])
+
+    def sleep(_seconds: float) -> None:
+        turn = next(turns, "end")
+        if turn == "rotate":
+            log.rename(log.with_name("servers.log.1"))
+            log.write_text("new\n")
+        elif turn == "end":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(service.time, "sleep", sleep)
+    assert service.main(["logs", "-f"]) == 0
+    assert capsys.readouterr().out == "old\nnew\n"
 
 
 def test_the_agent_says_what_launchd_needs() -> None:

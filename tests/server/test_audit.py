@@ -77,8 +77,41 @@ def test_a_refusal_is_a_row_without_its_words(app: App) -> None:
     assert ask(app, "refused", temperature=f"{SECRET}").status_code == 400
     row = row_of(app, "refused")
     assert (row["status"], row["error_type"]) == (400, "invalid_request")
-    assert row["param"] == "temperature"
+    assert row["outcome"] == "error"
     assert row["prompt_tokens"] is None
+
+
+def test_names_of_fields_and_paths_are_words_too(app: App, home: Path) -> None:
+    """Unknown ones are a client's own."""
+    admin = {"Authorization": "Bearer token", "X-Admin": "1"}
+    headers = {"X-Request-ID": "fields"}
+    body = {"model": "local", f"my {SECRET}": 1, "prompt": "x", "labels": ["a"]}
+    url = f"{app.url}/native/classify"
+    assert httpx.post(url, json=body, headers=headers).status_code == 400
+    for path in (f"/admin/{SECRET}", f"/admin/requests/{SECRET}/cancel", f"/{SECRET}"):
+        httpx.post(f"{app.url}{path}", json={}, headers=admin)
+    httpx.delete(f"{app.url}/native/train/{SECRET}", headers=admin)
+    ask(app, "last")
+    row_of(app, "last")
+    assert row_of(app, "fields")["error_type"] == "invalid_request"
+    assert SECRET.encode() not in b"".join(f.read_bytes() for f in home.iterdir())
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/messages", "/v1/responses"])
+def test_all_doors_lead_past_it(app: App, path: str) -> None:
+    """Those without /v1 as well."""
+    name = path.replace("/", "-")
+    body = {"model": "local", "max_tokens": 2, "input": "hi"}
+    if path != "/v1/responses":
+        body = {**body, "messages": [{"role": "user", "content": "hi"}]}
+        body.pop("input")
+    else:
+        body = {"model": "local", "max_output_tokens": 2, "input": "hi"}
+    answer = httpx.post(
+        f"{app.url}{path}", json=body, headers={"X-Request-ID": name}, timeout=60
+    )
+    assert answer.status_code == 200, answer.text
+    assert row_of(app, name)["prompt_tokens"] > 0
 
 
 def test_what_changes_the_server_is_a_row(app: App) -> None:

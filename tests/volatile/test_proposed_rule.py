@@ -45,6 +45,35 @@ def test_a_value_of_json() -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "now", "pattern"),
+    [
+        ("Run N started 20:31:30 by cron", "Run N started 20:32:07 by cron",
+         "Run N started .{1,200}"),
+        ("Updated Fri 27 Nov", "Updated Fri 28 Nov", "Updated Fri .{1,200}"),
+        ("stamp=a1", "stamp=b2", "stamp=.{1,200}"),
+    ],
+)  # fmt: skip
+def test_no_part_of_a_value_is_taken_for_its_label(
+    before: str, now: str, pattern: str
+) -> None:
+    """Else the rule would be dead with the hour."""
+    proposed = propose_rule("system", f"{now}\n", before, now)
+    assert proposed is not None
+    assert tomllib.loads(proposed.toml("seen"))["rule"][0]["pattern"] == pattern
+
+
+def test_two_labels_are_two_kinds() -> None:
+    """However much of their beginnings they share, or whatever they are written in."""
+    kinds = set()
+    labels = ["x" * 45 + "a", "x" * 45 + "b", "日付は今日の", "時刻は今日の"]
+    for label in labels:
+        proposed = propose_rule("system", f"{label}: 2\n", f"{label}: 1", f"{label}: 2")
+        assert proposed is not None
+        kinds.add(tomllib.loads("key = 1" + proposed.toml("seen"))["rule"][0]["kind"])
+    assert len(kinds) == 4
+
+
+@pytest.mark.parametrize(
     ("role", "text", "before", "now"),
     [
         ("tool", SYSTEM, "Build stamp: zz", "Build stamp: a1b2 of 7"),
@@ -55,6 +84,9 @@ def test_a_value_of_json() -> None:
         ("system", "- a: 1\n- a: 2\n", "- a: 3", "- a: 2"),
         ("system", f"Stamp: {'x' * 300}\n", "Stamp: y", f"Stamp: {'x' * 300}"),
         ("user", "one thing\n", "any thing", "one thing"),
+        ("user", "2106-11-27T20:13 up\n", "2106-11-27T20:12 up", "2106-11-27T20:13 up"),
+        ("system", "[15:13:23] up\n", "[15:13:22] up", "[15:13:23] up"),
+        ("user", "https://host/run/2\n", "https://host/run/1", "https://host/run/2"),
         ("user", '{"n": "1"}{"n": "2"}', '{"n": "0', '{"n": "1"}{"n": "2"}'),
         ("user", "Bell\x07 rang: 1\n", "Bell\x07 rang: 2", "Bell\x07 rang: 1\n"),
     ],

@@ -8,6 +8,7 @@ A LaunchAgent on macOS, a user's unit of systemd on Linux. Settings are read fro
 """
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from litellm_mlx.launcher.service.launch_agent import LaunchAgent
 from litellm_mlx.launcher.service.program import MARK, Program, ServiceManager
@@ -89,6 +91,9 @@ def _install(
         settings.servers_log.with_name("service.log"),
         int(settings.drain_timeout_s) + _GRACE_S,
     )
+    words = (*program.arguments, str(program.folder), str(program.output))
+    if any(character < " " for word in words for character in word):
+        raise Refused("a folder with a control character in its name cannot be started")
     text, before = manager.text(program), _ours(manager.path)
     sys.stdout.write(f"{manager.path}:\n{text.decode()}\n")
     if is_printed_only:
@@ -103,7 +108,7 @@ def _install(
     _replace(manager.path, text)
     try:
         _run(manager.start())
-    except Refused:
+    except BaseException:
         _put_back(manager, before)
         raise
     sys.stdout.write("It runs, and will at each login. `litellm-mlx service status`\n")
@@ -115,11 +120,13 @@ def _install(
 def _uninstall(manager: ServiceManager) -> int:
     if _ours(manager.path) is None:
         raise Refused(f"nothing is installed: there is no {manager.path}")
-    _run(manager.stop(), must_succeed=False)
+    fault = _run(manager.stop(), must_succeed=False)
     manager.path.unlink()
     _run(manager.removed(), must_succeed=False)
     sys.stdout.write(f"{manager.path} is gone. Downloads, caches and .env stay.\n")
-    return 0
+    if fault:
+        sys.stderr.write(f"It may run still: {fault}. `litellm-mlx stop`\n")
+    return int(bool(fault))
 
 
 def _status(manager: ServiceManager) -> int:
@@ -154,6 +161,7 @@ def _put_back(manager: ServiceManager, before: bytes | None) -> None:
         _run(manager.removed(), must_succeed=False)
     else:
         _replace(manager.path, before)
+        _run(manager.start(), must_succeed=False)
 
 
 def _replace(path: Path, text: bytes) -> None:
@@ -170,18 +178,32 @@ def _replace(path: Path, text: bytes) -> None:
         raise
 
 
-def _run(commands: Sequence[list[str]], *, must_succeed: bool = True) -> None:
+def _run(commands: Sequence[list[str]], *, must_succeed: bool = True) -> str:
     """
-    Run commands in order.
+    Run commands in order; why the first failed that did, else "".
 
     Raises:
         Refused: one of them failed that must not.
     """
+    faults = []
     for command in commands:
+        fault = _fault(command)
+        if fault and must_succeed:
+            raise Refused(fault)
+        faults += [fault] if fault else []
+    return faults[0] if faults else ""
+
+
+def _fault(command: list[str]) -> str:
+    """Run a command; why it failed, "" if it did not."""
+    try:
         done = _call(command, is_quiet=True)
-        if done.returncode and must_succeed:
-            why = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
-            raise Refused(f"`{' '.join(command)}` failed: {why[0]}")
+    except Refused as error:
+        return str(error)
+    if not done.returncode:
+        return ""
+    why = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
+    return f"`{' '.join(command)}` failed: {why[0]}"
 
 
 def _call(
@@ -204,6 +226,8 @@ def _call(
         )
     except FileNotFoundError:
         raise Refused(f"there is no {command[0]} on this machine") from None
+    except OSError as error:
+        raise Refused(f"{command[0]} cannot be run: {error.strerror}") from None
     except subprocess.TimeoutExpired:
         raise Refused(f"`{' '.join(command)}` takes over {_COMMAND_S:g} s") from None
 
@@ -215,11 +239,18 @@ def _logs(path: Path, num_lines: int, *, goes_on: bool) -> int:
     with path.open(encoding="utf-8", errors="replace") as file:
         lines = file.readlines()
         sys.stdout.writelines(lines[max(len(lines) - num_lines, 0) :])
-        try:
-            while goes_on:
+        with contextlib.suppress(KeyboardInterrupt):
+            while goes_on and not _is_replaced(file, path):
                 sys.stdout.flush()
                 time.sleep(_POLL_S)
                 sys.stdout.writelines(file.readlines())
-        except KeyboardInterrupt:
-            return 0
+            return _logs(path, sys.maxsize, goes_on=True) if goes_on else 0
     return 0
+
+
+def _is_replaced(file: TextIO, path: Path) -> bool:
+    """Whether another file stands there by now, as behind 10 MB."""
+    try:
+        return path.stat().st_ino != os.fstat(file.fileno()).st_ino
+    except FileNotFoundError:
+        return False
