@@ -23,7 +23,7 @@ def test_a_stream_goes_on_between_pictures(
 ) -> None:
     """Three megapixels each, of eight clients; health answers, and all get theirs."""
     told: list[str] = []
-    look, emit = PromptImages.encode, Job.emit
+    look, emit_later = PromptImages.encode, Job.emit_later
 
     def looked(self: PromptImages, *args: Any) -> bool:
         is_seen = look(self, *args)
@@ -32,7 +32,7 @@ def test_a_stream_goes_on_between_pictures(
         return is_seen
 
     def emitted(self: Job, event: Any) -> None:
-        emit(self, event)
+        emit_later(self, event)
         if isinstance(event, Token) and not self.spec.prompt.images:
             told.append("token")
 
@@ -40,7 +40,7 @@ def test_a_stream_goes_on_between_pictures(
     with running_sidecar(settings) as app, ThreadPoolExecutor(CLIENTS + 1) as pool:
         urls = [data_url(picture(n, 2048, 1536), "JPEG") for n in range(CLIENTS)]
         monkeypatch.setattr(PromptImages, "encode", looked)
-        monkeypatch.setattr(Job, "emit", emitted)
+        monkeypatch.setattr(Job, "emit_later", emitted)
         over = threading.Event()
         stream = pool.submit(read_stream, app, over)
         assert eventually(lambda: "token" in told, 60)
