@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.blas import build_shim
 from bench.clients import ask_all
 from bench.prompts import random_ids
 from bench.servers import Setup, make_if_absent, sidecar
@@ -52,7 +53,8 @@ def main(argv: list[str]) -> int:
         model = (options.model or Path(scratch) / "model").resolve()
         settings = {"SPECULATION": "off", "BATCH_MAX_SIZE": str(options.streams)}
         tree = Path(__file__).parents[1]
-        setup = Setup(model, None, tree, Path(scratch), settings=settings)
+        shim = build_shim(Path(scratch))  # the wheel's own BLAS is far slower
+        setup = Setup(model, shim, tree, Path(scratch), settings=settings)
         make_if_absent(setup)
         ratios, times = list[float](), list[float]()
         with sidecar(setup) as port:

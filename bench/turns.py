@@ -19,6 +19,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+from bench.blas import build_shim
 from bench.servers import Setup, make_if_absent, sidecar
 
 _WORDS = ("file", "test", "line", "class", "value", "error", "index", "path", "name")
@@ -36,7 +37,8 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         model = (options.model or Path(scratch) / "model").resolve()
         tree = Path(__file__).parents[1]
-        setup = Setup(model, None, tree, Path(scratch))
+        shim = build_shim(Path(scratch))  # the wheel's own BLAS is far slower
+        setup = Setup(model, shim, tree, Path(scratch))
         make_if_absent(setup)
         with sidecar(setup) as port:
             warm = [*_turns(port, options.turns, options.tokens, is_cleared=False)]
