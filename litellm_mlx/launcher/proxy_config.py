@@ -5,8 +5,6 @@ The user's file is read and never written. Its `mlx/` entries are replaced by on
 entry per served model and alias; every other entry and setting stays as it is.
 """
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -14,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from litellm_mlx.launcher.whole_files import replace_file
 from litellm_mlx.served_models import SidecarModel, Upstream, entries, is_taken, net
 
 HANDLER = {"provider": "mlx", "custom_handler": "litellm_mlx.provider.mlx_llm"}
@@ -115,15 +114,9 @@ def has_master_key(user: Mapping[str, Any], env: Mapping[str, str]) -> bool:
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
     """Write the config in one step, readable by this user only (it may hold keys)."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write("# Generated at each start by litellm-mlx; edits are lost.\n")
-            yaml.safe_dump(dict(config), file, sort_keys=False, allow_unicode=True)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    head = "# Generated at each start by litellm-mlx; edits are lost.\n"
+    text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+    replace_file(path, (head + text).encode(), 0o600)
 
 
 def _is_mlx(entry: object) -> bool:

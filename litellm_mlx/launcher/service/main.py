@@ -12,7 +12,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from litellm_mlx.launcher.settings import (
     settings_folder,
 )
 from litellm_mlx.launcher.stop import running_launchers
+from litellm_mlx.launcher.whole_files import replace_file
 
 _COMMAND_S, _POLL_S = 60.0, 0.5
 _GRACE_S = 10
@@ -105,7 +105,8 @@ def _install(
     program.output.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if before:
         _run(manager.stop(), must_succeed=False)
-    _replace(manager.path, text)
+    manager.path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(manager.path, text, 0o644)
     try:
         _run(manager.start())
     except BaseException:
@@ -160,22 +161,8 @@ def _put_back(manager: ServiceManager, before: bytes | None) -> None:
         manager.path.unlink()
         _run(manager.removed(), must_succeed=False)
     else:
-        _replace(manager.path, before)
+        replace_file(manager.path, before, 0o644)
         _run(manager.start(), must_succeed=False)
-
-
-def _replace(path: Path, text: bytes) -> None:
-    """Write a file whole, or leave it as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".litellm-mlx-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 def _run(commands: Sequence[list[str]], *, must_succeed: bool = True) -> str:
