@@ -77,10 +77,12 @@ class Lru(Generic[K, V]):
             if self._entries:
                 self._drop(next(iter(self._entries)))
 
-    def pop(self, key: K) -> None:
-        """Forget an entry, if it is there."""
+    def pop(self, key: K) -> V | None:
+        """Forget an entry; its value, None if it is not there."""
         with self._lock:
+            value = self._entries.get(key)
             self._drop(key)
+        return value
 
     def pop_if(self, is_gone: Callable[[K, V], bool]) -> list[K]:
         """Forget some entries; their keys."""

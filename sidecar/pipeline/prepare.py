@@ -471,8 +471,10 @@ class Pipeline:
         digests = tuple(session_turn_store.message_digests(found.kept))
         tools = session_turn_store.tool_names(request.tools)
         change = self.memory.turns.compare(question.conversation, digests, tools)
-        canonical = pack(question.canonical.ids)
-        last = self.memory.lineage.last(canonical, question.conversation)
+        last = None
+        if answer.closest is None:
+            canonical = pack(question.canonical.ids)
+            last = self.memory.lineage.last(canonical, question.conversation)
         report = make_report(
             question, answer, change, self._tokenizer, found.marked, last
         )

@@ -161,7 +161,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._fail(SidecarError("internal error"))
         finally:
             self.server.places.end(self.connection)
-            self.server.audit.answered(self._answered(path))
+            if self.server.audit.covers(self.command):
+                self.server.audit.answered(self._answered(path))
             request_id_var.reset(token)
 
     def _answer(self, path: str, headers: dict[str, str]) -> None:

@@ -80,13 +80,14 @@ class Audit:
         if self.store is not None:
             self._ended.put(ended.request_id, ended)
 
+    def covers(self, method: str) -> bool:
+        """Whether calls of a method are kept: all but those that only read."""
+        return self.store is not None and method not in ("GET", "HEAD", "OPTIONS")
+
     def answered(self, call: AnsweredCall) -> None:
-        """A call has ended."""
-        if self.store is None or call.method in ("GET", "HEAD", "OPTIONS"):
-            return
+        """A call of a method that is kept has ended."""
         is_admin = call.path.startswith(_ADMIN) or call.endpoint == "/native/train"
-        chat = self._ended.get(call.request_id)
-        self._ended.pop(call.request_id)
+        chat = self._ended.pop(call.request_id)
         self.note(_row(call, chat, is_admin=is_admin))
 
     def note(self, row: AuditRow) -> None:

@@ -442,8 +442,7 @@ class ChatService:
         with self._lock:
             for each in names:
                 self._running.setdefault(each, []).append(run)
-            cancelled_at = self._cancelled_early.get(name)
-            self._cancelled_early.pop(name)
+            cancelled_at = self._cancelled_early.pop(name)
         if cancelled_at and time.monotonic() - cancelled_at < _EARLY_CANCEL_S:
             run.cancel()
         return run

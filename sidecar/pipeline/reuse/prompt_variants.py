@@ -320,7 +320,8 @@ def make_report(
     The report of one request.
 
     Args:
-        own_last: the last record of its conversation, and how much that one shares.
+        own_last: where no record is close, the last one of its conversation, and how
+            much that one shares.
     """
     pins = answer.form.pins
     divergence, closest = None, answer.closest or own_last
