@@ -93,7 +93,10 @@ def test_messages_and_errors_have_their_own_shape(model: Model) -> None:
 
 
 def test_a_client_that_leaves_frees_its_place(model: Model) -> None:
-    body = {"model": "local", "max_tokens": 4000, "stream": True,
+    with model._core.pool.lease("") as served:
+        never = dict.fromkeys(map(str, served.engine.model.stop_ids), -100)
+    body = {"model": "local", "max_tokens": 30_000, "stream": True,
+            "logit_bias": never,  # however late the first line is read, it goes on
             "messages": [{"role": "user", "content": "Hello"}]}  # fmt: skip
     admission = model._core.shared.admission
     with _mounted(model, "/v1") as url:
