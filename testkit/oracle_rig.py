@@ -272,9 +272,18 @@ class Rig:
                 continue
             if trap.action == "fail":
                 raise RuntimeError("planted failure")
-            _wait_until(lambda: not job._events.qsize())  # its client has had them all
-            self._chat.cancel(name, None)
-            job.cancel()
+            self._cancel(name, job)
+
+    def _cancel(self, name: str, job: Job) -> None:
+        """End a request after all that its client can have by now, and no later token."""
+        known = self._chat._running  # it may have begun before it stands there
+        _wait_until(lambda: (None, name) in known)
+        running = tuple(known[(None, name)])
+        job.hand_over()
+        _wait_until(lambda: not job._events.qsize())
+        self._chat.cancel(name, None)
+        job.cancel()
+        _wait_until(lambda: all(run._receipt for run in running))
 
     def close(self) -> None:
         """Close the client."""
