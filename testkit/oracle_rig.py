@@ -275,7 +275,7 @@ class Rig:
             self._cancel(name, job)
 
     def _cancel(self, name: str, job: Job) -> None:
-        """End a request after all that its client can have by now, and no later token."""
+        """End a request behind the tokens that there are, and before any other."""
         known = self._chat._running  # it may have begun before it stands there
         _wait_until(lambda: (None, name) in known)
         running = tuple(known[(None, name)])

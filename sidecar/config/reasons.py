@@ -17,9 +17,6 @@ REASONS = {
     "CACHE_NORM_SAFETY_CHECK": (
         "every prompt is proved to say its text; CACHE_VERIFY=true proves each hit anew"
     ),
-    "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": (
-        "digests of what tools wrote are not built: the model reads the whole content"
-    ),
     "VLM_CACHE_DEBUG": ("the request log has where prompts part, and both windows"),
     "CACHE_VLM_IMAGE_IDENTITY": (
         "an image is always identified by its content, in the key as in the model's "

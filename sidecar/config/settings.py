@@ -182,6 +182,10 @@ class GenerationConfig:
         "Whether models reason.", "DEFAULT_ENABLE_THINKING")
     preserve_thinking: bool = setting(True, "PRESERVE_THINKING", boolean,
         "Whether past reasoning stays in the prompt.")
+    omit_written: bool = setting(
+        False, "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT", boolean,
+        "Whether the model reads a digest in place of what past calls of a tool "
+        "`write` have written.")
     tool_grammar: str = setting("strict", "TOOL_GRAMMAR", choice("strict", "calls"),
         "Which calls are held to their tool's schema where the model may choose: of "
         "tools that ask for it (`strict: true`), or all.")

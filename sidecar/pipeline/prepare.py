@@ -65,6 +65,7 @@ from sidecar.pipeline.template.turn_delimiters import (
     TurnDelimiters,
     TurnDelimitersCache,
 )
+from sidecar.pipeline.template.written_contents import omit_written
 from sidecar.volatile import spans
 from sidecar.volatile.marked_message import Span
 from sidecar.volatile.rules import RuleSet
@@ -84,6 +85,8 @@ class PipelineSettings:
         holds_calls: whether a grammar holds an answer to the calls that it must be.
         keeps_from_calls: whether an answer that must call nothing is kept from it; else
             such a request's tools are not defined.
+        omits_written: whether past calls of a tool `write` show a digest of what they
+            wrote.
     """
 
     default_thinking: bool
@@ -97,6 +100,7 @@ class PipelineSettings:
     holds_calls: bool = False
     write_call: WriteCall | None = None
     keeps_from_calls: bool = False
+    omits_written: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +242,9 @@ class Pipeline:
             RequestCancelled: nobody waits for the answer any more.
         """
         request = _with_own_session(request)
+        if self._settings.omits_written:
+            messages = omit_written(request.messages)
+            request = replace(request, messages=messages)
         if self.template.traits.call_ids == "hidden":
             ordered = in_order_of_calls(request.messages)
             request = replace(request, messages=ordered)

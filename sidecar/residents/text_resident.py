@@ -349,6 +349,7 @@ def build_pipeline(
         holds_calls=can_hold_calls(model.syntax.calls[0]),
         write_call=writer_of(model.syntax.calls),
         keeps_from_calls=bool(model.syntax.opener_ids),
+        omits_written=config.generation.omit_written,
     )
     think_open = model.syntax.markers.think_open
     return Pipeline(
