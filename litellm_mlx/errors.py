@@ -37,6 +37,7 @@ _STATUS_OF_CODE = {
     "validation_error": 422,
     "answer_invalid": 422,
     "rate_limited": 429,
+    "rate_limit_exceeded": 429,
     "not_implemented": 501,
     "service_unavailable": 503,
     "insufficient_memory": 503,

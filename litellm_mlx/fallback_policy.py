@@ -4,9 +4,9 @@ Which failures of a local model another one may answer.
 LiteLLM's router asks the fallback after every error. A refusal is none of the model's
 faults: another model would be sent, and paid for, what this one cannot be asked. One
 picture in a group chat would take the whole conversation to a cloud, at each turn.
-Nor does another model write the other half of an answer that broke off: of Responses
-alone LiteLLM would have it so. What begins too late, is too long, is busy or down still
-falls back.
+So would a client's requests above its rate limit. Nor does another model write the
+other half of an answer that broke off: of Responses alone LiteLLM would have it so.
+What begins too late, is too long, is busy or down still falls back.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ _FAILURES_BELOW_500 = (408, 429)  # too late, busy
 _NOT_IMPLEMENTED = 501
 _TOO_LONG = "context_length_exceeded"
 _TOO_LONG_MESSAGE = "prompt is too long: "  # of Messages, whose errors have no code
+_TOO_OFTEN, _TOO_OFTEN_MESSAGE = "rate_limit_exceeded", "rate limit: "  # the same
 # Our provider's, at the end. Bounded, as an error repeats what its client wrote.
 _ANSWERED = re.compile(r"\(sidecar answered \d+, (\w++)[^()]*+\)\s*+\Z")
 _BODY = re.compile(r"Exception - (?=\{)")  # behind it LiteLLM passes a body on
@@ -57,25 +58,38 @@ def is_refusal(error: BaseException, *, is_ours: bool = False) -> bool:
     if not is_ours and getattr(error, "llm_provider", None) != PROVIDER:
         return False
     status = getattr(error, "status_code", None)
-    if not isinstance(status, int) or status in _FAILURES_BELOW_500:
-        return False
-    return 400 <= status < 500 or status == _NOT_IMPLEMENTED
+    if status in _FAILURES_BELOW_500:
+        return bool(_says(text, _TOO_OFTEN, _TOO_OFTEN_MESSAGE))
+    return isinstance(status, int) and (
+        400 <= status < 500 or status == _NOT_IMPLEMENTED
+    )
 
 
 def _is_too_long(error: BaseException, text: str) -> bool:
+    """Whether the sidecar says, or LiteLLM by itself, that a prompt is too long."""
+    found = _says(text, _TOO_LONG, _TOO_LONG_MESSAGE)
+    if found is None:
+        return isinstance(error, litellm.ContextWindowExceededError)
+    return found
+
+
+def _says(text: str, code: str, begin: str) -> bool | None:
     """
-    Whether the sidecar says by a code, or LiteLLM by itself, that a prompt is too long.
+    Whether the sidecar's answer has a code; None: the text has no answer of its.
 
     Words do not count: refusals quote what their client has sent.
+
+    Args:
+        begin: of the message, where the format has no codes.
     """
     if answered := _ANSWERED.search(text):
-        return answered[1] == _TOO_LONG
+        return answered[1] == code
     body = _body_in(text)
     if body is None:
-        return isinstance(error, litellm.ContextWindowExceededError)
+        return None
     fields = as_object(body.get("error"))
     message = str(fields.get("message", ""))
-    return fields.get("code") == _TOO_LONG or message.startswith(_TOO_LONG_MESSAGE)
+    return fields.get("code") == code or message.startswith(begin)
 
 
 def _body_in(text: str) -> dict[str, Any] | None:

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Literal, cast
 import mlx.core as mx
 
 from sidecar.config.setting_sources import SettingSources
-from sidecar.config.settings import CacheConfig, Config, ImageConfig
+from sidecar.config.settings import Config, ImageConfig
 from sidecar.config.sources import ConfigError
 from sidecar.core.lasting_secret import use_secret
 from sidecar.engine.adapters.adapter_files import AdapterFolder
 from sidecar.engine.device_memory import (
     WiredMemory,
     buffer_limit,
-    device_memory,
     process_limit,
     release_delay,
 )
@@ -39,8 +38,20 @@ from sidecar.infra.template_limits import limit_templates
 from sidecar.kv.disk.kv_disk import KVDisk
 from sidecar.kv.disk.ports import DiskSettings
 from sidecar.kv.disk.root import DiskLimits, DiskRoot
-from sidecar.kv.eviction import KVBudget, Limits
+from sidecar.kv.eviction import KVBudget
 from sidecar.kv.kv_layers import Released
+from sidecar.live_parts import (
+    door_part,
+    generation_part,
+    kv_limits,
+    kv_part,
+    log_content_part,
+    log_level_part,
+    native_settings,
+    pool_limits,
+    pool_part,
+    rate_part,
+)
 from sidecar.memory.tombstones import Tombstones
 from sidecar.residents.capability_record import CapabilityRecords
 from sidecar.residents.catalog import Catalog, find_catalog
@@ -56,7 +67,6 @@ from sidecar.residents.pool import ResidentPool
 from sidecar.residents.pool_worker import LOAD_END_S
 from sidecar.residents.process_weights import ProcessWeights
 from sidecar.residents.shared import Shared
-from sidecar.residents.weight_eviction import PoolLimits
 from sidecar.server.batch_routes import answer_call
 from sidecar.server.connection import Handler
 from sidecar.server.listener import ConnectionLimiter, Listener
@@ -67,11 +77,12 @@ from sidecar.service.batches.batch_runner import BatchRunner
 from sidecar.service.batches.batch_service import BatchService
 from sidecar.service.cache_admin import CacheService
 from sidecar.service.capability_probe import CapabilityProbe
-from sidecar.service.chat import ChatService
+from sidecar.service.chat import ChatService, RequestRecords
 from sidecar.service.encodings import EncodingService
 from sidecar.service.live_settings import LiveSettings, Part
 from sidecar.service.models import ModelService, Vitals
-from sidecar.service.native import NativeService, NativeSettings
+from sidecar.service.native import NativeService
+from sidecar.service.rate_limits import RateLimits
 from sidecar.service.request_history import RequestHistory
 from sidecar.service.savings import Savings
 from sidecar.service.stored_responses import StoredResponses
@@ -83,7 +94,6 @@ if TYPE_CHECKING:  # of the extra `vision`
 
 logger = logging.getLogger(__name__)
 
-_CACHE_SHARE = 0.25
 _GB = 1e9
 _POLL_S = 0.05
 _LAST_WORDS_S = 1.0  # for the errors of what is stopped
@@ -248,7 +258,7 @@ def build(
     listener = Listener(
         config.server, routes, metrics, Handler, places, runner, services.audit
     )
-    services.settings.add(_door_settings(listener, routes))
+    services.settings.add(door_part(listener, routes))
     return App(core, listener, runner)
 
 
@@ -286,12 +296,12 @@ def build_core(
             shared.gpu,
             config.engine.max_model_bytes,
         ),
-        _pool_limits(config),
+        pool_limits(config),
     )
-    settings = LiveSettings(config, sources, (_kv_settings(shared), _log_level()))
+    settings = LiveSettings(config, sources, (kv_part(shared), log_level_part()))
     services = _build_services(config, shared, pool, settings)
     expiry = Expiry(shared.stored, shared.gpu)
-    settings.add(_pool_settings(pool))
+    settings.add(pool_part(pool))
     settings.add(Part(("PROMPT_CACHE_TTL_SECONDS",), lambda _: expiry.look_again()))
     if config.model.probe_on_load:
         after_load.append(services.capabilities.begin)
@@ -314,8 +324,8 @@ def _build_services(
     metrics.peak_bytes.set_function(lambda: shared.process.peak_bytes)
     metrics.live_buffers.set_function(lambda: shared.process.live_buffers)
     root = Path(config.log.root) if config.log.requests else None
-    limits = LogLimits(config.log.max_mb << 20, config.log.retention_days)
-    log = SessionLog(root, limits, with_content=config.log.content)
+    sizes = LogLimits(config.log.max_mb << 20, config.log.retention_days)
+    log = SessionLog(root, sizes, with_content=config.log.content)
     vitals = Vitals(
         shared.gpu,
         _longest_step_s(config),
@@ -328,13 +338,16 @@ def _build_services(
     history = RequestHistory(metrics.reuse)
     savings = Savings(config.disk.home / "savings.json", lambda: history.work)
     audit = Audit(_audit_store(config), metrics.audit_dropped.inc)
-    chat = ChatService(pool, config.generation, metrics, log, adapters, history, audit)
+    limits = RateLimits(config.server)
+    records = RequestRecords(log, history, audit, limits)
+    chat = ChatService(pool, config.generation, metrics, adapters, records)
     models = ModelService(
         pool, vitals, settings_file(config), shared.capabilities, adapters
     )
-    native = NativeService(pool, chat, _native_settings(config))
-    settings.add(_generation_settings(chat, native))
-    settings.add(Part(("LOG_CONTENT",), lambda now: _log_content(log, now)))
+    native = NativeService(pool, chat, native_settings(config))
+    settings.add(generation_part(chat, native))
+    settings.add(log_content_part(log))
+    settings.add(rate_part(limits))
     return Services(
         chat,
         models,
@@ -353,6 +366,7 @@ def _build_services(
         savings,
         _recent_lines(),
         settings,
+        limits,
     )
 
 
@@ -365,99 +379,6 @@ def _audit_store(config: Config) -> AuditStore | None:
         log.audit_days,
         log.audit_mb * 1_000_000,
         60 * log.audit_minutes,
-    )
-
-
-def _kv_settings(shared: Shared) -> Part:
-    names = (
-        "PROMPT_CACHE_MAX_BYTES",
-        "PROMPT_CACHE_MAX_ENTRIES_GLOBAL",
-        "PROMPT_CACHE_TTL_SECONDS",
-        "SNAPSHOT_STORE_MAX_ENTRIES_PER_SESSION",
-        "SNAPSHOT_STORE_MAX_ENTRIES_GLOBAL",
-        "MAX_PROCESS_MEMORY",
-    )
-
-    def act(config: Config) -> None:
-        shared.stored.use(_kv_limits(config.cache, shared.gpu))
-        shared.process.limit_bytes = process_limit(config.engine)
-        shared.gpu.post(shared.stored.expire)
-
-    return Part(names, act)
-
-
-def _pool_settings(pool: ResidentPool[ServedModel]) -> Part:
-    names = (
-        "MODEL_TTL_SECONDS",
-        "MAX_MODELS",
-        "KV_HEADROOM_FRACTION",
-        "LOAD_WAIT_SECONDS",
-        "SETTLE_TIMEOUT_SECONDS",
-    )
-    return Part(names, lambda config: pool.use(_pool_limits(config)))
-
-
-def _generation_settings(chat: ChatService, native: NativeService) -> Part:
-    names = (
-        "DEFAULT_TEMPERATURE",
-        "DEFAULT_TOP_P",
-        "DEFAULT_TOP_K",
-        "DEFAULT_MIN_P",
-        "DEFAULT_REPETITION_PENALTY",
-        "DEFAULT_REPETITION_CONTEXT_SIZE",
-        "TOOL_GRAMMAR",
-        "SO_MODE",
-        "CLASSIFY_BATCH",
-        "ATTENTION_MAX_TOKENS",
-        "TIMEOUT_COMPLETIONS_SECONDS",
-    )
-
-    def act(config: Config) -> None:
-        chat.use(config.generation)
-        native.use(_native_settings(config))
-
-    return Part(names, act)
-
-
-def _door_settings(listener: Listener, routes: Routes) -> Part:
-    names = (
-        "CORS_ALLOW_ORIGINS",
-        "ALLOWED_HOSTS",
-        "KEEPALIVE_SECONDS",
-        "TIMEOUT_CHAT_SECONDS",
-        "TIMEOUT_COMPLETIONS_SECONDS",
-    )
-
-    def act(config: Config) -> None:
-        listener.config = config.server
-        routes.use(config.server)
-
-    return Part(names, act)
-
-
-def _log_level() -> Part:
-    logger = logging.getLogger("sidecar")
-    return Part(("LOG_LEVEL",), lambda config: logger.setLevel(config.log.level))
-
-
-def _log_content(log: SessionLog, config: Config) -> None:
-    log.with_content = config.log.content
-
-
-def _native_settings(config: Config) -> NativeSettings:
-    timeout_s = config.server.timeout_completions_s
-    return NativeSettings(timeout_s, config.engine, config.generation)
-
-
-def _kv_limits(cache: CacheConfig, gpu: GpuThread) -> Limits:
-    return Limits(
-        int(gpu.call(device_memory) * _CACHE_SHARE)
-        if cache.max_bytes is None
-        else cache.max_bytes,
-        cache.max_entries,
-        cache.ttl_s,
-        cache.checkpoints_per_session,
-        cache.checkpoints_in_all,
     )
 
 
@@ -490,26 +411,13 @@ def open_image_intake(config: ImageConfig) -> "ImageIntake":
     return ImageIntake(limits)
 
 
-def _pool_limits(config: Config) -> PoolLimits:
-    model, engine = config.model, config.engine
-    return PoolLimits(
-        engine.max_models,
-        engine.headroom,
-        model.load_wait_s,
-        engine.settle_s,
-        model.ttl_s,
-        model.preload,
-        model.pinned,
-    )
-
-
 def _build_shared(
     config: Config, tell: Callable[[str], None], extra_processors: ExtraProcessors
 ) -> Shared:
     cache, gpu, rules = config.cache, gpu_thread(), _read_rules(config)
     gpu.call(lambda: prepare_device(config))
     stored = KVBudget(
-        _kv_limits(cache, gpu),
+        kv_limits(cache, gpu),
         Released(release_delay(config.device)),
     )
     wired = gpu.call(lambda: WiredMemory(config.device.wired_limit))

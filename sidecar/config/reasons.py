@@ -49,7 +49,6 @@ NOT_BUILT = frozenset(
         "DRAFT_MODEL",
         "NUM_DRAFT_TOKENS",
         "WARMUP_PROMPT",
-        "RATE_LIMIT_RPM",
         "NATIVE_ROUTES",
         "RESPONSES_STORE_MAX",
     )

@@ -116,6 +116,11 @@ class ServerConfig:
         "quarter of that.")
     max_connections: int = setting(128, "MAX_CONNECTIONS", integer(1, 65536),
         "Most connections; beyond, who is idle longest is asked to come back (503).")
+    requests_per_minute: int = setting(0, "RATE_LIMIT_RPM", integer(0, 1_000_000),
+        "Requests that are taken within a minute from a key that LiteLLM knows, else "
+        "from an address; then 429. 0: any number.")
+    tokens_per_minute: int = setting(0, "RATE_LIMIT_TPM", integer(0, 1_000_000_000),
+        "The same of tokens that are computed: of prompts, what is not reused.")
     keepalive_s: float = setting(15.0, "KEEPALIVE_SECONDS", number(0.1, 3600),
         "Longest silence of a stream: then a comment is sent.")
     timeout_chat_s: float = setting(900.0, "TIMEOUT_CHAT_SECONDS", number(1, 86400),

@@ -22,6 +22,7 @@ SidecarError                    code                      status
  +- ValidationFailed            validation_error          422
  +- AnswerInvalid               answer_invalid            422
  +- Busy                        rate_limited              429
+ +- RateLimitExceeded           rate_limit_exceeded       429
  +- HeadersTooLarge             headers_too_large         431
  +- RequestCancelled            request_cancelled         499
  +- GenerationFailed            generation_error          500
@@ -219,6 +220,13 @@ class Busy(SidecarError):
     """The queue is full."""
 
     code = "rate_limited"
+    status_hint = 429
+
+
+class RateLimitExceeded(SidecarError):
+    """A client has asked for more than it may within a minute."""
+
+    code = "rate_limit_exceeded"
     status_hint = 429
 
 

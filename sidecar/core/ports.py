@@ -66,6 +66,7 @@ class RequestFacts:
         headers: names in lower case.
         sender: short id of the key it came with; None: there is none.
         is_batch: it comes from a batch, which nobody waits for.
+        address: where it came from; "": no connection.
     """
 
     request_id: str
@@ -73,6 +74,7 @@ class RequestFacts:
     headers: Mapping[str, str]
     sender: str | None = None
     is_batch: bool = False
+    address: str = ""
 
 
 class Call(Protocol):

@@ -250,6 +250,7 @@ class ClientInfo:
             through LiteLLM that is LiteLLM's, and `api_key_id` its client's.
         is_key_checked: LiteLLM knows the client's key: it is not made up.
         is_batch: the request comes from a batch, which nobody waits for.
+        address: where the request came from, which may be LiteLLM; "": a program's own.
         session_source: the field that named the session, e.g. `metadata.thread_id`.
         parents, branch: what the client says of the session's place among others.
         parent_sources, branch_source: the fields that named those.
@@ -266,11 +267,27 @@ class ClientInfo:
     sender: str | None = None
     is_key_checked: bool = False
     is_batch: bool = False
+    address: str = ""
 
-    def with_key(self, key_id: str | None, *, is_batch: bool = False) -> "ClientInfo":
+    def with_key(
+        self, key_id: str | None, address: str = "", *, is_batch: bool = False
+    ) -> "ClientInfo":
         """The same, come with a key, unless the plugin has named one."""
         own = self.api_key_id or key_id
-        return replace(self, api_key_id=own, sender=key_id, is_batch=is_batch)
+        return replace(
+            self, api_key_id=own, sender=key_id, is_batch=is_batch, address=address
+        )
+
+    @property
+    def limited_as(self) -> str:
+        """
+        Whose rate limits its requests count for; "": nobody's.
+
+        A key that nobody has checked may be another one each time: it does not count.
+        """
+        if self.is_batch:  # it waits for everybody else as it is
+            return ""
+        return (self.is_key_checked and self.api_key_id) or self.address
 
     def with_session(self, named: Mapping[str, Any]) -> "ClientInfo":
         """The same, its session the first name that is a text, by where it stood."""
@@ -366,10 +383,10 @@ class ChatRequest:
         return self.tool_choice.mode == "none" and bool(self.tools)
 
     def sent(
-        self, path: str, key_id: str | None, *, is_batch: bool = False
+        self, path: str, key_id: str | None, address: str, *, is_batch: bool = False
     ) -> "ChatRequest":
-        """The same request, known to come to a path and with a key."""
-        client = self.client.with_key(key_id, is_batch=is_batch)
+        """The same request, known to come to a path, with a key and from an address."""
+        client = self.client.with_key(key_id, address, is_batch=is_batch)
         return replace(self, path=path, client=client)
 
 
@@ -392,10 +409,11 @@ class CompletionRequest:
     ignored: tuple[str, ...] = ()
 
     def from_key(
-        self, key_id: str | None, *, is_batch: bool = False
+        self, key_id: str | None, address: str, *, is_batch: bool = False
     ) -> "CompletionRequest":
-        """The same request, known to come with a key."""
-        return replace(self, client=self.client.with_key(key_id, is_batch=is_batch))
+        """The same request, known to come with a key and from an address."""
+        client = self.client.with_key(key_id, address, is_batch=is_batch)
+        return replace(self, client=client)
 
 
 @dataclass(frozen=True, slots=True)

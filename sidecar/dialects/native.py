@@ -165,7 +165,7 @@ def _completion(
         f"{facts.request_id}-{number}",
         facts.headers.get("user-agent"),
     )
-    return request.from_key(facts.sender)
+    return request.from_key(facts.sender, facts.address)
 
 
 def batch_list(request: BatchRequest, answers: Sequence[BatchAnswer]) -> dict[str, Any]:
@@ -367,7 +367,7 @@ def _chat(
             error.param = f"messages[{number}]{sent_as.removeprefix('messages')}"
             error.message = error.message.replace(sent_as, error.param)
         raise
-    return chat.sent(facts.path, facts.sender)
+    return chat.sent(facts.path, facts.sender, facts.address)
 
 
 def _of_client(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,13 +19,16 @@ from sidecar.server.http_messages import (
     streamed,
 )
 from sidecar.service.chat import ChatService
+from sidecar.service.rate_limits import RateLimits
 
 
 class ChatRoutes:
     """Makes endpoints of dialects."""
 
-    def __init__(self, chat: ChatService, config: ServerConfig) -> None:
-        self._chat = chat
+    def __init__(
+        self, chat: ChatService, config: ServerConfig, limits: RateLimits
+    ) -> None:
+        self._chat, self._limits = chat, limits
         self.config = config
 
     def create(self, dialect: Dialect) -> Endpoint:
@@ -33,6 +36,8 @@ class ChatRoutes:
 
         def endpoint(request: Request) -> Response | EventStream:
             call, asked = _parse(dialect, request)
+            if self._limits.is_on:
+                self._limits.begin(asked.client.limited_as)
             if asked.is_streamed and not self._chat.is_loaded(asked):
                 events = self._when_loaded(asked, request)
                 return EventStream(call.encoder(), events, events.close)
@@ -74,5 +79,7 @@ class ChatRoutes:
 def _parse(dialect: Dialect, request: Request) -> tuple[Call, ChatRequest]:
     facts = facts_of(request)
     call = dialect.parse(request.json(), facts)
-    sent = call.chat.sent(request.path, facts.sender, is_batch=facts.is_batch)
+    sent = call.chat.sent(
+        request.path, facts.sender, facts.address, is_batch=facts.is_batch
+    )
     return call, sent

@@ -186,6 +186,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 tail,
                 urlsplit(self.path).query,
                 lambda: is_open(self.connection),
+                address=str(self.client_address[0]),
             )
             self.connection.settimeout(_WRITE_S)
             later = self.server.batches

@@ -24,6 +24,7 @@ class Request:
         tail: what the route's pattern left of the path, e.g. the id of a cancel.
         is_connected: whether the client is still there; cheap.
         is_batch: it comes from a batch of `batch_owner`, not over a connection.
+        address: where its connection comes from; "": it has none.
     """
 
     method: str
@@ -36,6 +37,7 @@ class Request:
     is_connected: Callable[[], bool] = lambda: True
     is_batch: bool = False
     batch_owner: str | None = None
+    address: str = ""
 
     @property
     def sender(self) -> str | None:
@@ -115,6 +117,7 @@ def facts_of(request: Request) -> RequestFacts:
         request.headers,
         request.sender,
         is_batch=request.is_batch,
+        address=request.address,
     )
 
 

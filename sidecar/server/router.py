@@ -56,6 +56,7 @@ from sidecar.service.encodings import EncodingService
 from sidecar.service.live_settings import LiveSettings
 from sidecar.service.models import ModelService
 from sidecar.service.native import NativeService
+from sidecar.service.rate_limits import RateLimits
 from sidecar.service.request_history import RequestHistory
 from sidecar.service.savings import Savings
 from sidecar.service.stored_responses import StoredResponses
@@ -96,6 +97,7 @@ class Services:
     savings: Savings
     lines: RecentLines
     settings: LiveSettings
+    limits: RateLimits
 
 
 def dialects_of(services: Services) -> dict[str, Dialect]:
@@ -113,7 +115,7 @@ class Routes:
     def __init__(self, services: Services, config: ServerConfig) -> None:
         self._services = services
         self._config = config
-        self._chats = routes = ChatRoutes(services.chat, config)
+        self._chats = routes = ChatRoutes(services.chat, config, services.limits)
         audio = AudioRoutes(services.audio)
         self._models = ModelRoutes(services.models, services.capabilities.run)
         self._dialects = dialects_of(services)
@@ -127,10 +129,10 @@ class Routes:
             "/v1/messages/count_tokens": {
                 "POST": routes.forecast(AnthropicMessages(), _input_tokens)
             },
-            "/v1/embeddings": {"POST": self._embeddings},
-            "/v1/rerank": {"POST": self._rerank},
-            "/v1/audio/speech": {"POST": audio.speech},
-            "/v1/audio/transcriptions": {"POST": audio.transcription},
+            "/v1/embeddings": {"POST": self._limited(self._embeddings)},
+            "/v1/rerank": {"POST": self._limited(self._rerank)},
+            "/v1/audio/speech": {"POST": self._limited(audio.speech)},
+            "/v1/audio/transcriptions": {"POST": self._limited(audio.transcription)},
         }
         for path, dialect in self._dialects.items():
             self._table[path] = {"POST": routes.create(dialect)}
@@ -211,9 +213,9 @@ class Routes:
         """Those of one model are for all clients, those of the process are not."""
         memory = {"GET": native.memory, "POST": native.change_memory}
         return {
-            "/native/classify": {"POST": native.classify},
-            "/native/batch_generate": {"POST": native.batch_generate},
-            "/native/attention": {"POST": native.attention},
+            "/native/classify": {"POST": self._limited(native.classify)},
+            "/native/batch_generate": {"POST": self._limited(native.batch_generate)},
+            "/native/attention": {"POST": self._limited(native.attention)},
             "/native/memory": {m: self._admin(e) for m, e in memory.items()},
             "/native/memory/clear": {"POST": self._admin(native.clear_memory)},
             "/native/memory/reset_peak": {"POST": self._admin(native.reset_peak)},
@@ -223,6 +225,15 @@ class Routes:
                 "POST": self._admin(native.train),
             },
         }
+
+    def _limited(self, endpoint: Endpoint) -> Endpoint:
+        """An endpoint whose requests count for where they come from."""
+
+        def limited(request: Request) -> Response | EventStream:
+            self._services.limits.begin(request.address)
+            return endpoint(request)
+
+        return limited
 
     def find(self, method: str, path: str) -> tuple[Endpoint, str]:
         """
@@ -283,7 +294,9 @@ class Routes:
         asked, how = parse_completion(
             request.json(), request.request_id, request.headers.get("user-agent")
         )
-        asked = asked.from_key(request.sender, is_batch=request.is_batch)
+        sender, address = request.sender, request.address
+        asked = asked.from_key(sender, address, is_batch=request.is_batch)
+        self._services.limits.begin(asked.client.limited_as)
         running = self._services.chat.start_completion(
             asked, self._config.timeout_completions_s
         )

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from sidecar.config.settings import GenerationConfig
@@ -49,6 +49,7 @@ from sidecar.service.audit import Audit
 from sidecar.service.checked_answer import CheckedRun, repair_request
 from sidecar.service.choice import ChatChoice, Choice, PlainChoice
 from sidecar.service.completion import CompletionRun
+from sidecar.service.rate_limits import RateLimits
 from sidecar.service.recurring_values import RecurringValues
 from sidecar.service.request_history import EndedRequest, RequestHistory, Work
 from sidecar.service.request_log import RequestLog
@@ -78,6 +79,16 @@ def _always() -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class RequestRecords:
+    """What is told of each request that ran."""
+
+    log: SessionLog
+    history: RequestHistory
+    audit: Audit
+    limits: RateLimits
+
+
 class ChatService:
     """Starts runs and finds them again by request id. Any thread."""
 
@@ -86,13 +97,12 @@ class ChatService:
         pool: ResidentPool[ServedModel],
         defaults: GenerationConfig,
         metrics: Metrics,
-        log: SessionLog,
         adapters: AdapterFolder,
-        history: RequestHistory,
-        audit: Audit,
+        records: RequestRecords,
     ) -> None:
-        self._log, self._adapters, self._history = log, adapters, history
-        self._audit = audit
+        self._adapters, self._log = adapters, records.log
+        self._history, self._audit = records.history, records.audit
+        self._limits = records.limits
         self._cancelled_early: Lru[_Named, float] = Lru(1024, 1024, lambda key, at: 1)
         self._pool = pool
         self._defaults = defaults
@@ -421,6 +431,8 @@ class ChatService:
         def settled(receipt: Receipt) -> None:
             settle_chat(receipt)
             count(receipt, metrics)
+            if self._limits.is_on:
+                self._limits.computed(request.client.limited_as, receipt.num_computed)
 
         with resources:
             job = engine.submit(

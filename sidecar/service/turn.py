@@ -172,6 +172,7 @@ class Receipt:
         ttft_s: seconds to the first token; None: there was none. seconds: in all.
         waited_s: until its prompt's turn came.
         drafts: what was drafted, by drafter.
+        num_computed: tokens of the prompt and the answer that were not reused.
     """
 
     outcome: str
@@ -182,6 +183,7 @@ class Receipt:
     seconds: float
     waited_s: float
     drafts: Mapping[DrafterName, DraftCount]
+    num_computed: int
 
     def metrics(self, process: ProcessMemory) -> CallMetrics:
         """What it took, and the memory that was in use at its end."""
@@ -519,6 +521,7 @@ class _Progress:
             seconds,
             waited_s,
             job.draft_counts,
+            max(self.num_done - self.num_cached, 0) + usage.completion_tokens,
         )
 
 

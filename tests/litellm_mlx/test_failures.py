@@ -37,6 +37,7 @@ REFUSALS = [
     (413, "payload_too_large", 400),
     (422, "validation_error", 400),
     (429, "rate_limited", 429),
+    (429, "rate_limit_exceeded", 429),
     (500, "internal_error", 500),
     (500, "model_load_failed", 500),
     (501, "not_implemented", 501),
@@ -186,7 +187,8 @@ class TestFallback:
         [
             (status, code)
             for status, code, _ in REFUSALS
-            if status in REFUSED and code != "context_length_exceeded"
+            if (status in REFUSED and code != "context_length_exceeded")
+            or code == "rate_limit_exceeded"
         ],
     )
     def test_what_was_refused_stays_here(
@@ -204,7 +206,7 @@ class TestFallback:
     @pytest.mark.parametrize(
         ("status", "code"),
         [(401, "unauthorized"), (404, "model_not_found"), (408, "request_timeout"),
-         (429, "rate_limited")],
+         (429, "rate_limited"), (429, "rate_limit_exceeded")],
     )  # fmt: skip
     def test_what_one_client_was_refused_is_nothing_to_the_others(
         self, proxy: Proxy, sidecar: FakeSidecar, status: int, code: str
@@ -229,8 +231,10 @@ class TestFallback:
     @both_modes
     @pytest.mark.parametrize("route", [MESSAGES, RESPONSES])
     @pytest.mark.parametrize(
-        ("status", "code"), [(400, "invalid_request"), (401, "unauthorized")]
-    )
+        ("status", "code"),
+        [(400, "invalid_request"), (401, "unauthorized"),
+         (429, "rate_limit_exceeded")],
+    )  # fmt: skip
     def test_it_stays_where_bodies_are_sent_on_as_they_are(
         self, proxy: Proxy, sidecar: FakeSidecar, cloud: FakeSidecar,
         route: str, status: int, code: str, stream: bool,

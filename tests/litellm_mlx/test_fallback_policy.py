@@ -1,12 +1,17 @@
 """Which failures of a local model another one may answer."""
 
 import json
+from dataclasses import replace
 
 import litellm
 import pytest
 
 from litellm_mlx.errors import PROVIDER
 from litellm_mlx.fallback_policy import is_refusal
+from sidecar.config.settings import ServerConfig
+from sidecar.core.errors import RateLimitExceeded
+from sidecar.dialects.anthropic_messages.stream import AnthropicMessages
+from sidecar.service.rate_limits import RateLimits
 
 TOO_LONG = "prompt is too long"
 QUOTED = (
@@ -20,6 +25,16 @@ def _problem(code: str, message: str) -> str:
     error = {"type": "invalid_request_error", "code": code, "message": message}
     body = json.dumps({"type": "error", "error": error})
     return f"litellm.BadRequestError: MlxException - {body}"
+
+
+def _messages_problem() -> str:
+    """What is said on Messages to who asks too often: it has no code."""
+    limits = RateLimits(replace(ServerConfig(), requests_per_minute=1))
+    limits.begin("one")
+    with pytest.raises(RateLimitExceeded) as error:
+        limits.begin("one")
+    _, body = AnthropicMessages().problem(error.value, "r", "/v1/messages")
+    return f"litellm.RateLimitError: MlxException - {json.dumps(body)}"
 
 
 def failure(status: int, text: str) -> Exception:
@@ -46,6 +61,10 @@ def failure(status: int, text: str) -> Exception:
             True,
         ),
         (failure(499, '{"code": "request_cancelled"}'), True),
+        (failure(429, "the queue is full (sidecar answered 429, rate_limited)"), False),
+        (failure(429, _problem("rate_limited", "queue; rate limit: 9")), False),
+        (failure(429, "x (sidecar answered 429, rate_limit_exceeded)"), True),
+        (failure(429, _messages_problem()), True),
         # Before the first text LiteLLM makes another error of it, of another status.
         (
             litellm.ServiceUnavailableError(
@@ -65,6 +84,10 @@ def failure(status: int, text: str) -> Exception:
         "quoted in a body",
         "misread by LiteLLM",
         "cancelled",
+        "busy",
+        "busy, on a native route",
+        "too often",
+        "too often, on Messages",
         "cancelled in mid-stream",
     ],
 )
