@@ -317,7 +317,10 @@ def _build_services(
     settings: LiveSettings,
 ) -> Services:
     metrics, caches = shared.metrics, CacheService(pool, shared.kept, shared.disk)
-    metrics.add_cache_source(caches.counters)
+    metrics.add_counts("mlx_cache_", caches.counters)
+    metrics.add_counts("mlx_pool_cache_", lambda: pool.lease_counts)
+    download = shared.download
+    metrics.add_counts("mlx_download_", lambda: {"bytes": download.arrived_bytes})
     metrics.add_model_source(lambda: {e.id: e.state for e in pool.entries()})
     metrics.kv_bytes.set_function(lambda: shared.stored.num_bytes)
     metrics.active_bytes.set_function(lambda: shared.process.active_bytes)

@@ -33,6 +33,12 @@ PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
         f"p{q}": f"histogram_quantile(0.{q}, "
                  "sum by (le) (rate(mlx_queue_seconds_bucket[10m])))"
         for q in (50, 95)}),
+    ("Between an answer's tokens", "s", {
+        f"p{q}": f"histogram_quantile(0.{q}, "
+                 "sum by (le) (rate(mlx_inter_token_seconds_bucket[10m])))"
+        for q in (50, 95)}),
+    ("Requests that waited for a load", "short", {
+        "waited": "increase(mlx_pool_cache_misses_total[1h])"}),
     ("Tokens a second", "short", {
         "{{kind}}": f"sum by (kind) (rate({_TOKENS}[5m]))"}),
     ("Requests that run or wait", "short", {"active": "mlx_active_requests"}),

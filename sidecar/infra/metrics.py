@@ -58,15 +58,16 @@ _DRAFTS = {
     "accepted": "Drafted tokens that were said.",
 }
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+_SECONDS_A_TOKEN = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 5)
 
 
-class _CacheCounts(Collector):
-    def __init__(self, source: Callable[[], Mapping[str, int]]) -> None:
-        self._source = source
+class _Counts(Collector):
+    def __init__(self, begin: str, source: Callable[[], Mapping[str, int]]) -> None:
+        self._begin, self._source = begin, source
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         for name, count in sorted(self._source().items()):
-            family = CounterMetricFamily(f"mlx_cache_{name}", "See docs/metrics.md.")
+            family = CounterMetricFamily(f"{self._begin}{name}", "See docs/metrics.md.")
             family.add_metric([], count)
             yield family
 
@@ -144,6 +145,12 @@ class Metrics:
         self.queue = seconds(
             "mlx_queue_seconds", "Seconds from submission until the prompt's turn came."
         )
+        self.inter_token = Histogram(
+            "mlx_inter_token_seconds",
+            "Seconds between the tokens of an answer: its mean, once an answer.",
+            buckets=_SECONDS_A_TOKEN,
+            registry=registry,
+        )
         self.active = Gauge(
             "mlx_active_requests", "Generations queued or running.", registry=registry
         )
@@ -180,9 +187,9 @@ class Metrics:
         self.live_buffers = gauge("mlx_live_buffers", "Arrays that the device holds.")
         self.kv_bytes = gauge("mlx_prefix_cache_bytes", "KV kept for reuse.")
 
-    def add_cache_source(self, source: Callable[[], Mapping[str, int]]) -> None:
-        """Show counts kept elsewhere as `mlx_cache_<name>_total`."""
-        self._registry.register(_CacheCounts(source))
+    def add_counts(self, begin: str, source: Callable[[], Mapping[str, int]]) -> None:
+        """Show counts kept elsewhere as `<begin><name>_total`."""
+        self._registry.register(_Counts(begin, source))
 
     def add_model_source(self, source: Callable[[], Mapping[str, str]]) -> None:
         """Show the state of each model, by its id, as `mlx_model_state`."""

@@ -64,6 +64,7 @@ class ResidentPool(Generic[E]):
         self._worker = PoolWorker[E](catalog.specs, load, self._room, limits, clock)
         self._waits = LoadWaits[E](self._worker, self._room, limits)
         self.is_stopped = False  # what runs all the same is to end
+        self._num_hits = self._num_misses = 0
 
     def use(self, limits: PoolLimits) -> None:
         """Go by other limits from now on."""
@@ -194,7 +195,9 @@ class ResidentPool(Generic[E]):
         with self._worker.changed:
             if entry.is_ready and not (self.is_draining or entry.is_deleted):
                 entry.num_leases += 1
+                self._num_hits += 1
             else:
+                self._num_misses += 1
                 self._waits.wait(entry, max_wait_s, time_left_s)
             entry.last_access = self._worker.clock()
             resident = entry.resident
@@ -206,6 +209,11 @@ class ResidentPool(Generic[E]):
                 entry.num_leases -= 1
                 entry.last_access = self._worker.clock()
                 self._worker.changed.notify_all()
+
+    @property
+    def lease_counts(self) -> dict[str, int]:
+        """Leases of models that were loaded (`hits`), and that were not (`misses`)."""
+        return {"hits": self._num_hits, "misses": self._num_misses}
 
     # What people do by hand.
 

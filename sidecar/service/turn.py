@@ -554,6 +554,8 @@ def count(receipt: Receipt, metrics: Metrics) -> None:
         for name, number in asdict(drafts).items():
             metrics.drafts[name].labels(drafter).inc(number)
     decode_s = max(receipt.seconds - (ttft_s or 0.0), 1e-9)
+    if ttft_s is not None and usage.completion_tokens > 1:
+        metrics.inter_token.observe(decode_s / (usage.completion_tokens - 1))
     logger.info(
         "request ended outcome=%s ttft_s=%s prompt=%d cached=%d output=%d "
         "reasoning=%d seconds=%.2f tps=%.1f",

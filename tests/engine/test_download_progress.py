@@ -61,6 +61,9 @@ def test_the_state_is_there_while_it_runs() -> None:
     assert (state.name, state.done_bytes, state.total_bytes) == ("org/m", 400, 1000)
     told.progress.stop()
     assert told.progress.state is None
+    told.progress.begin("org/n", 900, 1000)
+    told.progress.add(100)
+    assert told.progress.arrived_bytes == 700, "of both, and what came in vain"
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,7 @@ def test_leases_are_counted_and_given_back_even_on_failure(houses: Houses) -> No
     with pytest.raises(KeyError), pool.lease("a"):
         raise KeyError
     assert pool.num_leases == 0
+    assert pool.lease_counts == {"hits": 2, "misses": 1}
 
 
 def test_many_requests_for_a_cold_model_are_one_load(houses: Houses) -> None:

@@ -384,6 +384,8 @@ def test_metrics_tell_how_requests_ended(
         'mlx_jobs_ended_total{reason="finished"}': 1,
         'mlx_jobs_ended_total{reason="timeout"}': 1,
         "mlx_ttft_seconds_count": 2,
+        "mlx_inter_token_seconds_count": 2,
+        "mlx_pool_cache_hits_total": 2,
         "mlx_active_requests": 0,
     }
     generated = 'mlx_token_throughput_total{kind="generated"}'

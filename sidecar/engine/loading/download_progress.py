@@ -40,7 +40,14 @@ class DownloadProgress:
         self._state: DownloadState | None = None
         self._began = self._logged_at = 0.0
         self._fetched = 0
+        self._arrived = 0
         self._samples: deque[tuple[float, int]] = deque()
+
+    @property
+    def arrived_bytes(self) -> int:
+        """Bytes of all downloads so far; those that were fetched again count again."""
+        with self._lock:
+            return self._arrived
 
     @property
     def state(self) -> DownloadState | None:
@@ -66,6 +73,7 @@ class DownloadProgress:
                 done = state.done_bytes + num_bytes
                 self._state = DownloadState(state.name, done, state.total_bytes)
                 self._fetched += num_bytes
+                self._arrived += max(num_bytes, 0)
 
     def tell_when_due(self) -> None:
         """Say how far it is, a few times a minute however often this is called."""
