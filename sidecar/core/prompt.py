@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NewType, Protocol
+from typing import Any, Literal, NewType, Protocol
 
 from sidecar.core.conversation import Conversation
 
@@ -54,6 +54,20 @@ def behind_images(ids: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Retreat:
+    """
+    Tokens of a prompt whose KV is in memory and cannot be gone on from.
+
+    Args:
+        cause: `vlm_retreat`: they end within an image; `hybrid_trim_miss`: some layers
+            cannot be cut back to there, and have no checkpoint.
+    """
+
+    cause: Literal["vlm_retreat", "hybrid_trim_miss"]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Hit:
     """
     How much of a prompt need not be computed.
@@ -63,11 +77,13 @@ class Hit:
         disk_len: tokens whose KV is in memory once the disk's has been restored; 0: the
             disk has no more, or restoring it would take longer than computing.
         restore_s: seconds that restoring takes.
+        retreat: what memory has behind `memory_len` in vain; None: nothing.
     """
 
     memory_len: int = 0
     disk_len: int = 0
     restore_s: float = 0.0
+    retreat: Retreat | None = None
 
     @property
     def cached_len(self) -> int:

@@ -34,9 +34,9 @@ class KVCache:
 
     def lookup(self, ids: ModelIds, conversation: Conversation) -> Hit:
         """Say what is held of a prompt; nothing is changed."""
-        held = self.store.match_len(ids, conversation.salt)
+        held = self.store.lookup(ids, conversation.salt)
         if self.disk is None:
-            return Hit(held)
+            return held
         return self.disk.lookup(ids, conversation.salt, held)
 
     def restore(
@@ -55,7 +55,7 @@ class KVCache:
         conversation = prompt.conversation or unknown(self.store.generation)
         if self.disk.restore(prompt.ids, conversation, hit, is_wanted):
             return replace(hit, restore_s=0.0)
-        return Hit(self.store.match_len(prompt.ids, prompt.salt))
+        return self.store.lookup(prompt.ids, prompt.salt)
 
     @contextmanager
     def reserved(self, prompt: ModelPrompt) -> Iterator[None]:

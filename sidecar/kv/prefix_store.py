@@ -16,7 +16,13 @@ from typing import Any
 import mlx.core as mx
 
 from sidecar.core.conversation import Conversation, ForgetFilter, Generations, unknown
-from sidecar.core.prompt import ModelIds, before_image, behind_images
+from sidecar.core.prompt import (
+    Hit,
+    ModelIds,
+    Retreat,
+    before_image,
+    behind_images,
+)
 from sidecar.infra.metrics import Counters
 from sidecar.kv import kv_layers, stored_runs
 from sidecar.kv.drops import Drop
@@ -120,6 +126,14 @@ class PrefixStore:
         """Tokens of the longest stored prefix, at most `len - 1`; any thread."""
         with self._lock:
             return self._usable(self._tree.match(model_ids, salt), model_ids)
+
+    def lookup(self, model_ids: ModelIds, salt: str) -> Hit:
+        """The same, with what is stored in vain; any thread."""
+        with self._lock:
+            match = self._tree.match(model_ids, salt)
+            length = self._usable(match, model_ids)
+            depth = min(match.depth, len(model_ids) - 1)
+            return Hit(length, retreat=self._retreat(model_ids, depth, length))
 
     def reserve(self, model_ids: ModelIds, salt: str) -> Reservation:
         """Have the longest stored prefix be evicted last; any thread."""
@@ -402,6 +416,19 @@ class PrefixStore:
     def min_depth(self, ids: ModelIds) -> int:
         """Where it may be gone on from at the earliest; any thread."""
         return behind_images(ids) if self.whole_images else 0
+
+    def _retreat(self, ids: ModelIds, depth: int, length: int) -> Retreat | None:
+        """
+        Why a prompt is not gone on from where its match ends.
+
+        Args:
+            depth: of the match. length: what of it is reused.
+        """
+        if length < depth and self._legal(ids, depth) < depth:
+            return Retreat("vlm_retreat", depth - length)
+        if length < depth and not self._all_sliceable:
+            return Retreat("hybrid_trim_miss", depth - length)
+        return None
 
     def _note_loss(self, ids: ModelIds, depth: int, length: int) -> None:
         self.counters.add("vlm_retreat", int(self._legal(ids, depth) < depth))

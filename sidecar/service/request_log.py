@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from sidecar.core.prompt import Divergence
+from sidecar.core.prompt import Divergence, Hit
 from sidecar.core.requests import ChatRequest, ClientInfo, join_names
 from sidecar.engine.sampling import Sampling
 from sidecar.infra.session_log import SessionLog
@@ -59,7 +59,7 @@ class RequestLog:
         ignored = self._ignored
         logger.info(
             "request started light=%s match=%s reused=%d of %d rest=%d thinking=%s "
-            "pinned=%s spliced=%d%s%s",
+            "pinned=%s spliced=%d%s%s%s",
             light(reused, total, is_new=report.is_new),
             report.match,
             reused,
@@ -69,6 +69,7 @@ class RequestLog:
             ",".join(report.pinned) or "-",
             report.num_spliced,
             f" stopped_by={report.stopped_by}" if report.stopped_by else "",
+            "".join(f" {name}={num}" for name, num in _retreat(prepared.hit).items()),
             f" ignored={ignored!r}" if ignored else "",
         )
         self._write("prompt", self._meta(max_tokens), self._content())
@@ -107,6 +108,7 @@ class RequestLog:
             "prompt_tokens": prompt.num_tokens,
             "matched_prefix_len": report.reused_len,
             "strict_prefix_len": report.strict_len,
+            **_retreat(prompt.hit),
             "cache_key_delta_chars": report.key_delta_chars,
             "pinned": report.pinned,
             "restated": report.restated,
@@ -128,6 +130,14 @@ class RequestLog:
         place = self._prepared.report.divergence
         windows = [place.before, place.now] if place else None
         return {"divergence_windows": windows, "prompt": self._prepared.text}
+
+
+def _retreat(hit: Hit) -> dict[str, int]:
+    """Tokens that are in memory and computed again all the same, by the cause."""
+    if hit.retreat is None:
+        return {}
+    num_tokens = hit.memory_len + hit.retreat.num_tokens - hit.cached_len
+    return {hit.retreat.cause: num_tokens} if num_tokens > 0 else {}
 
 
 def _place(client: ClientInfo) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.models.cache import ArraysCache
 
 from sidecar.core.conversation import Conversation, ForgetFilter, unknown
-from sidecar.core.prompt import ModelIds
+from sidecar.core.prompt import Hit, ModelIds, Retreat
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.kv import kv_layers
 from sidecar.kv.eviction import KVBudget, Limits
@@ -369,6 +369,9 @@ def test_reuse_ends_at_the_deepest_checkpoint(kind: str, tiny_model: TinyModel) 
     for shared, wanted in ends.items():
         asked = joined(joined(prompt, ids_of(2, 5))[:shared], ids_of(3, 5))
         assert store.match_len(asked) == wanted
+        lost = shared - wanted
+        retreat = Retreat("hybrid_trim_miss", lost) if lost else None
+        assert store.lookup(asked, "") == Hit(wanted, retreat=retreat)
     assert store.match_len(prompt) == 199  # B4: an exact repeat
     assert store.match_len(joined(prompt, ids_of(2, 5), (1,))) == 205
     assert counted(store, "hybrid_trim_miss") == 0

@@ -13,6 +13,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.config.settings import GenerationConfig
+from sidecar.core.prompt import Hit, Retreat
 from sidecar.core.requests import short_id
 from sidecar.dialects.openai_chat.request import parse_chat
 from sidecar.engine.sampling import settle
@@ -105,6 +106,32 @@ def test_the_file_says_where_the_session_is_from(
     assert meta["parent_sources"] == ["body.parent_session_id"]
     assert (meta["branch"], meta["branch_source"]) == ("b", "body.branch_id")
     assert meta["temperature"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("hit", "shown"),
+    [(Hit(40), {}),
+     (Hit(40, retreat=Retreat("vlm_retreat", 7)), {"vlm_retreat": 7}),
+     (Hit(40, 44, retreat=Retreat("hybrid_trim_miss", 9)), {"hybrid_trim_miss": 5}),
+     (Hit(40, 49, retreat=Retreat("hybrid_trim_miss", 9)), {})],
+    ids=["none", "image", "the disk had some of it", "the disk had it"],
+)  # fmt: skip
+def test_what_is_stored_in_vain_is_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, hit: Hit, shown: dict[str, int]
+) -> None:
+    """In the line and in the file: tokens that are in memory, and computed again."""
+    request, _ = parse_chat({"messages": HI}, "r", "agent/1")
+    prepared = Chats().prepare(request.messages, Client("s")).with_hit(hit)
+    log = SessionLog(tmp_path, LogLimits(1 << 20, 0), with_content=False)
+    sampling = settle(request.options.sampling, GenerationConfig(), {})
+    with caplog.at_level(logging.INFO, LOGGER):
+        RequestLog(log, request, prepared, sampling).started(9)
+    (file,) = tmp_path.glob("*/*.log")
+    meta = json.loads(file.read_text().splitlines()[1])["request_meta"]
+    causes = ("vlm_retreat", "hybrid_trim_miss")
+    assert {name: meta[name] for name in causes if name in meta} == shown
+    told = re.findall(r" (vlm_retreat|hybrid_trim_miss)=(\d+)", caplog.text)
+    assert {name: int(number) for name, number in told} == shown
 
 
 @pytest.fixture(scope="module")

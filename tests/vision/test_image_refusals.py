@@ -14,7 +14,7 @@ import pytest
 
 from sidecar.app import App
 from sidecar.core.errors import UnsupportedContent
-from sidecar.core.prompt import MADE, ModelIds
+from sidecar.core.prompt import MADE, Hit, ModelIds, Retreat
 from sidecar.core.requests import Image, Message, ToolCall
 from sidecar.images.text_only import without_unseen
 from sidecar.kv.prefix_tree import Node, path_to
@@ -432,6 +432,7 @@ def test_a_match_within_an_image_goes_back_to_its_start(app: App) -> None:
         start = ids.index(image[0])
         cut = ModelIds((*ids[: start + 5], *(i ^ 1 for i in image[6:]), 7))
         assert store.match_len(cut) == start
+        assert store.lookup(cut, "") == Hit(start, retreat=Retreat("vlm_retreat", 5))
         restored = app.gpu.call(lambda: store.restore(cut))
         assert restored.cached_len == start
         app.gpu.call(lambda: store.abandon(restored.lease))

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, TimeoutError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sidecar.core.conversation import Conversation, ForgetFilter
@@ -176,18 +176,20 @@ class DiskCache:
             self._refresh(folder)
         self._write_queue.start()
 
-    def lookup(self, ids: ModelIds, salt: str, held: int) -> Hit:
+    def lookup(self, ids: ModelIds, salt: str, held: Hit) -> Hit:
         """
         What is held of a prompt, the disk's share included.
 
         Args:
-            held: tokens of it that are in memory.
+            held: what of it is in memory.
         """
         place = self._place
         if place is None:
-            return Hit(held)
-        found = self._found(place, ids, salt, held)
-        return Hit(held, found.depth, found.bytes_behind(held) / place.reader.rate)
+            return held
+        found = self._found(place, ids, salt, held.memory_len)
+        num_bytes = found.bytes_behind(held.memory_len)
+        restore_s = num_bytes / place.reader.rate
+        return replace(held, disk_len=found.depth, restore_s=restore_s)
 
     def restore(
         self,
