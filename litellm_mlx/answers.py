@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 import orjson
 
 from litellm_mlx.asgi import Message
-from litellm_mlx.errors import as_object, json_object
+from litellm_mlx.json_objects import as_object, json_object
 from litellm_mlx.refusals import is_google, problem
 
 _BUSY = (429, 503)

@@ -10,12 +10,13 @@ the exception's `response` the router would sleep for it before each retry, and 
 before a fallback.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 
 import httpx
 import litellm
+
+from litellm_mlx.json_objects import as_object, json_object
 
 PROVIDER = "mlx"
 _SHOWN_LEN = 500
@@ -155,16 +156,3 @@ def _class_of_range(status: int) -> Callable[..., Exception]:
 
 def _built(kind: Callable[..., Exception], named: Mapping[str, object]) -> Exception:
     return kind(**named)
-
-
-def json_object(body: bytes) -> Mapping[str, object]:
-    """A JSON object; an empty one for all that is none."""
-    try:
-        return as_object(json.loads(body))
-    except ValueError:
-        return {}
-
-
-def as_object(value: object) -> Mapping[str, object]:
-    """The value if it is a JSON object, else an empty one."""
-    return value if isinstance(value, Mapping) else {}

@@ -20,7 +20,8 @@ from typing import Any
 import litellm
 from litellm.exceptions import MidStreamFallbackError
 
-from litellm_mlx.errors import PROVIDER, as_object
+from litellm_mlx.errors import PROVIDER
+from litellm_mlx.json_objects import as_object
 from litellm_mlx.lost_refusals import is_unserved
 from litellm_mlx.served_models import OURS
 

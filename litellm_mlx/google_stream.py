@@ -18,8 +18,8 @@ from typing import Any
 
 from litellm_mlx import ignored_header
 from litellm_mlx.asgi import Message, Send
-from litellm_mlx.errors import as_object
 from litellm_mlx.extra_body import with_all_stops
+from litellm_mlx.json_objects import as_object
 from litellm_mlx.refusals import problem
 
 _ADAPTERS = "litellm.google_genai.adapters"

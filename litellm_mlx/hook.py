@@ -33,6 +33,7 @@ from litellm_mlx import (
 )
 from litellm_mlx.errors import PROVIDER
 from litellm_mlx.extra_body import with_all_stops
+from litellm_mlx.json_objects import as_object
 from litellm_mlx.settings import current_settings
 
 ALLOWED_PARAMS = (
@@ -162,7 +163,7 @@ class MLXDeploymentHook(CustomLogger):  # type: ignore[misc]  # litellm is untyp
 def _check_route(kwargs: Mapping[str, object]) -> None:
     # LiteLLM makes a response of it, and loses calls, what was said before and the line
     # between thinking and answer.
-    sent = errors.as_object(kwargs.get("proxy_server_request")).get("url")
+    sent = as_object(kwargs.get("proxy_server_request")).get("url")
     if urlsplit(str(sent)).path.rstrip("/").endswith("/interactions"):
         raise litellm.BadRequestError(
             "interactions are not served by local models: ask for generateContent",
@@ -197,7 +198,7 @@ def _with_client_facts(kwargs: dict[str, object]) -> dict[str, object]:
     # What LiteLLM cuts from a body that it sends on goes into a header beside it.
     # A client's body may ask for headers too, but not for those that say who asks.
     kept: dict[str, object] = {
-        name: private.without_ours(errors.as_object(kwargs[name]))
+        name: private.without_ours(as_object(kwargs[name]))
         for name in ("headers", "extra_headers")
         if kwargs.get(name) is not None
     }
@@ -215,7 +216,7 @@ def _with_client_facts(kwargs: dict[str, object]) -> dict[str, object]:
     return {
         **kwargs,
         **kept,
-        "extra_headers": {**errors.as_object(kept.get("extra_headers")), **ours},
+        "extra_headers": {**as_object(kept.get("extra_headers")), **ours},
     }
 
 

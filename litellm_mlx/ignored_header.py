@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
 from litellm_mlx.asgi import Message, Send
-from litellm_mlx.errors import as_object, json_object
 from litellm_mlx.google_body import in_vain
+from litellm_mlx.json_objects import as_object, json_object
 
 IGNORED = "x-litellm-mlx-ignored"
 _KEPT = "response_headers"  # where LiteLLM itself keeps them of Messages

@@ -16,8 +16,9 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from litellm_mlx import google_body, proxy_gate
-from litellm_mlx.errors import as_object, refused
+from litellm_mlx.errors import refused
 from litellm_mlx.extra_body import fill
+from litellm_mlx.json_objects import as_object
 
 Dialect = Literal["chat", "messages", "responses", "completions", "sdk"]
 Json = Mapping[str, object]

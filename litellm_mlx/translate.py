@@ -16,9 +16,9 @@ import litellm
 import orjson
 
 from litellm_mlx import errors
-from litellm_mlx.errors import as_object
 from litellm_mlx.extra_body import fill
 from litellm_mlx.ignored_header import IGNORED
+from litellm_mlx.json_objects import as_object
 from litellm_mlx.private import (
     ClientRequest,
     client_request,

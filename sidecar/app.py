@@ -62,7 +62,7 @@ from sidecar.residents.model_settings import (
     settings_file,
     with_default_model,
 )
-from sidecar.residents.model_state import ModelSpec, ServedModel
+from sidecar.residents.model_state import ModelSpec, ServedModel, Tell
 from sidecar.residents.pool import ResidentPool
 from sidecar.residents.pool_worker import LOAD_END_S
 from sidecar.residents.process_weights import ProcessWeights
@@ -280,7 +280,7 @@ def build_core(
     shared = _build_shared(config, tell, extra_processors)
     load, after_load = loader(config, shared), list[Callable[[str], None]]()
 
-    def load_and_tell(spec: ModelSpec, tell_step: Callable[[str], None]) -> ServedModel:
+    def load_and_tell(spec: ModelSpec, tell_step: Tell) -> ServedModel:
         resident = load(spec, tell_step)
         for begin in after_load:
             begin(spec.id)

@@ -1,7 +1,8 @@
 """
 Starts the sidecar and LiteLLM, keeps both running, stops them together.
 
-Order: ports free? -> sidecar up -> which models? -> LiteLLM config -> LiteLLM up.
+Order: ports free? -> sidecar answers -> which models? -> LiteLLM config -> LiteLLM
+up, while the sidecar loads -> sidecar up.
 """
 
 import argparse
@@ -24,6 +25,8 @@ from litellm_mlx.launcher.servers_log import ServersLog
 from litellm_mlx.launcher.services import (
     ProxyPlan,
     fetch_models,
+    lists_models,
+    loaded_share,
     plan_proxy,
     proxy_service,
     sidecar_service,
@@ -170,15 +173,20 @@ def _start_all(
     pid_files: Mapping[str, PidFile],
 ) -> None:
     model, log = settings.model_path or "the built-in model", _servers_log(settings)
-    with telling(_say, row("sidecar", f"loads {model}")):
-        sidecar = sidecar_service(settings, pid_files["sidecar"])
-        supervisor.start(log.keeping(sidecar))
+    service = sidecar_service(settings, pid_files["sidecar"])
+    sidecar = supervisor.begin(log.keeping(service))
+    loads = row("sidecar", f"loads {model}")
+    with telling(
+        _say, loads, lambda: None if sidecar.is_up else loaded_share(sidecar.answer)
+    ):
+        supervisor.wait(lambda: lists_models(sidecar.answer, settings))
+        if plan:
+            write_proxy_config(settings, plan, fetch_models(settings))
+            with telling(_say, row("LiteLLM", "starts")):
+                proxy = proxy_service(settings, plan, pid_files["litellm"])
+                supervisor.start(log.keeping(proxy))
+        supervisor.wait(lambda: sidecar.is_up)
     models = fetch_models(settings)
-    if plan:
-        write_proxy_config(settings, plan, models)
-        with telling(_say, row("LiteLLM", "starts")):
-            proxy = proxy_service(settings, plan, pid_files["litellm"])
-            supervisor.start(log.keeping(proxy))
     needs_key = plan.needs_key if plan else settings.api_key is not None
     memory = fetch_memory(settings)
     others = other_models(plan.user_config) if plan else []

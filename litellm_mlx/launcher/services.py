@@ -10,6 +10,7 @@ import httpx
 
 from litellm_mlx import handlers_folder
 from litellm_mlx.identity import SECRET_NAME, is_proven, secret_of
+from litellm_mlx.json_objects import as_object, json_object
 from litellm_mlx.launcher.child import Service
 from litellm_mlx.launcher.ports import PidFile
 from litellm_mlx.launcher.proxy_config import (
@@ -25,6 +26,7 @@ from litellm_mlx.served_models import SidecarModel, Upstream, parse_models
 
 _SIDECAR_DEADLINE_S = 600.0  # a large model from a slow disk
 _PROXY_DEADLINE_S = 600.0  # 64 s were seen with cold files, 216 on a busy machine
+_GB = 1e9
 _HOPELESS = ("dead", "stuck")  # what no waiting mends
 _MAY_ANSWER = ("loaded", "loading", "unloaded")
 # A body of megabytes is gone with its request. glibc learns from it to keep the next
@@ -68,6 +70,25 @@ def sidecar_service(settings: LaunchSettings, pid_file: PidFile) -> Service:
         on_pid=pid_file.write,
         shown=None if settings.is_verbose else sidecar_lines,
     )
+
+
+def lists_models(answer: httpx.Response | None, settings: LaunchSettings) -> bool:
+    """Whether a sidecar that starts knows its models: it loads one, or has it."""
+    secret = secret_of(settings.instance_secret, "sidecar")
+    return (
+        answer is not None
+        and _status(answer) in ("loading", "ok", "degraded")
+        and is_proven(secret, answer)
+    )
+
+
+def loaded_share(answer: httpx.Response | None) -> str:
+    """How much of a model's weights is there, in GB; "": it does not say."""
+    load = as_object(answer and _body(answer).get("load"))
+    done, total = load.get("done_bytes"), load.get("total_bytes")
+    if not isinstance(done, int) or not isinstance(total, int) or not total:
+        return ""
+    return f"{done / _GB:.1f} of {total / _GB:.1f} GB"
 
 
 def plan_proxy(settings: LaunchSettings) -> ProxyPlan | None:
@@ -158,9 +179,9 @@ def _says_ok(answer: httpx.Response) -> bool:
     return any(one.get("state") in _MAY_ANSWER for one in answer.json()["models"])
 
 
-def _status(answer: httpx.Response) -> str | None:
-    try:
-        body = answer.json()
-    except ValueError:
-        return None
-    return body.get("status") if isinstance(body, dict) else None
+def _status(answer: httpx.Response) -> object:
+    return _body(answer).get("status")
+
+
+def _body(answer: httpx.Response) -> Mapping[str, object]:
+    return json_object(answer.content)

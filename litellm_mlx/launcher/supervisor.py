@@ -62,11 +62,17 @@ class RestartPolicy:
         return min(self.first_pause_s * 2.0**num_failed, self.longest_pause_s)
 
 
-class _Watched:
-    """A service under supervision: its child, and how its starts went."""
+class Watched:
+    """
+    A service under supervision: its child, and how its starts went.
+
+    Args:
+        answer: the last one of its health URL while it starts; None: it gave none.
+    """
 
     def __init__(self, child: Child) -> None:
         self.child = child
+        self.answer: httpx.Response | None = None
         self.is_up = False
         self.num_failed = 0
         self.num_sick = 0
@@ -95,7 +101,7 @@ class Supervisor:
         self._clock = clock
         self._stop_wait_s = stop_wait_s
         self._policy = policy or RestartPolicy()
-        self._watched: list[_Watched] = []
+        self._watched: list[Watched] = []
         self._num_stop_requests = 0
         self._stopping = threading.Event()
         # The services are on this machine: never by way of a configured proxy.
@@ -131,9 +137,29 @@ class Supervisor:
             ServiceFailed: it ended, or was not healthy by its deadline.
             StopRequested: a stop was asked for meanwhile.
         """
-        watched = _Watched(Child(service, self._say, self._clock))
+        watched = self.begin(service)
+        self.wait(lambda: watched.is_up)
+
+    def begin(self, service: Service) -> Watched:
+        """Start a service; `wait` is to be called until it is up."""
+        watched = Watched(Child(service, self._say, self._clock))
         self._watched.append(watched)
-        while not self._check_start(watched):
+        return watched
+
+    def wait(self, is_so: Callable[[], bool]) -> None:
+        """
+        Wait for something that services say as they start.
+
+        Raises:
+            ServiceFailed: one ended, or was not healthy by its deadline.
+            StopRequested: a stop was asked for meanwhile.
+        """
+        while True:
+            for watched in self._watched:
+                if not watched.is_up:
+                    self._check_start(watched)
+            if is_so():
+                return
             if self._stopping.wait(_POLL_S):
                 raise StopRequested
 
@@ -162,7 +188,7 @@ class Supervisor:
             child.kill()
         self._watched.clear()
 
-    def _step(self, watched: _Watched) -> None:
+    def _step(self, watched: Watched) -> None:
         if watched.restart_at is not None:
             if time.monotonic() >= watched.restart_at:
                 watched.restart_at = None
@@ -173,7 +199,7 @@ class Supervisor:
         else:
             self._check_restart(watched)
 
-    def _check_start(self, watched: _Watched) -> bool:
+    def _check_start(self, watched: Watched) -> bool:
         """Look once at a starting service; raises ServiceFailed if it cannot come."""
         child, service = watched.child, watched.child.service
         if child.exit_code() is not None:
@@ -181,7 +207,7 @@ class Supervisor:
             if fault := child.fault():
                 raise ServiceFailed(fault, None)
             raise ServiceFailed(child.ending(), child.tail())
-        answer = self._probe(service)
+        answer = watched.answer = self._probe(service)
         if answer is not None and service.is_fetching(answer):
             child.defer_deadline()
             return False
@@ -198,7 +224,7 @@ class Supervisor:
         watched.num_sick = watched.num_silent = 0
         return True
 
-    def _check_restart(self, watched: _Watched) -> None:
+    def _check_restart(self, watched: Watched) -> None:
         try:
             if self._check_start(watched):
                 self._say(f"{watched.child.service.name} is up again")
@@ -209,7 +235,7 @@ class Supervisor:
                 raise ServiceFailed(message, failure.tail) from None
             self._pause(watched, str(failure))
 
-    def _check_running(self, watched: _Watched) -> None:
+    def _check_running(self, watched: Watched) -> None:
         child = watched.child
         if child.exit_code() is not None:
             child.wait(0)
@@ -226,7 +252,7 @@ class Supervisor:
 
     def _fault(
         self,
-        watched: _Watched,
+        watched: Watched,
         answer: httpx.Response | None,
         is_stuck: Callable[[httpx.Response], bool],
     ) -> str | None:
@@ -245,7 +271,7 @@ class Supervisor:
             return "does not answer any more"
         return None
 
-    def _pause(self, watched: _Watched, reason: str) -> None:
+    def _pause(self, watched: Watched, reason: str) -> None:
         pause_s = self._policy.pause_s(watched.num_failed)
         self._say(f"{reason}; starting it again in {pause_s:g} s")
         watched.is_up = False

@@ -20,7 +20,7 @@ from sidecar.residents.audio_resident import (
     SpeakingResident,
 )
 from sidecar.residents.detection import missing_library
-from sidecar.residents.model_state import ModelSpec
+from sidecar.residents.model_state import ModelSpec, Tell
 from sidecar.residents.shared import Shared, not_loaded
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class AudioLoader:
         self._shared = shared
         self._trust = config.model.trust_remote_code
 
-    def load(self, spec: ModelSpec, tell: Callable[[str], None]) -> AudioResident:
+    def load(self, spec: ModelSpec, tell: Tell) -> AudioResident:
         """
         Read a model; its first computation is the first request's.
 

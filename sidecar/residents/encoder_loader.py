@@ -4,7 +4,6 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from sidecar.engine.loading.model_place import folder_of
 from sidecar.engine.loading.reachable_arrays import evaluate_in_slices
 from sidecar.residents.detection import Evidence
 from sidecar.residents.encoder_resident import EncoderResident
-from sidecar.residents.model_state import ModelSpec
+from sidecar.residents.model_state import ModelSpec, Tell
 from sidecar.residents.shared import Shared, not_loaded
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class EncoderLoader:
         self._shared = shared
         self._trust = config.model.trust_remote_code
 
-    def load(self, spec: ModelSpec, tell: Callable[[str], None]) -> EncoderResident:
+    def load(self, spec: ModelSpec, tell: Tell) -> EncoderResident:
         """
         Read a model; its first computation is the first request's.
 

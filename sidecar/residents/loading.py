@@ -8,10 +8,10 @@ from typing import Any
 from sidecar.config.settings import Config
 from sidecar.core.errors import ModelLoadFailed
 from sidecar.residents.detection import loader_of
-from sidecar.residents.model_state import ModelSpec, ServedModel
+from sidecar.residents.model_state import ModelSpec, ServedModel, Tell
 from sidecar.residents.shared import Shared
 
-Load = Callable[[ModelSpec, Callable[[str], None]], ServedModel]
+Load = Callable[[ModelSpec, Tell], ServedModel]
 
 
 def loader(config: Config, shared: Shared) -> Load:
@@ -22,7 +22,7 @@ def loader(config: Config, shared: Shared) -> Load:
         module, _, name = place.partition(":")
         return getattr(importlib.import_module(module), name)(config, shared)
 
-    def load(spec: ModelSpec, tell: Callable[[str], None]) -> ServedModel:
+    def load(spec: ModelSpec, tell: Tell) -> ServedModel:
         place = loader_of(spec.kind)
         if place is None:
             message = f"model {spec.id} cannot be loaded: {spec.kind} is not served"

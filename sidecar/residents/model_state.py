@@ -56,7 +56,8 @@ class ModelView:
 
     Args:
         actual_bytes: of its weights as loaded. idle_s: since its last use.
-        step: where its load is. estimated_load_s: None: nothing was measured yet.
+        step: where its load is. read_bytes: of its weights, while they are read; 0: of
+            a kind that does not say. estimated_load_s: None: nothing was measured yet.
     """
 
     id: str
@@ -73,6 +74,7 @@ class ModelView:
     num_loads: int
     idle_s: float | None
     step: str | None
+    read_bytes: int | None
     estimated_load_s: float | None
     load_error: str | None
 
@@ -123,6 +125,13 @@ class ServedModel(Protocol):
         """Give its weights back; the bytes."""
 
 
+class Tell(Protocol):
+    """Takes the name of a load's step, and the bytes of weights that it has read."""
+
+    def __call__(self, step: str, num_bytes: int = 0) -> None:
+        """Note it."""
+
+
 E = TypeVar("E", bound=ServedModel)
 
 
@@ -161,6 +170,7 @@ class ModelState(Generic[E]):
     folder: Path | None = None
     waiters: set[Waiter] = field(default_factory=set)
     step: str | None = None
+    read_bytes: int = 0
     failure: SidecarError | None = None
     num_failures: int = 0
     failed_at: float = -math.inf
@@ -244,6 +254,7 @@ class ModelState(Generic[E]):
             num_loads=self.num_loads,
             idle_s=now - self.last_access if resident else None,
             step=self.step,
+            read_bytes=self.read_bytes if self.state == "loading" else None,
             estimated_load_s=None if resident else load_s,
             load_error=self.failure.message if self.failure else spec.fault,
         )

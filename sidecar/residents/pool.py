@@ -24,8 +24,14 @@ from sidecar.core.errors import (
 )
 from sidecar.residents.catalog import Catalog
 from sidecar.residents.load_waits import LoadSteps, LoadWaits, gone
-from sidecar.residents.model_state import ModelSpec, ModelState, ModelView, ServedModel
-from sidecar.residents.pool_worker import LOAD_END_S, PoolWorker, Tell
+from sidecar.residents.model_state import (
+    ModelSpec,
+    ModelState,
+    ModelView,
+    ServedModel,
+    Tell,
+)
+from sidecar.residents.pool_worker import LOAD_END_S, PoolWorker
 from sidecar.residents.weight_eviction import PoolLimits, WeightEviction, Weights
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from sidecar.core.errors import ModelLoadFailed, SidecarError
-from sidecar.residents.model_state import ModelSpec, ModelState, ServedModel
+from sidecar.residents.model_state import ModelSpec, ModelState, ServedModel, Tell
 from sidecar.residents.weight_eviction import PoolLimits, WeightEviction
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,6 @@ LOAD_END_S = 10.0  # of a load in hand, at the end
 _LOOK_EVERY_S = 5.0  # for idle models whose time is up, and for pressure
 
 E = TypeVar("E", bound=ServedModel)
-Tell = Callable[[str], None]
 
 
 class PoolWorker(Generic[E]):
@@ -198,10 +197,16 @@ class PoolWorker(Generic[E]):
             self.changed.notify_all()
 
     def _tell(
-        self, entry: ModelState[E], arrived: Callable[[], None], step: str
+        self,
+        entry: ModelState[E],
+        arrived: Callable[[], None],
+        step: str,
+        num_bytes: int = 0,
     ) -> None:
         if step not in _BEFORE_WEIGHTS:
             arrived()
         with self.changed:
-            entry.step = step
-            self.changed.notify_all()
+            is_new, entry.step = entry.step != step, step
+            entry.read_bytes = num_bytes
+            if is_new:
+                self.changed.notify_all()

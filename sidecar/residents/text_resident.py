@@ -6,9 +6,10 @@ are read by a thread of their own, and each first computation is one turn of the
 thread.
 """
 
+import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ from sidecar.pipeline.prepare import Pipeline, PipelineSettings
 from sidecar.residents.detection import can_see, is_library_there, sees
 from sidecar.residents.disk import open_disk
 from sidecar.residents.kept_memories import KeptModel
-from sidecar.residents.model_state import ModelSpec
+from sidecar.residents.model_state import ModelSpec, Tell
 from sidecar.residents.ocr import ocr_prompt
 from sidecar.residents.resident import Resident
 from sidecar.residents.shared import Shared
@@ -67,12 +68,12 @@ class TextLoader:
         self._config = config
         self._shared = shared
 
-    def load(self, spec: ModelSpec, tell: Callable[[str], None]) -> Resident:
+    def load(self, spec: ModelSpec, tell: Tell) -> Resident:
         """
         Find, read and prove a model.
 
         Args:
-            tell: takes the name of each step as it begins.
+            tell: takes the name of each step as it begins, and bytes as they are read.
         Raises:
             ModelLoadFailed: with the reason.
         """
@@ -80,7 +81,7 @@ class TextLoader:
         tell("download_progress")
         source = self._find(spec)
         tell("weights_loading")
-        model = self._read(source, spec)
+        model = self._read(source, spec, tell)
         shared.gpu.call(shared.process.sample)  # which sees the weights from here on
         tell("adapter_init")
         kept = self._memory_of(model)
@@ -112,28 +113,33 @@ class TextLoader:
         name = spec.id.removeprefix("openai/") if is_found else source.name
         return ModelSource(name, source.folder)
 
-    def _read(self, source: ModelSource, spec: ModelSpec) -> LoadedModel:
+    def _read(self, source: ModelSource, spec: ModelSpec, tell: Tell) -> LoadedModel:
         memo = self._memo(source.folder)
         if memo is None:
-            return self._read_as(source, spec, None)
+            return self._read_as(source, spec, None, tell)
         try:
-            return self._read_as(source, spec, memo)
+            return self._read_as(source, spec, memo, tell)
         except ModelLoadFailed as error:
             # mlx-vlm may fail at an architecture whose text mlx-lm computes.
             logger.warning("read for its text alone: %s", error.message)
-            model = self._read_as(source, spec, None)
+            model = self._read_as(source, spec, None, tell)
             why = error.message.rpartition(": ")[2]
             return replace(model, no_vision_reason=f"{BLIND_HERE}: {why}")
 
     def _read_as(
-        self, source: ModelSource, spec: ModelSpec, memo: FeatureMemo | None
+        self,
+        source: ModelSource,
+        spec: ModelSpec,
+        memo: FeatureMemo | None,
+        tell: Tell,
     ) -> LoadedModel:
         config, gpu = self._config, self._shared.gpu
         family = spec.syntax.family or config.model.family
         parser = spec.syntax.tool_parser or self._probed_parser(source, spec)
         syntax = replace(spec.syntax, family=family, tool_parser=parser)
         trust = config.model.trust_remote_code
-        steps = read_model(source, syntax, trust=trust, memo=memo)
+        tell_bytes = functools.partial(tell, "weights_loading")
+        steps = read_model(source, syntax, trust=trust, memo=memo, tell=tell_bytes)
         if config.model.load_thread == "gpu":
             model = gpu.call_in_steps(steps)
         else:

@@ -353,6 +353,11 @@ class Routes:
         }
         if health.reason:
             body["reason"] = health.reason
+        if health.load:
+            body["load"] = {
+                "done_bytes": health.load.read_bytes,
+                "total_bytes": max(health.load.size_bytes, health.load.read_bytes or 0),
+            }
         if health.download:
             body["download"] = {
                 "done_bytes": health.download.done_bytes,

@@ -50,6 +50,12 @@ class Health:
     failed_tests: tuple[str, ...] = ()
 
     @property
+    def load(self) -> ModelView | None:
+        """The default model while its weights are read."""
+        default = self.models[0]
+        return default if self.status == "loading" and default.read_bytes else None
+
+    @property
     def is_well(self) -> bool:
         """Whether nobody has to do something about the process."""
         return self.status not in ("dead", "stuck", "draining")

@@ -6,6 +6,7 @@ start with it fails. STAND_IN_EVERY_FOURTH: a file that counts; starts 0, 4 .. c
 the others fail. STAND_IN_STUBBORN: TERM is ignored. POST /sick: 503 and "stuck" from
 then on. POST /busy: 503 for other reasons.
 STAND_IN_FETCHING: `/health` says downloading until POST /fetched; GET /asked counts.
+STAND_IN_WEIGHTS: `/health` says loading, and how far, until POST /loaded.
 STAND_IN_FAULT: it cannot start, for that reason.
 """
 
@@ -32,6 +33,8 @@ MODELS = {
     ]
 }
 is_fetching = "STAND_IN_FETCHING" in os.environ
+reads_weights = "STAND_IN_WEIGHTS" in os.environ
+WEIGHTS = {"done_bytes": 4_400_000_000, "total_bytes": 17_200_000_000}
 num_asked = 0
 says: str | None = None
 ready_at = time.monotonic() + float(os.environ.get("STAND_IN_LOADING_S", "0"))
@@ -45,6 +48,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, {"asked": num_asked})
         elif self.path == "/health" and is_fetching:
             self.answer(503, {"status": "downloading"})
+        elif self.path == "/health" and reads_weights:
+            self.answer(200, {"status": "loading", "load": WEIGHTS})
         elif self.path == "/v1/models":
             wanted = os.environ.get("MLX_API_KEY")
             given = self.headers.get("Authorization")
@@ -58,8 +63,9 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, {"status": "ok", "memory_limit_bytes": 3 << 30})
 
     def do_POST(self) -> None:
-        global says, is_fetching
+        global says, is_fetching, reads_weights
         is_fetching = False
+        reads_weights = reads_weights and self.path != "/loaded"
         if self.path == "/sick":
             says = "stuck"
         elif self.path == "/busy":

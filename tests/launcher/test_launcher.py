@@ -33,6 +33,7 @@ from litellm_mlx.launcher.services import (
 from litellm_mlx.launcher.settings import Flags, load_settings
 from testkit.launcher import Launcher
 from testkit.proxy import free_port
+from testkit.raw_http import eventually
 
 REPO = Path(__file__).parents[2]
 STAND_IN_GB = 3
@@ -115,6 +116,31 @@ def test_both_servers_start_serve_and_stop(launch: Launch, tmp_path: Path) -> No
     assert log.stat().st_mode & 0o777 == 0o600
     for chatter in ("█", "Krrish", "feedback", "is not set!", "permit_weak"):
         assert chatter not in launcher.output
+
+
+def test_litellm_starts_while_the_sidecar_loads(launch: Launch) -> None:
+    """It is up before the weights are there; all is ready when both are."""
+    launcher = launch(STAND_IN_WEIGHTS="1")
+    launcher.wait_for("LiteLLM    starts ...")
+    alive = f"{launcher.url}/health/liveliness"
+    assert eventually(lambda: is_listening(launcher.proxy_port), 180)
+    assert eventually(lambda: httpx.get(alive, trust_env=False).is_success, 60)
+    launcher.wait_for("the built-in model ... 4.4 of 17.2 GB, ")
+    assert "Ready." not in launcher.output
+    httpx.post(f"http://127.0.0.1:{launcher.port}/loaded", trust_env=False)
+    launcher.wait_for("Ready.")
+
+
+def test_a_sidecar_that_cannot_load_ends_litellm_as_well(launch: Launch) -> None:
+    """However far that one is."""
+    launcher = launch(STAND_IN_WEIGHTS="1")
+    launcher.wait_for("LiteLLM    starts ...")
+    pid = launcher.pid_of("sidecar", launcher.port)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert launcher.wait() == 1
+    assert "sidecar ended by signal 9" in launcher.output
+    assert not is_listening(launcher.proxy_port)
 
 
 def test_a_sidecar_that_dies_comes_back(launch: Launch) -> None:

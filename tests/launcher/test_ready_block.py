@@ -115,3 +115,21 @@ def test_waiting_is_told_at_once_and_then_with_the_seconds() -> None:
     with telling(say, "Loading", every_s=0.01):
         assert twice.wait(10)
     assert said[:3] == ["Loading ...", "Loading ... 0 s", "Loading ... 0 s"]
+
+
+def test_waiting_tells_how_far_it_is_until_it_is_done() -> None:
+    """Nothing more is said of what is there while something else is waited for."""
+    said: list[str] = []
+    looks = iter([None, "1 of 2 GB", "2 of 2 GB"])
+    seen = threading.Event()
+
+    def how_far() -> str | None:
+        found = next(looks, None)
+        if found is None and len(said) == 3:
+            seen.set()
+        return found
+
+    with telling(said.append, "Loading", how_far, every_s=0.01):
+        assert seen.wait(10)
+    shown = ["Loading ...", "Loading ... 1 of 2 GB, 0 s", "Loading ... 2 of 2 GB, 0 s"]
+    assert said == shown

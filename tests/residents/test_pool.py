@@ -25,7 +25,7 @@ from sidecar.core.errors import (
 )
 from sidecar.engine.loading.checkpoint_files import MemoryLimit
 from sidecar.residents.catalog import Catalog, Names
-from sidecar.residents.model_state import ModelSpec, ModelView
+from sidecar.residents.model_state import ModelSpec, ModelView, Tell
 from sidecar.residents.pool import ResidentPool
 from sidecar.residents.weight_eviction import PoolLimits, WeightEviction
 from testkit.raw_http import Answer, eventually, exchange, request
@@ -114,7 +114,7 @@ class House:
             PoolLimits(**asked),  # type: ignore[arg-type]
         )
 
-    def _load(self, spec: ModelSpec, tell: Callable[[str], None]) -> Engine:
+    def _load(self, spec: ModelSpec, tell: Tell) -> Engine:
         tell("weights_loading")
         self.loads.append(spec.id)
         assert self.go.wait(120)

@@ -81,6 +81,7 @@ def read_model(
     *,
     trust: bool,
     memo: FeatureMemo | None = None,
+    tell: Callable[[int], None] = lambda num_bytes: None,
 ) -> Generator[None, None, LoadedModel]:
     """
     Read a text model: on any thread of MLX's, a slice of its weights between yields.
@@ -90,6 +91,7 @@ def read_model(
         settings: what is set of its output.
         trust: let the model's folder bring code of its own.
         memo: for what its vision tower gives; None: it is read for text alone.
+        tell: takes how many bytes of its weights are there.
     Returns:
         The model, of which nothing was computed: `finish` it.
     Raises:
@@ -103,7 +105,9 @@ def read_model(
         # each hangs on the one before by the generator's state: 32 KB a load, for good.
         mx.eval(mx.random.state)
         yield
-        yield from evaluate_in_slices(model)
+        for num_bytes in evaluate_in_slices(model):
+            tell(num_bytes)
+            yield
         tokenizer = load_tokenizer(
             folder,
             tokenizer_config_extra={"trust_remote_code": trust},

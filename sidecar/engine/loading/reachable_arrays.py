@@ -18,17 +18,17 @@ _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, types.Module
 _SLICE_BYTES = 32 << 20
 
 
-def evaluate_in_slices(model: Any) -> Iterator[None]:
-    """Evaluate all of a model's arrays, about 32 MB between two yields."""
+def evaluate_in_slices(model: Any) -> Iterator[int]:
+    """Evaluate all of a model's arrays; the bytes so far, each 32 MB or so."""
     waiting: list[mx.array] = []
-    num_bytes = 0
+    num_bytes = num_done = 0
     for array in reachable_arrays(model):
         waiting.append(array)
         num_bytes += array.nbytes
-        if num_bytes >= _SLICE_BYTES:
+        if num_bytes - num_done >= _SLICE_BYTES:
             mx.eval(waiting)
-            waiting, num_bytes = [], 0
-            yield
+            waiting, num_done = [], num_bytes
+            yield num_done
     mx.eval(waiting)
 
 

@@ -10,7 +10,8 @@ const path = (model, what) => `/admin/models/${encodeURIComponent(model.id)}/${w
 function state(model) {
   const word = model.state === "loaded" && model.pinned ? "pinned" : model.state;
   const tone = TONES[model.state] || "quiet";
-  const step = model.step ? ` (${model.step})` : "";
+  const read = model.read_bytes ? `, ${bytes(model.read_bytes)} of ${bytes(model.size_bytes)}` : "";
+  const step = model.step ? ` (${model.step}${read})` : "";
   if (!model.load_error) return badge(word + step, tone);
   return el("span", { "data-as": word + model.load_error }, badge(word, tone), el("div", { class: "bad" }, model.load_error));
 }
