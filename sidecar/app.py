@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import mlx.core as mx
 
 from sidecar.config.setting_sources import SettingSources
-from sidecar.config.settings import Config, ImageConfig
+from sidecar.config.settings import Config, ImageConfig, ServerConfig
 from sidecar.config.sources import ConfigError
 from sidecar.core.lasting_secret import use_secret
 from sidecar.engine.adapters.adapter_files import AdapterFolder
@@ -258,7 +258,12 @@ def build(
     listener = Listener(
         config.server, routes, metrics, Handler, places, runner, services.audit
     )
-    services.settings.add(door_part(listener, routes))
+
+    def use(server: ServerConfig) -> None:
+        listener.config = server
+        routes.use(server)
+
+    services.settings.add(door_part(use))
     return App(core, listener, runner)
 
 
@@ -317,15 +322,7 @@ def _build_services(
     settings: LiveSettings,
 ) -> Services:
     metrics, caches = shared.metrics, CacheService(pool, shared.kept, shared.disk)
-    metrics.add_counts("mlx_cache_", caches.counters)
-    metrics.add_counts("mlx_pool_cache_", lambda: pool.lease_counts)
-    download = shared.download
-    metrics.add_counts("mlx_download_", lambda: {"bytes": download.arrived_bytes})
-    metrics.add_model_source(lambda: {e.id: e.state for e in pool.entries()})
-    metrics.kv_bytes.set_function(lambda: shared.stored.num_bytes)
-    metrics.active_bytes.set_function(lambda: shared.process.active_bytes)
-    metrics.peak_bytes.set_function(lambda: shared.process.peak_bytes)
-    metrics.live_buffers.set_function(lambda: shared.process.live_buffers)
+    _show_counts(shared, pool, caches)
     root = Path(config.log.root) if config.log.requests else None
     sizes = LogLimits(config.log.max_mb << 20, config.log.retention_days)
     log = SessionLog(root, sizes, with_content=config.log.content)
@@ -371,6 +368,21 @@ def _build_services(
         settings,
         limits,
     )
+
+
+def _show_counts(
+    shared: Shared, pool: ResidentPool[ServedModel], caches: CacheService
+) -> None:
+    """Have /metrics show what is counted elsewhere."""
+    metrics, download = shared.metrics, shared.download
+    metrics.add_counts("mlx_cache_", caches.counters)
+    metrics.add_counts("mlx_pool_cache_", lambda: pool.lease_counts)
+    metrics.add_counts("mlx_download_", lambda: {"bytes": download.arrived_bytes})
+    metrics.add_model_source(lambda: {e.id: e.state for e in pool.entries()})
+    metrics.kv_bytes.set_function(lambda: shared.stored.num_bytes)
+    metrics.active_bytes.set_function(lambda: shared.process.active_bytes)
+    metrics.peak_bytes.set_function(lambda: shared.process.peak_bytes)
+    metrics.live_buffers.set_function(lambda: shared.process.live_buffers)
 
 
 def _audit_store(config: Config) -> AuditStore | None:

@@ -5,8 +5,9 @@ A part names settings, and puts a configuration's values of them into effect.
 """
 
 import logging
+from collections.abc import Callable
 
-from sidecar.config.settings import CacheConfig, Config
+from sidecar.config.settings import CacheConfig, Config, ServerConfig
 from sidecar.engine.device_memory import device_memory, process_limit
 from sidecar.engine.gpu_thread import GpuThread
 from sidecar.infra.session_log import SessionLog
@@ -15,8 +16,6 @@ from sidecar.residents.model_state import ServedModel
 from sidecar.residents.pool import ResidentPool
 from sidecar.residents.shared import Shared
 from sidecar.residents.weight_eviction import PoolLimits
-from sidecar.server.listener import Listener
-from sidecar.server.router import Routes
 from sidecar.service.chat import ChatService
 from sidecar.service.live_settings import Part
 from sidecar.service.native import NativeService, NativeSettings
@@ -79,8 +78,8 @@ def generation_part(chat: ChatService, native: NativeService) -> Part:
     return Part(names, act)
 
 
-def door_part(listener: Listener, routes: Routes) -> Part:
-    """Who is let in, and how long a request may take."""
+def door_part(use: Callable[[ServerConfig], None]) -> Part:
+    """Who is let in, and how long a request may take; `use` has the server do so."""
     names = (
         "CORS_ALLOW_ORIGINS",
         "ALLOWED_HOSTS",
@@ -88,12 +87,7 @@ def door_part(listener: Listener, routes: Routes) -> Part:
         "TIMEOUT_CHAT_SECONDS",
         "TIMEOUT_COMPLETIONS_SECONDS",
     )
-
-    def act(config: Config) -> None:
-        listener.config = config.server
-        routes.use(config.server)
-
-    return Part(names, act)
+    return Part(names, lambda config: use(config.server))
 
 
 def rate_part(limits: RateLimits) -> Part:

@@ -51,6 +51,7 @@ _VERBS = {
     "doctor": "litellm_mlx.launcher.doctor.main",
     "service": "litellm_mlx.launcher.service.main",
     "stop": "litellm_mlx.launcher.stop",
+    "upgrade": "litellm_mlx.launcher.upgrade",
 }
 _STOP_GRACE_S = 5.0  # beyond the time the sidecar itself takes to drain
 _STOPPED_EARLY = 130  # by Ctrl-C, before all was up

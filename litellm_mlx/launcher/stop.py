@@ -30,10 +30,18 @@ def main(argv: Sequence[str]) -> int:
     except SettingsError as error:
         sys.stderr.write(f"litellm-mlx stop: {error}\n")
         return 2
-    pids = running_launchers(settings)
-    if not pids:
+    code = stop_running(settings)
+    if code is None:
         sys.stderr.write("litellm-mlx stop: nothing of this project runs\n")
         return 1
+    return code
+
+
+def stop_running(settings: LaunchSettings) -> int | None:
+    """Stop what runs; 0, 1 if something does not end, None if nothing runs."""
+    pids = running_launchers(settings)
+    if not pids:
+        return None
     return max(_stopped(pid, settings.drain_timeout_s) for pid in pids)
 
 

@@ -92,6 +92,15 @@ def _of_drafts(registry: CollectorRegistry) -> dict[str, Counter]:
     }
 
 
+def _between_tokens(registry: CollectorRegistry) -> Histogram:
+    return Histogram(
+        "mlx_inter_token_seconds",
+        "Seconds between the tokens of an answer: its mean, once an answer.",
+        buckets=_SECONDS_A_TOKEN,
+        registry=registry,
+    )
+
+
 class ReuseMetrics:
     """Why prompts were not warm, and what reuse has saved."""
 
@@ -145,12 +154,7 @@ class Metrics:
         self.queue = seconds(
             "mlx_queue_seconds", "Seconds from submission until the prompt's turn came."
         )
-        self.inter_token = Histogram(
-            "mlx_inter_token_seconds",
-            "Seconds between the tokens of an answer: its mean, once an answer.",
-            buckets=_SECONDS_A_TOKEN,
-            registry=registry,
-        )
+        self.inter_token = _between_tokens(registry)
         self.active = Gauge(
             "mlx_active_requests", "Generations queued or running.", registry=registry
         )
@@ -169,19 +173,12 @@ class Metrics:
         self.model_load_s = seconds(
             "mlx_model_load_duration_seconds", "Seconds of a model load."
         )
-        self.model_bytes = Gauge(
-            "mlx_model_memory_bytes",
-            "Weights of a loaded model.",
-            ["model"],
-            registry=registry,
-        )
-
         self.drafts = _of_drafts(registry)
         self.reuse = ReuseMetrics(registry)
-
-        def gauge(name: str, help: str) -> Gauge:
-            return Gauge(name, help, registry=registry)
-
+        gauge = functools.partial(Gauge, registry=registry)
+        self.model_bytes = gauge(
+            "mlx_model_memory_bytes", "Weights of a loaded model.", ["model"]
+        )
         self.active_bytes = gauge("mlx_active_memory_bytes", "What MLX holds.")
         self.peak_bytes = gauge("mlx_peak_memory_bytes", "Most that MLX has held.")
         self.live_buffers = gauge("mlx_live_buffers", "Arrays that the device holds.")

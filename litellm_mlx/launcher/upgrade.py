@@ -1,0 +1,183 @@
+"""
+`litellm-mlx upgrade [--check]`: takes a checkout to the newest commit of its branch.
+
+Only forward, and only where no file was changed by hand. The new one has to set itself
+up, pass its check and the self-test of your model; else the checkout goes back to the
+commit that it was at, with that one's packages. Models, caches and `.env` stay.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from litellm_mlx.launcher.settings import (
+    PACKAGE_PARENT,
+    Flags,
+    LaunchSettings,
+    SettingsError,
+    load_settings,
+    settings_folder,
+)
+from litellm_mlx.launcher.stop import stop_running
+
+_GIT_S = 300.0  # a line that says nothing for so long says nothing more
+_SHOWN = 10
+
+
+class UpgradeFailed(Exception):
+    """Why nothing was done; in words for the person who asked."""
+
+
+class Checkout:
+    """
+    A git checkout of this project.
+
+    Raises:
+        UpgradeFailed: the folder is none.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        if not (root / ".git").exists():
+            raise UpgradeFailed(
+                f"{root} is no git checkout; what was installed from a package index "
+                "is upgraded there: pip install --upgrade litellm-mlx"
+            )
+
+    def git(self, *arguments: str) -> str:
+        """
+        What a git command says.
+
+        Raises:
+            UpgradeFailed: it failed.
+        """
+        # Nobody is there to type a password, and no message is translated.
+        quiet = {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+        try:
+            done = subprocess.run(
+                ["git", *arguments],
+                cwd=self.root,
+                env={**os.environ, **quiet},  # noqa: TID251 - git's own settings
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_GIT_S,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise UpgradeFailed(f"git {arguments[0]}: {error}") from None
+        if done.returncode:
+            said = done.stderr.strip().splitlines() or ["it failed"]
+            raise UpgradeFailed(f"git {arguments[0]}: {said[-1]}")
+        return done.stdout.strip()
+
+    def commits_to_come(self) -> list[str]:
+        """
+        What its branch has beyond it, the newest first; its remote is asked.
+
+        Raises:
+            UpgradeFailed: files were changed by hand, or it cannot only go forward.
+        """
+        if changed := self.git("diff", "--name-only", "HEAD").splitlines():
+            names = "".join(f"\n  {name}" for name in changed)
+            raise UpgradeFailed(f"these files were changed by hand:{names}")
+        try:
+            upstream = self.git("rev-parse", "--abbrev-ref", "@{upstream}")
+        except UpgradeFailed:
+            raise UpgradeFailed(
+                "the branch at hand follows none of a remote: git switch main"
+            ) from None
+        self.git("fetch", "--quiet")
+        if own := self.git("log", "--format=%h %s", "@{upstream}..HEAD").splitlines():
+            raise UpgradeFailed(
+                f"the checkout has commits that {upstream} does not have, the last one "
+                f"{own[0]}"
+            )
+        return self.git("log", "--format=%h %s", "HEAD..@{upstream}").splitlines()
+
+    def is_good(self) -> bool:
+        """Whether it sets itself up, passes its check and its model's self-test."""
+        environ = {**os.environ, "PYTHONPATH": str(self.root)}  # noqa: TID251 - as above
+        check = [sys.executable, str(self.root / "install_and_run.py"), "--check"]
+        test = [sys.executable, "-m", "sidecar", "selftest"]
+        return all(
+            subprocess.run(command, cwd=self.root, env=environ, check=False).returncode
+            == 0
+            for command in (check, test)
+        )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit codes: 0 it is the newest, 1 it is not, and why, 2 bad usage."""
+    parser = argparse.ArgumentParser(prog="litellm-mlx upgrade", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say what there is")
+    options = parser.parse_args(argv)
+    try:
+        settings = load_settings(Flags(), settings_folder())
+    except SettingsError as error:
+        sys.stderr.write(f"litellm-mlx upgrade: {error}\n")
+        return 2
+    try:
+        checkout = Checkout(PACKAGE_PARENT)
+        if not _say_what_comes(checkout) or options.check:
+            return 0
+        is_stopped = _stop(settings)
+        upgrade(checkout, checkout.is_good)
+    except UpgradeFailed as error:
+        sys.stderr.write(f"litellm-mlx upgrade: {error}\n")
+        return 1
+    again = "; the servers were stopped: start them again" if is_stopped else ""
+    _say(f"upgraded to {checkout.git('rev-parse', '--short', 'HEAD')}{again}")
+    return 0
+
+
+def upgrade(checkout: Checkout, is_good: Callable[[], bool]) -> None:
+    """
+    Go forward, and back again if what came is not good.
+
+    Raises:
+        UpgradeFailed: it is back where it was.
+    """
+    before = checkout.git("rev-parse", "HEAD")
+    checkout.git("merge", "--ff-only", "--quiet", "@{upstream}")
+    if is_good():
+        return
+    failed = checkout.git("rev-parse", "--short", "HEAD")
+    checkout.git("reset", "--keep", "--quiet", before)
+    why = f"{failed} did not pass its check: the checkout is back at {before[:7]}"
+    if not is_good():
+        raise UpgradeFailed(f"{why}, which does not pass its own now; see above")
+    raise UpgradeFailed(f"{why}, and that works")
+
+
+def _say_what_comes(checkout: Checkout) -> bool:
+    """Say which commits there are; False: none."""
+    commits = checkout.commits_to_come()
+    if not commits:
+        _say("this is the newest")
+        return False
+    more = len(commits) - _SHOWN
+    shown = [*commits[:_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+    _say(f"{len(commits)} new:", *(f"  {line}" for line in shown))
+    return True
+
+
+def _stop(settings: LaunchSettings) -> bool:
+    """
+    Let what runs end: a server imports its files as it needs them.
+
+    Raises:
+        UpgradeFailed: something of it does not end.
+    """
+    code = stop_running(settings)
+    if code:
+        raise UpgradeFailed("a server does not end: see above")
+    return code is not None
+
+
+def _say(*lines: str) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()

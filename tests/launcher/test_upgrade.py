@@ -1,0 +1,199 @@
+"""`litellm-mlx upgrade` on a small checkout with a remote of its own, by real git."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testkit.launcher import Launcher
+
+REPO = Path(__file__).parents[2]
+# Stand-ins of the set-up and of the self-test: each says that it ran, and the code that
+# its file holds.
+INSTALLER = """
+import pathlib, sys
+print("set up", flush=True)
+sys.exit(int(pathlib.Path(__file__).with_name("check-code").read_text()))
+"""
+SELF_TEST = """
+import pathlib, sys
+print("tested", sys.argv[1:], flush=True)
+sys.exit(int(pathlib.Path(__file__).parents[1].joinpath("test-code").read_text()))
+"""
+
+
+class Project:
+    """A checkout, and the repository that it follows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self.origin, self.root = folder, folder / "origin", folder / "here"
+        shutil.copytree(
+            REPO / "litellm_mlx", self.origin / "litellm_mlx",
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )  # fmt: skip
+        (self.origin / "sidecar").mkdir()
+        (self.origin / "sidecar" / "__main__.py").write_text(SELF_TEST)
+        (self.origin / "install_and_run.py").write_text(INSTALLER)
+        (self.origin / ".gitignore").write_text("__pycache__/\n")
+        self.git("init", "--quiet", "--initial-branch=main")
+        self.publish("the first")
+        self.git("clone", "--quiet", str(self.origin), str(self.root), cwd=folder)
+
+    def git(self, *words: str, cwd: Path | None = None) -> str:
+        named = ("-c", "user.name=n", "-c", "user.email=e@localhost")
+        done = subprocess.run(
+            ["git", *named, *words], cwd=cwd or self.origin, check=True,
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    def publish(self, subject: str, *, check: int = 0, test: int = 0) -> None:
+        """A commit at the remote whose check and self-test end with these codes."""
+        (self.origin / "version").write_text(subject)
+        (self.origin / "check-code").write_text(str(check))
+        (self.origin / "test-code").write_text(str(test))
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message", subject)
+
+    @property
+    def version(self) -> str:
+        """Which commit the checkout has, as a file of it says."""
+        return (self.root / "version").read_text()
+
+    def upgrade(self, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "litellm_mlx.launcher", "upgrade", *words]
+        environ = {
+            "PATH": os.environ["PATH"], "PYTHONPATH": str(self.root),
+            "HOME": str(self.home), "MLX_CACHE_HOME": str(self.home / "cache"),
+        }  # fmt: skip
+        return subprocess.run(
+            command, cwd="/", env={**environ, **env}, capture_output=True, text=True,
+            timeout=240, check=False,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_a_clean_checkout_goes_forward(project: Project) -> None:
+    """It is set up and tested; what git does not know stays."""
+    (project.root / ".env").write_text("MODEL_PATH=built-in\n")
+    project.publish("the second")
+    project.publish("the third")
+    done = project.upgrade()
+    assert done.returncode == 0, done.stderr
+    assert project.version == "the third"
+    assert done.stdout.startswith("2 new:\n")
+    assert done.stdout.index("set up") < done.stdout.index("tested ['selftest']")
+    assert done.stdout.splitlines()[-1].startswith("upgraded to ")
+    assert (project.root / ".env").read_text() == "MODEL_PATH=built-in\n"
+    again = project.upgrade()
+    assert (again.returncode, again.stdout) == (0, "this is the newest\n")
+
+
+def test_a_look_changes_nothing(project: Project) -> None:
+    """--check says what there is."""
+    for number in range(12):
+        project.publish(f"number {number}")
+    done = project.upgrade("--check")
+    assert done.returncode == 0
+    assert (done.stdout.count("number "), project.version) == (10, "the first")
+    assert "12 new:\n" in done.stdout
+    assert done.stdout.endswith("  and 2 more\n")
+
+
+@pytest.mark.parametrize("codes", [{"check": 1}, {"test": 1}], ids=["check", "test"])
+def test_what_does_not_work_is_taken_back(
+    project: Project, codes: dict[str, int]
+) -> None:
+    """With the packages of the commit before, which is tried again."""
+    project.publish("the broken", **codes)
+    done = project.upgrade()
+    assert done.returncode == 1
+    assert project.version == "the first"
+    assert done.stdout.count("set up") == 2
+    assert "is back at" in done.stderr
+    assert done.stderr.endswith("and that works\n")
+    assert project.git("status", "--porcelain", cwd=project.root) == ""
+
+
+def test_what_does_not_work_before_and_after_is_said(project: Project) -> None:
+    """A full disk, say, which no commit mends."""
+    project.git("reset", "--hard", "--quiet", "HEAD", cwd=project.root)
+    project.publish("the broken", check=1)
+    project.git("pull", "--quiet", cwd=project.root)
+    project.publish("the next", check=1)
+    done = project.upgrade()
+    assert (done.returncode, project.version) == (1, "the broken")
+    assert "does not pass its own now" in done.stderr
+
+
+def test_files_that_were_changed_by_hand_stay(project: Project) -> None:
+    """They are named, and nothing is done."""
+    (project.root / "version").write_text("mine")
+    project.publish("the second")
+    for words in ([], ["--check"]):
+        done = project.upgrade(*words)
+        assert (done.returncode, project.version) == (1, "mine")
+        assert "changed by hand:\n  version\n" in done.stderr
+
+
+def test_own_commits_stay(project: Project) -> None:
+    """Nothing is merged or thrown away."""
+    (project.root / "mine").touch()
+    project.git("add", "mine", cwd=project.root)
+    project.git("commit", "--quiet", "--message", "my own", cwd=project.root)
+    project.publish("the second")
+    done = project.upgrade()
+    assert (done.returncode, project.version) == (1, "the first")
+    assert "origin/main does not have, the last one" in done.stderr
+    assert done.stderr.endswith("my own\n")
+
+
+def test_a_branch_without_a_remote_is_said(project: Project) -> None:
+    project.git("switch", "--quiet", "--create", "mine", cwd=project.root)
+    done = project.upgrade()
+    assert done.returncode == 1
+    assert "git switch main" in done.stderr
+
+
+def test_a_remote_that_is_away_is_said(project: Project) -> None:
+    """In git's own words, in one line."""
+    project.origin.rename(project.home / "away")
+    done = project.upgrade()
+    assert (done.returncode, project.version) == (1, "the first")
+    assert done.stderr.startswith("litellm-mlx upgrade: git fetch: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_was_installed_is_upgraded_elsewhere(project: Project) -> None:
+    """From a package index, or a folder that was unpacked."""
+    shutil.rmtree(project.root / ".git")
+    done = project.upgrade()
+    assert done.returncode == 1
+    assert "pip install --upgrade litellm-mlx" in done.stderr
+
+
+def test_running_servers_end_first(project: Project, tmp_path: Path) -> None:
+    """As `stop` ends them; with nothing to do they go on."""
+    launcher = Launcher(tmp_path, "--no-proxy")
+    try:
+        launcher.wait_for("Ready.")
+        named = {"MLX_PORT": str(launcher.port)}
+        assert project.upgrade(**named).stdout == "this is the newest\n"
+        assert launcher.process.poll() is None
+        project.publish("the second")
+        done = project.upgrade(**named)
+        assert done.returncode == 0, done.stderr
+        assert launcher.process.wait(60) == 0
+        assert "start them again" in done.stdout
+    finally:
+        if launcher.process.poll() is None:
+            launcher.process.send_signal(signal.SIGKILL)
+        launcher.wait()
