@@ -62,9 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command `litellm-mlx`; returns its exit code."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in _VERBS:
-        verb: Any = importlib.import_module(_VERBS[argv[0]])
-        code: int = verb.main(argv[1:])
-        return code
+        return _run_verb(argv[0], argv[1:])
     try:
         settings = load_settings(parse_flags(argv), Path.cwd())
     except SettingsError as error:
@@ -83,6 +81,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _STOPPED_EARLY
     return 1
+
+
+def _run_verb(name: str, argv: Sequence[str]) -> int:
+    verb: Any = importlib.import_module(_VERBS[name])
+    try:
+        code: int = verb.main(argv)
+    except SettingsError as error:
+        sys.stderr.write(f"litellm-mlx {name}: {error}\n")
+        return 2
+    return code
 
 
 def parse_flags(argv: Sequence[str] | None) -> Flags:

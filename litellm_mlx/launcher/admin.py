@@ -12,13 +12,7 @@ from collections.abc import Sequence
 
 import httpx
 
-from litellm_mlx.launcher.settings import (
-    Flags,
-    LaunchSettings,
-    SettingsError,
-    load_settings,
-    settings_folder,
-)
+from litellm_mlx.launcher.settings import LaunchSettings, verb_settings
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,10 +21,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--print", action="store_true", help="print the address alone")
     options = parser.parse_args(argv)
     try:
-        url = page_address(load_settings(Flags(), settings_folder()))
-    except SettingsError as error:
-        sys.stderr.write(f"litellm-mlx admin: {error}\n")
-        return 2
+        url = page_address(verb_settings())
     except httpx.HTTPError as error:
         sys.stderr.write(f"litellm-mlx admin: the sidecar does not answer: {error}\n")
         return 1

@@ -136,6 +136,16 @@ def settings_folder() -> Path:
     return PACKAGE_PARENT if is_checkout else Path.cwd()
 
 
+def verb_settings() -> LaunchSettings:
+    """
+    The settings of a verb, which is called from any folder.
+
+    Raises:
+        SettingsError: one is out of its range; who runs the verb says so.
+    """
+    return load_settings(Flags(), settings_folder())
+
+
 def load_settings(
     flags: Flags, folder: Path, environ: Mapping[str, str] | None = None
 ) -> LaunchSettings:

@@ -10,13 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from litellm_mlx.launcher.ports import PidFile, command_of
-from litellm_mlx.launcher.settings import (
-    Flags,
-    LaunchSettings,
-    SettingsError,
-    load_settings,
-    settings_folder,
-)
+from litellm_mlx.launcher.settings import LaunchSettings, verb_settings
 
 _POLL_S, _GRACE_S = 0.1, 15.0
 
@@ -25,11 +19,7 @@ def main(argv: Sequence[str]) -> int:
     """Exit codes: 0 stopped, 1 nothing runs or it does not end, 2 bad usage."""
     parser = argparse.ArgumentParser(prog="litellm-mlx stop", description=__doc__)
     parser.parse_args(argv)
-    try:
-        settings = load_settings(Flags(), settings_folder())
-    except SettingsError as error:
-        sys.stderr.write(f"litellm-mlx stop: {error}\n")
-        return 2
+    settings = verb_settings()
     code = stop_running(settings)
     if code is None:
         sys.stderr.write("litellm-mlx stop: nothing of this project runs\n")

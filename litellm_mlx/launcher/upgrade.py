@@ -13,14 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from litellm_mlx.launcher.settings import (
-    PACKAGE_PARENT,
-    Flags,
-    LaunchSettings,
-    SettingsError,
-    load_settings,
-    settings_folder,
-)
+from litellm_mlx.launcher.settings import PACKAGE_PARENT, LaunchSettings, verb_settings
 from litellm_mlx.launcher.stop import stop_running
 
 _GIT_S = 300.0  # a line that says nothing for so long says nothing more
@@ -115,11 +108,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="litellm-mlx upgrade", description=__doc__)
     parser.add_argument("--check", action="store_true", help="only say what there is")
     options = parser.parse_args(argv)
-    try:
-        settings = load_settings(Flags(), settings_folder())
-    except SettingsError as error:
-        sys.stderr.write(f"litellm-mlx upgrade: {error}\n")
-        return 2
+    settings = verb_settings()
     try:
         checkout = Checkout(PACKAGE_PARENT)
         if not _say_what_comes(checkout) or options.check:

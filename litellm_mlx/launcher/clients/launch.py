@@ -25,13 +25,7 @@ from litellm_mlx.launcher.clients.client_setup import (
     Folders,
 )
 from litellm_mlx.launcher.clients.user_files import Unreadable, write_own
-from litellm_mlx.launcher.settings import (
-    Flags,
-    LaunchSettings,
-    SettingsError,
-    load_settings,
-    settings_folder,
-)
+from litellm_mlx.launcher.settings import LaunchSettings, verb_settings
 
 _ANY_KEY = "any"
 _OUTPUT_SHARE, _MAX_OUTPUT = 4, 32768
@@ -53,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     """Exit codes: 1 it cannot be started, 2 bad usage; else the client's own."""
     options, rest = _parsed(argv)
     try:
-        settings = load_settings(Flags(), settings_folder())
+        settings = verb_settings()
         setup = _setup(options.client, settings)
         environ, command = _command_line(setup, rest)
         if options.print:
@@ -63,8 +57,6 @@ def main(argv: Sequence[str]) -> int:
             install = _INSTALL[options.client]
             return _fail(f"{setup.program} is not on PATH. Fix: {install}")
         write_own(setup.files, setup.links)
-    except SettingsError as error:
-        return _fail(str(error), 2)
     except (NotRunning, Unreadable, OSError) as error:
         return _fail(str(error))
     sys.stderr.write(described(setup, command))
@@ -176,6 +168,6 @@ def _become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     os.execve(program, list(command), dict(environ))
 
 
-def _fail(text: str, code: int = 1) -> int:
+def _fail(text: str) -> int:
     sys.stderr.write(f"litellm-mlx launch: {text}\n")
-    return code
+    return 1

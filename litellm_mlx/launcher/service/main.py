@@ -20,13 +20,7 @@ from typing import TextIO
 from litellm_mlx.launcher.service.launch_agent import LaunchAgent
 from litellm_mlx.launcher.service.program import MARK, Program, ServiceManager
 from litellm_mlx.launcher.service.systemd_unit import SystemdUnit
-from litellm_mlx.launcher.settings import (
-    Flags,
-    LaunchSettings,
-    SettingsError,
-    load_settings,
-    settings_folder,
-)
+from litellm_mlx.launcher.settings import LaunchSettings, verb_settings
 from litellm_mlx.launcher.stop import running_launchers
 from litellm_mlx.launcher.whole_files import replace_file
 
@@ -50,11 +44,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-n", type=int, default=50, help="lines of logs (50)")
     parser.add_argument("-f", action="store_true", help="go on with logs")
     options = parser.parse_args(argv)
-    try:
-        settings = load_settings(Flags(), settings_folder())
-    except SettingsError as error:
-        sys.stderr.write(f"litellm-mlx service: {error}\n")
-        return 2
+    settings = verb_settings()
     try:
         if options.do == "logs":
             return _logs(settings.servers_log, options.n, goes_on=options.f)
