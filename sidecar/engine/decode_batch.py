@@ -1,8 +1,9 @@
 """
-A decode batch: mlx-lm's, leaner on the host, with what a row may ask for besides.
+One decode batch: a forward pass gives each sequence in it its next token.
 
-Alone, a row keeps the plain caches of its prompt: no mask against padding, no copy at
-its start or end.
+It is mlx-lm's GenerationBatch, with less work on the host, and with log-probabilities,
+grammars and adapters for each row. Alone, a row keeps the plain caches of its prompt:
+no mask against padding, no copy at its start or end.
 """
 
 from collections.abc import Callable, Collection, Mapping

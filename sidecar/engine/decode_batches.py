@@ -1,5 +1,5 @@
 """
-Which decode batch a row joins, and whose turn it is.
+Groups rows into decode batches by length, and says which batch has its turn.
 
 mlx-lm pads every row of a batch to its longest: a 100-token row that joins one of 32k
 tokens doubles its KV and slows both. But a batch of its own reads all the weights once

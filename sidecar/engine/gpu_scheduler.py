@@ -1,5 +1,5 @@
 """
-Which model computes next, where several share the GPU.
+Decides each turn of the GPU: a decode step or other work, and which model's.
 
 A decode turn moves every stream of one model on by a token. All else interrupts the
 streams: a prefill chunk, a batch of texts, a step of a load. Models share both sorts of

@@ -1,7 +1,8 @@
 """
-KV kept for reuse: one radix tree per model and cache salt.
+Finds, restores and keeps the longest stored prefix of a prompt, for one model.
 
-A prompt is served from the longest stored path that is exactly a prefix of it.
+It has one radix tree for each cache salt; `prefix_tree.py` does the matching. A prompt
+is served from the longest stored path that is exactly a prefix of it.
 Where nobody else uses that path the running sequence borrows its arrays; they are taken
 back at its end, so that a long conversation is neither copied nor held twice; else
 they are copied. Sequences that run register their path, and others may copy from it.

@@ -1,9 +1,9 @@
 """
-The pool's own thread: loads and unloads, one model at a time.
+The pool's thread: loads and unloads models, and looks for memory pressure.
 
 So nothing races for the same bytes. Requests say what they want (`wish`) and wait for
 `changed`; what leaves by itself, idle for its time or under pressure, is marked by
-`look`.
+`poll`.
 """
 
 import functools
@@ -30,7 +30,7 @@ class PoolWorker(Generic[E]):
     Moves models in and out.
 
     `changed` guards the entries and all of this; methods that begin with an underscore
-    hold it already, as do `wish` and `look`.
+    hold it already, as do `wish` and `poll`.
 
     Args:
         load: makes a resident of an offer, telling its steps.

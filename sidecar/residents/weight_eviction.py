@@ -1,5 +1,5 @@
 """
-Room for a model's weights: who has to leave for it, and whether the bytes came back.
+Chooses which idle models are unloaded for another's weights, and frees their memory.
 
 Pure but for `settle` and `loading`: decides under the pool's lock, from sizes that the
 caller holds.

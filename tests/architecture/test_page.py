@@ -31,11 +31,11 @@ def test_each_file_that_the_walk_names_is_there() -> None:
         assert any(file.endswith(f"/{name}") for file in files), name
 
 
-def test_the_twenty_questions_are_answered_where_it_says() -> None:
+def test_the_questions_are_answered_where_it_says() -> None:
     """Each file is there, and defines the name that stands beside it."""
-    section = PAGE.read_text(encoding="utf-8").partition("## Twenty questions")[2]
+    section = PAGE.read_text(encoding="utf-8").partition("## Where to look first")[2]
     rows = re.findall(r"^\| (.+\?) \| `(.+)` \| `(.+)` \|$", section, re.M)
-    assert len(rows) == 20
+    assert len(rows) == section.partition("## ")[0].count("\n| ") - 1 >= 25
     for question, file, name in rows:
         text = (REPO / file).read_text(encoding="utf-8")
         defined = rf"^(class |def )?{name}\b[ (:=\[]"

@@ -1,5 +1,5 @@
 """
-Reads one block of calls as it comes.
+Reads one block of tool calls that has begun, as it comes, and says if it is one.
 
 The end of a call is parsed, never searched: what looks like it may stand in a string.
 A block whose beginning is no call of any format is text.
