@@ -20,14 +20,13 @@ class Drop:
 
     Args:
         users: sessions with prompts that it was a part of.
-        start, end: depths in tokens.
+        end: how deep it reached, in tokens.
         limit: the setting that it was over.
         at: Unix seconds.
     """
 
     reason: Reason
     users: tuple[Conversation, ...]
-    start: int
     end: int
     limit: str
     at: float
@@ -43,11 +42,11 @@ class Drops:
         self,
         reason: Reason,
         users: Collection[Conversation],
-        depths: tuple[int, int],
+        end: int,
         limit: str,
     ) -> None:
-        """Remember that KV between two depths has been let go."""
-        self._last.append(Drop(reason, tuple(users), *depths, limit, time.time()))
+        """Remember that KV that reached to a depth has been let go."""
+        self._last.append(Drop(reason, tuple(users), end, limit, time.time()))
 
     def find(self, conversation: Conversation, depth: int) -> Drop | None:
         """The last drop of a session's KV that reached deeper than so many tokens."""

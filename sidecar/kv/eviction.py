@@ -374,7 +374,7 @@ class KVBudget:
         else:
             limit = "PROMPT_CACHE_MAX_ENTRIES_GLOBAL"
         reason: Reason = "expired" if is_old else "evicted"
-        self.drops.note(reason, node.users, (node.start, node.end), limit)
+        self.drops.note(reason, node.users, node.end, limit)
 
     def _may_expire(self, trees: Trees) -> bool:
         """Whether leaves must be looked at one by one; seldom, as they may be many."""
