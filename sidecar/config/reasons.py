@@ -1,5 +1,6 @@
 """Settings of other servers that are not read here, with the reason for each."""
 
+_ALL_LAYERS = "MLX computes all layers of a model on its device, which is told at start"
 # Asked for by these very names: looked for in the environment as well.
 REASONS = {
     "PROMPT_CACHE_MAX_ENTRIES_PER_SESSION": (
@@ -33,6 +34,8 @@ REASONS = {
     "ENABLE_CLOUD_ROUTING": (
         "LiteLLM does that: cloud models and fallbacks stand in litellm_config.yaml"
     ),
+    "GPU_LAYERS": _ALL_LAYERS,
+    "GPULayers": _ALL_LAYERS,
     "CONTEXT_OVERFLOW": (
         "a prompt beyond the context is refused, as with `error`: a window that "
         "forgets is not built"
