@@ -20,6 +20,8 @@ from litellm_mlx.refusals import is_google, problem
 
 _BUSY = (429, 503)
 _RETRY_AFTER_S = b"5"  # where nobody says: a sidecar that died is back by then
+# How the sidecar's own refusals end, or our provider's text of them.
+_AGAIN_IN = re.compile(rb"(?:; again in|, retry after) (\d{1,6}) s\b")
 _GZIP = b"\x1f\x8b"
 # How LiteLLM begins what the sidecar said, and how a sidecar's error begins.
 _OF_OURS = re.compile(  # begins with fixed letters: an error may repeat a long word
@@ -50,7 +52,7 @@ def put_right(path: str, held: list[Message]) -> list[Message]:
         headers.append((b"content-length", str(len(body)).encode()))
         held = [start, {"type": "http.response.body", "body": body}]
     if status in _BUSY:
-        headers += _retry_after(headers)
+        headers += _retry_after(headers, body)
     return [{**start, "headers": headers}, *held[1:]]
 
 
@@ -90,9 +92,10 @@ def _of_sidecar(message: str) -> tuple[Mapping[str, object], str] | None:
     return (error, message[end:]) if "message" in error else None
 
 
-def _retry_after(headers: Headers) -> list[tuple[bytes, bytes]]:
+def _retry_after(headers: Headers, body: bytes) -> list[tuple[bytes, bytes]]:
     said = {name.lower(): value for name, value in headers}
     if b"retry-after" in said:
         return []
-    seconds = said.get(b"llm_provider-retry-after", _RETRY_AFTER_S)
-    return [(b"retry-after", seconds)]
+    told = _AGAIN_IN.search(body)
+    seconds = told[1] if told else _RETRY_AFTER_S
+    return [(b"retry-after", said.get(b"llm_provider-retry-after", seconds))]

@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from litellm_mlx.launcher.ports import PidFile, command_of
 from litellm_mlx.launcher.settings import LaunchSettings, verb_settings
@@ -27,26 +28,34 @@ def main(argv: Sequence[str]) -> int:
     return code
 
 
-def stop_running(settings: LaunchSettings) -> int | None:
-    """Stop what runs; 0, 1 if something does not end, None if nothing runs."""
-    pids = running_launchers(settings)
+def stop_running(settings: LaunchSettings, *, on_any_port: bool = False) -> int | None:
+    """
+    Stop what runs; 0, 1 if something does not end, None if nothing runs.
+
+    Args:
+        on_any_port: not on those alone that are set.
+    """
+    pids = running_launchers(settings, on_any_port=on_any_port)
     if not pids:
         return None
     return max(_stopped(pid, settings.drain_timeout_s) for pid in pids)
 
 
-def running_launchers(settings: LaunchSettings) -> list[int]:
-    """Pids of launchers of this folder."""
-    return list(dict.fromkeys(_launchers(settings)))
+def running_launchers(
+    settings: LaunchSettings, *, on_any_port: bool = False
+) -> list[int]:
+    """Pids of launchers that hold the files of the ports that are set, or of any."""
+    if on_any_port:
+        files = sorted(settings.run_dir.glob("*.pid"))
+    else:
+        files = [settings.run_dir / f"sidecar-{settings.sidecar.port}.pid"]
+        if settings.proxy is not None:
+            files.append(settings.run_dir / f"litellm-{settings.proxy.port}.pid")
+    return list(dict.fromkeys(_launchers(files)))
 
 
-def _launchers(settings: LaunchSettings) -> Iterator[int]:
-    """Pids of launchers that hold the files of the ports that are set."""
-    files = [f"sidecar-{settings.sidecar.port}.pid"]
-    if settings.proxy is not None:
-        files.append(f"litellm-{settings.proxy.port}.pid")
-    for name in files:
-        path = settings.run_dir / name
+def _launchers(files: Iterable[Path]) -> Iterator[int]:
+    for path in files:
         if not path.exists():
             continue
         file = PidFile(path)

@@ -158,6 +158,9 @@ class Supervisor:
             for watched in self._watched:
                 if not watched.is_up:
                     self._check_start(watched)
+                elif watched.child.exit_code() is not None:
+                    watched.child.wait(0)
+                    raise ServiceFailed(watched.child.ending(), watched.child.tail())
             if is_so():
                 return
             if self._stopping.wait(_POLL_S):

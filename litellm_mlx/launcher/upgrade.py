@@ -8,6 +8,7 @@ commit that it was at, with that one's packages. Models, caches and `.env` stay.
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -16,8 +17,9 @@ from pathlib import Path
 from litellm_mlx.launcher.settings import PACKAGE_PARENT, LaunchSettings, verb_settings
 from litellm_mlx.launcher.stop import stop_running
 
-_GIT_S = 300.0  # a line that says nothing for so long says nothing more
+_GIT_S = 120.0  # a line that says nothing for so long says nothing more
 _SHOWN = 10
+_BROKEN_OFF = 130
 
 
 class UpgradeFailed(Exception):
@@ -45,27 +47,37 @@ class Checkout:
         What a git command says.
 
         Raises:
-            UpgradeFailed: it failed.
+            UpgradeFailed: it failed; in git's words.
         """
+        # A hook's GIT_DIR would name another repository.
+        own = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}  # noqa: TID251
         # Nobody is there to type a password, and no message is translated.
         quiet = {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+        command = ["git", "-c", "core.quotePath=false", *arguments]
         try:
             done = subprocess.run(
-                ["git", *arguments],
+                command,
                 cwd=self.root,
-                env={**os.environ, **quiet},  # noqa: TID251 - git's own settings
+                env={**own, **quiet},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
                 check=False,
                 timeout=_GIT_S,
             )
+        except FileNotFoundError:
+            raise UpgradeFailed("git is not on PATH: install it") from None
         except (OSError, subprocess.TimeoutExpired) as error:
             raise UpgradeFailed(f"git {arguments[0]}: {error}") from None
         if done.returncode:
-            said = done.stderr.strip().splitlines() or ["it failed"]
-            raise UpgradeFailed(f"git {arguments[0]}: {said[-1]}")
+            said = done.stderr.strip() or "it failed"
+            raise UpgradeFailed(f"git {arguments[0]}: {said}")
         return done.stdout.strip()
+
+    @property
+    def mark(self) -> Path:
+        """A file that stands while an upgrade goes on: the commit to go back to."""
+        return self.root / self.git("rev-parse", "--git-path", "litellm-mlx-upgrade")
 
     def commits_to_come(self) -> list[str]:
         """
@@ -83,6 +95,7 @@ class Checkout:
             raise UpgradeFailed(
                 "the branch at hand follows none of a remote: git switch main"
             ) from None
+        _say(f"asking for what {upstream} has ...")
         self.git("fetch", "--quiet")
         if own := self.git("log", "--format=%h %s", "@{upstream}..HEAD").splitlines():
             raise UpgradeFailed(
@@ -90,6 +103,15 @@ class Checkout:
                 f"{own[0]}"
             )
         return self.git("log", "--format=%h %s", "HEAD..@{upstream}").splitlines()
+
+    def check_way(self) -> None:
+        """
+        See that going forward would overwrite nothing.
+
+        Raises:
+            UpgradeFailed: a file that git does not know is in the way.
+        """
+        self.git("read-tree", "--dry-run", "-m", "-u", "HEAD", "@{upstream}")
 
     def is_good(self) -> bool:
         """Whether it sets itself up, passes its check and its model's self-test."""
@@ -109,37 +131,68 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--check", action="store_true", help="only say what there is")
     options = parser.parse_args(argv)
     settings = verb_settings()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it goes back as well
+    are_stopped = False
     try:
         checkout = Checkout(PACKAGE_PARENT)
+        if not options.check:
+            _go_back_from_a_broken_one(checkout)
         if not _say_what_comes(checkout) or options.check:
             return 0
-        is_stopped = _stop(settings)
+        checkout.check_way()
+        are_stopped = _stop(settings)
         upgrade(checkout, checkout.is_good)
     except UpgradeFailed as error:
         sys.stderr.write(f"litellm-mlx upgrade: {error}\n")
         return 1
-    again = "; the servers were stopped: start them again" if is_stopped else ""
-    _say(f"upgraded to {checkout.git('rev-parse', '--short', 'HEAD')}{again}")
+    except KeyboardInterrupt:
+        sys.stderr.write("litellm-mlx upgrade: broken off; nothing is changed\n")
+        return _BROKEN_OFF
+    finally:
+        if are_stopped:
+            _say("the servers were stopped: start them again")
+    _say(f"upgraded to {checkout.git('rev-parse', '--short', 'HEAD')}")
     return 0
 
 
 def upgrade(checkout: Checkout, is_good: Callable[[], bool]) -> None:
     """
-    Go forward, and back again if what came is not good.
+    Go forward, and back again if what came is not good, or it is broken off.
 
     Raises:
         UpgradeFailed: it is back where it was.
     """
     before = checkout.git("rev-parse", "HEAD")
-    checkout.git("merge", "--ff-only", "--quiet", "@{upstream}")
-    if is_good():
-        return
+    mark = checkout.mark
+    mark.write_text(before)
+    try:
+        checkout.git("merge", "--ff-only", "--quiet", "@{upstream}")
+        if is_good():
+            mark.unlink()
+            return
+    except BaseException:
+        _go_back(checkout, before)
+        raise
     failed = checkout.git("rev-parse", "--short", "HEAD")
-    checkout.git("reset", "--keep", "--quiet", before)
+    _go_back(checkout, before)
     why = f"{failed} did not pass its check: the checkout is back at {before[:7]}"
     if not is_good():
         raise UpgradeFailed(f"{why}, which does not pass its own now; see above")
     raise UpgradeFailed(f"{why}, and that works")
+
+
+def _go_back(checkout: Checkout, commit: str) -> None:
+    """Be at a commit again; nothing had been changed by hand."""
+    checkout.git("reset", "--hard", "--quiet", commit)
+    checkout.mark.unlink(missing_ok=True)
+
+
+def _go_back_from_a_broken_one(checkout: Checkout) -> None:
+    """After an upgrade that was killed: nobody has tried what is there."""
+    mark = checkout.mark
+    if mark.exists() and (commit := mark.read_text().strip()):
+        _say(f"an upgrade was broken off: going back to {commit[:7]} first")
+        _go_back(checkout, commit)
 
 
 def _say_what_comes(checkout: Checkout) -> bool:
@@ -161,7 +214,7 @@ def _stop(settings: LaunchSettings) -> bool:
     Raises:
         UpgradeFailed: something of it does not end.
     """
-    code = stop_running(settings)
+    code = stop_running(settings, on_any_port=True)
     if code:
         raise UpgradeFailed("a server does not end: see above")
     return code is not None

@@ -171,6 +171,7 @@ class ResidentPool(Generic[E]):
                 return True
             self._waits.check_loadable(entry)
             self._worker.wish(entry)
+            self._num_misses += 1
         steps = self.watch_load(name, patience_s)
         return any(step and step[0] in ("ready", "error") for step in steps)
 
@@ -218,7 +219,7 @@ class ResidentPool(Generic[E]):
 
     @property
     def lease_counts(self) -> dict[str, int]:
-        """Leases of models that were loaded (`hits`), and that were not (`misses`)."""
+        """Leases of models that were loaded (`hits`), waits for others (`misses`)."""
         return {"hits": self._num_hits, "misses": self._num_misses}
 
     # What people do by hand.

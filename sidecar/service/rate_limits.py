@@ -77,10 +77,15 @@ class RateLimits:
                 return
             tokens = self._bucket("RATE_LIMIT_TPM", client)
             requests = self._bucket("RATE_LIMIT_RPM", client)
+            refusals = []
             if tokens and tokens.level <= 0:
-                raise self._too_early("RATE_LIMIT_TPM", "tokens", -tokens.level)
+                missing = -tokens.level
+                refusals.append(self._too_early("RATE_LIMIT_TPM", "tokens", missing))
             if requests and requests.level < 1:
-                raise self._too_early("RATE_LIMIT_RPM", "requests", 1 - requests.level)
+                missing = 1 - requests.level
+                refusals.append(self._too_early("RATE_LIMIT_RPM", "requests", missing))
+            if refusals:  # who waits for one would only meet the other
+                raise max(refusals, key=lambda error: error.retry_after_s or 0)
             if requests:
                 requests.level -= 1
 
@@ -105,6 +110,10 @@ class RateLimits:
     def _too_early(self, name: str, what: str, missing: float) -> RateLimitExceeded:
         limit = self._per_minute[name]
         seconds = max(math.ceil(missing * _MINUTE_S / limit), 1)
-        # The plugin knows it by its first words where there is no code (Messages).
-        message = f"rate limit: at most {limit} {what} a minute ({name})"
+        # The plugin reads the first words and the last where there is no code or no
+        # header (Messages, completions).
+        message = (
+            f"rate limit: at most {limit} {what} a minute ({name}); "
+            f"again in {seconds} s"
+        )
         return RateLimitExceeded(message, retry_after_s=seconds)

@@ -173,6 +173,7 @@ class Receipt:
         waited_s: until its prompt's turn came.
         drafts: what was drafted, by drafter.
         num_computed: tokens of the prompt and the answer that were not reused.
+        longest: tokens of the longest choice.
     """
 
     outcome: str
@@ -184,6 +185,7 @@ class Receipt:
     waited_s: float
     drafts: Mapping[DrafterName, DraftCount]
     num_computed: int
+    longest: int
 
     def metrics(self, process: ProcessMemory) -> CallMetrics:
         """What it took, and the memory that was in use at its end."""
@@ -522,6 +524,7 @@ class _Progress:
             waited_s,
             job.draft_counts,
             max(self.num_done - self.num_cached, 0) + usage.completion_tokens,
+            max(self._num_sampled.values(), default=0),
         )
 
 
@@ -554,8 +557,8 @@ def count(receipt: Receipt, metrics: Metrics) -> None:
         for name, number in asdict(drafts).items():
             metrics.drafts[name].labels(drafter).inc(number)
     decode_s = max(receipt.seconds - (ttft_s or 0.0), 1e-9)
-    if ttft_s is not None and usage.completion_tokens > 1:
-        metrics.inter_token.observe(decode_s / (usage.completion_tokens - 1))
+    if ttft_s is not None and receipt.longest > 1:
+        metrics.inter_token.observe(decode_s / (receipt.longest - 1))
     logger.info(
         "request ended outcome=%s ttft_s=%s prompt=%d cached=%d output=%d "
         "reasoning=%d seconds=%.2f tps=%.1f",

@@ -105,6 +105,16 @@ def test_start_waits_while_the_service_loads(run: Run) -> None:
     assert "stand-in | stand-in starts, model=None" in run.said
 
 
+def test_what_dies_while_another_one_starts_is_said_at_once(run: Run) -> None:
+    """Nobody waits for the other one first."""
+    run.supervisor.start(run.service())
+    (pid,) = run.pids
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ServiceFailed, match="ended by signal 9"):
+        run.supervisor.start(run.service(STAND_IN_LOADING_S="600"))
+
+
 def test_a_failing_start_shows_the_last_lines(run: Run, tmp_path: Path) -> None:
     """A service that ends before it is healthy fails the start, with its stderr."""
     (tmp_path / "once").touch()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from testkit.launcher import Launcher
+from testkit.raw_http import eventually
 
 REPO = Path(__file__).parents[2]
 # Stand-ins of the set-up and of the self-test: each says that it ran, and the code that
@@ -23,6 +24,15 @@ SELF_TEST = """
 import pathlib, sys
 print("tested", sys.argv[1:], flush=True)
 sys.exit(int(pathlib.Path(__file__).parents[1].joinpath("test-code").read_text()))
+"""
+
+
+NEWEST = "this is the newest"
+# A set-up that waits until it is ended.
+WAITS = """
+import pathlib, sys, time
+pathlib.Path(__file__).with_name("began").touch()
+time.sleep(float(pathlib.Path(__file__).with_name("wait").read_text()))
 """
 
 
@@ -64,16 +74,35 @@ class Project:
         """Which commit the checkout has, as a file of it says."""
         return (self.root / "version").read_text()
 
-    def upgrade(self, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "litellm_mlx.launcher", "upgrade", *words]
-        environ = {
+    command = (sys.executable, "-m", "litellm_mlx.launcher", "upgrade")
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {
             "PATH": os.environ["PATH"], "PYTHONPATH": str(self.root),
             "HOME": str(self.home), "MLX_CACHE_HOME": str(self.home / "cache"),
         }  # fmt: skip
+
+    def upgrade(self, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            command, cwd="/", env={**environ, **env}, capture_output=True, text=True,
-            timeout=240, check=False,
+            [*self.command, *words], cwd="/", env={**self.environ, **env},
+            capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
+
+    def end_in_the_middle(self, signum: int) -> tuple[int, str]:
+        """Send a signal to an upgrade in its set-up: its code, what it complained."""
+        process = subprocess.Popen(
+            self.command, cwd="/", env=self.environ, start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            assert eventually((self.root / "began").exists, 60)
+            os.killpg(process.pid, signum)
+            _, said = process.communicate(timeout=60)
+        finally:
+            if process.poll() is None:
+                process.kill()
+        return process.returncode, said
 
 
 @pytest.fixture
@@ -89,12 +118,12 @@ def test_a_clean_checkout_goes_forward(project: Project) -> None:
     done = project.upgrade()
     assert done.returncode == 0, done.stderr
     assert project.version == "the third"
-    assert done.stdout.startswith("2 new:\n")
+    assert done.stdout.startswith("asking for what origin/main has ...\n2 new:\n")
     assert done.stdout.index("set up") < done.stdout.index("tested ['selftest']")
     assert done.stdout.splitlines()[-1].startswith("upgraded to ")
     assert (project.root / ".env").read_text() == "MODEL_PATH=built-in\n"
     again = project.upgrade()
-    assert (again.returncode, again.stdout) == (0, "this is the newest\n")
+    assert (again.returncode, again.stdout.splitlines()[1:]) == (0, [NEWEST])
 
 
 def test_a_look_changes_nothing(project: Project) -> None:
@@ -134,6 +163,59 @@ def test_what_does_not_work_before_and_after_is_said(project: Project) -> None:
     assert "does not pass its own now" in done.stderr
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_broken_off_is_taken_back(project: Project, signum: int) -> None:
+    """Else the next run would call newest what nobody has tried."""
+    (project.origin / "install_and_run.py").write_text(WAITS)
+    (project.origin / "wait").write_text("600")
+    project.publish("the slow")
+    code, said = project.end_in_the_middle(signum)
+    assert (code, project.version) == (130, "the first")
+    assert said.endswith("broken off; nothing is changed\n")
+    assert "Traceback" not in said.rpartition("litellm-mlx upgrade")[2]
+
+
+def test_what_was_killed_is_taken_back_by_the_next(project: Project) -> None:
+    """And then it goes forward, if that works now."""
+    (project.origin / "install_and_run.py").write_text(WAITS)
+    (project.origin / "wait").write_text("600")
+    project.publish("the slow")
+    project.end_in_the_middle(signal.SIGKILL)
+    assert project.version == "the slow"
+    (project.origin / "wait").write_text("0")
+    project.publish("the quick")
+    done = project.upgrade()
+    assert done.returncode == 0, done.stderr
+    assert "going back to" in done.stdout
+    assert "2 new:" in done.stdout
+    assert project.version == "the quick"
+
+
+def test_what_a_set_up_writes_into_the_checkout_is_taken_back(
+    project: Project,
+) -> None:
+    """A file that git knows, and a code that is not 0."""
+    written = "pathlib.Path('version').write_text('x'); sys.exit"
+    text = INSTALLER.replace("sys.exit", written)
+    (project.origin / "install_and_run.py").write_text(text)
+    project.publish("the broken", check=1)
+    done = project.upgrade()
+    assert (done.returncode, project.version) == (1, "the first")
+    assert "is back at" in done.stderr
+
+
+def test_a_file_in_the_way_is_named_before_anything_ends(project: Project) -> None:
+    """It would be overwritten; a hook's GIT_DIR names no other repository."""
+    (project.root / "ü ber").write_text("mine")
+    (project.origin / "ü ber").write_text("theirs")
+    project.publish("the second")
+    done = project.upgrade(GIT_DIR="/nowhere")
+    assert (done.returncode, project.version) == (1, "the first")
+    assert "ü ber" in done.stderr
+    assert "stopping" not in done.stdout
+    assert (project.root / "ü ber").read_text() == "mine"
+
+
 def test_files_that_were_changed_by_hand_stay(project: Project) -> None:
     """They are named, and nothing is done."""
     (project.root / "version").write_text("mine")
@@ -164,12 +246,12 @@ def test_a_branch_without_a_remote_is_said(project: Project) -> None:
 
 
 def test_a_remote_that_is_away_is_said(project: Project) -> None:
-    """In git's own words, in one line."""
+    """In git's own words."""
     project.origin.rename(project.home / "away")
     done = project.upgrade()
     assert (done.returncode, project.version) == (1, "the first")
     assert done.stderr.startswith("litellm-mlx upgrade: git fetch: ")
-    assert done.stderr.count("\n") == 1
+    assert "does not appear to be a git repository" in done.stderr
 
 
 def test_what_was_installed_is_upgraded_elsewhere(project: Project) -> None:
@@ -181,15 +263,14 @@ def test_what_was_installed_is_upgraded_elsewhere(project: Project) -> None:
 
 
 def test_running_servers_end_first(project: Project, tmp_path: Path) -> None:
-    """As `stop` ends them; with nothing to do they go on."""
+    """As `stop` ends them, on whatever port; with nothing to do they go on."""
     launcher = Launcher(tmp_path, "--no-proxy")
     try:
         launcher.wait_for("Ready.")
-        named = {"MLX_PORT": str(launcher.port)}
-        assert project.upgrade(**named).stdout == "this is the newest\n"
+        assert NEWEST in project.upgrade().stdout
         assert launcher.process.poll() is None
         project.publish("the second")
-        done = project.upgrade(**named)
+        done = project.upgrade()
         assert done.returncode == 0, done.stderr
         assert launcher.process.wait(60) == 0
         assert "start them again" in done.stdout

@@ -1,12 +1,13 @@
 """The sidecar's refusals and a failing connection, as LiteLLM's exceptions."""
 
+import json
 from typing import Any
 
 import httpx
 import litellm
 import pytest
 
-from litellm_mlx import errors
+from litellm_mlx import answers, errors
 from litellm_mlx.translate import completion_from
 from tests.litellm_mlx.sidecar_answers import problem
 
@@ -98,3 +99,18 @@ def test_an_answer_that_is_no_completion_is_an_error() -> None:
     frame = b'{"error":{"message":"late","code":"service_unavailable"}}'
     with pytest.raises(litellm.ServiceUnavailableError, match="late"):
         completion_from(httpx.Response(200, content=frame), "m")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("rate limit: at most 2 requests a minute (RATE_LIMIT_RPM); again in 22 s", b"22"),
+     ("x (sidecar answered 429, rate_limited, retry after 31 s)", b"31"),
+     ("the queue is full", b"5")],
+)  # fmt: skip
+def test_a_refusals_own_words_say_when_to_ask_again(text: str, seconds: bytes) -> None:
+    """Where LiteLLM has lost the header: Messages, raw completions."""
+    body = json.dumps({"type": "error", "error": {"message": text}}).encode()
+    start = {"type": "http.response.start", "status": 429, "headers": []}
+    held = [start, {"type": "http.response.body", "body": body}]
+    found = dict(answers.put_right("/v1/messages", held)[0]["headers"])
+    assert found[b"retry-after"] == seconds

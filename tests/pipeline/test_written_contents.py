@@ -47,13 +47,40 @@ def test_a_content_that_is_no_text_is_one_as_well() -> None:
 @pytest.mark.parametrize(
     "one",
     [call("edit", content=FILE), call("write_file", content=FILE),
-     call("write", path="a"), ToolCall("i", "write", "{"),
-     ToolCall("i", "write", "[]")],
+     call("write", path="a"), ToolCall("i", "write", "[]")],
 )  # fmt: skip
 def test_nothing_else_is_touched(one: ToolCall) -> None:
-    """Other tools, calls without a content, arguments that are no object."""
+    """Other tools, calls without a content, arguments that are another value."""
     messages = [user("write it"), assistant("", one), result(FILE, one.id)]
     assert omit_written(messages) == tuple(messages)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"path": "a", "content": "SECRET\nline"}', '{"content": "SECRET"}}', "{",
+     '\ufeff{"content": "SECRET"}', f'{{"x": {"9" * 5000}, "content": "SECRET"}}',
+     f'{{"content": {"[" * 3000}"SECRET"{"]" * 3000}}}', '{"input": "SECRET"}'],
+    ids=["line break", "brace too many", "cut", "mark", "digits", "deep", "custom"],
+)  # fmt: skip
+def test_what_is_written_in_an_odd_way_is_hidden_as_well(arguments: str) -> None:
+    """What cannot be read is hidden whole; a custom tool's call is one bare text."""
+    (message,) = omit_written([assistant("", ToolCall("i", "write", arguments))])
+    shown = message.tool_calls[0].arguments
+    assert "SECRET" not in shown
+    assert "__WRITE_CONTENT_OMITTED" in shown
+    json.loads(shown)
+
+
+def test_half_a_pair_beside_a_content_stays_escaped() -> None:
+    """As text no tokenizer takes it."""
+    odd = ToolCall("i", "write", '{"p": "\\ud801\\u00fc", "content": "x"}')
+    (message,) = omit_written([assistant("", odd)])
+    shown = message.tool_calls[0].arguments
+    shown.encode()
+    assert json.loads(shown)["p"] == "\ud801ü"
+    asked = [user("Make it."), assistant("", odd), result("done", "i")]
+    client = Client(tools=(tool("write"),))
+    assert Chats(omits_written=True).ask(asked, client).model_ids
 
 
 @pytest.mark.parametrize("session", ["s", None])

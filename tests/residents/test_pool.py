@@ -186,6 +186,9 @@ def test_leases_are_counted_and_given_back_even_on_failure(houses: Houses) -> No
         raise KeyError
     assert pool.num_leases == 0
     assert pool.lease_counts == {"hits": 2, "misses": 1}
+    pool.unload("a")
+    assert not pool.is_loaded("a", 0.0)  # as a stream asks that then watches the load
+    assert pool.lease_counts["misses"] == 2
 
 
 def test_many_requests_for_a_cold_model_are_one_load(houses: Houses) -> None:

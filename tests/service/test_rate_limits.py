@@ -82,6 +82,16 @@ def test_tokens_are_owed_when_an_answer_has_cost_more_than_there_were() -> None:
     limits.begin("one")
 
 
+def test_of_two_limits_the_longer_wait_is_told() -> None:
+    """Else it would be refused once more when the shorter one is over."""
+    limits = limits_of(clock := Clock(), requests=1, tokens=600)
+    limits.begin("one")
+    limits.computed("one", 700)
+    assert refused(limits) == 60
+    clock.now += 60
+    limits.begin("one")
+
+
 @pytest.mark.parametrize(
     ("limit", "param"), [({"requests": 1}, "RPM"), ({"tokens": 1}, "TPM")]
 )

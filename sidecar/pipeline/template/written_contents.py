@@ -9,6 +9,7 @@ other words than its turn had, so that turn's own ids are not put back.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,9 @@ from sidecar.core.requests import Message, ToolCall
 
 _TOOL = "write"
 _ARGUMENT = "content"
+_BARE = "input"  # of a custom tool, whose calls are one text
 _MARK = "__WRITE_CONTENT_OMITTED"
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def omit_written(messages: Iterable[Message]) -> tuple[Message, ...]:
@@ -33,18 +36,31 @@ def _omit(message: Message) -> Message:
 
 
 def _without_content(call: ToolCall) -> ToolCall:
-    """A call; as it came if it writes nothing, or its arguments are no object."""
+    """
+    A call; as it came if it writes nothing.
+
+    Of arguments that cannot be read nobody knows where the content ends: all is hidden.
+    """
     if call.name.lower() != _TOOL:
         return call
     try:
-        arguments = json.loads(call.arguments)
-    except ValueError:
+        # Models write line breaks into strings as they are.
+        arguments = json.loads(call.arguments, strict=False)
+    except (ValueError, RecursionError):
+        arguments = {_ARGUMENT: call.arguments}
+    if not isinstance(arguments, dict):
         return call
-    if not isinstance(arguments, dict) or _ARGUMENT not in arguments:
+    name = _BARE if list(arguments) == [_BARE] else _ARGUMENT
+    if name not in arguments:
         return call
-    digest = _digest(arguments[_ARGUMENT])
-    omitted = {**arguments, _ARGUMENT: digest}
-    return replace(call, arguments=json.dumps(omitted, ensure_ascii=False))
+    omitted = {**arguments, name: _digest(arguments[name])}
+    return replace(call, arguments=_dumped(omitted))
+
+
+def _dumped(arguments: dict[str, Any]) -> str:
+    """JSON; halves of surrogate pairs stay escaped, as a client had to send them."""
+    text = json.dumps(arguments, ensure_ascii=False)
+    return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def _digest(content: Any) -> str:
