@@ -96,6 +96,6 @@ def _retry_after(headers: Headers, body: bytes) -> list[tuple[bytes, bytes]]:
     said = {name.lower(): value for name, value in headers}
     if b"retry-after" in said:
         return []
-    told = _AGAIN_IN.search(body)
-    seconds = told[1] if told else _RETRY_AFTER_S
+    found = _AGAIN_IN.search(body)
+    seconds = found[1] if found else _RETRY_AFTER_S
     return [(b"retry-after", said.get(b"llm_provider-retry-after", seconds))]

@@ -359,8 +359,12 @@ class ChatRequest:
     begun: Message | None = None
 
     @property
-    def asks_for_form(self) -> bool:
-        """Whether its answer is held to anything: a schema, a call, none, a length."""
+    def needs_constraint(self) -> bool:
+        """
+        Whether tokens must be forbidden or forced in its answer.
+
+        By a form, a call that must come, at most one call, none, a thinking budget.
+        """
         is_call = self.tool_choice.mode in ("required", "named")
         is_short = self.thinking.budget is not None or self.tool_choice.is_single
         is_form = self.output_format is not None or bool(self.strict_params)

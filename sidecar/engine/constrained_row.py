@@ -92,8 +92,8 @@ class ConstrainedRow:
         self._close_ids, self._banned = constraint.close_ids, constraint.banned
         self._armed_by = constraint.armed_by
         self._is_begun = not self._armed_by  # the grammar
-        self._is_free = bool(constraint.behind) and constraint.opener is None
-        self._is_over = False  # behind the one call
+        self._is_thinking = bool(constraint.behind) and constraint.opener is None
+        self._is_behind_last_call = False  # behind the one call
         self._is_ahead = False  # of tokens that may never be said
         self._ahead_allowance = Allowance()
         self._closing: list[int] = []  # what must come next, to end the thinking
@@ -110,7 +110,7 @@ class ConstrainedRow:
     @property
     def lets_in_all(self) -> bool:
         """Whether any token may come next."""
-        is_held = self._closing or self._is_over or self._banned
+        is_held = self._closing or self._is_behind_last_call or self._banned
         return (self._matcher is None or not self._is_begun) and not is_held
 
     def fork(self) -> "ConstrainedRow":
@@ -130,7 +130,8 @@ class ConstrainedRow:
         if self._closing:
             return [*self._closing]
         matcher = self._matcher
-        is_held = self._is_begun and not (self._is_free or self._is_over or self.error)
+        is_free = self._is_thinking or self._is_behind_last_call
+        is_held = self._is_begun and not (is_free or self.error)
         if matcher is None or not is_held or matcher.is_stopped():
             return []
         started = time.thread_time()
@@ -146,21 +147,21 @@ class ConstrainedRow:
 
     def take(self, token: int) -> None:
         """Go on behind a token that was sampled."""
-        if self._is_free:
+        if self._is_thinking:
             self._closing = self._closing[1:]
             self._tail = [*self._tail[1 - _TAIL :], token]
             self._said = self._grammars.decode(self._tail).lower()
-            self._is_free = self._behind not in self._said
+            self._is_thinking = self._behind not in self._said
             self._spend(1)
             return
         if token == self._opener and not (self._armed_by and self._is_begun):
-            self._is_free, self._tail, self._said = True, [], ""
+            self._is_thinking, self._tail, self._said = True, [], ""
             is_held = self._matcher is not None and not self._armed_by
             self._opener = None if is_held else self._opener
             self._spend(0)
             return
-        self._is_over |= token == self._call_end
-        if self._matcher is None or self._source is None or self._is_over:
+        self._is_behind_last_call |= token == self._call_end
+        if self._matcher is None or self._source is None or self._is_behind_last_call:
             return
         if self._is_begun:
             self._follow(self._matcher, token)
@@ -180,7 +181,7 @@ class ConstrainedRow:
 
     def _spend(self, count: int) -> None:
         """Count tokens of thinking; close it when there are no more."""
-        if self._budget is None or not self._is_free or self._closing:
+        if self._budget is None or not self._is_thinking or self._closing:
             return
         self._budget -= count
         if self._budget <= 0:
@@ -213,7 +214,7 @@ class ConstrainedRow:
         if self.lets_in_all or self.error:
             return  # the scheduler ends what went wrong
         stops = self._grammars.stop_ids
-        if self._closing or self._is_over:
+        if self._closing or self._is_behind_last_call:
             bits[:] = 0
             _set(bits, self._closing[:1] or stops)
             return
@@ -223,7 +224,7 @@ class ConstrainedRow:
 
     def _fill_held(self, matcher: LLMatcher, mask: NDArray[np.int32], row: int) -> None:
         bits = mask[row].view(np.uint32)
-        if self._is_free:
+        if self._is_thinking:
             # It must not end before what it was asked for has begun.
             _clear(bits, self._grammars.stop_ids)
             for rest, ids in self._beyond.items():

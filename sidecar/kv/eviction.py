@@ -4,7 +4,9 @@ Which KV leaves when there is too much: its weight, and one limit for all models
 What leaves is chosen by one score over all trees, those included of models that are
 not loaded now: KV stays as long as it is worth more than another's, whoever computed
 it.
-What decides is pure; the budget acts.
+The order: what is expired; KV of batches; the leaf with the largest score, or before it
+a sub-agent's of the same session; what a waiting request has reserved, only where
+nothing else is left. Pure functions choose, and KVBudget removes.
 """
 
 import math
@@ -158,7 +160,7 @@ def expires_in(trees: Trees, limits: Limits) -> float:
 
 
 def score(node: Node, now: float) -> float:
-    """Of a leaf for eviction: the largest goes first."""
+    """Among the leaves of one group the largest goes first (see plan_eviction)."""
     found = eviction_score(now - node.touched, node.end, node.hits)
     if node.is_subagent:
         found *= _SUBAGENT_FACTOR

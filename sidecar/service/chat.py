@@ -350,7 +350,7 @@ class ChatService:
         maximum, engine = request.options.max_tokens, resident.engine
         held = StructuredOutput()
         are_all_held = self._defaults.tool_grammar == "calls"
-        if request.asks_for_form or (request.tools and are_all_held):
+        if request.needs_constraint or (request.tools and are_all_held):
             start = _start_mode(engine.model.syntax, prepared)
             held = structured_output(request, engine, start, self._defaults)
         unheld, options = held.unheld, request.options

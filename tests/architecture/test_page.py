@@ -40,3 +40,15 @@ def test_the_questions_are_answered_where_it_says() -> None:
         text = (REPO / file).read_text(encoding="utf-8")
         defined = rf"^(class |def )?{name}\b[ (:=\[]"
         assert re.search(defined, text, re.M), (question, file, name)
+
+
+def test_each_path_that_contributors_are_sent_to_is_there() -> None:
+    """From the root, or within `sidecar/`; a pattern stands for what it names."""
+    text = (REPO / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    folders, files = r"(?:[\w.-]+/)+[\w.-]*", r"[\w/-]+\.(?:py|toml|md|txt)"
+    paths = set(re.findall(f"`({folders}|{files})", text))
+    assert len(paths) > 20
+    for path in paths:
+        places = (REPO / path, REPO / "sidecar" / path)
+        is_named = "/" not in path and any((REPO / "sidecar").rglob(path))
+        assert is_named or any(place.exists() for place in places), path

@@ -1,7 +1,7 @@
 """
 One word for one thing: words of earlier drafts that no identifier may have again.
 
-What stands for each now: design/layout, "Words"; docs/architecture.md uses the same.
+What stands for each now: docs/architecture.md, "Words".
 """
 
 import io
