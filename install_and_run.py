@@ -5,7 +5,7 @@ Set up .venv, then start the MLX sidecar and LiteLLM (or run the tests).
     python3 install_and_run.py               set up and start both servers
     python3 install_and_run.py test [ARGS]   run pytest [ARGS]; --rest: the rest
     python3 install_and_run.py --check       set up, say what is there, try it
-    python3 install_and_run.py VERB          launch, doctor, admin, upgrade or stop
+    python3 install_and_run.py VERB          launch, doctor, upgrade, stop, ...
 
 Runs on Python 3.9 or later with the standard library alone. What it installs
 are the releases in requirements/, which were tested (--latest: the newest). The
