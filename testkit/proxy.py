@@ -84,16 +84,23 @@ def running_proxy(
         end_process(process)
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
     """
     A port nobody listens on just now, and that the system gives to nobody who asks.
 
     Else another test's server could be given it before the one it is meant for binds.
+    Nor is it given twice here: two servers that start together ask before either binds.
     """
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
+        if port in _given:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _given.add(port)
             return port
 
 
