@@ -76,19 +76,27 @@ class Checkout:
 
     @property
     def mark(self) -> Path:
-        """A file that stands while an upgrade goes on: the commit to go back to."""
+        """A file that stands while an upgrade goes on: from which commit, and to."""
         return self.root / self.git("rev-parse", "--git-path", "litellm-mlx-upgrade")
+
+    def check_unchanged(self) -> None:
+        """
+        See that no file was changed by hand.
+
+        Raises:
+            UpgradeFailed: with their names.
+        """
+        if changed := self.git("diff", "--name-only", "HEAD").splitlines():
+            names = "".join(f"\n  {name}" for name in changed)
+            raise UpgradeFailed(f"these files were changed by hand:{names}")
 
     def commits_to_come(self) -> list[str]:
         """
         What its branch has beyond it, the newest first; its remote is asked.
 
         Raises:
-            UpgradeFailed: files were changed by hand, or it cannot only go forward.
+            UpgradeFailed: it cannot only go forward.
         """
-        if changed := self.git("diff", "--name-only", "HEAD").splitlines():
-            names = "".join(f"\n  {name}" for name in changed)
-            raise UpgradeFailed(f"these files were changed by hand:{names}")
         try:
             upstream = self.git("rev-parse", "--abbrev-ref", "@{upstream}")
         except UpgradeFailed:
@@ -135,6 +143,7 @@ def main(argv: Sequence[str]) -> int:
     are_stopped = False
     try:
         checkout = Checkout(PACKAGE_PARENT)
+        checkout.check_unchanged()
         if not options.check:
             _go_back_from_a_broken_one(checkout)
         if not _say_what_comes(checkout) or options.check:
@@ -162,9 +171,9 @@ def upgrade(checkout: Checkout, is_good: Callable[[], bool]) -> None:
     Raises:
         UpgradeFailed: it is back where it was.
     """
-    before = checkout.git("rev-parse", "HEAD")
+    before, after = checkout.git("rev-parse", "HEAD", "@{upstream}").split()
     mark = checkout.mark
-    mark.write_text(before)
+    mark.write_text(f"{before} {after}")
     try:
         checkout.git("merge", "--ff-only", "--quiet", "@{upstream}")
         if is_good():
@@ -173,9 +182,8 @@ def upgrade(checkout: Checkout, is_good: Callable[[], bool]) -> None:
     except BaseException:
         _go_back(checkout, before)
         raise
-    failed = checkout.git("rev-parse", "--short", "HEAD")
     _go_back(checkout, before)
-    why = f"{failed} did not pass its check: the checkout is back at {before[:7]}"
+    why = f"{after[:7]} did not pass its check: the checkout is back at {before[:7]}"
     if not is_good():
         raise UpgradeFailed(f"{why}, which does not pass its own now; see above")
     raise UpgradeFailed(f"{why}, and that works")
@@ -188,11 +196,19 @@ def _go_back(checkout: Checkout, commit: str) -> None:
 
 
 def _go_back_from_a_broken_one(checkout: Checkout) -> None:
-    """After an upgrade that was killed: nobody has tried what is there."""
+    """
+    After an upgrade that was killed: nobody has tried what is there.
+
+    Where somebody has gone on by hand since, what is there is theirs, and stays.
+    """
     mark = checkout.mark
-    if mark.exists() and (commit := mark.read_text().strip()):
-        _say(f"an upgrade was broken off: going back to {commit[:7]} first")
-        _go_back(checkout, commit)
+    if not mark.exists():
+        return
+    before, _, after = mark.read_text().partition(" ")
+    if after == checkout.git("rev-parse", "HEAD"):
+        _say(f"an upgrade was broken off: going back to {before[:7]} first")
+        _go_back(checkout, before)
+    mark.unlink(missing_ok=True)
 
 
 def _say_what_comes(checkout: Checkout) -> bool:

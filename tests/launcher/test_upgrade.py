@@ -191,6 +191,24 @@ def test_what_was_killed_is_taken_back_by_the_next(project: Project) -> None:
     assert project.version == "the quick"
 
 
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_what_was_done_by_hand_after_a_kill_stays(
+    project: Project, *, is_committed: bool
+) -> None:
+    """A commit, or a file: the next upgrade throws neither away."""
+    (project.origin / "install_and_run.py").write_text(WAITS)
+    (project.origin / "wait").write_text("600")
+    project.publish("the slow")
+    project.end_in_the_middle(signal.SIGKILL)
+    (project.root / "version").write_text("mine")
+    if is_committed:
+        project.git("commit", "--all", "--quiet", "-m", "my own", cwd=project.root)
+    for _ in range(2):
+        done = project.upgrade()
+        assert (done.returncode, project.version) == (1, "mine")
+        assert ("my own" if is_committed else "changed by hand") in done.stderr
+
+
 def test_what_a_set_up_writes_into_the_checkout_is_taken_back(
     project: Project,
 ) -> None:
