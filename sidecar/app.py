@@ -172,12 +172,12 @@ class App:
 
     def serve(self) -> None:
         """Load what is wanted from the start, and answer until `stop_listening`."""
-        file = settings_file(self.config)
         if self.config.generation.omit_written:
             logger.warning(
                 "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT: the model does not read what "
                 "past calls of a tool `write` have written, but a digest of it"
             )
+        file = settings_file(self.config)
         if self.config.model.settings_path and not file.exists():
             message = (
                 "MODEL_SETTINGS_PATH: there is no file %s; settings by hand make it"

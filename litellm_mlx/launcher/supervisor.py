@@ -158,9 +158,8 @@ class Supervisor:
             for watched in self._watched:
                 if not watched.is_up:
                     self._check_start(watched)
-                elif watched.child.exit_code() is not None:
-                    watched.child.wait(0)
-                    raise ServiceFailed(watched.child.ending(), watched.child.tail())
+                else:
+                    _check_runs(watched.child)
             if is_so():
                 return
             if self._stopping.wait(_POLL_S):
@@ -205,11 +204,7 @@ class Supervisor:
     def _check_start(self, watched: Watched) -> bool:
         """Look once at a starting service; raises ServiceFailed if it cannot come."""
         child, service = watched.child, watched.child.service
-        if child.exit_code() is not None:
-            child.wait(0)
-            if fault := child.fault():
-                raise ServiceFailed(fault, None)
-            raise ServiceFailed(child.ending(), child.tail())
+        _check_runs(child)
         answer = watched.answer = self._probe(service)
         if answer is not None and service.is_fetching(answer):
             child.defer_deadline()
@@ -285,3 +280,13 @@ class Supervisor:
             return self._client.get(service.health_url, headers=challenge())
         except httpx.HTTPError:
             return None
+
+
+def _check_runs(child: Child) -> None:
+    """Raise ServiceFailed if it has ended: with its own reason, else its last lines."""
+    if child.exit_code() is None:
+        return
+    child.wait(0)
+    if fault := child.fault():
+        raise ServiceFailed(fault, None)
+    raise ServiceFailed(child.ending(), child.tail())

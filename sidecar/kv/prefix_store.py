@@ -125,11 +125,10 @@ class PrefixStore:
 
     def match_len(self, model_ids: ModelIds, salt: str = "") -> int:
         """Tokens of the longest stored prefix, at most `len - 1`; any thread."""
-        with self._lock:
-            return self._usable(self._tree.match(model_ids, salt), model_ids)
+        return self.lookup(model_ids, salt).memory_len
 
     def lookup(self, model_ids: ModelIds, salt: str) -> Hit:
-        """The same, with what is stored in vain; any thread."""
+        """What of a prompt is stored, and what of it in vain; any thread."""
         with self._lock:
             match = self._tree.match(model_ids, salt)
             length = self._usable(match, model_ids)

@@ -230,7 +230,8 @@ class Routes:
         """An endpoint whose requests count for where they come from."""
 
         def limited(request: Request) -> Response | EventStream:
-            self._services.limits.begin(request.address)
+            if self._services.limits.is_on:
+                self._services.limits.begin(request.address)
             return endpoint(request)
 
         return limited
@@ -296,7 +297,8 @@ class Routes:
         )
         sender, address = request.sender, request.address
         asked = asked.from_key(sender, address, is_batch=request.is_batch)
-        self._services.limits.begin(asked.client.limited_as)
+        if self._services.limits.is_on:
+            self._services.limits.begin(asked.client.limited_as)
         running = self._services.chat.start_completion(
             asked, self._config.timeout_completions_s
         )
