@@ -1,9 +1,9 @@
 """
 How much memory a prompt needs: a model of it, which memory_fit measures.
 
-A prefill chunk costs a share per token of the chunk, and one per token and depth
-(attention that is not fused, buffers that grow by copying). From that the largest
-context that fits now follows, before anything is allocated.
+A prefill chunk costs a share per token of the chunk, one per token and depth (attention
+that is not fused), and the old buffers of the layers that grow by copying at a time.
+From that the largest context that fits now follows, before anything is allocated.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from sidecar.engine.process_memory import NOTHING, Demand, ProcessMemory
 
 _SMALLEST_CHUNK = 64
 _ROOM_STEP = 256  # tokens by which KV buffers grow
+_LEAST_GROWING = 512 << 20  # bytes: buffers that are small are in flight all at once
 _SAFETY = 1.1
 
 
@@ -30,6 +31,7 @@ class MemoryModel:
         fixed: state that does not grow: recurrent layers, full windows.
         plain_per_token, plain_until: the same while not yet quantised (KV_BITS).
         buffers: of the device's, that a sequence lies in.
+        growing_share: of KV, what is held twice while a chunk's layers grow.
     """
 
     kv_per_token: float
@@ -39,6 +41,7 @@ class MemoryModel:
     plain_per_token: float = 0.0
     plain_until: int = 0
     buffers: int = 0
+    growing_share: float = 1.0
 
     def kv_bytes(self, depth: int) -> int:
         """Most that a sequence of `depth` tokens has held on its way."""
@@ -48,7 +51,8 @@ class MemoryModel:
     def peak_bytes(self, depth: int, chunk_len: int) -> int:
         """Highest use, beyond what is held, of a chunk that ends at `depth`."""
         own = self.per_token * chunk_len + self.per_pair * chunk_len * depth
-        growth = self.kv_bytes(depth)  # the old buffer lives beside the new one
+        held = self.kv_bytes(depth)
+        growth = min(held, max(self.growing_share * held, _LEAST_GROWING))
         return int(_SAFETY * (own + growth + self.kv_per_token * chunk_len))
 
     def demand(self, length: int, num_copies: int = 1) -> Demand:
