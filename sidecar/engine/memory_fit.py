@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST, _CHUNK = 48, 96  # tokens, one behind the other: a load waits for them
 _LARGE_DEPTH, _LARGE_DEPTH_BYTES = 4096, 512 << 20  # the less of both
+_SEGMENT = 256  # tokens that a recurrent layer takes at a time (mlx-lm's ssm_attn)
 # MLX lets ten command buffers be in flight, so that a few layers grow at a time: on an
 # H100 750 of 4,870 MB were held twice, which are 5.5 of 36 layers.
 _LAYERS_GROWING = 8
@@ -94,11 +96,11 @@ def fit_memory(model: LoadedModel, step_size: int) -> Generator[None, None, Fitt
     Returns:
         What prefill takes, and the seconds that a token took.
     """
-    fitted, rate_s = yield from _fit(model, None)
+    fitted, rate_s = yield from _fit(model, None, step_size)
     if model.quantization is None:
         return fitted, rate_s
     start = replace(model.quantization, start=0)
-    quantized, rate_s = yield from _fit(model, start)
+    quantized, rate_s = yield from _fit(model, start, step_size)
     both = replace(
         quantized,
         per_token=max(fitted.per_token, quantized.per_token),
@@ -109,7 +111,7 @@ def fit_memory(model: LoadedModel, step_size: int) -> Generator[None, None, Fitt
 
 
 def _fit(
-    model: LoadedModel, quantization: KVQuantization | None
+    model: LoadedModel, quantization: KVQuantization | None, step_size: int
 ) -> Generator[None, None, Fitted]:
     prober = _Prober(model, quantization)
     first = prober.compute(_FIRST)
@@ -121,10 +123,14 @@ def _fit(
     deep = _at_large_depth(model, prober, growing) if growing else None
     per_pair = _slope(chunk, deep) if deep else _slope(first, chunk)
     per_token = max(first.cost / _FIRST, chunk.cost / _CHUNK)
-    if not growing:  # what depth costs there ends with the window
-        windows = [getattr(a, "max_size", 0) for a in kv_layers.atoms(prober.cache)]
-        per_token, per_pair = per_token + per_pair * max(windows, default=0), 0.0
-    share = min(1.0, _LAYERS_GROWING / max(1, _num_growing(prober.cache)))
+    windows = [_window(atom) for atom in kv_layers.atoms(prober.cache)]
+    if None in windows:
+        per_token += _excess(first, chunk) * _SEGMENT
+    if not growing:  # a chunk's tokens meet the window and each other, and no more
+        window = max(size or 0 for size in windows)
+        per_token += per_pair * (window + step_size if window else 0)
+        per_pair = 0.0
+    share = min(1.0, _LAYERS_GROWING / max(1, windows.count(0)))
     release_freed_memory()
     fitted = MemoryModel(
         growing, per_token, per_pair, fixed, buffers=buffers, growing_share=share
@@ -151,8 +157,19 @@ def _slope(near: _Computed, far: _Computed) -> float:
     return max(0.0, cost / (far.num_pairs - near.num_pairs))
 
 
-def _num_growing(cache: KVLayers) -> int:
-    return sum(map(kv_layers.is_sliceable_atom, kv_layers.atoms(cache)))
+def _excess(small: _Computed, large: _Computed) -> float:
+    """Bytes that each pair of tokens of a chunk takes, where all of them meet."""
+    twice = small.cost * large.num_tokens / small.num_tokens
+    pairs = large.num_tokens**2 - small.num_tokens * large.num_tokens
+    return max(0.0, (large.cost - twice) / pairs)
+
+
+def _window(atom: Any) -> int | None:
+    """Tokens that a layer keeps; 0: every one; None: it is recurrent."""
+    if kv_layers.is_sliceable_atom(atom):
+        return 0
+    size: int | None = getattr(atom, "max_size", None)
+    return size
 
 
 def kv_sizes(cache: KVLayers) -> tuple[int, int]:
