@@ -168,3 +168,42 @@ def test_what_cannot_be_started_says_why(user: User) -> None:
     assert done.returncode == 1
     assert "models.json cannot be read as JSON" in done.stderr
     assert os.listdir(user.home / ".pi/agent") != []
+
+
+WRITTEN = {
+    "claude": ".claude/settings.json",
+    "pi": ".pi/agent/models.json",
+    "opencode": ".config/opencode/opencode.json",
+    "qwen": ".qwen/settings.json",
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_on_request_its_settings_say_where_the_model_is(user: User, name: str) -> None:
+    """The change is shown without the key; undone, all is as it was to the byte."""
+    before, key = user.files(), "sk-secret-of-mine"
+    refused = user.launch(name, "--write")
+    assert (refused.returncode, user.files()) == (1, before)  # nobody said yes
+    done = user.launch(name, "--write", "--yes", LITELLM_MASTER_KEY=key)
+    assert done.returncode == 0, done.stderr
+    assert "+" in done.stdout
+    assert key not in done.stdout + done.stderr
+    path = user.home / WRITTEN[name]
+    assert key in path.read_text()
+    assert {**user.files(), WRITTEN[name]: ""}.items() >= {
+        **before,
+        WRITTEN[name]: "",
+    }.items()
+    done = user.launch(name, "--undo")
+    assert (done.returncode, user.files()) == (0, before), done.stderr
+    assert user.launch(name, "--undo").returncode == 1
+
+
+@pytest.mark.parametrize("name", ["codex", "openclaw"])
+def test_a_file_with_comments_is_never_written(user: User, name: str) -> None:
+    """What would be written is printed for its user."""
+    done = user.launch(name, "--write", "--yes")
+    assert done.returncode == 1
+    assert "comments, which would be lost" in done.stderr
+    assert "/v1" in done.stdout
+    assert user.files() == HIS

@@ -15,9 +15,9 @@ from typing import Any
 from litellm_mlx.launcher.clients.user_files import linked_folder, user_json
 
 MODEL = "local"
-_NAME = "litellm-mlx"
+NAME = "litellm-mlx"
 _FREE = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
-_KEY = "LITELLM_MLX_KEY"
+KEY = "LITELLM_MLX_KEY"
 _ROOTS = "OPENCLAW_INCLUDE_ROOTS"  # folders that an $include may lie in
 
 
@@ -73,9 +73,9 @@ class Folders:
     environ: Mapping[str, str]
 
 
-def claude(server: Endpoint, folders: Folders) -> ClientSetup:
-    """Claude Code: an `env` block of the user's settings would beat the environment."""
-    own = {
+def claude_environ(server: Endpoint) -> dict[str, str]:
+    """What Claude Code reads of its environment, or of the `env` of its settings."""
+    return {
         "ANTHROPIC_BASE_URL": server.url,
         "ANTHROPIC_AUTH_TOKEN": server.key,
         "ANTHROPIC_API_KEY": "",
@@ -88,9 +88,29 @@ def claude(server: Endpoint, folders: Folders) -> ClientSetup:
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
+
+
+def claude(server: Endpoint, folders: Folders) -> ClientSetup:
+    """Claude Code: an `env` block of the user's settings would beat the environment."""
+    own = claude_environ(server)
     file = folders.own / "claude-settings.json"
     written = {file: json.dumps({"env": own}, indent=1)}
     return ClientSetup("claude", ("--settings", str(file)), own, written)
+
+
+def openclaw_config(server: Endpoint) -> dict[str, Any]:
+    """What OpenClaw's configuration says of us."""
+    provider = {
+        "baseUrl": f"{server.url}/v1",
+        "apiKey": server.key,
+        "api": "openai-completions",
+        "models": [_pi_model(server)],
+    }
+    name = f"{NAME}/{MODEL}"
+    return {
+        "agents": {"defaults": {"model": {"primary": name}, "models": {name: {}}}},
+        "models": {"mode": "merge", "providers": {NAME: provider}},
+    }
 
 
 def openclaw(server: Endpoint, folders: Folders) -> ClientSetup:
@@ -99,17 +119,7 @@ def openclaw(server: Endpoint, folders: Folders) -> ClientSetup:
         folders.environ.get("OPENCLAW_STATE_DIR") or folders.home / ".openclaw"
     )
     his = Path(folders.environ.get("OPENCLAW_CONFIG_PATH") or state / "openclaw.json")
-    provider = {
-        "baseUrl": f"{server.url}/v1",
-        "apiKey": server.key,
-        "api": "openai-completions",
-        "models": [_pi_model(server)],
-    }
-    name = f"{_NAME}/{MODEL}"
-    config: dict[str, Any] = {
-        "agents": {"defaults": {"model": {"primary": name}, "models": {name: {}}}},
-        "models": {"mode": "merge", "providers": {_NAME: provider}},
-    }
+    config = openclaw_config(server)
     file = folders.own / "openclaw.json"
     environ = {"OPENCLAW_CONFIG_PATH": str(file), "OPENCLAW_STATE_DIR": str(state)}
     if his.is_file():
@@ -119,51 +129,60 @@ def openclaw(server: Endpoint, folders: Folders) -> ClientSetup:
     return ClientSetup("openclaw", (), environ, {file: json.dumps(config, indent=1)})
 
 
-def pi(server: Endpoint, folders: Folders) -> ClientSetup:
-    """PI: a folder of ours with his files linked; only its models.json is ours."""
-    named = folders.environ.get("PI_CODING_AGENT_DIR")
-    his = Path(named) if named else folders.home / ".pi/agent"
-    own = folders.own / "pi-agent"
-    provider = {
+def pi_provider(server: Endpoint) -> dict[str, Any]:
+    """What PI's models.json says of us."""
+    return {
         "baseUrl": f"{server.url}/v1",
         "api": "openai-completions",
         "apiKey": server.key,
         "authHeader": True,
         "models": [_pi_model(server)],
     }
+
+
+def pi_folder(folders: Folders) -> Path:
+    """Where PI keeps its user's files."""
+    named = folders.environ.get("PI_CODING_AGENT_DIR")
+    return Path(named) if named else folders.home / ".pi/agent"
+
+
+def pi(server: Endpoint, folders: Folders) -> ClientSetup:
+    """PI: a folder of ours with his files linked; only its models.json is ours."""
+    his, own = pi_folder(folders), folders.own / "pi-agent"
     models = user_json(his / "models.json")
-    providers = {**models.get("providers", {}), _NAME: provider}
+    providers = {**models.get("providers", {}), NAME: pi_provider(server)}
     written = {own / "models.json": json.dumps({**models, "providers": providers})}
     return ClientSetup(
         "pi",
-        ("--provider", _NAME, "--model", MODEL),
+        ("--provider", NAME, "--model", MODEL),
         {"PI_CODING_AGENT_DIR": str(own)},
         written,
         linked_folder(his, own, but=("models.json",)),
     )
 
 
-def codex(server: Endpoint, folders: Folders) -> ClientSetup:
-    """Codex: settings on its command line; the key stands in the environment alone."""
+def codex_config(server: Endpoint) -> dict[str, str]:
+    """What Codex's configuration says of us, but the model: TOML values by key."""
     provider = (
-        f'{{name = "{_NAME}", base_url = "{server.url}/v1", env_key = "{_KEY}", '
+        f'{{name = "{NAME}", base_url = "{server.url}/v1", env_key = "{KEY}", '
         'wire_api = "responses"}'
     )
-    arguments = (
-        "-c",
-        'model_provider="litellm_mlx"',
-        "-c",
-        f"model_providers.litellm_mlx={provider}",
-        "-c",
-        f"model_context_window={server.context}",
-        "-m",
-        MODEL,
-    )
-    return ClientSetup("codex", arguments, {_KEY: server.key})
+    return {
+        "model_provider": '"litellm_mlx"',
+        "model_providers.litellm_mlx": provider,
+        "model_context_window": str(server.context),
+    }
 
 
-def opencode(server: Endpoint, folders: Folders) -> ClientSetup:
-    """Opencode: settings in one variable of its environment."""
+def codex(server: Endpoint, folders: Folders) -> ClientSetup:
+    """Codex: settings on its command line; the key stands in the environment alone."""
+    said = [f"{name}={value}" for name, value in codex_config(server).items()]
+    arguments = [word for text in said for word in ("-c", text)]
+    return ClientSetup("codex", (*arguments, "-m", MODEL), {KEY: server.key})
+
+
+def opencode_config(server: Endpoint) -> dict[str, Any]:
+    """What opencode's configuration says of us."""
     limit = {"context": server.context, "output": server.output}
     kinds = ["text", "image"] if server.takes_images else ["text"]
     model = {
@@ -175,12 +194,17 @@ def opencode(server: Endpoint, folders: Folders) -> ClientSetup:
     }
     provider = {
         "npm": "@ai-sdk/openai-compatible",
-        "name": _NAME,
+        "name": NAME,
         "options": {"baseURL": f"{server.url}/v1", "apiKey": server.key},
         "models": {MODEL: model},
     }
-    name = f"{_NAME}/{MODEL}"
-    config = {"model": name, "small_model": name, "provider": {_NAME: provider}}
+    name = f"{NAME}/{MODEL}"
+    return {"model": name, "small_model": name, "provider": {NAME: provider}}
+
+
+def opencode(server: Endpoint, folders: Folders) -> ClientSetup:
+    """Opencode: settings in one variable of its environment."""
+    config = opencode_config(server)
     return ClientSetup("opencode", (), {"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
 
 

@@ -2,7 +2,9 @@
 `litellm-mlx launch CLIENT [--print] [-- ARGS]`: a client on the local model.
 
 The client takes this process's place: its terminal, its signals, its exit code. No file
-of the user's is written.
+of the user's is written, unless he asks for that: `--write` puts into the client's own
+settings where the model is, for editors that start it themselves, and `--undo` takes it
+out again.
 """
 
 import argparse
@@ -25,6 +27,14 @@ from litellm_mlx.launcher.clients.client_setup import (
     Folders,
 )
 from litellm_mlx.launcher.clients.user_files import Unreadable, write_own
+from litellm_mlx.launcher.clients.user_settings import SETTINGS
+from litellm_mlx.launcher.clients.written_settings import (
+    Journal,
+    NotTouched,
+    planned,
+    undo,
+    write,
+)
 from litellm_mlx.launcher.settings import LaunchSettings, verb_settings
 
 _ANY_KEY = "any"
@@ -48,6 +58,11 @@ def main(argv: Sequence[str]) -> int:
     options, rest = _parsed(argv)
     try:
         settings = verb_settings()
+        if options.undo:
+            sys.stdout.write(f"{undo(options.client, _journal(settings))}\n")
+            return 0
+        if options.write:
+            return _write(options.client, settings, is_sure=options.yes)
         setup = _setup(options.client, settings)
         environ, command = _command_line(setup, rest)
         if options.print:
@@ -57,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
             install = _INSTALL[options.client]
             return _fail(f"{setup.program} is not on PATH. Fix: {install}")
         write_own(setup.files, setup.links)
-    except (NotRunning, Unreadable, OSError) as error:
+    except (NotRunning, Unreadable, NotTouched, OSError) as error:
         return _fail(str(error))
     sys.stderr.write(described(setup, command))
     return _become(command, environ)
@@ -72,17 +87,69 @@ def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("client", choices=CLIENTS)
-    parser.add_argument(
+    does = parser.add_mutually_exclusive_group()
+    does.add_argument(
         "--print", action="store_true", help="say what would be set, and start nothing"
     )
-    return parser.parse_args(given[:cut]), given[cut + 1 :]
+    does.add_argument(
+        "--write", action="store_true", help="put it into the client's own settings"
+    )
+    does.add_argument(
+        "--undo", action="store_true", help="take out again what --write put in"
+    )
+    parser.add_argument("--yes", action="store_true", help="--write without asking")
+    options = parser.parse_args(given[:cut])
+    if options.yes and not options.write:
+        parser.error("--yes goes with --write")
+    return options, given[cut + 1 :]
+
+
+def _folders(settings: LaunchSettings) -> Folders:
+    own = settings.run_dir.parent / "launch"
+    environ = dict(os.environ)  # noqa: TID251 - the client's
+    return Folders(Path.home(), own, environ)
+
+
+def _journal(settings: LaunchSettings) -> Journal:
+    return Journal(_folders(settings).own / "written")
 
 
 def _setup(client: str, settings: LaunchSettings) -> ClientSetup:
-    own = settings.run_dir.parent / "launch"
-    environ = dict(os.environ)  # noqa: TID251 - the client's
-    folders = Folders(Path.home(), own, environ)
-    return CLIENTS[client](find_endpoint(settings), folders)
+    return CLIENTS[client](find_endpoint(settings), _folders(settings))
+
+
+def _write(client: str, settings: LaunchSettings, *, is_sure: bool) -> int:
+    """Show what would change, ask, and write it; 1: nothing was written."""
+    server = find_endpoint(settings)
+    own = SETTINGS[client](server, _folders(settings))
+    if own.keys is None:
+        sys.stdout.write(own.text)
+        return _fail(
+            f"{own.path} may hold comments, which would be lost: put the above in"
+        )
+    try:
+        change = planned(own.path, own.keys)
+    except Unreadable:
+        sys.stdout.write(own.text)
+        raise
+    if change.after == change.before:
+        sys.stdout.write(f"{change.path} says so already\n")
+        return 0
+    sys.stdout.write(change.difference(server.key))
+    if not (is_sure or _agrees(change.path)):
+        return _fail("nothing was written")
+    copy = write(client, change, _journal(settings))
+    kept = f"; what it was: {copy}" if copy else ""
+    sys.stdout.write(f"Written{kept}. Back: litellm-mlx launch --undo {client}\n")
+    return 0
+
+
+def _agrees(path: Path) -> bool:
+    if not sys.stdin.isatty():
+        return False
+    sys.stdout.write(f"Write {path}? [y/N] ")
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def find_endpoint(settings: LaunchSettings, timeout_s: float = 10.0) -> Endpoint:

@@ -1,0 +1,106 @@
+"""
+What stands in a client's own settings, once the user asks for it (`launch --write`).
+
+An editor that starts the client by itself passes it nothing: its settings must say
+where the model is. Keys are added to an object of strict JSON; of a format with
+comments, which would be lost, a text is given that the user puts in.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from litellm_mlx.launcher.clients.client_setup import (
+    KEY,
+    MODEL,
+    NAME,
+    Endpoint,
+    Folders,
+    claude_environ,
+    codex_config,
+    openclaw_config,
+    opencode_config,
+    pi_folder,
+    pi_provider,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UserSettings:
+    """
+    A client's settings file.
+
+    Args:
+        keys: what it is to say, nested as there; None: it cannot be written.
+        text: the same as a text for the user.
+    """
+
+    path: Path
+    keys: Mapping[str, Any] | None
+    text: str
+
+
+def _json(path: Path, keys: Mapping[str, Any]) -> UserSettings:
+    return UserSettings(path, keys, json.dumps(keys, indent=2) + "\n")
+
+
+def _claude(server: Endpoint, folders: Folders) -> UserSettings:
+    named = folders.environ.get("CLAUDE_CONFIG_DIR")
+    folder = Path(named) if named else folders.home / ".claude"
+    return _json(folder / "settings.json", {"env": claude_environ(server)})
+
+
+def _pi(server: Endpoint, folders: Folders) -> UserSettings:
+    keys = {"providers": {NAME: pi_provider(server)}}
+    return _json(pi_folder(folders) / "models.json", keys)
+
+
+def _opencode(server: Endpoint, folders: Folders) -> UserSettings:
+    named = folders.environ.get("XDG_CONFIG_HOME")
+    folder = (Path(named) if named else folders.home / ".config") / "opencode"
+    keys = opencode_config(server)
+    commented = folder / "opencode.jsonc"
+    if commented.exists():
+        return UserSettings(commented, None, json.dumps(keys, indent=2) + "\n")
+    return _json(folder / "opencode.json", keys)
+
+
+def _qwen(server: Endpoint, folders: Folders) -> UserSettings:
+    environ = {"OPENAI_BASE_URL": f"{server.url}/v1", "OPENAI_API_KEY": server.key,
+               "OPENAI_MODEL": MODEL}  # fmt: skip
+    keys = {
+        "env": environ,
+        "security": {"auth": {"selectedType": "openai"}},
+        "model": {"name": MODEL},
+    }
+    return _json(folders.home / ".qwen/settings.json", keys)
+
+
+def _codex(server: Endpoint, folders: Folders) -> UserSettings:
+    named = folders.environ.get("CODEX_HOME")
+    folder = Path(named) if named else folders.home / ".codex"
+    values = {"model": f'"{MODEL}"', **codex_config(server)}
+    lines = [f"{name} = {value}" for name, value in values.items()]
+    hint = f"# Above the first table; {KEY} must stand in the editor's environment."
+    return UserSettings(folder / "config.toml", None, "\n".join([hint, *lines, ""]))
+
+
+def _openclaw(server: Endpoint, folders: Folders) -> UserSettings:
+    environ = folders.environ
+    state = Path(environ.get("OPENCLAW_STATE_DIR") or folders.home / ".openclaw")
+    path = Path(environ.get("OPENCLAW_CONFIG_PATH") or state / "openclaw.json")
+    return UserSettings(
+        path, None, json.dumps(openclaw_config(server), indent=2) + "\n"
+    )
+
+
+SETTINGS: Mapping[str, Callable[[Endpoint, Folders], UserSettings]] = {
+    "claude": _claude,
+    "openclaw": _openclaw,
+    "pi": _pi,
+    "codex": _codex,
+    "opencode": _opencode,
+    "qwen": _qwen,
+}
