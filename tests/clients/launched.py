@@ -1,12 +1,13 @@
 """
 `litellm-mlx launch` with the real clients: each answers, its user's home is as it was.
 
-    python -m tests.clients.launched [NAME...]
+    python -m tests.clients.launched [--written] [NAME...]
 
 Each client is run twice in homes that hold the same foreign settings, comments and all:
 by itself, told to say its version, and by `launch` on a task. What a client writes into
 its own files at any start (its version, a schema's address) is its own doing: so files
-that were there are compared with those of the run without us.
+that were there are compared with those of the run without us. `--written`: the client
+is started by itself, on settings that `launch --write` has changed, then undone.
 """
 
 import argparse
@@ -97,18 +98,54 @@ CASES = {
 def main(argv: list[str]) -> int:
     """Exit code 1 if a client did not answer, or a file of the user's changed."""
     parser = argparse.ArgumentParser(prog="python -m tests.clients.launched")
-    parser.add_argument("names", nargs="*", default=[*CASES])
-    names = parser.parse_args(argv).names
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--written", action="store_true")
+    options = parser.parse_args(argv)
+    names = options.names or (_WRITTEN if options.written else [*CASES])
+    attempt = _try_written if options.written else _try
     wrong = 0
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         with running_stack(REPO, "dense", root / "run", {}) as stack:
             for name in names:
-                faults = _try(name, root / name, stack)
+                faults = attempt(name, root / name, stack)
                 wrong += bool(faults)
                 sys.stdout.write(f"{name}: {'; '.join(faults) or 'ok'}\n")
                 sys.stdout.flush()
     return int(wrong > 0)
+
+
+_WRITTEN = {
+    "claude": (),
+    "pi": ("--provider", "litellm-mlx", "--model", "local"),
+    "opencode": (),
+    "qwen": (),
+}  # how a user who has written them picks the model
+
+
+def _try_written(name: str, folder: Path, stack: object) -> list[str]:
+    """On changed settings it answers; undone, nothing of the user's has changed."""
+    case = CASES[name]
+    place = _place(name, folder / "written", stack)
+    before = _digests(place.home, case)
+    stack.work_in(place.project)  # type: ignore[attr-defined]
+    environ = _launcher_environ(name, case, place, folder, stack)
+    verb = [sys.executable, "-m", "litellm_mlx.launcher", "launch", name]
+    faults = []
+    written = call(place, [*verb, "--write", "--yes"], environ, limit_s=60)
+    if written.code:
+        faults.append(f"--write exits {written.code}: {written.error[-300:]!r}")
+    own = [place.binary(case.package, name), *_WRITTEN[name], *case.arguments]
+    said = call(place, own, case.environ, limit_s=300)
+    if said.code or _WORD not in said.out:
+        faults.append(f"exit {said.code}: {said.out[-300:]!r} {said.error[-600:]!r}")
+    undone = call(place, [*verb, "--undo"], environ, limit_s=60)
+    if undone.code:
+        faults.append(f"--undo exits {undone.code}: {undone.error[-300:]!r}")
+    after = _digests(place.home, case)
+    changed = [path for path in before if after[path] != before[path]]
+    texts = [f"{path} is {(place.home / path).read_text()!r}" for path in changed]
+    return faults + [f"{text} ({undone.out.strip()})" for text in texts]
 
 
 def _try(name: str, folder: Path, stack: object) -> list[str]:
@@ -119,16 +156,7 @@ def _try(name: str, folder: Path, stack: object) -> list[str]:
     place = _place(name, folder / "launched", stack)
     before = _digests(place.home, case)
     stack.work_in(place.project)  # type: ignore[attr-defined]
-    run = stack.run  # type: ignore[attr-defined]
-    environ = {
-        **case.environ,
-        "PATH": os.pathsep.join(map(str, [place.binary(case.package, "x").parent,
-                                          place.node, os.environ["PATH"]])),
-        "PYTHONPATH": str(REPO),
-        "LITELLM_MLX_FOLDER": str(folder),
-        **_ports(stack),
-        "MLX_CACHE_HOME": str(run / "home"),
-    }  # fmt: skip
+    environ = _launcher_environ(name, case, place, folder, stack)
     command = [sys.executable, "-m", "litellm_mlx.launcher", "launch", name, "--"]
     said = call(place, [*command, *case.arguments], environ, limit_s=300)
     faults = []
@@ -139,6 +167,21 @@ def _try(name: str, folder: Path, stack: object) -> list[str]:
         path for path in before if after[path] not in (before[path], by_itself[path])
     ]
     return faults + [f"{path} changed" for path in changed]
+
+
+def _launcher_environ(
+    name: str, case: Launched, place: Place, folder: Path, stack: object
+) -> dict[str, str]:
+    run = stack.run  # type: ignore[attr-defined]
+    return {
+        **case.environ,
+        "PATH": os.pathsep.join(map(str, [place.binary(case.package, "x").parent,
+                                          place.node, os.environ["PATH"]])),
+        "PYTHONPATH": str(REPO),
+        "LITELLM_MLX_FOLDER": str(folder),
+        **_ports(stack),
+        "MLX_CACHE_HOME": str(run / "home"),
+    }  # fmt: skip
 
 
 def _ports(stack: object) -> dict[str, str]:
