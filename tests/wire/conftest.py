@@ -17,6 +17,12 @@ def switch() -> Switch:
     return Switch()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_scripted(switch: Switch) -> None:
+    """A file's tests do not hang on what another file's have had it say."""
+    switch.script = Switch().script
+
+
 @pytest.fixture(scope="session")
 def scripted_sidecar(
     switch: Switch, tmp_path_factory: pytest.TempPathFactory
