@@ -169,6 +169,35 @@ def test_a_read_only_file_is_left_alone(file: Path) -> None:
         planned(file, KEYS)
 
 
+@pytest.mark.parametrize("kind", ["fifo", "folder", "loop", "hard link"])
+def test_what_is_no_plain_file_is_left_alone(file: Path, kind: str) -> None:
+    """A pipe would hold the command for ever; a second name would keep the old text."""
+    if kind == "hard link":
+        os.link(file, file.parent / "second.json")
+    else:
+        file.unlink()
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    elif kind == "loop":
+        file.symlink_to(file)
+    with pytest.raises(NotTouched):
+        planned(file, KEYS)
+
+
+def test_a_copy_or_a_note_that_is_lost_is_named(file: Path, journal: Journal) -> None:
+    copy = write("it", planned(file, KEYS), journal)
+    assert copy is not None
+    copy.unlink()
+    with pytest.raises(NotTouched, match=str(journal.path("it"))):
+        undo("it", journal)
+    journal.path("it").write_text("{}")
+    with pytest.raises(NotTouched, match="cannot be read"):
+        undo("it", journal)
+    assert "local" in file.read_text()
+
+
 @given(before=_OBJECTS, keys=_OBJECTS)
 def test_taking_out_is_the_opposite(
     before: dict[str, Any], keys: dict[str, Any]

@@ -8,6 +8,7 @@ was written. Whatever is in the way, the file stays as it is.
 import difflib
 import hashlib
 import json
+import os
 import stat
 import time
 from collections.abc import Mapping
@@ -60,23 +61,27 @@ class Journal:
 
     def find(self, client: str) -> dict[str, Any] | None:
         """What was noted; None: nothing was written."""
+        path = self.path(client)
         try:
-            found: dict[str, Any] = json.loads(self._path(client).read_bytes())
+            found: dict[str, Any] = json.loads(path.read_bytes())
+            if set(found) != {"path", "copy", "written", "keys"}:
+                raise ValueError("it is no note of this program's")
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            raise NotTouched(f"{self._path(client)} cannot be read: {error}") from None
+        except (ValueError, TypeError) as error:
+            raise NotTouched(f"{path} cannot be read: {error}") from None
         return found
 
     def note(self, client: str, entry: Mapping[str, Any]) -> None:
         """Remember what is written, before it is."""
-        write_own({self._path(client): json.dumps(entry)}, {})
+        write_own({self.path(client): json.dumps(entry)}, {})
 
     def drop(self, client: str) -> None:
         """Forget it."""
-        self._path(client).unlink(missing_ok=True)
+        self.path(client).unlink(missing_ok=True)
 
-    def _path(self, client: str) -> Path:
+    def path(self, client: str) -> Path:
+        """The file of a client's note."""
         return self._folder / f"{client}.json"
 
 
@@ -88,19 +93,36 @@ def planned(path: Path, keys: Mapping[str, Any]) -> SettingsChange:
         Unreadable: it is no strict JSON.
         NotTouched: it may not be written.
     """
-    path = path.resolve()
     try:
+        path = path.resolve()
+    except RuntimeError:  # Python 3.11 and 3.12
+        raise NotTouched(f"{path} is a link that leads to itself") from None
+    before = None
+    if os.path.lexists(path):
+        _check_file(path)
         before = path.read_bytes()
-    except FileNotFoundError:
-        before = None
-    if before is not None and not path.stat().st_mode & stat.S_IWUSR:
-        raise NotTouched(f"{path} is read-only")
     value = json_file.parsed(before or b"{}", path)
     for name, own in keys.items():
         if isinstance(own, Mapping) and not isinstance(value.get(name, {}), dict):
             raise Unreadable(f"{name} of {path} must be an object")
     after = json_file.printed(json_file.merged(value, keys), before or b"")
     return SettingsChange(path, before, after, keys)
+
+
+def _check_file(path: Path) -> None:
+    """
+    Whether another file may take the place of this one.
+
+    Raises:
+        NotTouched: it may not.
+    """
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise NotTouched(f"{path} is no plain file")
+    if not status.st_mode & stat.S_IWUSR:
+        raise NotTouched(f"{path} is read-only")
+    if status.st_nlink > 1:
+        raise NotTouched(f"{path} has another name (a hard link), which would lose it")
 
 
 def write(client: str, change: SettingsChange, journal: Journal) -> Path | None:
@@ -153,7 +175,10 @@ def undo(client: str, journal: Journal) -> str:
         now = path.read_bytes() if path.exists() else None
         before = copy.read_bytes() if copy else None
     except FileNotFoundError:
-        raise NotTouched(f"{copy}, what {path} was, is gone") from None
+        raise NotTouched(
+            f"{copy}, what {path} was, is gone; to let it be as it is, remove "
+            f"{journal.path(client)}"
+        ) from None
     if now == before:
         said = f"{path} is as it was"
     elif now is None:
