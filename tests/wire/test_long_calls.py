@@ -131,7 +131,10 @@ def proxy(
         yield running
 
 
-@pytest.mark.parametrize("wanted", CALLS)
+@pytest.mark.parametrize(
+    "wanted",
+    ["json", *(pytest.param(w, marks=pytest.mark.slow) for w in ("xml", "glm"))],
+)
 def test_chat_with_the_openai_sdk(proxy: Proxy, seen: Seen, wanted: str) -> None:
     asked = {
         "model": NAME,
