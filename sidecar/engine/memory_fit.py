@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 _FIRST, _CHUNK = 48, 96  # tokens, one behind the other: a load waits for them
 _LARGE_DEPTH, _LARGE_DEPTH_BYTES = 4096, 512 << 20  # the less of both
-_SEGMENT = 256  # tokens that a recurrent layer takes at a time (mlx-lm's ssm_attn)
 # MLX lets ten command buffers be in flight, so that a few layers grow at a time: on an
 # H100 750 of 4,870 MB were held twice, which are 5.5 of 36 layers.
 _LAYERS_GROWING = 8
@@ -124,8 +123,7 @@ def _fit(
     per_pair = _slope(chunk, deep) if deep else _slope(first, chunk)
     per_token = max(first.cost / _FIRST, chunk.cost / _CHUNK)
     windows = [_window(atom) for atom in kv_layers.atoms(prober.cache)]
-    if None in windows:
-        per_token += _excess(first, chunk) * _SEGMENT
+    per_square = _excess(first, chunk) if None in windows else 0.0
     if not growing:  # a chunk's tokens meet the window and each other, and no more
         window = max(size or 0 for size in windows)
         per_token += per_pair * (window + step_size if window else 0)
@@ -133,7 +131,13 @@ def _fit(
     share = min(1.0, _LAYERS_GROWING / max(1, windows.count(0)))
     release_freed_memory()
     fitted = MemoryModel(
-        growing, per_token, per_pair, fixed, buffers=buffers, growing_share=share
+        growing,
+        per_token,
+        per_pair,
+        fixed,
+        buffers=buffers,
+        growing_share=share,
+        per_square=per_square,
     )
     return fitted, chunk.seconds / _CHUNK
 

@@ -16,6 +16,7 @@ from sidecar.engine.process_memory import NOTHING, Demand, ProcessMemory
 
 _SMALLEST_CHUNK = 64
 _ROOM_STEP = 256  # tokens by which KV buffers grow
+_SEGMENT = 256  # tokens that a recurrent layer takes at a time (mlx-lm's ssm_attn)
 _LEAST_GROWING = 512 << 20  # bytes: buffers that are small are in flight all at once
 _SAFETY = 1.1
 
@@ -32,6 +33,7 @@ class MemoryModel:
         plain_per_token, plain_until: the same while not yet quantised (KV_BITS).
         buffers: of the device's, that a sequence lies in.
         growing_share: of KV, what is held twice while a chunk's layers grow.
+        per_square: of a token with each of its segment, in recurrent layers.
     """
 
     kv_per_token: float
@@ -42,6 +44,7 @@ class MemoryModel:
     plain_until: int = 0
     buffers: int = 0
     growing_share: float = 1.0
+    per_square: float = 0.0
 
     def kv_bytes(self, depth: int) -> int:
         """Most that a sequence of `depth` tokens has held on its way."""
@@ -51,6 +54,7 @@ class MemoryModel:
     def peak_bytes(self, depth: int, chunk_len: int) -> int:
         """Highest use, beyond what is held, of a chunk that ends at `depth`."""
         own = self.per_token * chunk_len + self.per_pair * chunk_len * depth
+        own += self.per_square * chunk_len * min(chunk_len, _SEGMENT)
         held = self.kv_bytes(depth)
         growth = min(held, max(self.growing_share * held, _LEAST_GROWING))
         return int(_SAFETY * (own + growth + self.kv_per_token * chunk_len))
