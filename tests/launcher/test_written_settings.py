@@ -152,7 +152,8 @@ def test_a_link_leads_to_the_file(file: Path, journal: Journal) -> None:
 @pytest.mark.parametrize(
     "text",
     ["// one\n{}", "{'a': 1}", '{"a": 1,}', '{"a": 1, "a": 2}', '{"a": NaN}',
-     '{"a": 1e999}', "[]", "", '{"env": "x"}', '{"a": "\\ud800"}'],
+     '{"a": 1e999}', "[]", "\ufeff{}", '{"a": ' + "[" * 990 + "]" * 990 + "}",
+     "", '{"env": "x"}', '{"a": "\\ud800"}'],
 )  # fmt: skip
 def test_what_is_no_strict_json_is_never_written(file: Path, text: str) -> None:
     file.write_text(text)
@@ -167,6 +168,75 @@ def test_a_read_only_file_is_left_alone(file: Path) -> None:
     os.chmod(file, 0o444)
     with pytest.raises(NotTouched, match="is read-only"):
         planned(file, KEYS)
+
+
+def test_no_key_is_shown(file: Path) -> None:
+    """Neither ours nor the user's, in whatever characters and on whatever line."""
+    file.write_text(
+        '{"env":{"ANTHROPIC_AUTH_TOKEN":"sk-his","MAX_TOKENS":"9"},"z":"ü"}'
+    )
+    ours = {"env": {"ANTHROPIC_AUTH_TOKEN": 'schl\u00fcssel"x'}, "apiKey": "any"}
+    said = planned(file, ours).difference()
+    assert "sk-his" not in said
+    assert "schl" not in said
+    assert '"apiKey": "***"' in said
+    assert '"MAX_TOKENS": "9"' in said
+
+
+@pytest.mark.parametrize("text", ['{"evil": 1}', "", "no json"])
+def test_a_copy_that_was_changed_is_not_put_back(
+    file: Path, journal: Journal, text: str
+) -> None:
+    copy = write("it", planned(file, KEYS), journal)
+    assert copy is not None
+    written = file.read_text()
+    copy.write_text(text)
+    with pytest.raises(NotTouched, match="no longer what it was"):
+        undo("it", journal)
+    assert file.read_text() == written
+
+
+def test_the_copy_of_a_changed_file_stays(file: Path, journal: Journal) -> None:
+    """It alone has the numbers as the user wrote them."""
+    copy = write("it", planned(file, KEYS), journal)
+    assert copy is not None
+    file.write_text(file.read_text().replace("zahl", "number"))
+    assert str(copy) in undo("it", journal)
+    assert copy.read_text() == TEXT
+
+
+def test_undoing_goes_through_a_link_that_was_made_since(
+    file: Path, journal: Journal
+) -> None:
+    write("it", planned(file, KEYS), journal)
+    moved = file.rename(file.parent / "dotfile.json")
+    file.symlink_to(moved)
+    undo("it", journal)
+    assert file.is_symlink()
+    assert moved.read_text() == TEXT
+
+
+def test_a_full_disk_leaves_nothing(
+    file: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a note nor a copy, so that it can be tried again."""
+    module = "litellm_mlx.launcher.clients.written_settings.replace_file"
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, fail)
+    with pytest.raises(OSError, match="No space"):
+        write("it", planned(file, KEYS), journal)
+    monkeypatch.undo()
+    assert [*file.parent.glob("*.bak")] == []
+    write("it", planned(file, KEYS), journal)
+
+
+def test_objects_are_wanted_at_every_depth(file: Path) -> None:
+    file.write_text('{"security": {"auth": [1]}}')
+    with pytest.raises(Unreadable, match="auth of"):
+        planned(file, {"security": {"auth": {"selectedType": "openai"}}})
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "loop", "hard link"])

@@ -197,6 +197,7 @@ def test_on_request_its_settings_say_where_the_model_is(user: User, name: str) -
     done = user.launch(name, "--undo")
     assert (done.returncode, user.files()) == (0, before), done.stderr
     assert user.launch(name, "--undo").returncode == 1
+    assert user.launch(name, "--undo", "--", "words").returncode == 2
 
 
 @pytest.mark.parametrize("name", ["codex", "openclaw"])

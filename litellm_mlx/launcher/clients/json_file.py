@@ -21,8 +21,9 @@ def parsed(data: bytes, path: Path) -> dict[str, Any]:
             comment, a name that stands twice.
     """
     try:
-        found = json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse)
-        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+        text = data.decode()  # json would guess another encoding
+        found = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+        json.dumps(found, ensure_ascii=False, allow_nan=False, indent=1).encode()
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"{path} is no strict JSON: {error}") from None
     if not isinstance(found, dict):

@@ -101,6 +101,8 @@ def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     options = parser.parse_args(given[:cut])
     if options.yes and not options.write:
         parser.error("--yes goes with --write")
+    if given[cut + 1 :] and (options.write or options.undo):
+        parser.error("--write and --undo start nothing that could take arguments")
     return options, given[cut + 1 :]
 
 
@@ -122,6 +124,7 @@ def _write(client: str, settings: LaunchSettings, *, is_sure: bool) -> int:
     """Show what would change, ask, and write it; 1: nothing was written."""
     server = find_endpoint(settings)
     own = SETTINGS[client](server, _folders(settings))
+    journal = _journal(settings)
     if own.keys is None:
         sys.stdout.write(own.text)
         return _fail(
@@ -135,10 +138,11 @@ def _write(client: str, settings: LaunchSettings, *, is_sure: bool) -> int:
     if change.after == change.before:
         sys.stdout.write(f"{change.path} says so already\n")
         return 0
-    sys.stdout.write(change.difference(server.key))
+    journal.check_free(client)
+    _show(change.difference())
     if not (is_sure or _agrees(change.path)):
         return _fail("nothing was written")
-    copy = write(client, change, _journal(settings))
+    copy = write(client, change, journal)
     kept = f"; what it was: {copy}" if copy else ""
     sys.stdout.write(f"Written{kept}. Back: litellm-mlx launch --undo {client}\n")
     return 0
@@ -149,7 +153,16 @@ def _agrees(path: Path) -> bool:
         return False
     sys.stdout.write(f"Write {path}? [y/N] ")
     sys.stdout.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    try:
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    except KeyboardInterrupt:
+        return False
+
+
+def _show(text: str) -> None:
+    """Write what a terminal may have no characters for."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def find_endpoint(settings: LaunchSettings, timeout_s: float = 10.0) -> Endpoint:

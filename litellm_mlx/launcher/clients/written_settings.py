@@ -5,13 +5,16 @@ The file is replaced whole, beside a copy of what it was; a journal of ours says
 was written. Whatever is in the way, the file stays as it is.
 """
 
+import contextlib
 import difflib
+import fcntl
 import hashlib
 import json
 import os
+import re
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,11 @@ from litellm_mlx.launcher.clients import json_file
 from litellm_mlx.launcher.clients.user_files import Unreadable, write_own
 from litellm_mlx.launcher.whole_files import replace_file
 
+_NOTED = {"path", "copy", "was", "written", "keys"}
+_SECRET = re.compile(
+    r'("[^"\n]*(?:key|token|secret|password|authorization)"\s*:\s*)"(?:[^"\\]|\\.)*"',
+    re.IGNORECASE,
+)  # a string under such a name
 _MODE = 0o600  # of a file that was not there: it holds a key
 
 
@@ -42,15 +50,20 @@ class SettingsChange:
     after: bytes
     keys: Mapping[str, Any]
 
-    def difference(self, secret: str) -> str:
-        """What changes, line by line, without a secret."""
-        before = (self.before or b"").decode(errors="replace")
-        after = self.after.decode()
+    def difference(self) -> str:
+        """What changes, line by line, without the values of keys and tokens."""
+        texts = [
+            _SECRET.sub(r'\1"***"', t.decode())
+            for t in (self.before or b"", self.after)
+        ]
+        before, after = (text.splitlines() for text in texts)
         name = str(self.path)
-        lines = difflib.unified_diff(
-            before.splitlines(), after.splitlines(), name, name, lineterm=""
-        )
-        return "\n".join(lines).replace(json.dumps(secret), '"***"') + "\n"
+        lines = difflib.unified_diff(before, after, name, name, lineterm="")
+        return "\n".join(lines) + "\n"
+
+
+def _shown(data: bytes) -> list[str]:
+    return _SECRET.sub(r'\1"***"', data.decode()).splitlines()
 
 
 class Journal:
@@ -64,7 +77,7 @@ class Journal:
         path = self.path(client)
         try:
             found: dict[str, Any] = json.loads(path.read_bytes())
-            if set(found) != {"path", "copy", "written", "keys"}:
+            if set(found) != _NOTED:
                 raise ValueError("it is no note of this program's")
         except FileNotFoundError:
             return None
@@ -75,6 +88,25 @@ class Journal:
     def note(self, client: str, entry: Mapping[str, Any]) -> None:
         """Remember what is written, before it is."""
         write_own({self.path(client): json.dumps(entry)}, {})
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from writing or undoing meanwhile."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (self._folder / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def check_free(self, client: str) -> None:
+        """
+        Whether a client's settings hold no change of ours.
+
+        Raises:
+            NotTouched: they do.
+        """
+        if (entry := self.find(client)) is not None:
+            undoing = f"launch --undo {client}"
+            raise NotTouched(f"{entry['path']} was written before: {undoing} first")
 
     def drop(self, client: str) -> None:
         """Forget it."""
@@ -93,20 +125,45 @@ def planned(path: Path, keys: Mapping[str, Any]) -> SettingsChange:
         Unreadable: it is no strict JSON.
         NotTouched: it may not be written.
     """
-    try:
-        path = path.resolve()
-    except RuntimeError:  # Python 3.11 and 3.12
-        raise NotTouched(f"{path} is a link that leads to itself") from None
+    path = _resolved(path)
     before = None
     if os.path.lexists(path):
         _check_file(path)
         before = path.read_bytes()
     value = json_file.parsed(before or b"{}", path)
-    for name, own in keys.items():
-        if isinstance(own, Mapping) and not isinstance(value.get(name, {}), dict):
-            raise Unreadable(f"{name} of {path} must be an object")
+    _check_objects(value, keys, path)
     after = json_file.printed(json_file.merged(value, keys), before or b"")
     return SettingsChange(path, before, after, keys)
+
+
+def _resolved(path: Path) -> Path:
+    """
+    The file that links lead to.
+
+    Raises:
+        NotTouched: they lead nowhere.
+    """
+    try:
+        return path.resolve()
+    except RuntimeError:  # Python 3.11 and 3.12
+        raise NotTouched(f"{path} is a link that leads to itself") from None
+
+
+def _check_objects(
+    value: Mapping[str, Any], keys: Mapping[str, Any], path: Path
+) -> None:
+    """
+    Whether objects stand where keys are to be added to objects.
+
+    Raises:
+        Unreadable: something else would be lost.
+    """
+    for name, own in keys.items():
+        if not isinstance(own, Mapping) or name not in value:
+            continue
+        if not isinstance(value[name], dict):
+            raise Unreadable(f"{name} of {path} must be an object")
+        _check_objects(value[name], own, path)
 
 
 def _check_file(path: Path) -> None:
@@ -121,6 +178,8 @@ def _check_file(path: Path) -> None:
         raise NotTouched(f"{path} is no plain file")
     if not status.st_mode & stat.S_IWUSR:
         raise NotTouched(f"{path} is read-only")
+    if status.st_uid != os.geteuid():
+        raise NotTouched(f"{path} belongs to somebody else")
     if status.st_nlink > 1:
         raise NotTouched(f"{path} has another name (a hard link), which would lose it")
 
@@ -133,30 +192,32 @@ def write(client: str, change: SettingsChange, journal: Journal) -> Path | None:
         NotTouched: the file has changed meanwhile, or holds another change of ours.
         OSError: it cannot be written.
     """
-    if journal.find(client) is not None:
-        raise NotTouched(
-            f"{change.path} was written before: launch --undo {client} first"
-        )
-    path, before = change.path, change.before
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    mode = _MODE if before is None else stat.S_IMODE(path.stat().st_mode)
-    copy = None
-    if before is not None:
+    with journal.locked():
+        journal.check_free(client)
+        path, before = change.path, change.before
+        if (path.read_bytes() if path.exists() else None) != before:
+            raise NotTouched(f"{path} has changed meanwhile; nothing was written")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = _MODE if before is None else stat.S_IMODE(path.stat().st_mode)
         at = time.strftime("%Y%m%d-%H%M%S")
         copy = path.with_name(f"{path.name}.litellm-mlx-{at}.bak")
-        replace_file(copy, before, mode)
-    entry = {
-        "path": str(path),
-        "copy": str(copy) if copy else None,
-        "written": _digest(change.after),
-        "keys": change.keys,
-    }
-    journal.note(client, entry)
-    if (path.read_bytes() if path.exists() else None) != before:
-        journal.drop(client)
-        raise NotTouched(f"{path} has changed meanwhile; nothing was written")
-    replace_file(path, change.after, mode)
-    return copy
+        entry = {
+            "path": str(path),
+            "copy": None if before is None else str(copy),
+            "was": None if before is None else _digest(before),
+            "written": _digest(change.after),
+            "keys": change.keys,
+        }
+        try:
+            if before is not None:
+                replace_file(copy, before, mode)
+            journal.note(client, entry)
+            replace_file(path, change.after, mode)
+        except OSError:
+            journal.drop(client)
+            copy.unlink(missing_ok=True)
+            raise
+    return None if before is None else copy
 
 
 def undo(client: str, journal: Journal) -> str:
@@ -167,33 +228,40 @@ def undo(client: str, journal: Journal) -> str:
         NotTouched: it cannot be told apart what is whose; both versions are named.
         OSError: it cannot be written.
     """
-    entry = journal.find(client)
-    if entry is None:
-        raise NotTouched(f"nothing was written for {client}")
-    path, copy = Path(entry["path"]), entry["copy"] and Path(entry["copy"])
-    try:
-        now = path.read_bytes() if path.exists() else None
-        before = copy.read_bytes() if copy else None
-    except FileNotFoundError:
-        raise NotTouched(
-            f"{copy}, what {path} was, is gone; to let it be as it is, remove "
-            f"{journal.path(client)}"
-        ) from None
-    if now == before:
-        said = f"{path} is as it was"
-    elif now is None:
+    with journal.locked():
+        entry = journal.find(client)
+        if entry is None:
+            raise NotTouched(f"nothing was written for {client}")
+        said = _undone(entry, journal.path(client))
         journal.drop(client)
-        return f"{path} is gone; what it was: {copy}" if copy else f"{path} is gone"
-    elif _digest(now) == entry["written"]:
-        _put(path, before)
-        said = f"{path} is as it was"
-    else:
-        _put(path, _rest(path, now, before, entry["keys"], copy))
-        said = f"{path} has changed since: what was ours is taken out of it"
-    journal.drop(client)
-    if copy:
-        copy.unlink(missing_ok=True)
     return said
+
+
+def _undone(entry: Mapping[str, Any], note: Path) -> str:
+    """Put the file of a note back; what was done, in words."""
+    path, copy = _resolved(Path(entry["path"])), entry["copy"] and Path(entry["copy"])
+    now = None
+    if os.path.lexists(path):
+        _check_file(path)
+        now = path.read_bytes()
+    before = copy.read_bytes() if copy and copy.exists() else None
+    if copy and (before is None or _digest(before) != entry["was"]):
+        why = "gone" if before is None else "no longer what it was"
+        raise NotTouched(
+            f"{copy}, the copy of {path}, is {why}; to leave both as they are, remove "
+            f"{note}"
+        )
+    if now is None and copy:
+        return f"{path} is gone; what it was: {copy}"
+    if now not in (None, before) and _digest(now or b"") != entry["written"]:
+        _put(path, _rest(path, now or b"", before, entry["keys"], copy))
+        kept = f"; what it was: {copy}" if copy else ""
+        return f"{path} has changed since: what was ours is taken out of it{kept}"
+    if now != before:
+        _put(path, before)
+    if copy:
+        copy.unlink()
+    return f"{path} is as it was"
 
 
 def _put(path: Path, data: bytes | None) -> None:
