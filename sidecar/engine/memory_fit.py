@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST, _CHUNK = 48, 96  # tokens, one behind the other: a load waits for them
 _LARGE_DEPTH, _LARGE_DEPTH_BYTES = 4096, 512 << 20  # the less of both
+_CPU_DEPTH = 512  # nothing is fused there, so that this much shows it, and it is slow
 # MLX lets ten command buffers be in flight, so that a few layers grow at a time: on an
 # H100 750 of 4,870 MB were held twice, which are 5.5 of 36 layers.
 _LAYERS_GROWING = 8
@@ -129,6 +130,7 @@ def _fit(
         per_token += per_pair * (window + step_size if window else 0)
         per_pair = 0.0
     share = min(1.0, _LAYERS_GROWING / max(1, windows.count(0)))
+    del prober
     release_freed_memory()
     fitted = MemoryModel(
         growing,
@@ -146,7 +148,8 @@ def _at_large_depth(
     model: LoadedModel, prober: _Prober, kv_per_token: int
 ) -> _Computed | None:
     """A chunk far behind the first; None: the model's layers are to be equally deep."""
-    depth = min(_LARGE_DEPTH, _LARGE_DEPTH_BYTES // kv_per_token)
+    most = _CPU_DEPTH if mx.default_device() == mx.cpu else _LARGE_DEPTH
+    depth = min(most, _LARGE_DEPTH_BYTES // kv_per_token)
     try:
         prober.deepen(depth)
         return prober.compute(_CHUNK)
@@ -156,16 +159,20 @@ def _at_large_depth(
 
 
 def _slope(near: _Computed, far: _Computed) -> float:
-    """Bytes that each pair of tokens takes."""
-    cost = far.cost - near.cost * far.num_tokens / near.num_tokens
-    return max(0.0, cost / (far.num_pairs - near.num_pairs))
+    """Bytes that each token takes with each that it attends to."""
+    return _beyond(near, far) / (far.num_pairs - near.num_pairs)
 
 
 def _excess(small: _Computed, large: _Computed) -> float:
     """Bytes that each pair of tokens of a chunk takes, where all of them meet."""
-    twice = small.cost * large.num_tokens / small.num_tokens
-    pairs = large.num_tokens**2 - small.num_tokens * large.num_tokens
-    return max(0.0, (large.cost - twice) / pairs)
+    return (
+        _beyond(small, large) / large.num_tokens / (large.num_tokens - small.num_tokens)
+    )
+
+
+def _beyond(one: _Computed, other: _Computed) -> float:
+    """Bytes that another chunk takes beyond what its number of tokens says."""
+    return max(0.0, other.cost - one.cost * other.num_tokens / one.num_tokens)
 
 
 def _window(atom: Any) -> int | None:

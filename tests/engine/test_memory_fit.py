@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from sidecar.engine.loading.loaded_model import LoadedModel
-from sidecar.engine.loading.loader import finish, read_model, run_to_end
+from sidecar.engine.loading.loader import load, run_to_end
 from sidecar.engine.loading.model_source import find_model
 from sidecar.engine.memory_fit import fit_memory
 from sidecar.engine.memory_model import MemoryModel
@@ -20,10 +20,17 @@ GIB = 1 << 30
 ARCHITECTURES = ("qwen3", "gemma3_text", "falcon_h1", "mamba2")
 
 
+@pytest.mark.parametrize("device", [mx.cpu, mx.gpu], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_prompt_takes_what_was_foreseen(architecture: str, tmp_path: Path) -> None:
+def test_a_prompt_takes_what_was_foreseen(
+    architecture: str,
+    device: mx.DeviceType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Dense, with windows, hybrid and recurrent: never more, nor much less."""
     model = loaded(make_text(tmp_path / architecture, architecture))
+    monkeypatch.setattr(mx, "default_device", lambda: device)  # as it measures there
     fitted, token_s = run_to_end(fit_memory(model, STEP))
     assert token_s > 0
     shares = [actual / foreseen for actual, foreseen in prefilled(model, fitted)]
@@ -55,8 +62,7 @@ def test_of_many_layers_a_few_grow_at_a_time() -> None:
 
 def loaded(folder: Path) -> LoadedModel:
     """A model, read."""
-    reading = read_model(find_model(str(folder)), trust=False, memo=None)
-    return run_to_end(finish(run_to_end(reading), None))
+    return load(find_model(str(folder)), trust=False)
 
 
 def prefilled(model: LoadedModel, fitted: MemoryModel) -> list[tuple[int, int]]:
