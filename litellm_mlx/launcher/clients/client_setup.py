@@ -113,12 +113,21 @@ def openclaw_config(server: Endpoint) -> dict[str, Any]:
     }
 
 
+def openclaw_state(folders: Folders) -> Path:
+    """Where OpenClaw keeps its user's files."""
+    named = folders.environ.get("OPENCLAW_STATE_DIR")
+    return Path(named) if named else folders.home / ".openclaw"
+
+
+def openclaw_file(folders: Folders) -> Path:
+    """Its user's configuration."""
+    named = folders.environ.get("OPENCLAW_CONFIG_PATH")
+    return Path(named) if named else openclaw_state(folders) / "openclaw.json"
+
+
 def openclaw(server: Endpoint, folders: Folders) -> ClientSetup:
     """OpenClaw: a file of ours that includes the user's; its state stays his."""
-    state = Path(
-        folders.environ.get("OPENCLAW_STATE_DIR") or folders.home / ".openclaw"
-    )
-    his = Path(folders.environ.get("OPENCLAW_CONFIG_PATH") or state / "openclaw.json")
+    state, his = openclaw_state(folders), openclaw_file(folders)
     config = openclaw_config(server)
     file = folders.own / "openclaw.json"
     environ = {"OPENCLAW_CONFIG_PATH": str(file), "OPENCLAW_STATE_DIR": str(state)}
@@ -208,14 +217,19 @@ def opencode(server: Endpoint, folders: Folders) -> ClientSetup:
     return ClientSetup("opencode", (), {"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
 
 
-def qwen(server: Endpoint, folders: Folders) -> ClientSetup:
-    """Qwen Code."""
-    environ = {
+def qwen_environ(server: Endpoint) -> dict[str, str]:
+    """What Qwen Code reads of its environment, or of the `env` of its settings."""
+    return {
         "OPENAI_BASE_URL": f"{server.url}/v1",
         "OPENAI_API_KEY": server.key,
         "OPENAI_MODEL": MODEL,
     }
-    return ClientSetup("qwen", ("--auth-type", "openai", "-m", MODEL), environ)
+
+
+def qwen(server: Endpoint, folders: Folders) -> ClientSetup:
+    """Qwen Code."""
+    arguments = ("--auth-type", "openai", "-m", MODEL)
+    return ClientSetup("qwen", arguments, qwen_environ(server))
 
 
 def _pi_model(server: Endpoint) -> dict[str, Any]:

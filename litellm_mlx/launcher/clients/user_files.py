@@ -1,12 +1,11 @@
 """Files of the user's: read, linked to, never written."""
 
-import contextlib
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from litellm_mlx.launcher.whole_files import replace_file
 
 
 class Unreadable(Exception):
@@ -53,15 +52,7 @@ def write_own(files: Mapping[Path, str], links: Mapping[Path, Path]) -> None:
             link.symlink_to(goal)
     for path, text in files.items():
         _make_folder(path.parent)
-        new = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-        number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(number, "w", encoding="utf-8") as file:
-                file.write(text)
-            new.replace(path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                new.unlink()
+        replace_file(path, text.encode(), 0o600)
 
 
 def _make_folder(folder: Path) -> None:

@@ -21,9 +21,11 @@ from litellm_mlx.launcher.clients.client_setup import (
     claude_environ,
     codex_config,
     openclaw_config,
+    openclaw_file,
     opencode_config,
     pi_folder,
     pi_provider,
+    qwen_environ,
 )
 
 
@@ -43,7 +45,11 @@ class UserSettings:
 
 
 def _json(path: Path, keys: Mapping[str, Any]) -> UserSettings:
-    return UserSettings(path, keys, json.dumps(keys, indent=2) + "\n")
+    return UserSettings(path, keys, _text(keys))
+
+
+def _text(keys: Mapping[str, Any]) -> str:
+    return json.dumps(keys, indent=2) + "\n"
 
 
 def _claude(server: Endpoint, folders: Folders) -> UserSettings:
@@ -63,15 +69,13 @@ def _opencode(server: Endpoint, folders: Folders) -> UserSettings:
     keys = opencode_config(server)
     commented = folder / "opencode.jsonc"
     if commented.exists():
-        return UserSettings(commented, None, json.dumps(keys, indent=2) + "\n")
+        return UserSettings(commented, None, _text(keys))
     return _json(folder / "opencode.json", keys)
 
 
 def _qwen(server: Endpoint, folders: Folders) -> UserSettings:
-    environ = {"OPENAI_BASE_URL": f"{server.url}/v1", "OPENAI_API_KEY": server.key,
-               "OPENAI_MODEL": MODEL}  # fmt: skip
     keys = {
-        "env": environ,
+        "env": qwen_environ(server),
         "security": {"auth": {"selectedType": "openai"}},
         "model": {"name": MODEL},
     }
@@ -88,12 +92,7 @@ def _codex(server: Endpoint, folders: Folders) -> UserSettings:
 
 
 def _openclaw(server: Endpoint, folders: Folders) -> UserSettings:
-    environ = folders.environ
-    state = Path(environ.get("OPENCLAW_STATE_DIR") or folders.home / ".openclaw")
-    path = Path(environ.get("OPENCLAW_CONFIG_PATH") or state / "openclaw.json")
-    return UserSettings(
-        path, None, json.dumps(openclaw_config(server), indent=2) + "\n"
-    )
+    return UserSettings(openclaw_file(folders), None, _text(openclaw_config(server)))
 
 
 SETTINGS: Mapping[str, Callable[[Endpoint, Folders], UserSettings]] = {

@@ -91,10 +91,18 @@ class Journal:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from writing or undoing meanwhile."""
+        """
+        Keep other processes from writing or undoing meanwhile.
+
+        Raises:
+            NotTouched: another one is at it.
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self._folder / "lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise NotTouched("another --write or --undo is under way") from None
             yield
 
     def check_free(self, client: str) -> None:
@@ -199,25 +207,30 @@ def write(client: str, change: SettingsChange, journal: Journal) -> Path | None:
             raise NotTouched(f"{path} has changed meanwhile; nothing was written")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = _MODE if before is None else stat.S_IMODE(path.stat().st_mode)
-        at = time.strftime("%Y%m%d-%H%M%S")
-        copy = path.with_name(f"{path.name}.litellm-mlx-{at}.bak")
+        copy = None if before is None else _copy_path(path)
         entry = {
             "path": str(path),
-            "copy": None if before is None else str(copy),
+            "copy": copy and str(copy),
             "was": None if before is None else _digest(before),
             "written": _digest(change.after),
             "keys": change.keys,
         }
         try:
-            if before is not None:
+            if copy and before is not None:
                 replace_file(copy, before, mode)
             journal.note(client, entry)
             replace_file(path, change.after, mode)
         except OSError:
             journal.drop(client)
-            copy.unlink(missing_ok=True)
+            if copy:
+                copy.unlink(missing_ok=True)
             raise
-    return None if before is None else copy
+    return copy
+
+
+def _copy_path(path: Path) -> Path:
+    at = time.strftime("%Y%m%d-%H%M%S")
+    return path.with_name(f"{path.name}.litellm-mlx-{at}.bak")
 
 
 def undo(client: str, journal: Journal) -> str:
@@ -251,13 +264,13 @@ def _undone(entry: Mapping[str, Any], note: Path) -> str:
             f"{copy}, the copy of {path}, is {why}; to leave both as they are, remove "
             f"{note}"
         )
-    if now is None and copy:
-        return f"{path} is gone; what it was: {copy}"
-    if now not in (None, before) and _digest(now or b"") != entry["written"]:
-        _put(path, _rest(path, now or b"", before, entry["keys"], copy))
-        kept = f"; what it was: {copy}" if copy else ""
-        return f"{path} has changed since: what was ours is taken out of it{kept}"
     if now != before:
+        if now is None:
+            return f"{path} is gone; what it was: {copy}"
+        if _digest(now) != entry["written"]:
+            _put(path, _rest(path, now, before, entry["keys"], copy))
+            kept = f"; what it was: {copy}" if copy else ""
+            return f"{path} has changed since: what was ours is taken out of it{kept}"
         _put(path, before)
     if copy:
         copy.unlink()
