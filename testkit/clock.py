@@ -1,5 +1,6 @@
 """A clock that a test moves, for code whose outcome depends on the time that passes."""
 
+import math
 import time
 from types import SimpleNamespace
 
@@ -15,7 +16,9 @@ class Clock:
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, *modules: str) -> None:
-        self._now = time.monotonic()
+        self._now = float(
+            math.ceil(time.monotonic())
+        )  # sums of whole seconds are exact
         fake = SimpleNamespace(
             monotonic=self.now, perf_counter=self.now, time=time.time,
             sleep=lambda _seconds: None,
