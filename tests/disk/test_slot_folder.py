@@ -249,9 +249,10 @@ def test_a_state_that_cannot_be_cut_goes_alone(folder: SlotFolder) -> None:
         assert set(read_header(file).places) == {"0.0", "0.2"}
     index = SlotIndex()
     assert all(index.add(folder.read(number)) for number in (1, 2))
-    match = index.match([1, 2, 8, 9], "")
-    assert (match.depth, match.state_at_most(4).depth) == (4, 4)
-    assert match.state_at_most(3).depth == 0
+    path = [1, 2, 8, 9]
+    assert index.match(path, "").depth == 4
+    assert index.match_at_end(path, "", 4).depth == 4
+    assert index.match_at_end(path, "", 3).depth == 0
     with pytest.raises(Damaged, match="cannot go on from"):
         export_chain(folder, 1, folder.path.parent / "out")
 

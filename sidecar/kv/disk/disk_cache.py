@@ -259,11 +259,10 @@ class DiskCache:
         if not may or self._is_off or maximum < minimum:
             return DiskMatch()
         self._refresh_if_due(place.folder)
-        match = self._index.match(ids, salt_name(salt))
         if self._store.needs_checkpoints:
-            match = match.state_at_most(maximum)
+            match = self._index.match_at_end(ids, salt_name(salt), maximum)
         else:
-            match = match.at_most(maximum)
+            match = self._index.match(ids, salt_name(salt)).at_most(maximum)
         minimum = max(minimum, settings.min_tokens, self._store.min_depth(ids))
         if match.depth < minimum:
             return DiskMatch()

@@ -6,7 +6,7 @@ from its parent's end, or from a place inside it. Ids are kept packed, four byte
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,15 +33,6 @@ class DiskMatch:
         """The part of it that is no deeper."""
         depth = min(depth, self.depth)
         return DiskMatch(tuple(s for s in self.chain if s.at < depth), depth)
-
-    def state_at_most(self, depth: int) -> "DiskMatch":
-        """The part up to the deepest end of a slot: there all layers have a state."""
-        for number in range(len(self.chain), 0, -1):
-            slot = self.chain[number - 1]
-            followed = self.chain[number].at if number < len(self.chain) else self.depth
-            if slot.is_end and slot.end <= min(depth, followed):
-                return DiskMatch(self.chain[:number], slot.end)
-        return DiskMatch()
 
     def bytes_behind(self, depth: int) -> int:
         """Bytes of the files that it lies in from a depth on."""
@@ -95,10 +86,30 @@ class SlotIndex:
             return list(self._below.get(slot.number, ()))
 
     def match(self, ids: Sequence[int], salt: str) -> DiskMatch:
-        """Walk as far as the ids go."""
-        best = DiskMatch()
+        """The longest path of slots that a sequence shares."""
+        return max(self._matches(ids, salt), key=_depth, default=DiskMatch())
+
+    def match_at_end(self, ids: Sequence[int], salt: str, maximum: int) -> DiskMatch:
+        """
+        The longest path that ends where a slot does: there all layers have a state.
+
+        It need not lie on the longest path: a slot that replaces another stands beside
+        it until that is deleted, and has no state where the other one ends.
+
+        Args:
+            maximum: tokens, at most.
+        """
+        ends = (
+            match
+            for match in self._matches(ids, salt)
+            if match.chain[-1].is_end and match.chain[-1].end == match.depth <= maximum
+        )
+        return max(ends, key=_depth, default=DiskMatch())
+
+    def _matches(self, ids: Sequence[int], salt: str) -> Iterator[DiskMatch]:
+        """Of each slot that the ids reach, the path to where they leave it."""
         if not self._slots or not ids:
-            return best
+            return
         asked = np.asarray(ids, np.int64)
         with self._lock:
             roots = self._below.get(None, ())
@@ -108,11 +119,10 @@ class SlotIndex:
                 slot, before = todo.pop()
                 depth = slot.at + _common(slot.ids, asked[slot.at : slot.end])
                 chain = (*before, slot)
-                if depth > best.depth:
-                    best = DiskMatch(chain, depth)
+                if depth > slot.at:
+                    yield DiskMatch(chain, depth)
                 below = self._below.get(slot.number, ())
                 todo += [(child, chain) for child in below if child.at <= depth]
-        return best
 
     def _remove(self, number: int) -> None:
         todo = [number]
@@ -124,6 +134,10 @@ class SlotIndex:
             if slot in beside:  # else its parent is gone as well
                 beside.remove(slot)
             todo += [child.number for child in self._below.pop(slot.number, ())]
+
+
+def _depth(match: DiskMatch) -> int:
+    return match.depth
 
 
 def _above(slot: Slot) -> int | None:
