@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _CHUNK = 1 << 16
@@ -33,6 +34,7 @@ class Hub:
     """
     A running stand-in.
 
+    `listed` are ids that it names when it is searched; only `repository` can be had.
     `requests` are all it was asked, `fetched` the files that were sent, `starts` where
     each sending of a file began, `tokens` what each path was asked with.
     """
@@ -41,6 +43,7 @@ class Hub:
     files: Mapping[str, bytes]
     url: str = ""
     line: Line = field(default_factory=Line)
+    listed: tuple[str, ...] = ()
     requests: list[str] = field(default_factory=list)
     fetched: list[str] = field(default_factory=list)
     starts: dict[str, list[int]] = field(default_factory=dict)
@@ -89,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hub = self.hub
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
         hub.requests.append(f"{self.command} {path}")
         hub.tokens.setdefault(path, set()).add(self.headers.get("Authorization"))
         prefix = f"/{hub.repository}/resolve/"
@@ -107,6 +110,9 @@ class _Handler(BaseHTTPRequestHandler):
                 for name in hub.files
             ]
             self._send(200, json.dumps(tree).encode(), {})
+        elif path == "/api/models":
+            found = [{"id": name} for name in self._searched(parse_qs(query))]
+            self._send(200, json.dumps(found).encode(), {})
         elif path.startswith("/elsewhere/"):
             self._file(path.removeprefix("/elsewhere/"))
         elif (
@@ -118,6 +124,16 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             missing = {"X-Error-Code": "RepoNotFound"}
             self._send(404, b'{"error": "Repository not found"}', missing)
+
+    def _searched(self, asked: Mapping[str, list[str]]) -> list[str]:
+        """As the hub does it: the words are anywhere in an id, however written."""
+        author, words = asked.get("author", [""])[0], asked.get("search", [""])[0]
+        return [
+            name
+            for name in (self.hub.repository, *self.hub.listed)
+            if name.startswith(f"{author}/" if author else "")
+            and words.lower() in name.lower()
+        ]
 
     def _redirect(self, name: str) -> None:
         data = self.hub.files[name]

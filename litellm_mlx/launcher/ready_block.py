@@ -51,6 +51,7 @@ def ready_block(
     rows = [
         *_addresses(settings),
         ("model", _model(settings, models, name)),
+        *_advice(settings),
         *_memory(memory),
         ("key", _key(settings, needs_key)),
         *_reach(settings, needs_key, others),
@@ -92,6 +93,12 @@ def _model(settings: LaunchSettings, models: Sequence[SidecarModel], name: str) 
     text = served if name == served else f"{name}, which is {served}"
     length = next((one.max_input_tokens for one in models if one.max_input_tokens), 0)
     return f"{text}; context of {length} tokens" if length else text
+
+
+def _advice(settings: LaunchSettings) -> Iterator[tuple[str, str]]:
+    """Where to find a real model, while none is set."""
+    if settings.model_path is None:
+        yield "", f"a toy; for yours: {_beside_python('mlx-sidecar')} recommend"
 
 
 def _memory(memory: MemoryReport) -> Iterator[tuple[str, str]]:
@@ -153,8 +160,13 @@ def _agents(settings: LaunchSettings) -> Iterator[tuple[str, str]]:
     if settings.proxy is None:
         return
     found = [name for name in CLIENTS if shutil.which(name)]
-    verb = f"{_shortened(Path(sys.executable).parent)}/litellm-mlx launch"
-    yield "agents", f"{verb} {' | '.join(found) or 'CLIENT'}"
+    names = " | ".join(found) or "CLIENT"
+    yield "agents", f"{_beside_python('litellm-mlx')} launch {names}"
+
+
+def _beside_python(command: str) -> str:
+    """A command of this installation, as people write it."""
+    return f"{_shortened(Path(sys.executable).parent)}/{command}"
 
 
 def _curl(

@@ -6,8 +6,10 @@ from typing import Any
 # name -> module, what it does
 TOOLS = {
     "pull": ("pull", "bring a model of the hub into its cache; goes on where it was"),
+    "recommend": ("recommend", "which models this machine can serve to an agent"),
     "rm": ("rm", "remove a model from the hub's cache"),
     "probe": ("probe", "ask a running server like an agent; is enough reused?"),
+    "bench": ("bench", "how fast a running server reads prompts and writes answers"),
     "diff-turns": ("diff_turns", "where two prompts of a session log first differ"),
     "inspect-cache": ("inspect_cache", "the tree of a running server, and what drifts"),
     "kv": ("kv", "KV on the disk: list, verify, export, import, forget"),

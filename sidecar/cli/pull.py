@@ -1,15 +1,20 @@
 """
 Brings a model of the hub into its cache; what was begun before is gone on with.
 
-    mlx-sidecar pull org/name
+    mlx-sidecar pull org/name [--bits 4] [--to FOLDER]
 
 Sizes come first: what cannot be served (GGUF, PyTorch weights, an architecture that
 nobody here knows, more than the memory or the disk) is refused before the first byte of
-weights. Ctrl-C keeps what is there; a wrong checksum deletes it.
+weights. Ctrl-C keeps what is there; a wrong checksum deletes it. `--bits` takes the
+same model in so many bits, if the hub has it; `--to` gives it a folder of your own.
 """
 
 import argparse
+import contextlib
+import os
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,30 +42,80 @@ def main(argv: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", help="a hub id, e.g. mlx-community/Qwen3-4B-4bit")
-    name = parser.parse_args(argv).model
+    parser.add_argument(
+        "--bits", type=int, choices=(3, 4, 5, 6, 8), help="the same model in so many"
+    )
+    parser.add_argument("--to", type=Path, metavar="FOLDER", help="a new folder")
+    options = parser.parse_args(argv)
+    name: str = options.model
+    if fault := _place_fault(options.to):
+        parser.error(f"--to: {fault}")
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         parser.error(f"model must be a hub id, org/name, got {name!r}")
     # Not before: what mlx-lm knows takes a second to import.
     from sidecar.engine.device_memory import process_limit
     from sidecar.engine.loading.checkpoint_files import memory_limit
     from sidecar.engine.loading.download_progress import DownloadProgress
+    from sidecar.engine.loading.hub_faults import HubFault
+    from sidecar.engine.loading.hub_listing import sibling
     from sidecar.engine.loading.model_source import find_model
 
     try:
+        if options.bits is not None:
+            name = sibling(name, options.bits)
+            _say(f"in {options.bits} bits it is {name}")
         engine = load_config({}, Path(".env")).engine
         limit = memory_limit(process_limit(engine), engine.max_model_bytes)
         progress = DownloadProgress(_say)
         with _live_line(progress):
-            found = find_model(name, progress, limit)
-    except (ConfigError, ModelLoadFailed) as error:
+            folder = find_model(name, progress, limit).folder
+            if options.to is not None:
+                folder = _put(folder, options.to)
+    except (ConfigError, ModelLoadFailed, HubFault, OSError) as error:
         sys.stderr.write(f"mlx-sidecar pull: {error}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped; what was downloaded is kept: the same command\n")
         return _STOPPED
-    _say(f"{name} is in {found.folder}")
-    _say(f"serve it: python3 install_and_run.py --model {name}")
+    _say(f"{name} is in {folder}")
+    served = name if options.to is None else folder
+    _say(f"serve it: python3 install_and_run.py --model {served}")
     return 0
+
+
+def _place_fault(to: Path | None) -> str | None:
+    if to is None:
+        return None
+    if to.exists():
+        return f"{to} is there already"
+    parent = to.expanduser().absolute().parent
+    return None if parent.is_dir() else f"there is no folder {parent}"
+
+
+def _put(folder: Path, to: Path) -> Path:
+    """
+    A model's files in a folder of a person's, which is there whole or not at all.
+
+    Weights are linked where the disk is the same: they take no more room.
+
+    Raises:
+        OSError: they cannot be put there.
+    """
+    from sidecar.engine.loading.checkpoint_files import WEIGHTS
+
+    target = to.expanduser().absolute()
+    with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as place:
+        made = Path(place) / target.name
+        made.mkdir()
+        for file in filter(Path.is_file, folder.iterdir()):
+            blob, copy = file.resolve(), made / file.name
+            if file.match(WEIGHTS):
+                with contextlib.suppress(OSError):
+                    os.link(blob, copy)
+            if not copy.exists():
+                shutil.copyfile(blob, copy)
+        made.rename(target)
+    return target
 
 
 def _say(line: str) -> None:

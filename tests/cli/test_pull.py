@@ -29,17 +29,21 @@ def hub(files: dict[str, bytes]) -> Iterator[Hub]:
         yield found
 
 
-def begin(hub: Hub, home: Path, model: str = "org/tiny") -> "subprocess.Popen[str]":
+def begin(
+    hub: Hub, home: Path, model: str = "org/tiny", *flags: str
+) -> "subprocess.Popen[str]":
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), "HOME": str(home)}
     return subprocess.Popen(
-        [sys.executable, "-m", "sidecar", "pull", model], cwd=home,
+        [sys.executable, "-m", "sidecar", "pull", model, *flags], cwd=home,
         env={**env, **hub.environment(str(home))}, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
-def pull(hub: Hub, home: Path, model: str = "org/tiny") -> tuple[int, str, str]:
-    process = begin(hub, home, model)
+def pull(
+    hub: Hub, home: Path, model: str = "org/tiny", *flags: str
+) -> tuple[int, str, str]:
+    process = begin(hub, home, model, *flags)
     out, error = process.communicate(timeout=120)
     return process.returncode, out, error
 
@@ -119,3 +123,43 @@ def test_what_cannot_be_pulled_says_why(
     assert code in (1, 2)
     assert words in error
     assert (out, "Traceback" in error) == ("", False)
+
+
+def test_an_unknown_name_is_told_those_like_it(hub: Hub, tmp_path: Path) -> None:
+    code, _, error = pull(hub, tmp_path, "org/tinny")
+    assert code == 1
+    assert "names like it: org/tiny" in error
+
+
+def test_other_bits_are_a_sibling(hub: Hub, tmp_path: Path) -> None:
+    """Of the same model, not of one whose name begins like it."""
+    hub.listed = ("org/model-8bit", "org/model-bf16", "org/model-large-4bit")
+    hub.repository = "org/Model-4bit"
+    code, out, _ = pull(hub, tmp_path, "org/Model-8bit", "--bits", "4")
+    assert code == 0
+    assert "in 4 bits it is org/Model-4bit" in out
+    assert "serve it: python3 install_and_run.py --model org/Model-4bit" in out
+    code, _, error = pull(hub, tmp_path, "org/model-bf16", "--bits", "6")
+    assert code == 1
+    assert "the hub has no org/model-6bit; there are org/model-8bit" in error
+    assert "large" not in error
+
+
+def test_a_folder_of_ones_own(
+    hub: Hub, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Weights are no second time on the disk; what is there is left alone."""
+    mine = tmp_path / "models" / "mine"
+    code, _, error = pull(hub, tmp_path, "org/tiny", "--to", str(mine))
+    assert (code, "there is no folder" in error) == (2, True)
+    assert hub.fetched == []
+    mine.parent.mkdir()
+    code, out, _ = pull(hub, tmp_path, "org/tiny", "--to", str(mine))
+    assert code == 0
+    assert f"serve it: python3 install_and_run.py --model {mine}" in out
+    assert {f.name: f.read_bytes() for f in mine.iterdir()} == files
+    (weights,) = mine.glob("*.safetensors")
+    assert weights.stat().st_nlink == 2
+    assert [*mine.parent.iterdir()] == [mine]
+    code, _, error = pull(hub, tmp_path, "org/tiny", "--to", str(mine))
+    assert (code, "is there already" in error) == (2, True)

@@ -29,6 +29,8 @@ def test_it_says_what_runs_where(tmp_path: Path) -> None:
         "http://127.0.0.1:4000      (Anthropic clients)",
         "sidecar  http://127.0.0.1:8080/v1",
         "model    local, which is the small built-in model; context of 32768 tokens",
+        "           a toy; for yours: ",
+        "/mlx-sidecar recommend\n",
         "memory   at most 9.7 GB",
         "key      none needed, clients may send any\n",
         "reach    LiteLLM: programs on this machine, no key, the models' routes only",

@@ -23,13 +23,18 @@ from pathlib import Path
 import httpx
 from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url, snapshot_download
 from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE
-from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import (
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
 from huggingface_hub.utils import disable_progress_bars
 
 from sidecar.core.format_bytes import format_bytes
 from sidecar.engine.loading.checkpoint_files import WEIGHTS
 from sidecar.engine.loading.download_progress import DownloadProgress
 from sidecar.engine.loading.hub_faults import HubFault, contact_fault
+from sidecar.engine.loading.hub_listing import close_names
 from sidecar.engine.loading.ranged_download import (
     HubFile,
     Retries,
@@ -80,7 +85,10 @@ def fetch_snapshot(
     except (OfflineModeIsEnabled, httpx.HTTPError, ValueError) as error:
         if folder := _cached(repo_id):
             return folder
-        raise HubFault(contact_fault(error)) from error
+        fault = contact_fault(error)
+        if isinstance(error, RepositoryNotFoundError):
+            fault += close_names(repo_id)
+        raise HubFault(fault) from error
     weights = {name: size for name, size in sizes.items() if fnmatch(name, WEIGHTS)}
     _refuse(checks.listing(list(sizes), sum(weights.values())))
     retries = Retries(policy or RetryPolicy(), progress, threading.Event())
