@@ -66,10 +66,10 @@ def ready_block(
     return "\n".join(["", "Ready.", *lines, ""])
 
 
-def fetch_memory(settings: LaunchSettings) -> MemoryReport:
+def fetch_memory(settings: LaunchSettings, timeout_s: float = 30.0) -> MemoryReport:
     """What the running sidecar says; nothing if it does not answer."""
     try:
-        with httpx.Client(trust_env=False, timeout=30.0) as client:
+        with httpx.Client(trust_env=False, timeout=timeout_s) as client:
             body = client.get(f"{settings.sidecar.url}/health").json()
     except (httpx.HTTPError, ValueError):
         return MemoryReport()

@@ -20,8 +20,10 @@ from litellm_mlx.launcher.clients.launch import NotRunning, find_endpoint
 from litellm_mlx.launcher.doctor.client_files import check_clients
 from litellm_mlx.launcher.doctor.finding import Finding
 from litellm_mlx.launcher.doctor.litellm_config import check_litellm
+from litellm_mlx.launcher.doctor.machine import check_machine
 from litellm_mlx.launcher.doctor.servers import check_ports, check_running
 from litellm_mlx.launcher.doctor.set_up import check_set_up
+from litellm_mlx.launcher.ready_block import fetch_memory
 from litellm_mlx.launcher.settings import (
     PACKAGE_PARENT,
     Flags,
@@ -68,6 +70,7 @@ def examine(folder: Path, home: Path) -> Iterator[Finding]:
         return
     checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
         ("set-up", lambda: check_set_up(settings)),
+        ("machine", lambda: check_machine(_limit(settings))),
         ("ports", lambda: check_ports(settings)),
         ("models", lambda: _model_half(folder)),
         ("litellm", lambda: check_litellm(settings)),
@@ -95,6 +98,10 @@ def _context(settings: LaunchSettings) -> int | None:
         return find_endpoint(settings, _LOOK_S).context
     except NotRunning:
         return None
+
+
+def _limit(settings: LaunchSettings) -> int | None:
+    return fetch_memory(settings, _LOOK_S).limit_bytes
 
 
 def _model_half(folder: Path) -> list[Finding]:
