@@ -12,8 +12,8 @@ from sidecar.core.requests import EmbeddingRequest, RerankRequest
 from sidecar.dialects.fields import Fields
 from sidecar.dialects.openai_completions import is_id
 
-_MAX_INPUTS = 2048
-_MAX_DOCUMENTS = 1000
+MAX_INPUTS = 2048
+MAX_DOCUMENTS = 1000
 _MAX_DIMENSIONS = 65536
 
 
@@ -61,9 +61,9 @@ def parse_rerank(body: Any) -> RerankRequest:
     """
     fields = Fields(body)
     listed = fields.raw("documents")
-    if not isinstance(listed, list) or not 1 <= len(listed) <= _MAX_DOCUMENTS:
+    if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_DOCUMENTS:
         raise BadRequest(
-            f"documents must be a list of 1..{_MAX_DOCUMENTS} texts", param="documents"
+            f"documents must be a list of 1..{MAX_DOCUMENTS} texts", param="documents"
         )
     return RerankRequest(
         model=fields.text("model") or "",
@@ -100,9 +100,9 @@ def _inputs(value: Any) -> tuple[str | tuple[int, ...], ...]:
         value = [value]
     if isinstance(value, list) and value and all(map(is_id, value)):
         value = [value]
-    if not isinstance(value, list) or not 1 <= len(value) <= _MAX_INPUTS:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_INPUTS:
         raise BadRequest(
-            f"input must be a text, or a list of 1..{_MAX_INPUTS} texts or lists of "
+            f"input must be a text, or a list of 1..{MAX_INPUTS} texts or lists of "
             "token ids",
             param="input",
         )

@@ -137,7 +137,14 @@ def _default(
         context_len = own.context_len if own else None
         kind, takes_images = kind_at(folder) if folder else ("llm", False)
         spec = ModelSpec(
-            own_id, aliases, kind, path, size, context_len, takes_images=takes_images
+            own_id,
+            aliases,
+            kind,
+            path,
+            size,
+            context_len,
+            own.vector_len if own else None,
+            takes_images=takes_images,
         )
     else:
         spec = replace(_described(own, own_id), aliases=aliases)
@@ -173,6 +180,7 @@ def _described(found: DiscoveredModel, own_id: str) -> ModelSpec:
         place=str(found.folder),
         size_bytes=found.size_bytes,
         context_len=found.context_len,
+        vector_len=found.vector_len,
         takes_images=found.takes_images,
         state=state,
         fault=fault and f"model {found.id} cannot be loaded: {fault}",

@@ -29,6 +29,7 @@ from sidecar.engine.loading.checkpoint_files import (
     read_config,
     sizes_fault,
     special_fault,
+    vector_len,
     weight_bytes,
     weights_fault,
 )
@@ -60,6 +61,7 @@ class DiscoveredModel:
         size_bytes: of the weights that would be loaded.
         is_cached: whether it is in the hub's cache.
         context_len: most tokens it was made for; None: it does not say.
+        vector_len: numbers of an embedding; None: of another kind, or not told.
         takes_images: whether it sees, and what it takes for that is installed.
         state: `unloaded`: it can be loaded; else why not is in `reason`.
     """
@@ -70,6 +72,7 @@ class DiscoveredModel:
     kind: Kind
     size_bytes: int
     context_len: int | None = None
+    vector_len: int | None = None
     takes_images: bool = False
     is_cached: bool = False
     state: Usable = "unloaded"
@@ -206,7 +209,9 @@ def _read(found: DiscoveredModel, named: _Named) -> DiscoveredModel:
         return replace(found, state="unavailable", reason=fault)
     if fault := sizes_fault(folder):
         return replace(found, state="broken", reason=fault)
-    return _judged(replace(found, context_len=context_len(config)), folder)
+    width = vector_len(folder, config) if kind == "embedding" else None
+    found = replace(found, context_len=context_len(config), vector_len=width)
+    return _judged(found, folder)
 
 
 def kind_at(folder: Path) -> tuple[Kind, bool]:

@@ -30,6 +30,7 @@ class ModelSpec:
         kind: see detection. place: what the loader finds it by.
         size_bytes: of its weights, as far as that is known before a load.
         context_len: most tokens, as far as that is known before a load.
+        vector_len: numbers of an embedding, if it gives any.
         syntax: what is set of its output.
         takes_images: as far as that is known before a load.
         state: other than `unloaded`, why it cannot be loaded is in `fault`.
@@ -41,6 +42,7 @@ class ModelSpec:
     place: str | None = None
     size_bytes: int = 0
     context_len: int | None = None
+    vector_len: int | None = None
     pinned: bool = False
     ttl_s: float | None = None
     syntax: SyntaxSettings = field(default_factory=SyntaxSettings)
@@ -67,6 +69,7 @@ class ModelView:
     size_bytes: int
     actual_bytes: int | None
     max_input_tokens: int | None
+    vector_len: int | None
     takes_images: bool
     pinned: bool
     ttl_s: float | None
@@ -247,6 +250,7 @@ class ModelState(Generic[E]):
             size_bytes=spec.size_bytes,
             actual_bytes=resident.num_bytes if resident else None,
             max_input_tokens=resident.max_context if resident else spec.context_len,
+            vector_len=spec.vector_len,
             takes_images=(resident or spec).takes_images,
             pinned=self.pinned,
             ttl_s=self.ttl_s,

@@ -10,6 +10,7 @@ from sidecar.core.errors import BadRequest, ModelNotFound, NotFound, SidecarErro
 from sidecar.core.events import Idle, Usage
 from sidecar.core.json_bytes import dump_bytes
 from sidecar.dialects.openai_models import model_entry, model_list
+from sidecar.dialects.openai_tasks import MAX_DOCUMENTS, MAX_INPUTS
 from sidecar.residents.capability_record import CapabilityRecord
 from sidecar.residents.detection import TEXT_KINDS
 from sidecar.residents.model_settings import check_setting
@@ -155,6 +156,11 @@ def _listed(entry: ModelView, record: CapabilityRecord | None) -> dict[str, Any]
         found |= {name: can for name, can in said if can is not None}
     found["capabilities"] = _shown(record)
     found["supports_vision"] = entry.takes_images
+    if entry.kind == "embedding":
+        found["embedding_dimensions"] = entry.vector_len
+        found["max_inputs"] = MAX_INPUTS
+    elif entry.kind == "reranker":
+        found["max_documents"] = MAX_DOCUMENTS
     found["state"] = entry.state
     found["estimated_load_s"] = entry.estimated_load_s
     return found

@@ -1,6 +1,7 @@
 """Embeddings and reranking on real tiny models, at the sidecar and through LiteLLM."""
 
 import base64
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ from mlx_lm.utils import load_model as load_decoder
 from mlx_vlm.embedding_loader import load_embedding_model
 
 from sidecar.app import App
+from sidecar.engine.loading.checkpoint_files import vector_len
 from testkit.proxy import Proxy, running_proxy
 from testkit.servers import running_sidecar
 from testkit.tiny_encoders import ENCODERS, make_encoder
@@ -71,6 +73,36 @@ def test_what_takes_no_chats_calls_no_functions(app: App) -> None:
     can = {model["id"]: model["supports_function_calling"] for model in listed}
     assert can["openai/talker"]
     assert not any(can[name] for name in (*EMBEDDERS, *RERANKERS))
+
+
+def test_the_list_says_what_may_be_asked(app: App) -> None:
+    """How wide vectors are, and how much one request may bring; before a load."""
+    found = httpx.get(f"{app.url}/v1/models", timeout=60).json()["data"]
+    listed = {model["id"]: model for model in found}
+    for name in EMBEDDERS:
+        width = vectors(app, name, ["x"]).shape[1]
+        assert listed[name]["embedding_dimensions"] == width
+        assert listed[name]["max_input_tokens"] > 0
+        many = ["x"] * (listed[name]["max_inputs"] + 1)
+        answer = post(app, "/v1/embeddings", model=name, input=many)
+        assert refused(answer)[:2] == (400, "input")
+    for name in RERANKERS:
+        many = ["x"] * (listed[name]["max_documents"] + 1)
+        answer = post(app, "/v1/rerank", model=name, query="x", documents=many)
+        assert refused(answer)[:2] == (400, "documents")
+    assert "embedding_dimensions" not in listed["openai/talker"]
+
+
+def test_a_dense_layer_sets_the_width(tmp_path: Path) -> None:
+    """The last one; sentence-transformers number them."""
+    assert vector_len(tmp_path, {"hidden_size": 8}) == 8
+    assert vector_len(tmp_path, {"text_config": {"hidden_size": 7}}) == 7
+    assert vector_len(tmp_path, {}) is None
+    for number, width in ((2, 32), (3, 16)):
+        file = tmp_path / f"{number}_Dense" / "config.json"
+        file.parent.mkdir()
+        file.write_text(json.dumps({"in_features": 8, "out_features": width}))
+    assert vector_len(tmp_path, {"hidden_size": 8}) == 16
 
 
 @pytest.mark.parametrize("model", EMBEDDERS)

@@ -410,6 +410,15 @@ def context_len(config: Mapping[str, Any]) -> int | None:
     return None
 
 
+def vector_len(folder: Path, config: Mapping[str, Any]) -> int | None:
+    """How many numbers an embedding of this encoder has; None: its files do not say."""
+    for last in sorted(folder.glob("[0-9]_Dense/config.json"), reverse=True):
+        width = (read_object(last.parent, last.name) or {}).get("out_features")
+        return width if isinstance(width, int) else None
+    width = (config.get("text_config") or config).get("hidden_size")
+    return width if isinstance(width, int) else None
+
+
 def weight_bytes(folder: Path) -> int:
     """Bytes of the weight files that would be loaded."""
     return sum(file.stat().st_size for file in folder.glob(WEIGHTS))
