@@ -5,7 +5,7 @@ Set up .venv, then start the MLX sidecar and LiteLLM (or run the tests).
     python3 install_and_run.py               set up and start both servers
     python3 install_and_run.py test [ARGS]   run pytest [ARGS]; --rest: the rest
     python3 install_and_run.py --check       set up, say what is there, try it
-    python3 install_and_run.py VERB          launch, doctor, upgrade, stop, ...
+    python3 install_and_run.py VERB          launch, doctor, pull, stop, ...
 
 Runs on Python 3.9 or later with the standard library alone. What it installs
 are the releases in requirements/, which were tested (--latest: the newest). The
@@ -40,7 +40,10 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parent
 LOCKS = ROOT / "requirements"  # written by tools/lock_dependencies.py
 VERSIONS = ("3.12", "3.13", "3.11")  # in order of preference
-VERBS = ("launch", "admin", "doctor", "service", "stop", "upgrade")  # of the launcher
+VERBS = (  # of the launcher
+    "launch", "admin", "doctor", "service", "stop", "upgrade", "pull", "recommend",
+    "rm", "list", "ps", "load", "unload", "pin", "unpin", "logs", "bench", "probe",
+)  # fmt: skip
 LAUNCHER_OPTIONS = ("model", "port", "proxy_port", "config")
 UV = "uv>=0.9"
 NEWEST, UNFINISHED = "newest", "unfinished"  # in the stamp, in a digest's place

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import importlib
 import importlib.metadata
+import os
 import platform
 import signal
 import sys
@@ -39,6 +40,7 @@ from litellm_mlx.launcher.settings import (
     LaunchSettings,
     SettingsError,
     load_settings,
+    settings_folder,
     valid_port,
     valid_sidecar_port,
 )
@@ -53,6 +55,11 @@ _VERBS = {
     "stop": "litellm_mlx.launcher.stop",
     "upgrade": "litellm_mlx.launcher.upgrade",
 }
+# The sidecar's own: they run in a process of their own, by the settings of `.env`.
+_OF_SIDECAR = (
+    "pull", "recommend", "rm", "list", "ps", "load", "unload", "pin", "unpin", "logs",
+    "bench", "probe",
+)  # fmt: skip
 _STOP_GRACE_S = 5.0  # beyond the time the sidecar itself takes to drain
 _STOPPED_EARLY = 130  # by Ctrl-C, before all was up
 _REAL_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
@@ -63,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in _VERBS:
         return _run_verb(argv[0], argv[1:])
+    if argv and argv[0] in _OF_SIDECAR:
+        return _become_tool(argv)
     try:
         settings = load_settings(parse_flags(argv), Path.cwd())
     except SettingsError as error:
@@ -93,12 +102,24 @@ def _run_verb(name: str, argv: Sequence[str]) -> int:
     return code
 
 
+def _become_tool(argv: Sequence[str]) -> int:
+    """Hand a verb of the sidecar's on: this process becomes it."""
+    try:
+        settings = load_settings(Flags(), settings_folder())
+    except SettingsError as error:
+        sys.stderr.write(f"litellm-mlx {argv[0]}: {error}\n")
+        return 2
+    command = [sys.executable, "-m", "sidecar", *argv]
+    return os.execve(sys.executable, command, dict(settings.child_env))
+
+
 def parse_flags(argv: Sequence[str] | None) -> Flags:
     """Read the command line; a bad one ends the process with code 2."""
     parser = argparse.ArgumentParser(
         prog="litellm-mlx",
         description=__doc__,
-        epilog=f"Verbs: {', '.join(_VERBS)}; `litellm-mlx VERB --help` says more.",
+        epilog=f"Verbs: {', '.join((*_VERBS, *_OF_SIDECAR))}; "
+        "`litellm-mlx VERB --help` says more.",
     )
     add = parser.add_argument
     add("--model", help="hub id or folder; default: the built-in model [MODEL_PATH]")

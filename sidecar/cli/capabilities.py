@@ -63,5 +63,5 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", help="any name of it (`local`: the default one)")
-    add_server_flags(parser, "the admin token, or the API key")
+    add_server_flags(parser, "ADMIN_TOKEN", "MLX_API_KEY")
     return parser

@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Draws what a running server keeps for reuse, and what keeps it "
         "from reusing more.",
     )
-    add_server_flags(parser, "ADMIN_TOKEN")
+    add_server_flags(parser, "ADMIN_TOKEN", "MLX_API_KEY")
     parser.add_argument(
         "--check", action="store_true", help="look for broken invariants as well"
     )

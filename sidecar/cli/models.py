@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_server_flags(parser, "ADMIN_TOKEN")
+    add_server_flags(parser, "ADMIN_TOKEN", "MLX_API_KEY")
     parser.add_argument("--json", action="store_true", help="as the server says it")
     if verb in _CHANGES:
         parser.add_argument("model")

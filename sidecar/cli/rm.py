@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("model", help="a hub id, org/name")
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    add_server_flags(parser, "ADMIN_TOKEN")
+    add_server_flags(parser, "ADMIN_TOKEN", "MLX_API_KEY")
     options = parser.parse_args(argv)
     repo = _find(options.model)
     if repo is None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import time
 import urllib.error
 import urllib.request
@@ -112,12 +113,29 @@ class Server:
             raise ServerError(f"{self.url} does not answer: {error}") from None
 
 
-def add_server_flags(parser: argparse.ArgumentParser, key: str) -> None:
-    """`--url` and `--key`; `key` says which secret that is."""
+def add_server_flags(parser: argparse.ArgumentParser, *names: str) -> None:
+    """
+    `--url` and `--key`; without them the environment says where and with what.
+
+    Args:
+        names: settings that may hold the key, the first one that is set counts.
+    """
+    environ = os.environ  # noqa: TID251 - what the server reads, a tool reads too
+    key = next((environ[name] for name in names if environ.get(name)), None)
     parser.add_argument(
-        "--url", type=_url, default="http://127.0.0.1:8080", help="server (%(default)s)"
+        "--url", type=_url, default=_own_url(environ), help="server (%(default)s)"
     )
-    parser.add_argument("--key", help=f"{key}, if the server has one")
+    text = f"{' or '.join(names)}, if the server has one (from the environment)"
+    parser.add_argument("--key", default=key, help=text)
+
+
+def _own_url(environ: Mapping[str, str]) -> str:
+    """Where a server of this environment listens."""
+    host = environ.get("MLX_HOST") or "127.0.0.1"
+    if host in ("0.0.0.0", "::"):  # all of them: this machine's own is one
+        host = "127.0.0.1"
+    host = f"[{host}]" if ":" in host else host
+    return f"http://{host}:{environ.get('MLX_PORT') or 8080}"
 
 
 def at_least(minimum: int) -> Callable[[str], int]:

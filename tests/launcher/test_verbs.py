@@ -7,6 +7,9 @@ from pathlib import Path
 
 import httpx
 
+from install_and_run import VERBS
+from litellm_mlx.launcher.__main__ import _OF_SIDECAR, _VERBS
+from sidecar.cli.commands import TOOLS
 from testkit.launcher import Launcher
 from testkit.servers import running_sidecar
 
@@ -67,3 +70,26 @@ def test_verbs_are_known_to_the_first_command() -> None:
         cwd="/", capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert "litellm-mlx launch" in done.stdout + done.stderr
+
+
+def test_verbs_of_the_sidecar_find_the_server_and_its_key(tmp_path: Path) -> None:
+    """By `.env`, from any folder: neither address nor key stands on a command line."""
+    with running_sidecar({"ADMIN_TOKEN": "a-long-token"}) as app:
+        lines = f"MLX_PORT={app.listener.port}\nADMIN_TOKEN=a-long-token\n"
+        (tmp_path / ".env").write_text(lines)
+        named = {"LITELLM_MLX_FOLDER": str(tmp_path), "HOME": str(tmp_path)}
+        done = verb("ps", **named)
+        assert done.returncode == 0, done.stderr
+        assert app.url in done.stdout
+        done = verb("list", "--key", "another", **named)
+        assert (done.returncode, done.stdout) == (1, "")
+        (tmp_path / ".env").write_text("MLX_PORT=what\n")
+        done = verb("ps", **named)
+        assert done.returncode == 2
+        assert "MLX_PORT" in done.stderr
+
+
+def test_both_commands_know_the_same_verbs() -> None:
+    """install_and_run.py imports nothing of what it installs."""
+    assert set(VERBS) == {*_VERBS, *_OF_SIDECAR}
+    assert set(_OF_SIDECAR) <= TOOLS.keys()
