@@ -20,6 +20,7 @@ from sidecar.memory.conversation_memory import ConversationMemory
 from sidecar.pipeline.prepare import PreparedPrompt
 
 _WINDOW_CHARS = 40
+_BEGAN = time.time()  # of this process, Unix seconds
 _CUTS = {"edited", "branched", "compacted"}
 
 
@@ -128,8 +129,9 @@ def _why_unknown(
         detail = "nobody went on with this session for too long"
         return _Reason("expired", detail, "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS")
     detail = (
-        "nothing is known of this conversation: it was begun before the server's "
-        "start, or elsewhere, or its client edits it and names no session"
+        f"nothing is known of this conversation: it was begun before {_clock(_BEGAN)}, "
+        "when the server started, or elsewhere, or its client edits it and names no "
+        "session"
     )
     return _Reason("unknown_past", detail)
 
