@@ -110,9 +110,11 @@ class ForgettingPlayer(RestartingPlayer):
         """How much of what the others said is there, in memory or on the disk."""
         found = {}
         for _, ids in self._warm:
-            match = self._disk._index.match(ids, "")
+            index = self._disk._index
             if self._rig.store.needs_checkpoints:
-                match = match.state_at_most(len(ids))
+                match = index.match_at_end(ids, "", len(ids))
+            else:
+                match = index.match(ids, "")
             found[ids] = max(self._rig.store.match_len(ids), match.depth)
         return found
 
