@@ -1,7 +1,7 @@
 """
-Which tests a run of pytest has: the fast lane, the rest, or all that is named.
+Which tests a run of pytest has: the fast lane, the rest, the further ones, or all named.
 
-tests/rest.txt says what the fast lane leaves out.
+tests/rest.txt says what the fast lane leaves out, tests/further.txt what CI does.
 """
 
 import re
@@ -10,28 +10,31 @@ from pathlib import Path
 
 import pytest
 
-_FILE = Path(__file__).parents[1] / "tests" / "rest.txt"
+_TESTS = Path(__file__).parents[1] / "tests"
+LANES = ("rest", "further")  # a test that both name is in the last one
 _BY_HAND = "not slow and not model"
 
 
-def rest_patterns() -> list[str]:
-    """The lines of tests/rest.txt that are no comments."""
-    lines = (line.strip() for line in _FILE.read_text("utf-8").splitlines())
+def patterns_of(lane: str) -> list[str]:
+    """The lines of a lane's file that are no comments."""
+    text = (_TESTS / f"{lane}.txt").read_text("utf-8")
+    lines = (line.strip() for line in text.splitlines())
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def matching(patterns: Iterable[str]) -> re.Pattern[str]:
-    """Matches the ids of the tests that patterns of tests/rest.txt name."""
+    """Matches the ids of the tests that patterns name."""
     parts = (re.escape(pattern).replace(r"\*", ".*") for pattern in patterns)
     return re.compile(f"tests/(?:{'|'.join(parts)})")
 
 
-def mark_rest(items: list[pytest.Item]) -> None:
-    """Give the tests that tests/rest.txt names the mark `rest`."""
-    rest = matching(rest_patterns())
+def mark_lanes(items: list[pytest.Item]) -> None:
+    """Give each test that is not in the fast lane the mark of its lane."""
+    found = {lane: matching(patterns_of(lane)) for lane in reversed(LANES)}
     for item in items:
-        if rest.match(item.nodeid):
-            item.add_marker(pytest.mark.rest)
+        lane = next((name for name in found if found[name].match(item.nodeid)), None)
+        if lane is not None:
+            item.add_marker(lane)
 
 
 def choose_lane(config: pytest.Config) -> None:
@@ -45,10 +48,10 @@ def choose_lane(config: pytest.Config) -> None:
     if config.option.markexpr:
         return
     is_named = config.args_source is pytest.Config.ArgsSource.ARGS
-    if config.option.rest:
-        lane = f"rest and {_BY_HAND}"
+    if config.option.lane:
+        lane = f"{config.option.lane} and {_BY_HAND}"
     elif is_named or config.option.keyword:
         lane = _BY_HAND
     else:
-        lane = f"not rest and {_BY_HAND}"
+        lane = f"not rest and not further and {_BY_HAND}"
     config.option.markexpr = lane

@@ -13,7 +13,7 @@ from sidecar.engine.gpu_thread import gpu_thread
 from sidecar.engine.loading.loaded_model import LoadedModel
 from sidecar.engine.loading.loader import load
 from sidecar.engine.loading.model_source import find_model
-from testkit.lanes import choose_lane, mark_rest
+from testkit.lanes import LANES, choose_lane, mark_lanes
 from testkit.servers import running_sidecar
 from testkit.tiny_models import make_model
 
@@ -33,13 +33,17 @@ _LONG = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option for the second lane."""
-    text = "run what the fast lane leaves out (tests/rest.txt)"
-    parser.addoption("--rest", action="store_true", help=text)
+    """Add the options for the lanes behind the fast one."""
+    texts = ("run what the fast lane leaves out", "run what CI leaves out")
+    for lane, text in zip(LANES, texts, strict=True):
+        parser.addoption(
+            f"--{lane}", dest="lane", action="store_const", const=lane, default="",
+            help=f"{text} (tests/{lane}.txt)",
+        )  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the fast lane, the rest, or what is named."""
+    """Choose the lane, or what is named."""
     choose_lane(config)
 
 
@@ -57,7 +61,7 @@ def logger_as_it_was() -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order by file, the long ones first, and mark what is not in the fast lane."""
-    mark_rest(items)
+    mark_lanes(items)
     ranks = {f"tests/{name}.py": rank for rank, name in enumerate(_LONG)}
     items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(_LONG)))
 

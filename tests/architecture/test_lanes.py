@@ -1,14 +1,18 @@
-"""The fast lane leaves out what it says, and nothing is in neither lane."""
+"""Each lane has what it says, and nothing is in none."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-from testkit.lanes import matching, rest_patterns
+import pytest
+
+from testkit.lanes import LANES, matching, patterns_of
 
 REPO = Path(__file__).parents[2]
 # A file in which one test of three is in the fast lane.
 SPLIT = "tests/disk/test_kills.py"
+# One with tests of two lanes, of which the rest takes seconds.
+QUICK = "tests/server/test_strict_tools.py"
 
 
 def collected(*arguments: str) -> set[str]:
@@ -21,20 +25,21 @@ def collected(*arguments: str) -> set[str]:
     return {line for line in ran.stdout.splitlines() if "::" in line}
 
 
-def test_each_line_leaves_out_what_is_there() -> None:
+@pytest.mark.parametrize("lane", LANES)
+def test_each_line_names_what_is_there(lane: str) -> None:
     """A test that was renamed would come back into the fast lane unseen."""
-    rest = collected("--rest")
-    for pattern in rest_patterns():
-        assert any(map(matching([pattern]).match, rest)), pattern
+    found = collected(f"--{lane}")
+    for pattern in patterns_of(lane):
+        assert any(map(matching([pattern]).match, found)), pattern
 
 
 def test_workers_choose_as_one_process_does() -> None:
-    """What runs by hand does not run in them."""
-    command = [sys.executable, "-m", "pytest", "-n", "2", "-q", SPLIT, "--rest"]
+    """What is in another lane, or runs by hand, does not run in them."""
+    command = [sys.executable, "-m", "pytest", "-n", "2", "-q", QUICK, "--rest"]
     ran = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=REPO, timeout=600
     )
-    assert "2 passed" in ran.stdout, ran.stdout
+    assert f"{len(collected(QUICK, '--rest'))} passed" in ran.stdout, ran.stdout
 
 
 def test_what_is_named_runs_whole() -> None:
