@@ -1,5 +1,5 @@
 """
-Which tests a run of pytest has: the fast lane, the rest, the further ones, or all named.
+Which tests a run of pytest has: the fast lane, the rest, the further, or what is named.
 
 tests/rest.txt says what the fast lane leaves out, tests/further.txt what CI does.
 """
