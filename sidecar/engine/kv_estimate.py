@@ -1,20 +1,20 @@
 """
 What KV a model takes, told from its config.json: its weights need not be there.
 
-mlx-lm builds the model, and it is run over one token without computing anything: MLX is
-lazy, and knows the shapes of the KV before.
+mlx-lm builds the model, which is run over some tokens without computing anything.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_map
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load_model
+from mlx_lm.utils import _get_classes, load_model
 
-from sidecar.engine.loading.checkpoint_files import WEIGHTS
-from sidecar.engine.memory_fit import kv_sizes
+from sidecar.engine.loading.checkpoint_files import WEIGHTS, read_config, sizes_fault
+from sidecar.engine.memory_fit import lazy_kv_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,24 @@ def estimate_kv(folder: Path) -> KVEstimate | None:
         None where it cannot be told.
     """
     try:
-        model, _ = load_model(folder, lazy=True, strict=False)
-        if not any(folder.glob(WEIGHTS)):
-            model.update(tree_map(_absent, model.parameters()))
-        cache = make_prompt_cache(model)
-        model(mx.array([[0]]), cache=cache)
-        per_token, fixed = kv_sizes(cache)
-    except Exception:  # noqa: BLE001 - whatever a library thinks of a config
+        if sizes_fault(folder):  # it would take the memory that it claims to need
+            return None
+        model = _built(folder)
+        sizes = lazy_kv_sizes(lambda: make_prompt_cache(model), model)
+    except (Exception, SystemExit):  # noqa: BLE001 - whatever a library thinks of it
         return None
-    return KVEstimate(per_token, fixed)
+    return KVEstimate(*sizes)
+
+
+def _built(folder: Path) -> Any:
+    if any(folder.glob(WEIGHTS)):
+        return load_model(folder, lazy=True, strict=False)[0]
+    config = read_config(folder) or {}
+    # Not by load_model: many a model's `sanitize` looks for weights by name.
+    model_class, arguments = _get_classes(config)
+    model = model_class(arguments.from_dict(config))
+    model.update(tree_map(_absent, model.parameters()))
+    return model
 
 
 def _absent(parameter: mx.array) -> mx.array:

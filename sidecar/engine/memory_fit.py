@@ -9,7 +9,7 @@ small depths do not tell that apart from the device's workspace: on an H100 they
 
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST, _CHUNK = 48, 96  # tokens, one behind the other: a load waits for them
 _LARGE_DEPTH, _LARGE_DEPTH_BYTES = 4096, 512 << 20  # the less of both
+_NEAR = 256  # tokens by which most KV grows at a time
 _CPU_DEPTH = 512  # nothing is fused there, so that this much shows it, and it is slow
 # MLX lets ten command buffers be in flight, so that a few layers grow at a time: on an
 # H100 750 of 4,870 MB were held twice, which are 5.5 of 36 layers.
@@ -118,7 +119,10 @@ def _fit(
     yield
     chunk = prober.compute(_CHUNK)
     yield
-    growing, fixed = kv_sizes(prober.cache)
+    if quantization is None:
+        growing, fixed = lazy_kv_sizes(model.new_cache, model.forward)
+    else:  # which is made behind a chunk: what is there
+        growing, fixed = kv_sizes(prober.cache)
     buffers = len(kv_layers.arrays_of(prober.cache))
     deep = _at_large_depth(model, prober, growing) if growing else None
     per_pair = _slope(chunk, deep) if deep else _slope(first, chunk)
@@ -179,18 +183,46 @@ def _window(atom: Any) -> int | None:
     """Tokens that a layer keeps; 0: every one; None: it is recurrent."""
     if kv_layers.is_sliceable_atom(atom):
         return 0
-    size: int | None = getattr(atom, "max_size", None)
+    size: int | None = getattr(atom, "max_size", None) or getattr(
+        atom, "chunk_size", None
+    )
     return size
 
 
-def kv_sizes(cache: KVLayers) -> tuple[int, int]:
-    """Bytes of KV that each token adds, and bytes of the layers that do not grow."""
+def kv_sizes(cache: KVLayers, later: KVLayers | None = None) -> tuple[int, int]:
+    """
+    Bytes of KV that each token adds, and bytes of the layers that do not grow.
+
+    Args:
+        later: the same at a depth of 512 tokens, and `cache` at 256: what is neither
+            cut nor a window may grow as well (compressed groups of tokens). None: it
+            is taken not to.
+    """
     per_token = fixed = 0
-    for atom in kv_layers.atoms(cache):
+    further = kv_layers.atoms(cache if later is None else later)
+    for atom, other in zip(kv_layers.atoms(cache), further, strict=True):
         if kv_layers.is_sliceable_atom(atom):
             per_token += kv_layers.token_nbytes([atom])
-        elif window := getattr(atom, "max_size", None):
+        elif window := _window(atom):
             fixed += window * kv_layers.token_nbytes([atom])
         else:
+            grown = max(0, other.nbytes - atom.nbytes)
+            per_token += -(-grown // _NEAR)
             fixed += atom.nbytes
     return per_token, fixed
+
+
+def lazy_kv_sizes(
+    new_cache: Callable[[], KVLayers], forward: Callable[..., Any]
+) -> tuple[int, int]:
+    """
+    `kv_sizes` of a model, of which nothing is computed.
+
+    MLX is lazy, and knows the shapes of KV before.
+    """
+    found = []
+    for depth in (_NEAR, 2 * _NEAR):
+        cache = new_cache()
+        forward(mx.zeros((1, depth), mx.int32), cache=cache)
+        found.append(cache)
+    return kv_sizes(*found)

@@ -62,6 +62,7 @@ _MAX_SIZES = {
     "num_hidden_layers": 2048,
     "num_layers": 2048,
     "n_layer": 2048,
+    "n_layers": 2048,
     "depth": 2048,
     "num_experts": 1 << 16,
     "hidden_size": 1 << 20,
