@@ -27,6 +27,9 @@ class Line:
     is_git: bool = False  # names files as git does, by SHA-1; else by SHA-256
     elsewhere: bool = False  # weights lie on another host, as a store of blobs has it
     claimed: dict[str, int] = field(default_factory=dict)  # sizes that are not true
+    etag: str | None = None  # of each file, in place of its digest
+    list_body: bytes | None = None  # what it answers when it is searched
+    list_holds: bool = False  # it never answers then
 
 
 @dataclass
@@ -110,6 +113,10 @@ class _Handler(BaseHTTPRequestHandler):
                 for name in hub.files
             ]
             self._send(200, json.dumps(tree).encode(), {})
+        elif path == "/api/models" and hub.line.list_holds:
+            hub.line.go.wait(60)
+        elif path == "/api/models" and hub.line.list_body is not None:
+            self._send(200, hub.line.list_body, {})
         elif path == "/api/models":
             found = [{"id": name} for name in self._searched(parse_qs(query))]
             self._send(200, json.dumps(found).encode(), {})
@@ -147,6 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(302, b"", headers)
 
     def _etag(self, data: bytes) -> str:
+        if self.hub.line.etag is not None:
+            return f'"{self.hub.line.etag}"'
         if self.hub.line.is_git:
             digest = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
         else:

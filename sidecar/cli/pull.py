@@ -12,6 +12,7 @@ same model in so many bits, if the hub has it; `--to` gives it a folder of your 
 import argparse
 import contextlib
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sidecar.cli.server import settings_file
 from sidecar.config.settings import load_config
 from sidecar.config.sources import ConfigError
 from sidecar.core.errors import ModelLoadFailed
@@ -64,7 +66,7 @@ def main(argv: list[str]) -> int:
         if options.bits is not None:
             name = sibling(name, options.bits)
             _say(f"in {options.bits} bits it is {name}")
-        engine = load_config({}, Path(".env")).engine
+        engine = load_config({}, settings_file()).engine
         limit = memory_limit(process_limit(engine), engine.max_model_bytes)
         progress = DownloadProgress(_say)
         with _live_line(progress):
@@ -79,17 +81,27 @@ def main(argv: list[str]) -> int:
         return _STOPPED
     _say(f"{name} is in {folder}")
     served = name if options.to is None else folder
-    _say(f"serve it: python3 install_and_run.py --model {served}")
+    _say(f"serve it: python3 install_and_run.py --model {shlex.quote(str(served))}")
     return 0
 
 
 def _place_fault(to: Path | None) -> str | None:
     if to is None:
         return None
-    if to.exists():
-        return f"{to} is there already"
-    parent = to.expanduser().absolute().parent
-    return None if parent.is_dir() else f"there is no folder {parent}"
+    target = to.expanduser().absolute()
+    if os.path.lexists(target):
+        return f"{target} is there already"
+    if not target.parent.is_dir():
+        return f"there is no folder {target.parent}"
+    try:  # now, and not behind gigabytes
+        with _place_beside(target):
+            return None
+    except OSError as error:
+        return f"{target.parent} cannot be written to: {error.strerror}"
+
+
+def _place_beside(target: Path) -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent)
 
 
 def _put(folder: Path, to: Path) -> Path:
@@ -104,7 +116,7 @@ def _put(folder: Path, to: Path) -> Path:
     from sidecar.engine.loading.checkpoint_files import WEIGHTS
 
     target = to.expanduser().absolute()
-    with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as place:
+    with _place_beside(target) as place:
         made = Path(place) / target.name
         made.mkdir()
         for file in filter(Path.is_file, folder.iterdir()):

@@ -10,6 +10,7 @@ that.
 """
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sidecar.cli.server import settings_file
 from sidecar.config.settings import Config, load_config
 from sidecar.config.sources import ConfigError
 from sidecar.core.format_bytes import format_bytes
@@ -31,7 +33,6 @@ _RESERVE = 1.25
 _NUM_LISTED = 60  # of the hub's, the most downloaded first
 _NUM_AT_ONCE = 8
 _NUM_SHOWN = 12
-_ENV_FILE = Path(".env")
 _FIRST_PROMPT = (
     "An agent's first prompt has 10,000 to 35,000 tokens: at 300 tokens/s of prefill\n"
     "35,000 take two minutes, once. `mlx-sidecar bench` measures a model that runs."
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> int:
     from sidecar.engine.loading.hub_faults import HubFault
 
     try:
-        config = load_config({}, _ENV_FILE)
+        config = load_config({}, settings_file())
     except ConfigError as error:
         sys.stderr.write(f"mlx-sidecar recommend: {error}\n")
         return 1
@@ -80,14 +81,14 @@ def main(argv: list[str]) -> int:
             found += (f for f in _at_hub(options.author, limit) if f.model not in here)
         except HubFault as error:
             fault = str(error)
+    if fault:
+        sys.stderr.write(f"mlx-sidecar recommend: {fault}\n")
     found.sort(key=lambda fit: fit.weight_bytes, reverse=True)
     fits = [fit for fit in found if fit.is_enough]
     if options.json:
         sys.stdout.write(f"{json.dumps([asdict(fit) for fit in fits])}\n")
     else:
         _show(fits, [fit for fit in found if fit.is_here and not fit.is_enough], limit)
-    if fault:
-        sys.stderr.write(f"mlx-sidecar recommend: {fault}\n")
     return 0 if fits else 1
 
 
@@ -117,15 +118,29 @@ def _at_hub(author: str, limit: int) -> Iterator[Fit]:
         context_len,
         read_config,
     )
-    from sidecar.engine.loading.hub_listing import described, most_downloaded
+    from sidecar.engine.loading.hub_faults import HubFault
+    from sidecar.engine.loading.hub_listing import (
+        HubModel,
+        described,
+        most_downloaded,
+    )
+    from sidecar.residents.detection import TEXT_KINDS, kind_of
 
     ids = most_downloaded(author, _NUM_LISTED)
     most = int(limit / _RESERVE)
+
+    def describe(repo_id: str) -> HubModel | None:
+        with contextlib.suppress(HubFault):  # the others are told
+            return described(repo_id, WEIGHTS, most)
+        return None
+
     with ThreadPoolExecutor(_NUM_AT_ONCE) as threads:
-        models = threads.map(lambda repo_id: described(repo_id, WEIGHTS, most), ids)
-        for found in filter(None, models):
-            kv = estimate_kv(found.folder)
-            length = context_len(read_config(found.folder) or {})
+        for found in filter(None, threads.map(describe, ids)):
+            config = read_config(found.folder) or {}
+            # Its name tells as well what it is: of a folder of that name.
+            if kind_of(Path(found.repo_id), config) not in TEXT_KINDS:
+                continue
+            kv, length = estimate_kv(found.folder), context_len(config)
             yield _fit(found.repo_id, found.weight_bytes, kv, length, limit, False)
 
 
@@ -148,7 +163,8 @@ def _show(fits: Sequence[Fit], others: Sequence[Fit], limit: int) -> None:
     lines = [f"{format_bytes(limit)} may be used (MAX_PROCESS_MEMORY)."]
     if not fits:
         lines.append(f"No model is known that fits with {_CONTEXT:,} tokens.")
-    lines += [_line(fit, "  here" if fit.is_here else "") for fit in fits[:_NUM_SHOWN]]
+    shown = [fit for n, fit in enumerate(fits) if n < _NUM_SHOWN or fit.is_here]
+    lines += [_line(fit, "  here" if fit.is_here else "") for fit in shown]
     lines += [_line(fit, "  here, too little for an agent") for fit in others]
     if fits:
         lines += [_FIRST_PROMPT, "Take one: python3 install_and_run.py --model ID"]

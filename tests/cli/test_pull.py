@@ -163,3 +163,34 @@ def test_a_folder_of_ones_own(
     assert [*mine.parent.iterdir()] == [mine]
     code, _, error = pull(hub, tmp_path, "org/tiny", "--to", str(mine))
     assert (code, "is there already" in error) == (2, True)
+
+
+@pytest.mark.parametrize("tool", ["pull", "recommend"])
+def test_no_answer_of_a_hub_names_a_file_outside(
+    hub: Hub, files: dict[str, bytes], tmp_path: Path, tool: str
+) -> None:
+    """huggingface_hub takes the ETag of a small file as its name in the cache."""
+    hub.line.etag = "../" * 12 + str(tmp_path / "escaped").lstrip("/")
+    hub.repository = "mlx-community/tiny"
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), "HOME": str(tmp_path)}
+    words = [tool] if tool == "recommend" else [tool, hub.repository]
+    done = subprocess.run(
+        [sys.executable, "-m", "sidecar", *words], cwd=tmp_path, check=False, text=True,
+        env={**env, **hub.environment(str(tmp_path))}, capture_output=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "escaped").exists()
+    if tool == "pull":
+        assert "names a file by what is none: ETag" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_to_is_said_at_once(
+    hub: Hub, tmp_path: Path
+) -> None:
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    code, _, error = pull(hub, tmp_path, "org/tiny", "--to", "dangling")
+    assert (code, "is there already" in error) == (2, True)
+    code, _, error = pull(hub, tmp_path, "org/tiny", "--to", "/proc/mine")
+    assert (code, "/proc cannot be written to" in error) == (2, True)
+    assert hub.fetched == []

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from sidecar.engine.kv_estimate import KVEstimate, estimate_kv
+from sidecar.engine.loading import hub_listing
+from sidecar.engine.loading.hub_faults import HubFault
 from sidecar.engine.loading.loader import load
 from sidecar.engine.loading.model_place import ModelSource
 from sidecar.engine.memory_fit import kv_sizes
@@ -101,3 +104,57 @@ def test_without_a_hub_it_says_what_is_here(
     ran = recommend(tmp_path, offline, "--offline")
     assert ran.returncode == 0
     assert "65,536 tokens  mine  here\n" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a": 1}',
+        b"[1, 2]",
+        b'[{"x": 1}]',
+        b'[{"id": null}]',
+        b"[" * 99_999,
+        b"<html>",
+    ],
+    ids=["object", "numbers", "no id", "null", "deep", "html"],
+)
+def test_an_answer_that_is_no_list_is_said(
+    body: bytes, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    with running_hub("mlx-community/tiny", {}) as hub:
+        hub.line.list_body = body
+        ran = recommend(tmp_path, hub.environment(str(tmp_path)))
+    assert ran.returncode == 1
+    assert "the hub" in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+
+
+def test_a_hub_that_never_answers_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hang(*_: object) -> list[str]:
+        threading.Event().wait(60)
+        return []
+
+    monkeypatch.setattr(hub_listing, "_DEADLINE_S", 0.2)
+    monkeypatch.setattr(hub_listing, "_listed", lambda *_args, **_asked: hang())
+    with pytest.raises(HubFault, match="did not answer within 0.2 s"):
+        hub_listing.most_downloaded("mlx-community", 5)
+    assert hub_listing.close_names("org/name") == ""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "olmo", "d_model": 8},  # mlx-lm ends the process for it
+        {"model_type": "qwen3", "num_hidden_layers": 10**9},
+        {"model_type": "dbrx", "n_layers": 10**9},
+        {"model_type": "qwen3", "hidden_size": -1},
+        {"model_type": ["qwen3"]},
+    ],
+)
+def test_a_claim_takes_neither_time_nor_the_process(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert estimate_kv(tmp_path) is None

@@ -21,6 +21,8 @@ import httpx
 import huggingface_hub
 from huggingface_hub.errors import OfflineModeIsEnabled
 
+from sidecar.engine.loading.hub_faults import HubFault
+
 logger = logging.getLogger(__name__)
 
 _LEADS_OUT = frozenset(
@@ -39,6 +41,8 @@ _LEADS_OUT = frozenset(
 _REPOSITORY = re.compile(
     r"/api/models/(?P<listed>[\w.-]+/[\w.-]+)|/(?P<file>[\w.-]+/[\w.-]+)/resolve/"
 )
+_NAMES_OF_FILES = ("ETag", "X-Linked-ETag", "X-Repo-Commit")
+_NO_PATH = re.compile(r"[^/\\\x00-\x1f]{0,200}")
 
 
 class _ThreadState(threading.local):
@@ -61,7 +65,7 @@ def closed_network() -> Iterator[None]:
     Raises:
         NotFetched: in place of whatever the library raises, if it tried to.
     """
-    _guard()
+    guard_libraries()
     wanted: list[str] = []
     before = _thread.wanted
     _thread.wanted = wanted
@@ -89,8 +93,12 @@ def _comes_of_it(error: BaseException) -> bool:
 
 
 @functools.cache
-def _guard() -> None:
-    """For the whole process, once: it acts on threads that are shut in alone."""
+def guard_libraries() -> None:
+    """
+    For the whole process, once: have each answer of a hub looked at.
+
+    Threads are kept from fetching only where they are shut in.
+    """
     sys.addaudithook(_audit)
     huggingface_hub.set_client_factory(_client)
 
@@ -108,8 +116,26 @@ def _client() -> httpx.Client:
 
     client: httpx.Client = default_client_factory()
     hooks = client.event_hooks
-    client.event_hooks = {**hooks, "request": [_refuse, *hooks.get("request", [])]}
+    client.event_hooks = {
+        "request": [_refuse, *hooks.get("request", [])],
+        "response": [_refuse_paths, *hooks.get("response", [])],
+    }
     return client
+
+
+def _refuse_paths(response: httpx.Response) -> None:
+    """
+    What becomes the name of a file in the hub's cache must not lead out of it.
+
+    huggingface_hub (1.33) takes these heads as they come.
+
+    Raises:
+        HubFault: it would.
+    """
+    for head in _NAMES_OF_FILES:
+        name = response.headers.get(head, "").removeprefix("W/").strip('"')
+        if name in (".", "..") or not _NO_PATH.fullmatch(name):
+            raise HubFault(f"the hub names a file by what is none: {head}")
 
 
 def _refuse(request: httpx.Request) -> None:

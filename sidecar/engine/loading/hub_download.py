@@ -32,6 +32,7 @@ from huggingface_hub.utils import disable_progress_bars
 
 from sidecar.core.format_bytes import format_bytes
 from sidecar.engine.loading.checkpoint_files import WEIGHTS
+from sidecar.engine.loading.closed_network import guard_libraries
 from sidecar.engine.loading.download_progress import DownloadProgress
 from sidecar.engine.loading.hub_faults import HubFault, contact_fault
 from sidecar.engine.loading.hub_listing import close_names
@@ -80,6 +81,7 @@ def fetch_snapshot(
         HubFault: it cannot be had, or a check found a fault.
     """
     disable_progress_bars()
+    guard_libraries()
     try:
         sizes = _list(repo_id)
     except (OfflineModeIsEnabled, httpx.HTTPError, ValueError) as error:
