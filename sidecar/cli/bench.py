@@ -25,6 +25,7 @@ from sidecar.cli.server import (
     ServerError,
     add_server_flags,
     at_least,
+    server_of,
 )
 
 _WORDS = (
@@ -79,7 +80,7 @@ class Measured:
 def main(argv: list[str]) -> int:
     """Exit codes: 0 measured, 1 no answer or no such model, 2 bad usage."""
     options = _parser().parse_args(argv)
-    server = Server(options.url, options.key)
+    server = server_of(options)
     try:
         found = []
         for measured in _measure_all(server, options):
@@ -97,16 +98,20 @@ def main(argv: list[str]) -> int:
 
 
 def _measure_all(server: Server, options: argparse.Namespace) -> Iterator[Measured]:
-    most = _context(server, options.model) - 2 * options.max_tokens - _SHORTEST
+    context = _context(server, options.model)
+    most = context - 2 * options.max_tokens - _SHORTEST
     lengths = [length for length in options.lengths if length <= most]
     if not lengths:
-        raise ServerError(f"{options.model}: no length given is {most} tokens or less")
+        raise ServerError(
+            f"the context of {options.model}, {context} tokens, is too short for each "
+            "of --lengths with two answers of --max-tokens"
+        )
     server.chat(_body(options, [_user("Hello.")]))  # it is loaded now
     if not options.json:
         _say(f"{server.url} model={options.model}; tokens/s over HTTP")
         _say(f"{_COLUMNS} {f'{options.streams} STREAMS':>11}")
-        for length in sorted({*options.lengths} - {*lengths}):
-            _say(f"{length:>8} is more than the model's context takes")
+    for length in sorted({*options.lengths} - {*lengths}):
+        sys.stderr.write(f"{length:>8} is more than the model's context takes\n")
     for length in lengths:
         yield _measure(server, options, length)
 
@@ -117,9 +122,14 @@ def _measure(server: Server, options: argparse.Namespace, length: int) -> Measur
     talk += [cold.reply.message, _user("Go on.")]
     warm = _ask(server, _body(options, talk))
     apart = [[*talk[:1], _user(f"{n}. {_GO_ON}")] for n in range(options.streams)]
-    with ThreadPoolExecutor(options.streams) as threads:
-        bodies = [_body(options, each) for each in apart]
-        streams = list(threads.map(lambda body: _ask(server, body), bodies))
+    bodies = [_body(options, each) for each in apart]
+    try:
+        with ThreadPoolExecutor(options.streams) as threads:
+            streams = list(threads.map(lambda body: _ask(server, body), bodies))
+        streams_rate = decode_rate(streams)
+    except ServerError as error:  # what was measured before is told
+        sys.stderr.write(f"mlx-sidecar bench: {error}\n")
+        streams_rate = None
     unread = cold.reply.prompt_len - cold.reply.cached_len
     return Measured(
         prompt_len=cold.reply.prompt_len,
@@ -128,7 +138,7 @@ def _measure(server: Server, options: argparse.Namespace, length: int) -> Measur
         warm_s=warm.reply.ttft_s,
         reused=warm.reply.cached_len / warm.reply.prompt_len,
         decode_rate=decode_rate([warm]) or decode_rate([cold]),
-        streams_rate=decode_rate(streams),
+        streams_rate=streams_rate,
     )
 
 
@@ -235,7 +245,7 @@ def _parser() -> argparse.ArgumentParser:
         "--lengths",
         type=_lengths,
         default="1k,8k,32k",
-        help="tokens of the prompts (%(default)s)",
+        help=f"tokens of the prompts, {_SHORTEST} or more each (%(default)s)",
     )
     parser.add_argument(
         "--streams",
@@ -247,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-tokens",
         type=at_least(16),
         default=128,
-        help="longest answer; thinking counts (%(default)s)",
+        help="longest answer, 16 or more; thinking counts (%(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON array")
     return parser

@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from sidecar.cli.server import Server, ServerError, add_server_flags
+from sidecar.cli.server import ServerError, add_server_flags, server_of
 from sidecar.infra.logs import printable
 
 
 def main(argv: list[str]) -> int:
     """Exit codes: 0 good, 1 a step failed or no answer, 2 bad usage."""
     options = _parser().parse_args(argv)
-    server = Server(options.url, options.key)
+    server = server_of(options)
     path = f"/admin/models/{quote(options.model, safe='/')}/capabilities"
     is_good = True
     try:

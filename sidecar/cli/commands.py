@@ -1,7 +1,10 @@
 """The sub-commands of `python -m sidecar`; a tool is imported when it is called."""
 
+import sys
 from importlib import import_module
 from typing import Any
+
+from sidecar.cli.server import ServerError
 
 # name -> module, what it does
 TOOLS = {
@@ -34,9 +37,16 @@ TOOLS |= {name: ("models", text) for name, text in _OF_MODELS.items()}
 
 
 def run_tool(name: str, argv: list[str]) -> int:
-    """Exit codes: 0 good, 1 a check failed, 2 bad usage."""
-    module: Any = import_module(f"sidecar.cli.{TOOLS[name][0]}")
-    code: int = module.main([name, *argv] if name in _OF_MODELS else argv)
+    """Exit codes: 0 good, 1 a check failed, 2 bad usage, 130 Ctrl-C."""
+    try:
+        module: Any = import_module(f"sidecar.cli.{TOOLS[name][0]}")
+        code: int = module.main([name, *argv] if name in _OF_MODELS else argv)
+    except ServerError as error:
+        sys.stderr.write(f"mlx-sidecar {name}: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        return 130
     return code
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from sidecar.cli.cache_tree import draw_tree, size
-from sidecar.cli.server import Json, Server, ServerError, add_server_flags
+from sidecar.cli.server import Json, ServerError, add_server_flags, server_of
 from sidecar.infra.logs import printable
 from sidecar.infra.metrics import HEALTHY_AT_ZERO
 
@@ -20,7 +20,7 @@ _MAX_SESSIONS = 20
 def main(argv: list[str]) -> int:
     """Exit codes: 0 good, 1 the store has problems or no answer, 2 bad usage."""
     options = _parser().parse_args(argv)
-    server = Server(options.url, options.key)
+    server = server_of(options)
     try:
         report = server.get("/admin/cache" + ("?check=1" if options.check else ""))
         places = server.get("/admin/cache/drift")["places"]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from sidecar.cli.server import Server, ServerError, add_server_flags
+from sidecar.cli.server import Server, ServerError, add_server_flags, server_of
 from sidecar.infra.logs import printable
 
 Json = dict[str, Any]
@@ -39,13 +39,17 @@ def main(argv: list[str]) -> int:
     if verb == "logs":
         parser.add_argument("-f", "--follow", action="store_true", help="go on")
     options = parser.parse_args(rest)
-    server = Server(options.url, options.key)
+    server = server_of(options)
     try:
         if verb in _CHANGES:
             return _change(server, verb, options)
         return _SHOWN[verb](server, options)
     except ServerError as error:
         sys.stderr.write(f"mlx-sidecar {verb}: {error}\n")
+        return 1
+    except (KeyError, TypeError, ValueError):
+        other = f"{options.url} answers, but not as a sidecar does"
+        sys.stderr.write(f"mlx-sidecar {verb}: {other}\n")
         return 1
     except (KeyboardInterrupt, BrokenPipeError):
         return 0

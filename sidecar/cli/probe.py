@@ -17,9 +17,10 @@ from sidecar.cli.server import (
     ServerError,
     add_server_flags,
     at_least,
+    server_of,
 )
 
-_MIN_TURNS = 3
+_MIN_TURNS, _MIN_TOKENS = 3, 128
 _QUALITY = "--quality"
 _COLUMNS = f"  {'turn':<12}{'prompt':>8}{'cached':>8}{'prefilled':>11}{'TTFT':>10}"
 
@@ -31,7 +32,7 @@ def main(argv: list[str]) -> int:
 
         return quality.main([each for each in argv if each != _QUALITY])
     options = _parser().parse_args(argv)
-    server = Server(options.url, options.key)
+    server = server_of(options)
     failed = []
     try:
         setup = _setup(server, options)
@@ -156,8 +157,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--max-tokens",
-        type=at_least(1),
+        type=at_least(_MIN_TOKENS),
         default=128,
-        help="longest answer; thinking counts (%(default)s)",
+        help="longest answer, thinking counts; one that is cut within it keeps less: "
+        f"{_MIN_TOKENS} or more (%(default)s)",
     )
     return parser

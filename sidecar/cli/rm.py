@@ -12,7 +12,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from sidecar.cli.server import Server, ServerError, add_server_flags
+from sidecar.cli.server import NotAnswering, Server, add_server_flags, server_of
 from sidecar.core.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -33,15 +33,20 @@ def main(argv: list[str]) -> int:
     repo = _find(options.model)
     if repo is None:
         return _refuse(f"{options.model} is not in the hub's cache")
-    if _is_loaded(options.model, Server(options.url, options.key)):
-        unload = f"mlx-sidecar unload {options.model}"
-        return _refuse(f"{options.model} is loaded. Fix: {unload}")
+    server = server_of(options)
+    try:
+        if _is_loaded(options.model, server):
+            unload = f"mlx-sidecar unload {options.model}"
+            return _refuse(f"{options.model} is loaded. Fix: {unload}")
+    except NotAnswering as error:
+        sys.stdout.write(f"{error}\nWhat runs on another port was not asked: --url\n")
     size = format_bytes(repo.size_on_disk)
+    freed = format_bytes(_own_bytes(repo))
     sys.stdout.write(f"{repo.repo_id}: {size} in {repo.repo_path}\n")
     if not options.yes and not _is_wanted():
         return 1
     _remove(repo)
-    sys.stdout.write(f"removed; {size} came back\n")
+    sys.stdout.write(f"removed; {freed} came back\n")
     return 0
 
 
@@ -58,16 +63,25 @@ def _find(name: str) -> "CachedRepoInfo | None":
 
 
 def _is_loaded(name: str, server: Server) -> bool:
-    """Whether a sidecar that runs has it; one that does not run has nothing."""
-    try:
-        models = server.get("/admin/models")["models"]
-    except ServerError:
-        return False
+    """
+    Whether a sidecar has it.
+
+    Raises:
+        NotAnswering: none runs there. ServerError: it does not say.
+    """
+    models = server.get("/admin/models")["models"]
     return any(
         name in (model["id"], model["id"].removeprefix("openai/"), *model["aliases"])
         and model["state"] in ("loaded", "loading")
         for model in models
     )
+
+
+def _own_bytes(repo: "CachedRepoInfo") -> int:
+    """Of the files that no other folder has as well (`pull --to`)."""
+    blobs = {file.blob_path for rev in repo.revisions for file in rev.files}
+    stats = [blob.stat() for blob in blobs if blob.exists()]
+    return sum(stat.st_size for stat in stats if stat.st_nlink == 1)
 
 
 def _is_wanted() -> bool:

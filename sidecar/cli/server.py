@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +20,10 @@ _TIMEOUT_S = 900.0
 
 class ServerError(Exception):
     """It did not answer, or it refused; the message is for people."""
+
+
+class NotAnswering(ServerError):
+    """Nobody is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +51,22 @@ class Server:
 
     Args:
         url: its root, with or without /v1. key: sent as bearer token, if any.
+    Raises:
+        ServerError: no request can carry the key.
     """
 
     def __init__(self, url: str, key: str | None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"User-Agent": "mlx-sidecar-tools"}
         if key:
+            if not (key.isascii() and key.isprintable()):
+                raise ServerError("the key has characters that no request can carry")
             self._headers["Authorization"] = f"Bearer {key}"
-        # A proxy of the environment must not see loopback traffic.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        # A proxy of the environment must not see loopback traffic, and whom a server
+        # points to must not see the key.
+        self._opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), _NoRedirects
+        )
 
     def get(self, path: str) -> Any:
         """
@@ -110,7 +122,38 @@ class Server:
             with error:
                 raise ServerError(f"{path}: {_reason(error)}") from None
         except (OSError, HTTPException) as error:
-            raise ServerError(f"{self.url} does not answer: {error}") from None
+            why = getattr(error, "reason", error)
+            raise NotAnswering(f"{self.url} does not answer: {why}") from None
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect is an answer like any other: it is told."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follow none."""
+
+
+def server_of(options: argparse.Namespace) -> Server:
+    """
+    The server that the flags of `add_server_flags` name.
+
+    The environment's key is for the environment's own server, and goes to no other.
+
+    Raises:
+        ServerError: no request can carry the key.
+    """
+    environ = os.environ  # noqa: TID251 - what the server reads, a tool reads too
+    key = options.key
+    if key is None and options.url == _own_url(environ):
+        names = options.key_names
+        key = next((environ[name] for name in names if environ.get(name)), None)
+    return Server(options.url, key)
+
+
+def settings_file() -> Path:
+    """The `.env` of the folder that the launcher names, else of the one at hand."""
+    named = os.environ.get("LITELLM_MLX_FOLDER", "")  # noqa: TID251 - as the launcher
+    return Path(named).expanduser() / ".env"
 
 
 def add_server_flags(parser: argparse.ArgumentParser, *names: str) -> None:
@@ -120,18 +163,16 @@ def add_server_flags(parser: argparse.ArgumentParser, *names: str) -> None:
     Args:
         names: settings that may hold the key, the first one that is set counts.
     """
-    environ = os.environ  # noqa: TID251 - what the server reads, a tool reads too
-    key = next((environ[name] for name in names if environ.get(name)), None)
-    parser.add_argument(
-        "--url", type=_url, default=_own_url(environ), help="server (%(default)s)"
-    )
+    own = _own_url(os.environ)  # noqa: TID251 - where it listens, it is asked
+    parser.add_argument("--url", type=_url, default=own, help="server (%(default)s)")
     text = f"{' or '.join(names)}, if the server has one (from the environment)"
-    parser.add_argument("--key", default=key, help=text)
+    parser.add_argument("--key", help=text)
+    parser.set_defaults(key_names=names)
 
 
 def _own_url(environ: Mapping[str, str]) -> str:
     """Where a server of this environment listens."""
-    host = environ.get("MLX_HOST") or "127.0.0.1"
+    host = (environ.get("MLX_HOST") or "127.0.0.1").strip("[]")
     if host in ("0.0.0.0", "::"):  # all of them: this machine's own is one
         host = "127.0.0.1"
     host = f"[{host}]" if ":" in host else host

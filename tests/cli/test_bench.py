@@ -18,7 +18,7 @@ def test_a_row_a_length(app: App, capsys: pytest.CaptureFixture[str]) -> None:
     """What is longer than the context is said, not asked."""
     ask = ["bench", "--url", app.url, "--max-tokens", "16", "--streams", "2"]
     assert main([*ask, "--lengths", "128,300,900k"]) == 0
-    shown = capsys.readouterr().out
+    shown = capsys.readouterr().err
     assert "921600 is more than the model's context takes" in shown
     assert main([*ask, "--lengths", "256", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
@@ -39,7 +39,7 @@ def test_rates_are_of_what_was_written_at_once() -> None:
     ("flags", "words"),
     [
         (["--model", "absent"], "no model 'absent' is served"),
-        (["--lengths", "900k"], "no length given is"),
+        (["--lengths", "900k"], "is too short for each"),
     ],
 )
 def test_what_cannot_be_measured_says_why(
